@@ -1,0 +1,102 @@
+"""What can go wrong, and the exit code each kind of failure ends the command with.
+
+::
+
+    EgmctlError
+    ├── UsageError          2   the user asked for something that does not exist or makes no sense
+    ├── NothingToDo         3   nothing could be run or determined here (no driver, no GPU, all waived)
+    ├── ChildFailed         4   a child process crashed, hung or raised
+    └── DriverCallError     4   a CUDA or NVML call failed inside a child
+
+Every message is one sentence that names the bad part and says what is valid. ``docs/exit-codes.md`` is the
+contract that users script against.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command, the same whatever the output form."""
+
+    OK = 0
+    FAILED = 1
+    """A check failed, data was corrupt, or a known cause in the environment stopped a case."""
+    USAGE = 2
+    NOTHING = 3
+    """Nothing could be run or determined here: no driver, no GPU, every case waived."""
+    CRASHED = 4
+    """A crash, a timeout or an unknown driver error during the run. Outranks FAILED."""
+    INTERRUPTED = 130
+    """SIGINT or SIGTERM. Outranks everything."""
+
+
+class EgmctlError(Exception):
+    """Base of every error that a command reports as one sentence instead of a traceback."""
+
+    exit_code = ExitCode.CRASHED
+    code = "error"
+    """Stable word for the JSON envelope's ``errors[].code``."""
+
+
+class UsageError(EgmctlError):
+    """The user's input is wrong; the message names the bad part and what is valid."""
+
+    exit_code = ExitCode.USAGE
+    code = "usage"
+
+
+class NothingToDo(EgmctlError):
+    """Nothing could be run or determined on this machine; the message says what is missing."""
+
+    exit_code = ExitCode.NOTHING
+    code = "nothing"
+
+
+class ChildFailed(EgmctlError):
+    """A child process ended without a result: it crashed, hung past its deadline, or raised.
+
+    Parameters
+    ----------
+    message
+        One sentence.
+    how
+        ``"crashed"`` (died from a signal or an exit code), ``"timed-out"`` or ``"raised"``.
+    last_call
+        The driver call that was under way, from the child's breadcrumb; ``None`` if there was none.
+    kind
+        For ``raised``: the name of the exception's class in the child, so that a caller can tell a missing
+        library from a failed call without the child's modules.
+    """
+
+    code = "child-failed"
+
+    def __init__(self, message: str, *, how: str, last_call: str | None = None, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.how = how
+        self.last_call = last_call
+        self.kind = kind
+
+
+class DriverCallError(EgmctlError):
+    """A CUDA or NVML call did not return success.
+
+    Parameters
+    ----------
+    call
+        The function's name, e.g. ``"cuMemCreate"``.
+    code
+        The number it returned; ``None`` where there was no number (library or symbol missing).
+    name
+        The driver's own name for the code, e.g. ``"CUDA_ERROR_NOT_PERMITTED"``.
+    """
+
+    code = "driver-call"
+
+    def __init__(self, call: str, code: int | None, name: str) -> None:
+        number = "" if code is None else f" ({code})"
+        super().__init__(f"{call} failed: {name}{number}")
+        self.call = call
+        self.number = code
+        self.name = name

@@ -1,0 +1,72 @@
+"""Units and spellings that every room shares: bytes, GB/s, kernel lists, and strings from a machine.
+
+GB/s is 1e9 bytes a second, sizes are powers of two. A "kernel list" is the kernel's own spelling of a set of
+numbers, as in ``/sys/devices/system/node/online``: ``0-3,8``.
+"""
+
+from __future__ import annotations
+
+import re
+
+GB = 1_000_000_000
+"""Bytes in the GB of GB/s."""
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+_SIZE = re.compile(r"(?P<number>[0-9]+)\s*(?P<unit>[kKmMgGtT]?)(?P<form>i?[bB])?")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes: ``4096``, ``64M`` and ``64MiB`` (2**26), ``64MB`` (64 * 10**6).
+
+    Raises
+    ------
+    ValueError
+        With a sentence that says what is valid.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; valid are bytes (4096), powers of two (64M, 64MiB) or of ten (64MB)")
+    power = _POWERS[match["unit"].lower()]
+    decimal = match["form"] in ("B", "b") and power > 0
+    return int(match["number"]) * (1000 if decimal else 1024) ** power
+
+
+def format_size(size: int) -> str:
+    """Write a number of bytes in the largest binary unit that stays exact to one decimal: ``512 MiB``."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**power:
+            value = size / 1024**power
+            return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
+    return f"{size} B"
+
+
+def parse_kernel_list(text: str) -> tuple[int, ...]:
+    """Read a kernel list such as ``0-3,8`` into ascending numbers; an empty text is an empty list."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        if not part.strip():
+            continue
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(numbers))
+
+
+def format_kernel_list(numbers: tuple[int, ...] | list[int] | set[int]) -> str:
+    """Write numbers as a kernel list: ``(0, 1, 2, 3, 8)`` is ``0-3,8``."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def printable(text: str) -> str:
+    """Make a string that came from a machine safe to show: control and format characters become escapes.
+
+    Bidirectional overrides and zero-width characters are escaped too; everything printable stays. Markup is not
+    handled here: views build ``rich.text.Text`` objects, which never interpret markup.
+    """
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
