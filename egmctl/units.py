@@ -29,7 +29,8 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is not a size; valid are bytes (4096), powers of two (64M, 64MiB) or of ten (64MB)")
     power = _POWERS[match["unit"].lower()]
     decimal = match["form"] in ("B", "b") and power > 0
-    return int(match["number"]) * (1000 if decimal else 1024) ** power
+    factor: int = (1000 if decimal else 1024) ** power
+    return int(match["number"]) * factor
 
 
 def format_size(size: int) -> str:

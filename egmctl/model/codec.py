@@ -1,0 +1,157 @@
+"""Dataclasses to JSON and back, by their type hints: one way for every document the tool writes or reads.
+
+Reading is strict about types and lenient about keys: a wrong type is an error that names its place
+(``gpus[0].nvml.name``), an unknown key is a newer writer's and is passed over, a missing key with a default takes
+it. Writing leaves out nothing but empty ``unread`` maps: null is a statement, and its reason stands beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | int | float | bool | None
+
+
+class DecodeError(ValueError):
+    """A document does not have the shape of the dataclass; the message names the place and both types."""
+
+
+def to_json(value: Any) -> Any:
+    """Return ``value`` (dataclasses, mappings, tuples, enums, scalars) as JSON data.
+
+    Raises
+    ------
+    ValueError
+        For a float that JSON has no number for.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: to_json(item)
+            for f in dataclasses.fields(value)
+            if (item := getattr(value, f.name)) or f.name != "unread"
+        }
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} has no place in JSON")
+    return value
+
+
+def from_json(cls: type[T], data: Any, where: str = "") -> T:
+    """Build ``cls`` (a dataclass) from JSON data.
+
+    Parameters
+    ----------
+    where
+        Path of ``data`` in its document, for error messages.
+
+    Raises
+    ------
+    DecodeError
+        Naming the first place that does not fit.
+    """
+    value: T = _decode(cls, data, where)
+    return value
+
+
+def field_types(cls: type) -> dict[str, Any]:
+    """Return a dataclass' fields and their types with ``Annotated`` marks kept, in order."""
+    return dict(_hints(cls))
+
+
+@functools.cache
+def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return tuple((f.name, hints[f.name]) for f in dataclasses.fields(cls))
+
+
+def _decode(kind: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        return _decode(typing.get_args(kind)[0], data, where)
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(kind)
+        if data is None and type(None) in options:
+            return None
+        (only,) = [option for option in options if option is not type(None)]
+        return _decode(only, data, where)
+    if origin is tuple:
+        return _decode_tuple(typing.get_args(kind), data, where)
+    if origin in (dict, Mapping):
+        return _decode_mapping(typing.get_args(kind), data, where)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(typing.cast(type, kind), data, where)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(data)
+        except ValueError:
+            words = ", ".join(str(member.value) for member in kind)
+            raise DecodeError(f"{where}: expected one of {words}, found {_name(data)}") from None
+    return _decode_scalar(kind, data, where)
+
+
+def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise DecodeError(f"{where or 'the document'}: expected an object, found {_name(data)}")
+    values = {
+        name: _decode(kind, data[name], f"{where}.{name}" if where else name)
+        for name, kind in _hints(cls)
+        if name in data
+    }
+    for f in dataclasses.fields(cls):
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            raise DecodeError(f"{where or 'the document'}: the key {f.name!r} is missing")
+    return cls(**values)
+
+
+def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(data, list):
+        raise DecodeError(f"{where}: expected a list, found {_name(data)}")
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        return tuple(_decode(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+    if len(data) != len(kinds):
+        raise DecodeError(f"{where}: expected {len(kinds)} items, found {len(data)}")
+    return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, data, strict=True)))
+
+
+def _decode_mapping(kinds: tuple[Any, ...], data: Any, where: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise DecodeError(f"{where}: expected an object, found {_name(data)}")
+    return {key: _decode(kinds[1], item, f"{where}.{key}") for key, item in data.items()}
+
+
+def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
+    if kind is Any:
+        return data
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        data = float(data) if abs(data) < 2**1000 else math.inf
+    fits = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))
+    if not fits or (isinstance(data, float) and not math.isfinite(data)):
+        words = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+        raise DecodeError(f"{where}: expected {words.get(kind, kind)}, found {_name(data)}")
+    return data
+
+
+def _name(data: Any) -> str:
+    if data is None:
+        return "null"
+    if isinstance(data, bool):
+        return str(data).lower()
+    if isinstance(data, (dict, list)):
+        return "an object" if isinstance(data, dict) else "a list"
+    text = repr(data)
+    return text if len(text) <= 40 else f"{text[:37]}..."
