@@ -7,6 +7,8 @@
     ├── NothingToDo         3   nothing could be run or determined here (no driver, no GPU, all waived)
     ├── ChildFailed         4   a child process crashed, hung or raised
     └── DriverCallError     4   a CUDA or NVML call failed inside a child
+        ├── DriverLibraryMissing    the library could not be loaded
+        └── DriverTooOld            the library has no such function, or is too old for our bindings
 
 Every message is one sentence that names the bad part and says what is valid. ``docs/exit-codes.md`` is the
 contract that users script against.
@@ -100,3 +102,19 @@ class DriverCallError(EgmctlError):
         self.call = call
         self.number = code
         self.name = name
+
+
+class DriverLibraryMissing(DriverCallError):
+    """The first call found no library; ``number`` is ``None`` and ``name`` says what was looked for.
+
+    It and :class:`DriverTooOld` are built from the same three values as their base, so that a child's error is
+    made again in its parent from the class' name and those.
+    """
+
+    code = "driver-missing"
+
+
+class DriverTooOld(DriverCallError):
+    """The library has no such function, or serves an older CUDA than the installed bindings; ``number`` is ``None``."""
+
+    code = "driver-too-old"

@@ -1,0 +1,118 @@
+"""The one checked layer over ``cuda.bindings.driver``: every CUDA call of the tool goes through :func:`call`.
+
+The bindings return error numbers as values and raise where the library or a function is missing. Here each becomes
+one exception that names the call, so that no caller can forget to look, and the breadcrumb names the call under way
+while it runs, so that a child that hangs or dies in the driver can be asked where.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from typing import Any
+
+from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
+from egmctl.launch import breadcrumb
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function of the CUDA driver and return what it returns.
+
+    Parameters
+    ----------
+    name
+        The function's name in ``cuda.bindings.driver``, e.g. ``"cuMemCreate"``.
+    *arguments
+        As the bindings take them.
+
+    Returns
+    -------
+    Any
+        ``None``, the one value, or the tuple of values that follow the CUresult.
+
+    Raises
+    ------
+    DriverCallError
+        The call returned something other than CUDA_SUCCESS.
+    DriverLibraryMissing
+        There is no libcuda.so.1, or it cannot be loaded.
+    DriverTooOld
+        The driver, or the bindings, have no such function.
+    """
+    breadcrumb.enter(name)
+    try:
+        result, *values = _call(name, arguments)
+    finally:
+        breadcrumb.leave()
+    if result != 0:
+        raise DriverCallError(name, int(result), result.name)
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def initialise() -> int:
+    """Check that the bindings fit the driver, run cuInit, and return the driver's CUDA version (13000 is 13.0).
+
+    Raises
+    ------
+    DriverTooOld
+        The bindings are of a newer CUDA major version than the driver: NVIDIA supports no such pair, and functions
+        as plain as cuCtxSynchronize are missing
+        (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
+    DriverCallError, DriverLibraryMissing
+        As :func:`call`.
+    """
+    version: int = call("cuDriverGetVersion")
+    check_version(version)
+    call("cuInit", 0)
+    return version
+
+
+def check_version(version: int) -> None:
+    """Raise DriverTooOld, naming the extra to install, if the bindings are for a newer CUDA than ``version``."""
+    ours, theirs = bindings().CUDA_VERSION // 1000, version // 1000
+    if ours > theirs:
+        remedy = "pip install 'egmctl[cu12]'" if theirs == 12 else "update the driver"
+        raise DriverTooOld(
+            "cuInit",
+            None,
+            f"cuda-bindings {bindings_version()} needs a driver for CUDA {ours} and this one is for CUDA "
+            f"{theirs}.{version % 1000 // 10}: {remedy}",
+        )
+
+
+@functools.cache
+def bindings() -> Any:
+    """Return the module ``cuda.bindings.driver``: its types and enums are used as they are.
+
+    Importing it takes tens of milliseconds and does not load the driver.
+    """
+    return importlib.import_module("cuda.bindings.driver")
+
+
+def bindings_version() -> str:
+    """Return the version of cuda-bindings, of the module itself: the distribution cuda-python may not be installed."""
+    version: str = importlib.import_module("cuda.bindings").__version__
+    return version
+
+
+def _call(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    function = getattr(bindings(), name, None)
+    if function is None:
+        raise DriverTooOld(name, None, f"not in cuda-bindings {bindings_version()}")
+    try:
+        result: tuple[Any, ...] = function(*arguments)
+    except RuntimeError as error:
+        # A missing function and a missing library are both RuntimeErrors, of classes that differ between versions of
+        # the bindings; only the former's message holds the function's name ("function cuMemCreate is not found").
+        if name in str(error):
+            raise DriverTooOld(name, None, "the driver has no such function") from error
+        raise DriverLibraryMissing(name, None, "libcuda.so.1 cannot be loaded") from error
+    except ValueError as error:
+        # A CUresult newer than the bindings' enum.
+        if unknown := re.fullmatch(r"(\d+) is not a valid CUresult", str(error)):
+            raise DriverCallError(name, int(unknown[1]), "CUDA_ERROR unknown to cuda-bindings") from error
+        raise
+    return result
