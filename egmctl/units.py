@@ -13,6 +13,7 @@ GB = 1_000_000_000
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _SIZE = re.compile(r"(?P<number>[0-9]+)\s*(?P<unit>[kKmMgGtT]?)(?P<form>i?[bB])?")
+_SPAN = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -43,14 +44,22 @@ def format_size(size: int) -> str:
 
 
 def parse_kernel_list(text: str) -> tuple[int, ...]:
-    """Read a kernel list such as ``0-3,8`` into ascending numbers; an empty text is an empty list."""
-    numbers: set[int] = set()
-    for part in text.strip().split(","):
-        if not part.strip():
-            continue
-        first, _, last = part.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(numbers))
+    """Read a kernel list such as ``0-3,8`` into ascending numbers; an empty text is an empty list.
+
+    Raises
+    ------
+    ValueError
+        If it is not one: the kernel writes ascending spans, and no number as large as 2**20. (The bounds keep a
+        hostile text such as ``0-99999999999`` from filling memory.)
+    """
+    numbers: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        match = _SPAN.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not (numbers[-1] if numbers else -1) < first <= last < 1 << 20:
+            raise ValueError(f"{part!r} has no place in a kernel list such as 0-3,8")
+        numbers.extend(range(first, last + 1))
+    return tuple(numbers)
 
 
 def format_kernel_list(numbers: tuple[int, ...] | list[int] | set[int]) -> str:
