@@ -1,0 +1,130 @@
+"""The ``egmctl`` command: its subcommands, and what every one of them does when something goes wrong.
+
+Whatever happens, the user gets one sentence on standard error and an exit code of ``docs/exit-codes.md``; with
+``--json`` also a document on standard output. Nothing here, nor at the top of a command's module, imports what is
+slow to import: ``--help`` and ``--version`` are to be instant.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from egmctl.cli.bench import bench
+from egmctl.cli.output import discard_stdout, emit, say
+from egmctl.cli.snapshot import snapshot
+from egmctl.cli.topo import topo
+from egmctl.errors import EgmctlError, ExitCode, UsageError
+
+app = typer.Typer(
+    # rich's markup mode is what costs at start-up.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(topo)
+app.command()(bench)
+app.command()(snapshot)
+
+_CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
+"""The parser's UsageError. typer exports only its subclass, and from 0.26 on there is no click to import it from."""
+
+
+def main() -> NoReturn:
+    """Run the command with the arguments of this process and end the process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code; whatever goes wrong is told in one sentence."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        try:
+            code = app(args=list(arguments), prog_name="egmctl", standalone_mode=False)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except _CommandLineError as error:
+            raise UsageError(_sentence(error)) from error
+    except EgmctlError as error:
+        return _fail(error, arguments)
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except SystemExit:
+        # The parser's answer to a pipe whose reader went away while it wrote help.
+        discard_stdout()
+        return ExitCode.CRASHED
+    except Exception as error:
+        return _fail(_Unexpected(error), arguments)
+    if code == ExitCode.INTERRUPTED:
+        say("interrupted")
+    return code or ExitCode.OK
+
+
+@app.callback(invoke_without_command=True)
+def _egmctl(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", help="Show the versions of the tool, the bindings and the driver.")
+    ] = False,
+) -> None:
+    """Topology, benchmarks and diagnostics for nodes with NVIDIA GPUs, above all for Extended GPU Memory (EGM)."""
+    if version:
+        from egmctl.cli.version import versions
+
+        emit(versions(), output=None, force=False)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(ExitCode.USAGE)
+
+
+class _Unexpected(EgmctlError):
+    """A fault of the tool itself."""
+
+    code = "internal"
+
+    def __init__(self, error: Exception) -> None:
+        if isinstance(error, OSError) and error.filename is None and error.strerror:
+            super().__init__(f"the system refused: {error.strerror}")
+        else:
+            first_line = str(error).partition("\n")[0]
+            super().__init__(
+                f"unexpected {type(error).__name__}: {first_line}; please report it with what EGMCTL_DEBUG=1 shows"
+            )
+
+
+def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
+    """Tell what went wrong, as a sentence and, where JSON was asked for, as a document."""
+    if os.environ.get("EGMCTL_DEBUG") and sys.stderr is not None:
+        import traceback
+
+        traceback.print_exc()
+    say(str(error))
+    if "--json" in arguments:
+        from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope
+
+        document = envelope(ERROR_SCHEMA, error.exit_code, None, machine=None, errors=[error])
+        try:
+            emit(dump(document), output=None, force=False)
+        except EgmctlError as second:
+            say(str(second))
+    return error.exit_code
+
+
+def _sentence(error: Exception) -> str:
+    """Return the parser's complaint as one sentence that says where valid options are listed."""
+    message = getattr(error, "format_message", error.__str__)().rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "egmctl"
+    return f"{message[:1].lower()}{message[1:]}; '{command} --help' says what is valid"
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

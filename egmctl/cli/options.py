@@ -1,0 +1,39 @@
+"""The options that commands share, so that one word means one thing everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from egmctl.cli.output import Color
+
+GpusOption = Annotated[
+    str,
+    typer.Option("--gpus", metavar="LIST", help="GPUs: all, 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id."),
+]
+NumaOption = Annotated[
+    str,
+    typer.Option("--numa", metavar="LIST", help="CPU NUMA nodes: all, local (to the chosen GPUs), 1, 0-1."),
+]
+MachineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--machine",
+        metavar="FILE|NAME",
+        help="A recorded or shipped machine in place of this one; 'list' names those that ship.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document, also on failure.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Write CSV, one row a fact.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write to FILE; its suffix says the form: .txt, .json, .csv."),
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
+ColorOption = Annotated[
+    Color, typer.Option("--color", help="When to colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.")
+]
+VerboseOption = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show more; -vv shows all.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")]

@@ -1,0 +1,200 @@
+"""Where a command's result goes: which form, which file, which colours.
+
+Results go to standard output or, whole or not at all, to a file; everything else (:func:`say`, progress) goes to
+standard error. Text is never wrapped or cut to the terminal's width, so that what is piped is what was shown.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from egmctl.errors import EgmctlError, UsageError
+from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+class Form(StrEnum):
+    """The forms of a result; the values name the options."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+
+
+class Color(StrEnum):
+    """When to colour: ``auto`` follows NO_COLOR, then FORCE_COLOR, then whether it is a terminal."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+SUFFIXES = {".txt": Form.TEXT, ".json": Form.JSON, ".csv": Form.CSV}
+"""The form that the suffix of ``-o FILE`` asks for."""
+
+
+def choose_form(json: bool, csv: bool, output: Path | None) -> Form:
+    """Return the form that the options ask for; text if they ask for none.
+
+    Raises
+    ------
+    UsageError
+        For options that contradict each other, and for a suffix that names no form.
+    """
+    if json and csv:
+        raise UsageError("--json and --csv exclude each other; give one of them")
+    asked = Form.JSON if json else Form.CSV if csv else None
+    if output is None:
+        return asked or Form.TEXT
+    by_suffix = SUFFIXES.get(output.suffix.lower())
+    if by_suffix is None:
+        valid = ", ".join(SUFFIXES)
+        raise UsageError(
+            f"{_name(output)} does not say its form: {output.suffix or 'no suffix'!r} is not one of {valid}"
+        )
+    if asked is not None and asked is not by_suffix:
+        raise UsageError(f"--{asked} and the suffix of {_name(output)} exclude each other; give one of them")
+    return by_suffix
+
+
+def check_output(output: Path | None, force: bool) -> None:
+    """Refuse, before any work is done, to write where :func:`emit` could not or must not.
+
+    Raises
+    ------
+    UsageError
+        If the file exists and ``force`` is false, is not a regular file, or its directory is missing or not writable.
+    EgmctlError
+        If the result goes to standard output and that is closed.
+    """
+    if output is None:
+        if sys.stdout is None:
+            raise EgmctlError("standard output is closed: there is nowhere to write the result to")
+        return
+    target = output.resolve()
+    try:
+        mode = target.stat().st_mode
+    except OSError:
+        mode = None
+    if mode is not None and not stat.S_ISREG(mode):
+        raise UsageError(f"{_name(output)} is not a regular file; give a file to write the result to")
+    if mode is not None and not force:
+        raise UsageError(f"{_name(output)} exists; --force overwrites it")
+    if not target.parent.is_dir():
+        raise UsageError(f"{_name(output)} cannot be written: {_name(output.parent)} is not a directory")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{_name(output)} cannot be written: no permission to write in {_name(output.parent)}")
+
+
+def emit(content: Text | str, *, output: Path | None, force: bool, color: Color = Color.AUTO) -> None:
+    """Write a command's result, to ``output`` or to standard output.
+
+    A reader of standard output that goes away early (``| head``) is no error: it has what it wanted.
+
+    Parameters
+    ----------
+    content
+        Text that may be coloured, or JSON or CSV that is written as it is; a missing last newline is added.
+    output
+        The file to write: it appears whole or not at all, and never coloured. ``None`` is standard output.
+    force
+        Overwrite a file that exists.
+    color
+        For text on standard output.
+
+    Raises
+    ------
+    UsageError
+        As :func:`check_output`.
+    EgmctlError
+        If writing fails.
+    """
+    check_output(output, force)
+    if output is not None:
+        _write_whole(output, _render(content, colored=False))
+        return
+    text = _render(content, colored=colored(sys.stdout, color))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A locale that cannot spell a character must not cost the result.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_stdout()
+    except OSError as error:
+        discard_stdout()
+        raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
+
+
+def say(sentence: str) -> None:
+    """Write one sentence for people to standard error, marked as the tool's, control characters escaped."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(f"egmctl: {printable(sentence)}\n")
+        sys.stderr.flush()
+    except OSError:
+        return
+
+
+def colored(stream: TextIO, color: Color) -> bool:
+    """Say whether what is written to ``stream`` is coloured: https://no-color.org, https://force-color.org."""
+    if color is not Color.AUTO:
+        return color is Color.ALWAYS
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def discard_stdout() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush cannot fail."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+def _render(content: Text | str, *, colored: bool) -> str:
+    if isinstance(content, str):
+        text = content
+    elif not colored:
+        text = content.plain
+    else:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", legacy_windows=False)
+        with console.capture() as capture:
+            console.print(content, soft_wrap=True, end="")
+        text = capture.get()
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _write_whole(output: Path, text: str) -> None:
+    target = output.resolve()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8", newline="") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        raise EgmctlError(f"cannot write {_name(output)}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _name(path: Path) -> str:
+    return printable(str(path))

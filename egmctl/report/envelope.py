@@ -1,0 +1,64 @@
+"""The one JSON shape that every command answers in, success or failure: see ``docs/json.md``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from egmctl import __version__
+from egmctl.errors import EgmctlError
+from egmctl.model.codec import to_json
+from egmctl.model.machine import Machine
+
+ERROR_SCHEMA = "egmctl.error/1"
+"""Schema of the envelope of a command that ended before it had a result."""
+
+
+def envelope(
+    schema: str,
+    exit_code: int,
+    body: dict[str, Any] | None,
+    *,
+    machine: Machine | None,
+    errors: Sequence[EgmctlError] = (),
+) -> dict[str, Any]:
+    """Put a command's result into the envelope.
+
+    Parameters
+    ----------
+    schema
+        What ``body`` is, e.g. ``"egmctl.topo/1"``.
+    exit_code
+        The code that the command ends with, as in ``docs/exit-codes.md``.
+    body
+        The result, ready for JSON; ``None`` where there is none.
+    machine
+        The machine it is about: the envelope says whether that was live, recorded or modelled.
+    errors
+        What went wrong.
+    """
+    return {
+        "schema": schema,
+        "tool": f"egmctl {__version__}",
+        "exit_code": int(exit_code),
+        "machine": None if machine is None else to_json(machine.origin),
+        "errors": [error_entry(error) for error in errors],
+        "result": body,
+    }
+
+
+def error_entry(error: EgmctlError) -> dict[str, Any]:
+    """Return one entry of the envelope's ``errors``: a stable word, the sentence, and what else the error knows."""
+    return {"code": error.code, "message": str(error), "details": to_json(vars(error))}
+
+
+def dump(document: dict[str, Any]) -> str:
+    """Write a document as JSON text: ASCII, indented, one newline at the end.
+
+    Raises
+    ------
+    ValueError
+        For NaN or infinity, which JSON has no number for.
+    """
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
