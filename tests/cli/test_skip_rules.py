@@ -1,0 +1,72 @@
+"""A test that skips is seen: by its reason for people, as a failure where nothing may be missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+SUITE = """
+import pytest
+
+def test_runs():
+    pass
+
+def test_skips():
+    pytest.skip("no compiler")
+
+@pytest.mark.xfail(reason="known")
+def test_known():
+    assert False
+
+@pytest.mark.gpu
+def test_needs_gpu():
+    pass
+"""
+
+
+def run_suite(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    shutil.copy(ROOT / "tests" / "conftest.py", folder / "conftest.py")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\n    needs_root: x\n")
+    (folder / "test_suite.py").write_text(SUITE)
+    kept = {name: value for name, value in os.environ.items() if name not in ("EGMCTL_NO_SKIP", "PYTEST_ADDOPTS")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-p", "no:randomly", str(folder)],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_skip_says_why(tmp_path: Path) -> None:
+    done = run_suite(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "no compiler" in done.stdout
+
+
+def test_where_nothing_may_be_missing_a_skip_fails_but_for_gpu_tests(tmp_path: Path) -> None:
+    done = run_suite(tmp_path, EGMCTL_NO_SKIP="1")
+    assert done.returncode == 1
+    assert "1 failed" in done.stdout
+    assert "EGMCTL_NO_SKIP is set: " in done.stdout
+    assert "no compiler" in done.stdout
+
+
+def test_a_module_that_skips_as_a_whole_fails_too(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
+    done = run_suite(tmp_path, EGMCTL_NO_SKIP="1")
+    assert done.returncode != 0
+    assert "no_such_module" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["gpu", "needs_root"])
+def test_the_markers_are_declared(name: str, pytestconfig: pytest.Config) -> None:
+    assert any(str(line).startswith(f"{name}:") for line in pytestconfig.getini("markers"))

@@ -1,0 +1,121 @@
+"""What every test may use, and which tests run where.
+
+* ``egmctl(...)`` runs the real command in a process of its own.
+* Tests marked ``gpu`` are skipped where there is no NVIDIA driver, tests marked ``needs_root`` for other users.
+* With ``EGMCTL_NO_SKIP=1`` (CI) every other skip is a failure: there nothing may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Ended(NamedTuple):
+    """How a run of the command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+RunEgmctl = Callable[..., Ended]
+
+
+@pytest.fixture(scope="session")
+def egmctl() -> RunEgmctl:
+    """Run ``python -m egmctl`` with the arguments given and return its exit code, standard output and error.
+
+    Keywords: ``env`` is added to an environment free of what steers the command (a value ``None`` removes a
+    variable), ``cwd`` is where it runs, ``timeout_s`` how long it may take.
+    """
+
+    def run(
+        *arguments: str | Path,
+        env: Mapping[str, str | None] | None = None,
+        cwd: Path = ROOT,
+        timeout_s: float = 60,
+    ) -> Ended:
+        done = subprocess.run(
+            [sys.executable, "-m", "egmctl", *map(str, arguments)],
+            env=command_environment(env or {}),
+            cwd=cwd,
+            timeout=timeout_s,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return this environment without what steers the command, changed by ``changes`` (``None`` removes)."""
+    steering = {"NO_COLOR", "FORCE_COLOR", "CUDA_VISIBLE_DEVICES", "COLUMNS"}
+    kept: dict[str, str | None] = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in steering and (not name.startswith("EGMCTL_") or name == "EGMCTL_NO_SKIP")
+    }
+    merged = kept | {"PYTHONPATH": str(ROOT)} | dict(changes)
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def pytest_configure() -> None:
+    """Make property tests independent of how busy the machine is, and the same in every run."""
+    try:
+        from hypothesis import settings
+    except ImportError:
+        return
+    settings.register_profile("egmctl", deadline=None, derandomize=True)
+    settings.load_profile("egmctl")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what cannot run here."""
+    driver = Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
+    for item in items:
+        if item.get_closest_marker("gpu") and not driver:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA driver here"))
+        if item.get_closest_marker("needs_root") and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="not root"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn the skip of a test into a failure where nothing may be missing."""
+    report = yield
+    if _must_run() and report.skipped and not hasattr(report, "wasxfail") and not item.get_closest_marker("gpu"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and EGMCTL_NO_SKIP is set: {_reason(report.longrepr)}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn the skip of a whole module into a failure where nothing may be missing."""
+    report = yield
+    if _must_run() and report.skipped and "gpu" not in collector.path.parts:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and EGMCTL_NO_SKIP is set: {_reason(report.longrepr)}"
+    return report
+
+
+def _must_run() -> bool:
+    return bool(os.environ.get("EGMCTL_NO_SKIP"))
+
+
+def _reason(longrepr: object) -> str:
+    return longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
