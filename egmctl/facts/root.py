@@ -156,6 +156,20 @@ class Root:
         """
         return kernel_list(self.read(path), path)
 
+    def line(self, path: str, key: str) -> str:
+        """Return the value of the first line ``key: value`` of a file.
+
+        Raises
+        ------
+        Unreadable
+            Also if there is no such line.
+        """
+        for line in self.read(path).splitlines():
+            found, colon, value = line.partition(":")
+            if colon and found.strip() == key:
+                return value.strip()
+        raise Unreadable(Reason.NOT_PRESENT, f"{path}: no line {key!r}")
+
     def names(self, path: str) -> list[str]:
         """Return the names in a directory, in order.
 

@@ -1,0 +1,229 @@
+"""The machine around the GPUs: kernel, CPUs, NUMA nodes, memory, and what of it this process may use."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+
+from egmctl.facts.root import Reasons, Root, Unreadable, kernel_list
+from egmctl.model.machine import Host, HugePages, NumaKind, NumaNode, Reason
+from egmctl.units import KIB, parse_kernel_list
+
+NODES = "/sys/devices/system/node"
+HUGE_PAGES = "/sys/kernel/mm/hugepages"
+
+COMMAND_LINE_KEYS = (
+    # GPU memory as a NUMA node, and where memory comes from
+    "numa",
+    "numa_balancing",
+    "memhp_default_state",
+    "movable_node",
+    "mem",
+    "efi_fake_mem",
+    "init_on_alloc",
+    "init_on_free",
+    "transparent_hugepage",
+    "default_hugepagesz",
+    "hugepagesz",
+    "hugepages",
+    # translation between a device and memory: P2P, GPUDirect RDMA, ATS on Grace
+    "iommu",
+    "iommu.passthrough",
+    "iommu.strict",
+    "intel_iommu",
+    "amd_iommu",
+    "arm-smmu.disable_bypass",
+    "arm-smmu-v3.disable_bypass",
+    "pci",
+    "pcie_acs_override",
+    "pcie_aspm",
+    "pcie_port_pm",
+    "disable_acs_redir",
+    # who gets the CPUs
+    "isolcpus",
+    "nohz_full",
+    "rcu_nocbs",
+    "irqaffinity",
+    "nosmt",
+    "mitigations",
+    # drivers
+    "modprobe.blacklist",
+    "module_blacklist",
+    "rd.driver.blacklist",
+    "systemd.unified_cgroup_hierarchy",
+)
+"""Kernel parameters that decide what GPUs, memory and PCIe can do. Those of the modules in
+:data:`COMMAND_LINE_MODULES` belong to them too. Everything else on the command line stays there: it may hold names
+of disks, hosts and keys."""
+
+COMMAND_LINE_MODULES = ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvgrace_egm", "vfio_pci", "nouveau")
+
+_ARM_CORES = {
+    (0x41, 0xD0C): "Neoverse-N1",
+    (0x41, 0xD40): "Neoverse-V1",
+    (0x41, 0xD49): "Neoverse-N2",
+    (0x41, 0xD4F): "Neoverse-V2",
+    (0x41, 0xD84): "Neoverse-V3",
+    (0x4E, 0x010): "Olympus",
+}
+"""CPU implementer and part of ``/proc/cpuinfo`` (MIDR_EL1) to the name that Arm and lscpu use
+(util-linux, sys-utils/lscpu-arm.c; arch/arm64/include/asm/cputype.h)."""
+
+_GRACE_SOC_ID = "jep106:036b:0241"
+"""NVIDIA's T241, which is Grace: Neoverse-V2 alone is also Graviton4. Linux knows it by the same id
+(drivers/irqchip/irq-gic-v3.c)."""
+
+_AT_PAGESZ = 6
+
+
+def host(root: Root) -> Host:
+    """Read all of it."""
+    why = Reasons()
+    return Host(
+        hostname=why.read("hostname", lambda: root.read("/proc/sys/kernel/hostname")),
+        kernel=why.read("kernel", lambda: root.read("/proc/sys/kernel/osrelease")),
+        architecture=why.read("architecture", lambda: _architecture(root)),
+        cpu_model=why.read("cpu_model", lambda: _cpu_model(root)),
+        cpu_count=why.read("cpu_count", lambda: len(_numbers(root, "/sys/devices/system/cpu/online"))),
+        page_size_bytes=why.read("page_size_bytes", lambda: _page_size(root)),
+        memory_total_bytes=why.read("memory_total_bytes", lambda: _kib(root, "/proc/meminfo", "MemTotal")),
+        memory_available_bytes=why.read("memory_available_bytes", lambda: _kib(root, "/proc/meminfo", "MemAvailable")),
+        numa_nodes=why.read("numa_nodes", lambda: _numa_nodes(root)),
+        allowed_cpus=why.read("allowed_cpus", lambda: _allowed(root, "Cpus_allowed_list")),
+        allowed_numa_nodes=why.read("allowed_numa_nodes", lambda: _allowed(root, "Mems_allowed_list")),
+        huge_pages=why.read("huge_pages", lambda: _huge_pages(root)),
+        transparent_huge_pages=why.read("transparent_huge_pages", lambda: _transparent_huge_pages(root)),
+        numa_balancing=why.read("numa_balancing", lambda: root.number("/proc/sys/kernel/numa_balancing")),
+        auto_online_blocks=why.read(
+            "auto_online_blocks", lambda: root.read("/sys/devices/system/memory/auto_online_blocks")
+        ),
+        kernel_command_line=why.read("kernel_command_line", lambda: _command_line(root.read("/proc/cmdline"))),
+        unread=why.unread,
+    )
+
+
+def _architecture(root: Root) -> str:
+    try:
+        return root.read("/proc/sys/kernel/arch")
+    except Unreadable:
+        # The file is there from Linux 6.1 on. uname(2) describes this machine, which a copied tree need not be.
+        if not root.is_live:
+            raise
+        return os.uname().machine
+
+
+def _cpu_model(root: Root) -> str:
+    # One processor is enough: the whole file is long, and slow to produce on hundreds of CPUs.
+    text = root.read_bytes("/proc/cpuinfo", 4 * KIB).decode(errors="replace")
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    if model := fields.get("model name"):
+        return model
+    # arm64 gives MIDR_EL1 instead of a name.
+    try:
+        core = int(fields["CPU implementer"], 16), int(fields["CPU part"], 16)
+    except (KeyError, ValueError):
+        raise Unreadable(Reason.FAILED, "/proc/cpuinfo: neither a model name nor an implementer and part") from None
+    name = _ARM_CORES.get(core, f"implementer {core[0]:#04x} part {core[1]:#05x}")
+    return f"NVIDIA Grace ({name})" if _is_grace(root) else name
+
+
+def _is_grace(root: Root) -> bool:
+    try:
+        return root.read("/sys/devices/soc0/soc_id") == _GRACE_SOC_ID
+    except Unreadable:
+        return False
+
+
+def _page_size(root: Root) -> int:
+    # The kernel hands the page size to every process in its auxiliary vector: pairs of native words.
+    auxiliary = root.read_bytes("/proc/self/auxv")
+    for key, value in struct.iter_unpack("LL", auxiliary[: len(auxiliary) // 16 * 16]):
+        if key == _AT_PAGESZ:
+            return int(value)
+    raise Unreadable(Reason.NOT_PRESENT, "/proc/self/auxv: no AT_PAGESZ")
+
+
+def _kib(root: Root, path: str, key: str) -> int:
+    """Return the bytes of a line such as ``MemTotal:  263755160 kB``."""
+    if match := re.fullmatch(r"([0-9]{1,15}) kB", root.line(path, key), re.ASCII):
+        return int(match[1]) * KIB
+    raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number of kB")
+
+
+def _numbers(root: Root, path: str) -> tuple[int, ...]:
+    return parse_kernel_list(root.kernel_list(path))
+
+
+def _allowed(root: Root, key: str) -> str:
+    return kernel_list(root.line("/proc/self/status", key), "/proc/self/status")
+
+
+def _numa_nodes(root: Root) -> tuple[NumaNode, ...]:
+    online = _numbers(root, f"{NODES}/online")
+    return tuple(_numa_node(root, number, len(online)) for number in online)
+
+
+def _numa_node(root: Root, number: int, online: int) -> NumaNode:
+    folder = f"{NODES}/node{number}"
+    why = Reasons()
+    cpus = why.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
+    # Lines here begin with "Node 0 ".
+    total = why.read("memory_total_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemTotal"))
+    kinds = {
+        (True, True): NumaKind.CPU,
+        (True, False): NumaKind.CPU_ONLY,
+        (False, True): NumaKind.MEMORY_ONLY,
+        (False, False): NumaKind.EMPTY,
+    }
+    return NumaNode(
+        id=number,
+        kind=kinds[bool(cpus), bool(total)],
+        cpus=cpus,
+        memory_total_bytes=total,
+        memory_free_bytes=why.read(
+            "memory_free_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemFree")
+        ),
+        distances=why.read("distances", lambda: _distances(root, f"{folder}/distance", online)),
+        unread=why.unread,
+    )
+
+
+def _distances(root: Root, path: str, online: int) -> tuple[int, ...]:
+    words = root.read(path).split()
+    if len(words) != online or not all(re.fullmatch(r"[0-9]{1,3}", word, re.ASCII) for word in words):
+        raise Unreadable(Reason.FAILED, f"{path}: not one distance for each online node")
+    return tuple(int(word) for word in words)
+
+
+def _huge_pages(root: Root) -> tuple[HugePages, ...]:
+    sizes = (re.fullmatch(r"hugepages-([0-9]{1,12})kB", name, re.ASCII) for name in root.names(HUGE_PAGES))
+    return tuple(_huge_page_pool(root, kib) for kib in sorted(int(size[1]) for size in sizes if size))
+
+
+def _huge_page_pool(root: Root, kib: int) -> HugePages:
+    folder = f"{HUGE_PAGES}/hugepages-{kib}kB"
+    why = Reasons()
+    return HugePages(
+        page_size_bytes=kib * KIB,
+        total=why.read("total", lambda: root.number(f"{folder}/nr_hugepages")),
+        free=why.read("free", lambda: root.number(f"{folder}/free_hugepages")),
+        unread=why.unread,
+    )
+
+
+def _transparent_huge_pages(root: Root) -> str:
+    path = "/sys/kernel/mm/transparent_hugepage/enabled"
+    if match := re.search(r"\[(\w+)\]", root.read(path), re.ASCII):
+        return match[1]
+    raise Unreadable(Reason.FAILED, f"{path}: no word in brackets")
+
+
+def _command_line(text: str) -> dict[str, str]:
+    found = {}
+    for word in text.split():
+        key, _, value = word.partition("=")
+        module, dot, _ = key.partition(".")
+        if key in COMMAND_LINE_KEYS or (dot and module.replace("-", "_") in COMMAND_LINE_MODULES):
+            found[key] = value
+    return found

@@ -1,0 +1,107 @@
+"""NVIDIA's device nodes: whether they are there and whether this process may use them.
+
+They are looked at before NVML or CUDA is loaded: as root both may create missing nodes and so hide the fault. No
+node is opened, because opening ``/dev/nvidia0`` starts the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.model.machine import DeviceNode, Reason, Unread
+
+CAPS = "/dev/nvidia-caps"
+IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNodes:
+    """All of them at one moment."""
+
+    gpus: dict[int, DeviceNode]
+    """By minor; a GPU's node that is missing is here with ``exists`` False."""
+    control: tuple[DeviceNode, ...]
+    """nvidiactl, nvidia-uvm, nvidia-uvm-tools and what is in nvidia-caps."""
+    imex_channels: tuple[DeviceNode, ...] | None
+    """Empty where the folder is absent."""
+    unread: dict[str, Unread]
+    """Folders that could not be listed: ``caps``, ``imex_channels``."""
+
+
+def read_all(root: Root, minors: Iterable[int]) -> DeviceNodes:
+    """Look at every node.
+
+    Parameters
+    ----------
+    minors
+        The GPUs that the driver knows; nodes beyond these are found by their names.
+    """
+    why = Reasons()
+    names = why.read("gpus", lambda: root.names("/dev")) or []
+    present = {int(match[1]) for name in names if (match := re.fullmatch(r"nvidia([0-9]{1,3})", name))}
+    caps = why.read("caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
+    return DeviceNodes(
+        gpus={minor: read(root, f"/dev/nvidia{minor}") for minor in sorted(present | set(minors))},
+        control=(
+            *(read(root, f"/dev/{name}") for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")),
+            *(caps or ()),
+        ),
+        imex_channels=why.read("imex_channels", lambda: _listed(root, IMEX_CHANNELS, r"channel[0-9]+")),
+        unread=why.unread,
+    )
+
+
+def read(root: Root, path: str) -> DeviceNode:
+    """Look at one node."""
+    why = Reasons()
+    try:
+        status = os.stat(root.path(path))
+    except OSError as error:
+        reason = Unreadable.from_os_error(error, path).unread
+        why.null("major minor mode uid gid", reason.reason, reason.detail)
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        return DeviceNode(path=path, exists=not missing, access=_access(root.path(path)), unread=why.unread)
+    device = stat.S_ISCHR(status.st_mode)
+    if not device:
+        why.null("major minor", Reason.NOT_PRESENT, f"{path}: not a character device")
+    return DeviceNode(
+        path=path,
+        exists=True,
+        major=os.major(status.st_rdev) if device else None,
+        minor=os.minor(status.st_rdev) if device else None,
+        mode=stat.S_IMODE(status.st_mode),
+        uid=status.st_uid,
+        gid=status.st_gid,
+        access=_access(root.path(path)),
+        unread=why.unread,
+    )
+
+
+def _listed(root: Root, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
+    """Look at the nodes in a folder whose names fit, in the order of their numbers."""
+    try:
+        names = [name for name in root.names(folder) if re.fullmatch(pattern, name)]
+    except Unreadable as error:
+        if error.unread.reason is Reason.NOT_PRESENT:
+            return ()
+        raise
+    return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=lambda name: (len(name), name)))
+
+
+def _access(path: str) -> str:
+    """Return ``"ok"`` or the name of access(2)'s errno; ``os.access`` does not tell which.
+
+    access(2) asks the device cgroup (``devcgroup_inode_permission``) as open(2) does, but not the driver.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.access(os.fsencode(path), os.R_OK | os.W_OK) == 0:
+        return "ok"
+    number = ctypes.get_errno()
+    return errno.errorcode.get(number, str(number))
