@@ -56,10 +56,8 @@ def choose_form(json: bool, csv: bool, output: Path | None) -> Form:
         return asked or Form.TEXT
     by_suffix = SUFFIXES.get(output.suffix.lower())
     if by_suffix is None:
-        valid = ", ".join(SUFFIXES)
-        raise UsageError(
-            f"{_name(output)} does not say its form: {output.suffix or 'no suffix'!r} is not one of {valid}"
-        )
+        found = f"suffix {output.suffix!r}" if output.suffix else "missing suffix"
+        raise UsageError(f"{_name(output)}: the {found} names no form; valid are {', '.join(SUFFIXES)}")
     if asked is not None and asked is not by_suffix:
         raise UsageError(f"--{asked} and the suffix of {_name(output)} exclude each other; give one of them")
     return by_suffix

@@ -50,7 +50,8 @@ def envelope(
 
 def error_entry(error: EgmctlError) -> dict[str, Any]:
     """Return one entry of the envelope's ``errors``: a stable word, the sentence, and what else the error knows."""
-    return {"code": error.code, "message": str(error), "details": to_json(vars(error))}
+    details = {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    return {"code": error.code, "message": str(error), "details": to_json(details)}
 
 
 def dump(document: dict[str, Any]) -> str:

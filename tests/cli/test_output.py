@@ -1,0 +1,219 @@
+"""A result goes where it was asked to go, whole, in the form asked for, and never over something else."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from egmctl.cli import output as module
+from egmctl.cli.output import Color, Form, check_output, choose_form, colored, emit
+from egmctl.errors import EgmctlError, UsageError
+from tests.conftest import ROOT, command_environment
+
+
+@pytest.mark.parametrize(
+    ("json", "csv", "name", "form"),
+    [
+        (False, False, None, Form.TEXT),
+        (True, False, None, Form.JSON),
+        (False, True, None, Form.CSV),
+        (False, False, "a.txt", Form.TEXT),
+        (False, False, "a.json", Form.JSON),
+        (False, False, "a.b.CSV", Form.CSV),
+        (True, False, "a.json", Form.JSON),
+    ],
+)
+def test_the_form_is_said_by_the_option_or_the_suffix(json: bool, csv: bool, name: str | None, form: Form) -> None:
+    assert choose_form(json, csv, None if name is None else Path(name)) is form
+
+
+@pytest.mark.parametrize(
+    ("json", "csv", "name", "sentence"),
+    [
+        (True, True, None, "--json and --csv exclude each other; give one of them"),
+        (True, False, "a.csv", "--json and the suffix of a.csv exclude each other; give one of them"),
+        (False, True, "a.txt", "--csv and the suffix of a.txt exclude each other; give one of them"),
+        (False, False, "a.yaml", "a.yaml: the suffix '.yaml' names no form; valid are .txt, .json, .csv"),
+        (False, False, "result", "result: the missing suffix names no form; valid are .txt, .json, .csv"),
+        (True, False, "/dev/null", "/dev/null: the missing suffix names no form; valid are .txt, .json, .csv"),
+    ],
+)
+def test_what_contradicts_itself_or_names_no_form_is_refused(
+    json: bool, csv: bool, name: str | None, sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_form(json, csv, None if name is None else Path(name))
+    assert str(caught.value) == sentence
+
+
+def test_a_file_that_exists_is_kept_without_force_and_replaced_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match=r"a\.json exists; --force overwrites it"):
+        check_output(path, force=False)
+    with pytest.raises(UsageError, match="exists"):
+        emit("{}", output=path, force=False)
+    assert path.read_text() == "mine"
+    emit("{}", output=path, force=True)
+    assert path.read_text() == "{}\n"
+
+
+def test_a_file_is_written_with_usual_rights_and_a_replaced_one_keeps_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    mask = os.umask(0o022)
+    try:
+        emit("1", output=path, force=False)
+        assert path.stat().st_mode & 0o777 == 0o644
+        path.chmod(0o600)
+        emit("2", output=path, force=True)
+        assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(mask)
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    link, target = tmp_path / "link.txt", tmp_path / "deep" / "target.txt"
+    target.parent.mkdir()
+    target.write_text("old")
+    link.symlink_to(target)
+    emit("new", output=link, force=True)
+    assert link.is_symlink()
+    assert target.read_text() == "new\n"
+
+
+def test_what_is_no_regular_file_is_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    folder = tmp_path / "folder.json"
+    folder.mkdir()
+    for path in (pipe, folder):
+        with pytest.raises(UsageError, match="is not a regular file"):
+            check_output(path, force=True)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"/no/a\.txt cannot be written: .*/no is not a directory"):
+        check_output(tmp_path / "no" / "a.txt", force=False)
+    with pytest.raises(UsageError, match="is not a directory"):
+        check_output(Path(__file__) / "a.txt", force=False)
+
+
+def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
+    """Asked of a process without root's rights: root may write anywhere."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from egmctl.cli.output import check_output\n"
+        "from egmctl.errors import UsageError\n"
+        "folder = Path(sys.argv[1]); folder.chmod(0o500)\n"
+        "try: check_output(folder / 'a.txt', False)\n"
+        "except UsageError as error: print(error)\n"
+        "else: print('accepted')\n"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    if os.geteuid() == 0:
+        command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
+    done = subprocess.run(
+        command, cwd=ROOT, env=command_environment({}), capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == f"{folder}/a.txt cannot be written: no permission to write in {folder}\n"
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("mine")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing == "fsync":
+        monkeypatch.setattr(os, "fsync", fail)
+    else:
+        monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(EgmctlError, match=r"cannot write .*a\.json: No space left on device"):
+        emit("{}", output=path, force=True)
+    assert path.read_text() == "mine"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_text_in_a_file_is_never_coloured(tmp_path: Path) -> None:
+    emit(Text("PASS", style="green"), output=tmp_path / "a.txt", force=False, color=Color.ALWAYS)
+    assert (tmp_path / "a.txt").read_text() == "PASS\n"
+
+
+@pytest.mark.parametrize("color", Color)
+def test_text_is_never_wrapped_cut_or_read_as_markup(
+    color: Color, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    line = "[bold]not markup[/] :smile: https://example.org 12345 " + "x" * 300
+    emit(Text(line), output=None, force=False, color=color)
+    assert capsys.readouterr().out == f"{line}\n"
+
+
+def test_colours_are_the_terminals_own_sixteen(capsys: pytest.CaptureFixture[str]) -> None:
+    emit(Text("PASS", style="green"), output=None, force=False, color=Color.ALWAYS)
+    assert capsys.readouterr().out == "\x1b[32mPASS\x1b[0m\n"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "color", "answer"),
+    [
+        (True, {}, Color.AUTO, True),
+        (False, {}, Color.AUTO, False),
+        (True, {"TERM": "dumb"}, Color.AUTO, False),
+        (True, {"NO_COLOR": "1"}, Color.AUTO, False),
+        (True, {"NO_COLOR": ""}, Color.AUTO, True),
+        (False, {"FORCE_COLOR": "1"}, Color.AUTO, True),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, Color.AUTO, False),
+        (True, {"NO_COLOR": "1"}, Color.ALWAYS, True),
+        (False, {"TERM": "dumb"}, Color.ALWAYS, True),
+        (True, {"FORCE_COLOR": "1"}, Color.NEVER, False),
+    ],
+)
+def test_who_decides_about_colour(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, environment: dict[str, str], color: Color, answer: bool
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert colored(Terminal() if terminal else io.StringIO(), color) is answer
+
+
+def test_a_locale_without_the_letters_costs_no_result() -> None:
+    script = "from egmctl.cli.output import emit; emit('h\\u00f6st \\u2192', output=None, force=False)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=command_environment({"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}),
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    assert done.stdout == b"h\\xf6st \\u2192\n"
+
+
+def test_one_newline_ends_every_result(capsys: pytest.CaptureFixture[str]) -> None:
+    emit("{}\n", output=None, force=False)
+    emit("a,b", output=None, force=False)
+    assert capsys.readouterr().out == "{}\na,b\n"
+    assert module.SUFFIXES.keys() == {".txt", ".json", ".csv"}
