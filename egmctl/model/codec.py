@@ -10,11 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, TypeVar
+
+from egmctl.model.machine import Spelling
 
 T = TypeVar("T")
 
@@ -81,7 +84,12 @@ def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
 def _decode(kind: Any, data: Any, where: str) -> Any:
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
-        return _decode(typing.get_args(kind)[0], data, where)
+        base, *marks = typing.get_args(kind)
+        value = _decode(base, data, where)
+        for spelling in marks:
+            if isinstance(spelling, Spelling):
+                _check_spelling(spelling, value, where)
+        return value
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(kind)
         if data is None and type(None) in options:
@@ -131,7 +139,19 @@ def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, .
 def _decode_mapping(kinds: tuple[Any, ...], data: Any, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise DecodeError(f"{where}: expected an object, found {_name(data)}")
+    for key in data:
+        _check_unicode(key, where)
     return {key: _decode(kinds[1], item, f"{where}.{key}") for key, item in data.items()}
+
+
+def _check_spelling(spelling: Spelling, value: str, where: str) -> None:
+    try:
+        if re.fullmatch(spelling.pattern, value):
+            spelling.read(value)
+            return
+    except ValueError:
+        pass
+    raise DecodeError(f"{where}: expected a spelling such as {spelling.example}, found {_name(value)}")
 
 
 def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
@@ -143,7 +163,19 @@ def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
     if not fits or (isinstance(data, float) and not math.isfinite(data)):
         words = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
         raise DecodeError(f"{where}: expected {words.get(kind, kind)}, found {_name(data)}")
+    if isinstance(data, int) and not -(2**63) <= data < 2**64:
+        raise DecodeError(f"{where}: expected a whole number of 64 bits, found {_name(data)}")
+    if isinstance(data, str):
+        _check_unicode(data, where)
     return data
+
+
+def _check_unicode(text: str, where: str) -> None:
+    """Refuse halves of surrogate pairs: JSON can spell them, but no output could be written with them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DecodeError(f"{where}: expected Unicode text, found {_name(text)}") from None
 
 
 def _name(data: Any) -> str:

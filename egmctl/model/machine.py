@@ -14,10 +14,12 @@ Two rules hold for every record here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
+
+from egmctl.units import parse_kernel_list
 
 MACHINE_SCHEMA = "egmctl.machine/1"
 
@@ -36,11 +38,32 @@ class Share(StrEnum):
     """Kept where it is numbers, ranges and well-known words, pseudonymised elsewhere."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelling:
+    """How a string is spelled, as a mark on its type: :mod:`egmctl.model.codec` refuses others in a document."""
+
+    example: str
+    pattern: str
+    """Regular expression of the whole string; it is in the JSON Schema too."""
+    read: Callable[[str], object] = str
+    """Raises ValueError for what the pattern lets through."""
+
+
 Plain = Annotated[str, Share.PLAIN]
 Uuid = Annotated[str, Share.UUID]
-BusId = Annotated[str, Share.PLAIN]
+BusId = Annotated[
+    str,
+    Share.PLAIN,
+    Spelling(example="0000:1b:00.0", pattern=r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"),
+]
 """PCI bus id, lower case, 4-digit domain: ``0000:1b:00.0``. The identity of a device."""
-KernelList = Annotated[str, Share.PLAIN]
+KernelList = Annotated[
+    str,
+    Share.PLAIN,
+    Spelling(
+        example="0-3,8", pattern=r"([0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*)?", read=parse_kernel_list
+    ),
+]
 """A set of numbers in the kernel's spelling, ``0-3,8`` (:func:`egmctl.units.parse_kernel_list`)."""
 
 
@@ -196,7 +219,8 @@ class DeviceNode(Record):
     uid: int | None = None
     gid: int | None = None
     access: Plain | None = None
-    """``"ok"``, or the errno's name from access(R_OK|W_OK): EPERM is the device cgroup, EACCES mode or LSM, ENOENT not there."""
+    """``"ok"``, or the errno's name from access(R_OK|W_OK): EPERM is the device cgroup, EACCES mode or LSM, ENOENT
+    not there."""
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
@@ -263,14 +287,15 @@ class Fabric(Record):
     clique_id: int | None = None
     health_mask: int | None = None
     health: Mapping[Plain, Plain] | None = None
-    """The mask's fields by name: ``degraded_bandwidth``, ``route_recovery``, ``route_unhealthy``, ``access_timeout_recovery``,
-    ``incorrect_configuration`` to ``true``, ``false``, ``not-supported`` or the cause's word."""
+    """The mask's fields by name: ``degraded_bandwidth``, ``route_recovery``, ``route_unhealthy``,
+    ``access_timeout_recovery``, ``incorrect_configuration`` to ``true``, ``false``, ``not-supported`` or the cause's
+    word."""
     health_summary: Plain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform(Record):
-    """Where the GPU sits (``nvmlDeviceGetPlatformInfo``). People swap parts: this says which place a fault belongs to."""
+    """Where the GPU sits (``nvmlDeviceGetPlatformInfo``): people swap parts, and a fault may belong to the place."""
 
     chassis_serial: str | None = None
     slot: int | None = None
@@ -410,7 +435,7 @@ class Gpu(Record):
 
     @property
     def host_numa_id(self) -> int | None:
-        """The CPU NUMA node closest to this GPU: CUDA's HOST_NUMA_ID, else sysfs ``numa_node``; ``None`` if neither knows."""
+        """The CPU NUMA node closest to this GPU: CUDA's HOST_NUMA_ID, else sysfs ``numa_node``, else ``None``."""
         if self.cuda is not None and (node := self.cuda.attributes.get("HOST_NUMA_ID")) is not None and node >= 0:
             return node
         if self.pci is not None and self.pci.numa_node is not None and self.pci.numa_node >= 0:
@@ -436,7 +461,8 @@ class Pair(Record):
     """``direct`` or ``switch``; ``None`` without links."""
     can_access_peer: bool | None = None
     cuda_attributes: Mapping[Plain, int | None] = field(default_factory=dict)
-    """CUdevice_P2PAttribute by name, without ``CU_DEVICE_P2P_ATTRIBUTE_``: PERFORMANCE_RANK (lower is better), ACCESS_SUPPORTED, ..."""
+    """CUdevice_P2PAttribute by name, without ``CU_DEVICE_P2P_ATTRIBUTE_``: PERFORMANCE_RANK (lower is better),
+    ACCESS_SUPPORTED, ..."""
 
 
 # --- switches and NICs -----------------------------------------------------------------------------------------------
@@ -525,7 +551,8 @@ class Process(Record):
     effective_uid: int | None = None
     cgroups: tuple[Cgroup, ...] | None = None
     container_signs: tuple[Plain, ...] | None = None
-    """Words such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty: none seen."""
+    """Words such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty:
+    none seen."""
     environment: Mapping[Plain, Annotated[str, Share.ENVIRONMENT]] | None = None
     """Only the variables on a known list that are set (``egmctl.facts.process.ENVIRONMENT_KEYS``)."""
 
