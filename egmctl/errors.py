@@ -16,7 +16,9 @@ contract that users script against.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -59,6 +61,8 @@ class NothingToDo(EgmctlError):
 class ChildFailed(EgmctlError):
     """A child process ended without a result: it crashed, hung past its deadline, or raised.
 
+    An `EgmctlError` raised in the child keeps its sentence, its ``code`` and its ``exit_code`` in the parent.
+
     Parameters
     ----------
     message
@@ -70,15 +74,30 @@ class ChildFailed(EgmctlError):
     kind
         For ``raised``: the name of the exception's class in the child, so that a caller can tell a missing
         library from a failed call without the child's modules.
+    details
+        For ``raised``, the attributes of an `EgmctlError`: of a `DriverCallError` ``call``, ``number``, ``name``.
+    output
+        The end of what the child wrote to its standard streams, a traceback above all; not safe to show as it is.
     """
 
     code = "child-failed"
 
-    def __init__(self, message: str, *, how: str, last_call: str | None = None, kind: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        how: str,
+        last_call: str | None = None,
+        kind: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        output: str = "",
+    ) -> None:
         super().__init__(message)
         self.how = how
         self.last_call = last_call
         self.kind = kind
+        self.details = details or {}
+        self.output = output
 
 
 class DriverCallError(EgmctlError):

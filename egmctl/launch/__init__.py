@@ -1,0 +1,17 @@
+"""One launcher for every child process: facts, bench worker, IPC ranks, probes.
+
+The command itself never loads a driver library. What touches one runs in a child, which may crash or hang without
+taking the command, its results or the terminal with it::
+
+    result = launch.run("egmctl.facts.nvml:read", {"gpus": [0]}, timeout_s=30)
+
+    with launch.spawn("egmctl.bench.worker:serve", {}) as worker:
+        worker.channel.send({"case": "..."})
+        message, fds = worker.receive(timeout_s=60)
+"""
+
+from egmctl.launch import breadcrumb, signals
+from egmctl.launch.channel import Channel, ChannelClosed
+from egmctl.launch.process import Child, run, spawn
+
+__all__ = ["Channel", "ChannelClosed", "Child", "breadcrumb", "run", "signals", "spawn"]

@@ -1,0 +1,177 @@
+"""Messages between a parent and its child: length-limited JSON over a socket pair, with file descriptors.
+
+On the wire a message is a header (magic, kind, number of descriptors, length) and its JSON. Descriptors travel as
+SCM_RIGHTS with the first byte of their message, so they arrive in order and never after it; the header's count
+says which belong to which message. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+MESSAGE_LIMIT = 64 << 20
+"""Bytes of JSON in one message."""
+FD_LIMIT = 253
+"""Descriptors with one message: the kernel's SCM_MAX_FD (include/net/scm.h)."""
+
+_HEADER = struct.Struct("<3scII")
+_MAGIC = b"egm"
+_CHUNK = 1 << 18
+
+MESSAGE, RESULT, RAISED = b"m", b"r", b"x"
+"""Kinds: a message of the target; its return value; the description of the exception that ended it."""
+
+
+class ChannelClosed(EOFError):
+    """The other side has closed its end, died, or sent its last message."""
+
+
+class MalformedMessage(ValueError):
+    """What arrived is not a message; the channel is of no more use."""
+
+
+class Channel:
+    """One end of the socket pair. Any thread may send; one thread at a time may receive."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._sending = threading.Lock()
+        self._data = bytearray()
+        self._fds: deque[int] = deque()
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = (), *, timeout_s: float | None = None) -> None:
+        """Send a message and copies of file descriptors.
+
+        Parameters
+        ----------
+        message
+            JSON data; object keys become strings, tuples become lists.
+        fds
+            The caller keeps, and closes, its own.
+        timeout_s
+            How long to wait for a peer that does not read; ``None`` waits for as long as the peer lives.
+
+        Raises
+        ------
+        ChannelClosed, TimeoutError
+            A message sent in part leaves the channel unusable.
+        TypeError, ValueError
+            Not JSON data (NaN is not), longer than ``MESSAGE_LIMIT``, or more than ``FD_LIMIT`` descriptors.
+        """
+        self.send_frame(MESSAGE, message, fds, timeout_s=timeout_s)
+
+    def receive(self, timeout_s: float | None = None) -> tuple[dict[str, Any], list[int]]:
+        """Wait for the next message; return it and its file descriptors, which the caller closes.
+
+        Raises
+        ------
+        ChannelClosed
+            There is none and will be none.
+        MalformedMessage
+            Something else than a message came.
+        TimeoutError
+            Nothing complete came within ``timeout_s``; what came so far is kept.
+        """
+        if self._await_frame(timeout_s) != MESSAGE:
+            raise ChannelClosed("the other side has sent its last message")
+        _, message, fds = self._take_frame()
+        return message, fds
+
+    def close(self) -> None:
+        """Close this end, and descriptors that came and were never asked for."""
+        self._socket.close()
+        while self._fds:
+            os.close(self._fds.popleft())
+
+    def send_frame(self, kind: bytes, content: Any, fds: Sequence[int] = (), *, timeout_s: float | None = None) -> None:
+        """Send one message of any kind; see `send`."""
+        text = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+        if len(text) > MESSAGE_LIMIT:
+            raise ValueError(f"a message of {len(text)} bytes is longer than the limit of {MESSAGE_LIMIT}")
+        if len(fds) > FD_LIMIT:
+            raise ValueError(f"{len(fds)} file descriptors are more than the limit of {FD_LIMIT}")
+        rest = memoryview(_HEADER.pack(_MAGIC, kind, len(fds), len(text)) + text)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        deadline = _deadline(timeout_s)
+        with self._sending:
+            while rest:
+                try:
+                    sent = self._socket.sendmsg([rest], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                except BlockingIOError:
+                    self._wait(select.POLLOUT, deadline)
+                except ConnectionError:
+                    raise ChannelClosed("the other side is gone") from None
+                else:
+                    rest, rights = rest[sent:], []
+
+    def receive_frame(self, timeout_s: float | None = None) -> tuple[bytes, Any, list[int]]:
+        """Wait for the next message of any kind: kind, content, descriptors; see `receive`."""
+        self._await_frame(timeout_s)
+        return self._take_frame()
+
+    def _await_frame(self, timeout_s: float | None) -> bytes:
+        """Read until a whole message is in the buffer; return its kind."""
+        deadline = _deadline(timeout_s)
+        while True:
+            if len(self._data) >= _HEADER.size:
+                magic, kind, fds, length = _HEADER.unpack_from(self._data)
+                if magic != _MAGIC or kind not in (MESSAGE, RESULT, RAISED) or fds > FD_LIMIT or length > MESSAGE_LIMIT:
+                    raise MalformedMessage(f"not a message: {bytes(self._data[: _HEADER.size])!r}")
+                if len(self._data) >= _HEADER.size + length:
+                    return bytes(kind)
+            self._read(deadline)
+
+    def _take_frame(self) -> tuple[bytes, Any, list[int]]:
+        _, kind, count, length = _HEADER.unpack_from(self._data)
+        text = self._data[_HEADER.size : _HEADER.size + length]
+        del self._data[: _HEADER.size + length]
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise MalformedMessage(f"not JSON: {error}") from None
+        if kind == MESSAGE and not isinstance(content, dict):
+            raise MalformedMessage("a message is not an object")
+        if count > len(self._fds):
+            raise MalformedMessage("file descriptors are missing: this process may have too many files open")
+        return kind, content, [self._fds.popleft() for _ in range(count)]
+
+    def _read(self, deadline: float | None) -> None:
+        while True:
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(
+                    _CHUNK, socket.CMSG_SPACE(FD_LIMIT * 4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline)
+                continue
+            except ConnectionError:
+                data, ancillary = b"", []
+            for _, _, rights in ancillary:
+                fds = array.array("i")
+                fds.frombytes(rights[: len(rights) // fds.itemsize * fds.itemsize])
+                self._fds.extend(fds)
+            if not data:
+                raise ChannelClosed("the other side is gone")
+            self._data += data
+            return
+
+    def _wait(self, event: int, deadline: float | None) -> None:
+        poll = select.poll()
+        poll.register(self._socket, event)
+        remaining = None if deadline is None else deadline - time.monotonic()
+        if not poll.poll(None if remaining is None else max(remaining, 0) * 1000):
+            raise TimeoutError("nothing came in time" if event == select.POLLIN else "the other side does not read")
+
+
+def _deadline(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s

@@ -1,0 +1,356 @@
+"""Start a child process, hear what it has to say, and be sure that it ends.
+
+A child is a fresh interpreter (exec, never a bare fork: a forked copy of a process that has threads or has touched
+CUDA is broken) in a process group of its own. It dies with its parent's thread, is killed with all that it started
+when its block is left, and can fail in any way without harm to its parent: everything that can go wrong in it is a
+`ChildFailed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from egmctl.errors import ChildFailed, ExitCode
+from egmctl.launch import libc
+from egmctl.launch.breadcrumb import Trail
+from egmctl.launch.channel import MESSAGE, RESULT, Channel, ChannelClosed, MalformedMessage
+
+if TYPE_CHECKING:
+    from egmctl.model.codec import JsonValue
+
+GRACE_S = 0.5
+"""How long a child may take to end by itself once its channel is closed."""
+KILL_WAIT_S = 5.0
+"""How long to wait for a killed child. One that sits in an uninterruptible driver call never goes; it is left."""
+OUTPUT_LIMIT = 1 << 20
+"""Bytes of a child's output that are kept; looked at once a second."""
+OUTPUT_TAIL = 4096
+"""Bytes of it that a `ChildFailed` carries."""
+
+_LOOK_EVERY_S = 1.0
+_CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def run(
+    target: str,
+    arguments: dict[str, Any],
+    *,
+    timeout_s: float,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    environment: Mapping[str, str | None] | None = None,
+    before: str | None = None,
+    before_arguments: dict[str, Any] | None = None,
+) -> JsonValue:
+    """Call ``target`` in a child process and return its result.
+
+    Parameters
+    ----------
+    target
+        ``"package.module:function"``, called as ``function(parent: Channel, arguments)``: what it sends to
+        ``parent`` is an event, what it returns is the result.
+    arguments
+        JSON data.
+    timeout_s
+        Seconds until the result has to be there.
+    on_event
+        Called with each event, in order.
+    environment
+        Changes to this process' environment: a string sets, ``None`` removes.
+    before, before_arguments
+        A hook ``"package.module:function"``, called as ``function(before_arguments)`` before the target's module
+        is imported.
+
+    Raises
+    ------
+    ChildFailed
+        The child crashed, hung, or its target raised.
+    """
+    with spawn(target, arguments, environment=environment, before=before, before_arguments=before_arguments) as child:
+        return child.result(timeout_s, on_event)
+
+
+def spawn(
+    target: str,
+    arguments: dict[str, Any],
+    *,
+    environment: Mapping[str, str | None] | None = None,
+    before: str | None = None,
+    before_arguments: dict[str, Any] | None = None,
+    grace_s: float = GRACE_S,
+) -> Child:
+    """Start a child process and return at once; parameters as for `run`.
+
+    Call it from the main thread: the kernel kills a child when the *thread* that started it ends, and only the main
+    thread lives as long as the process.
+
+    Parameters
+    ----------
+    grace_s
+        Seconds that the child has to end by itself when the block is left.
+
+    Raises
+    ------
+    ChildFailed
+        The system cannot start a process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("children are started from the main thread: they die with the thread that started them")
+    request = {"arguments": arguments, "before": before, "before_arguments": before_arguments or {}}
+    text = json.dumps(request, allow_nan=False).encode("ascii")
+    _occupy_standard_descriptors()
+    with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
+        try:
+            our_end, child_end = socket.socketpair()
+            kept.enter_context(our_end)
+            given.enter_context(child_end)
+            output = kept.enter_context(libc.memory_file("egmctl-output"))
+            crumbs = given.enter_context(libc.memory_file("egmctl-breadcrumb"))
+            trail = kept.enter_context(contextlib.closing(Trail(crumbs.fileno())))
+            asked = given.enter_context(libc.memory_file("egmctl-request"))
+            asked.write(text)
+            asked.seek(0)
+            # The offset is shared with the child: appending keeps its output whole when the file is cut short.
+            fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
+            inherited = (child_end.fileno(), crumbs.fileno(), asked.fileno())
+            process = subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
+                [sys.executable, *_interpreter_flags(), _CHILD, target, *map(str, (os.getpid(), *inherited))],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=inherited,
+                env=_environment(environment or {}),
+                process_group=0,
+            )
+        except OSError as error:
+            raise ChildFailed(f"a child process cannot be started: {error}", how="crashed") from None
+        return Child(target, process, Channel(our_end), trail, output, grace_s, kept.pop_all())
+
+
+class Child:
+    """A child process under way, as `spawn` returns it: a context manager that ends it.
+
+    Attributes
+    ----------
+    pid
+        Process and process group.
+    channel
+        This side's end, for a conversation. When it raises, `result` or `receive` say what has become of the child.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        process: subprocess.Popen[bytes],
+        channel: Channel,
+        trail: Trail,
+        output: io.FileIO,
+        grace_s: float,
+        resources: contextlib.ExitStack,
+    ) -> None:
+        self.pid = process.pid
+        self.channel = channel
+        self._target = target
+        self._process = process
+        self._trail = trail
+        self._output = output
+        self._grace_s = grace_s
+        self._resources = resources
+        self._left = False
+
+    def result(self, timeout_s: float, on_event: Callable[[dict[str, Any]], None] | None = None) -> JsonValue:
+        """Wait for the target's return value; hand each message that comes before it to ``on_event``.
+
+        File descriptors that come with those messages are closed; `receive` is for them.
+
+        Raises
+        ------
+        ChildFailed
+            The child crashed, its target raised, or ``timeout_s`` seconds have passed: then it has been killed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            kind, content, fds = self._frame(deadline, timeout_s)
+            if kind == RESULT:
+                value: JsonValue = content
+                return value
+            for fd in fds:
+                os.close(fd)
+            if on_event is not None:
+                on_event(content)
+            if time.monotonic() > deadline:
+                raise self._timed_out(timeout_s)
+
+    def receive(self, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+        """Wait for the target's next message; return it and its file descriptors, which the caller closes.
+
+        Raises
+        ------
+        ChildFailed
+            As for `result`; also where the target has returned instead.
+        """
+        kind, content, fds = self._frame(time.monotonic() + timeout_s, timeout_s)
+        if kind == RESULT:
+            raise ChildFailed(f"{self._target} returned before it was asked to", how="raised")
+        return content, fds
+
+    def last_call(self) -> str | None:
+        """Return the driver call under way, or several where threads make them; readable whatever the child does."""
+        return ", ".join(self._trail.calls()) or None
+
+    def kill(self) -> bool:
+        """Kill the child and all that it started; return whether it is gone.
+
+        A process in an uninterruptible driver call does not die of it: it is left after `KILL_WAIT_S`.
+        """
+        if self._process.returncode is None and not self._left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            try:
+                self._process.wait(KILL_WAIT_S)
+            except subprocess.TimeoutExpired:
+                self._left = True
+        return not self._left
+
+    def close(self) -> None:
+        """End the child: close the channel, wait a moment for it to take the hint, kill its group, reap it."""
+        self.channel.close()
+        try:
+            if self._process.returncode is None and not self._left:
+                self._wait_for_exit(self._grace_s)
+        finally:
+            known = self._left
+            if not self.kill() and not known:
+                warnings.warn(f"process {self.pid} ({self._target}) {_STUCK}", RuntimeWarning, stacklevel=2)
+            self._resources.close()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _frame(self, deadline: float, timeout_s: float) -> tuple[bytes, Any, list[int]]:
+        """Wait for a message or a result; turn everything else into a ChildFailed."""
+        exited = False
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                kind, content, fds = self.channel.receive_frame(max(0, min(left, _LOOK_EVERY_S)))
+            except TimeoutError:
+                # A process that the child forked can hold the channel open beyond its end.
+                if exited:
+                    raise self._crashed() from None
+                if left <= 0:
+                    raise self._timed_out(timeout_s) from None
+                exited = self._exit() is not None
+                if os.fstat(self._output.fileno()).st_size > OUTPUT_LIMIT:
+                    os.ftruncate(self._output.fileno(), 0)
+            except ChannelClosed:
+                raise self._crashed() from None
+            except MalformedMessage as error:
+                self.kill()
+                raise self._failed(f"{self._target} sent something that is {error}", "crashed") from None
+            else:
+                if kind in (MESSAGE, RESULT):
+                    return kind, content, fds
+                raise self._raised(content)
+
+    def _crashed(self) -> ChildFailed:
+        how = self._wait_for_exit(KILL_WAIT_S) or "closed its channel without a result"
+        call = self.last_call()
+        return self._failed(f"{self._target} {how}{f' in {call}' if call else ''}", "crashed")
+
+    def _timed_out(self, timeout_s: float) -> ChildFailed:
+        call = self.last_call()
+        gone = self.kill()
+        message = f"{self._target} gave no result within {timeout_s:g} s{f', it is in {call}' if call else ''}"
+        return self._failed(message if gone else f"{message}; process {self.pid} {_STUCK}", "timed-out", call)
+
+    def _failed(self, message: str, how: str, call: str | None = None) -> ChildFailed:
+        return ChildFailed(message, how=how, last_call=call or self.last_call(), output=self._output_tail())
+
+    def _raised(self, content: dict[str, Any]) -> ChildFailed:
+        kind, message, own = content["kind"], content["message"], content["own"]
+        error = ChildFailed(
+            message if own else f"{self._target} raised {kind}: {message}",
+            how="raised",
+            kind=kind,
+            details=own and own["details"],
+            output=self._output_tail(),
+        )
+        if own:
+            error.code, error.exit_code = own["code"], ExitCode(own["exit_code"])
+        return error
+
+    def _output_tail(self) -> str:
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), OUTPUT_TAIL, max(0, size - OUTPUT_TAIL)).decode("utf-8", "replace")
+
+    def _wait_for_exit(self, timeout_s: float) -> str | None:
+        """Wait for the child's end, leaving it unreaped; see `_exit`."""
+        deadline = time.monotonic() + timeout_s
+        pause = 0.001
+        while (how := self._exit()) is None and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        return how
+
+    def _exit(self) -> str | None:
+        """Say how the child ended; ``None`` while it runs.
+
+        It is left unreaped, so that its number cannot become another group's before its group has been killed.
+        """
+        try:
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            # Reaped: by `kill`, or by the kernel where this process was started to ignore SIGCHLD.
+            return "ended without a result"
+        if end is None:
+            return None
+        if end.si_code == os.CLD_EXITED:
+            return f"exited with code {end.si_status} without a result"
+        try:
+            return f"died from {signal.Signals(end.si_status).name}"
+        except ValueError:
+            return f"died from signal {end.si_status}"
+
+
+_STUCK = "was killed but does not end (it may hang in the driver) and is left behind"
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    # On 64 cores the threads of numpy's BLAS cost seconds of CPU time when numpy is imported.
+    changed = {**os.environ, **_ONE_THREAD, **changes}
+    return {name: value for name, value in changed.items() if value is not None}
+
+
+def _interpreter_flags() -> list[str]:
+    """-P keeps this folder and the current one off the import path; the others are this interpreter's own."""
+    own = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
+    return ["-P", *(flag for flag, is_set in own.items() if is_set)]
+
+
+def _occupy_standard_descriptors() -> None:
+    """Open /dev/null in the place of standard streams that are closed (``egmctl topo <&-``).
+
+    What the child inherits would take their numbers otherwise, and the child's own streams would replace it.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

@@ -1,0 +1,64 @@
+"""The child's side: tie this process to its parent, call the target, hand back what it returns or raises."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from egmctl.errors import EgmctlError
+from egmctl.launch import breadcrumb, libc
+from egmctl.launch.channel import RAISED, RESULT, Channel, ChannelClosed
+
+
+def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, request_fd: int) -> NoReturn:
+    """Serve one target and end this process.
+
+    Parameters
+    ----------
+    target
+        ``"package.module:function"``; its module is imported after the hook has run.
+    parent_pid
+        This process dies with it.
+    channel_fd, breadcrumb_fd, request_fd
+        Inherited: the child's end of the socket pair, the breadcrumb's memory, and a file with the request.
+    """
+    libc.die_with(parent_pid)
+    faulthandler.enable()
+    for fd in (channel_fd, breadcrumb_fd, request_fd):
+        os.set_inheritable(fd, False)
+    breadcrumb.attach(breadcrumb_fd)
+    with open(request_fd, "rb") as file:
+        request = json.load(file)
+    channel = Channel(socket.socket(fileno=channel_fd))
+    try:
+        if request["before"]:
+            _function(request["before"])(request["before_arguments"])
+        channel.send_frame(RESULT, _function(target)(channel, request["arguments"]))
+    except ChannelClosed:
+        pass  # The parent has no more use for this child.
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        channel.send_frame(RAISED, _described(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is said. A library's exit handlers (the driver's above all) could only take time or hang.
+    os._exit(0)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    own = None
+    if isinstance(error, EgmctlError):
+        own = {"code": error.code, "exit_code": error.exit_code, "details": vars(error)}
+    return {"kind": type(error).__name__, "message": str(error), "own": own}
