@@ -1,0 +1,60 @@
+# The commands people need. On a fresh machine with python3, venv and make, `make run` and `make test` set up all else.
+
+PYTHON ?= python3
+OUT ?= out
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# Bindings of CUDA 13 need driver 580 or newer; without a driver the newest line is as good as any.
+DRIVER := $(shell grep -m1 -oE ' [0-9]{3,}\.[0-9]' /proc/driver/nvidia/version 2>/dev/null | head -1 | cut -d. -f1)
+EXTRA := $(shell [ $(or $(DRIVER),999) -ge 580 ] && echo cu13 || echo cu12)
+INSTALLED := $(VENV)/installed-$(EXTRA)
+TOOLS := $(VENV)/tools-$(EXTRA)
+
+# What `make run` shows where there is no driver: a recorded machine if one ships, else a modelled one.
+MACHINES := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json) $(wildcard profiles/machines/*.json)))
+MACHINE ?= $(firstword $(MACHINES))
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-gpu lint format wheel clean
+
+help: ## Show these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(INSTALLED) ## Show this node's topology; without a driver, a recorded machine's
+	@$(BIN)/egmctl topo || { code=$$?; [ $$code -eq 3 ] || exit $$code; \
+	  printf '\nNo NVIDIA GPU could be read here. What follows is %s, a machine that ships with egmctl:\n' '$(MACHINE)'; \
+	  printf '$$ egmctl topo --machine %s\n\n' '$(MACHINE)'; $(BIN)/egmctl topo --machine '$(MACHINE)'; }
+
+test: $(TOOLS) lint ## Check style, types and import directions, and run every test that needs no GPU
+	$(BIN)/pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(TOOLS) ## Check style, types and import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(TOOLS) ## Put the source into its one layout
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-gpu: ## On a GPU machine: run the GPU tests and the measurements, with the python3 that is there; results in $(OUT)
+	PYTHON='$(PYTHON)' sh tests/gpu/measure.sh '$(OUT)'
+
+wheel: $(TOOLS) ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRA)]'
+	@touch $@
+
+$(TOOLS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
