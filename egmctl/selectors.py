@@ -1,0 +1,158 @@
+"""What ``--gpus`` and ``--numa`` accept: ``0-3,5``, ``0-7/2``, ``all``, ``local``, UUID prefixes, PCI bus ids.
+
+The order given is kept and duplicates are dropped. Whatever does not name something that exists is a
+:class:`~egmctl.errors.UsageError` with one sentence: the bad part, then what there is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from egmctl.errors import UsageError
+from egmctl.model.machine import Gpu, Machine, NumaKind
+from egmctl.units import format_kernel_list, printable
+
+T = TypeVar("T")
+
+_NUMBERS = re.compile(r"(?P<first>[0-9]+)(?:-(?P<last>[0-9]+)(?:/(?P<step>[0-9]+))?)?")
+_BUS_ID = re.compile(
+    r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})(?:\.(?P<function>[0-7]))?"
+)
+
+
+def select_gpus(text: str, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs that ``text`` names, in its order.
+
+    Parameters
+    ----------
+    text
+        ``all``, or a comma-separated list of indices (``0``, ``0-3``, ``0-7/2``), UUIDs or
+        unique prefixes of one (``GPU-4c1f``), and PCI bus ids with or without the domain (``0000:1b:00.0``).
+    gpus
+        Those that exist.
+
+    Raises
+    ------
+    UsageError
+        If a part of ``text`` is malformed or names no GPU, or if nothing is selected.
+    """
+    by_index = {gpu.index: gpu for gpu in gpus}
+    exist = f"the GPUs here are {format_kernel_list(set(by_index))}" if by_index else "there is no GPU here"
+
+    def find(part: str) -> Iterable[Gpu]:
+        if part.lower().startswith("gpu-"):
+            return (_by_uuid(part, gpus, exist),)
+        if ":" in part:
+            return (_by_bus_id(part, gpus),)
+        return _numbered(part, by_index, "--gpus", "GPU", exist)
+
+    return _select(text, "--gpus", find, tuple(gpus), exist)
+
+
+def select_numa(text: str, machine: Machine, gpus: Sequence[Gpu] | None = None) -> tuple[int, ...]:
+    """Return the ids of the NUMA nodes that ``text`` names, in its order.
+
+    Parameters
+    ----------
+    text
+        ``all``, ``local`` (the host nodes of ``gpus``), or a comma-separated list of ids
+        (``1``, ``0-1``). Only nodes with CPUs can be named: a GPU's own memory is not host memory.
+    machine
+        Whose nodes exist.
+    gpus
+        The GPUs that ``local`` is about; all of the machine's by default.
+
+    Raises
+    ------
+    UsageError
+        If a part of ``text`` is malformed or names no such node, or if nothing is selected.
+    """
+    nodes = (machine.host.numa_nodes if machine.host else None) or ()
+    ids = {node.id: node.id for node in nodes if node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY)}
+    others = {node.id for node in nodes} - set(ids)
+    listed = format_kernel_list(set(ids))
+    exist = f"the NUMA nodes with CPUs here are {listed}" if ids else "no NUMA node with CPUs was found here"
+    if others:
+        exist += f" ({format_kernel_list(others)} {'has' if len(others) == 1 else 'have'} none)"
+
+    def find(part: str) -> Iterable[int]:
+        if part == "local":
+            return _local(machine.gpus or () if gpus is None else gpus, ids, exist)
+        return _numbered(part, ids, "--numa", "NUMA node", exist)
+
+    return _select(text, "--numa", find, tuple(ids), exist)
+
+
+def _select(
+    text: str, option: str, find: Callable[[str], Iterable[T]], everything: tuple[T, ...], exist: str
+) -> tuple[T, ...]:
+    if not text.strip():
+        raise UsageError(f"{option} is empty; {exist}")
+    chosen: list[T] = []
+    for part in (part.strip() for part in text.split(",")):
+        if not part:
+            raise UsageError(f"{option} {_quote(text)} has an empty part; {exist}")
+        if part == "all" and not everything:
+            raise UsageError(f"{option} all selects nothing: {exist}")
+        chosen += (item for item in (everything if part == "all" else find(part)) if item not in chosen)
+    return tuple(chosen)
+
+
+def _numbered(part: str, items: Mapping[int, T], option: str, noun: str, exist: str) -> Iterator[T]:
+    match = _NUMBERS.fullmatch(part)
+    if match is None:
+        raise UsageError(f"{option} {_quote(part)} is not a {noun}; {exist}")
+    if max(len(number) for number in match.groups("0")) > 9:
+        raise UsageError(f"{option} {_quote(part)}: no {noun} has such a number; {exist}")
+    first = int(match["first"])
+    last = first if match["last"] is None else int(match["last"])
+    step = 1 if match["step"] is None else int(match["step"])
+    if last < first:
+        raise UsageError(f"{option} {_quote(part)} runs backwards; {exist}")
+    if step == 0:
+        raise UsageError(f"{option} {_quote(part)} has a step of 0; {exist}")
+    for number in range(first, last + 1, step):
+        if number not in items:
+            where = "" if part == str(number) else f" (in {_quote(part)})"
+            raise UsageError(f"{option}: {noun} {number} does not exist{where}; {exist}")
+        yield items[number]
+
+
+def _by_uuid(part: str, gpus: Sequence[Gpu], exist: str) -> Gpu:
+    found = [gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid.lower().startswith(part.lower())]
+    if len(found) > 1:
+        several = ", ".join(f"GPU{gpu.index}" for gpu in found)
+        raise UsageError(f"--gpus {_quote(part)} fits {several}; give more of the UUID")
+    if not found:
+        raise UsageError(f"--gpus {_quote(part)} is no GPU's UUID; {exist} (egmctl topo -v shows their UUIDs)")
+    return found[0]
+
+
+def _by_bus_id(part: str, gpus: Sequence[Gpu]) -> Gpu:
+    match = _BUS_ID.fullmatch(part.lower())
+    buses = ", ".join(gpu.bus_id for gpu in gpus) or "none"
+    if match is None:
+        raise UsageError(f"--gpus {_quote(part)} is not a PCI bus id; those of the GPUs here are {buses}")
+    function = match["function"] or "0"
+    place = f"{int(match['bus'], 16):02x}:{int(match['device'], 16):02x}.{function}"
+    domain = None if match["domain"] is None else f"{int(match['domain'], 16):04x}"
+    found = [gpu for gpu in gpus if (gpu.bus_id == f"{domain}:{place}" if domain else gpu.bus_id.endswith(f":{place}"))]
+    if len(found) > 1:
+        raise UsageError(f"--gpus {_quote(part)} is in several PCI domains; the GPUs here are at {buses}")
+    if not found:
+        raise UsageError(f"--gpus {_quote(part)} is no GPU's bus id; the GPUs here are at {buses}")
+    return found[0]
+
+
+def _local(gpus: Sequence[Gpu], ids: Mapping[int, int], exist: str) -> tuple[int, ...]:
+    local = [node for gpu in gpus if (node := gpu.host_numa_id) in ids and node is not None]
+    if not local:
+        raise UsageError(f"--numa local: no GPU here says which NUMA node it belongs to; {exist}")
+    return tuple(dict.fromkeys(local))
+
+
+def _quote(part: str) -> str:
+    shown = printable(part)
+    return f"'{shown}'" if len(shown) <= 40 else f"'{shown[:37]}...'"

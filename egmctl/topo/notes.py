@@ -1,0 +1,106 @@
+"""What the matrices cannot show: what is missing, blocked, narrower than it should be, or unknown, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from egmctl.model.machine import Gpu, Machine, Reason
+from egmctl.topo.health import obstacle
+from egmctl.topo.links import Link, LinkClass, active_nvlinks, cpu_node_ids
+from egmctl.topo.platform import PlatformKind, PlatformVerdict
+from egmctl.topo.routes import Route, RouteKind
+from egmctl.units import format_kernel_list
+
+
+def notes(
+    machine: Machine,
+    gpus: Sequence[Gpu],
+    links: Mapping[tuple[str, str], Link],
+    routes: Sequence[Route],
+    platform: PlatformVerdict,
+) -> tuple[str, ...]:
+    """Return the notes, each a sentence without its full stop, the most severe first."""
+    return (
+        *_unusable(machine, gpus),
+        *_driver(machine),
+        *_routes(machine, routes, platform),
+        *_fewer_nvlinks(gpus, links),
+        *_narrow_pcie(gpus),
+        *_unknown_links(links),
+        *_hidden(machine),
+    )
+
+
+def _unusable(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:
+    for gpu in gpus:
+        stopped = obstacle(machine, gpu)
+        if stopped is not None:
+            yield f"GPU{gpu.index}: {stopped.cause}; it is at {gpu.bus_id}, but cannot be used from here"
+
+
+def _driver(machine: Machine) -> Iterable[str]:
+    driver = machine.driver
+    if driver is None:
+        return
+    if driver.cuda_error:
+        yield f"CUDA does not work here ({driver.cuda_error}): what only CUDA knows is missing"
+    elif (unread := driver.unread.get("cuda_error")) is not None and unread.reason is not Reason.NOT_STATED:
+        yield f"CUDA was not asked ({unread.reason.value}): what only CUDA knows is missing"
+
+
+def _routes(machine: Machine, routes: Sequence[Route], platform: PlatformVerdict) -> Iterable[str]:
+    """Say once for each cause which routes it blocks, leaves unknown or keeps from being EGM."""
+    unusable = {gpu.bus_id for gpu in machine.gpus or () if obstacle(machine, gpu) is not None}
+    indices = {gpu.bus_id: gpu.index for gpu in machine.gpus or ()}
+    causes: dict[tuple[RouteKind, str], list[Route]] = {}
+    for route in routes:
+        told = route.kind is RouteKind.PCIE and platform.kind is PlatformKind.NO_EGM
+        if route.reason and not told and route.gpu not in unusable:
+            causes.setdefault((route.kind, route.reason), []).append(route)
+    words = {RouteKind.BLOCKED: "blocked", RouteKind.UNKNOWN: "unknown"}
+    for (kind, reason), found in causes.items():
+        gpus = "GPU" + format_kernel_list({indices[route.gpu] for route in found})
+        nodes = "NUMA " + format_kernel_list({route.node for route in found})
+        yield f"{gpus} to {nodes}: {words.get(kind, 'not EGM')}; {reason}"
+
+
+def _fewer_nvlinks(gpus: Sequence[Gpu], links: Mapping[tuple[str, str], Link]) -> Iterable[str]:
+    """Name the GPUs with inactive links; where NVML gives no per-link state, the pairs that fall short."""
+    short = {pair: link for pair, link in links.items() if link.nvlinks_expected}
+    named: set[str] = set()
+    for gpu in gpus:
+        label, active = f"GPU{gpu.index}", active_nvlinks(gpu)
+        touching = [link for pair, link in short.items() if label in pair]
+        part = gpu.nvml.nvlink_count if gpu.nvml else None
+        expected = max([part or 0, *(link.nvlinks_expected or 0 for link in touching if link.through == "switch")])
+        if active is not None and touching and active < expected:
+            yield f"* {label}: {active} of {expected} NVLinks are active"
+            named.add(label)
+    for pair, link in short.items():
+        if not named & set(pair):
+            yield f"* {pair[0]} to {pair[1]}: {link.nvlinks} of {link.nvlinks_expected} NVLinks"
+
+
+def _narrow_pcie(gpus: Sequence[Gpu]) -> Iterable[str]:
+    for gpu in gpus:
+        link = (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
+        if link and link.width and link.max_width and link.width < link.max_width:
+            yield f"GPU{gpu.index}: PCIe x{link.width} of x{link.max_width}"
+
+
+def _unknown_links(links: Mapping[tuple[str, str], Link]) -> Iterable[str]:
+    causes: dict[str, list[tuple[str, str]]] = {}
+    for pair, link in links.items():
+        if link.kind is LinkClass.UNKNOWN and not link.reason.startswith("NVML does not list"):
+            causes.setdefault(link.reason, []).append(pair)
+    for reason, pairs in causes.items():
+        example = f"{pairs[0][0]} to {pairs[0][1]}" + (f" and {len(pairs) - 1} more" if len(pairs) > 1 else "")
+        yield f"{example}: unknown link, {reason}"
+
+
+def _hidden(machine: Machine) -> Iterable[str]:
+    environment = machine.process.environment if machine.process else None
+    if environment and "CUDA_VISIBLE_DEVICES" in environment:
+        yield "CUDA_VISIBLE_DEVICES is set; like nvidia-smi, this shows all GPUs in NVML's order"
+    if machine.gpus and not cpu_node_ids(machine):
+        yield "no NUMA node with CPUs was read, so there are no routes to host memory"

@@ -1,0 +1,81 @@
+"""Which of the EGM platforms a node is, in one line, or why it is none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from egmctl.model.machine import Gpu, Machine
+from egmctl.topo.health import egm
+
+
+class PlatformKind(StrEnum):
+    """The platforms of the CUDA C++ Programming Guide's chapter on EGM, and the two other answers."""
+
+    SINGLE_GPU = "single-node-single-gpu"
+    MULTI_GPU = "single-node-multi-gpu"
+    MULTI_NODE = "multi-node"
+    NO_EGM = "no-egm"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformVerdict:
+    """The platform and the one line that says it."""
+
+    kind: PlatformKind
+    line: str
+    clique_id: int | None = None
+    """The NVLink domain's clique, for a multi-node domain."""
+
+
+_NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
+
+
+def platform(machine: Machine) -> PlatformVerdict:
+    """Judge the platform from all of the node's GPUs."""
+    gpus = machine.gpus or ()
+    if not gpus:
+        return PlatformVerdict(PlatformKind.NO_EGM, "no EGM: no NVIDIA GPU")
+    answers = [egm(machine, gpu) for gpu in gpus]
+    able = sum(answer.able is True for answer in answers)
+    clique = _clique(gpus)
+    domain = "" if clique is None else f"multi-node NVLink domain (clique {clique})"
+    what = _what(machine, gpus)
+    if able == 0:
+        kind, words = PlatformKind.NO_EGM, "no EGM"
+        if any(answer.able is None for answer in answers):
+            kind, words = PlatformKind.UNKNOWN, "EGM unknown"
+            answers = [answer for answer in answers if answer.able is None]
+        causes = "; ".join(dict.fromkeys(answer.cause for answer in answers))
+        line = f"{words}: {what}, {causes}"
+        return PlatformVerdict(kind, f"{line}; {domain}" if domain else line, clique)
+    if able < len(gpus):
+        what += f", EGM on {able} of {len(gpus)} GPUs"
+    if domain:
+        return PlatformVerdict(PlatformKind.MULTI_NODE, f"EGM, {domain}: {what}", clique)
+    if len(gpus) == 1:
+        return PlatformVerdict(PlatformKind.SINGLE_GPU, f"EGM, single-node single-GPU: {what}")
+    return PlatformVerdict(PlatformKind.MULTI_GPU, f"EGM, single-node multi-GPU: {what}")
+
+
+def _clique(gpus: Sequence[Gpu]) -> int | None:
+    """Return the clique id of a multi-node NVLink domain, ``None`` where the fabric is of one node or not ready.
+
+    A fabric of one node (HGX) completes too, with a cluster UUID of zeros.
+    """
+    for gpu in gpus:
+        fabric = gpu.nvml.fabric if gpu.nvml else None
+        if fabric and fabric.state == "completed" and fabric.cluster_uuid not in (None, "", _NO_CLUSTER):
+            return fabric.clique_id
+    return None
+
+
+def _what(machine: Machine, gpus: Sequence[Gpu]) -> str:
+    """Name the GPUs and the CPUs' architecture: ``4 NVIDIA GB200 on aarch64``."""
+    names = Counter(gpu.name or "unnamed GPU" for gpu in gpus)
+    parts = " and ".join(f"{count} {name}" for name, count in names.items())
+    architecture = machine.host.architecture if machine.host else None
+    return f"{parts} on {architecture}" if architecture else parts

@@ -1,0 +1,213 @@
+"""How each GPU reaches the memory of each CPU NUMA node, and whether that is EGM.
+
+Extended GPU Memory is a CPU's memory reached over the C2C link of a GPU that sits on it. A GPU has it two ways: over
+its own C2C (local), or over NVLink to such a GPU and then over that one's C2C (remote). The kernel driver maps the
+second only if that owner GPU is registered in the same process and is a peer of the first; a device cgroup that
+denies the owner therefore takes the route away, while CUDA_VISIBLE_DEVICES does not (CUDA C++ Programming Guide,
+chapter "Extended GPU Memory"; open-gpu-kernel-modules, ``uvm_map_external.c``, ``set_ext_gpu_map_location``).
+
+Everything else reaches the same memory, but not as EGM: a Grace node's memory over C2C as ordinary system memory,
+or, without C2C, over PCIe. In Coherent Driver-based Memory Management (CDMM) a GPU's own memory is no NUMA node; the
+CPU's is, so EGM routes do not depend on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from egmctl.model.machine import Gpu, Machine, NumaKind
+from egmctl.topo import rates
+from egmctl.topo.health import Block, C2c, Obstacle, c2c, egm, obstacle
+from egmctl.topo.links import cpu_node_ids, gpu_link
+from egmctl.topo.rates import Rate
+from egmctl.units import parse_kernel_list
+
+
+class RouteKind(StrEnum):
+    """What a route is."""
+
+    LOCAL = "egm-local"
+    """EGM over the GPU's own NVLink-C2C."""
+    REMOTE = "egm-remote"
+    """EGM over NVLink to the owner GPU, then over the owner's NVLink-C2C."""
+    C2C = "c2c-not-egm"
+    """Over the GPU's own NVLink-C2C, as ordinary system memory."""
+    PCIE = "pcie-not-egm"
+    BLOCKED = "blocked"
+    UNKNOWN = "unknown"
+
+
+class Wire(StrEnum):
+    """A wire on a route."""
+
+    NVLINK = "nvlink"
+    C2C = "c2c"
+    PCIE = "pcie"
+    SMP = "smp"
+    """The CPUs' own interconnect between NUMA nodes. Nothing reports its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One wire of a route and its nominal rate per direction."""
+
+    wire: Wire
+    rate: Rate
+    nvlinks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How one GPU reaches the memory of one CPU NUMA node."""
+
+    gpu: str
+    """Bus id."""
+    node: int
+    kind: RouteKind
+    hops: tuple[Hop, ...] = ()
+    """From the GPU to the memory; empty where blocked or unknown."""
+    via: str | None = None
+    """Bus id of the owner GPU whose C2C the route ends with, for a remote EGM route."""
+    reason: str = ""
+    """Why it is blocked, unknown or not EGM."""
+    blocked_by: Block | None = None
+
+    @property
+    def egm(self) -> bool | None:
+        """Whether this is EGM; ``None`` where unknown."""
+        return None if self.kind is RouteKind.UNKNOWN else self.kind in (RouteKind.LOCAL, RouteKind.REMOTE)
+
+    @property
+    def symbol(self) -> str:
+        """The wires in a word: ``C2C``, ``NV18>C2C``, ``C2C-sys``, ``PCIe>SMP``, ``blocked``, ``?``."""
+        if not self.hops:
+            return "blocked" if self.kind is RouteKind.BLOCKED else "?"
+        own_c2c = "C2C-sys" if self.kind is RouteKind.C2C else "C2C"
+        names = {Wire.C2C: own_c2c, Wire.PCIE: "PCIe", Wire.SMP: "SMP"}
+        return ">".join(f"NV{hop.nvlinks}" if hop.wire is Wire.NVLINK else names[hop.wire] for hop in self.hops)
+
+    @property
+    def nominal_gb_s(self) -> float | None:
+        """Nominal rate per direction of the slowest wire; ``None`` where a wire's rate is not known."""
+        rates_known = [hop.rate.gb_s for hop in self.hops if hop.rate.gb_s is not None]
+        return min(rates_known) if rates_known and len(rates_known) == len(self.hops) else None
+
+    @property
+    def at_most_gb_s(self) -> float | None:
+        """The least of the known wires: the route cannot be faster. ``None`` where none is known."""
+        return min((hop.rate.gb_s for hop in self.hops if hop.rate.gb_s is not None), default=None)
+
+    @property
+    def limited_by(self) -> Wire | None:
+        """The slowest wire of those known."""
+        known = [(hop.rate.gb_s, hop.wire) for hop in self.hops if hop.rate.gb_s is not None]
+        return min(known, key=lambda item: item[0])[1] if known else None
+
+    @property
+    def rate_reason(self) -> str:
+        """Why :attr:`nominal_gb_s` is ``None``."""
+        unknown = [f"{hop.wire.value}: {hop.rate.reason}" for hop in self.hops if hop.rate.gb_s is None]
+        return "; ".join(unknown) if self.hops else self.reason
+
+
+def route(machine: Machine, gpu: Gpu, node: int) -> Route:
+    """Return the one route from a GPU to the memory of a CPU NUMA node: local EGM first, then remote, then the rest."""
+    stopped = _node_obstacle(machine, node) or obstacle(machine, gpu)
+    if stopped is not None:
+        return Route(gpu.bus_id, node, RouteKind.BLOCKED, reason=stopped.cause, blocked_by=stopped.block)
+    own = egm(machine, gpu)
+    if c2c(machine, gpu) in (C2c.ABSENT, C2c.DOWN):
+        hops = (Hop(Wire.PCIE, rates.pcie(gpu)), *_across(machine, gpu, node))
+        return Route(gpu.bus_id, node, RouteKind.PCIE, hops=hops, reason=own.cause)
+    if own.able is None:
+        return Route(gpu.bus_id, node, RouteKind.UNKNOWN, reason=own.cause)
+    if gpu.host_numa_id is None:
+        return Route(gpu.bus_id, node, RouteKind.UNKNOWN, reason="the GPU's host NUMA node is not known")
+    if not own.able:
+        return _system_memory(machine, gpu, node, own.cause)
+    if gpu.host_numa_id == node:
+        return Route(gpu.bus_id, node, RouteKind.LOCAL, hops=(Hop(Wire.C2C, rates.c2c(gpu)),))
+    return _remote(machine, gpu, node)
+
+
+def owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
+    """Return the GPUs that sit on a CPU NUMA node; a Grace CPU has one (GH200) or two (GB200)."""
+    return tuple(gpu for gpu in machine.gpus or () if gpu.host_numa_id == node)
+
+
+def _remote(machine: Machine, gpu: Gpu, node: int) -> Route:
+    """Route over the owner GPU with the most NVLinks, then the lowest index; else say what is wrong with each owner."""
+    possible: list[tuple[int, Gpu]] = []
+    wrong: dict[RouteKind, list[str]] = {}
+    blocks: list[Block] = []
+    for owner in owners(machine, node):
+        name = f"GPU{owner.index}"
+        peer = egm(machine, owner)
+        stopped = obstacle(machine, owner)
+        nvlinks = _peer_nvlinks(machine, gpu, owner)
+        if stopped is None and isinstance(nvlinks, Obstacle) and peer.able:
+            stopped = nvlinks
+        if stopped is not None:
+            wrong.setdefault(RouteKind.BLOCKED, []).append(f"{name}: {stopped.cause}")
+            blocks.append(stopped.block)
+        elif peer.able is False:
+            wrong.setdefault(RouteKind.C2C, []).append(f"{name}: {peer.cause}")
+        elif peer.able is None:
+            wrong.setdefault(RouteKind.UNKNOWN, []).append(f"{name}: {peer.cause}")
+        elif isinstance(nvlinks, int):
+            possible.append((nvlinks, owner))
+        else:
+            wrong.setdefault(RouteKind.UNKNOWN, []).append(f"{name}: NVML does not report the NVLinks to it")
+    if possible:
+        nvlinks, owner = max(possible, key=lambda item: (item[0], -item[1].index))
+        hops = (Hop(Wire.NVLINK, rates.nvlink(gpu, nvlinks), nvlinks=nvlinks), Hop(Wire.C2C, rates.c2c(owner)))
+        return Route(gpu.bus_id, node, RouteKind.REMOTE, hops=hops, via=owner.bus_id)
+    for kind in (RouteKind.UNKNOWN, RouteKind.BLOCKED):
+        if kind in wrong:
+            block = blocks[0] if kind is RouteKind.BLOCKED else None
+            return Route(gpu.bus_id, node, kind, reason="; ".join(wrong[kind]), blocked_by=block)
+    not_egm = "; ".join(wrong.get(RouteKind.C2C, [])) or f"no GPU sits on NUMA node {node}"
+    return _system_memory(machine, gpu, node, not_egm)
+
+
+def _peer_nvlinks(machine: Machine, gpu: Gpu, owner: Gpu) -> int | Obstacle | None:
+    """Return the NVLinks over which ``gpu`` reaches ``owner`` as a peer, what prevents it, or ``None`` if unknown."""
+    link = gpu_link(machine, gpu, owner)
+    if link.nvlinks is None:
+        return None
+    if link.nvlinks == 0:
+        return Obstacle(Block.NVLINK_DOWN, "no NVLink to it is up")
+    pair = machine.pair(gpu.bus_id, owner.bus_id)
+    for index in ("read", "write", "nvlink"):
+        status = pair.p2p_status.get(index) if pair else None
+        if status is not None and status != "OK":
+            return Obstacle(Block.NO_P2P, f"P2P {index} to it is {status}")
+    return link.nvlinks
+
+
+def _system_memory(machine: Machine, gpu: Gpu, node: int, reason: str) -> Route:
+    """Route over the GPU's own C2C as ordinary coherent system memory, onwards over the CPUs' interconnect."""
+    hops = (Hop(Wire.C2C, rates.c2c(gpu)), *_across(machine, gpu, node))
+    return Route(gpu.bus_id, node, RouteKind.C2C, hops=hops, reason=reason)
+
+
+def _across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
+    """Return the hop from the GPU's NUMA node to another, none where it is the same or the machine has only one."""
+    if len(cpu_node_ids(machine)) <= 1 or gpu.host_numa_id == node:
+        return ()
+    if gpu.host_numa_id is None:
+        return (Hop(Wire.SMP, Rate(None, "the GPU's host NUMA node is not known")),)
+    return (Hop(Wire.SMP, Rate(None, "nothing reports the rate between NUMA nodes")),)
+
+
+def _node_obstacle(machine: Machine, node: int) -> Obstacle | None:
+    host = machine.host
+    if host is None:
+        return None
+    if any(n.id == node and n.kind is NumaKind.CPU_ONLY for n in host.numa_nodes or ()):
+        return Obstacle(Block.NO_MEMORY, f"NUMA node {node} has no memory")
+    allowed = host.allowed_numa_nodes
+    if allowed is not None and node not in parse_kernel_list(allowed):
+        return Obstacle(Block.MEMS_ALLOWED, f"this process may use memory of NUMA node {allowed} only (Mems_allowed)")
+    return None
