@@ -1,0 +1,72 @@
+"""What is built is whole: the wheel holds the profiles and the kernels, and says what it needs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from egmctl import __version__
+from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Build the wheel as the build backend does it, without fetching anything."""
+    wheel_builder = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    (path,) = wheel_builder.WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_what_the_checkout_ships(wheel: zipfile.ZipFile) -> None:
+    held = set(wheel.namelist())
+    for folder, place in (("profiles", "egmctl/_profiles"), ("egmctl", "egmctl")):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and path.suffix in (".py", ".cu", ".json", ".toml", ".md"):
+                assert f"{place}/{path.relative_to(ROOT / folder)}" in held
+    assert any(name.endswith(".cu") for name in held)
+    assert any(name.startswith("egmctl/_profiles/machines/") for name in held)
+
+
+def test_the_wheel_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
+    strangers = [name for name in wheel.namelist() if not re.match(r"egmctl(/|-[^/]*\.dist-info/)", name)]
+    assert strangers == []
+    assert not [name for name in wheel.namelist() if "__pycache__" in name or name.startswith("egmctl/tests")]
+
+
+def test_the_metadata_names_what_is_needed(wheel: zipfile.ZipFile) -> None:
+    text = wheel.read(f"egmctl-{__version__}.dist-info/METADATA").decode()
+    metadata = Parser().parsestr(text)
+    assert metadata["Version"] == __version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert set(metadata.get_all("Provides-Extra") or []) == {"cu13", "cu12"}
+    needed = {re.split(r"[<>=;\s]", line)[0] for line in metadata.get_all("Requires-Dist") or []}
+    assert needed == {
+        "typer",
+        "rich",
+        "cuda-python",
+        "nvidia-ml-py",
+        "numpy",
+        "nvidia-cuda-nvrtc",
+        "nvidia-cuda-nvrtc-cu12",
+    }
+    entry_points = wheel.read(f"egmctl-{__version__}.dist-info/entry_points.txt").decode()
+    assert "egmctl = egmctl.cli.app:main" in entry_points
+
+
+def test_each_extra_keeps_bindings_and_nvrtc_on_one_line() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras == {
+        "cu13": ["cuda-python>=13,<14", "nvidia-cuda-nvrtc==13.*"],
+        "cu12": ["cuda-python>=12.9,<13", "nvidia-cuda-nvrtc-cu12==12.9.*"],
+    }
+
+
+def test_the_changelog_tells_of_this_version() -> None:
+    assert f"## {__version__}" in Path(ROOT / "CHANGELOG.md").read_text()
