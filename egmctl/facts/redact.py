@@ -1,0 +1,171 @@
+"""Takes out of a machine what may not leave the site, by the marks on the model's types.
+
+It is an allow-list: a string whose type is not marked as shareable is replaced. A replacement is the same for the
+same value, so that what belonged together still does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from egmctl.model.codec import field_types
+from egmctl.model.machine import Machine, Reason, SectionStatus, Share
+
+_UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
+_WHOLE_UUID = re.compile(rf"(?:MIG-)?(?:GPU-|MIG-)?{_UUID.pattern}(?:/[0-9]+/[0-9]+)?", re.IGNORECASE)
+"""With the driver's prefixes; old drivers name a MIG instance ``MIG-GPU-<uuid>/1/0``."""
+_PARTIAL_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{1,8}(?:-[0-9a-f]{0,12}){0,4}")
+"""CUDA_VISIBLE_DEVICES takes the start of a UUID."""
+
+_RELEASE = re.compile(r"[0-9]+\.[0-9]+(?:\.[0-9]+)?(?:-rc[0-9]+)?", re.ASCII)
+_RELEASE_WORD = re.compile(
+    "generic|lowlatency|hwe|realtime|rt|lts|cloud|server|default|debug|nvidia|tegra|64k|4k"
+    "|azure|aws|gcp|oracle|amzn[0-9]*|el[0-9]+(_[0-9]+)?|fc[0-9]+|deb[0-9]+|bpo|ubuntu|fedora|rhel|sle[0-9]*"
+    "|x86_64|amd64|aarch64|arm64"
+)
+
+_CGROUP_WORD = re.compile(
+    # systemd
+    r"(system|user|machine|init|session|app|background|user-[0-9]+|runtime)\.slice|init\.scope|session-c?[0-9]+\.scope"
+    r"|user@[0-9]+\.service|(slurmd|slurmstepd|sshd?|crond?|docker|containerd|kubelet|crio|podman)\.(service|scope)"
+    # Slurm
+    r"|slurm|system|user|uid_[0-9]+|job_[0-9]+|step_([0-9]+|batch|extern|interactive)|task_([0-9]+|special)"
+    # Kubernetes, Docker, Podman
+    r"|kubepods(-besteffort|-burstable)?(\.slice)?|besteffort|burstable|docker|containerd|libpod_parent|lxc|podruntime"
+)
+_CGROUP_ID = re.compile(r"[0-9a-f]{32,64}|[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}")
+_CGROUP_AROUND_ID = re.compile(
+    r"|pod|(docker|cri-containerd|crio|crio-conmon|libpod|libpod-conmon)-\.scope|kubepods(-besteffort|-burstable)?-pod\.slice"
+)
+"""What may stand around a container's or a pod's id, with the id left out."""
+
+_ENVIRONMENT_WORD = re.compile(
+    # numbers, ranges, percentages, InfiniBand devices
+    r"-?[0-9]{1,9}(\.[0-9]{1,3})?%?|[0-9]{1,4}-[0-9]{1,4}|mlx5_[0-9]+"
+    # NVIDIA's container toolkit, CUDA, Slurm
+    "|all|none|void|compute|utility|graphics|video|display|ngx|compat32|FASTEST_FIRST|PCI_BUS_ID|LAZY|EAGER|DEFAULT"
+    "|single|closest|per_task|map_gpu|mask_gpu|verbose|gpu|true|false|yes|no|on|off|y|n"
+    # NCCL's levels, UCX' transports
+    "|LOC|NVL|PIX|PXB|PHB|NODE|SYS|sm|shm|posix|sysv|cma|xpmem|knem|self|tcp|ib|rc|rc_x|rc_v|ud|ud_x|dc|dc_x|srd"
+    "|cuda|cuda_copy|cuda_ipc|gdr_copy"
+    # where libraries and MPS usually lie
+    r"|/tmp/nvidia-(mps|log)|/var/log/nvidia-mps|/usr/local/nvidia/lib(64)?"
+    r"|/usr/local/cuda(-[0-9]{1,2}(\.[0-9])?)?/(lib64|compat(/lib)?|extras/CUPTI/lib64)|/usr/lib(64)?",
+    re.IGNORECASE,
+)
+
+
+def redact(machine: Machine) -> Machine:
+    """Return the machine without names, serial numbers, paths and identifiers of the site.
+
+    Strings marked plain stay; UUIDs become others of the same form, derived from their hash, so that two redacted
+    recordings of one machine still join; of kernel releases, cgroup paths and environment values the well-known
+    words stay; every other string becomes its field's name and a number. A redacted machine stays as it is.
+    """
+    if machine.origin.redacted:
+        return machine
+    redacted: Machine = _Redaction(machine).value(Machine, machine, "")
+    return dataclasses.replace(redacted, origin=dataclasses.replace(redacted.origin, redacted=True))
+
+
+class _Redaction:
+    """One document's pseudonyms."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._numbers: dict[str, dict[str, int]] = {}
+        self._uuids = sorted({gpu.uuid for gpu in machine.gpus or () if gpu.uuid})
+        self._by_share: dict[Share, Callable[[str, str], str]] = {
+            Share.PLAIN: lambda text, _name: _replace_uuids(text),
+            Share.UUID: self._uuid,
+            Share.KERNEL_RELEASE: lambda text, _name: _kernel_release(text),
+            Share.CGROUP_PATH: lambda text, _name: "/".join(map(self._cgroup_component, text.split("/"))),
+            Share.ENVIRONMENT: lambda text, _name: re.sub(r"[^,;:=^ ]+", self._environment_word, text),
+        }
+
+    def value(self, kind: Any, value: Any, name: str) -> Any:
+        """Return ``value``, of the type ``kind`` and in the field ``name``, redacted."""
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if value is None:
+            return None
+        if origin is typing.Annotated and arguments[0] is str:
+            (share,) = [mark for mark in arguments[1:] if isinstance(mark, Share)]
+            return self._by_share[share](value, name)
+        if kind is str:
+            return self._numbered(name, value)
+        if origin in (typing.Union, types.UnionType):
+            (only,) = [option for option in arguments if option is not type(None)]
+            return self.value(only, value, name)
+        if origin is tuple:
+            kinds = [arguments[0]] * len(value) if arguments[1:] == (Ellipsis,) else arguments
+            return tuple(self.value(item_kind, item, name) for item_kind, item in zip(kinds, value, strict=True))
+        if origin is Mapping:
+            return {
+                self.value(arguments[0], key, name): self.value(arguments[1], item, name) for key, item in value.items()
+            }
+        if dataclasses.is_dataclass(kind):
+            return self._record(kind, value)
+        return value
+
+    def _record(self, kind: Any, record: Any) -> Any:
+        changed = {name: self.value(hint, getattr(record, name), name) for name, hint in field_types(kind).items()}
+        if kind is SectionStatus and record.unread is not None and record.unread.reason is Reason.FAILED:
+            # An unexpected exception's sentence may quote what the machine answered; its class may stay.
+            detail = record.unread.detail.partition(":")[0]
+            changed["unread"] = dataclasses.replace(record.unread, detail=detail)
+        return dataclasses.replace(record, **changed)
+
+    def _numbered(self, name: str, text: str) -> str:
+        known = self._numbers.setdefault(name, {})
+        return f"{name}-{known.setdefault(text, len(known) + 1)}" if text else ""
+
+    def _uuid(self, text: str, name: str) -> str:
+        return _replace_uuids(text) if _WHOLE_UUID.fullmatch(text) else self._numbered(name, text)
+
+    def _cgroup_component(self, text: str) -> str:
+        if not text or _CGROUP_WORD.fullmatch(text):
+            return text
+        found = _CGROUP_ID.search(text)
+        if found and _CGROUP_AROUND_ID.fullmatch(text[: found.start()] + text[found.end() :]):
+            return text[: found.start()] + _other_digits(found[0]) + text[found.end() :]
+        return self._numbered("cgroup", text)
+
+    def _environment_word(self, match: re.Match[str]) -> str:
+        word = match[0]
+        if _ENVIRONMENT_WORD.fullmatch(word):
+            return word
+        if _WHOLE_UUID.fullmatch(word):
+            return _replace_uuids(word)
+        if _PARTIAL_UUID.fullmatch(word):
+            meant = [uuid for uuid in self._uuids if uuid.startswith(word)]
+            if len(meant) == 1:
+                return _replace_uuids(meant[0])[: len(word)]
+        return self._numbered("environment", word)
+
+
+def _replace_uuids(text: str) -> str:
+    return _UUID.sub(lambda found: _other_digits(found[0]), text)
+
+
+def _other_digits(text: str) -> str:
+    """Return an identifier of at least 128 bits with other hexadecimal digits, derived from its hash.
+
+    All zeros stay: that is how the driver says that there is none.
+    """
+    digits = re.sub("[^0-9a-f]", "", text.lower())
+    if not digits.strip("0"):
+        return text
+    others = iter(hashlib.sha256(f"egmctl {digits}".encode()).hexdigest())
+    return re.sub("[0-9a-fA-F]", lambda _: next(others), text)
+
+
+def _kernel_release(text: str) -> str:
+    upstream = _RELEASE.match(text)
+    words = re.split(r"[-.+~]", text[upstream.end() :] if upstream else text)
+    known = [word for word in words if _RELEASE_WORD.fullmatch(word)]
+    return "-".join([upstream[0] if upstream else "unknown", *known])

@@ -1,0 +1,53 @@
+"""What holds for every machine, whatever it was made from: for tests of all rooms."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from egmctl.model.machine import SECTION_VERSIONS, Machine, Record
+
+STATEMENTS = {
+    ("Driver", "cuda_error"),
+    ("Driver", "nvml_error"),
+    ("Pair", "nvlink_through"),
+}
+"""Fields whose null says something ("no error", "no links") and needs no reason."""
+
+
+def broken_invariants(machine: Machine) -> list[str]:
+    """Return a sentence for each null without a reason and each reason that explains nothing."""
+    sections = [
+        f"{name} is null and its section's status gives no reason"
+        for name in SECTION_VERSIONS
+        if getattr(machine, name) is None and not (name in machine.sections and machine.sections[name].unread)
+    ]
+    return sections + [fault for name in SECTION_VERSIONS for fault in _walk(getattr(machine, name), name)]
+
+
+def _walk(value: Any, where: str) -> Iterator[str]:
+    if isinstance(value, Record):
+        yield from _record(value, where)
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            yield from _walk(item, f"{where}[{i}]")
+
+
+def _record(record: Record, where: str) -> Iterator[str]:
+    nulls, names = set(), set()
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        names.add(field.name)
+        if field.name == "unread":
+            continue
+        if value is None and (type(record).__name__, field.name) not in STATEMENTS:
+            nulls.add(field.name)
+        if isinstance(value, Mapping):
+            nulls.update(f"{field.name}.{key}" for key, item in value.items() if item is None)
+        yield from _walk(value, f"{where}.{field.name}")
+    for name in sorted(nulls - set(record.unread)):
+        yield f"{where}.{name} is null without a reason"
+    for name in record.unread:
+        if name.partition(".")[0] not in names:
+            yield f"{where} has a reason for {name}, which is none of its fields"
