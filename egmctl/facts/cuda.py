@@ -1,0 +1,196 @@
+"""What CUDA says of the GPUs and their pairs: the target of a child process. No context is created.
+
+The child sees every GPU that the device cgroup lets it see, whatever CUDA_VISIBLE_DEVICES says: hidden GPUs keep
+their facts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
+from egmctl.facts import ids
+from egmctl.facts.reading import (
+    DRIVER_TOO_OLD,
+    FAILED,
+    MISSING_LIBRARY,
+    NO_PERMISSION,
+    NOT_PRESENT,
+    NOT_SUPPORTED,
+    Reading,
+    Unavailable,
+)
+from egmctl.gpu import driver
+
+ATTRIBUTES = (
+    # what the GPU is
+    "COMPUTE_CAPABILITY_MAJOR",
+    "COMPUTE_CAPABILITY_MINOR",
+    "MULTIPROCESSOR_COUNT",
+    "L2_CACHE_SIZE",
+    "ASYNC_ENGINE_COUNT",
+    "INTEGRATED",
+    "ECC_ENABLED",
+    "COMPUTE_MODE",
+    "MPS_ENABLED",
+    # NUMA and EGM
+    "HOST_NUMA_ID",
+    "NUMA_CONFIG",
+    "NUMA_ID",
+    "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    "HOST_NUMA_MEMORY_POOLS_SUPPORTED",
+    "HOST_NUMA_MULTINODE_IPC_SUPPORTED",
+    "LOCALITY_DOMAIN_COUNT",
+    # virtual memory management and pools
+    "UNIFIED_ADDRESSING",
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    "GENERIC_COMPRESSION_SUPPORTED",
+    "MULTICAST_SUPPORTED",
+    "MEMORY_POOLS_SUPPORTED",
+    "HOST_MEMORY_POOLS_SUPPORTED",
+    "MEMPOOL_SUPPORTED_HANDLE_TYPES",
+    # handles and IPC
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    "HANDLE_TYPE_FABRIC_SUPPORTED",
+    "IPC_EVENT_SUPPORTED",
+    # RDMA
+    "GPU_DIRECT_RDMA_SUPPORTED",
+    "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED",
+    "GPU_DIRECT_RDMA_WITH_LOCALIZED_MEMORY_SUPPORTED",
+    "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS",
+    "GPU_DIRECT_RDMA_WRITES_ORDERING",
+    "DMA_BUF_SUPPORTED",
+    "DMA_BUF_MMAP_SUPPORTED",
+    "HOST_ALLOC_DMA_BUF_SUPPORTED",
+    # host memory: pageable, managed, registered
+    "PAGEABLE_MEMORY_ACCESS",
+    "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES",
+    "DIRECT_MANAGED_MEM_ACCESS_FROM_HOST",
+    "MANAGED_MEMORY",
+    "CONCURRENT_MANAGED_ACCESS",
+    "CAN_MAP_HOST_MEMORY",
+    "HOST_REGISTER_SUPPORTED",
+    "READ_ONLY_HOST_REGISTER_SUPPORTED",
+    "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
+    # atomics and stream memory operations
+    "HOST_NATIVE_ATOMIC_SUPPORTED",
+    "ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED",
+    "ATOMIC_REDUCTION_SUPPORTED",
+    "CAN_USE_64_BIT_STREAM_MEM_OPS",
+    "CAN_USE_STREAM_WAIT_VALUE_NOR",
+    "CAN_FLUSH_REMOTE_WRITES",
+)
+"""CUdevice_attribute names that are read, without ``CU_DEVICE_ATTRIBUTE_``."""
+
+P2P_ATTRIBUTES = (
+    "PERFORMANCE_RANK",
+    "ACCESS_SUPPORTED",
+    "NATIVE_ATOMIC_SUPPORTED",
+    "CUDA_ARRAY_ACCESS_SUPPORTED",
+    "ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED",
+)
+"""CUdevice_P2PAttribute names that are read, without ``CU_DEVICE_P2P_ATTRIBUTE_``."""
+
+_INVALID_VALUE = 1
+_REASONS = {100: NOT_PRESENT, 800: NO_PERMISSION, 801: NOT_SUPPORTED}
+"""CUresults that say why, by number; every other error is ``failed``."""
+
+
+def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return ``egmctl.facts.gpus.CudaFacts`` as JSON.
+
+    Parameters
+    ----------
+    arguments
+        ``pairs``: false leaves the pairs out.
+    """
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    facts = Reading(driver_version=None)
+    try:
+        facts.values["driver_version"] = driver.call("cuDriverGetVersion")
+        driver.initialise()
+        devices = [driver.call("cuDeviceGet", ordinal) for ordinal in range(driver.call("cuDeviceGetCount"))]
+    except DriverCallError as error:
+        why = _why(error)
+        if facts.values["driver_version"] is None:
+            facts.miss("driver_version", why)
+        return {**facts.json(), "absent": why.json(), "error": None if error.number is None else error.name}
+    bus_ids = [ids.bus_id(_text(driver.call("cuDeviceGetPCIBusId", 32, device))) for device in devices]
+    facts.values["gpus"] = {
+        bus_id: _gpu(ordinal, device) for ordinal, (bus_id, device) in enumerate(zip(bus_ids, devices, strict=True))
+    }
+    if arguments.get("pairs", True):
+        known = list(zip(bus_ids, devices, strict=True))
+        facts.values["pairs"] = [_pair(source, target) for source in known for target in known if source is not target]
+    return facts.json()
+
+
+def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
+    gpu = Reading(ordinal=ordinal)
+    _take(gpu, "uuid", lambda: f"GPU-{ids.uuid_text(driver.call('cuDeviceGetUuid', device).bytes)}")
+    _take(gpu, "name", lambda: _text(driver.call("cuDeviceGetName", 256, device)))
+    _take(gpu, "memory_total_bytes", lambda: driver.call("cuDeviceTotalMem", device))
+    enum = driver.bindings().CUdevice_attribute
+    gpu.values["attributes"] = _attributes(
+        gpu,
+        "attributes",
+        {name: getattr(enum, f"CU_DEVICE_ATTRIBUTE_{name}", None) for name in ATTRIBUTES},
+        lambda attribute: driver.call("cuDeviceGetAttribute", attribute, device),
+    )
+    return gpu.json()
+
+
+def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
+    pair = Reading(source=source[0], target=target[0])
+    _take(pair, "can_access_peer", lambda: bool(driver.call("cuDeviceCanAccessPeer", source[1], target[1])))
+    enum = driver.bindings().CUdevice_P2PAttribute
+    pair.values["cuda_attributes"] = _attributes(
+        pair,
+        "cuda_attributes",
+        {name: getattr(enum, f"CU_DEVICE_P2P_ATTRIBUTE_{name}", None) for name in P2P_ATTRIBUTES},
+        lambda attribute: driver.call("cuDeviceGetP2PAttribute", attribute, source[1], target[1]),
+    )
+    return pair.json()
+
+
+def _attributes(
+    reading: Reading, field: str, attributes: dict[str, Any], get: Callable[[Any], int]
+) -> dict[str, int | None]:
+    values: dict[str, int | None] = {}
+    for name, attribute in attributes.items():
+        values[name] = None
+        try:
+            if attribute is None:
+                raise Unavailable(DRIVER_TOO_OLD, f"{name} is not in cuda-bindings {driver.bindings_version()}")
+            values[name] = get(attribute)
+        except DriverCallError as error:
+            # The driver answers INVALID_VALUE to the number of an attribute that is newer than itself.
+            why = _why(error)
+            reason = DRIVER_TOO_OLD if error.number == _INVALID_VALUE else why.reason
+            reading.unread[f"{field}.{name}"] = Unavailable(reason, why.detail).json()
+        except Unavailable as why:
+            reading.unread[f"{field}.{name}"] = why.json()
+    return values
+
+
+def _take(reading: Reading, field: str, get: Callable[[], Any]) -> None:
+    try:
+        reading.values[field] = get()
+    except DriverCallError as error:
+        reading.miss(field, _why(error))
+
+
+def _why(error: DriverCallError) -> Unavailable:
+    if isinstance(error, DriverLibraryMissing):
+        return Unavailable(MISSING_LIBRARY, f"{error.call}: {error.name}")
+    if isinstance(error, DriverTooOld):
+        return Unavailable(DRIVER_TOO_OLD, f"{error.call}: {error.name}")
+    return Unavailable(_REASONS.get(error.number or 0, FAILED), f"{error.call}: {error.number} ({error.name})")
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode(errors="replace")

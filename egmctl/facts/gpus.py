@@ -1,0 +1,267 @@
+"""Joins what the sources say of each GPU, and of each pair of GPUs, into the model's records.
+
+The identity of a GPU is its PCI bus id. A source that does not know a GPU leaves its reason there: where in the
+funnel PCI > driver > device node > NVML > CUDA a GPU was lost is what people come to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from egmctl.errors import ChildFailed, DriverCallError, DriverLibraryMissing, DriverTooOld, EgmctlError
+from egmctl.facts import ids
+from egmctl.model.codec import DecodeError, JsonValue, from_json
+from egmctl.model.machine import (
+    BusId,
+    DeviceNode,
+    Gpu,
+    GpuCuda,
+    GpuNvml,
+    GpuProc,
+    NvLink,
+    Pair,
+    PciFunction,
+    Plain,
+    Reason,
+    Record,
+    Unread,
+)
+
+
+def join(
+    *,
+    pci: Mapping[BusId, PciFunction] | Unread,
+    proc: Mapping[BusId, GpuProc] | Unread,
+    nodes: Mapping[int, DeviceNode],
+    nvml: NvmlFacts,
+    cuda: CudaFacts,
+) -> tuple[Gpu, ...]:
+    """Return every GPU that any source knows, in the order of their indices.
+
+    Parameters
+    ----------
+    pci, proc
+        NVIDIA's GPUs in sysfs and in ``/proc/driver/nvidia/gpus``, or why there is no such list.
+    nodes
+        ``/dev/nvidia<minor>`` by minor, as they were before NVML and CUDA ran.
+    """
+    sources: dict[str, Mapping[str, Any] | Unread] = {
+        "pci": pci,
+        "proc": proc,
+        "nvml": nvml.absent or nvml.gpus,
+        "cuda": cuda.absent or _by_known_bus_id(cuda, nvml),
+    }
+    missing = {
+        "pci": Unread(reason=Reason.NOT_PRESENT, detail="/sys/bus/pci/devices: not there"),
+        "proc": Unread(reason=Reason.NOT_PRESENT, detail="/proc/driver/nvidia/gpus: not there"),
+        "nvml": _lost(nvml),
+        "cuda": Unread(reason=Reason.NOT_PRESENT, detail=f"CUDA lists {len(cuda.gpus)} GPUs, not this one"),
+    }
+    known = {bus_id for source in sources.values() if not isinstance(source, Unread) for bus_id in source}
+    gpus = []
+    first_free = max((gpu.index for gpu in nvml.gpus.values()), default=-1) + 1
+    for bus_id in sorted(known, key=ids.bus_order):
+        found = {
+            name: source if isinstance(source, Unread) else source.get(bus_id, missing[name])
+            for name, source in sources.items()
+        }
+        found["node"] = _node(found, nodes)
+        if isinstance(found["nvml"], Unread):
+            index, first_free = first_free, first_free + 1
+        else:
+            index = found["nvml"].index
+        values = {name: None if isinstance(value, Unread) else value for name, value in found.items()}
+        unread = {name: value for name, value in found.items() if isinstance(value, Unread)}
+        gpus.append(Gpu(bus_id=bus_id, index=index, unread=unread, **values))
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def join_pairs(gpus: tuple[Gpu, ...], nvml: NvmlFacts, cuda: CudaFacts) -> tuple[Pair, ...]:
+    """Return every ordered pair of the GPUs that NVML or CUDA knows, by the indices of source and target.
+
+    Parameters
+    ----------
+    gpus
+        What :func:`join` returned for the same facts.
+    """
+    usable = [gpu for gpu in gpus if gpu.nvml is not None or gpu.cuda is not None]
+    names = _known_bus_ids(cuda, nvml)
+    nvml_pairs = {(pair.source, pair.target): pair for pair in nvml.pairs}
+    cuda_pairs = {(names[pair.source], names[pair.target]): pair for pair in cuda.pairs}
+    return tuple(
+        _pair(source, target, nvml_pairs, nvml.absent, cuda_pairs, cuda.absent)
+        for source in usable
+        for target in usable
+        if source is not target
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlFacts(Record):
+    """What the child ``egmctl.facts.nvml:read`` hands back; without GPUs where ``absent`` says why."""
+
+    absent: Unread | None = None
+    error: Plain | None = None
+    """The name of nvmlInit's error."""
+    driver_version: Plain | None = None
+    nvml_version: Plain | None = None
+    gpus: Mapping[BusId, GpuNvml] = field(default_factory=dict)
+    lost: tuple[Unread, ...] = ()
+    """Why GPUs that NVML counts do not tell their bus ids."""
+    pairs: tuple[Pair, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFacts(Record):
+    """What the child ``egmctl.facts.cuda:read`` hands back; without GPUs where ``absent`` says why."""
+
+    absent: Unread | None = None
+    error: Plain | None = None
+    """The name of cuInit's error."""
+    driver_version: int | None = None
+    gpus: Mapping[BusId, GpuCuda] = field(default_factory=dict)
+    pairs: tuple[Pair, ...] = ()
+
+
+def nvml_facts(outcome: JsonValue | EgmctlError) -> NvmlFacts:
+    """Return the NVML child's facts from its result, or from the error it ended with."""
+    try:
+        if not isinstance(outcome, EgmctlError):
+            return from_json(NvmlFacts, outcome)
+        absent = _absent("NVML", outcome)
+    except DecodeError as error:
+        absent = Unread(reason=Reason.FAILED, detail=f"the answer of the child that reads NVML: {error}")
+    return NvmlFacts(absent=absent, unread=dict.fromkeys(("driver_version", "nvml_version", "error"), absent))
+
+
+def cuda_facts(outcome: JsonValue | EgmctlError) -> CudaFacts:
+    """Return the CUDA child's facts from its result, or from the error it ended with."""
+    try:
+        if not isinstance(outcome, EgmctlError):
+            return from_json(CudaFacts, outcome)
+        absent = _absent("CUDA", outcome)
+    except DecodeError as error:
+        absent = Unread(reason=Reason.FAILED, detail=f"the answer of the child that reads CUDA: {error}")
+    return CudaFacts(absent=absent, unread=dict.fromkeys(("driver_version", "error"), absent))
+
+
+def driver_values(nvml: NvmlFacts, cuda: CudaFacts) -> tuple[dict[str, Any], dict[str, Unread]]:
+    """Return the fields of :class:`egmctl.model.machine.Driver` that come from the libraries, and their reasons."""
+    values = {
+        "driver_version": nvml.driver_version,
+        "nvml_version": nvml.nvml_version,
+        "nvml_error": nvml.error,
+        "cuda_driver_version": cuda.driver_version,
+        "cuda_error": cuda.error,
+    }
+    sources = {
+        "driver_version": nvml.unread.get("driver_version"),
+        "nvml_version": nvml.unread.get("nvml_version"),
+        "nvml_error": nvml.absent,
+        "cuda_driver_version": cuda.unread.get("driver_version"),
+        "cuda_error": cuda.absent,
+    }
+    return values, {name: why for name, why in sources.items() if why is not None and values[name] is None}
+
+
+def _absent(library: str, error: EgmctlError) -> Unread:
+    if isinstance(error, ChildFailed):
+        reasons = {"crashed": Reason.CRASHED, "timed-out": Reason.TIMED_OUT}
+        where = f" in {error.last_call}" if error.last_call else ""
+        raised = f" {error.kind}" if error.how == "raised" and error.kind else ""
+        return Unread(
+            reason=reasons.get(error.how, Reason.FAILED),
+            detail=f"the child that reads {library} {error.how.replace('-', ' ')}{raised}{where}",
+        )
+    if isinstance(error, DriverLibraryMissing):
+        return Unread(reason=Reason.MISSING_LIBRARY, detail=str(error))
+    if isinstance(error, DriverTooOld):
+        return Unread(reason=Reason.DRIVER_TOO_OLD, detail=str(error))
+    detail = str(error) if isinstance(error, DriverCallError) else f"the child that reads {library} failed"
+    return Unread(reason=Reason.FAILED, detail=detail)
+
+
+def _known_bus_ids(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, str]:
+    """Return the bus id under which each of CUDA's GPUs is known.
+
+    CUDA's text has room for a domain of four digits only; where it does not fit, the UUID still does.
+    """
+    by_uuid = {gpu.uuid: bus_id for bus_id, gpu in nvml.gpus.items() if gpu.uuid is not None}
+    return {
+        bus_id: bus_id if bus_id in nvml.gpus or gpu.uuid is None else by_uuid.get(gpu.uuid, bus_id)
+        for bus_id, gpu in cuda.gpus.items()
+    }
+
+
+def _by_known_bus_id(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, GpuCuda]:
+    names = _known_bus_ids(cuda, nvml)
+    return {names[bus_id]: gpu for bus_id, gpu in cuda.gpus.items()}
+
+
+def _lost(nvml: NvmlFacts) -> Unread:
+    if nvml.lost:
+        return replace(nvml.lost[0], detail="; ".join(why.detail for why in nvml.lost))
+    return Unread(reason=Reason.NOT_PRESENT, detail=f"NVML lists {len(nvml.gpus)} GPUs, not this one")
+
+
+def _node(found: Mapping[str, Any], nodes: Mapping[int, DeviceNode]) -> DeviceNode | Unread:
+    minors = [source.minor for source in (found["proc"], found["nvml"]) if not isinstance(source, Unread)]
+    minor = next((minor for minor in minors if minor is not None), None)
+    if minor is None:
+        return Unread(reason=Reason.NOT_PRESENT, detail="the minor of the device node is not known")
+    return nodes.get(minor) or Unread(reason=Reason.NOT_PRESENT, detail=f"/dev/nvidia{minor}: not there")
+
+
+Pairs = Mapping[tuple[str, str], Pair]
+
+
+def _pair(
+    source: Gpu, target: Gpu, nvml: Pairs, nvml_absent: Unread | None, cuda: Pairs, cuda_absent: Unread | None
+) -> Pair:
+    key = source.bus_id, target.bus_id
+    values: dict[str, Any] = {}
+    unread: dict[str, Unread] = {}
+    for library, pairs, absent, names in (
+        ("NVML", nvml, nvml_absent, ("common_ancestor", "p2p_status")),
+        ("CUDA", cuda, cuda_absent, ("can_access_peer", "cuda_attributes")),
+    ):
+        if (pair := pairs.get(key)) is not None:
+            values.update({name: getattr(pair, name) for name in names})
+            unread.update(pair.unread)
+        else:
+            why = absent or Unread(reason=Reason.NOT_PRESENT, detail=f"{library} does not list both GPUs")
+            unread.update(dict.fromkeys(names, why))
+    values["nvlink_count"], values["nvlink_through"], why_not = _nvlinks(source, target)
+    unread.update(why_not)
+    return Pair(source=key[0], target=key[1], unread=unread, **values)
+
+
+def _nvlinks(source: Gpu, target: Gpu) -> tuple[int | None, str | None, dict[str, Unread]]:
+    """Return how many active links join two GPUs, through what, and the reasons where that is not known."""
+    active: list[list[NvLink]] = []
+    for gpu in (source, target):
+        links = None if gpu.nvml is None else gpu.nvml.nvlinks
+        if links is None:
+            reasons = gpu.unread.get("nvml") or (gpu.nvml and gpu.nvml.unread.get("nvlinks"))
+            return _unknown(reasons or Unread(reason=Reason.FAILED))
+        for link in links:
+            if link.active is None:
+                return _unknown(link.unread["active"])
+        active.append([link for link in links if link.active])
+    ours, theirs = active
+    direct = sum(link.remote_bus_id == target.bus_id for link in ours)
+    if direct:
+        return direct, "direct", {}
+    for link in ours:
+        if link.remote_type == "gpu" and link.remote_bus_id is None:
+            return _unknown(link.unread["remote_bus_id"])
+    switched = min(sum(link.remote_type == "switch" for link in links) for links in (ours, theirs))
+    if switched:
+        return switched, "switch", {}
+    return 0, None, {"nvlink_through": Unread(reason=Reason.NOT_PRESENT, detail="no NVLink joins the two")}
+
+
+def _unknown(why: Unread) -> tuple[None, None, dict[str, Unread]]:
+    return None, None, {"nvlink_count": why, "nvlink_through": why}

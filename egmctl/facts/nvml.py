@@ -1,0 +1,223 @@
+"""What NVML says of the GPUs and their pairs: the target of a child process.
+
+NVML ignores CUDA_VISIBLE_DEVICES and honours the device cgroup: it lists the GPUs that this process may use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pynvml
+
+from egmctl.facts import ids
+from egmctl.facts.nvml_call import ask, ask_struct, field_values, take
+from egmctl.facts.nvml_fabric import read_fabric, read_platform
+from egmctl.facts.nvml_links import C2C_COUNT, NVLINK_COUNT, read_c2c_links, read_nvlinks
+from egmctl.facts.reading import NOT_SUPPORTED, Reading, Unavailable
+from egmctl.units import format_kernel_list
+
+P2P_CAPS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
+"""NVML_P2P_CAPS_INDEX_*; pynvml's constant for READ is a tuple by mistake."""
+
+_P2P_STATUS = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
+"""NVML_P2P_STATUS_* in the words of ``nvidia-smi topo -p2p``."""
+_ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
+_COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+_VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host-vgpu", 4: "host-vsga"}
+_ADDRESSING = {0: "none", 1: "hmm", 2: "ats"}
+_EVENT_REASONS = (
+    "idle",
+    "applications-clocks-setting",
+    "sw-power-cap",
+    "hw-slowdown",
+    "sync-boost",
+    "sw-thermal-slowdown",
+    "hw-thermal-slowdown",
+    "hw-power-brake-slowdown",
+    "display-clock-setting",
+    "board-limit",
+    "reliability",
+)
+"""By bit: ``nvmlClocksEventReason*`` of nvml.h, and the two ``nvmlClocksThrottleReason*`` beyond."""
+_PCIE_GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}
+_CPU_WORDS, _NODE_WORDS = 64, 16
+"""64-bit words of the affinity masks: 4096 CPUs, 1024 NUMA nodes."""
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_TEMPERATURE_GPU = 0
+_ECC_UNCORRECTED, _ECC_VOLATILE = 1, 0
+_AFFINITY_NODE = 0
+
+
+def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return ``egmctl.facts.gpus.NvmlFacts`` as JSON.
+
+    Parameters
+    ----------
+    arguments
+        ``pairs``: false leaves the pairs out.
+    """
+    facts = Reading()
+    try:
+        ask("nvmlInit")
+    except Unavailable as why:
+        facts.miss("driver_version nvml_version", why)
+        return {**facts.json(), "absent": why.json(), "error": why.name}
+    take(facts, "driver_version", "nvmlSystemGetDriverVersion")
+    take(facts, "nvml_version", "nvmlSystemGetNVMLVersion")
+    try:
+        count = ask("nvmlDeviceGetCount")
+    except Unavailable as why:
+        facts.values["absent"] = why.json()
+    else:
+        _read_gpus(facts, count, pairs=arguments.get("pairs", True))
+    with contextlib.suppress(Unavailable):
+        ask("nvmlShutdown")
+    return facts.json()
+
+
+def _read_gpus(facts: Reading, count: int, *, pairs: bool) -> None:
+    handles = {}
+    lost = []
+    for index in range(count):
+        try:
+            handle = ask("nvmlDeviceGetHandleByIndex", index)
+            handles[index] = ids.bus_id(ask("nvmlDeviceGetPciInfo", handle).busId), handle
+        except Unavailable as why:
+            # A GPU that fell off the bus keeps its index, but its bus id cannot be asked for any more.
+            lost.append(Unavailable(why.reason, f"GPU {index}: {why.detail}").json())
+    facts.values["gpus"] = {bus_id: _gpu(index, handle) for index, (bus_id, handle) in handles.items()}
+    facts.values["lost"] = lost
+    if pairs:
+        facts.values["pairs"] = [_pair(*pair) for pair in itertools.permutations(handles.values(), 2)]
+
+
+def _gpu(index: int, handle: Any) -> dict[str, Any]:
+    gpu = Reading(index=index)
+    for names, function, arguments, convert in _QUESTIONS:
+        take(gpu, names, function, handle, *arguments, convert=convert)
+    try:
+        capabilities = ask_struct("nvmlDeviceGetCapabilities", handle, "DeviceCapabilities_v1_t")
+        gpu.values["capabilities"] = capabilities.capMask
+    except Unavailable as why:
+        gpu.miss("capabilities", why)
+    gpu.values["link"] = _pcie_link(handle)
+    read_fabric(gpu, handle)
+    read_platform(gpu, handle)
+    counts = field_values(handle, (NVLINK_COUNT, C2C_COUNT))
+    read_nvlinks(gpu, handle, counts[NVLINK_COUNT])
+    read_c2c_links(gpu, handle, counts[C2C_COUNT])
+    take(gpu, "processes", "nvmlDeviceGetComputeRunningProcesses", handle, convert=_processes)
+    return gpu.json()
+
+
+def _pcie_link(handle: Any) -> dict[str, Any]:
+    link = Reading()
+    for field, function, convert in (
+        ("speed_gt_s", "nvmlDeviceGetCurrPcieLinkGeneration", _gt_s),
+        ("width", "nvmlDeviceGetCurrPcieLinkWidth", int),
+        ("max_speed_gt_s", "nvmlDeviceGetGpuMaxPcieLinkGeneration", _gt_s),
+        ("max_width", "nvmlDeviceGetMaxPcieLinkWidth", int),
+    ):
+        take(link, field, function, handle, convert=convert)
+    return link.json()
+
+
+def _processes(found: Iterable[Any]) -> list[dict[str, Any]]:
+    processes = []
+    for item in found:
+        process = Reading(pid=item.pid, used_memory_bytes=item.usedGpuMemory)
+        if item.usedGpuMemory is None:
+            process.miss("used_memory_bytes", Unavailable(NOT_SUPPORTED, "nvmlDeviceGetComputeRunningProcesses"))
+        take(process, "name", "nvmlSystemGetProcessName", item.pid)
+        processes.append(process.json())
+    return processes
+
+
+def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
+    pair = Reading(source=source[0], target=target[0])
+    take(
+        pair,
+        "common_ancestor",
+        "nvmlDeviceGetTopologyCommonAncestor",
+        source[1],
+        target[1],
+        convert=_word(_ANCESTORS),
+    )
+    status = Reading()
+    for name, index in P2P_CAPS.items():
+        take(status, name, "nvmlDeviceGetP2PStatus", source[1], target[1], index, convert=_word(_P2P_STATUS))
+    pair.values["p2p_status"] = status.values
+    pair.unread.update({f"p2p_status.{name}": why for name, why in status.unread.items()})
+    return pair.json()
+
+
+def _word(words: dict[int, str]) -> Callable[[int], str]:
+    return lambda number: words.get(number, str(number))
+
+
+def _gt_s(generation: int) -> float:
+    if generation not in _PCIE_GT_S:
+        raise Unavailable(NOT_SUPPORTED, f"PCIe generation {generation}")
+    return _PCIE_GT_S[generation]
+
+
+def _mask(words: Iterable[int]) -> str:
+    return format_kernel_list(
+        [64 * i + bit for i, word in enumerate(words) if word for bit in range(64) if word >> bit & 1]
+    )
+
+
+def _event_reasons(mask: int) -> list[str]:
+    known = [word for bit, word in enumerate(_EVENT_REASONS) if mask >> bit & 1]
+    unknown = [f"bit-{bit}" for bit in range(len(_EVENT_REASONS), 64) if mask >> bit & 1]
+    return known + unknown
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_QUESTIONS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
+    ("uuid", "nvmlDeviceGetUUID", (), _same),
+    ("name", "nvmlDeviceGetName", (), _same),
+    ("serial", "nvmlDeviceGetSerial", (), _same),
+    ("board_part_number", "nvmlDeviceGetBoardPartNumber", (), _same),
+    ("vbios", "nvmlDeviceGetVbiosVersion", (), _same),
+    ("minor", "nvmlDeviceGetMinorNumber", (), _same),
+    ("compute_capability", "nvmlDeviceGetCudaComputeCapability", (), list),
+    (
+        "memory_total_bytes memory_used_bytes",
+        "nvmlDeviceGetMemoryInfo",
+        (pynvml.nvmlMemory_v2,),
+        lambda info: (info.total, info.used),
+    ),
+    ("cpu_affinity", "nvmlDeviceGetCpuAffinity", (_CPU_WORDS,), _mask),
+    ("numa_affinity", "nvmlDeviceGetMemoryAffinity", (_NODE_WORDS, _AFFINITY_NODE), _mask),
+    ("numa_node", "nvmlDeviceGetNumaNodeId", (), _same),
+    ("c2c_enabled", "nvmlDeviceGetC2cModeInfoV", (), lambda info: bool(info.isC2cEnabled)),
+    ("addressing_mode", "nvmlDeviceGetAddressingMode", (), _word(_ADDRESSING)),
+    ("mig_mode mig_mode_pending", "nvmlDeviceGetMigMode", (), lambda modes: map(bool, modes)),
+    ("virtualization", "nvmlDeviceGetVirtualizationMode", (), _word(_VIRTUALIZATION)),
+    ("persistence_mode", "nvmlDeviceGetPersistenceMode", (), bool),
+    ("compute_mode", "nvmlDeviceGetComputeMode", (), _word(_COMPUTE_MODES)),
+    ("ecc_mode", "nvmlDeviceGetEccMode", (), lambda modes: bool(modes[0])),
+    ("ecc_uncorrected_volatile", "nvmlDeviceGetTotalEccErrors", (_ECC_UNCORRECTED, _ECC_VOLATILE), _same),
+    (
+        "remapped_rows_correctable remapped_rows_uncorrectable remapped_rows_pending remapped_rows_failure",
+        "nvmlDeviceGetRemappedRows",
+        (),
+        lambda rows: (rows[0], rows[1], bool(rows[2]), bool(rows[3])),
+    ),
+    ("performance_state", "nvmlDeviceGetPerformanceState", (), _same),
+    ("sm_clock_mhz", "nvmlDeviceGetClockInfo", (_CLOCK_SM,), _same),
+    ("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", (_CLOCK_SM,), _same),
+    ("memory_clock_mhz", "nvmlDeviceGetClockInfo", (_CLOCK_MEMORY,), _same),
+    ("memory_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", (_CLOCK_MEMORY,), _same),
+    ("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons", (), _event_reasons),
+    ("temperature_c", "nvmlDeviceGetTemperature", (_TEMPERATURE_GPU,), _same),
+)
+"""Fields of :class:`egmctl.model.machine.GpuNvml`, the call that tells, what it wants besides the GPU, and the value's
+way from the call's answer."""

@@ -1,0 +1,128 @@
+"""One way to ask NVML for a value: every answer is the value or the reason why there is none.
+
+Only child processes import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from ctypes import byref
+from typing import Any
+
+import pynvml
+
+from egmctl.facts.reading import (
+    DRIVER_TOO_OLD,
+    FAILED,
+    MISSING_LIBRARY,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    TIMED_OUT,
+    Reading,
+    Unavailable,
+)
+from egmctl.launch import breadcrumb
+
+_REASONS: Mapping[int, str] = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION: NO_PERMISSION,
+    pynvml.NVML_ERROR_TIMEOUT: TIMED_OUT,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: MISSING_LIBRARY,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: DRIVER_TOO_OLD,
+    # The version of a structure is newer than the library.
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: DRIVER_TOO_OLD,
+    pynvml.NVML_ERROR_DEPRECATED: NOT_SUPPORTED,
+}
+"""Return codes that say why, by number; every other error is ``failed``."""
+
+_NAMES = {code: name for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+
+Field = int | tuple[int, int]
+"""Id of a field value, or that and its scope: a link's number."""
+
+
+def ask(function: str, *arguments: Any) -> Any:
+    """Call a function of pynvml and return its value.
+
+    Raises
+    ------
+    Unavailable
+        NVML answered with an error, the library or pynvml lacks the function, or a string is not UTF-8.
+    """
+    breadcrumb.enter(function)
+    try:
+        return getattr(pynvml, function)(*arguments)
+    except pynvml.NVMLError as error:
+        raise unavailable(function, error.value) from error
+    except AttributeError as error:
+        raise Unavailable(DRIVER_TOO_OLD, f"{function}: not in the installed nvidia-ml-py") from error
+    except UnicodeDecodeError as error:
+        raise Unavailable(FAILED, f"{function}: the answer is not UTF-8") from error
+    finally:
+        breadcrumb.leave()
+
+
+def ask_struct(function: str, handle: Any, struct: str) -> Any:
+    """Fill a versioned structure of pynvml, named without ``c_nvml``, and return it.
+
+    pynvml's functions for these crash the process when given the structure itself: they want a reference. Some
+    return the error number instead of raising.
+
+    Raises
+    ------
+    Unavailable
+        As :func:`ask`.
+    """
+    kind = getattr(pynvml, f"c_nvml{struct}", None)
+    if kind is None:
+        raise Unavailable(DRIVER_TOO_OLD, f"{function}: the installed nvidia-ml-py has no c_nvml{struct}")
+    value = kind()
+    returned = ask(function, handle, byref(value))
+    if returned:
+        raise unavailable(function, returned)
+    return value
+
+
+def take(
+    reading: Reading, names: str, function: str, *arguments: Any, convert: Callable[[Any], Any] = lambda value: value
+) -> None:
+    """Put the answer of :func:`ask` into a field, or spread it over several (named with spaces between)."""
+    fields = names.split()
+    try:
+        value = convert(ask(function, *arguments))
+    except Unavailable as why:
+        reading.miss(names, why)
+        return
+    reading.values.update(zip(fields, value, strict=True) if len(fields) > 1 else ((names, value),))
+
+
+def field_values(handle: Any, fields: Iterable[Field]) -> dict[Field, int | Unavailable]:
+    """Read many field values in one call, which costs little more than one value."""
+    wanted = list(fields)
+    try:
+        answers = ask("nvmlDeviceGetFieldValues", handle, wanted)
+    except Unavailable as why:
+        return dict.fromkeys(wanted, why)
+    return {field: _field_value(field, answer) for field, answer in zip(wanted, answers, strict=True)}
+
+
+def unavailable(what: str, code: int) -> Unavailable:
+    """Return the reason for a return code other than success."""
+    return Unavailable(_REASONS.get(code, FAILED), f"{what}: {code} ({pynvml.NVMLError(code)})", _NAMES.get(code))
+
+
+def _field_value(field: Field, answer: Any) -> int | Unavailable:
+    if answer.nvmlReturn != pynvml.NVML_SUCCESS:
+        return unavailable(f"field {field[0] if isinstance(field, tuple) else field}", answer.nvmlReturn)
+    member = {
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+    }.get(answer.valueType)
+    if member is None:
+        return Unavailable(FAILED, f"field value of type {answer.valueType}")
+    value: int = getattr(answer.value, member)
+    return value
