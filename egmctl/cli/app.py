@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -44,7 +43,10 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code; whatever goes wrong is told in one sentence."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # What this process was started to ignore (nohup) stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     try:
         try:
             code = app(args=list(arguments), prog_name="egmctl", standalone_mode=False)
@@ -124,7 +126,3 @@ def _sentence(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "egmctl"
     return f"{message[:1].lower()}{message[1:]}; '{command} --help' says what is valid"
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

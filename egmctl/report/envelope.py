@@ -50,7 +50,8 @@ def envelope(
 
 def error_entry(error: EgmctlError) -> dict[str, Any]:
     """Return one entry of the envelope's ``errors``: a stable word, the sentence, and what else the error knows."""
-    details = {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    told = {"code", "exit_code"}
+    details = {name: value for name, value in vars(error).items() if name not in told and not name.startswith("_")}
     return {"code": error.code, "message": str(error), "details": to_json(details)}
 
 

@@ -73,7 +73,8 @@ def test_each_error_is_one_sentence_its_code_and_a_document(raised: str, code: i
 def test_the_document_keeps_what_the_error_knows() -> None:
     ended = run("raise ChildFailed('the child hung', how='timed-out', last_call='cuMemCreate')", "--json")
     details = json.loads(ended.out)["errors"][0]["details"]
-    assert details == {"how": "timed-out", "last_call": "cuMemCreate", "kind": None}
+    assert details["how"] == "timed-out"
+    assert details["last_call"] == "cuMemCreate"
 
 
 def test_a_fault_of_the_tool_is_one_sentence_that_asks_for_a_report() -> None:
@@ -97,7 +98,7 @@ def test_a_command_that_says_nothing_is_fine_and_one_that_exits_keeps_its_code()
     assert run("raise typer.Exit(ExitCode.FAILED)").code == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_command_with_130_and_lets_it_clean_up(number: signal.Signals) -> None:
     body = """
     try:
