@@ -124,11 +124,7 @@ class DriverCallError(EgmctlError):
 
 
 class DriverLibraryMissing(DriverCallError):
-    """The first call found no library; ``number`` is ``None`` and ``name`` says what was looked for.
-
-    It and :class:`DriverTooOld` are built from the same three values as their base, so that a child's error is
-    made again in its parent from the class' name and those.
-    """
+    """The first call found no library; ``number`` is ``None`` and ``name`` says what was looked for."""
 
     code = "driver-missing"
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from egmctl.errors import ChildFailed, DriverCallError, DriverLibraryMissing, DriverTooOld, EgmctlError
+from egmctl.errors import ChildFailed, DriverLibraryMissing, DriverTooOld
 from egmctl.facts import ids
 from egmctl.model.codec import DecodeError, JsonValue, from_json
 from egmctl.model.machine import (
@@ -125,10 +125,10 @@ class CudaFacts(Record):
     pairs: tuple[Pair, ...] = ()
 
 
-def nvml_facts(outcome: JsonValue | EgmctlError) -> NvmlFacts:
+def nvml_facts(outcome: JsonValue | ChildFailed) -> NvmlFacts:
     """Return the NVML child's facts from its result, or from the error it ended with."""
     try:
-        if not isinstance(outcome, EgmctlError):
+        if not isinstance(outcome, ChildFailed):
             return from_json(NvmlFacts, outcome)
         absent = _absent("NVML", outcome)
     except DecodeError as error:
@@ -136,10 +136,10 @@ def nvml_facts(outcome: JsonValue | EgmctlError) -> NvmlFacts:
     return NvmlFacts(absent=absent, unread=dict.fromkeys(("driver_version", "nvml_version", "error"), absent))
 
 
-def cuda_facts(outcome: JsonValue | EgmctlError) -> CudaFacts:
+def cuda_facts(outcome: JsonValue | ChildFailed) -> CudaFacts:
     """Return the CUDA child's facts from its result, or from the error it ended with."""
     try:
-        if not isinstance(outcome, EgmctlError):
+        if not isinstance(outcome, ChildFailed):
             return from_json(CudaFacts, outcome)
         absent = _absent("CUDA", outcome)
     except DecodeError as error:
@@ -166,21 +166,17 @@ def driver_values(nvml: NvmlFacts, cuda: CudaFacts) -> tuple[dict[str, Any], dic
     return values, {name: why for name, why in sources.items() if why is not None and values[name] is None}
 
 
-def _absent(library: str, error: EgmctlError) -> Unread:
-    if isinstance(error, ChildFailed):
-        reasons = {"crashed": Reason.CRASHED, "timed-out": Reason.TIMED_OUT}
-        where = f" in {error.last_call}" if error.last_call else ""
-        raised = f" {error.kind}" if error.how == "raised" and error.kind else ""
-        return Unread(
-            reason=reasons.get(error.how, Reason.FAILED),
-            detail=f"the child that reads {library} {error.how.replace('-', ' ')}{raised}{where}",
-        )
-    if isinstance(error, DriverLibraryMissing):
-        return Unread(reason=Reason.MISSING_LIBRARY, detail=str(error))
-    if isinstance(error, DriverTooOld):
-        return Unread(reason=Reason.DRIVER_TOO_OLD, detail=str(error))
-    detail = str(error) if isinstance(error, DriverCallError) else f"the child that reads {library} failed"
-    return Unread(reason=Reason.FAILED, detail=detail)
+def _absent(library: str, error: ChildFailed) -> Unread:
+    where = f" in {error.last_call}" if error.last_call else ""
+    child = f"the child that reads {library}"
+    if error.how != "raised":
+        reason = Reason.TIMED_OUT if error.how == "timed-out" else Reason.CRASHED
+        return Unread(reason=reason, detail=f"{child} {error.how.replace('-', ' ')}{where}")
+    reasons = {DriverLibraryMissing.__name__: Reason.MISSING_LIBRARY, DriverTooOld.__name__: Reason.DRIVER_TOO_OLD}
+    detail = f"{child} raised {error.kind}"
+    if "call" in error.details:
+        detail = f"{error.details['call']}: {error.details['name']}"
+    return Unread(reason=reasons.get(error.kind or "", Reason.FAILED), detail=detail)
 
 
 def _known_bus_ids(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, str]:
@@ -260,7 +256,7 @@ def _nvlinks(source: Gpu, target: Gpu) -> tuple[int | None, str | None, dict[str
     switched = min(sum(link.remote_type == "switch" for link in links) for links in (ours, theirs))
     if switched:
         return switched, "switch", {}
-    return 0, None, {"nvlink_through": Unread(reason=Reason.NOT_PRESENT, detail="no NVLink joins the two")}
+    return 0, None, {}
 
 
 def _unknown(why: Unread) -> tuple[None, None, dict[str, Unread]]:
