@@ -19,7 +19,8 @@ from egmctl.cli.bench import bench
 from egmctl.cli.output import discard_stdout, emit, say
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
-from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.errors import ChildFailed, EgmctlError, ExitCode, UsageError
+from egmctl.units import printable
 
 app = typer.Typer(
     # rich's markup mode is what costs at start-up.
@@ -108,6 +109,8 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exc()
+        if isinstance(error, ChildFailed):
+            sys.stderr.writelines(f"child: {printable(line)}\n" for line in error.output.splitlines())
     say(str(error))
     if "--json" in arguments:
         from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope

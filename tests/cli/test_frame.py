@@ -87,6 +87,9 @@ def test_a_fault_of_the_tool_is_one_sentence_that_asks_for_a_report() -> None:
 def test_a_traceback_is_shown_only_when_asked_for() -> None:
     assert "Traceback" not in run("1 / 0").err
     assert "Traceback" in run("1 / 0", EGMCTL_DEBUG="1").err
+    raised = "raise ChildFailed('it raised', how='raised', output='Traceback of\\nthe child\\x1b[0m')"
+    assert "child" not in run(raised).err
+    assert "child: Traceback of\nchild: the child\\x1b[0m\n" in run(raised, EGMCTL_DEBUG="1").err
 
 
 def test_control_characters_of_a_message_are_escaped() -> None:
