@@ -41,10 +41,11 @@ class HostNumaMemory:
     size_bytes
         Rounded up to the minimum granularity for the allocation.
     contexts
-        The GPUs that get access; the calling thread must have one of them current.
+        The GPUs that get access, at least one.
     """
 
     def __init__(self, node: int, size_bytes: int, contexts: Sequence[Context]) -> None:
+        contexts[0].make_current()
         cuda = bindings()
         host = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
         properties = cuda.CUmemAllocationProp()
