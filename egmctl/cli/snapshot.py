@@ -1,10 +1,61 @@
-"""Placeholder until the room is furnished."""
+"""``egmctl snapshot``: record this node's facts into one file, to look at elsewhere with ``--machine FILE``."""
 
 from __future__ import annotations
 
-from egmctl.errors import NothingToDo
+from typing import Annotated
+
+import typer
+
+from egmctl.cli.options import ForceOption, OutputOption
+from egmctl.cli.output import check_output, emit
+from egmctl.errors import UsageError
+
+SectionsOption = Annotated[
+    str,
+    typer.Option(
+        "--sections",
+        metavar="LIST",
+        help="What to record: all, or some of host,gpus,pairs,switches,nics,driver,process.",
+    ),
+]
+FullOption = Annotated[
+    bool,
+    typer.Option("--full", help="Keep names, serial numbers, UUIDs and paths; without it they become pseudonyms."),
+]
 
 
-def snapshot() -> None:
-    """Not there yet."""
-    raise NothingToDo("snapshot is not there yet")
+def snapshot(
+    output: OutputOption = None,
+    full: FullOption = False,
+    sections: SectionsOption = "all",
+    force: ForceOption = False,
+) -> None:
+    """Record this node into one JSON document that 'egmctl topo --machine FILE' shows anywhere."""
+    if output is not None and output.suffix.lower() != ".json":
+        raise UsageError(f"a snapshot is JSON: give it a name that ends in .json in place of {str(output)!r}")
+    check_output(output, force)
+
+    from egmctl.facts import record
+    from egmctl.facts.collect import collect
+    from egmctl.facts.redact import redact
+
+    machine = collect(_sections(sections))
+    emit(record.text(machine if full else redact(machine)), output=output, force=force)
+
+
+def _sections(text: str) -> tuple[str, ...]:
+    """Return the sections that ``--sections`` names, in the document's order.
+
+    Raises
+    ------
+    UsageError
+        If one of them is none, or none is named.
+    """
+    from egmctl.model.machine import SECTION_VERSIONS
+
+    valid = tuple(SECTION_VERSIONS)
+    asked = valid if text.strip() == "all" else tuple(part.strip() for part in text.split(","))
+    for name in asked:
+        if name not in valid:
+            raise UsageError(f"--sections: there is no section {name!r}; valid are all and {','.join(valid)}")
+    return tuple(name for name in valid if name in asked)

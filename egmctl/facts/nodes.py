@@ -32,7 +32,8 @@ class DeviceNodes:
     imex_channels: tuple[DeviceNode, ...] | None
     """Empty where the folder is absent."""
     unread: dict[str, Unread]
-    """Folders that could not be listed: ``caps``, ``imex_channels``."""
+    """Folders that could not be listed, under the names of the driver's fields they would have filled:
+    ``nodes.nvidia-caps``, ``imex_channels``."""
 
 
 def read_all(root: Root, minors: Iterable[int]) -> DeviceNodes:
@@ -44,9 +45,8 @@ def read_all(root: Root, minors: Iterable[int]) -> DeviceNodes:
         The GPUs that the driver knows; nodes beyond these are found by their names.
     """
     why = Reasons()
-    names = why.read("gpus", lambda: root.names("/dev")) or []
-    present = {int(match[1]) for name in names if (match := re.fullmatch(r"nvidia([0-9]{1,3})", name))}
-    caps = why.read("caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
+    present = {int(match[1]) for name in _names(root, "/dev") if (match := re.fullmatch(r"nvidia([0-9]{1,3})", name))}
+    caps = why.read("nodes.nvidia-caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
     return DeviceNodes(
         gpus={minor: read(root, f"/dev/nvidia{minor}") for minor in sorted(present | set(minors))},
         control=(
@@ -86,13 +86,17 @@ def read(root: Root, path: str) -> DeviceNode:
 
 def _listed(root: Root, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
     """Look at the nodes in a folder whose names fit, in the order of their numbers."""
+    names = [name for name in _names(root, folder) if re.fullmatch(pattern, name)]
+    return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=lambda name: (len(name), name)))
+
+
+def _names(root: Root, folder: str) -> list[str]:
     try:
-        names = [name for name in root.names(folder) if re.fullmatch(pattern, name)]
+        return root.names(folder)
     except Unreadable as error:
         if error.unread.reason is Reason.NOT_PRESENT:
-            return ()
+            return []
         raise
-    return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=lambda name: (len(name), name)))
 
 
 def _access(path: str) -> str:

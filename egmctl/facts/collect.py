@@ -1,0 +1,177 @@
+"""Reads this node into a :class:`Machine`: device nodes first, then files while two children ask NVML and CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import cached_property
+from typing import Any, TypeVar
+
+from egmctl import __version__, launch
+from egmctl.errors import ChildFailed, UsageError
+from egmctl.facts import driver_files, gpus, host, nics, nodes, pci, process
+from egmctl.facts.gpus import CudaFacts, NvmlFacts
+from egmctl.facts.root import Root, Unreadable
+from egmctl.model.codec import JsonValue
+from egmctl.model.machine import (
+    SECTION_VERSIONS,
+    Driver,
+    Gpu,
+    Machine,
+    NvSwitch,
+    Origin,
+    OriginKind,
+    PciFunction,
+    Reason,
+    SectionStatus,
+    Unread,
+)
+
+T = TypeVar("T")
+
+LIBRARY_SECTIONS = frozenset({"gpus", "pairs", "driver"})
+"""The sections that NVML and CUDA are asked for."""
+
+
+def collect(sections: Iterable[str], *, deadline_s: float = 60.0) -> Machine:
+    """Read sections of this node.
+
+    Parameters
+    ----------
+    sections
+        Of :data:`egmctl.model.machine.SECTION_VERSIONS`; the others stay null with the reason ``not-asked``.
+    deadline_s
+        Seconds after which a child that has not answered is given up, and its values are ``timed-out``.
+
+    Returns
+    -------
+    Machine
+        Always: what goes wrong with a section is that section's status.
+
+    Raises
+    ------
+    UsageError
+        If there is no such section.
+    """
+    asked = tuple(sections)
+    for name in asked:
+        if name not in SECTION_VERSIONS:
+            raise UsageError(f"there is no section {name!r}; valid are {', '.join(SECTION_VERSIONS)}")
+    statuses: dict[str, SectionStatus] = {}
+    values: dict[str, Any] = {}
+
+    def read(name: str, function: Callable[[], object]) -> None:
+        unread: Unread | None = Unread(reason=Reason.NOT_ASKED)
+        duration_ms = None
+        if name in asked:
+            started = time.perf_counter()
+            values[name], unread = _attempt(function)
+            duration_ms = round(1e3 * (time.perf_counter() - started), 3)
+        statuses[name] = SectionStatus(version=SECTION_VERSIONS[name], duration_ms=duration_ms, unread=unread)
+
+    with ExitStack() as children:
+        node = _Node(asked, deadline_s, children)
+        # The children work meanwhile: what needs their answers comes last.
+        read("host", lambda: host.host(node.root))
+        read("switches", node.switches)
+        read("nics", lambda: nics.nics(node.root))
+        read("process", lambda: process.process(node.root))
+        read("gpus", lambda: node.gpus)
+        read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
+        read("driver", node.driver)
+    origin = Origin(
+        kind=OriginKind.LIVE,
+        tool=f"egmctl {__version__}",
+        recorded_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+    return Machine(origin=origin, sections={name: statuses[name] for name in SECTION_VERSIONS}, **values)
+
+
+class _Node:
+    """The node under collection: what several sections need, read once."""
+
+    def __init__(self, asked: tuple[str, ...], deadline_s: float, children: ExitStack) -> None:
+        self.root = Root.from_environment()
+        self._deadline = time.monotonic() + deadline_s
+        if LIBRARY_SECTIONS.isdisjoint(asked):
+            return
+        # As root, NVML and CUDA may make the nodes that are missing: looking comes first.
+        self._proc = _attempt(lambda: driver_files.gpus(self.root))
+        minors = [gpu.minor for gpu in (self._proc[0] or {}).values() if gpu.minor is not None]
+        self._nodes = _attempt(lambda: nodes.read_all(self.root, minors))
+        arguments = {"pairs": "pairs" in asked}
+        self._nvml_child = _start("egmctl.facts.nvml:read", arguments, children)
+        self._cuda_child = _start("egmctl.facts.cuda:read", arguments, children)
+
+    @cached_property
+    def nvml(self) -> NvmlFacts:
+        return gpus.nvml_facts(self._answer(self._nvml_child))
+
+    @cached_property
+    def cuda(self) -> CudaFacts:
+        return gpus.cuda_facts(self._answer(self._cuda_child))
+
+    @cached_property
+    def functions(self) -> tuple[PciFunction, ...]:
+        return pci.nvidia_functions(self.root)
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        functions, no_functions = _attempt(
+            lambda: {found.bus_id: found for found in self.functions if pci.is_gpu(found)}
+        )
+        proc, no_proc = self._proc
+        seen, _ = self._nodes
+        return gpus.join(
+            pci=no_functions or functions or {},
+            proc=no_proc or proc or {},
+            nodes=seen.gpus if seen else {},
+            nvml=self.nvml,
+            cuda=self.cuda,
+        )
+
+    def switches(self) -> tuple[NvSwitch, ...]:
+        return tuple(NvSwitch(pci=found) for found in self.functions if not pci.is_gpu(found))
+
+    def driver(self) -> Driver:
+        files = driver_files.driver(self.root)
+        values, unread = gpus.driver_values(self.nvml, self.cuda)
+        seen, no_nodes = self._nodes
+        if no_nodes:
+            unread.update(dict.fromkeys(("nodes", "imex_channels"), no_nodes))
+        return Driver(
+            **{field.name: getattr(files, field.name) for field in dataclasses.fields(files) if field.name != "unread"},
+            **values,
+            nodes=seen.control if seen else None,
+            imex_channels=seen.imex_channels if seen else None,
+            unread={**files.unread, **unread, **(seen.unread if seen else {})},
+        )
+
+    def _answer(self, child: launch.Child | ChildFailed) -> JsonValue | ChildFailed:
+        if isinstance(child, ChildFailed):
+            return child
+        try:
+            return child.result(max(0.0, self._deadline - time.monotonic()))
+        except ChildFailed as error:
+            return error
+
+
+def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launch.Child | ChildFailed:
+    try:
+        # Without grace: once it has answered, a child has nothing left to do.
+        return children.enter_context(launch.spawn(target, arguments, grace_s=0))
+    except ChildFailed as error:
+        return error
+
+
+def _attempt(function: Callable[[], T]) -> tuple[T | None, Unread | None]:
+    """Return a collector's value, or why there is none: nothing that it raises may end the tool."""
+    try:
+        return function(), None
+    except Unreadable as error:
+        return None, error.unread
+    except Exception as error:
+        return None, Unread(reason=Reason.FAILED, detail=f"{type(error).__name__}: {error}")
