@@ -1,0 +1,67 @@
+"""NVLinks and the pairs that they join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from egmctl.facts.cuda import P2P_ATTRIBUTES
+from egmctl.model.machine import NvLink, Pair, Reason, Unread
+from machine_models.stating import NOT_STATED, NVLINK_MB_S, NVLINKS, among, stated
+
+NOT_OVER_PCIE = Unread(reason=Reason.NOT_STATED, detail="no public nvidia-smi topo -p2p p of this machine")
+
+
+def links_to_switches(version: int) -> tuple[NvLink, ...]:
+    """Return a GPU's links, all up, each to a switch whose bus id no source states."""
+    return tuple(
+        stated(NvLink, link=link, active=True, version=version, remote_type="switch", speed_mb_s=NVLINK_MB_S[version])
+        for link in range(NVLINKS)
+    )
+
+
+def links_to_peers(version: int, peers: Sequence[str]) -> tuple[NvLink, ...]:
+    """Return a GPU's links, all up, shared out evenly between its peers.
+
+    How many lead to each peer is published; which ones is not. They are numbered by peer here.
+    """
+    each = NVLINKS // len(peers)
+    return tuple(
+        stated(
+            NvLink,
+            link=link,
+            active=True,
+            version=version,
+            remote_type="gpu",
+            remote_bus_id=peers[link // each],
+            speed_mb_s=NVLINK_MB_S[version],
+        )
+        for link in range(NVLINKS)
+    )
+
+
+def pairs(bus_ids: Sequence[str], nvlinks: int, through: str) -> tuple[Pair, ...]:
+    """Return every ordered pair of GPUs that NVLinks join: peers for loads, stores and atomics.
+
+    Parameters
+    ----------
+    nvlinks
+        Links that join each two.
+    through
+        ``direct`` or ``switch``.
+    """
+    return tuple(
+        stated(
+            Pair,
+            source=source,
+            target=target,
+            p2p_status={"read": "OK", "write": "OK", "nvlink": "OK", "atomics": "OK", "pci": NOT_OVER_PCIE},
+            nvlink_count=nvlinks,
+            nvlink_through=through,
+            can_access_peer=True,
+            cuda_attributes=among(P2P_ATTRIBUTES, {"ACCESS_SUPPORTED": 1, "NATIVE_ATOMIC_SUPPORTED": 1}),
+            common_ancestor=NOT_STATED,
+        )
+        for source in bus_ids
+        for target in bus_ids
+        if source != target
+    )

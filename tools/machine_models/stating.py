@@ -1,0 +1,150 @@
+"""How a model says what its sources say, and that everything else is not stated."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from egmctl.model.codec import field_types
+from egmctl.model.machine import (
+    SECTION_VERSIONS,
+    DeviceNode,
+    Driver,
+    Gpu,
+    Host,
+    Machine,
+    Nic,
+    NumaKind,
+    NumaNode,
+    Origin,
+    OriginKind,
+    Pair,
+    Process,
+    Reason,
+    Record,
+    SectionStatus,
+    Unread,
+)
+
+R = TypeVar("R", bound=Record)
+
+MIB = 1 << 20
+
+NOT_STATED = Unread(reason=Reason.NOT_STATED)
+ONE_PARTS_OWN = Unread(reason=Reason.NOT_STATED, detail="belongs to one real part")
+
+NVIDIA = 0x10DE
+MELLANOX = 0x15B3
+CLASS_3D = 0x030200
+"""PCI class of NVIDIA's data center GPUs in every lspci output quoted in docs/machines.md: 3D controller."""
+
+NVLINK_4, NVLINK_5 = 6, 7
+"""``nvmlNvLinkVersion``: NVML_NVLINK_VERSION_4_0 and _5_0 (nvml.h)."""
+NVLINK_MB_S = {NVLINK_4: 26562, NVLINK_5: 53125}
+"""Speed of a link (NVIDIA Health Validation, NVLink checks: ``expected_speed_mbytes_per_sec``)."""
+NVLINKS = 18
+"""Links of an H100, GH200 or GB200 GPU (the same page: ``expected_link_count``)."""
+
+NVIDIA_MAJOR = 195
+"""Character device major of ``/dev/nvidia<minor>`` (open-gpu-kernel-modules, nv-chardev-numbers.h)."""
+
+
+def stated(cls: type[R], **values: Any) -> R:
+    """Return a record in which every nullable field is stated or says why it is null.
+
+    Parameters
+    ----------
+    cls
+        The record.
+    **values
+        What is known. A value of :class:`Unread` is null for that reason, also inside a mapping; ``None`` is null
+        because null is the answer. Nullable fields that are not named are null because no source states them, those
+        that belong to one real part because a model has none.
+    """
+    unread: dict[str, Unread] = {}
+    for name, kind in field_types(cls).items():
+        if name not in values:
+            if type(None) in typing.get_args(kind):
+                values[name] = ONE_PARTS_OWN if name in _ONE_PARTS_OWN else NOT_STATED
+            else:
+                continue
+        value = values[name]
+        if isinstance(value, Unread):
+            values[name], unread[name] = None, value
+        elif isinstance(value, Mapping):
+            missing = {key: item for key, item in value.items() if isinstance(item, Unread)}
+            values[name] = {key: None if key in missing else item for key, item in value.items()}
+            unread |= {f"{name}.{key}": why for key, why in missing.items()}
+    return cls(**values, unread=unread)
+
+
+_ONE_PARTS_OWN = ("uuid", "serial", "chassis_serial", "node_guid", "hostname")
+
+
+def among(names: Iterable[str], known: Mapping[str, int]) -> dict[str, int | Unread]:
+    """Return ``known`` with every other name not stated, in the order of ``names``.
+
+    Raises
+    ------
+    ValueError
+        If ``known`` has a name that the tool does not read.
+    """
+    names = tuple(names)
+    if strange := set(known) - set(names):
+        raise ValueError(f"not among the names that are read: {sorted(strange)}")
+    return {name: known.get(name, NOT_STATED) for name in names}
+
+
+def numa_node(node: int, kind: NumaKind, **values: Any) -> NumaNode:
+    """Return a NUMA node; one without memory has 0 bytes."""
+    if kind is NumaKind.EMPTY:
+        values = {"memory_total_bytes": 0, "memory_free_bytes": 0, **values}
+    return stated(NumaNode, id=node, kind=kind, **values)
+
+
+def gpu_device_node(minor: int) -> DeviceNode:
+    """Return the device node of a GPU as a process sees it that nothing confines: a condition of every model."""
+    return stated(DeviceNode, path=f"/dev/nvidia{minor}", exists=True, major=NVIDIA_MAJOR, minor=minor, access="ok")
+
+
+def unconfined_process() -> Process:
+    """Return a process that no container, cgroup or variable confines: a condition of every model."""
+    return stated(Process, container_signs=(), environment={})
+
+
+def machine(
+    name: str,
+    description: str,
+    sources: tuple[str, ...],
+    *,
+    host: Host,
+    gpus: tuple[Gpu, ...],
+    pairs: tuple[Pair, ...],
+    nics: tuple[Nic, ...] | Unread,
+    driver: Driver,
+    switches: tuple[()] | Unread,
+) -> Machine:
+    """Put a modelled machine together; a section that is ``Unread`` is missing for that reason."""
+    optional = {"nics": nics, "switches": switches}
+    missing = {section: why for section, why in optional.items() if isinstance(why, Unread)}
+    return Machine(
+        origin=Origin(
+            kind=OriginKind.MODELLED,
+            name=name,
+            tool="tools/model_machines.py",
+            description=description,
+            sources=sources,
+        ),
+        sections={
+            section: SectionStatus(version=version, unread=missing.get(section))
+            for section, version in SECTION_VERSIONS.items()
+        },
+        host=host,
+        gpus=gpus,
+        pairs=pairs,
+        switches=None if isinstance(switches, Unread) else switches,
+        nics=None if isinstance(nics, Unread) else nics,
+        driver=driver,
+        process=unconfined_process(),
+    )

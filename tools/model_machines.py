@@ -1,0 +1,58 @@
+"""Writes the modelled machines of ``profiles/machines/`` from public facts (docs/machines.md).
+
+    python tools/model_machines.py            write them
+    python tools/model_machines.py --check    write nothing; exit 1 if a file is not what would be written
+
+The version of egmctl that a file names is left as it is while nothing else changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from machine_models import dgx_h100, gb200, gh200
+
+from egmctl.data import machines_dir
+from egmctl.facts import record
+from egmctl.model.machine import Machine
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(description="Write the modelled machines of profiles/machines/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file would change")
+    check = parser.parse_args(arguments).check
+    stale = [machine for machine in machines() if not _holds(_path(machine), machine)]
+    for machine in stale:
+        if check:
+            sys.stderr.write(f"{_path(machine)} is not what tools/model_machines.py writes\n")
+        else:
+            _path(machine).write_text(record.text(machine), encoding="ascii")
+            sys.stdout.write(f"{_path(machine)}\n")
+    return int(check and bool(stale))
+
+
+def machines() -> tuple[Machine, ...]:
+    """Return every modelled machine."""
+    return (gh200.single(), gh200.quad(), gb200.nvl4(), gb200.nvl72_tray(), dgx_h100.model())
+
+
+def _path(machine: Machine) -> Path:
+    return machines_dir() / f"{machine.origin.name}.json"
+
+
+def _holds(path: Path, machine: Machine) -> bool:
+    """Return whether a file holds this machine."""
+    try:
+        found = json.loads(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return False
+    wanted = record.document(machine)
+    return isinstance(found, dict) and {**found, "egmctl": ""} == {**wanted, "egmctl": ""}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
