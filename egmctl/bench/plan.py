@@ -43,6 +43,8 @@ class Plan:
     gpus: tuple[BenchGpu, ...]
     numa_nodes: tuple[int, ...]
     tasks: tuple[PlannedTask, ...]
+    notes: tuple[str, ...] = ()
+    """Cases that these GPUs and nodes make no task of, and why."""
 
     @property
     def runnable(self) -> tuple[Task, ...]:
@@ -63,11 +65,13 @@ def make_plan(
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
     visible = cuda_visible(machine)
+    tasks = {case.name: tuple(_tasks(case, machine, gpus, numa_nodes, settings, visible)) for case in cases}
     return Plan(
         settings=settings,
         gpus=tuple(BenchGpu(label=_label(g), index=g.index, bus_id=g.bus_id, uuid=g.uuid, name=g.name) for g in gpus),
         numa_nodes=tuple(numa_nodes),
-        tasks=tuple(task for case in cases for task in _tasks(case, machine, gpus, numa_nodes, settings, visible)),
+        tasks=tuple(task for of_case in tasks.values() for task in of_case),
+        notes=tuple(f"{name} needs two GPUs" for name, of_case in tasks.items() if not of_case),
     )
 
 

@@ -6,15 +6,17 @@ it was in, and a new worker goes on with the rest.
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from egmctl.bench.plan import Plan
 from egmctl.bench.protocol import Event, Order, OrderedTask
 from egmctl.errors import ChildFailed
 from egmctl.launch import Child, signals, spawn
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Measurement, Status, Task, finish
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, RunReport, Status, Task, finish
 
 Progress = Callable[[int, Task | None], None]
 """Called with the number of tasks that are over and the task under way, ``None`` between two."""
@@ -35,29 +37,22 @@ ENVIRONMENT = {
 """Changes to the worker's environment."""
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What came of a plan."""
-
-    measurements: list[Measurement]
-    """In the order of the plan's tasks."""
-    interrupted: bool = False
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
-def supervise(plan: Plan, *, on_progress: Progress, target: str = WORKER) -> Outcome:
+def supervise(plan: Plan, machine: Machine, *, on_progress: Progress, target: str = WORKER) -> RunReport:
     """Measure every runnable task of a plan.
 
-    SIGINT, SIGTERM and SIGHUP end the run: the outcome then says that it was interrupted and holds what there is.
+    SIGINT, SIGTERM and SIGHUP end the run: the report then says that it was interrupted and holds what there is.
 
     Parameters
     ----------
+    machine
+        The one that the plan was made for.
     on_progress
         Called at each step.
     target
         The worker, as :func:`egmctl.launch.spawn` takes it; another one only in tests.
     """
+    started_at = datetime.datetime.now(datetime.UTC)
+    started = time.perf_counter()
     run = _Run(plan, on_progress, target)
     interrupted = False
     try:
@@ -69,7 +64,19 @@ def supervise(plan: Plan, *, on_progress: Progress, target: str = WORKER) -> Out
     why = "interrupted before it was over" if interrupted else f"not run: {WORKER_LIMIT} workers have failed before it"
     for number in run.pending:
         run.found[number] = finish(run.tasks[number], Status.WAIVED, reason=why)
-    return Outcome([run.found[n] for n in range(len(plan.tasks))], interrupted, run.notes, run.problems)
+    return RunReport(
+        settings=plan.settings,
+        gpus=plan.gpus,
+        numa_nodes=plan.numa_nodes,
+        driver_version=machine.driver.driver_version if machine.driver else None,
+        cuda_driver_version=machine.driver.cuda_driver_version if machine.driver else None,
+        started_at=started_at.isoformat(timespec="seconds"),
+        wall_s=time.perf_counter() - started,
+        interrupted=interrupted,
+        notes=(*plan.notes, *run.notes),
+        problems=tuple(run.problems),
+        measurements=tuple(run.found[number] for number in range(len(plan.tasks))),
+    )
 
 
 class _Run:
