@@ -1,0 +1,142 @@
+"""Every answer of the CUDA bindings becomes a value or one exception that names the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld, ExitCode
+from egmctl.gpu import driver
+from egmctl.launch import breadcrumb
+
+
+class Result(int):
+    """A CUresult of the bindings: a number with a name."""
+
+    name = "CUDA_ERROR_NOT_PERMITTED"
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A module in the place of ``cuda.bindings.driver``."""
+    module = SimpleNamespace(CUDA_VERSION=13000)
+    monkeypatch.setattr(driver, "bindings", lambda: module)
+    return module
+
+
+def answering(answer: Any) -> Callable[..., Any]:
+    def function(*_arguments: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [((Result(0),), None), ((Result(0), 7), 7), ((Result(0), 7, 8), (7, 8)), ((Result(0), None), None)],
+)
+def test_success_is_nothing_the_value_or_the_values(bindings: SimpleNamespace, answer: Any, value: Any) -> None:
+    bindings.cuCall = answering(answer)
+
+    assert driver.call("cuCall", 1, 2) == value
+
+
+def test_an_error_names_the_call_the_number_and_the_drivers_word(bindings: SimpleNamespace) -> None:
+    bindings.cuMemCreate = answering((Result(800), None))
+
+    with pytest.raises(DriverCallError, match=r"^cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED \(800\)$") as raised:
+        driver.call("cuMemCreate")
+
+    error = raised.value
+    assert (error.call, error.number, error.name) == ("cuMemCreate", 800, "CUDA_ERROR_NOT_PERMITTED")
+    assert error.exit_code is ExitCode.CRASHED
+
+
+def test_an_error_newer_than_the_bindings_keeps_its_number(bindings: SimpleNamespace) -> None:
+    bindings.cuInit = answering(ValueError("9999 is not a valid CUresult"))
+
+    with pytest.raises(DriverCallError, match="unknown to cuda-bindings") as raised:
+        driver.call("cuInit", 0)
+
+    assert raised.value.number == 9999
+
+
+def test_a_wrong_argument_is_not_mistaken_for_an_answer(bindings: SimpleNamespace) -> None:
+    bindings.cuMemCreate = answering(ValueError("flags must not be negative"))
+
+    with pytest.raises(ValueError, match="flags must not be negative"):
+        driver.call("cuMemCreate")
+
+
+@pytest.mark.parametrize("message", ["function cuMemCreate is not found", 'Function "cuMemCreate" not found'])
+def test_a_function_that_the_driver_lacks_is_a_driver_too_old(bindings: SimpleNamespace, message: str) -> None:
+    bindings.cuMemCreate = answering(RuntimeError(message))
+
+    with pytest.raises(DriverTooOld, match="cuMemCreate failed: the driver has no such function") as raised:
+        driver.call("cuMemCreate")
+
+    assert raised.value.number is None
+
+
+def test_a_function_that_the_bindings_lack_says_which_bindings(bindings: SimpleNamespace) -> None:
+    del bindings.CUDA_VERSION
+
+    with pytest.raises(DriverTooOld, match=rf"not in cuda-bindings {driver.bindings_version()}"):
+        driver.call("cuNewer")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '"cuda" is an NVIDIA driver library and can only be found via system search.',
+        "Failed to dlopen libcuda.so.1",
+    ],
+)
+def test_no_library_is_told_from_no_function(bindings: SimpleNamespace, message: str) -> None:
+    bindings.cuInit = answering(RuntimeError(message))
+
+    with pytest.raises(DriverLibraryMissing, match=r"cuInit failed: libcuda\.so\.1 cannot be loaded"):
+        driver.call("cuInit", 0)
+
+
+@pytest.mark.usefixtures("bindings")
+def test_bindings_13_on_a_driver_for_cuda_12_name_the_extra_to_install() -> None:
+    with pytest.raises(DriverTooOld) as raised:
+        driver.check_version(12080)
+
+    assert str(raised.value) == (
+        f"cuInit failed: cuda-bindings {driver.bindings_version()} needs a driver for CUDA 13 "
+        "and this one is for CUDA 12.8: pip install 'egmctl[cu12]'"
+    )
+
+
+@pytest.mark.usefixtures("bindings")
+def test_older_bindings_on_a_newer_driver_are_fine() -> None:
+    driver.check_version(13000)
+    driver.check_version(14010)
+
+
+@pytest.mark.parametrize("answer", [(Result(0),), (Result(800),), RuntimeError("Failed to dlopen libcuda.so.1")])
+def test_the_breadcrumb_is_there_during_the_call_and_gone_after(
+    bindings: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(breadcrumb, "enter", lambda call: seen.append(f"enter {call}"))
+    monkeypatch.setattr(breadcrumb, "leave", lambda: seen.append("leave"))
+
+    def under_way(*_arguments: Any) -> Any:
+        seen.append("call")
+        return answering(answer)()
+
+    bindings.cuInit = under_way
+    try:
+        driver.call("cuInit", 0)
+    except DriverCallError:
+        seen.append("error")
+
+    assert seen[:3] == ["enter cuInit", "call", "leave"]
