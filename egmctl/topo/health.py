@@ -42,7 +42,8 @@ def obstacle(machine: Machine, gpu: Gpu) -> Obstacle | None:
     if gpu.nvml is not None:
         return None
     pci, node = gpu.pci, gpu.node
-    path = node.path if node is not None else ""
+    minor = gpu.proc.minor if gpu.proc is not None else None
+    path = node.path if node is not None else f"/dev/nvidia{minor}"
     if pci is not None and pci.responds is False:
         return Obstacle(Block.OFF_THE_BUS, "fell off the PCI bus")
     if pci is not None and pci.driver is not None and pci.driver != "nvidia":
@@ -53,7 +54,7 @@ def obstacle(machine: Machine, gpu: Gpu) -> Obstacle | None:
         return Obstacle(Block.DEVICE_CGROUP, f"denied by the device cgroup ({path}: EPERM)")
     if node is not None and node.access == "EACCES":
         return Obstacle(Block.NO_PERMISSION, f"denied by mode bits or a security module ({path}: EACCES)")
-    if node is not None and (not node.exists or node.access == "ENOENT"):
+    if (node is not None and (not node.exists or node.access == "ENOENT")) or (node is None and minor is not None):
         if machine.process is not None and machine.process.container_signs:
             return Obstacle(Block.NOT_IN_CONTAINER, f"not passed into this container ({path}: ENOENT)")
         return Obstacle(Block.NO_DEVICE_NODE, f"no device node ({path}: ENOENT)")

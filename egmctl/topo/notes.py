@@ -42,10 +42,11 @@ def _driver(machine: Machine) -> Iterable[str]:
     driver = machine.driver
     if driver is None:
         return
+    unread = driver.unread.get("cuda_error")
     if driver.cuda_error:
         yield f"CUDA does not work here ({driver.cuda_error}): what only CUDA knows is missing"
-    elif (unread := driver.unread.get("cuda_error")) is not None and unread.reason is not Reason.NOT_STATED:
-        yield f"CUDA was not asked ({unread.reason.value}): what only CUDA knows is missing"
+    elif unread is not None and unread.reason is not Reason.NOT_STATED:
+        yield f"CUDA did not answer ({unread.detail or unread.reason.value}): what only CUDA knows is missing"
 
 
 def _routes(machine: Machine, routes: Sequence[Route], platform: PlatformVerdict) -> Iterable[str]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from egmctl.model.machine import Gpu, Machine, Nic, Pair
+from egmctl.model.machine import Gpu, Machine, Nic
 from egmctl.topo.links import Link, cpu_node_ids, gpu_link, gpu_nic_link, nic_link
 from egmctl.topo.notes import notes
+from egmctl.topo.p2p import Matrix, matrices
 from egmctl.topo.platform import PlatformVerdict, platform
 from egmctl.topo.routes import Route, route
 
@@ -30,8 +31,8 @@ class Topology:
     """By the labels of both ends, each pair once."""
     routes: tuple[Route, ...]
     """By GPU and then by node, in the order of both."""
-    pairs: tuple[Pair, ...]
-    """Of the chosen GPUs."""
+    p2p: tuple[Matrix, ...]
+    """Of the chosen GPUs that NVML lists."""
     notes: tuple[str, ...]
 
     def link(self, first: str, second: str) -> Link:
@@ -60,7 +61,6 @@ def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequenc
     links |= {(a, b): nic_link(machine, nics[a], nics[b]) for a, b in combinations(nics, 2)}
     found = tuple(route(machine, gpu, node) for gpu, node in product(chosen.values(), chosen_nodes))
     verdict = platform(machine)
-    ids = {gpu.bus_id for gpu in chosen.values()}
     return Topology(
         machine=machine,
         gpus=chosen,
@@ -69,9 +69,16 @@ def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequenc
         platform=verdict,
         links=links,
         routes=found,
-        pairs=tuple(pair for pair in machine.pairs or () if pair.source in ids and pair.target in ids),
+        p2p=matrices(machine, {label: gpu for label, gpu in chosen.items() if gpu.nvml is not None}),
         notes=notes(machine, tuple(chosen.values()), links, found, verdict),
     )
+
+
+def gpu_numa_id(gpu: Gpu) -> int | None:
+    """Return the NUMA node of the GPU's own memory: NVML's word, else the kernel driver's."""
+    if gpu.nvml is not None and gpu.nvml.numa_node is not None:
+        return gpu.nvml.numa_node
+    return gpu.proc.numa_node if gpu.proc is not None else None
 
 
 def gpu_label(gpu: Gpu) -> str:

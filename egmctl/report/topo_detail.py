@@ -1,0 +1,133 @@
+"""What ``egmctl topo -v`` adds: of each GPU and NIC its ids, its place, its ports, and who knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from egmctl.model.machine import C2cLink, Gpu, Nic, NumaNode, NvLink, OriginKind, PcieLink, Record
+from egmctl.report.table import DIM, HEADING
+from egmctl.topo.topology import Topology
+from egmctl.units import format_kernel_list, format_size, printable
+
+_LABEL_WIDTH = 10
+
+
+def details(topology: Topology) -> Iterator[Text]:
+    """Yield one block for the NUMA nodes, for each GPU, for the NICs, and for a modelled machine's sources."""
+    nodes = (topology.machine.host.numa_nodes if topology.machine.host else None) or ()
+    if nodes:
+        yield _block("NUMA nodes", [(f"NUMA {node.id}", _numa(node)) for node in nodes])
+    for label, gpu in topology.gpus.items():
+        yield _block(f"{label}  {gpu.name or 'unnamed'}", [*_gpu(gpu), *_unread(gpu)])
+    if topology.nics:
+        yield _block("NICs", [(label, _nic(nic)) for label, nic in topology.nics.items()])
+    origin = topology.machine.origin
+    if origin.kind is OriginKind.MODELLED:
+        lines = [("about", origin.description), *(("source", source) for source in origin.sources)]
+        yield _block(f"Model {origin.name}", [line for line in lines if line[1]])
+
+
+def _block(title: str, lines: list[tuple[str, str]]) -> Text:
+    text = Text.assemble((f"{printable(title)}\n", HEADING))
+    for label, value in lines:
+        text.append(f"  {label.ljust(_LABEL_WIDTH)}  ", DIM)
+        text.append(f"{printable(value)}\n")
+    return text
+
+
+def _numa(node: NumaNode) -> str:
+    parts = [node.kind.value]
+    if node.cpus:
+        parts.append(f"CPUs {node.cpus}")
+    if node.memory_total_bytes:
+        parts.append(format_size(node.memory_total_bytes))
+    if node.distances is not None:
+        parts.append(f"distances {' '.join(map(str, node.distances))}")
+    return ", ".join(parts)
+
+
+def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    yield "bus id", gpu.bus_id
+    yield "UUID", gpu.uuid or "not read"
+    nvml, platform = gpu.nvml, gpu.nvml and gpu.nvml.platform
+    if platform:
+        places = [("module", platform.module_id), ("slot", platform.slot), ("tray", platform.tray)]
+        known = [f"{name} {number}" for name, number in places if number is not None]
+        if known:
+            yield "place", ", ".join(known)
+    if gpu.node is not None:
+        yield "node", f"{gpu.node.path}: {gpu.node.access or 'access not read'}"
+    link = (nvml and nvml.link) or (gpu.pci and gpu.pci.link)
+    if link:
+        yield "PCIe", _pcie(link)
+    if nvml is not None and nvml.nvlinks:
+        yield "NVLink", _nvlinks(nvml.nvlinks, nvml.nvlink_count)
+    if nvml is not None and nvml.c2c_links:
+        yield "C2C", _c2c(nvml.c2c_links)
+    if nvml is not None and nvml.egm_capable is not None:
+        yield "EGM bit", "set" if nvml.egm_capable else "clear"
+    if nvml is not None and nvml.addressing_mode is not None:
+        yield "addressing", nvml.addressing_mode
+    fabric = nvml and nvml.fabric
+    if fabric and fabric.state:
+        parts = [fabric.state]
+        if fabric.cluster_uuid:
+            parts.append(f"cluster {fabric.cluster_uuid}")
+        if fabric.clique_id is not None:
+            parts.append(f"clique {fabric.clique_id}")
+        yield "fabric", ", ".join(parts)
+    yield "known to", ", ".join(gpu.sources) or "nothing"
+
+
+def _pcie(link: PcieLink) -> str:
+    speed, width = link.max_speed_gt_s or link.speed_gt_s, link.width or link.max_width
+    narrow = f" of x{link.max_width}" if link.width and link.max_width and link.width < link.max_width else ""
+    return f"{_known(speed and f'{speed:g}')} GT/s x{_known(width)}{narrow}"
+
+
+def _nvlinks(links: tuple[NvLink, ...], count: int | None) -> str:
+    active = [link for link in links if link.active]
+    parts = [f"{len(active)} of {max(count or 0, len(links))} active"]
+    if active:
+        parts[0] += f": {format_kernel_list({link.link for link in active})}"
+        speeds = sorted({link.speed_mb_s for link in active if link.speed_mb_s is not None})
+        parts += [f"{speed} MB/s each" for speed in speeds]
+        remotes: dict[str, list[int]] = {}
+        for link in active:
+            remote = link.remote_bus_id or ""
+            remotes.setdefault(f"{link.remote_type or 'unknown'} {remote}".strip(), []).append(link.link)
+        parts += [f"{format_kernel_list(numbers)} to {remote}" for remote, numbers in remotes.items()]
+    return ", ".join(parts)
+
+
+def _c2c(links: tuple[C2cLink, ...]) -> str:
+    active = [link for link in links if link.active]
+    rates = sorted({link.max_rate_mb_s for link in active if link.max_rate_mb_s is not None})
+    return ", ".join([f"{len(active)} of {len(links)} active", *(f"{rate} MB/s each" for rate in rates)])
+
+
+def _nic(nic: Nic) -> str:
+    parts = [nic.name]
+    if nic.pci is not None:
+        parts.append(nic.pci.bus_id)
+    for port in nic.ports:
+        rate = "" if port.rate_gbit_s is None else f" {port.rate_gbit_s:g} Gbit/s"
+        parts.append(f"port {port.number} {port.link_layer or 'unknown'} {port.state or 'unknown'}{rate}")
+    return ", ".join(parts)
+
+
+def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    """List what could not be read of a GPU, fields with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    sources: list[tuple[str, Record | None]] = [("", gpu), ("nvml.", gpu.nvml), ("cuda.", gpu.cuda), ("pci.", gpu.pci)]
+    for prefix, record in sources:
+        for name, unread in (record.unread if record else {}).items():
+            reasons.setdefault(unread.reason.value, []).append(f"{prefix}{name}")
+    for reason, names in reasons.items():
+        yield "unread", f"{reason}: {', '.join(names)}"
+
+
+def _known(value: object) -> object:
+    return "?" if value is None else value

@@ -1,0 +1,289 @@
+"""The topology as JSON: everything the text says and what it leaves out, as records of frozen dataclasses.
+
+The classes are the contract ``egmctl.topo/1``; ``docs/schemas/topo.schema.json`` is made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from egmctl.model.codec import to_json
+from egmctl.model.machine import Gpu, NumaNode, Pair, Unread
+from egmctl.topo.health import c2c, egm, obstacle
+from egmctl.topo.links import Link
+from egmctl.topo.missing import Missing
+from egmctl.topo.routes import Route
+from egmctl.topo.topology import Topology, gpu_numa_id
+
+TOPO_SCHEMA = "egmctl.topo/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopoResult:
+    """The ``result`` of the envelope."""
+
+    platform: PlatformEntry
+    gpus: tuple[GpuEntry, ...]
+    numa_nodes: tuple[NumaEntry, ...]
+    nics: tuple[NicEntry, ...]
+    links: tuple[LinkEntry, ...]
+    routes: tuple[RouteEntry, ...]
+    p2p: tuple[P2pEntry, ...]
+    notes: tuple[str, ...]
+    missing: MissingEntry | None
+    """Why no matrix could be drawn; null where one could."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformEntry:
+    """Which EGM platform the whole machine is."""
+
+    kind: str
+    """``single-node-single-gpu``, ``single-node-multi-gpu``, ``multi-node``, ``no-egm`` or ``unknown``."""
+    line: str
+    clique_id: int | None
+    """Of a multi-node NVLink domain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEntry:
+    """One GPU. ``label`` is how the other records name it."""
+
+    label: str
+    index: int
+    bus_id: str
+    uuid: str | None
+    name: str | None
+    host_numa_id: int | None
+    gpu_numa_id: int | None
+    cpu_affinity: str | None
+    numa_affinity: str | None
+    c2c: str
+    """``up``, ``down``, ``absent`` or ``unknown``."""
+    egm: bool | None
+    egm_reason: str
+    """Why ``egm`` is not true."""
+    sources: tuple[str, ...]
+    """Of ``pci``, ``proc``, ``node``, ``nvml``, ``cuda``: those that know it."""
+    blocked_by: str | None
+    blocked_reason: str
+    """Why it cannot be used from this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaEntry:
+    """One NUMA node of any kind."""
+
+    id: int
+    kind: str
+    cpus: str
+    memory_total_bytes: int | None
+    selected: bool
+    """Whether ``routes`` lead to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicEntry:
+    """One InfiniBand or RoCE device."""
+
+    label: str
+    name: str
+    bus_id: str | None
+    numa_node: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEntry:
+    """The wire between two GPUs or NICs, each pair once; it has no direction."""
+
+    source: str
+    target: str
+    kind: str
+    """``NV``, ``PIX``, ``PXB``, ``PHB``, ``NODE``, ``SYS`` or ``?``."""
+    symbol: str
+    """As in the matrix, without marks: ``NV18``."""
+    nvlinks: int | None
+    nvlinks_expected: int | None
+    """Where fewer are active than there should be."""
+    through: str | None
+    """``direct`` or ``switch``."""
+    pci_kind: str
+    """The class without NVLink."""
+    reason: str
+    """Why ``kind`` is ``?``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopEntry:
+    """One wire of a route."""
+
+    wire: str
+    """``nvlink``, ``c2c``, ``pcie`` or ``smp``."""
+    nvlinks: int | None
+    nominal_gb_s: float | None
+    reason: str
+    """Why ``nominal_gb_s`` is null."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteEntry:
+    """How one GPU reaches the memory of one CPU NUMA node. Rates are of one direction, in 1e9 bytes a second."""
+
+    gpu: str
+    numa_node: int
+    kind: str
+    """``egm-local``, ``egm-remote``, ``c2c-not-egm``, ``pcie-not-egm``, ``blocked`` or ``unknown``."""
+    symbol: str
+    egm: bool | None
+    via: str | None
+    """The owner GPU of a remote EGM route."""
+    hops: tuple[HopEntry, ...]
+    nominal_gb_s: float | None
+    """Of the slowest wire; null where a wire's rate is not known."""
+    at_most_gb_s: float | None
+    """Of the slowest wire whose rate is known."""
+    limited_by: str | None
+    """That wire."""
+    rate_reason: str
+    """Why ``nominal_gb_s`` is null."""
+    reason: str
+    """Why it is blocked, unknown or not EGM."""
+    blocked_by: str | None
+    """A stable word for what blocks it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class P2pEntry:
+    """What the drivers say of one ordered pair of GPUs."""
+
+    source: str
+    target: str
+    status: Mapping[str, str | None]
+    can_access_peer: bool | None
+    cuda_attributes: Mapping[str, int | None]
+    unread: Mapping[str, Unread]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingEntry:
+    """What keeps the topology from being known."""
+
+    sentence: str
+    missing: tuple[str, ...]
+    advice: tuple[str, ...]
+
+
+def topo_result(topology: Topology, missing: Missing | None) -> dict[str, Any]:
+    """Return the envelope's ``result`` as JSON data."""
+    machine = topology.machine
+    verdict = topology.platform
+    pairs = [
+        (source, target, machine.pair(one.bus_id, other.bus_id))
+        for source, one in topology.gpus.items()
+        for target, other in topology.gpus.items()
+    ]
+    result = TopoResult(
+        platform=PlatformEntry(kind=verdict.kind.value, line=verdict.line, clique_id=verdict.clique_id),
+        gpus=tuple(_gpu(topology, label, gpu) for label, gpu in topology.gpus.items()),
+        numa_nodes=tuple(_numa(topology, node) for node in (machine.host.numa_nodes if machine.host else None) or ()),
+        nics=tuple(
+            NicEntry(
+                label=label,
+                name=nic.name,
+                bus_id=None if nic.pci is None else nic.pci.bus_id,
+                numa_node=None if nic.pci is None else nic.pci.numa_node,
+            )
+            for label, nic in topology.nics.items()
+        ),
+        links=tuple(_link(source, target, link) for (source, target), link in topology.links.items()),
+        routes=tuple(_route(topology, route) for route in topology.routes),
+        p2p=tuple(_p2p(source, target, pair) for source, target, pair in pairs if pair is not None),
+        notes=topology.notes,
+        missing=None
+        if missing is None
+        else MissingEntry(sentence=missing.sentence, missing=missing.missing, advice=missing.advice),
+    )
+    document: dict[str, Any] = to_json(result)
+    return document
+
+
+def _gpu(topology: Topology, label: str, gpu: Gpu) -> GpuEntry:
+    able = egm(topology.machine, gpu)
+    stopped = obstacle(topology.machine, gpu)
+    nvml = gpu.nvml
+    return GpuEntry(
+        label=label,
+        index=gpu.index,
+        bus_id=gpu.bus_id,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        host_numa_id=gpu.host_numa_id,
+        gpu_numa_id=gpu_numa_id(gpu),
+        cpu_affinity=nvml.cpu_affinity if nvml else None,
+        numa_affinity=nvml.numa_affinity if nvml else None,
+        c2c=c2c(topology.machine, gpu).value,
+        egm=able.able,
+        egm_reason=able.cause,
+        sources=gpu.sources,
+        blocked_by=stopped.block.value if stopped else None,
+        blocked_reason=stopped.cause if stopped else "",
+    )
+
+
+def _numa(topology: Topology, node: NumaNode) -> NumaEntry:
+    return NumaEntry(
+        id=node.id,
+        kind=node.kind.value,
+        cpus=node.cpus,
+        memory_total_bytes=node.memory_total_bytes,
+        selected=node.id in topology.nodes,
+    )
+
+
+def _link(source: str, target: str, link: Link) -> LinkEntry:
+    return LinkEntry(
+        source=source,
+        target=target,
+        kind=link.kind.value,
+        symbol=link.symbol,
+        nvlinks=link.nvlinks,
+        nvlinks_expected=link.nvlinks_expected,
+        through=link.through,
+        pci_kind=link.pci.value,
+        reason=link.reason,
+    )
+
+
+def _route(topology: Topology, route: Route) -> RouteEntry:
+    hops = tuple(
+        HopEntry(wire=hop.wire.value, nvlinks=hop.nvlinks, nominal_gb_s=hop.rate.gb_s, reason=hop.rate.reason)
+        for hop in route.hops
+    )
+    return RouteEntry(
+        gpu=topology.label(route.gpu),
+        numa_node=route.node,
+        kind=route.kind.value,
+        symbol=route.symbol,
+        egm=route.egm,
+        via=None if route.via is None else topology.label(route.via),
+        hops=hops,
+        nominal_gb_s=route.nominal_gb_s,
+        at_most_gb_s=route.at_most_gb_s,
+        limited_by=route.limited_by and route.limited_by.value,
+        rate_reason="" if route.nominal_gb_s is not None else route.rate_reason,
+        reason=route.reason,
+        blocked_by=route.blocked_by and route.blocked_by.value,
+    )
+
+
+def _p2p(source: str, target: str, pair: Pair) -> P2pEntry:
+    return P2pEntry(
+        source=source,
+        target=target,
+        status=pair.p2p_status,
+        can_access_peer=pair.can_access_peer,
+        cuda_attributes=pair.cuda_attributes,
+        unread=pair.unread,
+    )
