@@ -38,8 +38,9 @@ _PATHS_SHOWN = 4
 def bench_text(report: RunReport) -> Text:
     """Render a report; direction is in each caption, and every cell that holds no plain number is explained below."""
     text = _head(report)
+    order = [f"{_KINDS[MemoryKind.HOST_NUMA]}{node}" for node in report.numa_nodes] + [gpu.label for gpu in report.gpus]
     for case in dict.fromkeys(measurement.case for measurement in report.measurements):
-        text.append("\n").append_text(_case([m for m in report.measurements if m.case == case]))
+        text.append("\n").append_text(_case([m for m in report.measurements if m.case == case], order))
     for title, lines in (("Not plainly measured", _exceptions(report)), ("Notes", [*report.notes, *report.problems])):
         if lines := list(lines):
             text.append(f"\n{title}\n", HEADING).append(_bullets(lines))
@@ -64,7 +65,7 @@ def _head(report: RunReport) -> Text:
     return text
 
 
-def _case(measurements: Sequence[Measurement]) -> Text:
+def _case(measurements: Sequence[Measurement], order: Sequence[str]) -> Text:
     first = measurements[0]
     row, column = _row_and_column(first)
     arrow = "->" if row == first.source else "<-"
@@ -72,16 +73,21 @@ def _case(measurements: Sequence[Measurement]) -> Text:
         f"{_ENGINES[first.engine]} {_KINDS[row.memory]}(row) {arrow} {_KINDS[column.memory]}(column) bandwidth (GB/s)"
     )
     text = Text()
-    text.append(f"{caption}", HEADING).append(f"  {first.case}\n", DIM)
+    text.append(f"{caption}\n", HEADING).append(f"{first.case}\n", DIM)
     text.append("".join(_wrap(line) for line in _wires(measurements)), DIM)
-    return text.append_text(_matrix(measurements))
+    return text.append_text(_matrix(measurements, order))
 
 
-def _matrix(measurements: Sequence[Measurement]) -> Text:
-    ends = [_row_and_column(m) for m in measurements]
-    cells = {(row.label, column.label): _cell(m) for m, (row, column) in zip(measurements, ends, strict=True)}
-    styles = {_cell(m): _STYLES.get(m.status, BAD) for m in measurements if m.status is not Status.OK}
-    rows, columns = (_in_order(labels) for labels in zip(*cells, strict=True))
+def _matrix(measurements: Sequence[Measurement], order: Sequence[str]) -> Text:
+    cells: dict[tuple[str, str], str] = {}
+    styles: dict[str, str] = {}
+    for measurement in measurements:
+        row, column = _row_and_column(measurement)
+        cells[row.label, column.label] = cell = _cell(measurement)
+        if measurement.status is not Status.OK:
+            styles[cell] = _STYLES.get(measurement.status, BAD)
+    rows = [label for label in order if any(label == row for row, _ in cells)]
+    columns = [label for label in order if any(label == column for _, column in cells)]
     return table(
         rows,
         [[Column([cells.get((row, column), "-") for row in rows], (column,), ">", styles)] for column in columns],
@@ -143,10 +149,6 @@ def _tally(report: RunReport) -> str:
     words = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
     end = "INTERRUPTED, partial report: " if report.interrupted else ""
     return f"{end}{len(report.measurements)} measurements: {words or 'none'}"
-
-
-def _in_order(labels: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(labels))
 
 
 def _bullets(lines: Iterable[str]) -> str:
