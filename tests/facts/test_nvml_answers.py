@@ -1,0 +1,326 @@
+"""Every answer of NVML becomes a value or the reason why there is none. The errors are pynvml's own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from egmctl.facts import reading
+from egmctl.facts.nvml_call import ask, ask_struct, field_values, take
+from egmctl.facts.nvml_fabric import decode_health, read_fabric, read_platform
+from egmctl.facts.nvml_links import read_c2c_links, read_nvlinks
+from egmctl.facts.reading import Reading, Unavailable
+from egmctl.model.machine import Reason
+
+Answer = Callable[[str, Any], None]
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Let a function of pynvml return a value, raise the error with a number, or do what a function does."""
+
+    def change(function: str, does: Any) -> None:
+        def call(*arguments: Any) -> Any:
+            if isinstance(does, pynvml.NVMLError):
+                raise does
+            return does(*arguments) if callable(does) else does
+
+        monkeypatch.setattr(pynvml, function, call)
+
+    return change
+
+
+def test_the_words_of_the_children_are_those_of_the_model() -> None:
+    words = {value for name, value in vars(reading).items() if name.isupper()}
+
+    assert words <= {reason.value for reason in Reason}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "words"),
+    [
+        (3, "not-supported", "3 (Not Supported)"),
+        (4, "no-permission", "4 (Insufficient Permissions)"),
+        (9, "failed", "9 (Driver Not Loaded)"),
+        (10, "timed-out", "10 (Timeout)"),
+        (12, "missing-library", "12 (NVML Shared Library Not Found)"),
+        (13, "driver-too-old", "13 (Function Not Found)"),
+        (15, "failed", "15 (GPU is lost)"),
+        (25, "driver-too-old", "25 ("),
+        (999, "failed", "999 (Unknown Error)"),
+        (4711, "failed", "4711 ("),
+    ],
+)
+def test_each_error_has_a_reason_and_keeps_its_number(answer: Answer, code: int, reason: str, words: str) -> None:
+    answer("nvmlDeviceGetName", pynvml.NVMLError(code))
+
+    with pytest.raises(Unavailable) as raised:
+        ask("nvmlDeviceGetName", None)
+
+    assert raised.value.reason == reason
+    assert raised.value.detail.startswith(f"nvmlDeviceGetName: {words}")
+
+
+def test_the_libraries_own_name_of_an_error_is_kept(answer: Answer) -> None:
+    answer("nvmlInit", pynvml.NVMLError(9))
+
+    with pytest.raises(Unavailable) as raised:
+        ask("nvmlInit")
+
+    assert raised.value.name == "NVML_ERROR_DRIVER_NOT_LOADED"
+
+
+def test_a_function_that_pynvml_lacks_is_too_old() -> None:
+    with pytest.raises(Unavailable, match="nvmlNewer: not in the installed nvidia-ml-py") as raised:
+        ask("nvmlNewer")
+
+    assert raised.value.reason == "driver-too-old"
+
+
+def test_a_string_that_is_not_utf_8_is_a_reason_and_no_crash(answer: Answer) -> None:
+    answer("nvmlDeviceGetName", lambda _handle: b"\xff".decode())
+
+    with pytest.raises(Unavailable, match="the answer is not UTF-8"):
+        ask("nvmlDeviceGetName", None)
+
+
+def test_one_answer_may_fill_several_fields_and_so_may_one_reason(answer: Answer) -> None:
+    record = Reading()
+    answer("nvmlDeviceGetMigMode", [0, 1])
+    take(record, "now pending", "nvmlDeviceGetMigMode", None, convert=lambda modes: map(bool, modes))
+    answer("nvmlDeviceGetMigMode", pynvml.NVMLError(3))
+    take(record, "then later", "nvmlDeviceGetMigMode", None)
+
+    why = {"reason": "not-supported", "detail": "nvmlDeviceGetMigMode: 3 (Not Supported)"}
+    assert record.json() == {
+        "now": False,
+        "pending": True,
+        "then": None,
+        "later": None,
+        "unread": {"then": why, "later": why},
+    }
+
+
+def test_a_structure_is_passed_by_reference_with_its_version_set(answer: Answer) -> None:
+    def fill(_handle: Any, reference: Any) -> int:
+        info = ctypes.cast(reference, ctypes.POINTER(pynvml.c_nvmlDeviceCapabilities_v1_t)).contents
+        assert info.version == 0x1000008
+        info.capMask = 1
+        return 0
+
+    answer("nvmlDeviceGetCapabilities", fill)
+
+    assert ask_struct("nvmlDeviceGetCapabilities", None, "DeviceCapabilities_v1_t").capMask == 1
+
+
+def test_an_error_that_pynvml_returns_instead_of_raising_is_an_error(answer: Answer) -> None:
+    answer("nvmlDeviceGetCapabilities", 3)
+
+    with pytest.raises(Unavailable, match=r"nvmlDeviceGetCapabilities: 3 \(Not Supported\)"):
+        ask_struct("nvmlDeviceGetCapabilities", None, "DeviceCapabilities_v1_t")
+
+
+# --- field values ----------------------------------------------------------------------------------------------------
+
+
+def fields(values: dict[Any, int | None]) -> Callable[[Any, list[Any]], list[Any]]:
+    """Answer field values; ``None`` is not supported. Values come as 64 bits."""
+
+    def call(_handle: Any, wanted: list[Any]) -> list[Any]:
+        return [
+            SimpleNamespace(nvmlReturn=3, valueType=0)
+            if values.get(field) is None
+            else SimpleNamespace(nvmlReturn=0, valueType=3, value=SimpleNamespace(ullVal=values[field]))
+            for field in wanted
+        ]
+
+    return call
+
+
+def test_one_field_that_is_not_supported_leaves_the_others(answer: Answer) -> None:
+    answer("nvmlDeviceGetFieldValues", fields({91: 18, (164, 0): 26562}))
+
+    found = field_values(None, [91, (164, 0), (164, 1)])
+
+    assert (found[91], found[164, 0]) == (18, 26562)
+    assert isinstance(why := found[164, 1], Unavailable)
+    assert (why.reason, why.detail) == ("not-supported", "field 164: 3 (Not Supported)")
+
+
+def test_a_failed_call_is_the_reason_of_every_field(answer: Answer) -> None:
+    answer("nvmlDeviceGetFieldValues", pynvml.NVMLError(15))
+
+    found = field_values(None, [91, 170])
+
+    assert [str(why) for why in found.values()] == ["nvmlDeviceGetFieldValues: 15 (GPU is lost)"] * 2
+
+
+def test_a_gpu_without_c2c_has_no_links_and_says_why() -> None:
+    gpu = Reading()
+
+    read_c2c_links(gpu, None, Unavailable("not-supported", "field 170: 3 (Not Supported)"))
+
+    assert gpu.json() == {
+        "c2c_links": None,
+        "unread": {"c2c_links": {"reason": "not-supported", "detail": "field 170: 3 (Not Supported)"}},
+    }
+
+
+def test_c2c_links_are_read_one_by_one(answer: Answer) -> None:
+    one = {(171, 0): 1, (172, 0): 45000, (231, 0): 0, (232, 0): 2, (233, 0): 0, (234, 0): 0}
+    down = {(171, 1): 0, (172, 1): 45000, (231, 1): 7, (232, 1): 0, (233, 1): 0}
+    answer("nvmlDeviceGetFieldValues", fields({**one, **down}))
+    gpu = Reading()
+
+    read_c2c_links(gpu, None, 2)
+
+    first, second = gpu.values["c2c_links"]
+    assert first == {
+        "link": 0,
+        "active": True,
+        "max_rate_mb_s": 45000,
+        "errors": 0,
+        "replays": 2,
+        "replays_back_to_back": 0,
+        "power_state": 0,
+    }
+    assert (second["active"], second["errors"], second["power_state"]) == (False, 7, None)
+    assert set(second["unread"]) == {"power_state"}
+
+
+def test_a_remote_bus_id_that_a_virtual_machine_hides_is_null_and_says_so(answer: Answer) -> None:
+    answer("nvmlDeviceGetFieldValues", fields({(164, link): 26562 for link in range(2)}))
+    answer("nvmlDeviceGetNvLinkState", lambda _handle, link: 1 - link)
+    answer("nvmlDeviceGetNvLinkVersion", 6)
+    answer("nvmlDeviceGetNvLinkRemoteDeviceType", lambda _handle, link: 2 * link)
+    bus_ids = ("00000000:1B:00.0", "FFFFFFFF:FF:FF.0")
+    answer("nvmlDeviceGetNvLinkRemotePciInfo", lambda _handle, link: SimpleNamespace(busId=bus_ids[link]))
+    gpu = Reading()
+
+    read_nvlinks(gpu, None, 2)
+
+    seen, hidden = gpu.values["nvlinks"]
+    assert (seen["active"], seen["remote_type"], seen["remote_bus_id"], seen["speed_mb_s"]) == (
+        True,
+        "gpu",
+        "0000:1b:00.0",
+        26562,
+    )
+    assert (hidden["active"], hidden["remote_type"], hidden["remote_bus_id"]) == (False, "switch", None)
+    assert "masked by the virtual machine" in hidden["unread"]["remote_bus_id"]["detail"]
+
+
+# --- fabric and platform ---------------------------------------------------------------------------------------------
+
+
+def test_the_health_mask_is_decoded_field_by_field() -> None:
+    assert decode_health(0) == {
+        "degraded_bandwidth": "not-supported",
+        "route_recovery": "not-supported",
+        "route_unhealthy": "not-supported",
+        "access_timeout_recovery": "not-supported",
+        "incorrect_configuration": "not-supported",
+        "partition_assigned": "not-supported",
+        "fabric_manager": "not-supported",
+    }
+    # From bit 0: 2, 1, 2, 1 (two bits each), 5 (four bits), 1, 2.
+    assert decode_health(0b10_01_0101_01_10_01_10) == {
+        "degraded_bandwidth": "false",
+        "route_recovery": "true",
+        "route_unhealthy": "false",
+        "access_timeout_recovery": "true",
+        "incorrect_configuration": "insufficient-nvlinks",
+        "partition_assigned": "true",
+        "fabric_manager": "disconnected",
+    }
+    assert decode_health(0xF << 8)["incorrect_configuration"] == "15"
+
+
+def filling(**members: Any) -> Callable[[Any, Any], int]:
+    """Answer by filling the structure that the reference leads to."""
+
+    def fill(_handle: Any, reference: Any) -> int:
+        info = reference._obj
+        for name, value in members.items():
+            if isinstance(value, bytes):
+                field = getattr(type(info), name)
+                ctypes.memmove(ctypes.addressof(info) + field.offset, value, len(value))
+            elif hasattr(info, name):
+                setattr(info, name, value)
+        return 0
+
+    return fill
+
+
+def test_a_fabric_without_a_cluster_has_no_uuid_and_says_why(answer: Answer) -> None:
+    answer("nvmlDeviceGetGpuFabricInfoV", filling(state=3, status=0, cliqueId=0, healthMask=0, healthSummary=1))
+    gpu = Reading()
+
+    read_fabric(gpu, None)
+
+    fabric = gpu.values["fabric"]
+    assert (fabric["state"], fabric["status"], fabric["clique_id"], fabric["health_summary"]) == (
+        "completed",
+        0,
+        0,
+        "healthy",
+    )
+    assert fabric["cluster_uuid"] is None
+    assert fabric["unread"] == {
+        "cluster_uuid": {"reason": "not-supported", "detail": "all zero: in no multi-node NVLink domain"}
+    }
+
+
+def test_a_driver_that_knows_only_version_2_of_the_fabric_still_tells_it(answer: Answer) -> None:
+    def only_version_2(handle: Any, reference: Any) -> int:
+        if reference._obj.version != pynvml.nvmlGpuFabricInfo_v2:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        return filling(state=2, clusterUuid=bytes(range(16)), cliqueId=5)(handle, reference)
+
+    answer("nvmlDeviceGetGpuFabricInfoV", only_version_2)
+    gpu = Reading()
+
+    read_fabric(gpu, None)
+
+    fabric = gpu.values["fabric"]
+    assert (fabric["state"], fabric["clique_id"]) == ("in-progress", 5)
+    assert fabric["cluster_uuid"] == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert set(fabric["unread"]) == {"status", "health_summary"}
+
+
+def test_the_platform_is_read_byte_by_byte(answer: Answer) -> None:
+    place = filling(
+        chassisSerialNumber=b"1234567890123", slotNumber=b"\xc8", trayIndex=b"\x02", hostId=b"\xff", peerType=b"\x01"
+    )
+    answer("nvmlDeviceGetPlatformInfo", place)
+    answer("nvmlDeviceGetModuleId", 4)
+    gpu = Reading()
+
+    read_platform(gpu, None)
+
+    platform = gpu.values["platform"]
+    assert platform.pop("unread").keys() == {"host_id"}
+    assert platform == {
+        "module_id": 4,
+        "chassis_serial": "1234567890123",
+        "slot": 200,
+        "tray": 2,
+        "host_id": None,
+        "peer_type": "switch",
+    }
+
+
+def test_the_module_id_is_known_where_the_platform_is_not(answer: Answer) -> None:
+    answer("nvmlDeviceGetPlatformInfo", pynvml.NVMLError(3))
+    answer("nvmlDeviceGetModuleId", 2)
+    gpu = Reading()
+
+    read_platform(gpu, None)
+
+    assert gpu.values["platform"]["module_id"] == 2
+    assert set(gpu.values["platform"]["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}
