@@ -1,0 +1,125 @@
+"""Every kernel compiles for every architecture without a GPU, and the cache of cubins trusts nobody else's files."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from egmctl.gpu import program
+from egmctl.gpu.program import ARCHITECTURES, KERNELS, CompileError, NoCompiler, compile_source, cubin, nvrtc_version
+
+FOLDER = Path(program.__file__).parent / "kernels"
+ELF = b"\x7fELF"
+
+
+@pytest.fixture
+def nvrtc() -> None:
+    """Skip where NVRTC is not installed."""
+    try:
+        nvrtc_version()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the cache a folder of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "egmctl"
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("source", KERNELS)
+def test_every_kernel_compiles_for_every_architecture(source: str, architecture: str) -> None:
+    compiled = compile_source(source, (FOLDER / source).read_bytes(), architecture)
+    assert compiled.startswith(ELF)
+    for kernel in KERNELS[source]:
+        assert kernel.encode() in compiled
+
+
+def test_the_registry_names_every_source_and_every_kernel_with_its_parameters() -> None:
+    written = {
+        path.name: {
+            name: len(parameters.split(","))
+            for name, parameters in re.findall(r"__global__ void (\w+)\(([^)]*)\)", path.read_text())
+        }
+        for path in FOLDER.glob("*.cu")
+    }
+    registered = {
+        source: {name: len(parameters) for name, parameters in kernels.items()} for source, kernels in KERNELS.items()
+    }
+    assert written == registered
+
+
+def test_sources_include_nothing_so_that_no_headers_are_needed() -> None:
+    assert not [path.name for path in FOLDER.glob("*.cu") if "#include" in path.read_text()]
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_rejected_source_is_an_error_with_the_compilers_log() -> None:
+    with pytest.raises(CompileError, match=r"bad\.cu for sm_90: NVRTC_ERROR_COMPILATION(.|\n)*undefined_name"):
+        compile_source("bad.cu", b'extern "C" __global__ void bad() { undefined_name(); }', "sm_90")
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_an_architecture_newer_than_the_compiler_is_named() -> None:
+    with pytest.raises(NoCompiler, match=r"cannot compile for sm_999: a newer one is needed"):
+        compile_source("gate.cu", b"", "sm_999")
+
+
+def test_without_nvrtc_the_message_has_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvrtc_version.cache_clear()
+    monkeypatch.setenv("EGMCTL_NO_NVRTC", "1")
+    with pytest.raises(NoCompiler, match=r"pip install 'egmctl\[cu13\]'"):
+        cubin("gate.cu", "sm_90")
+    monkeypatch.undo()
+    nvrtc_version.cache_clear()
+
+
+@pytest.mark.usefixtures("nvrtc")
+class TestCache:
+    def test_a_second_request_is_answered_from_disk(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = cubin("gate.cu", "sm_90")
+        assert [path.read_bytes() for path in cache.iterdir()] == [first]
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+        monkeypatch.setattr(program, "compile_source", lambda *_: pytest.fail("compiled again"))
+        assert cubin("gate.cu", "sm_90") == first
+
+    def test_architectures_have_entries_of_their_own(self, cache: Path) -> None:
+        assert cubin("gate.cu", "sm_90") != cubin("gate.cu", "sm_100")
+        assert len(list(cache.iterdir())) == 2
+
+    @pytest.mark.parametrize("mode", [0o770, 0o707])
+    def test_a_folder_that_others_may_write_to_is_passed_over(self, cache: Path, mode: int) -> None:
+        cache.mkdir()
+        cache.chmod(mode)
+        assert cubin("gate.cu", "sm_90").startswith(ELF)
+        assert not list(cache.iterdir())
+
+    def test_a_folder_of_someone_else_is_passed_over(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        cache.mkdir(mode=0o700)
+        monkeypatch.setattr("os.geteuid", lambda: cache.stat().st_uid + 1)
+        assert cubin("gate.cu", "sm_90").startswith(ELF)
+        assert not list(cache.iterdir())
+
+    @pytest.mark.parametrize("home", [None, "", "relative"])
+    def test_no_home_is_no_cache_and_no_error(
+        self, home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.chdir(tmp_path)
+        if home is None:
+            monkeypatch.delenv("HOME", raising=False)
+        else:
+            monkeypatch.setenv("HOME", home)
+        assert cubin("gate.cu", "sm_90").startswith(ELF)
+        assert not list(tmp_path.iterdir())
+
+    def test_a_cache_that_cannot_be_made_is_no_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        assert cubin("gate.cu", "sm_90").startswith(ELF)
