@@ -13,8 +13,8 @@ INSTALLED := $(VENV)/installed-$(EXTRA)
 TOOLS := $(VENV)/tools-$(EXTRA)
 
 # What `make run` shows where there is no driver: a recorded machine if one ships, else a modelled one.
-MACHINES := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json) $(wildcard profiles/machines/*.json)))
-MACHINE ?= $(firstword $(MACHINES))
+RECORDED := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json)))
+MACHINE ?= $(or $(lastword $(RECORDED)),gb200-nvl4)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-gpu lint format wheel clean
