@@ -23,7 +23,12 @@ def broken_invariants(machine: Machine) -> list[str]:
         for name in SECTION_VERSIONS
         if getattr(machine, name) is None and not (name in machine.sections and machine.sections[name].unread)
     ]
-    return sections + [fault for name in SECTION_VERSIONS for fault in _walk(getattr(machine, name), name)]
+    return sections + [fault for name in SECTION_VERSIONS for fault in broken_nulls(getattr(machine, name), name)]
+
+
+def broken_nulls(value: Any, where: str = "record") -> list[str]:
+    """Return the same for one record, or a tuple of them."""
+    return list(_walk(value, where))
 
 
 def _walk(value: Any, where: str) -> Iterator[str]:

@@ -61,7 +61,8 @@ ENVIRONMENT_KEYS = (
 """The environment variables that are recorded; no other is looked at."""
 
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container", "/.singularity.d")
-_CONTAINER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "container", "SINGULARITY_CONTAINER", "APPTAINER_CONTAINER")
+CONTAINER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "container", "SINGULARITY_CONTAINER", "APPTAINER_CONTAINER")
+"""Variables that container managers set; only whether they are set is recorded."""
 
 
 def process(root: Root) -> Process:
@@ -96,7 +97,7 @@ def _cgroups(text: str) -> tuple[Cgroup, ...]:
 def _container_signs(root: Root) -> tuple[str, ...]:
     return (
         *(path for path in _CONTAINER_FILES if root.exists(path)),
-        *(name for name in _CONTAINER_VARIABLES if name in os.environ),
+        *(name for name in CONTAINER_VARIABLES if name in os.environ),
         *_mount_signs(root),
         *(("user namespace",) if _in_user_namespace(root) else ()),
     )

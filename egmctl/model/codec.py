@@ -39,7 +39,7 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             f.name: to_json(item)
-            for f in dataclasses.fields(value)
+            for f in sorted(dataclasses.fields(value), key=lambda f: f.name == "unread")
             if (item := getattr(value, f.name)) or f.name != "unread"
         }
     if isinstance(value, Enum):

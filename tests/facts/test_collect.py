@@ -1,0 +1,145 @@
+"""Collecting a machine: what is asked, in which order, and that nothing which goes wrong ends the tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egmctl import launch
+from egmctl.errors import UsageError
+from egmctl.facts import host
+from egmctl.facts.collect import collect
+from egmctl.facts.root import SYSROOT_VARIABLE
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.machine import SECTION_VERSIONS, Machine, OriginKind, Reason
+from tests.facts.sysroot import GPU, Tree, grace_hopper
+from tests.invariants import broken_invariants
+
+FILES_ONLY = ("host", "switches", "nics", "process")
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    monkeypatch.setenv(SYSROOT_VARIABLE, str(tmp_path / "root"))
+    return grace_hopper(tmp_path / "root")
+
+
+def test_this_machine_itself() -> None:
+    machine = collect(SECTION_VERSIONS)
+    assert broken_invariants(machine) == []
+    assert machine.origin.kind is OriginKind.LIVE
+    assert machine.origin.tool.startswith("egmctl ")
+    assert list(machine.sections) == list(SECTION_VERSIONS)
+    for name, status in machine.sections.items():
+        assert status.duration_ms is not None, name
+        assert status.unread is None or status.unread.reason is not Reason.FAILED, status
+    assert machine.host is not None
+    assert machine.host.page_size_bytes
+    assert machine.process is not None
+    assert machine.process.cgroups is not None
+    assert from_json(Machine, to_json(machine)) == machine
+
+
+def test_what_is_not_asked_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "spawn", None)
+    machine = collect(FILES_ONLY)
+    assert broken_invariants(machine) == []
+    assert machine.host is not None
+    for name in ("gpus", "pairs", "driver"):
+        assert getattr(machine, name) is None
+        status = machine.sections[name]
+        assert status.duration_ms is None
+        assert status.unread is not None
+        assert status.unread.reason is Reason.NOT_ASKED
+
+
+def test_a_section_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match="'gpu'; valid are host, gpus, pairs"):
+        collect(["gpu"])
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_gpu_that_only_files_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _spawn_instead(monkeypatch, tmp_path, "raise SystemError")
+    machine = collect(SECTION_VERSIONS)
+    assert broken_invariants(machine) == []
+    (gpu,) = machine.gpus or ()
+    assert gpu.bus_id == GPU
+    assert gpu.sources == ("pci", "proc", "node")
+    assert gpu.uuid == "GPU-11111111-2222-3333-4444-555555555555"
+    assert gpu.host_numa_id == 0
+    assert machine.driver is not None
+    assert machine.driver.module_version == "580.159.04"
+    assert machine.pairs == ()
+    assert [nic.name for nic in machine.nics or ()] == ["mlx5_2", "mlx5_10"]
+
+
+def test_device_nodes_are_looked_at_before_a_library_can_make_them(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.remove("/dev/nvidia0")
+    node = tree.directory / "dev/nvidia0"
+    _spawn_instead(monkeypatch, tmp_path, f"open({str(node)!r}, 'w').close()")
+    (gpu,) = collect(["gpus"]).gpus or ()
+    assert node.exists(), "the child has made it meanwhile"
+    assert gpu.node is not None
+    assert (gpu.node.exists, gpu.node.access) == (False, "ENOENT")
+
+
+@pytest.mark.usefixtures("tree")
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("__import__('time').sleep(600)", Reason.TIMED_OUT),
+        ("__import__('os')._exit(7)", Reason.CRASHED),
+        ("raise ValueError('gh-17')", Reason.FAILED),
+        ("return 'nonsense'", Reason.FAILED),
+    ],
+)
+def test_a_child_that_fails_costs_only_what_it_would_have_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, reason: Reason
+) -> None:
+    _spawn_instead(monkeypatch, tmp_path, body)
+    machine = collect(SECTION_VERSIONS, deadline_s=1)
+    assert broken_invariants(machine) == []
+    (gpu,) = machine.gpus or ()
+    assert (gpu.unread["nvml"].reason, gpu.unread["cuda"].reason) == (reason, reason)
+    assert machine.driver is not None
+    assert machine.driver.unread["cuda_driver_version"].reason is reason
+
+
+@pytest.mark.usefixtures("tree")
+def test_an_unexpected_error_is_its_sections_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_root: object) -> None:
+        raise ZeroDivisionError("of a kind nobody thought of")
+
+    monkeypatch.setattr(host, "host", broken)
+    machine = collect(FILES_ONLY)
+    assert broken_invariants(machine) == []
+    unread = machine.sections["host"].unread
+    assert unread is not None
+    assert (unread.reason, unread.detail) == (Reason.FAILED, "ZeroDivisionError: of a kind nobody thought of")
+    assert machine.process is not None
+
+
+@pytest.mark.parametrize("variable", ["relative/../missing", "/dev/null"])
+def test_a_sysroot_that_is_no_directory_gives_reasons(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(SYSROOT_VARIABLE, variable)
+    machine = collect(FILES_ONLY)
+    assert broken_invariants(machine) == []
+    assert machine.host is not None
+    assert machine.host.kernel is None
+
+
+def _spawn_instead(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
+    """Let every child run ``body`` in place of what it would have done."""
+    (folder / "stand_in.py").write_text(f"def read(parent, arguments):\n    {body}\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    original = launch.spawn
+
+    def spawn(_target: str, arguments: dict[str, Any], **options: Any) -> launch.Child:
+        return original("stand_in:read", arguments, **options)
+
+    monkeypatch.setattr(launch, "spawn", spawn)

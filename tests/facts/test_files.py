@@ -1,0 +1,399 @@
+"""Facts from files: a machine as a directory tree, and this machine itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from egmctl.facts import driver_files, host, nics, nodes, pci, process
+from egmctl.facts.root import READ_LIMIT, Reasons, Root, Unreadable
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.machine import Machine, NumaKind, NvSwitch, Origin, OriginKind, Reason
+from tests.facts.sysroot import GPU, Tree, grace_hopper
+from tests.invariants import broken_nulls
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return grace_hopper(tmp_path)
+
+
+def reason(root: Root, path: str) -> Reason:
+    why = Reasons()
+    assert why.read("x", lambda: root.read(path)) is None
+    assert path in why.unread["x"].detail
+    return why.unread["x"].reason
+
+
+# --- the root --------------------------------------------------------------------------------------------------------
+
+
+def test_each_way_a_file_cannot_be_read_has_its_reason(tree: Tree) -> None:
+    tree.write("/huge", bytes(READ_LIMIT + 1))
+    os.mkfifo(tree.directory / "fifo")
+    assert reason(tree.root, "/missing") is Reason.NOT_PRESENT
+    assert reason(tree.root, "/proc/meminfo/below-a-file") is Reason.NOT_PRESENT
+    assert reason(tree.root, "/proc") is Reason.FAILED
+    assert reason(tree.root, "/huge") is Reason.FAILED
+    assert tree.root.read("/fifo") == "", "a FIFO without a writer must not hang the reader"
+
+
+@pytest.mark.needs_root
+def test_a_file_of_another_user_is_no_permission() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Tree(Path(directory))
+        tree.directory.chmod(0o755)
+        tree.write("/secret", "x")
+        (tree.directory / "secret").chmod(0)
+        assert _as_nobody(lambda: nodes.read(tree.root, "/secret").access) == "EACCES"
+        assert _as_nobody(lambda: reason(tree.root, "/secret")) == "no-permission"
+
+
+def _as_nobody(function: Callable[[], str | None]) -> str:
+    """Return what a function returns in a process of a user without rights."""
+    ours, theirs = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setuid(65534)
+            os.write(theirs, str(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    os.waitpid(child, 0)
+    with os.fdopen(ours) as pipe:
+        return pipe.read()
+
+
+# --- host ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_grace_hopper_host(tree: Tree) -> None:
+    found = host.host(tree.root)
+    assert not found.unread
+    assert found.hostname == "gh-17"
+    assert found.kernel == "6.8.0-1010-nvidia-64k"
+    assert found.architecture == "aarch64"
+    assert found.cpu_model == "NVIDIA Grace (Neoverse-V2)"
+    assert found.cpu_count == 72
+    assert found.page_size_bytes == 65536
+    assert found.memory_total_bytes == 600_000_000 * 1024
+    assert found.memory_available_bytes == 590_000_000 * 1024
+    assert (found.allowed_cpus, found.allowed_numa_nodes) == ("0-7", "0-1")
+    assert [(pool.page_size_bytes, pool.total, pool.free) for pool in found.huge_pages or ()] == [
+        (2 << 20, 16, 15),
+        (512 << 20, 0, 0),
+    ]
+    assert found.transparent_huge_pages == "madvise"
+    assert found.numa_balancing == 0
+    assert found.auto_online_blocks == "online_movable"
+
+
+def test_numa_nodes_have_their_kind_by_what_they_hold(tree: Tree) -> None:
+    tree.write("/sys/devices/system/node/node3/cpulist", "72-143\n")
+    cpu, gpu_memory, empty, cpu_only, *rest = host.host(tree.root).numa_nodes or ()
+    assert (cpu.kind, cpu.cpus, cpu.memory_total_bytes) == (NumaKind.CPU, "0-71", 500_000_000 * 1024)
+    assert (gpu_memory.kind, gpu_memory.cpus) == (NumaKind.MEMORY_ONLY, "")
+    assert (empty.kind, empty.memory_total_bytes) == (NumaKind.EMPTY, 0)
+    assert cpu_only.kind is NumaKind.CPU_ONLY
+    assert [node.id for node in rest] == [4, 5, 6, 7, 8]
+    assert gpu_memory.distances == (80, 10, 80, 80, 80, 80, 80, 80, 80)
+
+
+def test_only_the_parameters_that_matter_leave_the_kernel_command_line(tree: Tree) -> None:
+    assert host.host(tree.root).kernel_command_line == {
+        "init_on_alloc": "0",
+        "iommu.passthrough": "1",
+        "nvidia.NVreg_ImexChannelCount": "4",
+        "nvidia-uvm.uvm_ats_mode": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "model"),
+    [
+        ("processor: 0\nmodel name\t: INTEL(R) XEON(R) PLATINUM 8558\n", "INTEL(R) XEON(R) PLATINUM 8558"),
+        ("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", "Neoverse-N1"),
+        ("CPU implementer\t: 0x61\nCPU part\t: 0x023\n", "implementer 0x61 part 0x023"),
+    ],
+)
+def test_cpu_model_by_name_or_by_implementer_and_part(tree: Tree, cpuinfo: str, model: str) -> None:
+    tree.remove("/sys/devices/soc0/soc_id")
+    tree.write("/proc/cpuinfo", cpuinfo)
+    assert host.host(tree.root).cpu_model == model
+
+
+# --- PCI -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_with_its_path_and_link(tree: Tree) -> None:
+    (gpu,) = pci.nvidia_functions(tree.root)
+    assert pci.is_gpu(gpu)
+    assert not gpu.unread
+    assert gpu.bus_id == GPU
+    assert (gpu.vendor_id, gpu.device_id, gpu.class_code) == (0x10DE, 0x2342, 0x030200)
+    assert gpu.path == ("pci0009:00", "0009:00:00.0")
+    assert (gpu.numa_node, gpu.local_cpus, gpu.driver, gpu.responds) == (0, "0-71", "nvidia", True)
+    assert gpu.link is not None
+    assert (gpu.link.speed_gt_s, gpu.link.width, gpu.link.max_speed_gt_s, gpu.link.max_width) == (32.0, 16, 64.0, 16)
+
+
+def test_switches_are_told_from_gpus_and_other_vendors_left_out(tree: Tree) -> None:
+    tree.pci("0000:05:00.0", "pci0000:00/0000:00:01.0", 0x10DE, 0x22A3, 0x068000)
+    tree.pci("0000:06:00.0", "pci0000:00/0000:00:01.0", 0x10DE, 0x22B2, 0x060400)
+    found = pci.nvidia_functions(tree.root)
+    assert [(function.bus_id, pci.is_gpu(function)) for function in found] == [("0000:05:00.0", False), (GPU, True)]
+
+
+def test_a_gpu_that_fell_off_the_bus_does_not_respond(tree: Tree) -> None:
+    folder = f"/sys/devices/pci0009:00/0009:00:00.0/{GPU}"
+    tree.write(f"{folder}/config", b"\xff" * 64)
+    tree.write(f"{folder}/current_link_speed", "Unknown\n")
+    tree.write(f"{folder}/current_link_width", "0\n")
+    tree.remove(f"{folder}/driver")
+    (gpu,) = pci.nvidia_functions(tree.root)
+    assert gpu.responds is False
+    assert gpu.driver == "", "no driver is bound"
+    assert gpu.link is not None
+    assert (gpu.link.speed_gt_s, gpu.link.width) == (None, None)
+    assert {unread.reason for unread in gpu.link.unread.values()} == {Reason.NOT_SUPPORTED}
+
+
+def test_of_other_vendors_functions_only_the_vendor_is_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of 8 GPUs with virtual functions has over a thousand PCI functions."""
+    opened: list[str] = []
+    original = Root.read_bytes
+
+    def counted(root: Root, path: str, *limit: int) -> bytes:
+        opened.append(path)
+        return original(root, path, *limit)
+
+    monkeypatch.setattr(Root, "read_bytes", counted)
+    pci.nvidia_functions(tree.root)
+    assert [path for path in opened if GPU not in path] == [
+        "/sys/bus/pci/devices/0000:00:1f.0/vendor",
+        "/sys/bus/pci/devices/0002:03:00.0/vendor",
+    ]
+
+
+def test_without_a_list_of_pci_devices_there_is_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(Unreadable) as caught:
+        pci.nvidia_functions(Root(str(tmp_path)))
+    assert caught.value.unread.reason is Reason.NOT_PRESENT
+
+
+def test_this_machines_own_pci_functions() -> None:
+    root = Root()
+    for bus_id in root.names(pci.DEVICES) if root.exists(pci.DEVICES) else ():
+        found = pci.function(root, f"{pci.DEVICES}/{bus_id}")
+        assert found.bus_id == bus_id
+        assert found.path
+        assert found.path[0].startswith("pci")
+        assert found.vendor_id
+
+
+# --- device nodes ----------------------------------------------------------------------------------------------------
+
+
+def test_nodes_that_are_there_and_one_that_is_missing(tree: Tree) -> None:
+    (tree.directory / "dev/nvidia0").chmod(0o640)
+    seen = nodes.read_all(tree.root, [0, 1])
+    assert not seen.unread
+    assert (seen.gpus[0].exists, seen.gpus[0].mode, seen.gpus[0].access) == (True, 0o640, "ok")
+    assert (seen.gpus[0].uid, seen.gpus[0].gid) == (os.getuid(), os.getgid())
+    assert seen.gpus[0].unread["major"].detail == "/dev/nvidia0: not a character device"
+    assert (seen.gpus[1].exists, seen.gpus[1].access) == (False, "ENOENT")
+    assert seen.gpus[1].unread["mode"].reason is Reason.NOT_PRESENT
+    assert [(node.path, node.exists) for node in seen.control] == [
+        ("/dev/nvidiactl", True),
+        ("/dev/nvidia-uvm", True),
+        ("/dev/nvidia-uvm-tools", False),
+        ("/dev/nvidia-caps/nvidia-cap2", True),
+        ("/dev/nvidia-caps/nvidia-cap10", True),
+    ]
+    assert [node.path for node in seen.imex_channels or ()] == ["/dev/nvidia-caps-imex-channels/channel0"]
+
+
+def test_a_real_character_device_has_its_numbers() -> None:
+    null = nodes.read(Root(), "/dev/null")
+    assert not null.unread
+    assert (null.exists, null.major, null.minor, null.access) == (True, 1, 3, "ok")
+
+
+def test_without_the_folder_there_are_no_imex_channels(tmp_path: Path) -> None:
+    seen = nodes.read_all(Root(str(tmp_path)), [])
+    assert (seen.gpus, seen.imex_channels, seen.unread) == ({}, (), {})
+
+
+# --- driver ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_drivers_files(tree: Tree) -> None:
+    driver = driver_files.driver(tree.root)
+    assert not driver.unread
+    assert (driver.module_version, driver.module_flavour) == ("580.159.04", "open")
+    assert driver.modules == ("nvidia", "nvidia_uvm")
+    assert driver.module_parameters == {"ModifyDeviceFiles": "1", "RegistryDwords": "RMForceP2PType=1"}
+    assert driver.uvm_parameters == {"uvm_disable_hmm": "Y"}
+    assert driver.majors == {"nvidia": 195, "nvidiactl": 195, "nvidia-caps": 235, "nvidia-caps-imex-channels": 236}
+
+
+def test_the_proprietary_driver_writes_its_version_elsewhere(tree: Tree) -> None:
+    line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\n"
+    tree.write("/proc/driver/nvidia/version", line)
+    driver = driver_files.driver(tree.root)
+    assert (driver.module_version, driver.module_flavour) == ("535.54.03", "proprietary")
+
+
+def test_without_a_driver_each_value_has_its_reason(tmp_path: Path) -> None:
+    driver = driver_files.driver(Root(str(tmp_path)))
+    values = {field.name: getattr(driver, field.name) for field in dataclasses.fields(driver)}
+    unread = values.pop("unread")
+    assert set(values.values()) == {None}
+    assert set(unread) == set(values)
+
+
+def test_what_the_driver_says_of_a_gpu(tree: Tree) -> None:
+    (gpu,) = driver_files.gpus(tree.root).values()
+    assert not gpu.unread
+    assert gpu.model == "NVIDIA GH200 480GB"
+    assert gpu.uuid == "GPU-11111111-2222-3333-4444-555555555555"
+    assert (gpu.minor, gpu.excluded, gpu.numa_status, gpu.numa_node) == (0, False, "online", 1)
+
+
+def test_a_uuid_of_question_marks_is_not_a_uuid(tree: Tree) -> None:
+    tree.write(
+        f"/proc/driver/nvidia/gpus/{GPU}/information",
+        "Model: \t\t NVIDIA GH200 480GB\nGPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: 0\n",
+    )
+    tree.remove(f"/proc/driver/nvidia/gpus/{GPU}/numa_status")
+    (gpu,) = driver_files.gpus(tree.root).values()
+    assert (gpu.uuid, gpu.minor) == (None, 0)
+    assert set(gpu.unread) == {"uuid", "excluded", "numa_status", "numa_node"}
+
+
+# --- NICs ------------------------------------------------------------------------------------------------------------
+
+
+def test_nics_in_natural_order_with_their_ports(tree: Tree) -> None:
+    second, tenth = nics.nics(tree.root)
+    assert (second.name, tenth.name) == ("mlx5_2", "mlx5_10")
+    assert not second.unread
+    assert second.pci is not None
+    assert second.pci.bus_id == "0002:03:00.0"
+    assert second.pci.path == ("pci0002:00", "0002:00:00.0", "0002:01:00.0")
+    assert (second.firmware, second.node_guid, second.board_id) == (
+        "28.42.1000",
+        "a088:c203:0012:3456",
+        "MT_0000000838",
+    )
+    assert second.interfaces == ("ibp3s0",)
+    (port,) = second.ports
+    assert (port.number, port.state, port.physical_state) == (1, "ACTIVE", "LinkUp")
+    assert (port.link_layer, port.rate_gbit_s) == ("InfiniBand", 400.0)
+
+
+def test_a_nic_without_a_pci_function_says_so(tree: Tree) -> None:
+    tree.write("/sys/class/infiniband/rxe0/node_guid", "0\n")
+    rxe = nics.nics(tree.root)[-1]
+    assert rxe.pci is None
+    assert rxe.unread["pci"].reason is Reason.NOT_PRESENT
+
+
+def test_without_infiniband_there_are_no_nics(tmp_path: Path) -> None:
+    assert nics.nics(Root(str(tmp_path))) == ()
+
+
+# --- process ---------------------------------------------------------------------------------------------------------
+
+
+def test_cgroups_of_both_versions(tree: Tree) -> None:
+    found = process.process(tree.root).cgroups or ()
+    assert [(group.version, group.controllers, group.path) for group in found] == [
+        (1, ("devices",), "/slurm/uid_1000/job_42"),
+        (1, ("name=systemd",), "/a:b"),
+        (2, (), "/system.slice/x[bold].scope"),
+    ]
+
+
+def test_signs_of_a_container(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in process.CONTAINER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    tree.write("/.dockerenv", "")
+    assert process.process(tree.root).container_signs == (
+        "/.dockerenv",
+        "overlay root",
+        "tmpfs /proc/driver/nvidia",
+        "user namespace",
+    )
+
+
+def test_only_known_variables_are_recorded(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in process.ENVIRONMENT_KEYS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setitem(os.environ, "UCX_TLS", "rc,\udcff")
+    assert process.process(tree.root).environment == {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "UCX_TLS": "rc,\N{REPLACEMENT CHARACTER}",
+    }
+
+
+# --- anything at all -------------------------------------------------------------------------------------------------
+
+
+GARBAGE = (
+    b"",
+    b"\x00",
+    b"\xff\xfe\x80" * 40,
+    b"-",
+    b"0-99999999999",
+    b"9" * 5000,
+    b"Node 0 MemTotal: many kB\n",
+    b"\n" * 999,
+)
+
+
+@pytest.mark.parametrize("content", GARBAGE, ids=lambda content: ascii(content[:12]))
+def test_garbage_in_any_file_costs_no_more_than_its_values(tmp_path: Path, content: bytes) -> None:
+    tree = grace_hopper(tmp_path)
+    for path in tree.files():
+        path.write_bytes(content)
+    assert_sound(tree.root)
+
+
+@settings(max_examples=40)
+@given(choice=st.randoms(use_true_random=False), content=st.binary(max_size=200))
+def test_random_bytes_in_some_files_cost_no_more_than_their_values(choice: random.Random, content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        tree = grace_hopper(Path(directory))
+        files = tree.files()
+        for path in choice.sample(files, k=len(files) // 4):
+            path.write_bytes(choice.choice((content, path.read_bytes()[: choice.randint(0, 40)] + content)))
+        assert_sound(tree.root)
+
+
+def assert_sound(root: Root) -> None:
+    """Every collector returns, or says why it cannot, and what it returns holds the invariants and can be written."""
+    machine = Machine(origin=Origin(kind=OriginKind.LIVE))
+    machine = dataclasses.replace(machine, host=host.host(root), process=process.process(root), nics=nics.nics(root))
+    machine = dataclasses.replace(machine, switches=tuple(NvSwitch(pci=found) for found in pci.nvidia_functions(root)))
+    for gpu in driver_files.gpus(root).values():
+        assert not broken_nulls(gpu)
+    driver = driver_files.driver(root)
+    for field in dataclasses.fields(driver):
+        assert getattr(driver, field.name) is not None or field.name in driver.unread
+    nodes.read_all(root, [0, 1])
+    for section in (machine.host, machine.process, *(machine.nics or ()), *(machine.switches or ())):
+        assert section is not None
+        assert not broken_nulls(section)
+    assert from_json(Machine, json.loads(json.dumps(to_json(machine)))) == machine

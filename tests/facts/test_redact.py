@@ -1,0 +1,231 @@
+"""What leaves the site: nothing but what is marked as shareable, and what belonged together still does."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from egmctl.facts.redact import redact
+from egmctl.model.codec import to_json
+from egmctl.model.machine import (
+    Cgroup,
+    Gpu,
+    GpuNvml,
+    GpuProc,
+    Host,
+    Machine,
+    Nic,
+    Origin,
+    OriginKind,
+    Process,
+    Reason,
+    SectionStatus,
+    Share,
+    Unread,
+)
+from tests.random_machines import machines
+
+UUID = "11111111-2222-3333-4444-555555555555"
+
+
+def machine(**sections: object) -> Machine:
+    return Machine(origin=Origin(kind=OriginKind.LIVE), **sections)  # type: ignore[arg-type]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    gpu = Gpu(bus_id="0000:1b:00.0", index=0, proc=GpuProc(uuid=f"GPU-{UUID}"))
+    redacted = redact(machine(gpus=(gpu,), process=Process(environment=variables))).process
+    assert redacted is not None
+    return dict(redacted.environment or {})
+
+
+def release(text: str) -> str | None:
+    host = redact(machine(host=Host(kernel=text))).host
+    assert host is not None
+    return host.kernel
+
+
+def cgroup(path: str) -> str:
+    process = redact(machine(process=Process(cgroups=(Cgroup(version=2, path=path),)))).process
+    assert process is not None
+    assert process.cgroups is not None
+    return process.cgroups[0].path
+
+
+_SECRETS = itertools.count()
+
+
+def secrets(share: Share | None) -> st.SearchStrategy[str]:
+    """Return strings of which no part may survive, in every field that is not plain."""
+    word = st.sampled_from(("hunter", "Alice", "node", "é", "/srv/", "17.example.org"))
+    secret = st.lists(word, min_size=1, max_size=3).map(lambda words: f"~{next(_SECRETS)}s3cret{''.join(words)}~")
+    if share is Share.PLAIN:
+        return st.text("abc", max_size=3)
+    if share is Share.UUID:
+        return st.uuids().map(lambda uuid: f"GPU-{uuid}") | secret
+    if share is Share.KERNEL_RELEASE:
+        return secret.map(lambda text: f"6.8.0-{text}-generic")
+    if share is Share.CGROUP_PATH:
+        return secret.map(lambda text: f"/system.slice/{text}/job_4")
+    if share is Share.ENVIRONMENT:
+        return secret.map(lambda text: f"0,{text}:all")
+    return secret
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(machines(secrets))
+def test_nothing_survives_that_is_not_marked_as_shareable(whole: Machine) -> None:
+    whole = dataclasses.replace(whole, origin=dataclasses.replace(whole.origin, redacted=False))
+    text = json.dumps(to_json(redact(whole)), ensure_ascii=False)
+    assert "s3cret" not in text
+    for uuid in re.findall(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", json.dumps(to_json(whole))):
+        assert uuid not in text or not uuid.strip("0-")
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(machines(secrets))
+def test_redacting_twice_is_redacting_once(whole: Machine) -> None:
+    once = redact(whole)
+    assert once.origin.redacted
+    assert redact(once) == once
+
+
+def test_one_uuid_becomes_one_other_wherever_it_stands() -> None:
+    gpu = Gpu(
+        bus_id="0000:1b:00.0",
+        index=0,
+        proc=GpuProc(uuid=f"GPU-{UUID}"),
+        nvml=GpuNvml(index=0, uuid=f"GPU-{UUID}", serial="1650123"),
+    )
+    variables = {"CUDA_VISIBLE_DEVICES": f"GPU-{UUID},GPU-1111", "NVIDIA_VISIBLE_DEVICES": UUID}
+    redacted = redact(machine(gpus=(gpu,), process=Process(environment=variables)))
+    assert redacted.gpus is not None
+    assert redacted.process is not None
+    (other,) = redacted.gpus
+    assert other.proc is not None
+    assert other.nvml is not None
+    assert other.proc.uuid == other.nvml.uuid
+    assert re.fullmatch("GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", other.proc.uuid or "")
+    assert other.nvml.serial == "serial-1"
+    assert redacted.process.environment == {
+        "CUDA_VISIBLE_DEVICES": f"{other.uuid},{(other.uuid or '')[:8]}",
+        "NVIDIA_VISIBLE_DEVICES": (other.uuid or "").removeprefix("GPU-"),
+    }
+
+
+def test_two_recordings_of_one_machine_still_join() -> None:
+    gpu = Gpu(bus_id="0000:1b:00.0", index=0, proc=GpuProc(uuid=f"GPU-{UUID}"))
+    another = Gpu(bus_id="0000:1c:00.0", index=1, proc=GpuProc(uuid="GPU-99999999-2222-3333-4444-555555555555"))
+    first, second = redact(machine(gpus=(gpu,))), redact(machine(gpus=(another, gpu)))
+    assert first.gpus is not None
+    assert second.gpus is not None
+    assert first.gpus[0].uuid == second.gpus[1].uuid != second.gpus[0].uuid
+
+
+def test_a_cluster_uuid_of_zeros_stays() -> None:
+    """It says that there is no multi-node NVLink domain."""
+    zeros = "00000000-0000-0000-0000-000000000000"
+    gpu = Gpu(bus_id="0000:1b:00.0", index=0, proc=GpuProc(uuid=zeros))
+    redacted = redact(machine(gpus=(gpu,)))
+    assert redacted.gpus is not None
+    assert redacted.gpus[0].uuid == zeros
+
+
+def test_names_are_numbered_by_value() -> None:
+    nics = (
+        Nic(name="mlx5_0", node_guid="a088:c203:0012:3456", interfaces=("alice0", "bob0")),
+        Nic(name="mlx5_1", node_guid="a088:c203:0012:3457", interfaces=("alice0",)),
+    )
+    first, second = redact(machine(nics=nics)).nics or ()
+    assert (first.name, second.name) == ("mlx5_0", "mlx5_1")
+    assert (first.node_guid, second.node_guid) == ("node_guid-1", "node_guid-2")
+    assert (first.interfaces, second.interfaces) == (("interfaces-1", "interfaces-2"), ("interfaces-1",))
+
+
+@pytest.mark.parametrize(
+    ("original", "redacted"),
+    [
+        ("6.8.0-1010-nvidia-64k", "6.8.0-nvidia-64k"),
+        ("5.14.0-427.13.1.el9_4.aarch64+64k", "5.14.0-el9_4-aarch64-64k"),
+        ("6.18.0-rc3-acme-build17", "6.18.0-rc3"),
+        ("acme", "unknown"),
+    ],
+)
+def test_kernel_releases_keep_the_upstream_version_and_known_words(original: str, redacted: str) -> None:
+    assert release(original) == redacted
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/system.slice/slurmstepd.scope/job_42/step_0/user/task_3",
+        "/slurm/uid_1000/job_42/step_batch/task_0",
+        "/user.slice/user-1000.slice/user@1000.service/app.slice",
+        "/user.slice/user-1000.slice/session-12.scope",
+        "/init.scope",
+    ],
+)
+def test_cgroup_paths_of_known_managers_stay(path: str) -> None:
+    assert cgroup(path) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        ("/docker/" + "ab" * 32, "/docker/[0-9a-f]{64}"),
+        ("/system.slice/docker-" + "ab" * 32 + ".scope", r"/system\.slice/docker-[0-9a-f]{64}\.scope"),
+        (
+            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UUID.replace('-', '_')}.slice/"
+            f"cri-containerd-{'cd' * 32}.scope",
+            r"/kubepods\.slice/kubepods-burstable\.slice/kubepods-burstable-pod[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}"
+            r"\.slice/cri-containerd-[0-9a-f]{64}\.scope",
+        ),
+        ("/system.slice/acme-training.service/gh-17", r"/system\.slice/cgroup-1/cgroup-2"),
+        ("/a/b/a", "/cgroup-1/cgroup-2/cgroup-1"),
+    ],
+)
+def test_cgroup_paths_keep_their_form(path: str, pattern: str) -> None:
+    redacted = cgroup(path)
+    assert re.fullmatch(pattern, redacted)
+    assert redacted != path
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "0,1,2",
+        "0-3",
+        "all",
+        "compute,utility",
+        "PCI_BUS_ID",
+        "rc,cuda_copy,cuda_ipc",
+        "^tcp",
+        "mlx5_0:1,mlx5_10:1",
+        "50%",
+    ],
+)
+def test_environment_values_of_known_words_stay(value: str) -> None:
+    assert environment(X=value) == {"X": value}
+
+
+def test_environment_values_lose_what_is_not_known() -> None:
+    path = "/usr/local/cuda/lib64:/home/alice/lib:/home/alice/lib"
+    assert environment(LD_LIBRARY_PATH=path, UCX_NET_DEVICES="acme0") == {
+        "LD_LIBRARY_PATH": "/usr/local/cuda/lib64:environment-1:environment-1",
+        "UCX_NET_DEVICES": "environment-2",
+    }
+
+
+def test_an_unexpected_errors_sentence_does_not_leave() -> None:
+    status = SectionStatus(version=1, unread=Unread(reason=Reason.FAILED, detail="KeyError: 'gh-17'"))
+    unread = redact(machine(sections={"host": status})).sections["host"].unread
+    assert unread is not None
+    assert unread.detail == "KeyError"

@@ -1,0 +1,321 @@
+"""Loading a machine from a file that may hold anything: a machine, or one sentence that names the bad part."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from egmctl import data
+from egmctl.errors import UsageError
+from egmctl.facts import record, replay
+from egmctl.model.machine import (
+    MACHINE_SCHEMA,
+    Gpu,
+    GpuNvml,
+    Host,
+    Machine,
+    Nic,
+    NumaKind,
+    NumaNode,
+    Origin,
+    OriginKind,
+    Pair,
+    Reason,
+    SectionStatus,
+)
+from tests.random_machines import machines
+
+FIRST, SECOND = "0000:1b:00.0", "0000:1c:00.0"
+
+MACHINE = Machine(
+    origin=Origin(kind=OriginKind.LIVE, tool="egmctl 0.1.0", recorded_at="2026-01-01T00:00:00Z"),
+    sections={"gpus": SectionStatus(version=1, duration_ms=1.5)},
+    host=Host(
+        hostname="a [bold]name[/] with \x1b[31m",
+        numa_nodes=(
+            NumaNode(id=0, kind=NumaKind.CPU, cpus="0-71", distances=(10, 80)),
+            NumaNode(id=2, kind=NumaKind.MEMORY_ONLY, distances=(80, 10)),
+        ),
+    ),
+    gpus=(
+        Gpu(bus_id=FIRST, index=0, nvml=GpuNvml(index=0, cpu_affinity="0-3,8", compute_capability=(9, 0))),
+        Gpu(bus_id=SECOND, index=1),
+    ),
+    pairs=(Pair(source=FIRST, target=SECOND, p2p_status={"read": "OK"}), Pair(source=SECOND, target=FIRST)),
+    nics=(Nic(name="mlx5_0"),),
+)
+
+Document = dict[str, Any]
+
+
+@pytest.fixture
+def document() -> Document:
+    return copy.deepcopy(record.document(MACHINE))
+
+
+def load(tmp_path: Path, content: object) -> Machine:
+    path = tmp_path / "node7.json"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return replay.load(str(path))
+
+
+def refusal(tmp_path: Path, content: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, content)
+    return str(caught.value)
+
+
+# --- what loads ------------------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_machine_is_what_was_written_and_knows_its_name(tmp_path: Path, document: Document) -> None:
+    machine = load(tmp_path, record.text(MACHINE))
+    assert document["origin"]["kind"] == "recorded", "a file is not live"
+    assert machine.origin.kind is OriginKind.RECORDED
+    assert machine.origin.name == "node7"
+    assert machine.gpus == MACHINE.gpus
+    assert machine.host == MACHINE.host, "control characters and markup are data"
+
+
+def test_a_file_that_says_it_is_live_is_recorded(tmp_path: Path, document: Document) -> None:
+    document["origin"]["kind"] = "live"
+    assert load(tmp_path, document).origin.kind is OriginKind.RECORDED
+
+
+def test_a_modelled_machine_stays_modelled(tmp_path: Path, document: Document) -> None:
+    document["origin"].update(kind="modelled", name="gh200", sources=["https://example.org"])
+    origin = load(tmp_path, document).origin
+    assert (origin.kind, origin.name, origin.sources) == (OriginKind.MODELLED, "gh200", ("https://example.org",))
+
+
+def test_unknown_keys_are_a_newer_writers(tmp_path: Path, document: Document) -> None:
+    document["weather"] = {"rain": [1, 2, {}]}
+    document["gpus"][0]["nvml"]["colour"] = "green"
+    assert load(tmp_path, document).gpus == MACHINE.gpus
+
+
+def test_a_newer_section_is_left_out_with_its_reason(tmp_path: Path, document: Document) -> None:
+    document["sections"]["nics"] = {"version": 2, "shape": "new"}
+    document["nics"] = {"entirely": "different"}
+    machine = load(tmp_path, document)
+    assert machine.nics is None
+    unread = machine.sections["nics"].unread
+    assert unread is not None
+    assert unread.reason is Reason.NOT_SUPPORTED
+    assert "version 2" in unread.detail
+
+
+def test_pairs_are_kept_where_a_newer_gpus_section_is_left_out(tmp_path: Path, document: Document) -> None:
+    document["sections"]["gpus"]["version"] = 7
+    machine = load(tmp_path, document)
+    assert machine.gpus is None
+    assert machine.pairs == MACHINE.pairs
+
+
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@given(machines())
+def test_every_machine_survives_writing_and_reading(tmp_path_factory: pytest.TempPathFactory, machine: Machine) -> None:
+    machine = dataclasses.replace(machine, sections={})
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_text(record.text(machine))
+    assert dataclasses.replace(replay.load(str(path)), origin=machine.origin) == machine
+
+
+# --- files that hold no machine --------------------------------------------------------------------------------------
+
+
+def test_shipped_machines_load_by_their_names() -> None:
+    assert replay.names() == sorted(path.stem for path in data.machines_dir().glob("*.json"))
+    for name in replay.names():
+        machine = replay.load(name)
+        assert machine.origin.kind is not OriginKind.LIVE
+        assert machine.origin.name == name
+
+
+@pytest.mark.parametrize("name", ["missing.json", "no/such/file", "gb3000", "", "x" * 5000, "nul\0.json", "../gh200"])
+def test_a_machine_that_does_not_exist_names_those_that_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "gh200.json").touch()
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setattr(data, "machines_dir", lambda: tmp_path)
+    with pytest.raises(UsageError, match="valid are a file that 'egmctl snapshot' wrote and gh200") as caught:
+        replay.load(name)
+    assert name[:20] in str(caught.value) or "\0" in name
+
+
+def test_a_directory_is_no_machine(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        replay.load(str(tmp_path))
+
+
+def test_a_huge_file_is_refused_by_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "huge.json"
+    with path.open("wb") as file:
+        file.truncate(replay.FILE_LIMIT + 1)
+    with pytest.raises(UsageError, match="larger than 64 MiB"):
+        replay.load(str(path))
+    with pytest.raises(UsageError, match="larger than 64 MiB"):
+        replay.load("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is not JSON, or is truncated: Expecting value at line 1 column 1"),
+        (record.text(MACHINE)[:400], "is not JSON, or is truncated: "),
+        (b'{"schema": "\xff"}', "is not UTF-8 text: byte 12 is 0xff"),
+        ('{"schema": NaN}', "holds NaN, which JSON has no number for"),
+        ('{"schema": -Infinity}', "holds -Infinity"),
+        ("[" * 1_000_000, "nested more deeply"),
+        ('{"schema": ' * 100_000, "nested more deeply"),
+        ('{"schema": ' + "9" * 5000 + "}", "a whole number of thousands of digits"),
+        ([1], "expected an object with the schema egmctl.machine/1"),
+        ("null", "expected an object"),
+        ({}, "it states no schema, expected egmctl.machine/1"),
+        ({"schema": 1}, "it states no schema"),
+        ({"schema": "egmctl.topo/1"}, "its schema is 'egmctl.topo/1', expected egmctl.machine/1"),
+        ({"schema": "egmctl.machine/2"}, "use a newer egmctl"),
+        ({"schema": "egmctl.machine/1\n"}, "expected egmctl.machine/1"),
+        ({"schema": MACHINE_SCHEMA}, "the key 'origin' is missing"),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_content_that_is_no_machine(tmp_path: Path, content: object, sentence: str) -> None:
+    message = refusal(tmp_path, content)
+    assert sentence in message
+    assert message.startswith(f"machine file {tmp_path}")
+    assert "\n" not in message.removeprefix(f"machine file {tmp_path}") or "egmctl.machine/1\n" in str(content)
+
+
+# --- parts that do not fit -------------------------------------------------------------------------------------------
+
+
+def put(*path: str | int, value: object) -> Callable[[Document], None]:
+    """Return a change that puts a value at a place in a document."""
+
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        document[path[-1]] = value
+
+    return change
+
+
+def append(key: str, index: int) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        document[key].append(document[key][index])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (put("gpus", value={}), "gpus: expected a list, found an object"),
+        (put("gpus", 0, "index", value="0"), "gpus[0].index: expected a whole number, found '0'"),
+        (put("gpus", 0, "index", value=True), "gpus[0].index: expected a whole number, found true"),
+        (put("gpus", 0, "index", value=10**30), "gpus[0].index: expected a whole number of 64 bits"),
+        (put("gpus", 0, "nvml", "name", value=["x"]), "gpus[0].nvml.name: expected a string, found a list"),
+        (put("gpus", 0, "nvml", "compute_capability", value=[9]), "expected 2 items, found 1"),
+        (put("gpus", 0, "bus_id", value="0000:1B:00.0"), "gpus[0].bus_id: expected a spelling such as 0000:1b:00.0"),
+        (put("gpus", 0, "nvml", "cpu_affinity", value="0-99999999999"), "expected a spelling such as 0-3,8"),
+        (put("gpus", 0, "nvml", "cpu_affinity", value="3-1"), "expected a spelling such as 0-3,8, found '3-1'"),
+        (put("origin", "kind", value="dreamt"), "expected one of live, recorded, modelled, found 'dreamt'"),
+        (put("sections", "gpus", "duration_ms", value=10**400), "sections.gpus.duration_ms: expected a number"),
+        (put("host", "hostname", value="\ud800"), "host.hostname: expected Unicode text"),
+        (put("host", "kernel_command_line", value={"\udc00": "x"}), "expected Unicode text"),
+        (put("sections", value=[]), "sections: expected an object"),
+        (append("gpus", 0), f"gpus: the bus id {FIRST} is there twice"),
+        (append("nics", 0), "nics: the name mlx5_0 is there twice"),
+        (append("pairs", 0), "is there twice"),
+        (put("gpus", 1, "index", value=0), "gpus: index 0 after 0, expected ascending"),
+        (put("gpus", 0, "index", value=-1), "gpus: index -1 after -1, expected ascending from 0"),
+        (put("pairs", 0, "target", value="0000:99:00.0"), "pairs: there is no GPU 0000:99:00.0"),
+        (put("host", "numa_nodes", 1, "id", value=0), "host.numa_nodes: id 0 after 0"),
+        (put("host", "numa_nodes", 1, "distances", value=[10]), "node 2 has 1 distances to 2 nodes"),
+    ],
+)
+def test_the_bad_part_is_named(
+    tmp_path: Path, document: Document, change: Callable[[Document], None], sentence: str
+) -> None:
+    change(document)
+    assert sentence in refusal(tmp_path, document)
+
+
+def test_a_crowd_of_gpus_is_refused_before_anything_loops_over_their_pairs(tmp_path: Path, document: Document) -> None:
+    document["gpus"] = [{"bus_id": f"{i:04x}:00:00.0", "index": i} for i in range(300)]
+    assert "300 gpus, a node has at most 256" in refusal(tmp_path, document)
+
+
+def test_a_long_key_is_not_repeated_in_full(tmp_path: Path, document: Document) -> None:
+    document["host"]["kernel_command_line"] = {"x" * 100_000: 1}
+    assert len(refusal(tmp_path, document)) < 1000
+
+
+# --- anything at all -------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@given(choice=st.randoms(use_true_random=False), values=st.lists(JSON, min_size=1, max_size=4))
+def test_a_document_with_anything_in_it_loads_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, choice: random.Random, values: list[Any]
+) -> None:
+    document = copy.deepcopy(record.document(MACHINE))
+    for value in values:
+        _mutate(document, choice, value)
+    _load_or_refuse(tmp_path_factory, json.dumps(document).encode())
+
+
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@given(choice=st.randoms(use_true_random=False), noise=st.binary(min_size=1, max_size=4))
+def test_bytes_with_anything_among_them_load_or_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, choice: random.Random, noise: bytes
+) -> None:
+    content = record.text(MACHINE).encode()
+    place = choice.randrange(len(content))
+    _load_or_refuse(tmp_path_factory, content[:place] + noise + content[place + choice.randint(0, 4) :])
+
+
+def _mutate(document: Any, choice: random.Random, value: Any) -> None:
+    """Replace or remove something at a random depth."""
+    while True:
+        keys = list(document) if isinstance(document, dict) else range(len(document))
+        if not keys:
+            return
+        key = choice.choice(keys)
+        if isinstance(document[key], (dict, list)) and choice.random() < 0.8:
+            document = document[key]
+        elif choice.random() < 0.2:
+            del document[key]
+            return
+        else:
+            document[key] = value
+            return
+
+
+def _load_or_refuse(factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = factory.getbasetemp() / "fuzz.json"
+    path.write_bytes(content)
+    with contextlib.suppress(UsageError):
+        record.text(replay.load(str(path)))
