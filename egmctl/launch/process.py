@@ -9,7 +9,6 @@ when its block is left, and can fail in any way without harm to its parent: ever
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -36,7 +35,7 @@ GRACE_S = 0.5
 KILL_WAIT_S = 5.0
 """How long to wait for a killed child. One that sits in an uninterruptible driver call never goes; it is left."""
 OUTPUT_LIMIT = 1 << 20
-"""Bytes of a child's output that are kept; looked at once a second."""
+"""Bytes of a child's output that may stay in memory; looked at once a second."""
 OUTPUT_TAIL = 4096
 """Bytes of it that a `ChildFailed` carries."""
 
@@ -123,8 +122,6 @@ def spawn(
             asked = given.enter_context(libc.memory_file("egmctl-request"))
             asked.write(text)
             asked.seek(0)
-            # The offset is shared with the child: appending keeps its output whole when the file is cut short.
-            fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
             inherited = (child_end.fileno(), crumbs.fileno(), asked.fileno())
             process = subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
                 [sys.executable, *_interpreter_flags(), _CHILD, target, *map(str, (os.getpid(), *inherited))],
@@ -257,8 +254,7 @@ class Child:
                 if left <= 0:
                     raise self._timed_out(timeout_s) from None
                 exited = self._exit() is not None
-                if os.fstat(self._output.fileno()).st_size > OUTPUT_LIMIT:
-                    os.ftruncate(self._output.fileno(), 0)
+                self._bound_output()
             except ChannelClosed:
                 raise self._crashed() from None
             except MalformedMessage as error:
@@ -299,6 +295,11 @@ class Child:
     def _output_tail(self) -> str:
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), OUTPUT_TAIL, max(0, size - OUTPUT_TAIL)).decode("utf-8", "replace")
+
+    def _bound_output(self) -> None:
+        status = os.fstat(self._output.fileno())
+        if status.st_blocks * 512 > OUTPUT_LIMIT:
+            libc.forget(self._output, status.st_size - OUTPUT_TAIL)
 
     def _wait_for_exit(self, timeout_s: float) -> str | None:
         """Wait for the child's end, leaving it unreaped; see `_exit`."""

@@ -1,0 +1,21 @@
+"""Hooks of these tests: a module of its own, so that the targets are not imported with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+
+def mark(arguments: dict[str, Any]) -> None:
+    assert "tests.launch.targets" not in sys.modules
+    os.environ["EGMCTL_TEST_HOOK_RAN"] = arguments["mark"]
+
+
+def note_cpu_time(_arguments: dict[str, Any]) -> None:
+    os.environ["EGMCTL_TEST_CPU_S"] = str(time.process_time())
+
+
+def fail(_arguments: dict[str, Any]) -> None:
+    raise PermissionError(1, "the cgroup cannot be joined")

@@ -1,0 +1,299 @@
+"""How children end: by themselves, by a crash, past their deadline, with their parent; and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from egmctl.errors import ChildFailed
+from egmctl.launch import process
+from tests.launch.start import ROOT, is_alive, open_descriptors, run, spawn, wait_until
+
+HEADER_OF_A_HUGE_MESSAGE = b"egmm" + (0).to_bytes(4, "little") + (1 << 30).to_bytes(4, "little")
+HALF_A_MESSAGE = b"egmm" + (0).to_bytes(4, "little") + (100).to_bytes(4, "little") + b'{"half":'
+NOT_JSON = b"egmm" + (0).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"{,}"
+NOT_AN_OBJECT = b"egmm" + (0).to_bytes(4, "little") + (2).to_bytes(4, "little") + b"[]"
+DEEP = b"egmm" + (0).to_bytes(4, "little") + (200000).to_bytes(4, "little") + b"[" * 200000
+MISSING_FILES = b"egmm" + (3).to_bytes(4, "little") + (2).to_bytes(4, "little") + b"{}"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_child_that_exits_without_a_result_has_crashed(code: int) -> None:
+    with pytest.raises(ChildFailed, match=f"exit_with exited with code {code} without a result") as caught:
+        run("exit_with", {"code": code})
+    assert caught.value.how == "crashed"
+
+
+def test_a_crash_names_its_signal_the_call_and_where_in_the_source_it_was() -> None:
+    with pytest.raises(ChildFailed, match="segfault died from SIGSEGV in cuMemMap") as caught:
+        run("segfault")
+    assert (caught.value.how, caught.value.last_call) == ("crashed", "cuMemMap")
+    assert "in segfault" in caught.value.output
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    with pytest.raises(ChildFailed, match="died from signal 40"):
+        run("kill_itself", {"signal": 40})
+
+
+def test_a_child_past_its_deadline_is_killed_and_its_last_call_told() -> None:
+    with spawn("hang") as child:
+        child.receive(timeout_s=20)
+        start = time.monotonic()
+        with pytest.raises(ChildFailed, match=r"gave no result within 0\.3 s, it is in cuCtxCreate") as caught:
+            child.result(0.3)
+        assert time.monotonic() - start < 3
+        assert (caught.value.how, caught.value.last_call) == ("timed-out", "cuCtxCreate")
+        assert not is_alive(child.pid)
+
+
+def test_a_stopped_child_times_out_and_is_killed() -> None:
+    with spawn("stop_itself") as child:
+        with pytest.raises(ChildFailed, match="gave no result within 1 s"):
+            child.result(1)
+        assert not is_alive(child.pid)
+
+
+def test_events_without_end_do_not_hold_off_the_deadline() -> None:
+    with pytest.raises(ChildFailed) as caught:
+        run("flood", timeout_s=0.5)
+    assert caught.value.how == "timed-out"
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"Segmentation fault (core dumped)\n", "not a message"),
+        (HEADER_OF_A_HUGE_MESSAGE, "not a message"),
+        (NOT_JSON, "not JSON"),
+        (NOT_AN_OBJECT, "not an object"),
+        (DEEP, "not JSON"),
+        (MISSING_FILES, "file descriptors are missing"),
+    ],
+)
+def test_garbage_from_a_child_is_a_failure_of_the_child(sent: bytes, told: str) -> None:
+    with spawn("send_garbage", {"hex": sent.hex(), "then": "hang"}) as child:
+        with pytest.raises(ChildFailed, match=told) as caught:
+            child.result(30)
+        assert caught.value.how == "crashed"
+        assert not is_alive(child.pid)
+
+
+def test_a_child_that_dies_within_a_message_has_crashed() -> None:
+    with pytest.raises(ChildFailed, match="exited with code 0 without a result"):
+        run("send_garbage", {"hex": HALF_A_MESSAGE.hex(), "then": "exit"})
+
+
+def test_a_child_that_closes_its_channel_and_lives_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "KILL_WAIT_S", 0.3)
+    with pytest.raises(ChildFailed, match="closed its channel without a result"):
+        run("close_the_channel")
+
+
+def test_a_crash_is_seen_although_a_forked_process_holds_the_channel() -> None:
+    with spawn("crash_beside_a_fork") as child:
+        child.receive(timeout_s=20)
+        with pytest.raises(ChildFailed, match="exited with code 5"):
+            child.result(30)
+
+
+def test_what_a_child_prints_is_kept_within_bounds_and_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_LOOK_EVERY_S", 0.05)
+    with spawn("print_without_end", {"seconds": 1}) as child:
+        with pytest.raises(ChildFailed) as caught:
+            child.result(30)
+        status = os.fstat(child._output.fileno())
+        assert status.st_blocks * 512 < 3 * process.OUTPUT_LIMIT < status.st_size
+    assert caught.value.output.endswith("the last words\n")
+    assert len(caught.value.output) == process.OUTPUT_TAIL
+
+
+def test_leaving_the_block_closes_the_channel_and_lets_the_child_end_by_itself(tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    with spawn("wait_for_the_parent_to_close", {"path": str(witness)}, grace_s=20) as child:
+        child.receive(timeout_s=20)
+        start = time.monotonic()
+    assert witness.read_text() == "saw the end"
+    assert time.monotonic() - start < 10
+    assert not is_alive(child.pid)
+
+
+def test_leaving_the_block_kills_a_child_that_does_not_end() -> None:
+    with spawn("hang", grace_s=0.2) as child:
+        child.receive(timeout_s=20)
+        start = time.monotonic()
+    assert 0.2 <= time.monotonic() - start < 3
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+def test_a_second_interrupt_does_not_keep_a_child_from_being_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_timeout_s: float) -> None:
+        raise KeyboardInterrupt
+
+    child = spawn("hang")
+    child.receive(timeout_s=20)
+    monkeypatch.setattr(child, "_wait_for_exit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        child.close()
+    assert not is_alive(child.pid)
+
+
+def test_what_a_child_has_started_ends_with_it() -> None:
+    with spawn("start_a_grandchild") as child:
+        message, _ = child.receive(timeout_s=20)
+        assert os.getpgid(message["pid"]) == child.pid != os.getpgid(0)
+    assert wait_until(lambda: not is_alive(message["pid"]))
+
+
+def test_a_child_that_cannot_be_killed_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "KILL_WAIT_S", 0.3)
+    with monkeypatch.context() as patch, spawn("hang") as child:
+        child.receive(timeout_s=20)
+        patch.setattr(os, "killpg", lambda *_: None)
+        with pytest.raises(ChildFailed, match=rf"process {child.pid} was killed but does not end") as caught:
+            child.result(0.1)
+        assert caught.value.how == "timed-out"
+    assert is_alive(child.pid)
+    os.killpg(child.pid, signal.SIGKILL)
+    child._process.wait()
+
+
+def test_a_child_that_cannot_be_killed_is_told_once_when_its_block_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "KILL_WAIT_S", 0.1)
+    child = spawn("hang", grace_s=0)
+    child.receive(timeout_s=20)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", lambda *_: None)
+        with pytest.warns(RuntimeWarning, match=rf"process {child.pid} .* does not end"):
+            child.close()
+        child.close()
+    os.killpg(child.pid, signal.SIGKILL)
+    child._process.wait()
+
+
+def test_children_leave_no_descriptors_behind() -> None:
+    run("echo")
+    before = open_descriptors()
+    for _ in range(25):
+        run("echo")
+        with pytest.raises(ChildFailed):
+            run("exit_with", {"code": 1})
+        with spawn("converse", grace_s=0):
+            pass
+        with spawn("swap_files") as child:
+            child.channel.send({}, fds=[0])
+            child.result(30)
+    assert open_descriptors() == before
+
+
+def test_a_child_has_what_it_needs_and_nothing_else_open() -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(reading, True)
+    try:
+        seen = run("facts")
+    finally:
+        os.close(reading)
+        os.close(writing)
+    # Standard streams, the socket, the breadcrumb and its mapping's hold on it, and the folder that is being read.
+    assert len(seen["descriptors"]) == 7
+    assert len(seen["descriptors of a child of its own"]) == 4
+
+
+def test_children_are_started_from_the_main_thread_only() -> None:
+    caught: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            spawn("echo")
+        except RuntimeError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(caught[0])
+
+
+def test_a_process_that_cannot_be_started_is_a_child_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_descriptors()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ChildFailed, match=r"cannot be started: .*No such file"):
+        run("echo")
+    assert open_descriptors() == before
+
+
+def test_a_child_whose_parent_died_before_it_could_be_tied_to_it_ends() -> None:
+    program = "from egmctl.launch import libc; libc.die_with({parent_pid}); print('lives')"
+    for parent_pid, told in (("__import__('os').getppid()", "lives\n"), ("1 << 22", "")):
+        command = [sys.executable, "-c", program.format(parent_pid=parent_pid)]
+        assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout == told
+
+
+def test_a_parent_that_was_started_to_ignore_its_children_can_have_some() -> None:
+    program = (
+        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "from tests.launch.start import run\n"
+        "print(run('echo'))\n"
+        "run('exit_with', {'code': 3})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "{}\n"
+    assert done.stderr.endswith("ChildFailed: tests.launch.targets:exit_with ended without a result\n")
+
+
+PARENT = """
+import sys
+from tests.launch.start import spawn
+child = spawn("hang")
+child.receive(timeout_s=20)
+print(child.pid, flush=True)
+{then}
+"""
+
+
+UNTIL_INTERRUPTED = """
+from egmctl.launch.signals import interruptible
+from tests.launch.start import is_alive
+try:
+    with child, interruptible():
+        print("ready", flush=True)
+        child.result(60)
+except KeyboardInterrupt:
+    sys.exit(is_alive(child.pid))
+"""
+
+
+def start_parent(then: str) -> tuple[subprocess.Popen[str], int]:
+    """Start a process that is a parent itself; return it and its child's number."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT.format(then=then)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    return parent, int(parent.stdout.readline())
+
+
+def test_a_child_dies_with_a_parent_that_is_killed() -> None:
+    parent, child = start_parent("sys.stdin.read()")
+    with parent:
+        assert is_alive(child)
+        parent.kill()
+    assert wait_until(lambda: not is_alive(child))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_parent_that_is_told_to_stop_ends_its_child_on_its_way_out(number: signal.Signals) -> None:
+    parent, child = start_parent(UNTIL_INTERRUPTED)
+    with parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        parent.send_signal(number)
+        assert parent.wait(timeout=20) == 0
+    assert not is_alive(child)
