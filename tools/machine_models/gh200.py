@@ -8,7 +8,7 @@ from machine_models.stating import NOT_STATED, NVLINK_4, machine, stated
 
 CUDA_GUIDE = (
     "CUDA attributes; EGM platforms: CUDA Programming Guide, Extended GPU Memory, "
-    "https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/extended-gpu-memory.html"
+    "https://docs.nvidia.com/cuda/cuda-c-programming-guide/egm.html"
 )
 COHERENCE = (
     "CUDA attributes of hardware-coherent systems: CUDA Programming Guide, Unified Memory, "
@@ -70,7 +70,8 @@ def single() -> Machine:
             "https://lkml.kernel.org/r/20250106120659.359610-2-bfaccini@nvidia.com",
             "9 NUMA nodes, CPUs on node 0: https://github.com/bytedance/xpu-perf/issues/129",
             "CPU and NUMA affinity, GPU NUMA ID, NICs: https://github.com/NVIDIA/nvbandwidth/issues/23",
-            "bus id, addressing mode: https://github.com/PrincetonUniversity/gpu_programming_intro",
+            "bus id, addressing mode (01_what_is_a_gpu/README.md): "
+            "https://github.com/PrincetonUniversity/gpu_programming_intro",
             "kernel with 64K pages, driver version: https://github.com/vllm-project/vllm/issues/14636",
             "PCI ids and link, memory, modes, clocks (nvidia-smi -q, in a virtual machine): "
             "https://github.com/thamada/gls/blob/b2f1cedeb098383fb647ea9bc7b51e3fec596989/gls/GH200_smi.py",
