@@ -1,0 +1,68 @@
+"""``egmctl snapshot`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from egmctl.facts import replay
+from egmctl.model.machine import SECTION_VERSIONS, OriginKind
+from tests.conftest import RunEgmctl
+from tests.facts.sysroot import GPU, grace_hopper
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> dict[str, str]:
+    grace_hopper(tmp_path / "root")
+    return {"EGMCTL_SYSROOT": str(tmp_path / "root"), "CUDA_VISIBLE_DEVICES": "/home/alice,GPU-1111"}
+
+
+def test_a_snapshot_is_a_machine_to_replay(egmctl: RunEgmctl, tmp_path: Path, node: dict[str, str]) -> None:
+    file = tmp_path / "node.json"
+    done = egmctl("snapshot", "-o", file, env=node)
+    assert (done.code, done.out) == (0, ""), done.err
+    machine = replay.load(str(file))
+    assert (machine.origin.kind, machine.origin.name, machine.origin.redacted) == (OriginKind.RECORDED, "node", True)
+    assert [gpu.bus_id for gpu in machine.gpus or ()] == [GPU]
+    assert list(machine.sections) == list(SECTION_VERSIONS)
+
+
+def test_names_stay_at_home_unless_all_is_asked_for(egmctl: RunEgmctl, node: dict[str, str]) -> None:
+    redacted, full = egmctl("snapshot", env=node).out, egmctl("snapshot", "--full", env=node).out
+    for secret in ("gh-17", "alice", "11111111-2222", "x[bold].scope", "a088:c203"):
+        assert secret in full
+        assert secret not in redacted
+    assert json.loads(full)["origin"]["redacted"] is False
+
+
+def test_only_the_sections_asked_for(egmctl: RunEgmctl, node: dict[str, str]) -> None:
+    document = json.loads(egmctl("snapshot", "--sections", "nics, host", env=node).out)
+    assert [name for name in SECTION_VERSIONS if document[name] is not None] == ["host", "nics"]
+    assert document["sections"]["gpus"]["unread"]["reason"] == "not-asked"
+
+
+@pytest.mark.parametrize("sections", ["gpu", "", "host,", "host,,nics"])
+def test_a_section_that_does_not_exist(egmctl: RunEgmctl, sections: str) -> None:
+    done = egmctl("snapshot", "--sections", sections)
+    assert (done.code, done.out) == (2, "")
+    assert "valid are all and host,gpus,pairs,switches,nics,driver,process" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_nothing_is_overwritten_without_force(egmctl: RunEgmctl, tmp_path: Path, node: dict[str, str]) -> None:
+    file = tmp_path / "node.json"
+    file.write_text("precious")
+    done = egmctl("snapshot", "-o", file, env=node)
+    assert (done.code, file.read_text()) == (2, "precious")
+    assert "--force" in done.err
+    assert egmctl("snapshot", "-o", file, "--force", env=node).code == 0
+    assert json.loads(file.read_text())["schema"] == "egmctl.machine/1"
+
+
+def test_a_name_that_does_not_end_in_json_is_refused(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    done = egmctl("snapshot", "-o", tmp_path / "node.txt")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert ".json" in done.err
+    assert not (tmp_path / "node.txt").exists()

@@ -1,0 +1,61 @@
+"""The JSON Schema in the documentation is the one that the model's types give, and every machine fits it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from egmctl.data import machines_dir
+from egmctl.facts import record, replay
+from egmctl.facts.collect import collect
+from egmctl.model.machine import SECTION_VERSIONS, Machine
+from tests.random_machines import machines
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = json.loads((ROOT / "docs/schemas/machine.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def test_the_file_is_what_the_generator_writes() -> None:
+    generate = [sys.executable, str(ROOT / "tools/make_schemas.py"), "--check"]
+    done = subprocess.run(generate, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_it_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_shipped_machines_fit(name: str) -> None:
+    VALIDATOR.validate(json.loads((machines_dir() / f"{name}.json").read_text()))
+
+
+def test_this_machine_fits() -> None:
+    VALIDATOR.validate(record.document(collect(SECTION_VERSIONS)))
+
+
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(machines())
+def test_any_machine_fits(machine: Machine) -> None:
+    VALIDATOR.validate(record.document(machine))
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [("gpus", {}), ("gpus", [{"index": 0}]), ("gpus", [{"bus_id": "1b:00.0", "index": 0}]), ("host", {"kernel": 6})],
+)
+def test_what_a_reader_refuses_does_not_fit(section: str, value: Any) -> None:
+    document = {"schema": "egmctl.machine/1", "origin": {"kind": "recorded"}, section: value}
+    assert not VALIDATOR.is_valid(document)
+
+
+def test_unknown_keys_fit() -> None:
+    VALIDATOR.validate({"schema": "egmctl.machine/1", "origin": {"kind": "recorded", "new": 1}, "newer": []})

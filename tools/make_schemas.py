@@ -1,0 +1,132 @@
+"""Writes the JSON Schemas of ``docs/schemas/`` from the model's types and the docstrings of their fields.
+
+python tools/make_schemas.py            write them
+python tools/make_schemas.py --check    write nothing; exit 1 if a file is not what would be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import itertools
+import json
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from egmctl.model.codec import field_types
+from egmctl.model.machine import MACHINE_SCHEMA, Machine, Spelling
+
+SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(description="Write the JSON Schemas of docs/schemas/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file would change")
+    check = parser.parse_args(arguments).check
+    path = SCHEMAS / "machine.schema.json"
+    text = json.dumps(machine_schema(), indent=1) + "\n"
+    if path.exists() and path.read_text(encoding="ascii") == text:
+        return 0
+    if check:
+        sys.stderr.write(f"{path} is not what tools/make_schemas.py writes\n")
+        return 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="ascii")
+    return 0
+
+
+def machine_schema() -> dict[str, Any]:
+    """Return the schema of what ``egmctl snapshot`` writes.
+
+    It requires what a reader needs, not all that is written, and lets unknown keys pass, as readers do.
+    """
+    definitions: dict[str, Any] = {}
+    machine = _record(Machine, definitions)
+    properties = {
+        "schema": {"const": MACHINE_SCHEMA},
+        "egmctl": {"type": "string", "description": "Version of the tool that wrote the document."},
+        **machine["properties"],
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": MACHINE_SCHEMA,
+        "description": machine["description"],
+        "type": "object",
+        "properties": properties,
+        "required": ["schema", *machine["required"]],
+        "$defs": definitions,
+    }
+
+
+def _record(cls: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a dataclass; those of its fields' dataclasses go into ``definitions``."""
+    descriptions = {name: text for base in reversed(cls.__mro__) for name, text in _field_docstrings(base).items()}
+    properties = {}
+    for name, kind in field_types(cls).items():
+        properties[name] = _schema(kind, definitions)
+        if name in descriptions:
+            properties[name]["description"] = descriptions[name]
+    missing = dataclasses.MISSING
+    return {
+        "description": inspect.cleandoc(cls.__doc__),
+        "type": "object",
+        "properties": properties,
+        "required": [f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing],
+    }
+
+
+def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        schema = _schema(arguments[0], definitions)
+        for mark in arguments[1:]:
+            if isinstance(mark, Spelling):
+                schema |= {"pattern": f"^({mark.pattern})$", "examples": [mark.example]}
+        return schema
+    if origin in (typing.Union, types.UnionType):
+        (only,) = [option for option in arguments if option is not type(None)]
+        schema = _schema(only, definitions)
+        if "type" in schema and "enum" not in schema:
+            return schema | {"type": [schema["type"], "null"]}
+        return {"anyOf": [schema, {"type": "null"}]}
+    if origin is tuple and arguments[1:] == (Ellipsis,):
+        return {"type": "array", "items": _schema(arguments[0], definitions)}
+    if origin is tuple:
+        items = [_schema(argument, definitions) for argument in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": _schema(arguments[1], definitions)}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if kind.__name__ not in definitions:
+            definitions[kind.__name__] = {}
+            definitions[kind.__name__] = _record(kind, definitions)
+        return {"$ref": f"#/$defs/{kind.__name__}"}
+    if issubclass(kind, Enum):
+        return {"type": "string", "enum": [member.value for member in kind]}
+    return {"type": {str: "string", int: "integer", float: "number", bool: "boolean"}[kind]}
+
+
+def _field_docstrings(cls: type) -> dict[str, str]:
+    """Return the strings that stand below the fields of a class; Python itself drops them."""
+    if cls is object:
+        return {}
+    (definition,) = ast.parse(inspect.getsource(cls)).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    found = {}
+    for field, below in itertools.pairwise(body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
