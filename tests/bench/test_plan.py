@@ -1,0 +1,264 @@
+"""What would be measured on a node, and why the rest would not: from facts alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egmctl.bench.plan import Plan, check_memory, cuda_visible, make_plan
+from egmctl.bench.registry import CASES, select_cases
+from egmctl.errors import UsageError
+from egmctl.facts import replay
+from egmctl.model.machine import Gpu, Machine, Process, Reason, Unread
+from egmctl.model.measurement import MemoryKind, Settings
+from egmctl.units import GIB, MIB
+
+GB200 = replay.load("gb200-nvl4")
+DGX = replay.load("dgx-h100")
+SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
+
+
+def plan_of(
+    machine: Machine, gpus: Sequence[int] = (0, 1, 2, 3), nodes: Sequence[int] = (0, 1), settings: Settings = SETTINGS
+) -> Plan:
+    """Plan every case for GPUs by index and NUMA nodes."""
+    assert machine.gpus is not None
+    return make_plan(machine, [machine.gpus[index] for index in gpus], nodes, CASES, settings)
+
+
+def with_gpu(machine: Machine, index: int, gpu: Gpu) -> Machine:
+    """Return the machine with one GPU in place of another."""
+    assert machine.gpus is not None
+    return replace(machine, gpus=tuple(gpu if g.index == index else g for g in machine.gpus))
+
+
+def waivers(plan: Plan) -> set[str]:
+    """Return the reasons why tasks of a plan will not run."""
+    return {task.waiver for task in plan.tasks if task.waiver}
+
+
+class TestPaths:
+    @given(st.lists(st.integers(0, 7), min_size=1, unique=True), st.lists(st.integers(0, 1), min_size=1, unique=True))
+    def test_every_combination_once(self, gpus: list[int], nodes: list[int]) -> None:
+        plan = plan_of(DGX, gpus, nodes)
+        paths = Counter((p.task.case, p.task.source.label, p.task.destination.label) for p in plan.tasks)
+        expected = {
+            *(("host_numa_to_device_memcpy_ce", f"NUMA{n}", f"GPU{g}") for n in nodes for g in gpus),
+            *(("device_to_host_numa_memcpy_ce", f"GPU{g}", f"NUMA{n}") for n in nodes for g in gpus),
+            *(
+                (f"device_to_device_memcpy_{way}_ce", f"GPU{a}", f"GPU{b}")
+                for way in ("write", "read")
+                for a in gpus
+                for b in gpus
+                if a != b
+            ),
+        }
+        assert set(paths) == expected
+        assert set(paths.values()) == {1}
+
+    def test_a_write_is_issued_by_the_source_and_a_read_by_the_destination(self) -> None:
+        ends = {"write": "source", "read": "destination"}
+        for task in (p.task for p in plan_of(DGX).tasks if p.task.case.startswith("device_to_device")):
+            way = task.case.split("_")[4]
+            assert task.initiator == getattr(task, ends[way]).bus_id
+
+    def test_host_memory_is_always_worked_by_the_gpu(self) -> None:
+        for task in (p.task for p in plan_of(GB200).tasks):
+            device = next(end for end in (task.source, task.destination) if end.memory is MemoryKind.DEVICE)
+            if MemoryKind.HOST_NUMA in (task.source.memory, task.destination.memory):
+                assert task.initiator == device.bus_id
+
+    def test_one_gpu_makes_no_pair_and_the_plan_says_so(self) -> None:
+        plan = plan_of(DGX, gpus=[3])
+        assert {p.task.case for p in plan.tasks} == {"host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"}
+        assert plan.notes == (
+            "device_to_device_memcpy_write_ce needs two GPUs",
+            "device_to_device_memcpy_read_ce needs two GPUs",
+        )
+
+
+class TestWire:
+    def test_egm_where_the_bit_and_c2c_say_so_local_and_through_a_peer(self) -> None:
+        wires = {
+            (p.task.source.label, p.task.destination.label): (p.task.wire, p.task.egm)
+            for p in plan_of(GB200).tasks
+            if p.task.case == "host_numa_to_device_memcpy_ce"
+        }
+        assert wires["NUMA0", "GPU0"] == ("EGM over C2C", True)
+        assert wires["NUMA1", "GPU0"] == ("EGM over NV18>C2C", True)
+
+    def test_the_same_calls_on_a_pcie_node_are_not_called_egm(self) -> None:
+        tasks = [p.task for p in plan_of(DGX).tasks if p.task.source.memory is MemoryKind.HOST_NUMA]
+        assert {task.egm for task in tasks} == {False}
+        assert all(task.wire.startswith("HOST_NUMA over PCIe") and task.wire.endswith("not EGM") for task in tasks)
+
+    def test_between_gpus_it_is_no_question(self) -> None:
+        tasks = [p.task for p in plan_of(DGX).tasks if p.task.case.startswith("device_to_device")]
+        assert {(task.wire, task.egm) for task in tasks} == {("NV18", None)}
+
+
+class TestWaivers:
+    def test_a_gpu_that_cuda_does_not_see_takes_its_paths_with_it_and_no_others(self) -> None:
+        hidden = replace(
+            DGX.gpus[1],  # type: ignore[index]
+            cuda=None,
+            unread={"cuda": Unread(reason=Reason.NOT_PRESENT, detail="CUDA does not list this bus id")},
+        )
+        plan = plan_of(with_gpu(DGX, 1, hidden), gpus=[0, 1, 2])
+        assert waivers(plan) == {"CUDA does not see GPU1: CUDA does not list this bus id"}
+        for planned in plan.tasks:
+            touches = "GPU1" in (planned.task.source.label, planned.task.destination.label)
+            assert (planned.waiver is not None) is touches
+
+    def test_a_gpu_that_nothing_but_pci_sees_is_waived_with_what_stands_in_the_way(self) -> None:
+        gpu = DGX.gpus[1]  # type: ignore[index]
+        assert gpu.node is not None
+        denied = replace(gpu, nvml=None, cuda=None, node=replace(gpu.node, access="EPERM"))
+        assert any("device cgroup" in why for why in waivers(plan_of(with_gpu(DGX, 1, denied))))
+
+    def test_cuda_visible_devices_hides_a_gpu(self) -> None:
+        machine = replace(DGX, process=Process(environment={"CUDA_VISIBLE_DEVICES": "0,2"}))
+        assert waivers(plan_of(machine, gpus=[0, 1, 2])) == {"CUDA_VISIBLE_DEVICES hides GPU1"}
+
+    def test_mig(self) -> None:
+        gpu = DGX.gpus[0]  # type: ignore[index]
+        assert gpu.nvml is not None
+        machine = with_gpu(DGX, 0, replace(gpu, nvml=replace(gpu.nvml, mig_mode=True)))
+        assert waivers(plan_of(machine)) == {"MIG is on: GPU0 can only be used in parts"}
+
+    def test_a_pair_without_peer_access_says_what_nvml_says(self) -> None:
+        first, second = (gpu.bus_id for gpu in DGX.gpus[:2])  # type: ignore[index]
+        pairs = tuple(
+            replace(pair, can_access_peer=False, p2p_status={"read": "CNS", "write": "OK", "pci": None})
+            if (pair.source, pair.target) == (first, second)
+            else pair
+            for pair in DGX.pairs or ()
+        )
+        plan = plan_of(replace(DGX, pairs=pairs), gpus=[0, 1])
+        waived = [p.task for p in plan.tasks if p.waiver == "GPU0 has no peer access to GPU1: P2P read is CNS"]
+        assert [(task.initiator_label, task.source.label) for task in waived] == [("GPU0", "GPU0"), ("GPU0", "GPU1")]
+        assert len(plan.runnable) == len(plan.tasks) - 2
+
+    def test_a_node_that_the_cpuset_does_not_allow(self) -> None:
+        assert DGX.host is not None
+        plan = plan_of(replace(DGX, host=replace(DGX.host, allowed_numa_nodes="0")))
+        assert {p.task.case.count("numa") for p in plan.tasks if p.waiver} == {1}
+        assert all("NUMA1" in (p.task.source.label, p.task.destination.label) for p in plan.tasks if p.waiver)
+        assert any("Mems_allowed" in why for why in waivers(plan))
+
+    def test_a_driver_without_host_numa_memory(self) -> None:
+        name = "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
+        gpu = DGX.gpus[0]  # type: ignore[index]
+        assert gpu.cuda is not None
+        old = replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, name: 0}))
+        plan = plan_of(with_gpu(DGX, 0, old), gpus=[0, 1])
+        assert waivers(plan) == {f"GPU0 cannot use HOST_NUMA memory: CU_DEVICE_ATTRIBUTE_{name} is 0"}
+        assert len(plan.runnable) == 8
+
+
+@pytest.mark.parametrize(
+    ("value", "visible"),
+    [
+        ("", []),
+        ("-1", []),
+        ("0", [0]),
+        ("3,1", [1, 3]),
+        ("1,9,2", [1]),
+        ("1,-1,2", [1]),
+        ("GPU-nonsense", []),
+        (" 2 , 0 ", [0, 2]),
+    ],
+)
+def test_cuda_visible_devices_ends_at_its_first_invalid_entry(value: str, visible: list[int]) -> None:
+    machine = replace(DGX, process=Process(environment={"CUDA_VISIBLE_DEVICES": value}))
+    assert DGX.gpus is not None
+    assert cuda_visible(machine) == frozenset(DGX.gpus[index].bus_id for index in visible)
+
+
+def test_cuda_visible_devices_takes_uuids_and_their_beginnings() -> None:
+    assert DGX.gpus is not None
+    gpu = replace(DGX.gpus[2], nvml=replace(DGX.gpus[2].nvml, uuid="GPU-4c1f0000-1111"))  # type: ignore[type-var]
+    machine = replace(with_gpu(DGX, 2, gpu), process=Process(environment={"CUDA_VISIBLE_DEVICES": "GPU-4c1f"}))
+    assert cuda_visible(machine) == frozenset({gpu.bus_id})
+
+
+def test_without_the_variable_everything_is_visible() -> None:
+    assert cuda_visible(replace(DGX, process=Process(environment={}))) is None
+
+
+class TestMemory:
+    def node_with(self, *, gpu_free: int = 80 * GIB, node_free: int = 500 * GIB, available: int = 900 * GIB) -> Machine:
+        """Return the DGX with this much free on GPU 0, on NUMA node 0 and on the host."""
+        assert DGX.gpus is not None
+        assert DGX.host is not None
+        assert DGX.host.numa_nodes is not None
+        gpus = tuple(
+            replace(
+                gpu,
+                nvml=replace(
+                    gpu.nvml,  # type: ignore[type-var]
+                    memory_total_bytes=80 * GIB,
+                    memory_used_bytes=80 * GIB - (gpu_free if gpu.index == 0 else 80 * GIB),
+                ),
+            )
+            for gpu in DGX.gpus
+        )
+        nodes = tuple(
+            replace(node, memory_free_bytes=node_free if node.id == 0 else 500 * GIB) for node in DGX.host.numa_nodes
+        )
+        return replace(DGX, gpus=gpus, host=replace(DGX.host, numa_nodes=nodes, memory_available_bytes=available))
+
+    def test_half_of_what_is_free_is_enough(self) -> None:
+        machine = self.node_with(gpu_free=2 * GIB, node_free=2 * GIB, available=4 * GIB)
+        check_memory(plan_of(machine), machine)
+
+    @pytest.mark.parametrize(
+        ("free", "place"),
+        [
+            ({"gpu_free": 2 * GIB - 1}, "GPU0"),
+            ({"node_free": 2 * GIB - 1}, "NUMA0"),
+            ({"available": 4 * GIB - 1}, "the host"),
+        ],
+    )
+    def test_less_is_refused_with_the_place_and_what_would_fit(self, free: dict[str, int], place: str) -> None:
+        machine = self.node_with(**free)
+        with pytest.raises(UsageError, match=rf"--size 512 MiB takes . GiB on {place}, .* at most --size 511M fits"):
+            check_memory(plan_of(machine), machine)
+
+    def test_what_the_facts_do_not_know_is_no_reason_to_refuse(self) -> None:
+        assert DGX.host is not None
+        machine = replace(DGX, host=replace(DGX.host, numa_nodes=None, memory_available_bytes=None))
+        check_memory(plan_of(machine), machine)
+
+    def test_waived_tasks_take_nothing(self) -> None:
+        machine = replace(self.node_with(gpu_free=0), process=Process(environment={"CUDA_VISIBLE_DEVICES": "1"}))
+        check_memory(plan_of(machine, gpus=[0, 1]), machine)
+
+
+@pytest.mark.parametrize("size", [0, 8, 1000])
+def test_a_size_that_is_no_whole_number_of_the_widest_words_is_refused(size: int) -> None:
+    with pytest.raises(UsageError, match=rf"--size {size}: it must be a multiple of 16 bytes above 0"):
+        plan_of(DGX, settings=replace(SETTINGS, size_bytes=size))
+
+
+class TestCases:
+    def test_names_are_unique_and_in_nvbandwidths_words(self) -> None:
+        names = [case.name for case in CASES]
+        assert len(set(names)) == len(names)
+        assert {"device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce"} < set(names)
+
+    def test_globs_select_in_the_registrys_order(self) -> None:
+        assert [case.name for case in select_cases(["*_read_ce", "host_*"])] == [
+            "host_numa_to_device_memcpy_ce",
+            "device_to_device_memcpy_read_ce",
+        ]
+        assert select_cases([]) == CASES
+
+    def test_a_glob_that_fits_nothing_is_refused_with_the_names(self) -> None:
+        with pytest.raises(UsageError, match=r"--case 'h2d' fits no case; there are host_numa_to_device_memcpy_ce, "):
+            select_cases(["host_*", "h2d"])

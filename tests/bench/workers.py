@@ -1,0 +1,53 @@
+"""Workers that do what real ones do when things go wrong: targets for the supervisor's tests, run in real processes.
+
+Which task misbehaves is in the environment, so that a second worker can be told from the first by its order alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from egmctl.bench.protocol import Event, Order
+from egmctl.launch import Channel, breadcrumb
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.measurement import Status, finish
+
+
+def run(parent: Channel, arguments: dict[str, Any]) -> None:
+    """Measure nothing, but say so; EGMCTL_TEST_FAULT names a task's number and what happens there, e.g. ``2:crash``."""
+    order = from_json(Order, arguments)
+    faults = dict(part.split(":") for part in os.environ.get("EGMCTL_TEST_FAULT", "").split(",") if part)
+    _misbehave(faults.get("setup", ""), "cuInit")
+    parent.send({"event": Event.READY, "note": "nothing is measured here"})
+    for ordered in order.tasks:
+        parent.send({"event": Event.STARTED, "task": ordered.number})
+        fault = faults.get(str(ordered.number), "")
+        _misbehave(fault, "cuStreamSynchronize")
+        status = Status.FAILED if fault == "break" else Status.OK
+        # The process that measured is in the reason, so that tests see where a new one took over.
+        measurement = finish(ordered.task, status, reason=f"pid {os.getpid()}")
+        parent.send({"event": Event.MEASURED, "task": ordered.number, "measurement": to_json(measurement)})
+        if fault == "break":
+            parent.send({"event": Event.BROKEN})
+            return
+    _misbehave(faults.get("close", ""), "cuMemRelease")
+    parent.send({"event": Event.DONE})
+
+
+def _misbehave(fault: str, call: str) -> None:
+    if fault in ("crash", "hang", "interrupt"):
+        breadcrumb.enter(call)
+    if fault == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if fault == "hang":
+        time.sleep(600)
+    if fault == "interrupt":
+        # The supervisor has time to hear of what was measured before.
+        time.sleep(1)
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(600)
+    if fault == "raise":
+        raise ValueError("a bug in the worker")
