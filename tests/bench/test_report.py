@@ -1,0 +1,251 @@
+"""One report, three forms: the same numbers, the same reasons."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.registry import CASES
+from egmctl.bench.statistics import summarize
+from egmctl.errors import ExitCode
+from egmctl.facts import replay
+from egmctl.model.measurement import (
+    Measurement,
+    Mismatch,
+    RunReport,
+    Sample,
+    Settings,
+    Status,
+    Task,
+    Verification,
+    exit_code,
+    finish,
+)
+from egmctl.report.bench_csv import COLUMNS, bench_csv
+from egmctl.report.bench_json import bench_json
+from egmctl.report.bench_list import bench_list
+from egmctl.report.bench_text import bench_text
+from egmctl.report.table import WIDTH
+from egmctl.units import MIB
+
+SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
+GB200, DGX = replay.load("gb200-nvl4"), replay.load("dgx-h100")
+
+
+def plan_of(name: str, gpus: int) -> Plan:
+    """Plan every case for the first GPUs of a modelled machine with all its NUMA nodes."""
+    machine = replay.load(name)
+    return make_plan(machine, (machine.gpus or ())[:gpus], [0, 1], CASES, SETTINGS)
+
+
+def measured(task: Task, *values: float) -> Measurement:
+    """Return a measurement of a task with samples of these bandwidths."""
+    return finish(
+        task,
+        Status.OK,
+        samples=tuple(Sample(bandwidth_gb_s=value, elapsed_ms=8589.934592 / value, wall_ms=22.5) for value in values),
+        bandwidth_gb_s=summarize(values),
+        gating="kernel",
+        verification=Verification.GPU_EVERY_SAMPLE,
+        seed=1,
+        wall_s=0.25,
+    )
+
+
+def report_of(plan: Plan, *measurements: Measurement) -> RunReport:
+    """Return a report; without measurements each task of the plan gets 100 and its number GB/s."""
+    return RunReport(
+        settings=plan.settings,
+        gpus=plan.gpus,
+        numa_nodes=plan.numa_nodes,
+        driver_version="580.159.04",
+        cuda_driver_version=13000,
+        started_at="2026-11-20T12:00:00+00:00",
+        wall_s=12.5,
+        interrupted=False,
+        measurements=measurements
+        or tuple(measured(planned.task, 100.0 + number) for number, planned in enumerate(plan.tasks)),
+    )
+
+
+def test_the_matrices_of_an_egm_node() -> None:
+    assert (
+        bench_text(report_of(plan_of("gb200-nvl4", 3))).plain
+        == """\
+Bench: 3 x NVIDIA GB200, driver 580.159.04 (CUDA 13.0)
+16 copies of 512 MiB a sample, median of 5, held back by a gate kernel until all
+  are queued, every byte of every sample verified on the GPU
+
+memcpy CE NUMA(row) -> GPU(column) bandwidth (GB/s)
+host_numa_to_device_memcpy_ce
+EGM over C2C: NUMA0 with GPU0 GPU1, NUMA1 with GPU2
+EGM over NV18>C2C: NUMA0 with GPU2, NUMA1 with GPU0 GPU1
+         GPU0    GPU1    GPU2
+NUMA0  100.00  101.00  102.00
+NUMA1  103.00  104.00  105.00
+
+memcpy CE NUMA(row) <- GPU(column) bandwidth (GB/s)
+device_to_host_numa_memcpy_ce
+EGM over C2C: NUMA0 with GPU0 GPU1, NUMA1 with GPU2
+EGM over NV18>C2C: NUMA0 with GPU2, NUMA1 with GPU0 GPU1
+         GPU0    GPU1    GPU2
+NUMA0  106.00  107.00  108.00
+NUMA1  109.00  110.00  111.00
+
+memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
+device_to_device_memcpy_write_ce
+NV18
+        GPU0    GPU1    GPU2
+GPU0       -  112.00  113.00
+GPU1  114.00       -  115.00
+GPU2  116.00  117.00       -
+
+memcpy CE GPU(row) <- GPU(column) bandwidth (GB/s)
+device_to_device_memcpy_read_ce
+NV18
+        GPU0    GPU1    GPU2
+GPU0       -  118.00  119.00
+GPU1  120.00       -  121.00
+GPU2  122.00  123.00       -
+
+24 measurements: 24 ok
+"""
+    )
+
+
+def test_in_a_write_the_row_sends_and_in_a_read_the_row_receives() -> None:
+    plan = plan_of("dgx-h100", 2)
+    by_value = {m.bandwidth_gb_s.median: m for m in report_of(plan).measurements if m.bandwidth_gb_s}
+    text = bench_text(report_of(plan)).plain
+    write = text[text.index("memcpy_write_ce") :].splitlines()
+    read = text[text.index("memcpy_read_ce") :].splitlines()
+    in_write = by_value[float(next(line for line in write if line.startswith("GPU0")).split()[2])]
+    in_read = by_value[float(next(line for line in read if line.startswith("GPU0")).split()[2])]
+    assert (in_write.source.label, in_write.destination.label) == ("GPU0", "GPU1")
+    assert (in_read.source.label, in_read.destination.label) == ("GPU1", "GPU0")
+
+
+def test_the_same_calls_on_a_pcie_node_are_not_called_egm() -> None:
+    text = bench_text(report_of(plan_of("dgx-h100", 2))).plain
+    assert "HOST_NUMA over PCIe, not EGM: NUMA0 with GPU0 GPU1" in text
+    assert "EGM over" not in text
+
+
+def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
+    plan = plan_of("dgx-h100", 2)
+    tasks = [planned.task for planned in plan.tasks]
+    mismatch = Mismatch(sample=1, words=3, first_offset_bytes=64, expected="0x1", found="0xdeadbeef")
+    found = [measured(task, 50.0) for task in tasks]
+    found[1] = finish(tasks[1], Status.WAIVED, reason="MIG is on")
+    found[3] = finish(tasks[3], Status.WAIVED, reason="MIG is on")
+    found[4] = replace(found[4], status=Status.CORRUPT, reason="3 words differ", mismatch=mismatch)
+    found[5] = replace(found[5], status=Status.UNSTABLE, reason="the samples vary by 7.1 % (CV)")
+    found[8] = finish(tasks[8], Status.TIMED_OUT, reason="no result", last_call="cuStreamSynchronize")
+    text = bench_text(report_of(plan, *found)).plain
+    assert "NUMA0  50.00  waived" in text
+    assert "NUMA0  corrupt  50.00*" in text
+    assert "GPU0      -  timed-out" in text
+    assert text.count("MIG is on") == 1
+    assert "  NUMA0 -> GPU1, NUMA1 -> GPU1: waived: MIG is on\n" in text
+    assert "  GPU0 -> NUMA0: corrupt: 3 words differ\n" in text
+    assert "  * GPU1 -> NUMA0: unstable: the samples vary by 7.1 % (CV)\n" in text
+    assert text.endswith("12 measurements: 7 ok, 1 unstable, 1 corrupt, 2 waived, 1 timed-out\n")
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.TIMED_OUT])
+def test_eight_gpus_fit_the_page_whatever_the_cells_hold(status: Status) -> None:
+    plan = plan_of("dgx-h100", 8)
+    found = [measured(planned.task, 1396.4) for planned in plan.tasks]
+    if status is not Status.OK:
+        found = [finish(planned.task, status, reason="no result") for planned in plan.tasks]
+    lines = bench_text(report_of(plan, *found)).plain.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert any(line.startswith("GPU7 ") and line.endswith("-") for line in lines)
+
+
+def test_strings_of_the_machine_are_neither_markup_nor_control_characters() -> None:
+    plan = plan_of("dgx-h100", 1)
+    evil = replace(plan.gpus[0], name="[bold]H100\x1b[31m")
+    report = replace(report_of(plan), gpus=(evil,))
+    assert "1 x [bold]H100\\x1b[31m, driver" in bench_text(report).plain
+    assert "\x1b" not in bench_csv(report)
+
+
+def test_an_interrupted_run_says_so() -> None:
+    report = replace(report_of(plan_of("dgx-h100", 1)), interrupted=True)
+    assert "INTERRUPTED, partial report: 4 measurements" in bench_text(report).plain
+    assert report.exit_code is ExitCode.INTERRUPTED
+
+
+def test_notes_and_problems_are_told() -> None:
+    report = replace(report_of(plan_of("dgx-h100", 1)), notes=("without kernels",), problems=("cuMemRelease failed",))
+    assert "Notes\n  without kernels\n  cuMemRelease failed\n" in bench_text(report).plain
+    assert report.exit_code is ExitCode.CRASHED
+
+
+def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
+    plan = plan_of("gb200-nvl4", 2)
+    first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
+    rest = [finish(planned.task, Status.WAIVED, reason="not here") for planned in plan.tasks[1:]]
+    document = json.loads(bench_json(report_of(plan, first, *rest), GB200))
+    assert (document["schema"], document["exit_code"]) == ("egmctl.bench/1", 0)
+    result = document["result"]
+    assert result["settings"] == {"size_bytes": 536870912, "copies": 16, "samples": 5, "timeout_s": 60.0}
+    one, waived = result["measurements"][:2]
+    assert one["bandwidth_gb_s"] == {
+        "median": 210.0,
+        "min": 200.0,
+        "max": 220.0,
+        "cv": pytest.approx(0.047619, abs=1e-6),
+    }
+    assert [sample["bandwidth_gb_s"] for sample in one["samples"]] == [200.0, 210.0, 220.0]
+    assert one["source"] == {"memory": "host-numa", "label": "NUMA0", "bus_id": None, "numa_node": 0}
+    assert (one["egm"], one["wire"], one["counted"]) == (True, "EGM over C2C", "each byte copied, once")
+    assert (waived["status"], waived["reason"], waived["bandwidth_gb_s"]) == ("waived", "not here", None)
+
+
+def test_csv_is_tidy_one_row_a_measurement() -> None:
+    plan = plan_of("gb200-nvl4", 2)
+    first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
+    rest = [finish(planned.task, Status.WAIVED, reason='not "here", yet') for planned in plan.tasks[1:]]
+    rows = list(csv.DictReader(io.StringIO(bench_csv(report_of(plan, first, *rest)))))
+    assert len(rows) == len(plan.tasks)
+    assert tuple(rows[0]) == COLUMNS
+    assert (rows[0]["median_gb_s"], rows[0]["egm"], rows[0]["status"]) == ("210.0", "true", "ok")
+    assert (rows[1]["median_gb_s"], rows[1]["reason"], rows[-1]["egm"]) == ("", 'not "here", yet', "")
+
+
+def test_the_list_says_what_would_run_and_why_not() -> None:
+    gpu = replace(DGX.gpus[0], cuda=None)  # type: ignore[index]
+    text = bench_list(make_plan(DGX, [gpu], [0], CASES, SETTINGS), CASES).plain
+    assert "host_numa_to_device_memcpy_ce  [egm]\n" in text
+    assert "  would run: 0 of 1 paths\n  waived: 1 (CUDA does not see GPU0)\n" in text
+    assert "device_to_device_memcpy_read_ce needs two GPUs\n" in text
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ([], ExitCode.NOTHING),
+        ([Status.WAIVED, Status.WAIVED], ExitCode.NOTHING),
+        ([Status.WAIVED, Status.OK], ExitCode.OK),
+        ([Status.UNSTABLE], ExitCode.OK),
+        ([Status.OK, Status.CORRUPT], ExitCode.FAILED),
+        ([Status.CORRUPT, Status.CRASHED], ExitCode.CRASHED),
+        ([Status.CORRUPT, Status.TIMED_OUT], ExitCode.CRASHED),
+        ([Status.OK, Status.FAILED], ExitCode.CRASHED),
+    ],
+)
+def test_the_worst_outcome_is_the_exit_code(statuses: list[Status], code: ExitCode) -> None:
+    task = plan_of("dgx-h100", 1).tasks[0].task
+    assert exit_code([finish(task, status) for status in statuses]) is code
+
+
+def test_a_failure_with_a_known_cause_is_not_a_crash() -> None:
+    task = plan_of("dgx-h100", 1).tasks[0].task
+    assert exit_code([finish(task, Status.FAILED, known_cause=True)]) is ExitCode.FAILED
