@@ -63,7 +63,7 @@ def test_a_stopped_child_times_out_and_is_killed() -> None:
 
 def test_events_without_end_do_not_hold_off_the_deadline() -> None:
     with pytest.raises(ChildFailed) as caught:
-        run("flood", timeout_s=0.5)
+        run("flood", timeout_s=0.5, on_event=lambda _: time.sleep(0.01))
     assert caught.value.how == "timed-out"
 
 
