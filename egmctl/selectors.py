@@ -71,16 +71,13 @@ def select_numa(text: str, machine: Machine, gpus: Sequence[Gpu] | None = None) 
     """
     nodes = (machine.host.numa_nodes if machine.host else None) or ()
     ids = {node.id: node.id for node in nodes if node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY)}
-    others = {node.id for node in nodes} - set(ids)
     listed = format_kernel_list(set(ids))
-    exist = f"the NUMA nodes with CPUs here are {listed}" if ids else "no NUMA node with CPUs was found here"
-    if others:
-        exist += f" ({format_kernel_list(others)} {'has' if len(others) == 1 else 'have'} none)"
+    exist = f"the CPU NUMA nodes here are {listed}" if ids else "no CPU NUMA node was found here"
 
     def find(part: str) -> Iterable[int]:
         if part == "local":
             return _local(machine.gpus or () if gpus is None else gpus, ids, exist)
-        return _numbered(part, ids, "--numa", "NUMA node", exist)
+        return _numbered(part, ids, "--numa", "CPU NUMA node", exist)
 
     return _select(text, "--numa", find, tuple(ids), exist)
 
@@ -115,8 +112,7 @@ def _numbered(part: str, items: Mapping[int, T], option: str, noun: str, exist: 
         raise UsageError(f"{option} {_quote(part)} has a step of 0; {exist}")
     for number in range(first, last + 1, step):
         if number not in items:
-            where = "" if part == str(number) else f" (in {_quote(part)})"
-            raise UsageError(f"{option}: {noun} {number} does not exist{where}; {exist}")
+            raise UsageError(f"{option} {_quote(part)}: there is no {noun} {number}; {exist}")
         yield items[number]
 
 

@@ -74,7 +74,7 @@ def _rows(topology: Topology) -> Iterator[dict[str, Any]]:
             "kind": route.kind.value,
             "symbol": route.symbol,
             "nvlinks": next((hop.nvlinks for hop in route.hops if hop.nvlinks is not None), None),
-            "via": None if route.via is None else topology.label(route.via),
+            "via": " ".join(map(topology.label, route.via)),
             "egm": route.egm,
             "nominal_gb_s": route.nominal_gb_s,
             "at_most_gb_s": route.at_most_gb_s,

@@ -7,20 +7,32 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from egmctl.model.machine import C2cLink, Gpu, Nic, NumaNode, NvLink, OriginKind, PcieLink, Record
-from egmctl.report.table import DIM, HEADING
+from egmctl.report.table import DIM, HEADING, wrap
+from egmctl.topo.routes import Hop
 from egmctl.topo.topology import Topology
 from egmctl.units import format_kernel_list, format_size, printable
 
 _LABEL_WIDTH = 10
+_FEW = 8
+"""Names of unread values that are listed without asking for all."""
 
 
-def details(topology: Topology) -> Iterator[Text]:
-    """Yield one block for the NUMA nodes, for each GPU, for the NICs, and for a modelled machine's sources."""
-    nodes = (topology.machine.host.numa_nodes if topology.machine.host else None) or ()
+def details(topology: Topology, *, everything: bool) -> Iterator[Text]:
+    """Yield one block for the NUMA nodes, for each GPU, for the NICs, and for a modelled machine's sources.
+
+    Parameters
+    ----------
+    everything
+        Name all unread values; otherwise they are counted where they are many.
+    """
+    nodes: dict[str, list[int]] = {}
+    for node in (topology.machine.host.numa_nodes if topology.machine.host else None) or ():
+        nodes.setdefault(_numa(node), []).append(node.id)
     if nodes:
-        yield _block("NUMA nodes", [(f"NUMA {node.id}", _numa(node)) for node in nodes])
+        yield _block("NUMA nodes", [(format_kernel_list(numbers), what) for what, numbers in nodes.items()])
     for label, gpu in topology.gpus.items():
-        yield _block(f"{label}  {gpu.name or 'unnamed'}", [*_gpu(gpu), *_unread(gpu)])
+        lines = [*_gpu(gpu), *_routes(topology, gpu), *_unread(gpu, everything)]
+        yield _block(f"{label}  {gpu.name or 'unnamed'}", lines)
     if topology.nics:
         yield _block("NICs", [(label, _nic(nic)) for label, nic in topology.nics.items()])
     origin = topology.machine.origin
@@ -31,9 +43,10 @@ def details(topology: Topology) -> Iterator[Text]:
 
 def _block(title: str, lines: list[tuple[str, str]]) -> Text:
     text = Text.assemble((f"{printable(title)}\n", HEADING))
+    width = max(_LABEL_WIDTH, *(len(label) for label, _ in lines), 0)
     for label, value in lines:
-        text.append(f"  {label.ljust(_LABEL_WIDTH)}  ", DIM)
-        text.append(f"{printable(value)}\n")
+        text.append(f"  {label.ljust(width)}", DIM)
+        text.append(wrap(printable(value), indent=" " * (width + 4))[width + 2 :] or "\n")
     return text
 
 
@@ -114,11 +127,30 @@ def _nic(nic: Nic) -> str:
         parts.append(nic.pci.bus_id)
     for port in nic.ports:
         rate = "" if port.rate_gbit_s is None else f" {port.rate_gbit_s:g} Gbit/s"
-        parts.append(f"port {port.number} {port.link_layer or 'unknown'} {port.state or 'unknown'}{rate}")
+        parts.append(f"port {port.number} {port.link_layer or 'unknown'} {port.state or 'state unknown'}{rate}")
     return ", ".join(parts)
 
 
-def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _routes(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
+    """Spell out each wire of the GPU's routes, and over which GPUs a remote one can lead."""
+    for route in topology.routes:
+        if route.gpu != gpu.bus_id:
+            continue
+        hops = [f"{hop.wire.value}{_times(hop.nvlinks)} {_gb_s(hop)}" for hop in route.hops]
+        if route.via:
+            hops[-1] = f"{hops[-1]} of {' or '.join(map(topology.label, route.via))}"
+        yield f"to NUMA {route.node}", ", then ".join(hops) or route.reason
+
+
+def _times(nvlinks: int | None) -> str:
+    return "" if nvlinks is None else f" x{nvlinks}"
+
+
+def _gb_s(hop: Hop) -> str:
+    return f"({hop.rate.reason})" if hop.rate.gb_s is None else f"{hop.rate.gb_s:.1f} GB/s"
+
+
+def _unread(gpu: Gpu, everything: bool) -> Iterator[tuple[str, str]]:
     """List what could not be read of a GPU, fields with one reason together."""
     reasons: dict[str, list[str]] = {}
     sources: list[tuple[str, Record | None]] = [("", gpu), ("nvml.", gpu.nvml), ("cuda.", gpu.cuda), ("pci.", gpu.pci)]
@@ -126,7 +158,8 @@ def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
         for name, unread in (record.unread if record else {}).items():
             reasons.setdefault(unread.reason.value, []).append(f"{prefix}{name}")
     for reason, names in reasons.items():
-        yield "unread", f"{reason}: {', '.join(names)}"
+        listed = ", ".join(names) if everything or len(names) <= _FEW else f"{len(names)} values (-vv names them)"
+        yield "unread", f"{reason}: {listed}"
 
 
 def _known(value: object) -> object:

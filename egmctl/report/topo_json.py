@@ -137,8 +137,8 @@ class RouteEntry:
     """``egm-local``, ``egm-remote``, ``c2c-not-egm``, ``pcie-not-egm``, ``blocked`` or ``unknown``."""
     symbol: str
     egm: bool | None
-    via: str | None
-    """The owner GPU of a remote EGM route."""
+    via: tuple[str, ...]
+    """The owner GPUs a remote EGM route can lead over; the driver's choice between several is not documented."""
     hops: tuple[HopEntry, ...]
     nominal_gb_s: float | None
     """Of the slowest wire; null where a wire's rate is not known."""
@@ -267,7 +267,7 @@ def _route(topology: Topology, route: Route) -> RouteEntry:
         kind=route.kind.value,
         symbol=route.symbol,
         egm=route.egm,
-        via=None if route.via is None else topology.label(route.via),
+        via=tuple(map(topology.label, route.via)),
         hops=hops,
         nominal_gb_s=route.nominal_gb_s,
         at_most_gb_s=route.at_most_gb_s,

@@ -26,7 +26,8 @@ def topo_text(topology: Topology, *, verbose: int = 0) -> Text:
     Parameters
     ----------
     verbose
-        From 1 on, each GPU and NIC follows with its ids, ports and the sources that know it.
+        From 1 on, each GPU and NIC follows with its ids, ports and the sources that know it; from 2 on also the
+        names of all values that could not be read.
     """
     text = Text()
     for block in _blocks(topology, verbose):
@@ -48,7 +49,7 @@ def _blocks(topology: Topology, verbose: int) -> Iterator[Text]:
     if topology.notes:
         yield _titled("Notes", _bullets(topology.notes))
     if verbose:
-        yield from details(topology)
+        yield from details(topology, everything=verbose > 1)
     legend = _legend(topology)
     if legend:
         yield _titled("Legend", legend)
@@ -77,7 +78,7 @@ def _gpu_matrix(topology: Topology) -> Text:
 def _nic_matrix(topology: Topology) -> Text:
     rows = [*topology.gpus, *topology.nics]
     body = table(rows, list(_link_columns(topology, rows, list(topology.nics))))
-    names = ", ".join(f"{label} {printable(nic.name)}" for label, nic in topology.nics.items())
+    names = "  ".join(f"{label}={printable(nic.name)}" for label, nic in topology.nics.items())
     return body.append_text(Text(wrap(names), DIM))
 
 
@@ -146,7 +147,7 @@ def _legend(topology: Topology) -> Text:
     kinds = {route.kind for route in topology.routes}
     statuses = {status for matrix in topology.p2p for status in matrix.cells.values()}
     symbols = [
-        ("X", "self", bool(topology.gpus) and bool(links)),
+        ("X", "self", bool(topology.gpus or topology.nics)),
         ("SYS", "PCIe and the interconnect between NUMA nodes", LinkClass.SYS in links),
         ("NODE", "PCIe and the interconnect between host bridges of one NUMA node", LinkClass.NODE in links),
         ("PHB", "PCIe and a host bridge (typically the CPU)", LinkClass.PHB in links),

@@ -66,8 +66,9 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
     """Return the wire between two GPUs: NVLink where active links join them, else their place on PCIe.
 
     The PCIe class is NVML's common ancestor, which is what nvidia-smi prints; where NVML does not say, it is derived
-    from the PCI paths.
+    from the PCI paths. Where the two directions differ, the link is the lesser one.
     """
+    first, second = sorted((first, second), key=lambda gpu: gpu.bus_id)
     pairs = [p for p in (machine.pair(first.bus_id, second.bus_id), machine.pair(second.bus_id, first.bus_id)) if p]
     ancestor = next((p.common_ancestor for p in pairs if p.common_ancestor), None)
     if ancestor in _ANCESTORS:

@@ -67,8 +67,8 @@ class Route:
     kind: RouteKind
     hops: tuple[Hop, ...] = ()
     """From the GPU to the memory; empty where blocked or unknown."""
-    via: str | None = None
-    """Bus id of the owner GPU whose C2C the route ends with, for a remote EGM route."""
+    via: tuple[str, ...] = ()
+    """For a remote EGM route: bus ids of the owner GPUs whose C2C it can end with, equally good ones."""
     reason: str = ""
     """Why it is blocked, unknown or not EGM."""
     blocked_by: Block | None = None
@@ -137,7 +137,10 @@ def owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
 
 
 def _remote(machine: Machine, gpu: Gpu, node: int) -> Route:
-    """Route over the owner GPU with the most NVLinks, then the lowest index; else say what is wrong with each owner."""
+    """Route over the owner GPUs with the most NVLinks; else say what is wrong with each owner.
+
+    A GB200's Grace CPU has two owners. Which of two equally good ones the driver takes is not documented.
+    """
     possible: list[tuple[int, Gpu]] = []
     wrong: dict[RouteKind, list[str]] = {}
     blocks: list[Block] = []
@@ -160,9 +163,10 @@ def _remote(machine: Machine, gpu: Gpu, node: int) -> Route:
         else:
             wrong.setdefault(RouteKind.UNKNOWN, []).append(f"{name}: NVML does not report the NVLinks to it")
     if possible:
-        nvlinks, owner = max(possible, key=lambda item: (item[0], -item[1].index))
-        hops = (Hop(Wire.NVLINK, rates.nvlink(gpu, nvlinks), nvlinks=nvlinks), Hop(Wire.C2C, rates.c2c(owner)))
-        return Route(gpu.bus_id, node, RouteKind.REMOTE, hops=hops, via=owner.bus_id)
+        most = max(nvlinks for nvlinks, _ in possible)
+        best = [owner for nvlinks, owner in possible if nvlinks == most]
+        hops = (Hop(Wire.NVLINK, rates.nvlink(gpu, most), nvlinks=most), Hop(Wire.C2C, rates.c2c(best[0])))
+        return Route(gpu.bus_id, node, RouteKind.REMOTE, hops=hops, via=tuple(owner.bus_id for owner in best))
     for kind in (RouteKind.UNKNOWN, RouteKind.BLOCKED):
         if kind in wrong:
             block = blocks[0] if kind is RouteKind.BLOCKED else None
