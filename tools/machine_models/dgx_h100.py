@@ -5,6 +5,7 @@ from __future__ import annotations
 from egmctl.facts.cuda import ATTRIBUTES
 from egmctl.model.machine import (
     Driver,
+    Fabric,
     Gpu,
     GpuCuda,
     GpuNvml,
@@ -14,6 +15,7 @@ from egmctl.model.machine import (
     Nic,
     NicPort,
     NumaKind,
+    PcieLink,
     PciFunction,
     Reason,
     Unread,
@@ -40,6 +42,11 @@ ROOT_BUSES = (0x15, 0x3D, 0x4C, 0x5B, 0x97, 0xBD, 0xCB, 0xD9)
 STORAGE_BUSES = (0x24, 0xA5)
 """The same for the two dual-port cards; the second from the pattern of the first, whose NICs are on bus 0x29."""
 
+HGX = "https://github.com/thamada/nvidia-smi/blob/03fbe6e68c0bb4c28b72d5da786a9712a33cf408/nvsim"
+
+NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
+"""Cluster UUID of a fabric within one node."""
+
 NO_C2C = Unread(reason=Reason.NOT_SUPPORTED, detail="an H100 SXM has no NVLink-C2C")
 
 
@@ -57,6 +64,9 @@ def model() -> Machine:
             "GPU bus ids and memory, PCI paths and NUMA nodes of the NICs (simulated DGX H100): NVIDIA Infra "
             "Controller, https://github.com/NVIDIA/infra-controller/blob/a02fa34b71dcd413a81329dd77ac24e57c164295/"
             "crates/bmc-mock/src/hw/nvidia_dgx_h100.rs",
+            "PCIe link, modes, clocks, EGM disabled, fabric (nvidia-smi -q of the same GPUs in an HGX H100): "
+            f"{HGX}/H100SXMx8_smi.py",
+            f"SMs, L2, copy engines (deviceQuery of the same): {HGX}/H100SXMx8_deviceQuery.py",
             "NVLinks of a GPU and their speed: NVIDIA Health Validation, "
             "https://docs.nvidia.com/health-validation/reference/checks/nvlink",
         ),
@@ -118,6 +128,7 @@ def _gpu(index: int, root_bus: int) -> Gpu:
             minor=index,
             compute_capability=(9, 0),
             memory_total_bytes=81559 * MIB,
+            link=stated(PcieLink, speed_gt_s=32.0, width=16, max_speed_gt_s=32.0, max_width=16),
             cpu_affinity=CPUS[node],
             numa_affinity=str(node),
             numa_node=Unread(reason=Reason.NOT_SUPPORTED, detail="nvidia-smi topo -m: GPU NUMA ID N/A"),
@@ -126,7 +137,15 @@ def _gpu(index: int, root_bus: int) -> Gpu:
             c2c_links=NO_C2C,
             nvlinks=nvlink.links_to_switches(NVLINK_4),
             nvlink_count=18,
+            addressing_mode="none",
+            fabric=stated(Fabric, state="completed", status=0, cluster_uuid=NO_CLUSTER, clique_id=0),
+            mig_mode=False,
+            mig_mode_pending=False,
+            virtualization="none",
+            compute_mode="default",
+            ecc_mode=True,
             sm_clock_max_mhz=1980,
+            memory_clock_max_mhz=2619,
         ),
         cuda=stated(
             GpuCuda,
@@ -137,6 +156,15 @@ def _gpu(index: int, root_bus: int) -> Gpu:
                 {
                     "COMPUTE_CAPABILITY_MAJOR": 9,
                     "COMPUTE_CAPABILITY_MINOR": 0,
+                    "MULTIPROCESSOR_COUNT": 132,
+                    "L2_CACHE_SIZE": 52428800,
+                    "ASYNC_ENGINE_COUNT": 3,
+                    "INTEGRATED": 0,
+                    "ECC_ENABLED": 1,
+                    "COMPUTE_MODE": 0,
+                    "UNIFIED_ADDRESSING": 1,
+                    "MANAGED_MEMORY": 1,
+                    "CAN_MAP_HOST_MEMORY": 1,
                     "HOST_NUMA_ID": node,
                     "NUMA_CONFIG": 0,
                     "NUMA_ID": -1,
