@@ -20,6 +20,8 @@ from egmctl.model.machine import DeviceNode, Reason, Unread
 CAPS = "/dev/nvidia-caps"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceNodes:
@@ -104,8 +106,7 @@ def _access(path: str) -> str:
 
     access(2) asks the device cgroup (``devcgroup_inode_permission``) as open(2) does, but not the driver.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.access(os.fsencode(path), os.R_OK | os.W_OK) == 0:
+    if _LIBC.access(os.fsencode(path), os.R_OK | os.W_OK) == 0:
         return "ok"
     number = ctypes.get_errno()
     return errno.errorcode.get(number, str(number))
