@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.model.codec import field_types
-from egmctl.model.machine import MACHINE_SCHEMA, Machine, Spelling
+from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
+from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 
@@ -31,16 +32,19 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Write the JSON Schemas of docs/schemas/.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file would change")
     check = parser.parse_args(arguments).check
-    path = SCHEMAS / "machine.schema.json"
-    text = json.dumps(machine_schema(), indent=1) + "\n"
-    if path.exists() and path.read_text(encoding="ascii") == text:
-        return 0
-    if check:
-        sys.stderr.write(f"{path} is not what tools/make_schemas.py writes\n")
-        return 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="ascii")
-    return 0
+    SCHEMAS.mkdir(parents=True, exist_ok=True)
+    outdated = False
+    for name, schema in (("machine", machine_schema()), ("topo", topo_schema())):
+        path = SCHEMAS / f"{name}.schema.json"
+        text = json.dumps(schema, indent=1) + "\n"
+        if path.exists() and path.read_text(encoding="ascii") == text:
+            continue
+        if check:
+            sys.stderr.write(f"{path} is not what tools/make_schemas.py writes\n")
+            outdated = True
+        else:
+            path.write_text(text, encoding="ascii")
+    return int(outdated)
 
 
 def machine_schema() -> dict[str, Any]:
@@ -62,6 +66,34 @@ def machine_schema() -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "required": ["schema", *machine["required"]],
+        "$defs": definitions,
+    }
+
+
+def topo_schema() -> dict[str, Any]:
+    """Return the schema of what ``egmctl topo --json`` writes when it has a result: the envelope with it inside."""
+    definitions: dict[str, Any] = {}
+    origin, result = _schema(Origin, definitions), _schema(TopoResult, definitions)
+    error = {
+        "type": "object",
+        "properties": {"code": {"type": "string"}, "message": {"type": "string"}, "details": {"type": "object"}},
+        "required": ["code", "message", "details"],
+    }
+    properties = {
+        "schema": {"const": TOPO_SCHEMA},
+        "tool": {"type": "string"},
+        "exit_code": {"type": "integer"},
+        "machine": origin,
+        "errors": {"type": "array", "items": error},
+        "result": result,
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": TOPO_SCHEMA,
+        "description": "docs/json.md says what the keys of the envelope mean.",
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
         "$defs": definitions,
     }
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from egmctl.model.codec import to_json
-from egmctl.model.machine import Gpu, NumaNode, Pair, Unread
-from egmctl.topo.health import c2c, egm, obstacle
-from egmctl.topo.links import Link
+from egmctl.model.machine import Gpu, NumaKind, NumaNode, Pair, Unread
+from egmctl.topo.health import Block, C2c, c2c, egm, obstacle
+from egmctl.topo.links import Link, LinkClass
 from egmctl.topo.missing import Missing
-from egmctl.topo.routes import Route
+from egmctl.topo.platform import PlatformKind
+from egmctl.topo.routes import Route, RouteKind, Wire
 from egmctl.topo.topology import Topology, gpu_numa_id
 
 TOPO_SCHEMA = "egmctl.topo/1"
@@ -40,8 +41,7 @@ class TopoResult:
 class PlatformEntry:
     """Which EGM platform the whole machine is."""
 
-    kind: str
-    """``single-node-single-gpu``, ``single-node-multi-gpu``, ``multi-node``, ``no-egm`` or ``unknown``."""
+    kind: PlatformKind
     line: str
     clique_id: int | None
     """Of a multi-node NVLink domain."""
@@ -60,14 +60,13 @@ class GpuEntry:
     gpu_numa_id: int | None
     cpu_affinity: str | None
     numa_affinity: str | None
-    c2c: str
-    """``up``, ``down``, ``absent`` or ``unknown``."""
+    c2c: C2c
     egm: bool | None
     egm_reason: str
     """Why ``egm`` is not true."""
     sources: tuple[str, ...]
     """Of ``pci``, ``proc``, ``node``, ``nvml``, ``cuda``: those that know it."""
-    blocked_by: str | None
+    blocked_by: Block | None
     blocked_reason: str
     """Why it cannot be used from this process."""
 
@@ -77,7 +76,7 @@ class NumaEntry:
     """One NUMA node of any kind."""
 
     id: int
-    kind: str
+    kind: NumaKind
     cpus: str
     memory_total_bytes: int | None
     selected: bool
@@ -100,8 +99,7 @@ class LinkEntry:
 
     source: str
     target: str
-    kind: str
-    """``NV``, ``PIX``, ``PXB``, ``PHB``, ``NODE``, ``SYS`` or ``?``."""
+    kind: LinkClass
     symbol: str
     """As in the matrix, without marks: ``NV18``."""
     nvlinks: int | None
@@ -109,7 +107,7 @@ class LinkEntry:
     """Where fewer are active than there should be."""
     through: str | None
     """``direct`` or ``switch``."""
-    pci_kind: str
+    pci_kind: LinkClass
     """The class without NVLink."""
     reason: str
     """Why ``kind`` is ``?``."""
@@ -119,8 +117,7 @@ class LinkEntry:
 class HopEntry:
     """One wire of a route."""
 
-    wire: str
-    """``nvlink``, ``c2c``, ``pcie`` or ``smp``."""
+    wire: Wire
     nvlinks: int | None
     nominal_gb_s: float | None
     reason: str
@@ -133,8 +130,7 @@ class RouteEntry:
 
     gpu: str
     numa_node: int
-    kind: str
-    """``egm-local``, ``egm-remote``, ``c2c-not-egm``, ``pcie-not-egm``, ``blocked`` or ``unknown``."""
+    kind: RouteKind
     symbol: str
     egm: bool | None
     via: tuple[str, ...]
@@ -144,14 +140,13 @@ class RouteEntry:
     """Of the slowest wire; null where a wire's rate is not known."""
     at_most_gb_s: float | None
     """Of the slowest wire whose rate is known."""
-    limited_by: str | None
+    limited_by: Wire | None
     """That wire."""
     rate_reason: str
     """Why ``nominal_gb_s`` is null."""
     reason: str
     """Why it is blocked, unknown or not EGM."""
-    blocked_by: str | None
-    """A stable word for what blocks it."""
+    blocked_by: Block | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +180,7 @@ def topo_result(topology: Topology, missing: Missing | None) -> dict[str, Any]:
         for target, other in topology.gpus.items()
     ]
     result = TopoResult(
-        platform=PlatformEntry(kind=verdict.kind.value, line=verdict.line, clique_id=verdict.clique_id),
+        platform=PlatformEntry(kind=verdict.kind, line=verdict.line, clique_id=verdict.clique_id),
         gpus=tuple(_gpu(topology, label, gpu) for label, gpu in topology.gpus.items()),
         numa_nodes=tuple(_numa(topology, node) for node in (machine.host.numa_nodes if machine.host else None) or ()),
         nics=tuple(
@@ -223,11 +218,11 @@ def _gpu(topology: Topology, label: str, gpu: Gpu) -> GpuEntry:
         gpu_numa_id=gpu_numa_id(gpu),
         cpu_affinity=nvml.cpu_affinity if nvml else None,
         numa_affinity=nvml.numa_affinity if nvml else None,
-        c2c=c2c(topology.machine, gpu).value,
+        c2c=c2c(topology.machine, gpu),
         egm=able.able,
         egm_reason=able.cause,
         sources=gpu.sources,
-        blocked_by=stopped.block.value if stopped else None,
+        blocked_by=stopped.block if stopped else None,
         blocked_reason=stopped.cause if stopped else "",
     )
 
@@ -235,7 +230,7 @@ def _gpu(topology: Topology, label: str, gpu: Gpu) -> GpuEntry:
 def _numa(topology: Topology, node: NumaNode) -> NumaEntry:
     return NumaEntry(
         id=node.id,
-        kind=node.kind.value,
+        kind=node.kind,
         cpus=node.cpus,
         memory_total_bytes=node.memory_total_bytes,
         selected=node.id in topology.nodes,
@@ -246,35 +241,35 @@ def _link(source: str, target: str, link: Link) -> LinkEntry:
     return LinkEntry(
         source=source,
         target=target,
-        kind=link.kind.value,
+        kind=link.kind,
         symbol=link.symbol,
         nvlinks=link.nvlinks,
         nvlinks_expected=link.nvlinks_expected,
         through=link.through,
-        pci_kind=link.pci.value,
+        pci_kind=link.pci,
         reason=link.reason,
     )
 
 
 def _route(topology: Topology, route: Route) -> RouteEntry:
     hops = tuple(
-        HopEntry(wire=hop.wire.value, nvlinks=hop.nvlinks, nominal_gb_s=hop.rate.gb_s, reason=hop.rate.reason)
+        HopEntry(wire=hop.wire, nvlinks=hop.nvlinks, nominal_gb_s=hop.rate.gb_s, reason=hop.rate.reason)
         for hop in route.hops
     )
     return RouteEntry(
         gpu=topology.label(route.gpu),
         numa_node=route.node,
-        kind=route.kind.value,
+        kind=route.kind,
         symbol=route.symbol,
         egm=route.egm,
         via=tuple(map(topology.label, route.via)),
         hops=hops,
         nominal_gb_s=route.nominal_gb_s,
         at_most_gb_s=route.at_most_gb_s,
-        limited_by=route.limited_by and route.limited_by.value,
+        limited_by=route.limited_by,
         rate_reason="" if route.nominal_gb_s is not None else route.rate_reason,
         reason=route.reason,
-        blocked_by=route.blocked_by and route.blocked_by.value,
+        blocked_by=route.blocked_by,
     )
 
 
