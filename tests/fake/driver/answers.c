@@ -1,0 +1,79 @@
+/* The answers file: what the machine file says, flattened by tests/fake/answers.py to sorted "key = value" lines. */
+#include "fake.h"
+
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct line {
+    const char *key, *value;
+};
+
+static struct line *lines;
+static size_t line_count;
+
+static char *read_file(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat status;
+    if (fd < 0 || fstat(fd, &status) < 0)
+        fake_abort("EGMCTL_FAKE_ANSWERS: cannot read %s", path);
+    char *text = malloc((size_t)status.st_size + 1);
+    ssize_t size = read(fd, text, (size_t)status.st_size);
+    if (size != status.st_size)
+        fake_abort("EGMCTL_FAKE_ANSWERS: cannot read all of %s", path);
+    text[size] = 0;
+    close(fd);
+    return text;
+}
+
+__attribute__((constructor)) static void load(void)
+{
+    const char *path = getenv("EGMCTL_FAKE_ANSWERS");
+    if (!path)
+        fake_abort("EGMCTL_FAKE_ANSWERS is not set: the fake driver has no machine to describe");
+    char *rest = read_file(path), *text;
+    while ((text = strsep(&rest, "\n"))) {
+        char *separator = strstr(text, " = ");
+        if (!separator)
+            continue;
+        *separator = 0;
+        if (line_count % 1024 == 0)
+            lines = realloc(lines, (line_count + 1024) * sizeof *lines);
+        lines[line_count++] = (struct line){text, separator + 3};
+    }
+}
+
+static int compare(const void *key, const void *line)
+{
+    return strcmp(key, ((const struct line *)line)->key);
+}
+
+static const char *find(const char *key, va_list arguments)
+{
+    char text[128];
+    vsnprintf(text, sizeof text, key, arguments);
+    const struct line *found = bsearch(text, lines, line_count, sizeof *lines, compare);
+    return found ? found->value : NULL;
+}
+
+const char *answer(const char *key, ...)
+{
+    va_list arguments;
+    va_start(arguments, key);
+    const char *text = find(key, arguments);
+    va_end(arguments);
+    return text;
+}
+
+long long answer_number(long long otherwise, const char *key, ...)
+{
+    va_list arguments;
+    va_start(arguments, key);
+    const char *text = find(key, arguments);
+    va_end(arguments);
+    return text ? strtoll(text, NULL, 10) : otherwise;
+}

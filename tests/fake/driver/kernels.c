@@ -1,0 +1,95 @@
+/* The project's kernels, natively: what egmctl/gpu/kernels/NAME.cu says, one loop for all threads.
+ *
+ * A kernel here checks each range that it touches, as the GPU's page tables would, and says how long it takes.
+ */
+#include "cuda.h"
+
+#include <string.h>
+#include <time.h>
+
+static double real_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* The range that a parameter of the launch points to, NULL if the launch's GPU may not touch it. */
+static void *range(const struct launch *launch, const struct stream *stream, int parameter, size_t size,
+                   enum access access)
+{
+    return kernel_pointer(stream_context(stream)->gpu, launch->arguments[parameter], size, access);
+}
+
+/* gate.cu: waits for a word of the host's. The deadline is in real time, like %globaltimer. */
+static int gate(struct launch *launch, struct stream *stream, double *seconds)
+{
+    const volatile uint32_t *open = range(launch, stream, 0, 4, READ);
+    volatile uint32_t *expired = range(launch, stream, 1, 4, WRITE);
+    (void)seconds;
+    if (!open || !expired)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (!launch->started)
+        launch->started = real_seconds();
+    if (!*open) {
+        if ((real_seconds() - launch->started) * 1e9 <= (double)launch->arguments[2])
+            return OPERATION_BLOCKED;
+        *expired = 1;
+    }
+    stream_reach_host(stream);
+    return 0;
+}
+
+/* pattern.cu: SplitMix64, word by word. */
+static uint64_t pattern_word(uint64_t seed, uint64_t index)
+{
+    uint64_t z = seed + (index + 1) * 0x9E3779B97F4A7C15ULL;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31);
+}
+
+static int fill_pattern(struct launch *launch, struct stream *stream, double *seconds)
+{
+    uint64_t words = launch->arguments[1], seed = launch->arguments[2];
+    uint64_t *data = range(launch, stream, 0, words * 8, WRITE);
+    if (!data)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (uint64_t i = 0; i < words; ++i)
+        data[i] = pattern_word(seed, i);
+    if (launch->corrupt >= 0 && words)
+        ((unsigned char *)data)[(uint64_t)launch->corrupt % (words * 8)] ^= 0xff;
+    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], words * 8);
+    return 0;
+}
+
+static int verify_pattern(struct launch *launch, struct stream *stream, double *seconds)
+{
+    uint64_t words = launch->arguments[1], seed = launch->arguments[2];
+    const uint64_t *data = range(launch, stream, 0, words * 8, READ);
+    uint64_t *result = range(launch, stream, 3, 16, WRITE);
+    if (!data || !result)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (uint64_t i = 0; i < words; ++i)
+        if (data[i] != pattern_word(seed, i)) {
+            ++result[0];
+            if (i < result[1])
+                result[1] = i;
+        }
+    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], words * 8);
+    return 0;
+}
+
+static const struct kernel kernels[] = {
+    {"gate", {8, 8, 8}, gate},
+    {"fill_pattern", {8, 8, 8}, fill_pattern},
+    {"verify_pattern", {8, 8, 8, 8}, verify_pattern},
+};
+
+const struct kernel *kernel_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; ++i)
+        if (!strcmp(kernels[i].name, name))
+            return &kernels[i];
+    return NULL;
+}

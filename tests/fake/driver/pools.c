@@ -1,0 +1,246 @@
+/* Stream-ordered memory pools. Memory is there as soon as it is asked for, and goes when the stream comes to the free. */
+#include "cuda.h"
+
+#include <stdlib.h>
+
+struct pool {
+    CUmemLocation location;
+    int handle_types;
+    unsigned char access[MAX_GPUS];
+    unsigned long long release_threshold;
+    struct pool *next;
+};
+
+static struct pool *pools;
+static struct pool *default_pools[MAX_GPUS], *device_pools[MAX_GPUS];
+
+int pool_access(const struct pool *pool, int gpu)
+{
+    return pool->access[gpu];
+}
+
+static bool exists(const struct pool *pool)
+{
+    for (const struct pool *other = pools; other; other = other->next)
+        if (other == pool)
+            return true;
+    return false;
+}
+
+static struct pool *pool_new(CUmemLocation location, int handle_types)
+{
+    struct pool *pool = calloc(1, sizeof *pool);
+    pool->location = location;
+    pool->handle_types = handle_types;
+    /* Memory of a device is open to that device, host memory to the host only (CUDA driver API, cuMemPoolCreate). */
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        pool->access[location.id] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    pool->next = pools;
+    return pools = pool;
+}
+
+static int create(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    CUmemLocation location = properties->location;
+    TRY(initialised());
+    if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(location_check(&location, properties->handleTypes));
+    *pool = pool_new(location, properties->handleTypes);
+    return 0;
+}
+
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    CALL("cuMemPoolCreate", create(pool, properties), "location=%s handle=%s pool=%p",
+         location_text(properties->location), handle_types_text(properties->handleTypes), (void *)*pool);
+}
+
+static int destroy(struct pool *pool)
+{
+    TRY(initialised());
+    for (int gpu = 0; gpu < MAX_GPUS; ++gpu)
+        if (!exists(pool) || default_pools[gpu] == pool)
+            return CUDA_ERROR_INVALID_VALUE;
+    for (int gpu = 0; gpu < MAX_GPUS; ++gpu)
+        if (device_pools[gpu] == pool)
+            device_pools[gpu] = NULL;
+    struct pool **link = &pools;
+    while (*link != pool)
+        link = &(*link)->next;
+    *link = pool->next;
+    /* Memory that is still allocated outlives the pool's handle: the pool itself stays for its regions. */
+    return 0;
+}
+
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+    CALL("cuMemPoolDestroy", destroy(pool), "pool=%p", (void *)pool);
+}
+
+static int set_access(struct pool *pool, const CUmemAccessDesc *descriptors, size_t count)
+{
+    TRY(initialised());
+    if (!exists(pool))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; ++i)
+        if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_exists(descriptors[i].location.id))
+            return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; ++i)
+        pool->access[device_gpu(descriptors[i].location.id)] = (unsigned char)descriptors[i].flags;
+    return 0;
+}
+
+EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *descriptors, size_t count)
+{
+    CALL("cuMemPoolSetAccess", set_access(pool, descriptors, count), "pool=%p access=%s", (void *)pool,
+         access_text(descriptors, count));
+}
+
+static int get_access(int *flags, struct pool *pool, const CUmemLocation *location)
+{
+    TRY(initialised());
+    if (!exists(pool) || location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_exists(location->id))
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = pool->access[device_gpu(location->id)];
+    return 0;
+}
+
+EXPORT CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, const CUmemLocation *location)
+{
+    CALL("cuMemPoolGetAccess", get_access(flags, pool, location), "pool=%p location=%s", (void *)pool,
+         location_text(*location));
+}
+
+static struct pool *default_pool(int gpu)
+{
+    if (!default_pools[gpu])
+        default_pools[gpu] = pool_new((CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, gpu}, 0);
+    return default_pools[gpu];
+}
+
+static int get_pool(CUmemoryPool *pool, CUdevice device, bool current)
+{
+    TRY(initialised());
+    if (!device_exists(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    int gpu = device_gpu(device);
+    *pool = current && device_pools[gpu] ? device_pools[gpu] : default_pool(gpu);
+    return 0;
+}
+
+EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    CALL("cuDeviceGetDefaultMemPool", get_pool(pool, device, false), "device=%d", device);
+}
+
+EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    CALL("cuDeviceGetMemPool", get_pool(pool, device, true), "device=%d", device);
+}
+
+static int set_pool(CUdevice device, struct pool *pool)
+{
+    TRY(initialised());
+    if (!device_exists(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (!exists(pool))
+        return CUDA_ERROR_INVALID_VALUE;
+    device_pools[device_gpu(device)] = pool;
+    return 0;
+}
+
+EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+{
+    CALL("cuDeviceSetMemPool", set_pool(device, pool), "device=%d pool=%p", device, (void *)pool);
+}
+
+static int alloc(CUdeviceptr *pointer, size_t size, struct pool *pool, CUstream handle)
+{
+    struct stream *stream;
+    struct physical *physical;
+    struct region *region;
+    TRY(stream_find(handle, &stream));
+    if (!pool) {
+        CUmemoryPool found;
+        TRY(get_pool(&found, stream_context(stream)->device, true));
+        pool = found;
+    }
+    if (!exists(pool))
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(physical_create(&physical, size, pool->location, stream_context(stream)->gpu, pool->handle_types));
+    int result = region_of_physical(&region, REGION_POOL, physical, size);
+    physical_drop(physical);
+    TRY(result);
+    region->pool = pool;
+    if (pool->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        region_protect(region, region->mappings, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    *pointer = region->base;
+    return 0;
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemoryPool pool, CUstream stream)
+{
+    CALL("cuMemAllocFromPoolAsync", pool ? alloc(pointer, size, pool, stream) : CUDA_ERROR_INVALID_VALUE,
+         "size=%zu pool=%p address=0x%llx", size, (void *)pool, *pointer);
+}
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream)
+{
+    CALL("cuMemAllocAsync", alloc(pointer, size, NULL, stream), "size=%zu address=0x%llx", size, *pointer);
+}
+
+struct free_operation {
+    struct operation operation;
+    uintptr_t address;
+};
+
+static int run_free(struct operation *operation, struct stream *stream, double *seconds)
+{
+    (void)stream, (void)seconds;
+    struct region *region = region_find(((struct free_operation *)operation)->address);
+    if (region)
+        region_destroy(region);
+    return 0;
+}
+
+static int free_async(CUdeviceptr pointer, CUstream handle)
+{
+    struct stream *stream;
+    TRY(stream_find(handle, &stream));
+    const struct region *region = region_find(pointer);
+    if (!region || region->base != pointer || region->kind != REGION_POOL)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct free_operation *operation = operation_new(sizeof *operation, run_free);
+    operation->address = pointer;
+    stream_add(stream, operation);
+    return 0;
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+{
+    CALL("cuMemFreeAsync", free_async(pointer, stream), "address=0x%llx", pointer);
+}
+
+enum { RELEASE_THRESHOLD = 4 };
+
+static int set_attribute(struct pool *pool, int attribute, const void *value)
+{
+    TRY(initialised());
+    if (!exists(pool) || attribute > RELEASE_THRESHOLD)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (attribute == RELEASE_THRESHOLD)
+        pool->release_threshold = *(const unsigned long long *)value;
+    return 0;
+}
+
+EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
+{
+    CALL("cuMemPoolSetAttribute", set_attribute(pool, attribute, value), "pool=%p attribute=%d", (void *)pool,
+         attribute);
+}
+
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+    CALL("cuMemPoolTrimTo", exists(pool) ? 0 : CUDA_ERROR_INVALID_VALUE, "pool=%p keep=%zu", (void *)pool, keep);
+}

@@ -1,0 +1,120 @@
+"""A fake node: the libraries, files and environment that make a real ``egmctl`` process see the node of a machine file.
+
+::
+
+    node = FakeNode("gb200-nvl4", tmp_path)
+    egmctl("bench", "--numa", "1", env=node.environment(faults="cuMemCreate@2=error:2"))
+    assert not node.leaks()
+
+Nothing that runs on a fake node is a measurement: its GPUs are named ``FAKE ...``. What is modelled and what is not
+stands at the top of ``driver/fake.h``, the fault plan's grammar in ``driver/faults.c``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from egmctl.data import machines_dir
+from egmctl.model.codec import from_json
+from egmctl.model.machine import Machine
+from tests.fake.answers import answers
+from tests.fake.build import CUDA, NVML, build, without_symbols
+from tests.fake.calls import Call, leaks, read_log
+from tests.fake.sysroot import write_sysroot
+
+
+class FakeNode:
+    """One node of fake GPUs.
+
+    Parameters
+    ----------
+    machine
+        The machine it shows: itself, the path of its file, or the name of one that ships with the tool.
+    directory
+        Where its files go: an empty folder.
+    libraries
+        Which of the driver's libraries the node has: :data:`CUDA`, :data:`NVML`.
+
+    Raises
+    ------
+    NoCompiler
+        If the libraries cannot be built here.
+    """
+
+    def __init__(
+        self, machine: Machine | Path | str, directory: Path, *, libraries: Sequence[str] = (CUDA, NVML)
+    ) -> None:
+        self.machine = machine if isinstance(machine, Machine) else load(machine)
+        self.directory = directory
+        self.sysroot = directory / "sysroot"
+        self._log = directory / "calls.log"
+        self._answers = directory / "answers"
+        self._state = directory / "state"
+        self._libraries = tuple(libraries)
+        self._built = build()
+        self._state.mkdir()
+        self.sysroot.mkdir()
+        self._answers.write_text(answers(self.machine))
+        write_sysroot(self.machine, self.sysroot)
+
+    def environment(self, faults: str = "") -> dict[str, str | None]:
+        """Return the variables that put a process on this node; ``None`` stands for one to be removed.
+
+        Parameters
+        ----------
+        faults
+            The fault plan. Faults that happen ``once`` happen once for each call of this function.
+        """
+        for claimed in self._state.iterdir():
+            claimed.unlink()
+        steering = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
+        recorded = {} if self.machine.process is None else dict(self.machine.process.environment or {})
+        inherited = os.environ.get("LD_LIBRARY_PATH")
+        return (
+            steering
+            | recorded
+            | {
+                "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(self._library_folder(faults)), inherited))),
+                "EGMCTL_SYSROOT": str(self.sysroot),
+                "EGMCTL_FAKE_ANSWERS": str(self._answers),
+                "EGMCTL_FAKE_LOG": str(self._log),
+                "EGMCTL_FAKE_STATE": str(self._state),
+                "EGMCTL_FAKE_FAULTS": faults,
+            }
+        )
+
+    def calls(self, name: str | None = None) -> tuple[Call, ...]:
+        """Return the driver calls that processes on this node made, of all functions or of one."""
+        found = read_log(self._log)
+        return found if name is None else tuple(call for call in found if call.name == name)
+
+    def leaks(self) -> list[str]:
+        """Return a line for each resource that was taken and not given back."""
+        return leaks(self.calls())
+
+    def forget_calls(self) -> None:
+        """Empty the call log."""
+        self._log.unlink(missing_ok=True)
+
+    def _library_folder(self, faults: str) -> Path:
+        """Return a folder with this node's libraries, less the NVML functions that the plan says are missing."""
+        hidden = sorted(set(re.findall(r"(nvml\w+)\s*=\s*missing", faults)))
+        folder = self.directory / "-".join(("libraries", *hidden))
+        if not folder.exists():
+            folder.mkdir()
+            for name in self._libraries:
+                if name == NVML and hidden:
+                    without_symbols(self._built / name, hidden, folder / name)
+                else:
+                    (folder / name).symlink_to(self._built / name)
+        return folder
+
+
+def load(machine: Path | str) -> Machine:
+    """Return the machine of a file, or of a name that ships with the tool."""
+    path = machine if isinstance(machine, Path) else machines_dir() / f"{machine}.json"
+    return from_json(Machine, json.loads(path.read_text()))
