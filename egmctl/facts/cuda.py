@@ -6,6 +6,7 @@ their facts.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -113,20 +114,21 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
     try:
         facts.values["driver_version"] = driver.call("cuDriverGetVersion")
         driver.initialise()
-        devices = [driver.call("cuDeviceGet", ordinal) for ordinal in range(driver.call("cuDeviceGetCount"))]
+        devices = dict(_device(ordinal) for ordinal in range(driver.call("cuDeviceGetCount")))
     except DriverCallError as error:
         why = _why(error)
         if facts.values["driver_version"] is None:
             facts.miss("driver_version", why)
         return {**facts.json(), "absent": why.json(), "error": None if error.number is None else error.name}
-    bus_ids = [ids.bus_id(_text(driver.call("cuDeviceGetPCIBusId", 32, device))) for device in devices]
-    facts.values["gpus"] = {
-        bus_id: _gpu(ordinal, device) for ordinal, (bus_id, device) in enumerate(zip(bus_ids, devices, strict=True))
-    }
+    facts.values["gpus"] = {bus_id: _gpu(ordinal, device) for ordinal, (bus_id, device) in enumerate(devices.items())}
     if arguments.get("pairs", True):
-        known = list(zip(bus_ids, devices, strict=True))
-        facts.values["pairs"] = [_pair(source, target) for source in known for target in known if source is not target]
+        facts.values["pairs"] = [_pair(*pair) for pair in itertools.permutations(devices.items(), 2)]
     return facts.json()
+
+
+def _device(ordinal: int) -> tuple[str, Any]:
+    device = driver.call("cuDeviceGet", ordinal)
+    return ids.bus_id(_text(driver.call("cuDeviceGetPCIBusId", 32, device))), device
 
 
 def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
