@@ -31,6 +31,30 @@ def broken_nulls(value: Any, where: str = "record") -> list[str]:
     return list(_walk(value, where))
 
 
+def differences(expected: Any, found: Any, where: str) -> list[str]:
+    """Name the places where ``found`` lacks a value of ``expected``; names of GPUs carry the fake's mark."""
+    if expected is None:
+        return []
+    if isinstance(expected, Record) and isinstance(found, Record):
+        return [
+            fault
+            for f in dataclasses.fields(expected)
+            if f.name != "unread"
+            for fault in differences(getattr(expected, f.name), getattr(found, f.name), f"{where}.{f.name}")
+        ]
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        return [
+            fault for key, value in expected.items() for fault in differences(value, found.get(key), f"{where}.{key}")
+        ]
+    if isinstance(expected, tuple) and isinstance(found, tuple) and len(expected) == len(found):
+        return [
+            fault
+            for i, (a, b) in enumerate(zip(expected, found, strict=True))
+            for fault in differences(a, b, where + f"[{i}]")
+        ]
+    return [] if found in (expected, f"FAKE {expected}") else [f"{where}: {expected!r} came back as {found!r}"]
+
+
 def _walk(value: Any, where: str) -> Iterator[str]:
     if isinstance(value, Record):
         yield from _record(value, where)

@@ -161,10 +161,14 @@ def _allowed(root: Root, key: str) -> str:
 
 def _numa_nodes(root: Root) -> tuple[NumaNode, ...]:
     online = _numbers(root, f"{NODES}/online")
-    return tuple(_numa_node(root, number, len(online)) for number in online)
+    try:
+        with_memory = _numbers(root, f"{NODES}/has_memory")
+    except Unreadable:
+        with_memory = None
+    return tuple(_numa_node(root, number, len(online), with_memory) for number in online)
 
 
-def _numa_node(root: Root, number: int, online: int) -> NumaNode:
+def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...] | None) -> NumaNode:
     folder = f"{NODES}/node{number}"
     why = Reasons()
     cpus = why.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
@@ -178,7 +182,7 @@ def _numa_node(root: Root, number: int, online: int) -> NumaNode:
     }
     return NumaNode(
         id=number,
-        kind=kinds[bool(cpus), bool(total)],
+        kind=kinds[bool(cpus), bool(total) if with_memory is None else number in with_memory],
         cpus=cpus,
         memory_total_bytes=total,
         memory_free_bytes=why.read(

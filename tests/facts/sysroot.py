@@ -120,6 +120,7 @@ def _kernel(tree: Tree) -> None:
 def _numa(tree: Tree) -> None:
     nodes = "/sys/devices/system/node"
     tree.write(f"{nodes}/online", "0-8\n")
+    tree.write(f"{nodes}/has_memory", "0-1\n")
     for number in range(9):
         kib = {0: 500_000_000, 1: 97_000_000}.get(number, 0)
         tree.write(f"{nodes}/node{number}/cpulist", "0-71\n" if number == 0 else "\n")

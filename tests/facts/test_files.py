@@ -108,6 +108,12 @@ def test_numa_nodes_have_their_kind_by_what_they_hold(tree: Tree) -> None:
     assert gpu_memory.distances == (80, 10, 80, 80, 80, 80, 80, 80, 80)
 
 
+def test_without_the_list_of_nodes_with_memory_their_sizes_say_the_same(tree: Tree) -> None:
+    with_list = host.host(tree.root)
+    tree.remove("/sys/devices/system/node/has_memory")
+    assert host.host(tree.root).numa_nodes == with_list.numa_nodes
+
+
 def test_only_the_parameters_that_matter_leave_the_kernel_command_line(tree: Tree) -> None:
     assert host.host(tree.root).kernel_command_line == {
         "init_on_alloc": "0",

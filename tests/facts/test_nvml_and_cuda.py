@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ import pytest
 
 from egmctl.facts.collect import collect
 from egmctl.gpu import driver
-from egmctl.model.machine import DeviceNode, Driver, Gpu, GpuNvml, Machine, NvLink, Pair, Reason, Record, Unread
+from egmctl.model.machine import DeviceNode, Driver, Gpu, GpuNvml, Machine, NvLink, Pair, Reason, Unread
 from tests.fake.node import FakeNode, load
-from tests.invariants import broken_invariants
+from tests.invariants import broken_invariants, differences
 
 if TYPE_CHECKING:
     from tests.fake.plugin import MakeFakeNode
@@ -67,30 +67,6 @@ def changed(machine: Machine, index: int, **nvml: Any) -> Machine:
     nvml["unread"] = {**reasons, **nvml.get("unread", {})}
     gpus[index] = dataclasses.replace(gpus[index], nvml=dataclasses.replace(before, **nvml))
     return dataclasses.replace(machine, gpus=tuple(gpus))
-
-
-def differences(expected: Any, found: Any, where: str) -> list[str]:
-    """Name the places where ``found`` lacks a value of ``expected``; names of GPUs carry the fake's mark."""
-    if expected is None:
-        return []
-    if isinstance(expected, Record) and isinstance(found, Record):
-        return [
-            fault
-            for f in dataclasses.fields(expected)
-            if f.name != "unread"
-            for fault in differences(getattr(expected, f.name), getattr(found, f.name), f"{where}.{f.name}")
-        ]
-    if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        return [
-            fault for key, value in expected.items() for fault in differences(value, found.get(key), f"{where}.{key}")
-        ]
-    if isinstance(expected, tuple) and isinstance(found, tuple) and len(expected) == len(found):
-        return [
-            fault
-            for i, (a, b) in enumerate(zip(expected, found, strict=True))
-            for fault in differences(a, b, where + f"[{i}]")
-        ]
-    return [] if found in (expected, f"FAKE {expected}") else [f"{where}: {expected!r} came back as {found!r}"]
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------

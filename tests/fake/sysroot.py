@@ -11,7 +11,19 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from egmctl.model.machine import DeviceNode, Driver, Gpu, GpuProc, Host, Machine, Nic, NumaNode, PciFunction, Process
+from egmctl.model.machine import (
+    DeviceNode,
+    Driver,
+    Gpu,
+    GpuProc,
+    Host,
+    Machine,
+    Nic,
+    NumaKind,
+    NumaNode,
+    PciFunction,
+    Process,
+)
 from egmctl.units import KIB
 
 _ARM_CORES = {"Neoverse-N1": 0xD0C, "Neoverse-V1": 0xD40, "Neoverse-N2": 0xD49, "Neoverse-V2": 0xD4F}
@@ -46,7 +58,7 @@ class _Tree:
     def path(self, path: str) -> Path:
         return self._directory / path.lstrip("/")
 
-    def write(self, path: str, content: str | bytes | int | None) -> None:
+    def write(self, path: str, content: str | bytes | float | None) -> None:
         """Write a file with a line of text, or bytes as they are; nothing where the content is ``None``."""
         if content is None:
             return
@@ -97,6 +109,8 @@ def _host(tree: _Tree, host: Host) -> None:
         tree.write(f"{folder}/free_hugepages", pool.free)
     if host.numa_nodes is not None:
         tree.write("/sys/devices/system/node/online", ",".join(str(node.id) for node in host.numa_nodes))
+        with_memory = (node for node in host.numa_nodes if node.kind in (NumaKind.CPU, NumaKind.MEMORY_ONLY))
+        tree.write("/sys/devices/system/node/has_memory", ",".join(str(node.id) for node in with_memory))
     for node in host.numa_nodes or ():
         _numa_node(tree, node)
 
