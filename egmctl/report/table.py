@@ -52,6 +52,14 @@ def table(labels: Sequence[str], groups: Sequence[Group]) -> Text:
     return Text("\n").join(blocks)
 
 
+def trimmed(text: Text) -> Text:
+    """Return the text without spaces at the ends of its lines."""
+    lines = text.split("\n", allow_blank=True)
+    for line in lines:
+        line.rstrip()
+    return Text("\n").join(lines)
+
+
 def wrap(sentence: str, indent: str = "  ") -> str:
     """Break a sentence at the page's width, with its further lines set in; a word that is longer stays whole."""
     lines = textwrap.wrap(
@@ -94,6 +102,5 @@ def _block(labels: Sequence[str], columns: Sequence[Column], gap: int) -> Text:
                 cell, style = column.header[row] if -row <= len(column.header) else "", DIM
             line.append(" " * gap)
             line.append(f"{cell:{column.align}{column.width}}", style)
-        line.rstrip()
         text.append_text(line).append("\n")
     return text

@@ -6,7 +6,7 @@ The classes are the contract ``egmctl.topo/1``; ``docs/schemas/topo.schema.json`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from egmctl.model.codec import to_json
@@ -158,7 +158,8 @@ class P2pEntry:
     status: Mapping[str, str | None]
     can_access_peer: bool | None
     cuda_attributes: Mapping[str, int | None]
-    unread: Mapping[str, Unread]
+    unread: Mapping[str, Unread] = field(default_factory=dict)
+    """Why values are null; absent where none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from egmctl.model.machine import Machine, NumaNode, PciFunction
 from egmctl.report.origin import modelled_banner
-from egmctl.report.table import DIM, HEADING, WARN, wrap
+from egmctl.report.table import DIM, HEADING, WARN, trimmed, wrap
 from egmctl.topo.missing import Missing
 from egmctl.units import format_size, printable
 
@@ -24,7 +24,7 @@ def missing_text(machine: Machine, what: Missing) -> Text:
         text.append(f"  {label.ljust(width)}  ", DIM).append(f"{printable(value)}\n")
     _section(text, "Missing", what.missing)
     _section(text, "What to do", what.advice)
-    return text
+    return trimmed(text)
 
 
 def _section(text: Text, title: str, lines: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from egmctl.model.machine import Gpu
 from egmctl.report.origin import modelled_banner
-from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, wrap
+from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, trimmed, wrap
 from egmctl.report.topo_detail import details
 from egmctl.topo.links import LinkClass
 from egmctl.topo.routes import Route, RouteKind
@@ -34,7 +34,7 @@ def topo_text(topology: Topology, *, verbose: int = 0) -> Text:
         if text:
             text.append("\n")
         text.append_text(block)
-    return text
+    return trimmed(text)
 
 
 def _blocks(topology: Topology, verbose: int) -> Iterator[Text]:

@@ -1,0 +1,106 @@
+"""JSON and CSV of the topology: contracts for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+from hypothesis import HealthCheck, given, settings
+
+from egmctl.model.machine import Machine, OriginKind
+from egmctl.report.envelope import dump, envelope
+from egmctl.report.topo_csv import COLUMNS, topo_csv
+from egmctl.report.topo_json import TOPO_SCHEMA, topo_result
+from egmctl.topo.missing import missing
+from egmctl.topo.topology import topology
+from tests.random_machines import machines
+from tests.topo import builders
+from tests.topo.builders import bus_id, grace, grace_gpu, hgx, nic, out_of_sight
+
+SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/topo.schema.json").read_text())
+
+
+def document(machine: Machine) -> dict[str, Any]:
+    body = topo_result(topology(machine), missing(machine))
+    text = dump(envelope(TOPO_SCHEMA, 0, body, machine=machine))
+    read: dict[str, Any] = json.loads(text)
+    return read
+
+
+def rows(machine: Machine) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(topo_csv(topology(machine)))))
+
+
+class TestJson:
+    result = document(grace(nics=(nic(0),)))["result"]
+
+    def test_it_fits_its_schema(self) -> None:
+        jsonschema.Draft202012Validator(SCHEMA).validate(document(grace(nics=(nic(0),))))
+
+    @given(machines())
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    def test_every_machine_fits_the_schema(self, machine: Machine) -> None:
+        jsonschema.Draft202012Validator(SCHEMA).validate(document(machine))
+
+    def test_every_pair_is_one_record(self) -> None:
+        ends = [(link["source"], link["target"]) for link in self.result["links"]]
+        assert len(ends) == len({frozenset(pair) for pair in ends}) == 5 * 4 // 2
+
+    def test_a_remote_route_names_its_wires_and_owners(self) -> None:
+        (route,) = (r for r in self.result["routes"] if (r["gpu"], r["numa_node"]) == ("GPU0", 1))
+        assert route["kind"] == "egm-remote"
+        assert route["egm"] is True
+        assert route["via"] == ["GPU2", "GPU3"]
+        assert [(hop["wire"], hop["nvlinks"]) for hop in route["hops"]] == [("nvlink", 18), ("c2c", None)]
+        assert route["limited_by"] == "c2c"
+
+    def test_a_rate_that_is_not_known_is_null_with_its_reason(self) -> None:
+        (route,) = (r for r in document(hgx(2))["result"]["routes"] if (r["gpu"], r["numa_node"]) == ("GPU0", 1))
+        assert route["nominal_gb_s"] is None
+        assert route["rate_reason"] == "smp: nothing reports the rate between NUMA nodes"
+        assert route["at_most_gb_s"] > 63
+
+    def test_a_blocked_route_has_a_stable_word_and_a_sentence(self) -> None:
+        gone = out_of_sight(grace_gpu(1, node=1))
+        found = document(builders.machine([grace_gpu(0, node=0), gone], architecture="aarch64"))["result"]
+        (route,) = (r for r in found["routes"] if (r["gpu"], r["numa_node"]) == ("GPU0", 1))
+        assert route["blocked_by"] == "device-cgroup"
+        assert route["reason"] == "GPU1: denied by the device cgroup (/dev/nvidia1: EPERM)"
+
+    def test_a_modelled_machine_says_so(self) -> None:
+        assert document(grace(origin=OriginKind.MODELLED))["machine"]["kind"] == "modelled"
+
+
+class TestCsv:
+    def test_one_row_a_link_a_route_and_a_p2p_capability(self) -> None:
+        found = rows(grace(2, nics=(nic(0),)))
+        kinds = [row["record"] for row in found]
+        assert kinds.count("link") == 3
+        assert kinds.count("route") == 2
+        assert kinds.count("p2p") == 2 * 9
+        assert all(set(row) == set(COLUMNS) for row in found)
+
+    def test_ids_are_bus_ids_and_words_are_words(self) -> None:
+        (route,) = (row for row in rows(grace()) if (row["source"], row["target"]) == ("GPU0", "NUMA1"))
+        assert route["source_id"] == bus_id(0)
+        assert (route["egm"], route["via"], route["nvlinks"]) == ("true", "GPU2 GPU3", "18")
+
+    def test_every_row_says_that_the_machine_is_modelled(self) -> None:
+        assert {row["origin"] for row in rows(grace(origin=OriginKind.MODELLED))} == {"modelled"}
+
+    def test_strings_from_the_machine_are_data(self) -> None:
+        machine = grace(2, origin=OriginKind.MODELLED)
+        machine = replace(machine, origin=replace(machine.origin, name="=cmd\x1b\n,x"))
+        assert {row["machine"] for row in rows(machine)} == {"'=cmd\\x1b\\n,x"}
+
+    @given(machines())
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    def test_every_machine_gives_whole_rows(self, machine: Machine) -> None:
+        text = topo_csv(topology(machine))
+        assert all(len(row) == len(COLUMNS) for row in csv.reader(io.StringIO(text)))
+        assert all(char.isprintable() or char == "\n" for char in text)

@@ -1,0 +1,204 @@
+"""The text people read: what it says, that it fits the page, and that nothing from a machine escapes into it."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from rich.console import Console
+
+from egmctl.model.machine import Driver, Machine, OriginKind, Process, Reason, Unread
+from egmctl.report.topo_text import topo_text
+from egmctl.topo.topology import topology
+from tests.random_machines import machines
+from tests.topo import builders
+from tests.topo.builders import gpu, grace, grace_gpu, hgx, nic, node, out_of_sight, pairs
+
+
+def text_of(machine: Machine, *, verbose: int = 0) -> str:
+    return topo_text(topology(machine), verbose=verbose).plain
+
+
+def block(text: str, title: str) -> list[list[str]]:
+    """Return the words of each line below a title."""
+    lines = text.split(f"{title}\n", 1)[1].split("\n\n", 1)[0].splitlines()
+    return [line.split() for line in lines]
+
+
+def test_the_matrix_of_eight_gpus_with_their_affinities() -> None:
+    assert block(text_of(hgx()), "GPU links")[2] == ["GPU0", "X", *["NV18"] * 7, "0-55", "0", "0", "N/A"]
+
+
+def test_gpu_numa_ids_of_a_coherent_platform() -> None:
+    rows = block(text_of(grace()), "GPU links")
+    assert [row[-2:] for row in rows[2:]] == [["0", "2"], ["0", "3"], ["1", "4"], ["1", "5"]]
+
+
+def test_the_routes_with_what_they_carry() -> None:
+    rows = block(text_of(grace()), "EGM routes to host memory (nominal GB/s per direction)")
+    assert rows == [
+        ["NUMA", "0", "NUMA", "1"],
+        ["GPU0", "C2C", "450.0", "NV18>C2C", "450.0"],
+        ["GPU1", "C2C", "450.0", "NV18>C2C", "450.0"],
+        ["GPU2", "NV18>C2C", "450.0", "C2C", "450.0"],
+        ["GPU3", "NV18>C2C", "450.0", "C2C", "450.0"],
+    ]
+
+
+def test_a_blocked_route_names_what_blocks_it_in_its_cell_and_the_gpu_in_a_note() -> None:
+    text = text_of(builders.machine([grace_gpu(0, node=0), out_of_sight(grace_gpu(1, node=1))], architecture="aarch64"))
+    assert "blocked: device-cgroup" in text
+    notes = " ".join(text.split("Notes\n")[1].split())
+    assert "GPU0 to NUMA 1: blocked; GPU1: denied by the device cgroup (/dev/nvidia1: EPERM)" in notes
+
+
+def test_fewer_nvlinks_than_the_siblings_are_marked_and_named() -> None:
+    gpus = [gpu(i, active=17 if i == 3 else None) for i in range(8)]
+    machine = builders.machine(gpus, nvlinks={(a, b): 17 if 3 in (a, b) else 18 for a in range(8) for b in range(8)})
+    text = text_of(machine)
+    assert "NV17*" in text
+    assert "  * GPU3: 17 of 18 NVLinks are active\n" in text
+    assert re.search(r"^  NV#\* +fewer NVLinks than there should be$", text, re.MULTILINE)
+
+
+def test_p2p_that_is_alike_is_one_line_and_what_differs_is_a_matrix() -> None:
+    gpus = [gpu(i) for i in range(3)]
+    alike = pairs(gpus, nvlinks=18)
+    odd = replace(alike[0], p2p_status={**alike[0].p2p_status, "atomics": "CNS"})
+    text = text_of(builders.machine(gpus, pairs=(odd, *alike[1:])))
+    assert "  NVML  read OK, write OK, nvlink OK, pci NS\n" in text
+    assert block(text, "P2P atomics (NVML)")[1:] == [
+        ["GPU0", "X", "CNS", "OK"],
+        ["GPU1", "OK", "X", "OK"],
+        ["GPU2", "OK", "OK", "X"],
+    ]
+    assert "chipset not supported" in text
+
+
+def test_the_legend_explains_what_appears_and_nothing_else() -> None:
+    legend = {words[0] for words in block(text_of(grace(1)) + "\n\n", "Legend")}
+    assert legend == {"X", "C2C"}
+
+
+def test_nics_have_their_own_block_with_their_names() -> None:
+    text = text_of(hgx(2, nics=(nic(0, node=0), nic(1, node=1))))
+    rows = block(text, "NIC links")
+    assert rows[1:5] == [
+        ["GPU0", "NODE", "SYS"],
+        ["GPU1", "SYS", "NODE"],
+        ["NIC0", "X", "SYS"],
+        ["NIC1", "SYS", "X"],
+    ]
+    assert rows[5] == ["NIC0=mlx5_0", "NIC1=mlx5_1"]
+
+
+def test_cuda_that_fails_is_a_note_beside_the_matrix() -> None:
+    failed = text_of(hgx(2, driver=Driver(module_version="580", cuda_error="CUDA_ERROR_SYSTEM_NOT_READY")))
+    assert "CUDA does not work here (CUDA_ERROR_SYSTEM_NOT_READY)" in failed
+    why = {"cuda_error": Unread(reason=Reason.MISSING_LIBRARY, detail="libcuda.so.1: not found")}
+    silent = text_of(hgx(2, driver=Driver(module_version="580", unread=why)))
+    assert "CUDA did not answer (libcuda.so.1: not found)" in silent
+
+
+def test_cuda_visible_devices_is_mentioned_without_its_value() -> None:
+    text = text_of(hgx(2, process=Process(environment={"CUDA_VISIBLE_DEVICES": "secret"})))
+    assert "CUDA_VISIBLE_DEVICES is set" in text
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize("kind", [OriginKind.LIVE, OriginKind.RECORDED])
+def test_a_recorded_machine_has_the_text_of_the_live_one(kind: OriginKind) -> None:
+    assert text_of(hgx(origin=kind)) == text_of(hgx())
+
+
+def test_a_modelled_machine_says_so_first() -> None:
+    first, _ = text_of(grace(origin=OriginKind.MODELLED)).split("\n", 1)
+    assert first == "MODELLED from public documents, no such node was read: by-hand"
+
+
+class TestPage:
+    @pytest.mark.parametrize("verbose", [0, 1])
+    @pytest.mark.parametrize(
+        "machine",
+        [
+            hgx(8, nics=tuple(nic(i, node=i // 5) for i in range(10))),
+            hgx(8, nvlinks=17),
+            grace(4),
+            grace(4, per_node=1),
+            builders.machine([gpu(i, cpu_affinity="112-127,240-255") for i in range(8)]),
+        ],
+        ids=["8 GPUs, 10 NICs", "8 GPUs, marked", "4 GPUs, 2 nodes", "4 GPUs, 4 nodes", "long affinities"],
+    )
+    def test_it_fits_80_columns_without_trailing_spaces(self, machine: Machine, verbose: int) -> None:
+        for line in text_of(machine, verbose=verbose).splitlines():
+            assert len(line) <= 80
+            assert line == line.rstrip()
+
+    def test_it_does_not_depend_on_the_terminals_width(self) -> None:
+        text = topo_text(topology(hgx()))
+        shown = []
+        for width in (20, 80, 400):
+            console = Console(file=io.StringIO(), width=width, color_system=None)
+            with console.capture() as capture:
+                console.print(text, soft_wrap=True, end="")
+            shown.append(capture.get())
+        assert shown == [text.plain] * 3
+
+
+class TestVerbose:
+    text = text_of(grace(), verbose=1)
+
+    def test_ids_ports_and_sources(self) -> None:
+        assert "  bus id      0000:10:00.0\n" in self.text
+        assert "  UUID        GPU-00000000-0000-0000-0000-000000000000\n" in self.text
+        assert "  NVLink      18 of 18 active: 0-17, 53125 MB/s each, 0-17 to switch\n" in self.text
+        assert "  known to    pci, node, nvml, cuda\n" in self.text
+
+    def test_the_gpus_that_a_remote_route_can_lead_over(self) -> None:
+        assert "  to NUMA 1   nvlink x18 900.0 GB/s, then c2c 450.0 GB/s of GPU2 or GPU3\n" in self.text
+
+    def test_unread_values_with_their_reason(self) -> None:
+        lost = out_of_sight(gpu(1))
+        lost = replace(lost, unread={"nvml": Unread(reason=Reason.NO_PERMISSION)})
+        assert "  unread      no-permission: nvml\n" in text_of(builders.machine([gpu(0), lost]), verbose=1)
+
+
+class TestHostileNames:
+    name = "[red]\x1b[31mevil\u202e\n[/red]"
+
+    def machine(self) -> Machine:
+        hostile = replace(nic(0), name=self.name)
+        found = hgx(2, nics=(hostile,), origin=OriginKind.MODELLED)
+        first = gpu(0, name=self.name, cpu_affinity="0-1")
+        return replace(
+            found,
+            origin=replace(found.origin, name=self.name, description=self.name, sources=(self.name,)),
+            gpus=(first, gpu(1)),
+        )
+
+    def test_they_are_shown_escaped_and_never_as_markup(self) -> None:
+        text = text_of(self.machine(), verbose=2)
+        assert "[red]\\x1b[31mevil\\u202e\\n[/red]" in text
+        assert not {"\x1b", "\u202e"} & set(text)
+
+    @given(machines())
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    def test_no_machine_whatsoever_puts_control_characters_into_the_text(self, machine: Machine) -> None:
+        text = text_of(machine, verbose=2)
+        assert all(char.isprintable() or char == "\n" for char in text)
+        assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_numa_nodes_that_were_not_read_leave_no_routes_and_a_note() -> None:
+    text = text_of(hgx(2, nodes=[]))
+    assert "EGM routes" not in text
+    assert "no NUMA node with CPUs was read, so there are no routes to host memory" in text
+
+
+def test_many_numa_nodes_are_split_into_blocks_that_fit() -> None:
+    text = text_of(hgx(2, nodes=[node(i) for i in range(8)]))
+    assert [f"NUMA {i}" in text for i in range(8)] == [True] * 8
+    assert max(map(len, text.splitlines())) <= 80
