@@ -62,9 +62,9 @@ class Verification(StrEnum):
     """What was compared with what was sent."""
 
     GPU_EVERY_SAMPLE = "gpu-every-sample"
-    """All bytes of every sample, by a kernel on the GPU."""
+    """After every sample all bytes of the destination, by a kernel on the GPU."""
     HOST_FIRST_AND_LAST_SAMPLE = "host-first-and-last-sample"
-    """All bytes of the first and the last sample, on the host: there was no NVRTC to compile the kernel."""
+    """After the first and the last sample, on the host: there was no NVRTC to compile the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

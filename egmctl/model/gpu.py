@@ -1,0 +1,248 @@
+"""One GPU as each source knows it, and one ordered pair of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from egmctl.model.devices import DeviceNode, PcieLink, PciFunction
+from egmctl.model.record import BusId, KernelList, Plain, Record, Uuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProc(Record):
+    """``/proc/driver/nvidia/gpus/<bus id>``: bound to the driver, nothing opened."""
+
+    model: Plain | None = None
+    uuid: Uuid | None = None
+    minor: int | None = None
+    excluded: bool | None = None
+    numa_status: Plain | None = None
+    """``Status`` of the ``numa_status`` file: online, offline, online_failed, ..."""
+    numa_node: int | None = None
+    """``Node`` of the ``numa_status`` file: the node of the GPU's own memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class C2cLink(Record):
+    """One NVLink-C2C link between a GPU and its CPU (NVML fields 170-172, 231-234)."""
+
+    link: int
+    active: bool | None = None
+    max_rate_mb_s: int | None = None
+    """MB/s (1e6), as NVML reports it."""
+    errors: int | None = None
+    replays: int | None = None
+    replays_back_to_back: int | None = None
+    power_state: int | None = None
+    """0 is full power."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvLink(Record):
+    """One NVLink port of a GPU."""
+
+    link: int
+    active: bool | None = None
+    version: int | None = None
+    """NVML's enum, not a generation: 6 is NVLink 4, 7 is NVLink 5."""
+    remote_type: Plain | None = None
+    """``gpu``, ``switch``, ``npu`` or ``unknown``."""
+    remote_bus_id: BusId | None = None
+    """``None`` with a reason where the driver masks it (virtual machines)."""
+    remote_link: int | None = None
+    speed_mb_s: int | None = None
+    """MB/s (1e6) of one direction on the wire, before encoding overhead: 26562 on NVLink 4."""
+    crc_errors: int | None = None
+    replay_errors: int | None = None
+    recovery_errors: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric(Record):
+    """``nvmlDeviceGetGpuFabricInfoV``."""
+
+    state: Plain | None = None
+    """``not-supported``, ``not-started``, ``in-progress`` or ``completed``."""
+    status: int | None = None
+    """nvmlReturn_t of the probe, valid when completed."""
+    cluster_uuid: Uuid | None = None
+    clique_id: int | None = None
+    health_mask: int | None = None
+    health: Mapping[Plain, Plain] | None = None
+    """The mask's fields by name: ``degraded_bandwidth``, ``route_recovery``, ``route_unhealthy``,
+    ``access_timeout_recovery``, ``incorrect_configuration`` to ``true``, ``false``, ``not-supported`` or the cause's
+    word."""
+    health_summary: Plain | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform(Record):
+    """Where the GPU sits (``nvmlDeviceGetPlatformInfo``): people swap parts, and a fault may belong to the place."""
+
+    chassis_serial: str | None = None
+    slot: int | None = None
+    tray: int | None = None
+    host_id: int | None = None
+    peer_type: Plain | None = None
+    """``direct`` or ``switch``."""
+    module_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess(Record):
+    """A process that holds memory on the GPU."""
+
+    pid: int
+    name: str | None = None
+    used_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNvml(Record):
+    """What NVML says of a GPU. NVML ignores CUDA_VISIBLE_DEVICES and honours the device cgroup."""
+
+    index: int
+    """NVML's index: for people only, it shifts under a cgroup."""
+    uuid: Uuid | None = None
+    name: Plain | None = None
+    serial: str | None = None
+    board_part_number: Plain | None = None
+    vbios: Plain | None = None
+    minor: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    link: PcieLink | None = None
+    """Max values are the GPU's own, current ones are throttled while idle on some parts."""
+    cpu_affinity: KernelList | None = None
+    numa_affinity: KernelList | None = None
+    numa_node: int | None = None
+    """``nvmlDeviceGetNumaNodeId``: the node of the GPU's own memory ("GPU NUMA ID" of nvidia-smi)."""
+    capabilities: int | None = None
+    """capMask of ``nvmlDeviceGetCapabilities``; bit 0 is EGM."""
+    c2c_enabled: bool | None = None
+    c2c_links: tuple[C2cLink, ...] | None = None
+    nvlinks: tuple[NvLink, ...] | None = None
+    nvlink_count: int | None = None
+    """NVML_FI_DEV_NVLINK_LINK_COUNT: how many this part has, up or down."""
+    addressing_mode: Plain | None = None
+    """``none``, ``hmm`` or ``ats``."""
+    fabric: Fabric | None = None
+    platform: Platform | None = None
+    mig_mode: bool | None = None
+    mig_mode_pending: bool | None = None
+    virtualization: Plain | None = None
+    """``none``, ``passthrough``, ``vgpu``, ``host-vgpu``, ``host-vsga``."""
+    persistence_mode: bool | None = None
+    compute_mode: Plain | None = None
+    """``default``, ``exclusive-thread``, ``prohibited`` or ``exclusive-process``."""
+    ecc_mode: bool | None = None
+    ecc_uncorrected_volatile: int | None = None
+    remapped_rows_correctable: int | None = None
+    remapped_rows_uncorrectable: int | None = None
+    remapped_rows_pending: bool | None = None
+    remapped_rows_failure: bool | None = None
+    performance_state: int | None = None
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    memory_clock_max_mhz: int | None = None
+    throttle_reasons: tuple[Plain, ...] | None = None
+    """Words of ``nvmlDeviceGetCurrentClocksEventReasons``: ``idle``, ``sw-power-cap``, ``hw-thermal-slowdown``, ..."""
+    temperature_c: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+
+    @property
+    def egm_capable(self) -> bool | None:
+        """NVML_DEV_CAP_EGM (bit 0 of the capability mask)."""
+        return None if self.capabilities is None else bool(self.capabilities & 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCuda(Record):
+    """What CUDA says of a GPU, in a child without CUDA_VISIBLE_DEVICES and ordered by bus id."""
+
+    ordinal: int
+    uuid: Uuid | None = None
+    name: Plain | None = None
+    memory_total_bytes: int | None = None
+    attributes: Mapping[Plain, int | None] = field(default_factory=dict)
+    """CUdevice_attribute by name, without ``CU_DEVICE_ATTRIBUTE_``; reasons in ``unread`` as ``attributes.NAME``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu(Record):
+    """One GPU, joined over its bus id and UUID from every source that knows it.
+
+    A source that does not know the GPU is ``None`` with a reason: the funnel PCI > driver > device node > NVML >
+    CUDA shows where a GPU was lost.
+    """
+
+    bus_id: BusId
+    index: int
+    """NVML's index; where NVML does not know the GPU, the numbers after NVML's last, in the order of bus ids."""
+    pci: PciFunction | None = None
+    proc: GpuProc | None = None
+    node: DeviceNode | None = None
+    """``/dev/nvidia<minor>``, looked at before NVML or CUDA ran."""
+    nvml: GpuNvml | None = None
+    cuda: GpuCuda | None = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that know this GPU, in the order of the funnel."""
+        known = (("pci", self.pci), ("proc", self.proc), ("node", self.node), ("nvml", self.nvml), ("cuda", self.cuda))
+        return tuple(name for name, source in known if source is not None)
+
+    @property
+    def uuid(self) -> str | None:
+        """``GPU-...`` from the first source that has it."""
+        return next((s.uuid for s in (self.nvml, self.cuda, self.proc) if s is not None and s.uuid), None)
+
+    @property
+    def name(self) -> str | None:
+        """Product name from the first source that has it."""
+        return next(
+            (
+                name
+                for name in (
+                    self.nvml and self.nvml.name,
+                    self.cuda and self.cuda.name,
+                    self.proc and self.proc.model,
+                )
+                if name
+            ),
+            None,
+        )
+
+    @property
+    def host_numa_id(self) -> int | None:
+        """The CPU NUMA node closest to this GPU: CUDA's HOST_NUMA_ID, else sysfs ``numa_node``, else ``None``."""
+        if self.cuda is not None and (node := self.cuda.attributes.get("HOST_NUMA_ID")) is not None and node >= 0:
+            return node
+        if self.pci is not None and self.pci.numa_node is not None and self.pci.numa_node >= 0:
+            return self.pci.numa_node
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair(Record):
+    """What the driver says of one ordered pair of GPUs."""
+
+    source: BusId
+    """The GPU that accesses."""
+    target: BusId
+    """The GPU whose memory is accessed."""
+    common_ancestor: Plain | None = None
+    """NVML's topology level: ``internal``, ``single``, ``multiple``, ``hostbridge``, ``node`` or ``system``."""
+    p2p_status: Mapping[Plain, Plain | None] = field(default_factory=dict)
+    """``read``, ``write``, ``nvlink``, ``atomics``, ``pci`` to nvidia-smi's words: OK, CNS, GNS, TNS, DR, NS or U."""
+    nvlink_count: int | None = None
+    """Active links that join the two: to each other, or to a switch that both reach."""
+    nvlink_through: Plain | None = None
+    """``direct`` or ``switch``; ``None`` without links."""
+    can_access_peer: bool | None = None
+    cuda_attributes: Mapping[Plain, int | None] = field(default_factory=dict)
+    """CUdevice_P2PAttribute by name, without ``CU_DEVICE_P2P_ATTRIBUTE_``: PERFORMANCE_RANK (lower is better),
+    ACCESS_SUPPORTED, ..."""

@@ -1,0 +1,123 @@
+"""The machine around the GPUs: NUMA nodes and memory, the driver's parts, and what confines this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from egmctl.model.devices import DeviceNode
+from egmctl.model.record import KernelList, Plain, Record, Share
+
+
+class NumaKind(StrEnum):
+    """What a NUMA node has."""
+
+    CPU = "cpu"
+    """CPUs and memory."""
+    CPU_ONLY = "cpu-only"
+    """CPUs, no memory."""
+    MEMORY_ONLY = "memory-only"
+    """Memory, no CPUs: on Grace, a GPU's own memory onlined as a node."""
+    EMPTY = "empty"
+    """Neither: on Grace, a placeholder for MIG instances."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode(Record):
+    """One node of ``/sys/devices/system/node``."""
+
+    id: int
+    kind: NumaKind
+    cpus: KernelList = ""
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    distances: tuple[int, ...] | None = None
+    """ACPI SLIT distances to the online nodes, in ascending order of their ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HugePages(Record):
+    """One pool of ``/sys/kernel/mm/hugepages``."""
+
+    page_size_bytes: int
+    total: int | None = None
+    free: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host(Record):
+    """The machine around the GPUs, and what of it this process may use."""
+
+    hostname: str | None = None
+    kernel: Annotated[str, Share.KERNEL_RELEASE] | None = None
+    architecture: Plain | None = None
+    cpu_model: Plain | None = None
+    cpu_count: int | None = None
+    page_size_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    numa_nodes: tuple[NumaNode, ...] | None = None
+    allowed_cpus: KernelList | None = None
+    """``Cpus_allowed_list`` of this process."""
+    allowed_numa_nodes: KernelList | None = None
+    """``Mems_allowed_list`` of this process: HOST_NUMA memory can come from these only."""
+    huge_pages: tuple[HugePages, ...] | None = None
+    transparent_huge_pages: Plain | None = None
+    """The word in brackets of ``/sys/kernel/mm/transparent_hugepage/enabled``."""
+    numa_balancing: int | None = None
+    auto_online_blocks: Plain | None = None
+    """``/sys/devices/system/memory/auto_online_blocks``: must be ``online_movable`` for GPU memory to become a node."""
+    kernel_command_line: Mapping[Plain, Plain] | None = None
+    """Only the parameters that matter here (``egmctl.facts.host.COMMAND_LINE_KEYS``); a flag has the value ``""``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver(Record):
+    """The driver's parts, their versions and the nodes they are reached through."""
+
+    module_version: Plain | None = None
+    module_flavour: Plain | None = None
+    """``open`` or ``proprietary``."""
+    driver_version: Plain | None = None
+    """NVML's ``nvmlSystemGetDriverVersion``."""
+    nvml_version: Plain | None = None
+    cuda_driver_version: int | None = None
+    """``cuDriverGetVersion``: 13000 is 13.0."""
+    cuda_error: Plain | None = None
+    """The name of cuInit's error; ``None`` if it succeeded or was not asked (then in ``unread``)."""
+    nvml_error: Plain | None = None
+    modules: tuple[Plain, ...] | None = None
+    """Of nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau, gdrdrv: those loaded."""
+    module_parameters: Mapping[Plain, Plain] | None = None
+    """``/proc/driver/nvidia/params``."""
+    uvm_parameters: Mapping[Plain, Plain] | None = None
+    majors: Mapping[Plain, int] | None = None
+    """Character majors of ``/proc/devices`` whose name begins with ``nvidia``."""
+    nodes: tuple[DeviceNode, ...] | None = None
+    """nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-caps."""
+    imex_channels: tuple[DeviceNode, ...] | None = None
+    """Nodes in ``/dev/nvidia-caps-imex-channels``; empty where the folder is absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cgroup(Record):
+    """One line of ``/proc/self/cgroup``."""
+
+    version: int
+    controllers: tuple[Plain, ...] = ()
+    path: Annotated[str, Share.CGROUP_PATH]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process(Record):
+    """What confines this process: cgroups, container, environment."""
+
+    effective_uid: int | None = None
+    cgroups: tuple[Cgroup, ...] | None = None
+    container_signs: tuple[Plain, ...] | None = None
+    """Words such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty:
+    none seen."""
+    environment: Mapping[Plain, Annotated[str, Share.ENVIRONMENT]] | None = None
+    """Only the variables on a known list that are set (``egmctl.facts.process.ENVIRONMENT_KEYS``)."""

@@ -1,0 +1,92 @@
+"""What every record of a machine is made of: null with its reason, and strings that say whether they may be shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+from egmctl.units import parse_kernel_list
+
+
+class Share(StrEnum):
+    """How a string may be shared, as a mark on its type."""
+
+    PLAIN = "plain"
+    UUID = "uuid"
+    """High-entropy identifier: replaced by one derived from its hash, so that two recordings still join."""
+    KERNEL_RELEASE = "kernel-release"
+    """Kept up to the upstream version and well-known distribution words."""
+    CGROUP_PATH = "cgroup-path"
+    """Kept where a component is a well-known word or number of a manager (``job_42``), pseudonymised elsewhere."""
+    ENVIRONMENT = "environment"
+    """Kept where it is numbers, ranges and well-known words, pseudonymised elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelling:
+    """How a string is spelled, as a mark on its type: :mod:`egmctl.model.codec` refuses others in a document."""
+
+    example: str
+    pattern: str
+    """Regular expression of the whole string; it is in the JSON Schema too."""
+    read: Callable[[str], object] = str
+    """Raises ValueError for what the pattern lets through."""
+
+
+Plain = Annotated[str, Share.PLAIN]
+Uuid = Annotated[str, Share.UUID]
+BusId = Annotated[
+    str,
+    Share.PLAIN,
+    Spelling(example="0000:1b:00.0", pattern=r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"),
+]
+"""PCI bus id, lower case, 4-digit domain: ``0000:1b:00.0``. The identity of a device."""
+KernelList = Annotated[
+    str,
+    Share.PLAIN,
+    Spelling(
+        example="0-3,8", pattern=r"([0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*)?", read=parse_kernel_list
+    ),
+]
+"""A set of numbers in the kernel's spelling, ``0-3,8`` (:func:`egmctl.units.parse_kernel_list`)."""
+
+
+class Reason(StrEnum):
+    """Why a value is null."""
+
+    NOT_SUPPORTED = "not-supported"
+    """The driver, the device or the kernel says it has no such thing."""
+    NO_PERMISSION = "no-permission"
+    DRIVER_TOO_OLD = "driver-too-old"
+    """The library has no such function, or does not know the attribute."""
+    MISSING_LIBRARY = "missing-library"
+    TIMED_OUT = "timed-out"
+    CRASHED = "crashed"
+    NOT_PRESENT = "not-present"
+    """The file or the device is not there."""
+    NOT_ASKED = "not-asked"
+    """The section or the source was not collected."""
+    FAILED = "failed"
+    """The call failed in a way that none of the other words describes."""
+    NOT_STATED = "not-stated"
+    """A modelled machine: its public sources do not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """Why one value could not be read, and what was tried."""
+
+    reason: Reason
+    detail: Plain = ""
+    """The call or path and what it answered, e.g. ``nvmlDeviceGetC2cModeInfoV: 3 (Not Supported)``. Written by us:
+    holds no names from the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Base of every record that is read from a machine."""
+
+    unread: Mapping[Plain, Unread] = field(default_factory=dict)
+    """Name of each field (or ``field.key`` in a mapping) that is ``None`` because it could not be read."""
