@@ -1,6 +1,6 @@
 """What every test may use, and which tests run where.
 
-* ``egmctl(...)`` runs the real command in a process of its own.
+* ``egmctl(...)`` runs the real command in a process of its own; ``fake_node(...)`` makes a node for it to run on.
 * Tests marked ``gpu`` are skipped where there is no NVIDIA driver, tests marked ``needs_root`` for other users.
 * With ``EGMCTL_NO_SKIP=1`` (CI) every other skip is a failure: there nothing may be missing.
 """
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+pytest_plugins = ["tests.fake.plugin"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
