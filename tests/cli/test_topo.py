@@ -1,0 +1,175 @@
+"""``egmctl topo`` as users run it: forms, exit codes, and one sentence for what makes no sense."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from egmctl.facts import record, replay
+from egmctl.model.machine import OriginKind
+from tests.conftest import RunEgmctl
+from tests.topo.builders import hgx
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A machine file as ``egmctl snapshot`` writes it."""
+    path = tmp_path / "node7.json"
+    path.write_text(record.text(hgx(2)))
+    return path
+
+
+def test_a_shipped_machine_as_text(egmctl: RunEgmctl) -> None:
+    done = egmctl("topo", "--machine", "gb200-nvl4")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("MODELLED from public documents, no such node was read: gb200-nvl4\n")
+    assert "NV18>C2C" in done.out
+
+
+def test_a_recorded_machine_says_so_on_standard_error_only(egmctl: RunEgmctl, recorded: Path) -> None:
+    done = egmctl("topo", "--machine", recorded)
+    assert (done.code, done.err) == (0, "egmctl: recorded: node7, this is not the live node\n")
+    assert "recorded" not in done.out
+    assert egmctl("topo", "--machine", recorded, "--quiet").err == ""
+
+
+def test_json_and_csv_say_where_the_machine_came_from(egmctl: RunEgmctl, recorded: Path) -> None:
+    document = json.loads(egmctl("topo", "--machine", recorded, "--json").out)
+    assert (document["schema"], document["exit_code"]) == ("egmctl.topo/1", 0)
+    assert (document["machine"]["kind"], document["machine"]["name"]) == ("recorded", "node7")
+    rows = list(csv.DictReader(io.StringIO(egmctl("topo", "--machine", recorded, "--csv").out)))
+    assert {(row["origin"], row["machine"]) for row in rows} == {("recorded", "node7")}
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".txt", "Platform: "), (".json", "{\n"), (".csv", "origin,machine,")])
+def test_the_suffix_of_the_output_file_says_the_form(
+    egmctl: RunEgmctl, recorded: Path, tmp_path: Path, suffix: str, start: str
+) -> None:
+    output = tmp_path / f"topo{suffix}"
+    done = egmctl("topo", "--machine", recorded, "-q", "-o", output)
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert output.read_text().startswith(start)
+
+
+def test_gpus_and_numa_choose_rows_and_columns(egmctl: RunEgmctl) -> None:
+    out = egmctl("topo", "--machine", "gb200-nvl4", "--gpus", "2,0", "--numa", "1", "--json").out
+    result = json.loads(out)["result"]
+    assert [gpu["label"] for gpu in result["gpus"]] == ["GPU2", "GPU0"]
+    assert [(route["gpu"], route["numa_node"]) for route in result["routes"]] == [("GPU2", 1), ("GPU0", 1)]
+
+
+def test_local_is_the_node_of_the_chosen_gpus(egmctl: RunEgmctl) -> None:
+    out = egmctl("topo", "--machine", "gb200-nvl4", "--gpus", "2", "--numa", "local", "--json").out
+    assert [route["numa_node"] for route in json.loads(out)["result"]["routes"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--gpus", "9"), "there is no GPU 9; the GPUs here are 0-3"),
+        (("--gpus", "3-1"), "--gpus '3-1' runs backwards"),
+        (("--gpus", ""), "--gpus is empty"),
+        (("--gpus", "x"), "--gpus 'x' is not a GPU"),
+        (("--numa", "7"), "there is no CPU NUMA node 7; the CPU NUMA nodes here are 0-1"),
+        (("--json", "--csv"), "--json and --csv exclude each other"),
+        (("-o", "topo.xml"), "the suffix '.xml' names no form"),
+    ],
+)
+def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], words: str) -> None:
+    done = egmctl("topo", "--machine", "gb200-nvl4", *arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("egmctl: ")
+    assert "Traceback" not in done.err
+
+
+def test_bad_input_with_json_is_a_document_too(egmctl: RunEgmctl) -> None:
+    done = egmctl("topo", "--machine", "gb200-nvl4", "--gpus", "9", "--json")
+    document = json.loads(done.out)
+    assert (done.code, document["exit_code"], document["errors"][0]["code"]) == (2, 2, "usage")
+
+
+def test_a_file_that_exists_is_kept(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    output = tmp_path / "topo.txt"
+    output.write_text("precious")
+    done = egmctl("topo", "--machine", "gh200", "-o", output)
+    assert done.code == 2
+    assert "--force overwrites it" in done.err
+    assert output.read_text() == "precious"
+    assert egmctl("topo", "--machine", "gh200", "-o", output, "--force").code == 0
+    assert "GH200" in output.read_text()
+
+
+def test_a_machine_that_does_not_exist_or_is_none(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    missing = egmctl("topo", "--machine", "missing.json")
+    assert missing.code == 2
+    assert missing.err.count("\n") == 1
+    foreign = tmp_path / "foreign.json"
+    foreign.write_text('{"schema": "other/1"}')
+    assert egmctl("topo", "--machine", foreign).code == 2
+
+
+class TestList:
+    def test_text_names_every_machine_and_its_origin(self, egmctl: RunEgmctl) -> None:
+        done = egmctl("topo", "--machine", "list")
+        assert (done.code, done.err) == (0, "")
+        heads = [line.split() for line in done.out.splitlines() if not line.startswith(" ")]
+        assert [name for name, _ in heads] == replay.names()
+        assert {origin for _, origin in heads} <= {"modelled", "recorded"}
+
+    def test_json_and_csv(self, egmctl: RunEgmctl) -> None:
+        document = json.loads(egmctl("topo", "--machine", "list", "--json").out)
+        rows = list(csv.DictReader(io.StringIO(egmctl("topo", "--machine", "list", "--csv").out)))
+        assert [machine["name"] for machine in document["result"]["machines"]] == replay.names()
+        assert rows == document["result"]["machines"]
+
+
+class TestWithoutDriver:
+    """The sysroot has two NUMA nodes and nothing of NVIDIA's; no library can be found."""
+
+    @pytest.fixture
+    def bare(self, tmp_path: Path) -> dict[str, str | None]:
+        nodes = tmp_path / "sys/devices/system/node"
+        for number, cpus in ((0, "0-3"), (1, "4-7")):
+            node = nodes / f"node{number}"
+            node.mkdir(parents=True)
+            (node / "cpulist").write_text(f"{cpus}\n")
+            (node / "meminfo").write_text(f"Node {number} MemTotal: 1048576 kB\nNode {number} MemFree: 1 kB\n")
+            (node / "distance").write_text("10 20\n")
+        for name in ("online", "has_memory", "has_cpu"):
+            (nodes / name).write_text("0-1\n")
+        return {"EGMCTL_SYSROOT": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+
+    def test_it_helps_and_ends_with_3(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
+        done = egmctl("topo", env=bare)
+        assert done.code == 3
+        assert done.out.startswith("There is no NVIDIA GPU on this machine.\n")
+        assert "  NUMA 1  CPUs 4-7, 1 GiB\n" in done.out
+        assert "egmctl topo --machine list" in done.out
+
+    def test_json_says_the_same(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
+        done = egmctl("topo", "--json", env=bare)
+        document = json.loads(done.out)
+        assert done.code == document["exit_code"] == 3
+        assert document["errors"][0] == {
+            "code": "nothing",
+            "message": "There is no NVIDIA GPU on this machine.",
+            "details": {},
+        }
+        assert [node["id"] for node in document["result"]["numa_nodes"]] == [0, 1]
+        assert document["machine"]["kind"] == OriginKind.LIVE
+
+    def test_csv_has_its_header_and_a_sentence_beside_it(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
+        done = egmctl("topo", "--csv", env=bare)
+        assert done.code == 3
+        assert done.out.count("\n") == 1
+        assert done.err == "egmctl: There is no NVIDIA GPU on this machine.\n"
+
+    def test_asking_for_a_gpu_is_bad_input(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
+        done = egmctl("topo", "--gpus", "0", env=bare)
+        assert (done.code, done.err) == (2, "egmctl: --gpus '0': there is no GPU 0; there is no GPU here\n")
