@@ -1,9 +1,9 @@
 """Start a child process, hear what it has to say, and be sure that it ends.
 
-A child is a fresh interpreter (exec, never a bare fork: a forked copy of a process that has threads or has touched
-CUDA is broken) in a process group of its own. It dies with its parent's thread, is killed with all that it started
-when its block is left, and can fail in any way without harm to its parent: everything that can go wrong in it is a
-`ChildFailed`.
+A child is a fresh interpreter in a process group of its own. It dies with its parent, its group is killed when its
+block is left, and it can fail in any way without harm to its parent: everything that can go wrong in it is a
+`ChildFailed`. What it prints never mixes with the command's output: it is set aside, and the end of it comes with the
+failure. Why it is made like this: docs/decisions/0002-one-launcher.md.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def spawn(
             )
         except OSError as error:
             raise ChildFailed(f"a child process cannot be started: {error}", how="crashed") from None
-        return Child(target, process, Channel(our_end), trail, output, grace_s, kept.pop_all())
+        kept.pop_all()
+        return Child(target, process, Channel(our_end), trail, output, grace_s)
 
 
 class Child:
@@ -156,7 +157,6 @@ class Child:
         trail: Trail,
         output: io.FileIO,
         grace_s: float,
-        resources: contextlib.ExitStack,
     ) -> None:
         self.pid = process.pid
         self.channel = channel
@@ -165,8 +165,7 @@ class Child:
         self._trail = trail
         self._output = output
         self._grace_s = grace_s
-        self._resources = resources
-        self._left = False
+        self._stuck = False
 
     def result(self, timeout_s: float, on_event: Callable[[dict[str, Any]], None] | None = None) -> JsonValue:
         """Wait for the target's return value; hand each message that comes before it to ``on_event``.
@@ -209,30 +208,30 @@ class Child:
         return ", ".join(self._trail.calls()) or None
 
     def kill(self) -> bool:
-        """Kill the child and all that it started; return whether it is gone.
+        """Kill the child and what it started, as far as that stayed in its group; return whether the child is gone.
 
         A process in an uninterruptible driver call does not die of it: it is left after `KILL_WAIT_S`.
         """
-        if self._process.returncode is None and not self._left:
+        if self._process.returncode is None and not self._stuck:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             try:
                 self._process.wait(KILL_WAIT_S)
             except subprocess.TimeoutExpired:
-                self._left = True
-        return not self._left
+                self._stuck = True
+        return not self._stuck
 
     def close(self) -> None:
         """End the child: close the channel, wait a moment for it to take the hint, kill its group, reap it."""
         self.channel.close()
-        try:
-            if self._process.returncode is None and not self._left:
+        with contextlib.closing(self._trail), contextlib.closing(self._output):
+            if self._process.returncode is not None or self._stuck:
+                return
+            try:
                 self._wait_for_exit(self._grace_s)
-        finally:
-            known = self._left
-            if not self.kill() and not known:
-                warnings.warn(f"process {self.pid} ({self._target}) {_STUCK}", RuntimeWarning, stacklevel=2)
-            self._resources.close()
+            finally:
+                if not self.kill():
+                    warnings.warn(f"process {self.pid} ({self._target}) {_STUCK}", RuntimeWarning, stacklevel=2)
 
     def __enter__(self) -> Child:
         return self
@@ -272,25 +271,26 @@ class Child:
 
     def _timed_out(self, timeout_s: float) -> ChildFailed:
         call = self.last_call()
-        gone = self.kill()
         message = f"{self._target} gave no result within {timeout_s:g} s{f', it is in {call}' if call else ''}"
-        return self._failed(message if gone else f"{message}; process {self.pid} {_STUCK}", "timed-out", call)
-
-    def _failed(self, message: str, how: str, call: str | None = None) -> ChildFailed:
-        return ChildFailed(message, how=how, last_call=call or self.last_call(), output=self._output_tail())
+        if not self.kill():
+            message += f"; process {self.pid} {_STUCK}"
+        return self._failed(message, "timed-out")
 
     def _raised(self, content: dict[str, Any]) -> ChildFailed:
-        kind, message, own = content["kind"], content["message"], content["own"]
-        error = ChildFailed(
-            message if own else f"{self._target} raised {kind}: {message}",
-            how="raised",
-            kind=kind,
-            details=own and own["details"],
-            output=self._output_tail(),
-        )
-        if own:
-            error.code, error.exit_code = own["code"], ExitCode(own["exit_code"])
+        kind, own = content["kind"], content["own"]
+        if own is None:
+            first_line = content["message"].partition("\n")[0]
+            return self._failed(f"{self._target} raised {kind}: {first_line}", "raised", kind)
+        error = self._failed(content["message"], "raised", kind, own["details"])
+        error.code, error.exit_code = own["code"], ExitCode(own["exit_code"])
         return error
+
+    def _failed(
+        self, message: str, how: str, kind: str | None = None, details: dict[str, Any] | None = None
+    ) -> ChildFailed:
+        return ChildFailed(
+            message, how=how, last_call=self.last_call(), kind=kind, details=details, output=self._output_tail()
+        )
 
     def _output_tail(self) -> str:
         size = os.fstat(self._output.fileno()).st_size

@@ -39,9 +39,12 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
     try:
         if request["before"]:
             _function(request["before"])(request["before_arguments"])
+            # The kernel drops the request where a process changes its user (prctl(2)), which a hook may do.
+            libc.die_with(parent_pid)
         channel.send_frame(RESULT, _function(target)(channel, request["arguments"]))
     except ChannelClosed:
-        pass  # The parent has no more use for this child.
+        # The parent has no more use for this child.
+        pass
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)
         channel.send_frame(RAISED, _described(error))

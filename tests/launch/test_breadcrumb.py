@@ -44,5 +44,5 @@ def test_a_long_name_is_cut() -> None:
 
 
 def test_it_costs_a_driver_call_less_than_a_few_microseconds() -> None:
-    # About 0.5 us on an idle machine. The bound leaves room for a busy one.
+    # 0.3 us for the pair where it was written. The bound leaves room for a busy machine.
     assert run("time_breadcrumbs", {"times": 10000}) < 5e-6

@@ -252,7 +252,7 @@ def test_a_parent_that_was_started_to_ignore_its_children_can_have_some() -> Non
 PARENT = """
 import sys
 from tests.launch.start import spawn
-child = spawn("hang")
+child = spawn("hang", before={before!r})
 child.receive(timeout_s=20)
 print(child.pid, flush=True)
 {then}
@@ -271,17 +271,25 @@ except KeyboardInterrupt:
 """
 
 
-def start_parent(then: str) -> tuple[subprocess.Popen[str], int]:
+def start_parent(then: str, before: str | None = None) -> tuple[subprocess.Popen[str], int]:
     """Start a process that is a parent itself; return it and its child's number."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT.format(then=then)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    program = PARENT.format(then=then, before=before)
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     return parent, int(parent.stdout.readline())
 
 
 def test_a_child_dies_with_a_parent_that_is_killed() -> None:
-    parent, child = start_parent("sys.stdin.read()")
+    parent, child = start_parent("import time; time.sleep(60)")
+    with parent:
+        assert is_alive(child)
+        parent.kill()
+    assert wait_until(lambda: not is_alive(child))
+
+
+@pytest.mark.needs_root
+def test_a_child_whose_hook_changes_its_user_dies_with_its_parent_too() -> None:
+    parent, child = start_parent("import time; time.sleep(60)", before="tests.launch.hooks:become_nobody")
     with parent:
         assert is_alive(child)
         parent.kill()
