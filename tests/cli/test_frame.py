@@ -120,15 +120,16 @@ def test_a_signal_ends_the_command_with_130_and_lets_it_clean_up(number: signal.
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--no-such"], "no such option: --no-such"),
-        (["topo", "--no-such"], "no such option: --no-such"),
-        (["no-such"], "no such command 'no-such'"),
+        (["--no-such"], "no such option"),
+        (["topo", "--no-such"], "no such option"),
+        (["no-such"], "no such command"),
     ],
 )
 def test_the_parsers_errors_look_like_all_others(egmctl: RunEgmctl, arguments: list[str], named: str) -> None:
     ended = egmctl(*arguments)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith(f"egmctl: {named}")
+    assert arguments[-1] in ended.err
     assert "--help' says what is valid" in ended.err
     assert ended.err.count("\n") == 1
 
