@@ -283,7 +283,7 @@ def test_a_document_with_anything_in_it_loads_or_is_refused(
 ) -> None:
     document = copy.deepcopy(record.document(MACHINE))
     for value in values:
-        _mutate(document, choice, value)
+        mutate(document, choice, value)
     _load_or_refuse(tmp_path_factory, json.dumps(document).encode())
 
 
@@ -297,8 +297,16 @@ def test_bytes_with_anything_among_them_load_or_are_refused(
     _load_or_refuse(tmp_path_factory, content[:place] + noise + content[place + choice.randint(0, 4) :])
 
 
-def _mutate(document: Any, choice: random.Random, value: Any) -> None:
-    """Replace or remove something at a random depth."""
+EXTREMES: dict[type, tuple[Any, ...]] = {
+    bool: (True, False),
+    int: (-1, 0, 1, 300, 2**63, -(2**63), 2**64),
+    float: (0.0, -0.5, 1e-300, 1e308),
+    str: ("", "\x1b[31m", "[bold]x[/]", "\u202e", "a\nb", "," * 300, "0-3,8", "0000:ff:1f.7"),
+}
+
+
+def mutate(document: Any, choice: random.Random, value: Any) -> None:
+    """Remove something at a random depth, or put in its place an extreme of its type, or any value."""
     while True:
         keys = list(document) if isinstance(document, dict) else range(len(document))
         if not keys:
@@ -306,12 +314,12 @@ def _mutate(document: Any, choice: random.Random, value: Any) -> None:
         key = choice.choice(keys)
         if isinstance(document[key], (dict, list)) and choice.random() < 0.8:
             document = document[key]
-        elif choice.random() < 0.2:
+            continue
+        if choice.random() < 0.2:
             del document[key]
-            return
         else:
-            document[key] = value
-            return
+            document[key] = choice.choice((value, None, *EXTREMES.get(type(document[key]), ())))
+        return
 
 
 def _load_or_refuse(factory: pytest.TempPathFactory, content: bytes) -> None:

@@ -1,0 +1,46 @@
+"""What ``egmctl topo`` says of each shipped machine, compared with the file beside it, byte for byte.
+
+After a change that is meant, ``EGMCTL_WRITE_GOLDEN=1 pytest tests/replay/test_golden.py`` writes the files anew; look
+at the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from egmctl import __version__
+from egmctl.facts import replay
+from tests.conftest import RunEgmctl
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.mark.parametrize("machine", replay.names())
+def test_text(egmctl: RunEgmctl, machine: str) -> None:
+    done = egmctl("topo", "--machine", machine)
+    assert done.code == 0
+    compare(done.out, FOLDER / machine / "topo.txt")
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_documents(egmctl: RunEgmctl, form: str) -> None:
+    done = egmctl("topo", "--machine", "gb200-nvl4", f"--{form}")
+    assert done.code == 0
+    compare(done.out.replace(f"egmctl {__version__}", "egmctl VERSION"), FOLDER / "gb200-nvl4" / f"topo.{form}")
+
+
+def test_verbose_text(egmctl: RunEgmctl) -> None:
+    done = egmctl("topo", "--machine", "gb200-nvl4", "-v", "--gpus", "0")
+    assert done.code == 0
+    compare(done.out, FOLDER / "gb200-nvl4" / "topo-v-gpu0.txt")
+
+
+def compare(found: str, golden: Path) -> None:
+    if os.environ.get("EGMCTL_WRITE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(found)
+    assert golden.exists(), f"{golden} is not there: EGMCTL_WRITE_GOLDEN=1 writes it"
+    assert found == golden.read_text()
