@@ -130,7 +130,7 @@ class TestList:
 
 
 class TestWithoutDriver:
-    """The sysroot has two NUMA nodes and nothing of NVIDIA's; no library can be found."""
+    """The sysroot has two NUMA nodes and nothing of NVIDIA's; the libraries are not libraries."""
 
     @pytest.fixture
     def bare(self, tmp_path: Path) -> dict[str, str | None]:
@@ -143,6 +143,8 @@ class TestWithoutDriver:
             (node / "distance").write_text("10 20\n")
         for name in ("online", "has_memory", "has_cpu"):
             (nodes / name).write_text("0-1\n")
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            (tmp_path / name).write_text("found before a real one, and useless")
         return {"EGMCTL_SYSROOT": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
 
     def test_it_helps_and_ends_with_3(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
