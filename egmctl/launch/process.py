@@ -258,7 +258,7 @@ class Child:
                 raise self._crashed() from None
             except MalformedMessage as error:
                 self.kill()
-                raise self._failed(f"{self._target} sent something that is {error}", "crashed") from None
+                raise self._failed(f"{self._target} sent garbage: {error}", "crashed") from None
             else:
                 if kind in (MESSAGE, RESULT):
                     return kind, content, fds
