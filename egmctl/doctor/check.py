@@ -1,0 +1,61 @@
+"""What a check is, and the short forms in which checks say what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from egmctl.doctor.scope import Scope
+from egmctl.model.finding import Finding, Guard, Remedy, Status
+from egmctl.model.machine import Machine
+
+Judge = Callable[[Machine, Scope], Iterable[Finding]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check: a pure function of a machine, and what people may want to know of it."""
+
+    id: str
+    """Stable, ``area.what``: scripts and tickets name it."""
+    title: str
+    """What is checked, as a short noun phrase."""
+    guards: tuple[Guard, ...]
+    """What is at risk where it does not pass; ``--for`` chooses by them."""
+    sections: tuple[str, ...]
+    """Sections of the machine without which the check cannot say anything: the runner answers for it then.
+    (Single values in them may still be ``None``, and recorded machines hold anything that their types allow.)"""
+    judge: Judge
+    """Yields at least one finding; a check that does not concern this machine yields a ``skip`` with why."""
+    why: str
+    """Why it matters, for ``--explain``: one to four sentences, with the source of the rule."""
+    read: str
+    """How it is read: files and calls, and what they cannot tell."""
+    fix: str
+    """What to do about it."""
+
+
+def passed(summary: str, **more: Any) -> Finding:
+    """It is as it should be."""
+    return Finding(status=Status.PASS, summary=summary, **more)
+
+
+def warned(summary: str, remedy: Remedy, **more: Any) -> Finding:
+    """It works, with harm that was measured or is documented."""
+    return Finding(status=Status.WARN, summary=summary, remedy=remedy, **more)
+
+
+def failed(summary: str, remedy: Remedy, **more: Any) -> Finding:
+    """It does not work."""
+    return Finding(status=Status.FAIL, summary=summary, remedy=remedy, **more)
+
+
+def skipped(why: str, **more: Any) -> Finding:
+    """It does not concern this machine."""
+    return Finding(status=Status.SKIP, summary=why, **more)
+
+
+def unknown(why: str, **more: Any) -> Finding:
+    """It concerns this machine and could not be told."""
+    return Finding(status=Status.UNKNOWN, summary=why, **more)

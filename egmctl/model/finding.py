@@ -1,0 +1,149 @@
+"""What a check of ``egmctl doctor`` found: a status, why, from what, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from egmctl.model.gpu import Gpu
+from egmctl.model.record import Plain
+from egmctl.units import format_kernel_list
+
+
+class Status(StrEnum):
+    """What a check says. "Not supported" is neither healthy nor a fault: it is ``skip``."""
+
+    FAIL = "fail"
+    """It does not work, or not as asked for."""
+    WARN = "warn"
+    """It works, and harm that was measured or documented is to be expected."""
+    UNKNOWN = "unknown"
+    """It concerns this machine and could not be told; the summary says why."""
+    SKIP = "skip"
+    """It does not concern this machine, or was not asked for; the summary says why."""
+    PASS = "pass"  # noqa: S105
+
+
+class Guard(StrEnum):
+    """What a check guards: the words of ``--for``."""
+
+    EGM = "egm"
+    P2P = "p2p"
+    IPC = "ipc"
+    FABRIC = "fabric"
+    RDMA = "rdma"
+    PERF = "perf"
+
+
+class Confidence(StrEnum):
+    """How sure the stated cause is."""
+
+    HIGH = "high"
+    """Observed: an errno, a driver's answer, a comparison of bytes."""
+    MEDIUM = "medium"
+    """Inferred from several signs."""
+    LOW = "low"
+    """Only that something differs was seen."""
+
+
+class PlaceKind(StrEnum):
+    """What sort of thing a finding is about."""
+
+    NODE = "node"
+    GPU = "gpu"
+    PAIR = "pair"
+    """Ordered pairs of GPUs."""
+    NUMA = "numa"
+    NIC = "nic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The thing, or the several things with the same verdict, that a finding is about."""
+
+    kind: PlaceKind
+    ids: tuple[Plain, ...] = ()
+    """Bus ids of GPUs, ``SOURCE>TARGET`` of pairs, numbers of NUMA nodes, names of NICs; empty for the node."""
+    label: Plain = ""
+    """For people: ``GPU0-3,5``, ``NUMA 1``; empty for the node."""
+
+
+NODE = Place(kind=PlaceKind.NODE)
+"""The node as a whole."""
+
+
+def on_gpus(gpus: Iterable[Gpu]) -> Place:
+    """Return the place of some GPUs: ``GPU0-3,5``."""
+    chosen = sorted(gpus, key=lambda gpu: gpu.index)
+    label = f"GPU{format_kernel_list({gpu.index for gpu in chosen})}"
+    return Place(kind=PlaceKind.GPU, ids=tuple(gpu.bus_id for gpu in chosen), label=label)
+
+
+def on_pairs(pairs: Iterable[tuple[Gpu, Gpu]]) -> Place:
+    """Return the place of ordered pairs (who accesses, whose memory): ``GPU0>GPU1``, or how many they are."""
+    chosen = sorted(pairs, key=lambda pair: (pair[0].index, pair[1].index))
+    names = [f"GPU{source.index}>GPU{target.index}" for source, target in chosen]
+    return Place(
+        kind=PlaceKind.PAIR,
+        ids=tuple(f"{source.bus_id}>{target.bus_id}" for source, target in chosen),
+        label=", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more",
+    )
+
+
+def on_numa(nodes: Iterable[int]) -> Place:
+    """Return the place of NUMA nodes: ``NUMA 0-1``."""
+    ids = sorted(set(nodes))
+    return Place(kind=PlaceKind.NUMA, ids=tuple(map(str, ids)), label=f"NUMA {format_kernel_list(ids)}")
+
+
+def on_nics(names: Iterable[str]) -> Place:
+    """Return the place of NICs: ``mlx5_0, mlx5_1``."""
+    ids = tuple(names)
+    return Place(kind=PlaceKind.NIC, ids=ids, label=", ".join(ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One thing that was read, and what it said."""
+
+    source: str
+    """The file, system call or library function: ``access(/dev/nvidia0)``, ``nvmlDeviceGetP2PStatus``."""
+    value: str
+    errno: Plain | None = None
+    """The name of the error number, where that is what was read: ``EPERM``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What a person can do. The tool itself changes nothing."""
+
+    text: str
+    """One sentence."""
+    command: str | None = None
+    """A command that may be pasted as it is; ``None`` where there is none that is safe to give."""
+    needs_root: bool = False
+    needs_reboot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check says of one place. Things of a kind with the same verdict share a finding."""
+
+    status: Status
+    summary: str
+    """One sentence without a full stop, also for ``skip`` and ``unknown``: then it says why."""
+    place: Place = NODE
+    evidence: tuple[Evidence, ...] = ()
+    cause: str = ""
+    """Why it is so, if that is known."""
+    remedy: Remedy | None = None
+    """Of every ``fail`` and ``warn``."""
+    confidence: Confidence = Confidence.HIGH
+    note: str = ""
+    """What is worth knowing though it is no fault."""
+    check: Plain = ""
+    """Id of the check: set by the runner, like the two below."""
+    guards: tuple[Guard, ...] = ()
+    docs: Plain = ""
+    """Where more is written, as path and anchor in this repository."""

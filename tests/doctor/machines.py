@@ -1,0 +1,75 @@
+"""Machines for the tests of checks: a shipped machine with one thing about it changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import judge
+from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.facts import replay
+from egmctl.model.finding import Finding
+from egmctl.model.machine import Gpu, Machine
+
+
+@functools.cache
+def shipped(name: str) -> Machine:
+    """Return a machine that ships with the tool: gh200, gh200x4, gb200-nvl4, gb200-nvl72, dgx-h100, ..."""
+    return replay.load(name)
+
+
+def patched(record: Any, path: str, /, **changes: Any) -> Any:
+    """Return a record with fields of something inside it changed.
+
+    ``patched(machine, "driver", modules=())``, ``patched(machine, "gpus[0].nvml.fabric", state="in-progress")``,
+    ``patched(machine, "gpus[*].nvml", persistence_mode=False)``; the path ``""`` is the record itself.
+    """
+    if not path:
+        return dataclasses.replace(record, **changes)
+    head, _, rest = path.partition(".")
+    name, bracket, index = head.rstrip("]").partition("[")
+    value = getattr(record, name)
+    if not bracket:
+        return dataclasses.replace(record, **{name: patched(value, rest, **changes)})
+    items = [
+        patched(item, rest, **changes) if index in ("*", str(number)) else item for number, item in enumerate(value)
+    ]
+    return dataclasses.replace(record, **{name: tuple(items)})
+
+
+def with_gpu_denied(machine: Machine, *indices: int, access: str = "EPERM") -> Machine:
+    """Return the machine as a process sees it whose access(2) of these GPUs' device nodes fails.
+
+    As measured on H200 under a device cgroup: NVML and CUDA list the others only, ``/proc/driver/nvidia/gpus`` and
+    sysfs still all, and NVML's indices shift.
+    """
+    seen = [gpu for gpu in machine.gpus or () if gpu.index not in indices]
+    denied = [gpu for gpu in machine.gpus or () if gpu.index in indices]
+    assert len(denied) == len(set(indices))
+    gpus: list[Gpu] = []
+    for index, gpu in enumerate([*seen, *denied]):
+        values: dict[str, Any] = {"index": index}
+        if gpu in denied:
+            assert gpu.node is not None
+            node = dataclasses.replace(gpu.node, access=access, exists=access != "ENOENT")
+            values |= {"nvml": None, "cuda": None, "node": node}
+        elif gpu.nvml is not None:
+            values["nvml"] = dataclasses.replace(gpu.nvml, index=index)
+        gpus.append(dataclasses.replace(gpu, **values))
+    lost = {gpu.bus_id for gpu in denied}
+    pairs = machine.pairs and tuple(p for p in machine.pairs if p.source not in lost and p.target not in lost)
+    return dataclasses.replace(machine, gpus=tuple(gpus), pairs=pairs)
+
+
+def run(check_id: str, machine: Machine, scope: Scope = EVERYTHING) -> tuple[Finding, ...]:
+    """Return what one check of the registry finds."""
+    (check,) = [check for check in CHECKS if check.id == check_id]
+    return judge(machine, scope, (check,))
+
+
+def run_one(check_id: str, machine: Machine, scope: Scope = EVERYTHING) -> Finding:
+    """Return the one finding of a check."""
+    (finding,) = run(check_id, machine, scope)
+    return finding
