@@ -36,7 +36,7 @@ LIBRARY_SECTIONS = frozenset({"gpus", "pairs", "driver"})
 """The sections that NVML and CUDA are asked for."""
 
 
-def collect(sections: Iterable[str], *, deadline_s: float = 60.0) -> Machine:
+def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = True) -> Machine:
     """Read sections of this node.
 
     Parameters
@@ -45,6 +45,9 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0) -> Machine:
         Of :data:`egmctl.model.machine.SECTION_VERSIONS`; the others stay null with the reason ``not-asked``.
     deadline_s
         Seconds after which a child that has not answered is given up, and its values are ``timed-out``.
+    cuda
+        Whether CUDA is asked too. Where it is not, libcuda is loaded nowhere, which starts no GPU and disturbs no job,
+        and its values are ``not-asked``.
 
     Returns
     -------
@@ -73,7 +76,7 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0) -> Machine:
         statuses[name] = SectionStatus(version=SECTION_VERSIONS[name], duration_ms=duration_ms, unread=unread)
 
     with ExitStack() as children:
-        node = _Node(asked, deadline_s, children)
+        node = _Node(asked, deadline_s, children, cuda=cuda)
         # The children work meanwhile: what needs their answers comes last.
         read("host", lambda: host.host(node.root))
         read("switches", node.switches)
@@ -93,7 +96,7 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0) -> Machine:
 class _Node:
     """The node under collection: what several sections need, read once."""
 
-    def __init__(self, asked: tuple[str, ...], deadline_s: float, children: ExitStack) -> None:
+    def __init__(self, asked: tuple[str, ...], deadline_s: float, children: ExitStack, *, cuda: bool) -> None:
         self.root = Root.from_environment()
         self._deadline = time.monotonic() + deadline_s
         if LIBRARY_SECTIONS.isdisjoint(asked):
@@ -104,7 +107,7 @@ class _Node:
         self._nodes = _attempt(lambda: nodes.read_all(self.root, minors))
         arguments = {"pairs": "pairs" in asked}
         self._nvml_child = _start("egmctl.facts.nvml:read", arguments, children)
-        self._cuda_child = _start("egmctl.facts.cuda:read", arguments, children)
+        self._cuda_child = _start("egmctl.facts.cuda:read", arguments, children) if cuda else None
 
     @cached_property
     def nvml(self) -> NvmlFacts:
@@ -112,6 +115,8 @@ class _Node:
 
     @cached_property
     def cuda(self) -> CudaFacts:
+        if self._cuda_child is None:
+            return gpus.no_cuda_facts(Unread(reason=Reason.NOT_ASKED))
         return gpus.cuda_facts(self._answer(self._cuda_child))
 
     @cached_property

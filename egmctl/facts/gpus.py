@@ -144,7 +144,12 @@ def cuda_facts(outcome: JsonValue | ChildFailed) -> CudaFacts:
         absent = _absent("CUDA", outcome)
     except DecodeError as error:
         absent = Unread(reason=Reason.FAILED, detail=f"the answer of the child that reads CUDA: {error}")
-    return CudaFacts(absent=absent, unread=dict.fromkeys(("driver_version", "error"), absent))
+    return no_cuda_facts(absent)
+
+
+def no_cuda_facts(why: Unread) -> CudaFacts:
+    """Return CUDA's facts where there are none."""
+    return CudaFacts(absent=why, unread=dict.fromkeys(("driver_version", "error"), why))
 
 
 def driver_values(nvml: NvmlFacts, cuda: CudaFacts) -> tuple[dict[str, Any], dict[str, Unread]]:

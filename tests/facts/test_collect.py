@@ -89,6 +89,25 @@ def test_device_nodes_are_looked_at_before_a_library_can_make_them(
 
 
 @pytest.mark.usefixtures("tree")
+def test_without_cuda_no_child_loads_libcuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = launch.spawn
+    started = []
+
+    def spawn(target: str, arguments: dict[str, Any], **options: Any) -> launch.Child:
+        started.append(target)
+        return original(target, arguments, **options)
+
+    monkeypatch.setattr(launch, "spawn", spawn)
+    machine = collect(SECTION_VERSIONS, cuda=False)
+    assert broken_invariants(machine) == []
+    assert started == ["egmctl.facts.nvml:read"]
+    (gpu,) = machine.gpus or ()
+    assert (gpu.cuda, gpu.unread["cuda"].reason) == (None, Reason.NOT_ASKED)
+    assert machine.driver is not None
+    assert machine.driver.unread["cuda_error"].reason is Reason.NOT_ASKED
+
+
+@pytest.mark.usefixtures("tree")
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
