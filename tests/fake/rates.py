@@ -17,7 +17,7 @@ _PCIE_CODING = 128 / 130
 
 
 def link_rates(machine: Machine) -> dict[str, float]:
-    """Return the rates under the keys of the answers file: ``gpu.0.rate.gpu.1``, ``gpu.0.rate.numa.1``, ``gpu.0.rate.host``."""
+    """Return the rates under the keys of the answers file: ``gpu.0.rate.gpu.1``, ``gpu.0.rate.numa.1``, ``.host``."""
     gpus = machine.gpus or ()
     rates = {}
     for i, gpu in enumerate(gpus):
@@ -50,7 +50,7 @@ def nvlink_rate(machine: Machine, gpu: Gpu, peer: Gpu) -> float:
 
 def c2c_rate(gpu: Gpu) -> float:
     """Return the rate of the links to the GPU's own CPU, 0 without links."""
-    links = [] if gpu.nvml is None else gpu.nvml.c2c_links or []
+    links = () if gpu.nvml is None else gpu.nvml.c2c_links or ()
     return sum((link.max_rate_mb_s or 0) * 1e6 for link in links if link.active)
 
 
@@ -64,7 +64,7 @@ def pcie_rate(gpu: Gpu) -> float:
 
 
 def numa_rate(machine: Machine, gpu: Gpu, node: int) -> float:
-    """Return the rate to a NUMA node: by C2C to the GPU's own, by NVLink and another GPU's C2C to another, else PCIe."""
+    """Return the rate to a NUMA node: by C2C to the GPU's own, by NVLink and another GPU's C2C, else by PCIe."""
     if gpu.host_numa_id == node and c2c_rate(gpu):
         return c2c_rate(gpu)
     routes = [

@@ -1,0 +1,91 @@
+"""The project's kernels on the fake driver: the same names, the same parameters, the same bytes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from egmctl.gpu.pattern import pattern_words
+from egmctl.gpu.program import KERNELS
+from tests.fake.machines import nvl4
+from tests.fake.plugin import MakeFakeNode
+from tests.fake.process import code, cu, run_on, use_device
+from tests.fake.test_memory import launch
+
+NOT_FOUND = 500
+WORDS = 1000
+
+
+def functions(names: list[str]) -> list[int]:
+    use_device(0)
+    module = cu("cuModuleLoadData", b"any bytes")
+    return [code("cuModuleGetFunction", module, name.encode()) for name in names]
+
+
+def test_every_kernel_of_the_project_is_known_and_no_other(fake_node: MakeFakeNode) -> None:
+    names = [name for kernels in KERNELS.values() for name in kernels]
+    assert run_on(fake_node(nvl4()), functions, [*names, "no_such_kernel"]) == [0] * len(names) + [NOT_FOUND]
+
+
+def launch_every_kernel(parameters: dict[str, list[str]]) -> list[int]:
+    """Launch each with a closed gate's worth of zeros: what counts is the log of their arguments."""
+    use_device(0)
+    module = cu("cuModuleLoadData", b"any bytes")
+    results = []
+    for name, kinds in parameters.items():
+        function = cu("cuModuleGetFunction", module, name.encode())
+        arguments = tuple(range(1, len(kinds) + 1)), tuple(getattr(ctypes, kind) for kind in kinds)
+        results.append(code("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
+    return results
+
+
+def test_kernels_take_the_parameters_that_the_project_passes(fake_node: MakeFakeNode) -> None:
+    parameters = {
+        name: [kind.__name__ for kind in kinds] for kernels in KERNELS.values() for name, kinds in kernels.items()
+    }
+    node = fake_node(nvl4())
+    assert run_on(node, launch_every_kernel, parameters) == [0] * len(parameters)
+    for call in node.calls("cuLaunchKernel"):
+        passed = [value for key, value in call.arguments.items() if key.startswith("argument")]
+        assert passed == [hex(number + 1) for number in range(len(parameters[call.arguments["kernel"]]))]
+
+
+def filled(seed: int) -> list[int]:
+    use_device(0)
+    address = int(cu("cuMemAlloc", 8 * WORDS))
+    launch("fill_pattern", address, WORDS, seed)
+    words = (ctypes.c_uint64 * WORDS)()
+    cu("cuMemcpyDtoH", words, address, 8 * WORDS)
+    return list(words)
+
+
+def test_fill_pattern_writes_what_the_project_s_pattern_is(fake_node: MakeFakeNode) -> None:
+    node = fake_node(nvl4())
+    for seed in (0, 1, 2**64 - 1):
+        assert run_on(node, filled, seed) == _numbers(pattern_words(seed, 0, WORDS))
+
+
+def _numbers(words: Any) -> list[int]:
+    return [int(word) for word in np.asarray(words)]
+
+
+def verified(damaged: list[int]) -> list[int]:
+    """Fill, damage single words, verify; return the number of words that differ and the first of them."""
+    use_device(0)
+    address, result = int(cu("cuMemAlloc", 8 * WORDS)), int(cu("cuMemAlloc", 16))
+    launch("fill_pattern", address, WORDS, 3)
+    for index in damaged:
+        cu("cuMemsetD8", address + 8 * index, 0, 8)
+    start = (ctypes.c_uint64 * 2)(0, 2**64 - 1)
+    cu("cuMemcpyHtoD", result, start, 16)
+    launch("verify_pattern", address, WORDS, 3, result)
+    cu("cuMemcpyDtoH", start, result, 16)
+    return list(start)
+
+
+def test_verify_pattern_counts_the_words_that_differ_and_names_the_first(fake_node: MakeFakeNode) -> None:
+    node = fake_node(nvl4())
+    assert run_on(node, verified, []) == [0, 2**64 - 1]
+    assert run_on(node, verified, [999, 17, 500]) == [3, 17]

@@ -1,0 +1,188 @@
+"""Memory of the fake driver that two processes really share."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+
+from typing import Any
+
+import pytest
+
+from egmctl.model.machine import Machine
+from tests.fake.machines import nvl4, with_access, with_imex_channel
+from tests.fake.plugin import MakeFakeNode
+from tests.fake.process import code, cu, run_on, start_on, use_device
+from tests.fake.test_memory import DEVICE, FABRIC, HOST_NUMA, MIB, POSIX_FD, access, properties
+
+OK, INVALID_VALUE, INVALID_DEVICE, NOT_PERMITTED, NOT_SUPPORTED = 0, 1, 101, 800, 801
+
+
+def tell(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def export(location: int, identity: int, handle_type: int) -> str:
+    """Make memory with a word in it, tell its handle, and answer with what stands there when told to go on."""
+    from cuda.bindings import driver
+
+    use_device(0)
+    handle = cu("cuMemCreate", 2 * MIB, properties(location, identity, handle_type), 0)
+    kind = driver.CUmemAllocationHandleType(handle_type)
+    exported = cu("cuMemExportToShareableHandle", handle, kind, 0)
+    address = _map(handle)
+    _write(address, b"exporter")
+    tell(exported if handle_type == POSIX_FD else list(exported.data))
+    sys.stdin.readline()
+    return _read(address)
+
+
+def import_and_answer(handle_type: int, exported: Any) -> tuple[int, str]:
+    """Import memory, return what stands in it, and write there."""
+    from cuda.bindings import driver
+
+    use_device(0)
+    kind = driver.CUmemAllocationHandleType(handle_type)
+    if handle_type == FABRIC:
+        fabric = driver.CUmemFabricHandle()
+        fabric.data = bytes(exported)
+        exported = fabric.getPtr()
+    result, handle = driver.cuMemImportFromShareableHandle(exported, kind)
+    if result:
+        return int(result), ""
+    address = _map(handle)
+    found = _read(address)
+    _write(address, b"importer")
+    return 0, found
+
+
+def export_legacy() -> str:
+    use_device(1)
+    address = cu("cuMemAlloc", 2 * MIB)
+    _write(int(address), b"exporter")
+    handle = cu("cuIpcGetMemHandle", address)
+    # The bindings show no fields of a CUipcMemHandle: its 64 bytes are taken as they lie.
+    tell(list(ctypes.string_at(handle.getPtr(), 64)))
+    sys.stdin.readline()
+    return _read(int(address))
+
+
+def import_legacy(exported: list[int]) -> tuple[int, str]:
+    from cuda.bindings import driver
+
+    use_device(0)
+    handle = driver.CUipcMemHandle()
+    ctypes.memmove(handle.getPtr(), bytes(exported), 64)
+    result, address = driver.cuIpcOpenMemHandle(handle, 1)
+    if result:
+        return int(result), ""
+    found = _read(int(address))
+    _write(int(address), b"importer")
+    return code("cuIpcCloseMemHandle", address), found
+
+
+def _map(handle: Any) -> int:
+    address = cu("cuMemAddressReserve", 2 * MIB, 0, 0, 0)
+    cu("cuMemMap", address, 2 * MIB, 0, handle, 0)
+    cu("cuMemSetAccess", address, 2 * MIB, [access(DEVICE, 0)], 1)
+    return int(address)
+
+
+def _write(address: int, text: bytes) -> None:
+    cu("cuMemcpyHtoD", address, ctypes.create_string_buffer(text, 8), 8)
+
+
+def _read(address: int) -> str:
+    buffer = ctypes.create_string_buffer(8)
+    cu("cuMemcpyDtoH", buffer, address, 8)
+    return buffer.raw.decode()
+
+
+def told(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    return json.loads(line)
+
+
+def go_on(process: subprocess.Popen[str]) -> Any:
+    out, err = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize(("location", "identity"), [(DEVICE, 0), (HOST_NUMA, 1)])
+def test_a_file_descriptor_carries_memory_to_another_process(
+    fake_node: MakeFakeNode, location: int, identity: int
+) -> None:
+    node = fake_node(nvl4())
+    with start_on(node, export, location, identity, POSIX_FD) as exporter:
+        fd = told(exporter)
+        # What a socket would do with SCM_RIGHTS: the importer inherits the exporter's descriptor.
+        with open(f"/proc/{exporter.pid}/fd/{fd}", "r+b") as ours:
+            assert run_on(node, import_and_answer, POSIX_FD, ours.fileno(), pass_fds=(ours.fileno(),)) == [
+                OK,
+                "exporter",
+            ]
+        assert go_on(exporter) == "importer"
+
+
+@pytest.mark.parametrize(("location", "identity"), [(DEVICE, 0), (HOST_NUMA, 1)])
+def test_a_fabric_handle_carries_memory_to_another_process(
+    fake_node: MakeFakeNode, location: int, identity: int
+) -> None:
+    node = fake_node(with_imex_channel(nvl4()))
+    with start_on(node, export, location, identity, FABRIC) as exporter:
+        handle = told(exporter)
+        assert len(handle) == 64
+        assert run_on(node, import_and_answer, FABRIC, handle) == [OK, "exporter"]
+        assert go_on(exporter) == "importer"
+    with_no_channel = fake_node(nvl4())
+    with start_on(node, export, location, identity, FABRIC) as exporter:
+        assert run_on(with_no_channel, import_and_answer, FABRIC, told(exporter)) == [NOT_PERMITTED, ""]
+        go_on(exporter)
+
+
+def test_a_legacy_handle_carries_memory_of_a_peer_to_another_process(fake_node: MakeFakeNode) -> None:
+    node = fake_node(nvl4())
+    with start_on(node, export_legacy) as exporter:
+        assert run_on(node, import_legacy, told(exporter)) == [OK, "exporter"]
+        assert go_on(exporter) == "importer"
+
+
+def owner_out_of_reach(machine: Machine, minor: int) -> Machine:
+    return with_access(machine, f"/dev/nvidia{minor}", "EPERM")
+
+
+@pytest.mark.parametrize(
+    ("location", "handle_type", "answer"),
+    [
+        (DEVICE, POSIX_FD, INVALID_DEVICE),
+        (HOST_NUMA, POSIX_FD, INVALID_DEVICE),
+        (DEVICE, FABRIC, NOT_SUPPORTED),
+        (HOST_NUMA, FABRIC, NOT_SUPPORTED),
+    ],
+)
+def test_nothing_is_imported_from_an_owner_that_the_device_cgroup_denies(
+    fake_node: MakeFakeNode, location: int, handle_type: int, answer: int
+) -> None:
+    machine = with_imex_channel(nvl4())
+    node, restricted = fake_node(machine), fake_node(owner_out_of_reach(machine, 0))
+    with start_on(node, export, location, 0, handle_type) as exporter:
+        exported = told(exporter)
+        if handle_type == FABRIC:
+            assert run_on(restricted, import_and_answer, FABRIC, exported) == [answer, ""]
+        else:
+            with open(f"/proc/{exporter.pid}/fd/{exported}", "r+b") as ours:
+                fd = ours.fileno()
+                assert run_on(restricted, import_and_answer, POSIX_FD, fd, pass_fds=(fd,)) == [answer, ""]
+        go_on(exporter)
+
+
+def test_no_legacy_handle_is_opened_either(fake_node: MakeFakeNode) -> None:
+    node, restricted = fake_node(nvl4()), fake_node(owner_out_of_reach(nvl4(), 1))
+    with start_on(node, export_legacy) as exporter:
+        assert run_on(restricted, import_legacy, told(exporter)) == [INVALID_VALUE, ""]
+        go_on(exporter)
