@@ -38,5 +38,5 @@ class Order:
 
     settings: Settings
     gpus: tuple[BusId, ...]
-    """All that take part in some task, also in those that are over: the seeds depend on them."""
+    """All that take part in some task."""
     tasks: tuple[OrderedTask, ...]

@@ -126,7 +126,13 @@ class Rig:
         return True
 
     def close(self) -> None:
-        """Release everything, in reverse order."""
+        """Release everything, in reverse order, whatever fails.
+
+        Raises
+        ------
+        DriverCallError
+            The last failure.
+        """
         self._undo.close()
 
     def _allocate(self, end: Endpoint) -> Memory:

@@ -15,7 +15,7 @@ from egmctl.bench.causes import known_cause
 from egmctl.bench.protocol import Event, Order, OrderedTask
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import bandwidth_gb_s, is_unstable, summarize
-from egmctl.errors import DriverCallError
+from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.gpu.pattern import Difference, poison
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
@@ -61,19 +61,26 @@ def measure(rig: Rig, task: Task, settings: Settings) -> Measurement:
     try:
         measurement = _measure(rig, task, settings)
     except DriverCallError as error:
-        if error.call == "cuDeviceGetByPCIBusId":
-            return finish(task, Status.WAIVED, reason=f"CUDA does not see a GPU of this task: {error}")
-        cause = known_cause(error)
-        measurement = finish(
-            task,
-            Status.FAILED,
-            reason=f"{error}; {cause}" if cause else str(error),
-            known_cause=cause is not None,
-            last_call=error.call,
-        )
+        measurement = _failure(task, error)
     except GateExpired as error:
         measurement = finish(task, Status.FAILED, reason=str(error), known_cause=True)
     return replace(measurement, wall_s=time.perf_counter() - started)
+
+
+def _failure(task: Task, error: DriverCallError) -> Measurement:
+    """Return the outcome of a task whose driver call failed: waived where the driver says that it has no such thing."""
+    if isinstance(error, DriverTooOld) or error.name == "CUDA_ERROR_NOT_SUPPORTED":
+        return finish(task, Status.WAIVED, reason=str(error), last_call=error.call)
+    if (error.call, error.name) == ("cuDeviceGetByPCIBusId", "CUDA_ERROR_INVALID_DEVICE"):
+        return finish(task, Status.WAIVED, reason=f"CUDA does not see a GPU of this path: {error}")
+    cause = known_cause(error)
+    return finish(
+        task,
+        Status.FAILED,
+        reason=f"{error}; {cause}" if cause else str(error),
+        known_cause=cause is not None,
+        last_call=error.call,
+    )
 
 
 class GateExpired(Exception):

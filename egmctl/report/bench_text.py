@@ -29,8 +29,8 @@ _GATING = {
     "none": "not held back: the time holds their queueing",
 }
 _VERIFICATION = {
-    Verification.GPU_EVERY_SAMPLE: "every byte of every sample verified on the GPU",
-    Verification.HOST_FIRST_AND_LAST_SAMPLE: "every byte of the first and last sample verified on the host",
+    Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
+    Verification.HOST_FIRST_AND_LAST_SAMPLE: "verified after the first and the last sample on the host",
 }
 _PATHS_SHOWN = 4
 

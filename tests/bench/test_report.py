@@ -79,7 +79,7 @@ def test_the_matrices_of_an_egm_node() -> None:
         == """\
 Bench: 3 x NVIDIA GB200, driver 580.159.04 (CUDA 13.0)
 16 copies of 512 MiB a sample, median of 5, held back by a gate kernel until all
-  are queued, every byte of every sample verified on the GPU
+  are queued, verified after every sample on the GPU
 
 memcpy CE NUMA(row) -> GPU(column) bandwidth (GB/s)
 host_numa_to_device_memcpy_ce

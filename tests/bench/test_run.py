@@ -1,0 +1,440 @@
+"""The bench from the command to the driver and back, on fake nodes: the calls it makes, and each of them failing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from egmctl.bench.registry import CASES
+from egmctl.model.machine import Machine
+from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.fake.calls import Call
+from tests.fake.node import FakeNode, load
+from tests.fake.plugin import MakeFakeNode
+
+pytest_plugins = ["tests.fake.plugin"]
+
+MIB = 1 << 20
+SMALL = ("--size", "1M", "--samples", "2", "--copies", "2")
+TWO_GPUS = ("bench", "--numa", "1", "--gpus", "0-1", *SMALL)
+
+WORKER_CALLS = (
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuDeviceGetByPCIBusId",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxSetCurrent",
+    "cuCtxEnablePeerAccess",
+    "cuStreamCreate",
+    "cuEventCreate",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuMemHostAlloc",
+    "cuMemAlloc",
+    "cuMemGetAllocationGranularity",
+    "cuMemCreate",
+    "cuMemAddressReserve",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuLaunchKernel",
+    "cuMemsetD32Async",
+    "cuMemcpyAsync",
+    "cuEventRecord",
+    "cuEventElapsedTime",
+    "cuStreamSynchronize",
+    "cuMemUnmap",
+    "cuMemAddressFree",
+    "cuMemRelease",
+    "cuMemFree",
+    "cuMemFreeHost",
+    "cuModuleUnload",
+    "cuEventDestroy",
+    "cuStreamDestroy",
+    "cuDevicePrimaryCtxRelease",
+)
+"""Every driver call that the worker makes."""
+STAYS = {
+    "cuMemUnmap": {"mapping", "reserved"},
+    "cuMemAddressFree": {"reserved"},
+    "cuMemRelease": {"allocation"},
+    "cuMemFree": {"memory"},
+    "cuMemFreeHost": {"pinned"},
+    "cuModuleUnload": {"module"},
+    "cuEventDestroy": {"event"},
+    "cuStreamDestroy": {"stream"},
+    "cuDevicePrimaryCtxRelease": {"primary"},
+}
+"""What cannot be given back where the call that would do it fails, by the first word of the fake's account."""
+SHARED_WITH_FACTS = {"cuInit", "cuDriverGetVersion", "cuDeviceGetAttribute"}
+"""The facts' child makes these too, before: a fault in it is another test's."""
+
+
+class Run(NamedTuple):
+    """How a bench on a fake node ended."""
+
+    code: int
+    result: dict[str, Any]
+    node: FakeNode
+
+    def statuses(self) -> list[str]:
+        """Return the status of every measurement."""
+        return [measurement["status"] for measurement in self.result["measurements"]]
+
+    def reasons(self) -> set[str]:
+        """Return the reasons of the measurements that have one."""
+        return {measurement["reason"] for measurement in self.result["measurements"] if measurement["reason"]}
+
+    def worker_calls(self) -> list[Call]:
+        """Return the calls of the processes that took a context."""
+        calls = self.node.calls()
+        workers = {call.pid for call in calls if call.name == "cuDevicePrimaryCtxRetain"}
+        return [call for call in calls if call.pid in workers]
+
+
+Bench = Callable[..., Run]
+
+
+def dgx_h100(cuda_version: int) -> Machine:
+    """Return the DGX H100 with a driver for this version of CUDA, and memory, which its public sources do not state."""
+    machine = load("dgx-h100")
+    assert machine.driver is not None
+    assert machine.host is not None
+    nodes = tuple(
+        replace(node, memory_total_bytes=1 << 40, memory_free_bytes=1 << 39) for node in machine.host.numa_nodes or ()
+    )
+    return replace(
+        machine,
+        driver=replace(machine.driver, cuda_driver_version=cuda_version),
+        host=replace(machine.host, numa_nodes=nodes),
+    )
+
+
+@pytest.fixture
+def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
+    """Run the bench on a fake node and return its JSON result."""
+
+    def run(
+        *arguments: str, faults: str = "", machine: Machine | str = "gb200-nvl4", env: dict[str, str] | None = None
+    ) -> Run:
+        node = fake_node(machine)
+        ended = egmctl(*arguments, "--json", env=node.environment(faults) | (env or {}))
+        assert "Traceback" not in ended.err
+        document = json.loads(ended.out)
+        assert document["exit_code"] == ended.code
+        assert document["result"] is not None, document["errors"]
+        return Run(ended.code, document["result"], node)
+
+    return run
+
+
+class TestOnAnEgmNode:
+    """``egmctl bench --numa 1 --gpus 0-3`` on a node with two Grace CPUs and four GPUs."""
+
+    @pytest.fixture
+    def run(self, bench: Bench) -> Run:
+        """Run it with a size that is no multiple of the granularity."""
+        return bench("bench", "--numa", "1", "--gpus", "0-3", "--size", "3000K", "--samples", "5", "--copies", "2")
+
+    def test_every_path_is_measured_and_verified(self, run: Run) -> None:
+        assert run.code == 0
+        assert run.statuses() == ["ok"] * (2 * 4 + 2 * 12)
+        for measurement in run.result["measurements"]:
+            assert len(measurement["samples"]) == 5
+            assert (measurement["gating"], measurement["verification"]) == ("kernel", "gpu-every-sample")
+        assert {gpu["name"] for gpu in run.result["gpus"]} == {"FAKE NVIDIA GB200"}
+
+    def test_host_memory_is_created_on_the_chosen_node_padded_to_the_granularity(self, run: Run) -> None:
+        created = run.node.calls("cuMemCreate")
+        assert {call.arguments["location"] for call in created} == {"HOST_NUMA:1"}
+        assert {int(call.arguments["size"]) for call in created} == {4 * MIB}
+        assert {call.arguments["handle"] for call in created} == {"NONE"}
+        asked = run.node.calls("cuMemGetAllocationGranularity")
+        assert {(call.arguments["location"], call.arguments["option"]) for call in asked} == {
+            ("HOST_NUMA:1", "MINIMUM")
+        }
+
+    def test_the_node_itself_and_each_gpu_get_access(self, run: Run) -> None:
+        (access,) = {call.arguments["access"] for call in run.node.calls("cuMemSetAccess")}
+        assert access.split(",") == ["HOST_NUMA:1:RW", *(f"DEVICE:{ordinal}:RW" for ordinal in range(4))]
+
+    def test_rows_are_called_egm_with_the_way_they_take(self, run: Run) -> None:
+        wires = {(m["initiator_label"], m["wire"], m["egm"]) for m in run.result["measurements"] if "numa" in m["case"]}
+        through_a_peer = {(gpu, "EGM over NV18>C2C", True) for gpu in ("GPU0", "GPU1")}
+        assert wires == through_a_peer | {(gpu, "EGM over C2C", True) for gpu in ("GPU2", "GPU3")}
+
+    def test_contexts_kernels_and_buffers_are_made_once_and_given_back(self, run: Run) -> None:
+        assert len(run.node.calls("cuDevicePrimaryCtxRetain")) == 4
+        assert len(run.node.calls("cuMemCreate")) == 2
+        # A source and a destination for each GPU, and a few bytes for the result of the check.
+        sizes = [int(call.arguments["size"]) for call in run.node.calls("cuMemAlloc")]
+        assert sorted(sizes) == [16] * 4 + [3000 * 1024] * 8
+        assert run.node.leaks() == []
+
+    def test_every_kernel_is_loaded_on_every_gpu_before_the_first_gate(self, run: Run) -> None:
+        names = [call.name for call in run.worker_calls()]
+        first_launch = names.index("cuLaunchKernel")
+        assert names[:first_launch].count("cuModuleGetFunction") == 4 * 3
+        assert "cuModuleGetFunction" not in names[first_launch:]
+
+    def test_a_sample_is_poison_gate_event_copies_event_check(self, run: Run) -> None:
+        calls = run.worker_calls()
+        words = {"cuMemsetD32Async": "poison", "cuEventRecord": "event", "cuMemcpyAsync": "copy"}
+        steps = [
+            words.get(call.name) or call.arguments["kernel"]
+            for call in calls
+            if call.name in words or (call.name == "cuLaunchKernel" and "fill" not in call.arguments["kernel"])
+        ]
+        first = steps.index("poison")
+        # The check sets its result to nothing, looks, and reads the result.
+        sample = ["poison", "gate", "event", "copy", "copy", "event", "copy", "verify_pattern", "copy"]
+        assert steps[first : first + 5 * len(sample)] == sample * 5
+
+
+def test_the_gpu_that_issues_a_copy_is_the_source_in_a_write_and_the_destination_in_a_read(bench: Bench) -> None:
+    run = bench(*TWO_GPUS, "--case", "device_to_device_*")
+    assert run.code == 0
+    measurements = run.result["measurements"]
+    issued = [(m["case"].split("_")[4], m["source"]["label"], m["initiator_label"]) for m in measurements]
+    assert issued == [
+        ("write", "GPU0", "GPU0"),
+        ("write", "GPU1", "GPU1"),
+        ("read", "GPU1", "GPU0"),
+        ("read", "GPU0", "GPU1"),
+    ]
+    assert len(run.node.calls("cuCtxEnablePeerAccess")) == 2
+
+
+def test_bindings_for_a_newer_cuda_than_the_drivers_are_one_sentence_that_names_the_extra(bench: Bench) -> None:
+    run = bench("bench", "--gpus", "0", *SMALL, machine=dgx_h100(12040))
+    assert run.code == 3
+    (reason,) = run.reasons()
+    assert re.search(r"needs a driver for CUDA 13 and this one is for CUDA 12\.4: pip install 'egmctl\[cu12\]'", reason)
+
+
+def test_on_a_pcie_node_the_same_calls_are_not_called_egm(bench: Bench) -> None:
+    run = bench("bench", "--numa", "0", "--gpus", "0", *SMALL, machine=dgx_h100(13000))
+    assert run.code == 0
+    assert {(m["wire"], m["egm"]) for m in run.result["measurements"]} == {("HOST_NUMA over PCIe, not EGM", False)}
+
+
+class TestWithoutNvrtc:
+    def test_copies_are_gated_by_the_stream_and_checked_on_the_host(self, bench: Bench) -> None:
+        run = bench(*TWO_GPUS, env={"EGMCTL_NO_NVRTC": "1"})
+        assert run.code == 0
+        assert {(m["status"], m["gating"], m["verification"]) for m in run.result["measurements"]} == {
+            ("ok", "stream-wait", "host-first-and-last-sample")
+        }
+        assert "pip install 'egmctl[cu13]'" in run.result["notes"][0]
+        assert not run.node.calls("cuLaunchKernel")
+        assert run.node.leaks() == []
+
+    def test_corruption_is_found_there_too(self, bench: Bench) -> None:
+        # Filling is the first copy, four warm the path up, the seventh is the last of the first sample.
+        run = bench(*TWO_GPUS, "--case", "host_*", faults="cuMemcpyAsync@7=corrupt:4096", env={"EGMCTL_NO_NVRTC": "1"})
+        assert run.code == 1
+        corrupt = run.result["measurements"][0]
+        assert (corrupt["status"], corrupt["mismatch"]["words"]) == ("corrupt", 1)
+        assert corrupt["mismatch"]["first_offset_bytes"] == 4096
+
+
+class TestCorruption:
+    def test_one_byte_is_found_and_located_and_the_run_goes_on(self, bench: Bench) -> None:
+        # The check's own two copies follow: 4 to warm up, 2 a sample, so the sixth is the last of the first sample.
+        run = bench(*TWO_GPUS, faults="cuMemcpyAsync@6=corrupt:524291")
+        assert run.code == 1
+        corrupt, *others = run.result["measurements"]
+        assert corrupt["status"] == "corrupt"
+        mismatch = corrupt["mismatch"]
+        assert (mismatch["sample"], mismatch["words"], mismatch["first_offset_bytes"]) == (0, 1, 524288)
+        assert int(mismatch["expected"], 16) ^ int(mismatch["found"], 16) == 0xFF << 24
+        assert re.fullmatch(
+            r"sample 0: 1 of 131072 words differ, the first at offset 524288: expected 0x\w{16}, found 0x\w{16}",
+            corrupt["reason"],
+        )
+        assert len(corrupt["samples"]) == 2
+        assert {m["status"] for m in others} == {"ok"}
+
+    def test_the_text_names_the_pair_and_the_place(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        ended = egmctl(*TWO_GPUS, env=fake_node("gb200-nvl4").environment("cuMemcpyAsync@6=corrupt:524291"))
+        assert ended.code == 1
+        assert "NUMA1  corrupt" in ended.out
+        assert "NUMA1 -> GPU0: corrupt: sample 0: 1 of 131072 words differ" in ended.out
+
+
+class TestFailure:
+    def test_the_list_of_the_workers_calls_is_complete(self, bench: Bench) -> None:
+        assert {call.name for call in bench(*TWO_GPUS).worker_calls()} == set(WORKER_CALLS)
+
+    @pytest.mark.parametrize("call", [call for call in WORKER_CALLS if call not in SHARED_WITH_FACTS])
+    def test_each_driver_call_that_fails_is_named_and_everything_else_is_given_back(
+        self, bench: Bench, call: str
+    ) -> None:
+        run = bench(*TWO_GPUS, faults=f"{call}@1=error:719")
+        assert run.code == 4
+        assert {line.split(": ")[1].split()[0] for line in run.node.leaks()} == STAYS.get(call, set())
+        if call in STAYS:
+            assert set(run.statuses()) == {"ok"}
+            assert " failed: CUDA_ERROR_" in run.result["problems"][0]
+        else:
+            assert "failed" in run.statuses()
+            assert any(f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in reason for reason in run.reasons())
+
+    def test_a_failure_with_a_known_cause_says_what_to_do_and_exits_1(self, bench: Bench) -> None:
+        run = bench(*TWO_GPUS, faults="cuMemCreate=error:2")
+        assert run.code == 1
+        assert run.statuses() == ["failed"] * 4 + ["ok"] * 4
+        (reason,) = run.reasons()
+        assert reason.startswith("cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY (2); ")
+        assert "--size" in reason
+        assert run.result["measurements"][0]["last_call"] == "cuMemCreate"
+
+    @pytest.mark.parametrize("fault", ["missing", "error:801"])
+    def test_what_the_driver_does_not_have_is_waived(self, bench: Bench, fault: str) -> None:
+        run = bench(*TWO_GPUS, faults=f"cuMemCreate={fault}")
+        assert run.code == 0
+        assert run.statuses() == ["waived"] * 4 + ["ok"] * 4
+        assert {reason.startswith("cuMemCreate failed: ") for reason in run.reasons()} == {True}
+
+    def test_a_call_that_hangs_costs_its_path_and_no_other(self, bench: Bench) -> None:
+        run = bench(*TWO_GPUS, "--timeout", "4", faults="cuMemMap@2=hang,once")
+        assert run.code == 4
+        assert run.statuses().count("timed-out") == 1
+        assert run.statuses().count("ok") == 7
+        (hung,) = (m for m in run.result["measurements"] if m["status"] == "timed-out")
+        assert (hung["case"], hung["last_call"]) == ("device_to_host_numa_memcpy_ce", "cuMemMap")
+
+    def test_a_crash_in_the_driver_costs_its_path_and_no_other(self, bench: Bench) -> None:
+        run = bench(*TWO_GPUS, faults="cuMemSetAccess@1=kill:11,once")
+        assert run.code == 4
+        assert run.statuses() == ["crashed"] + ["ok"] * 7
+        assert "SIGSEGV in cuMemSetAccess" in run.result["measurements"][0]["reason"]
+
+    def test_a_gpu_that_cannot_be_opened_does_not_cost_the_others(self, bench: Bench) -> None:
+        run = bench("bench", "--numa", "0", "--gpus", "0-2", *SMALL, faults="cuDevicePrimaryCtxRetain@2=error:999")
+        for measurement in run.result["measurements"]:
+            touched = "GPU1" in (measurement["source"]["label"], measurement["destination"]["label"])
+            assert measurement["status"] == ("failed" if touched else "ok")
+
+    def test_a_gpu_that_the_worker_does_not_see_is_waived(self, bench: Bench) -> None:
+        run = bench(*TWO_GPUS, faults="cuDeviceGetByPCIBusId@1=error:101")
+        assert run.code == 0
+        assert run.statuses().count("waived") == 6
+        (reason,) = run.reasons()
+        assert reason.startswith("CUDA does not see a GPU of this path: cuDeviceGetByPCIBusId failed")
+
+
+class TestSelection:
+    def test_a_hidden_gpu_is_waived(self, bench: Bench) -> None:
+        run = bench("bench", "--numa", "0", "--gpus", "0-1", *SMALL, env={"CUDA_VISIBLE_DEVICES": "1"})
+        assert run.code == 0
+        assert run.reasons() == {"CUDA_VISIBLE_DEVICES hides GPU0"}
+        assert run.statuses().count("ok") == 2
+        # GPU1 is the only one that the worker sees: its ordinal there is 0.
+        assert {call.arguments["access"] for call in run.node.calls("cuMemSetAccess")} == {"HOST_NUMA:0:RW,DEVICE:0:RW"}
+
+    def test_all_waived_exits_3(self, bench: Bench) -> None:
+        run = bench("bench", *SMALL, env={"CUDA_VISIBLE_DEVICES": ""})
+        assert run.code == 3
+        assert set(run.statuses()) == {"waived"}
+        assert not run.node.calls("cuDevicePrimaryCtxRetain")
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["--gpus", "9"], "there is no GPU 9"),
+            (["--numa", "7"], "there is no CPU NUMA node 7"),
+            (["--size", "0"], "--size 0: it must be a multiple of 16 bytes above 0"),
+            (["--size", "12X"], "--size: '12X' is not a size"),
+            (["--size", "1000"], "--size 1000: it must be a multiple of 16 bytes above 0"),
+            (["--size", "100T"], "more than half of the"),
+            (["--samples", "0"], "--samples 0: it must be from 1 to 1000"),
+            (["--copies", "129"], "--copies 129: it must be from 1 to 128"),
+            (["--timeout", "0"], "--timeout 0: it must be above 0"),
+            (["--timeout", "nan"], "--timeout nan: it must be above 0"),
+            (["--case", "h2d"], "--case 'h2d' fits no case"),
+            (["--json", "--csv"], "--json and --csv exclude each other"),
+            (["--list", "--csv"], "--list is text"),
+        ],
+    )
+    def test_what_makes_no_sense_is_one_sentence_and_exit_2(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode, arguments: list[str], sentence: str
+    ) -> None:
+        node = fake_node("gb200-nvl4")
+        ended = egmctl("bench", *arguments, env=node.environment())
+        assert ended.code == 2
+        assert sentence in ended.err
+        assert ended.err.count("\n") == 1
+        assert not node.calls("cuDevicePrimaryCtxRetain")
+
+    def test_the_list_measures_nothing(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        node = fake_node("gb200-nvl4")
+        ended = egmctl("bench", "--list", "--gpus", "0", env=node.environment())
+        assert ended.code == 0
+        assert [line.split()[0] for line in ended.out.splitlines() if "  [" in line] == [case.name for case in CASES]
+        assert "would run: 2 of 2 paths" in ended.out
+        assert "device_to_device_memcpy_write_ce needs two GPUs" in ended.out
+        assert not node.calls("cuDevicePrimaryCtxRetain")
+
+    def test_a_node_without_gpus_exits_3_with_what_is_missing(self, egmctl: RunEgmctl, tmp_path: Path) -> None:
+        ended = egmctl("bench", env={"EGMCTL_SYSROOT": str(tmp_path)})
+        assert ended.code == 3
+        assert "there is no GPU to measure" in ended.err
+
+
+class TestForms:
+    def test_files_get_the_form_of_their_suffix(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+    ) -> None:
+        node = fake_node("gb200-nvl4")
+        for suffix, beginning in ((".txt", "Bench: 2 x FAKE "), (".csv", "case,source,"), (".json", "{\n")):
+            file = tmp_path / f"out{suffix}"
+            assert egmctl(*TWO_GPUS, "-o", file, env=node.environment()).code == 0
+            assert file.read_text().startswith(beginning)
+
+    def test_an_existing_file_is_refused_before_anything_runs(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+    ) -> None:
+        node = fake_node("gb200-nvl4")
+        (tmp_path / "out.json").write_text("mine")
+        ended = egmctl(*TWO_GPUS, "-o", tmp_path / "out.json", env=node.environment())
+        assert ended.code == 2
+        assert (tmp_path / "out.json").read_text() == "mine"
+        assert not node.calls()
+
+    def test_progress_is_for_terminals(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        assert egmctl(*TWO_GPUS, env=fake_node("gb200-nvl4").environment()).err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_with_a_partial_report(
+    fake_node: MakeFakeNode, tmp_path: Path, number: signal.Signals
+) -> None:
+    node = fake_node("gb200-nvl4")
+    environment = command_environment(node.environment("cuMemMap@2=hang"))
+    with (tmp_path / "out.json").open("w+") as out:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "egmctl", *TWO_GPUS, "--json"], stdout=out, cwd=ROOT, env=environment
+        )
+        deadline = time.monotonic() + 30
+        while len(node.calls("cuMemMap")) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(command.pid, number)
+        assert command.wait(20) == 130
+        out.seek(0)
+        result = json.load(out)["result"]
+    assert result["interrupted"] is True
+    assert [m["status"] for m in result["measurements"]] == ["ok"] * 2 + ["waived"] * 6
+    (worker,) = {call.pid for call in node.calls("cuMemCreate")}
+    assert not Path(f"/proc/{worker}").exists()
