@@ -1,0 +1,85 @@
+"""What the worker makes of samples: expired ones are taken again, within a bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from egmctl.bench import worker
+from egmctl.bench.plan import make_plan
+from egmctl.bench.registry import CASES
+from egmctl.bench.worker import EXPIRED_LIMIT, measure
+from egmctl.facts import replay
+from egmctl.gpu.timing import Gating, Timing
+from egmctl.model.measurement import Measurement, Settings, Status, Verification
+
+MACHINE = replay.load("dgx-h100")
+SETTINGS = Settings(size_bytes=1 << 30, copies=1, samples=3, timeout_s=60)
+
+
+class StubRig:
+    """A rig without a GPU: its one stream, gate, pattern and memory are itself, its timings those given."""
+
+    how = Gating.KERNEL
+    verification = Verification.GPU_EVERY_SAMPLE
+    address = 0
+
+    def __init__(self, timings: list[Timing]) -> None:
+        self.timings = timings
+        self.gate = self.pattern = self.context = self
+
+    def stream(self, _bus_id: str) -> StubRig:
+        return self
+
+    def source(self, _task: object) -> tuple[StubRig, int]:
+        return self, 1
+
+    def destination(self, _task: object) -> StubRig:
+        return self
+
+    def check(self, *_arguments: object) -> None:
+        """Find no difference."""
+
+    def time(self, *_arguments: object) -> Timing:
+        return self.timings.pop(0)
+
+    connect = make_current = copy = synchronize = check
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Measure one path with given timings."""
+    monkeypatch.setattr(worker, "poison", lambda *_arguments: None)
+    plan = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], CASES, SETTINGS)
+
+    def run(*timings: Timing) -> Measurement:
+        rig: Any = StubRig(list(timings))
+        return measure(rig, plan.tasks[-1].task, SETTINGS)
+
+    return run
+
+
+def sample(elapsed_ms: float, *, expired: bool = False) -> Timing:
+    """Return a timing."""
+    return Timing(elapsed_ms, elapsed_ms + 0.02, expired)
+
+
+def test_an_expired_sample_is_thrown_away_and_taken_again(run: Any) -> None:
+    measurement = run(sample(10), sample(1, expired=True), sample(10), sample(10))
+    assert measurement.status is Status.OK
+    assert [s.elapsed_ms for s in measurement.samples] == [10, 10, 10]
+    assert measurement.bandwidth_gb_s.median == pytest.approx(107.3741824)
+
+
+def test_a_gate_that_always_gives_up_is_a_failure_with_a_known_cause(run: Any) -> None:
+    measurement = run(*[sample(10, expired=True)] * EXPIRED_LIMIT)
+    assert (measurement.status, measurement.known_cause) == (Status.FAILED, True)
+    assert "the host did not queue the copies in time, 3 times" in measurement.reason
+
+
+def test_samples_that_differ_are_unstable_with_all_of_them_kept(run: Any) -> None:
+    measurement = run(sample(10), sample(12), sample(10))
+    assert measurement.status is Status.UNSTABLE
+    assert measurement.reason == "the samples vary by 10.2 % (CV)"
+    assert len(measurement.samples) == 3
