@@ -146,6 +146,7 @@ def _legend(topology: Topology) -> Text:
     links = {link.kind for link in topology.links.values()}
     kinds = {route.kind for route in topology.routes}
     statuses = {status for matrix in topology.p2p for status in matrix.cells.values()}
+    routes = {word for route in topology.routes for word in (route.symbol, _rate(route))}
     symbols = [
         ("X", "self", bool(topology.gpus or topology.nics)),
         ("SYS", "PCIe and the interconnect between NUMA nodes", LinkClass.SYS in links),
@@ -159,8 +160,8 @@ def _legend(topology: Topology) -> Text:
         ("NV#>C2C", "EGM over NVLink to a GPU of that node, then its NVLink-C2C", RouteKind.REMOTE in kinds),
         ("C2C-sys", "NVLink-C2C as ordinary system memory, not EGM", RouteKind.C2C in kinds),
         ("PCIe", "PCIe only, not EGM", RouteKind.PCIE in kinds),
-        (">SMP", "onwards over the CPUs' interconnect", any(">SMP" in route.symbol for route in topology.routes)),
-        ("<=", "at most: the rate of a wire on the route is not known", any("<=" in _rate(r) for r in topology.routes)),
+        (">SMP", "onwards over the CPUs' interconnect", any(">SMP" in word for word in routes)),
+        ("<=", "at most: the rate of a wire on the route is not known", any("<=" in word for word in routes)),
         ("blocked", "no route from this process, see the notes", RouteKind.BLOCKED in kinds),
         ("CNS", "chipset not supported", "CNS" in statuses),
         ("GNS", "GPU not supported", "GNS" in statuses),
@@ -168,13 +169,13 @@ def _legend(topology: Topology) -> Text:
         ("DR", "disabled by registry key", "DR" in statuses),
         ("NS", "not supported", "NS" in statuses),
         ("U", "unknown to the driver", "U" in statuses),
-        ("?", "could not be told", LinkClass.UNKNOWN in links or RouteKind.UNKNOWN in kinds or "?" in statuses),
+        ("?", "could not be told", LinkClass.UNKNOWN in links or "?" in statuses or any("?" in w for w in routes)),
     ]
     shown = [(symbol, meaning) for symbol, meaning, appears in symbols if appears]
     width = max((len(symbol) for symbol, _ in shown), default=0)
-    text = Text(style=DIM)
+    text = Text()
     for symbol, meaning in shown:
-        text.append(f"  {symbol.ljust(width)}  {meaning}\n")
+        text.append(f"  {symbol.ljust(width)}  ").append(f"{meaning}\n", DIM)
     return text
 
 

@@ -75,7 +75,7 @@ def _clique(gpus: Sequence[Gpu]) -> int | None:
 
 def _what(machine: Machine, gpus: Sequence[Gpu]) -> str:
     """Name the GPUs and the CPUs' architecture: ``4 NVIDIA GB200 on aarch64``."""
-    names = Counter(gpu.name or "unnamed GPU" for gpu in gpus)
+    names = Counter(gpu.name or "unnamed" for gpu in gpus)
     parts = " and ".join(f"{count} {name}" for name, count in names.items())
     architecture = machine.host.architecture if machine.host else None
     return f"{parts} on {architecture}" if architecture else parts

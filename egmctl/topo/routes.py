@@ -46,6 +46,8 @@ class Wire(StrEnum):
     PCIE = "pcie"
     SMP = "smp"
     """The CPUs' own interconnect between NUMA nodes. Nothing reports its rate."""
+    UNKNOWN = "unknown"
+    """Perhaps that interconnect: the GPU's own NUMA node is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Route:
         if not self.hops:
             return "blocked" if self.kind is RouteKind.BLOCKED else "?"
         own_c2c = "C2C-sys" if self.kind is RouteKind.C2C else "C2C"
-        names = {Wire.C2C: own_c2c, Wire.PCIE: "PCIe", Wire.SMP: "SMP"}
+        names = {Wire.C2C: own_c2c, Wire.PCIE: "PCIe", Wire.SMP: "SMP", Wire.UNKNOWN: "?"}
         return ">".join(f"NV{hop.nvlinks}" if hop.wire is Wire.NVLINK else names[hop.wire] for hop in self.hops)
 
     @property
@@ -201,7 +203,7 @@ def _across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
     if len(cpu_node_ids(machine)) <= 1 or gpu.host_numa_id == node:
         return ()
     if gpu.host_numa_id is None:
-        return (Hop(Wire.SMP, Rate(None, "the GPU's host NUMA node is not known")),)
+        return (Hop(Wire.UNKNOWN, Rate(None, "the GPU's host NUMA node is not known")),)
     return (Hop(Wire.SMP, Rate(None, "nothing reports the rate between NUMA nodes")),)
 
 

@@ -171,6 +171,11 @@ class TestUnknown:
         machine = on_arm([lost], nodes=[node(0)])
         assert from_gpu(machine, 0, 0).reason == "the GPU's host NUMA node is not known"
 
+    def test_a_pcie_gpu_whose_numa_node_nobody_knows_may_be_on_either(self) -> None:
+        found = from_gpu(builders.machine([gpu(0, node=-1)], nodes=[node(0), node(1)]), 0, 1)
+        assert (found.kind, found.symbol, found.nominal_gb_s) == (RouteKind.PCIE, "PCIe>?", None)
+        assert found.rate_reason == "unknown: the GPU's host NUMA node is not known"
+
     def test_a_rate_that_nobody_reports(self) -> None:
         found = from_gpu(on_arm([grace_gpu(0, node=0), grace_gpu(1, node=1, speed=None)]), 1, 0)
         assert found.nominal_gb_s is None
