@@ -22,6 +22,7 @@ from typing import Any
 
 from egmctl.model.codec import field_types
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
+from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
@@ -34,7 +35,12 @@ def main(arguments: list[str]) -> int:
     check = parser.parse_args(arguments).check
     SCHEMAS.mkdir(parents=True, exist_ok=True)
     outdated = False
-    for name, schema in (("machine", machine_schema()), ("topo", topo_schema())):
+    schemas = {
+        "machine": machine_schema(),
+        "topo": command_schema(TOPO_SCHEMA, TopoResult),
+        "bench": command_schema(BENCH_SCHEMA, RunReport),
+    }
+    for name, schema in schemas.items():
         path = SCHEMAS / f"{name}.schema.json"
         text = json.dumps(schema, indent=1) + "\n"
         if path.exists() and path.read_text(encoding="ascii") == text:
@@ -70,17 +76,25 @@ def machine_schema() -> dict[str, Any]:
     }
 
 
-def topo_schema() -> dict[str, Any]:
-    """Return the schema of what ``egmctl topo --json`` writes when it has a result: the envelope with it inside."""
+def command_schema(name: str, result_type: type) -> dict[str, Any]:
+    """Return the schema of what a command writes with ``--json`` when it has a result: the envelope with it inside.
+
+    Parameters
+    ----------
+    name
+        What the document's key ``schema`` holds.
+    result_type
+        The dataclass of its key ``result``.
+    """
     definitions: dict[str, Any] = {}
-    origin, result = _schema(Origin, definitions), _schema(TopoResult, definitions)
+    origin, result = _schema(Origin, definitions), _schema(result_type, definitions)
     error = {
         "type": "object",
         "properties": {"code": {"type": "string"}, "message": {"type": "string"}, "details": {"type": "object"}},
         "required": ["code", "message", "details"],
     }
     properties = {
-        "schema": {"const": TOPO_SCHEMA},
+        "schema": {"const": name},
         "tool": {"type": "string"},
         "exit_code": {"type": "integer"},
         "machine": origin,
@@ -89,7 +103,7 @@ def topo_schema() -> dict[str, Any]:
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": TOPO_SCHEMA,
+        "title": name,
         "description": "docs/json.md says what the keys of the envelope mean.",
         "type": "object",
         "properties": properties,

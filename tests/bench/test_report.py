@@ -6,7 +6,9 @@ import csv
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from egmctl.bench.plan import Plan, make_plan
@@ -34,6 +36,7 @@ from egmctl.report.table import WIDTH
 from egmctl.units import MIB
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
+SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/bench.schema.json").read_text())
 GB200, DGX = replay.load("gb200-nvl4"), replay.load("dgx-h100")
 
 
@@ -194,6 +197,7 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     rest = [finish(planned.task, Status.WAIVED, reason="not here") for planned in plan.tasks[1:]]
     document = json.loads(bench_json(report_of(plan, first, *rest), GB200))
     assert (document["schema"], document["exit_code"]) == ("egmctl.bench/1", 0)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
     result = document["result"]
     assert result["settings"] == {"size_bytes": 536870912, "copies": 16, "samples": 5, "timeout_s": 60.0}
     one, waived = result["measurements"][:2]

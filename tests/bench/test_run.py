@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jsonschema
 import pytest
 
 from egmctl.bench.registry import CASES
@@ -25,6 +26,7 @@ from tests.fake.plugin import MakeFakeNode
 
 pytest_plugins = ["tests.fake.plugin"]
 
+SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 MIB = 1 << 20
 SMALL = ("--size", "1M", "--samples", "2", "--copies", "2")
 TWO_GPUS = ("bench", "--numa", "1", "--gpus", "0-1", *SMALL)
@@ -132,6 +134,7 @@ def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
         ended = egmctl(*arguments, "--json", env=node.environment(faults) | (env or {}))
         assert "Traceback" not in ended.err
         document = json.loads(ended.out)
+        jsonschema.Draft202012Validator(SCHEMA).validate(document)
         assert document["exit_code"] == ended.code
         assert document["result"] is not None, document["errors"]
         return Run(ended.code, document["result"], node)
