@@ -118,7 +118,7 @@ def _gpu(gpu: Gpu, key: str) -> Answers:
         f"{key}.bus_id": gpu.bus_id,
         f"{key}.accessible": str(int(gpu.node is None or gpu.node.access == "ok")),
         f"{key}.uuid": gpu.uuid or stand_in_uuid(gpu.bus_id),
-        f"{key}.name": NAME_PREFIX + (gpu.name or "GPU"),
+        f"{key}.name": _marked(gpu.name or "GPU"),
         f"{key}.cuda": str(int(gpu.cuda is not None)),
         f"{key}.nvml": str(int(gpu.nvml is not None)),
     }
@@ -156,14 +156,9 @@ def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
         return f"{key}.nvml.{name}", _text(value, record, field)
 
     yield one("index", "index", nvml.index)
-    yield (
-        f"{key}.nvml.name",
-        found if (found := _text(nvml.name, nvml, "name")).startswith("!") else NAME_PREFIX + found,
-    )
-    yield (
-        f"{key}.nvml.uuid",
-        gpu.uuid or stand_in_uuid(gpu.bus_id) if nvml.uuid or _unstated(nvml, "uuid") else _text(None, nvml, "uuid"),
-    )
+    yield one("name", "name", None if nvml.name is None else _marked(nvml.name))
+    unknown = nvml.uuid is None and not _unstated(nvml, "uuid")
+    yield one("uuid", "uuid", None if unknown else gpu.uuid or stand_in_uuid(gpu.bus_id))
     for field in ("serial", "board_part_number", "vbios", "minor", "cpu_affinity", "numa_affinity", "numa_node"):
         yield one(field, field, getattr(nvml, field))
     for field in ("capabilities", "c2c_enabled", "mig_mode", "mig_mode_pending", "persistence_mode", "ecc_mode"):
@@ -275,6 +270,11 @@ def _pair(pair: Pair, key: str) -> Iterator[tuple[str, str]]:
         number = getattr(cuda.CUdevice_P2PAttribute, f"CU_DEVICE_P2P_ATTRIBUTE_{name}", None)
         if number is not None and value is not None:
             yield f"{key}.attribute.{int(number)}", str(value)
+
+
+def _marked(name: str) -> str:
+    """Return a name that says it is fake; what was recorded on a fake node says so already."""
+    return NAME_PREFIX + name.removeprefix(NAME_PREFIX)
 
 
 def _text(value: Any, record: Record, field: str) -> str:

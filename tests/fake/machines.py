@@ -4,13 +4,109 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.model.machine import DeviceNode, Driver, Gpu, Machine
+from egmctl.model.machine import (
+    DeviceNode,
+    Driver,
+    Fabric,
+    Gpu,
+    GpuNvml,
+    GpuProcess,
+    Machine,
+    NvLink,
+    PcieLink,
+    Platform,
+    Reason,
+    Unread,
+)
 from tests.fake.node import load
 
 
 def nvl4() -> Machine:
     """Return two Grace CPUs (NUMA nodes 0 and 1) with two GPUs each, all joined by NVLink; modelled."""
     return load("gb200-nvl4")
+
+
+def everything_stated() -> Machine:
+    """Return the same machine with a value, of no meaning, wherever NVML would have one on real hardware."""
+    machine = nvl4()
+    return replace(machine, gpus=tuple(replace(gpu, nvml=_stated(gpu)) for gpu in machine.gpus or ()))
+
+
+def _stated(gpu: Gpu) -> GpuNvml:
+    assert gpu.nvml is not None
+    return replace(
+        gpu.nvml,
+        serial="1650000000001",
+        board_part_number="900-2G548-0001-000",
+        vbios="97.00.B9.00.76",
+        memory_used_bytes=626_000_000,
+        link=PcieLink(speed_gt_s=32.0, width=16, max_speed_gt_s=64.0, max_width=8),
+        fabric=_fabric(),
+        platform=Platform(
+            chassis_serial="1820000000002", slot=7, tray=3, host_id=1, peer_type="switch", module_id=gpu.index
+        ),
+        c2c_links=tuple(
+            replace(link, errors=1, replays=2, replays_back_to_back=3, power_state=0, unread={})
+            for link in gpu.nvml.c2c_links or ()
+        ),
+        nvlinks=tuple(_nvlink(link) for link in gpu.nvml.nvlinks or ()),
+        mig_mode=False,
+        mig_mode_pending=True,
+        virtualization="passthrough",
+        persistence_mode=True,
+        compute_mode="exclusive-process",
+        ecc_mode=True,
+        ecc_uncorrected_volatile=2**40,
+        remapped_rows_correctable=1,
+        remapped_rows_uncorrectable=2,
+        remapped_rows_pending=True,
+        remapped_rows_failure=False,
+        performance_state=2,
+        sm_clock_mhz=345,
+        memory_clock_mhz=2619,
+        memory_clock_max_mhz=3201,
+        throttle_reasons=("idle", "hw-thermal-slowdown"),
+        temperature_c=31,
+        processes=(
+            GpuProcess(pid=4711, name="python3", used_memory_bytes=528_482_304),
+            GpuProcess(pid=4712, unread={"name": Unread(reason=Reason.FAILED)}, used_memory_bytes=1),
+        ),
+        unread={},
+    )
+
+
+def _fabric() -> Fabric:
+    return Fabric(
+        state="completed",
+        status=0,
+        cluster_uuid="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d",
+        clique_id=32766,
+        health_mask=0x56A,
+        health={
+            "degraded_bandwidth": "false",
+            "route_recovery": "false",
+            "route_unhealthy": "false",
+            "access_timeout_recovery": "true",
+            "incorrect_configuration": "insufficient-nvlinks",
+            "partition_assigned": "not-supported",
+            "fabric_manager": "not-supported",
+        },
+        health_summary="limited-capacity",
+    )
+
+
+def _nvlink(link: NvLink) -> NvLink:
+    masked = Unread(reason=Reason.NOT_SUPPORTED, detail="masked by the virtual machine")
+    return replace(
+        link,
+        active=link.link != 5,
+        remote_bus_id=None if link.link % 2 else "0010:c1:00.0",
+        remote_link=link.link + 1,
+        crc_errors=1,
+        replay_errors=2,
+        recovery_errors=3,
+        unread={"remote_bus_id": masked} if link.link % 2 else {},
+    )
 
 
 def with_imex_channel(machine: Machine) -> Machine:

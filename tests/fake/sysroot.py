@@ -29,6 +29,8 @@ from egmctl.units import KIB
 _ARM_CORES = {"Neoverse-N1": 0xD0C, "Neoverse-V1": 0xD40, "Neoverse-N2": 0xD49, "Neoverse-V2": 0xD4F}
 """Part numbers of Arm's cores, as ``/proc/cpuinfo`` has them."""
 
+_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+
 
 def write_sysroot(machine: Machine, directory: Path) -> None:
     """Write the tree of a machine below ``directory``."""
@@ -218,9 +220,10 @@ def _nic(tree: _Tree, nic: Nic) -> None:
 
 
 def _driver(tree: _Tree, driver: Driver) -> None:
-    if driver.module_version is not None:
+    if driver.module_version is not None or driver.module_flavour is not None:
+        version = driver.module_version or driver.driver_version or "580.00"
         kind = "Kernel Module" if driver.module_flavour == "proprietary" else "Open Kernel Module"
-        line = f"NVRM version: NVIDIA UNIX {kind} for fake  {driver.module_version}  Release Build"
+        line = f"NVRM version: NVIDIA UNIX {kind} for fake  {version}  Release Build"
         tree.write("/proc/driver/nvidia/version", line)
     if driver.module_parameters is not None:
         tree.write(
@@ -235,7 +238,11 @@ def _driver(tree: _Tree, driver: Driver) -> None:
     if driver.majors is not None:
         numbers = (f"{number:3} {name}" for name, number in driver.majors.items())
         tree.write("/proc/devices", _lines(("Character devices:", *numbers, "", "Block devices:")))
-    for node in (*(driver.nodes or ()), *(driver.imex_channels or ())):
+    nodes = driver.nodes
+    if nodes is None:
+        # Not stated. A driver that works has these.
+        nodes = tuple(DeviceNode(path=f"/dev/{name}", exists=True) for name in _CONTROL_NODES)
+    for node in (*nodes, *(driver.imex_channels or ())):
         _device_node(tree, node)
 
 

@@ -6,7 +6,6 @@ import ctypes
 import json
 import subprocess
 import sys
-
 from typing import Any
 
 import pytest

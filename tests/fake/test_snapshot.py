@@ -1,0 +1,87 @@
+"""What ``egmctl snapshot`` records on a fake node is the machine that the node was made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egmctl.facts import replay
+from egmctl.model.codec import to_json
+from egmctl.model.machine import Machine
+from tests.conftest import RunEgmctl
+from tests.fake.machines import everything_stated
+from tests.fake.node import load
+from tests.fake.plugin import MakeFakeNode
+from tests.invariants import broken_invariants, differences
+
+NOT_THE_SAME = {
+    r"origin\..*|sections\.\w+\.duration_ms": "when and where it was recorded",
+    r"gpus\[\d+\]\.(nvml|cuda)\.name": "every fake GPU says that it is one",
+    r".*\bnode\.(major|minor|mode|uid|gid|unread|access)(\..*)?": "device nodes are plain files of the test",
+    r"driver\.(nodes|imex_channels)\[\d+\]\.(major|minor|mode|uid|gid|unread|access)(\..*)?": "so are these",
+    r"process\.effective_uid": "that of whoever runs the test",
+    r"process\.environment\.LD_LIBRARY_PATH": "how the fake libraries are found",
+    r"host\.unread\..*\.detail|.*\.unread\.[\w.]+\.detail": "the wording of a reason",
+}
+"""Places where a recording differs from the machine that the node was made from, and why."""
+
+
+@pytest.fixture
+def snapshot(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> Any:
+    """Record the node of a machine with the real command."""
+
+    def record(machine: Machine | str) -> Machine:
+        file = tmp_path / "recorded.json"
+        node = fake_node(machine)
+        ended = egmctl("snapshot", "--full", "--force", "-o", file, env=node.environment())
+        assert ended.code == 0, ended.err
+        assert node.leaks() == []
+        return load(file)
+
+    return record
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_every_value_of_a_shipped_machine_is_recorded(snapshot: Any, name: str) -> None:
+    machine, recorded = load(name), snapshot(name)
+    assert broken_invariants(recorded) == []
+    for section in ("host", "gpus", "pairs", "switches", "nics", "driver"):
+        places = differences(getattr(machine, section), getattr(recorded, section), section)
+        assert [place for place in places if not _may_differ(place.partition(":")[0])] == []
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_a_recording_of_a_recording_is_the_same(snapshot: Any, name: str) -> None:
+    # Nothing is "not stated" in a recording: each null and its reason comes back, too.
+    recorded = snapshot(name)
+    assert list(unlike(to_json(recorded), to_json(snapshot(recorded)))) == []
+
+
+def test_every_value_that_nvml_can_have_is_recorded(snapshot: Any) -> None:
+    machine = everything_stated()
+    recorded = snapshot(machine)
+    places = differences(machine.gpus, recorded.gpus, "gpus")
+    assert [place for place in places if not _may_differ(place.partition(":")[0])] == []
+    assert list(unlike(to_json(recorded), to_json(snapshot(recorded)))) == []
+
+
+def unlike(expected: Any, found: Any, where: str = "") -> Iterator[str]:
+    """Name the places where two documents differ, but for those that may."""
+    if _may_differ(where):
+        return
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for key in expected.keys() | found.keys():
+            yield from unlike(expected.get(key), found.get(key), f"{where}.{key}" if where else key)
+    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        for index, pair in enumerate(zip(expected, found, strict=True)):
+            yield from unlike(*pair, f"{where}[{index}]")
+    elif expected != found:
+        yield f"{where}: {expected!r} came back as {found!r}"
+
+
+def _may_differ(where: str) -> bool:
+    return any(re.fullmatch(pattern, where) for pattern in NOT_THE_SAME)
