@@ -109,9 +109,9 @@ def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> st
     visible
         Bus ids that CUDA_VISIBLE_DEVICES leaves to a process, ``None`` if it is not set.
     """
-    if (stopped := obstacle(machine, gpu)) is not None:
-        return f"{_label(gpu)}: {stopped.cause}"
     if gpu.cuda is None:
+        if (stopped := obstacle(machine, gpu)) is not None:
+            return f"{_label(gpu)}: {stopped.cause}"
         why = gpu.unread.get("cuda")
         return f"CUDA does not see {_label(gpu)}" + (f": {why.detail or why.reason}" if why else "")
     if visible is not None and gpu.bus_id not in visible:
@@ -204,6 +204,8 @@ def _label(gpu: Gpu) -> str:
 def _host_wire(machine: Machine, gpu: Gpu, node: int) -> tuple[str, bool | None, str | None]:
     """Say which way a GPU reaches HOST_NUMA memory, whether that is EGM, and why it cannot be measured."""
     found = route(machine, gpu, node)
+    if gpu.nvml is None and gpu.cuda is not None:
+        return f"HOST_NUMA, not known whether EGM: NVML does not list {_label(gpu)}", None, None
     if found.kind is RouteKind.BLOCKED:
         return "HOST_NUMA, blocked", False, found.reason
     waiver = None

@@ -20,6 +20,7 @@ import pytest
 from egmctl.bench.registry import CASES
 from egmctl.model.machine import Machine
 from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.fake.build import CUDA
 from tests.fake.calls import Call
 from tests.fake.node import FakeNode, load
 from tests.fake.plugin import MakeFakeNode
@@ -230,6 +231,16 @@ def test_on_a_pcie_node_the_same_calls_are_not_called_egm(bench: Bench) -> None:
     run = bench("bench", "--numa", "0", "--gpus", "0", *SMALL, machine=dgx_h100(13000))
     assert run.code == 0
     assert {(m["wire"], m["egm"]) for m in run.result["measurements"]} == {("HOST_NUMA over PCIe, not EGM", False)}
+
+
+def test_without_nvml_copies_are_measured_and_nobody_claims_egm(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    node = fake_node("gb200-nvl4", libraries=(CUDA,))
+    ended = egmctl(*TWO_GPUS, "--json", env=node.environment())
+    measurements = json.loads(ended.out)["result"]["measurements"]
+    assert ended.code == 0, ended.out
+    assert {m["status"] for m in measurements} == {"ok"}
+    assert {m["egm"] for m in measurements} == {None}
+    assert "HOST_NUMA, not known whether EGM: NVML does not list GPU0" in {m["wire"] for m in measurements}
 
 
 class TestWithoutNvrtc:
