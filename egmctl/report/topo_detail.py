@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from egmctl.model.machine import C2cLink, Gpu, Nic, NumaNode, NvLink, OriginKind, PcieLink, Record
+from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, Record
 from egmctl.report.table import DIM, HEADING, wrap
 from egmctl.topo.routes import Hop
 from egmctl.topo.topology import Topology
@@ -25,11 +25,9 @@ def details(topology: Topology, *, everything: bool) -> Iterator[Text]:
     everything
         Name all unread values; otherwise they are counted where they are many.
     """
-    nodes: dict[str, list[int]] = {}
-    for node in (topology.machine.host.numa_nodes if topology.machine.host else None) or ():
-        nodes.setdefault(_numa(node), []).append(node.id)
+    nodes = numa_lines(topology.machine)
     if nodes:
-        yield _block("NUMA nodes", [(format_kernel_list(numbers), what) for what, numbers in nodes.items()])
+        yield _block("NUMA nodes", nodes)
     for label, gpu in topology.gpus.items():
         lines = [*_gpu(gpu), *_routes(topology, gpu), *_unread(gpu, everything)]
         yield _block(f"{label}  {gpu.name or 'unnamed'}", lines)
@@ -41,6 +39,19 @@ def details(topology: Topology, *, everything: bool) -> Iterator[Text]:
         yield _block(f"Model {origin.name}", [line for line in lines if line[1]])
 
 
+def numa_lines(machine: Machine) -> list[tuple[str, str]]:
+    """Return the ids and the description of the NUMA nodes, those that are alike in one line."""
+    alike: dict[tuple[str, str, int | None], list[int]] = {}
+    for node in (machine.host.numa_nodes if machine.host else None) or ():
+        alike.setdefault((node.kind.value, node.cpus, node.memory_total_bytes), []).append(node.id)
+    lines = []
+    for (kind, cpus, memory), ids in alike.items():
+        each = " each" if len(ids) > 1 else ""
+        parts = [kind, cpus and f"CPUs {cpus}", memory and f"{format_size(memory)}{each}"]
+        lines.append((f"NUMA {format_kernel_list(ids)}", ", ".join(part for part in parts if part)))
+    return lines
+
+
 def _block(title: str, lines: list[tuple[str, str]]) -> Text:
     text = Text.assemble((f"{printable(title)}\n", HEADING))
     width = max(_LABEL_WIDTH, *(len(label) for label, _ in lines), 0)
@@ -48,17 +59,6 @@ def _block(title: str, lines: list[tuple[str, str]]) -> Text:
         text.append(f"  {label.ljust(width)}", DIM)
         text.append(wrap(printable(value), indent=" " * (width + 4))[width + 2 :] or "\n")
     return text
-
-
-def _numa(node: NumaNode) -> str:
-    parts = [node.kind.value]
-    if node.cpus:
-        parts.append(f"CPUs {node.cpus}")
-    if node.memory_total_bytes:
-        parts.append(format_size(node.memory_total_bytes))
-    if node.distances is not None:
-        parts.append(f"distances {' '.join(map(str, node.distances))}")
-    return ", ".join(parts)
 
 
 def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:

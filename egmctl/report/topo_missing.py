@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
-from egmctl.model.machine import Machine, NumaNode, PciFunction
+from egmctl.model.machine import Machine, PciFunction
 from egmctl.report.origin import modelled_banner
 from egmctl.report.table import DIM, HEADING, WARN, trimmed, wrap
+from egmctl.report.topo_detail import numa_lines
 from egmctl.topo.missing import Missing
-from egmctl.units import format_size, printable
+from egmctl.units import printable
 
 
 def missing_text(machine: Machine, what: Missing) -> Text:
@@ -34,20 +35,13 @@ def _section(text: Text, title: str, lines: Iterable[str]) -> None:
 
 
 def _found(machine: Machine) -> Iterator[tuple[str, str]]:
-    for node in (machine.host.numa_nodes if machine.host else None) or ():
-        yield f"NUMA {node.id}", _numa(node)
+    yield from numa_lines(machine)
     for gpu in machine.gpus or ():
         yield f"GPU{gpu.index}", _pci(gpu.bus_id, gpu.pci)
     for number, switch in enumerate(machine.switches or ()):
         yield f"NVSwitch{number}", _pci(switch.pci.bus_id, switch.pci)
     for number, nic in enumerate(machine.nics or ()):
         yield f"NIC{number}", nic.name if nic.pci is None else f"{nic.name}, {_pci(nic.pci.bus_id, nic.pci)}"
-
-
-def _numa(node: NumaNode) -> str:
-    parts = [f"CPUs {node.cpus}" if node.cpus else "no CPUs"]
-    parts.append(format_size(node.memory_total_bytes) if node.memory_total_bytes else "no memory")
-    return ", ".join(parts)
 
 
 def _pci(bus_id: str, pci: PciFunction | None) -> str:

@@ -66,7 +66,8 @@ def _parts(machine: Machine, gpus: tuple[Gpu, ...], driver: Driver) -> Iterator[
         if node.access not in (None, "ok") and node.path.endswith(("nvidiactl", "nvidia-uvm")):
             yield f"{node.path}: {node.access}"
     causes: dict[str, set[int]] = {}
-    for gpu in gpus if _loaded(driver) else ():
+    answers = _loaded(driver) and driver.nvml_error is None and "nvml_error" not in driver.unread
+    for gpu in gpus if answers else ():
         stopped = obstacle(machine, gpu)
         if stopped is not None:
             causes.setdefault(stopped.cause, set()).add(gpu.index)

@@ -151,7 +151,7 @@ class TestWithoutDriver:
         done = egmctl("topo", env=bare)
         assert done.code == 3
         assert done.out.startswith("There is no NVIDIA GPU on this machine.\n")
-        assert "  NUMA 1  CPUs 4-7, 1 GiB\n" in done.out
+        assert "  NUMA 1  cpu, CPUs 4-7, 1 GiB\n" in done.out
         assert "egmctl topo --machine list" in done.out
 
     def test_json_says_the_same(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:

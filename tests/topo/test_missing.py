@@ -36,7 +36,7 @@ def test_no_gpu_at_all() -> None:
         nvml_error="NVML_ERROR_LIBRARY_NOT_FOUND", unread={"module_version": NOT_LOADED, "cuda_error": NO_CUDA}
     )
     text = text_of(builders.machine([], driver=driver))
-    assert text.startswith("There is no NVIDIA GPU on this machine. Found NUMA 0 CPUs 0-55, 512 GiB Missing")
+    assert text.startswith("There is no NVIDIA GPU on this machine. Found NUMA 0 cpu, CPUs 0-55, 512 GiB Missing")
     assert "kernel driver: not loaded (/proc/driver/nvidia/version: ENOENT)" in text
     assert "NVML: libnvidia-ml.so.1 was not found" in text
     assert "CUDA: libcuda.so.1 was not found" in text

@@ -1,0 +1,95 @@
+"""``egmctl topo`` as on a live node: real bindings and real processes over the fake driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from egmctl.facts import replay
+from egmctl.facts.collect import collect
+from egmctl.model.machine import Gpu, Machine
+from egmctl.report.topo_text import topo_text
+from egmctl.topo.topology import topology
+from tests.conftest import RunEgmctl
+from tests.fake.plugin import MakeFakeNode
+
+GOLDEN = Path(__file__).resolve().parents[1] / "replay"
+
+
+def blocks(text: str) -> dict[str, str]:
+    """Return the blocks of a text by their titles."""
+    return {block.partition("\n")[0]: block for block in text.strip().split("\n\n")}
+
+
+@pytest.mark.parametrize("name", ["gb200-nvl4", "gb200-nvl72", "gh200x4"])
+def test_a_live_node_looks_like_its_model(egmctl: RunEgmctl, fake_node: MakeFakeNode, name: str) -> None:
+    done = egmctl("topo", env=fake_node(name).environment())
+    assert (done.code, done.err) == (0, "")
+    live, modelled = blocks(done.out), blocks((GOLDEN / name / "topo.txt").read_text())
+    titles = [title for title in modelled if not title.startswith("MODELLED")]
+    assert [live[title] for title in titles] == [modelled[title] for title in titles]
+    assert "FAKE" in done.out.partition("\n\n")[0]
+    assert "MODELLED" not in done.out
+
+
+def test_a_recording_of_it_gives_the_same_text(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
+    environment = fake_node("gb200-nvl72").environment()
+    assert egmctl("snapshot", "-o", tmp_path / "node.json", env=environment).code == 0
+    live = egmctl("topo", env=environment)
+    replayed = egmctl("topo", "--machine", tmp_path / "node.json")
+    assert live.out == replayed.out
+
+
+def denied(gpu: Gpu) -> Gpu:
+    """The GPU as a process below a device cgroup finds it."""
+    assert gpu.node is not None
+    return replace(gpu, node=replace(gpu.node, access="EPERM"), nvml=None, cuda=None)
+
+
+class TestWhatIsMissing:
+    def test_nvml_finds_no_driver(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        done = egmctl("topo", env=fake_node("gb200-nvl4").environment(faults="nvmlInit=error:9"))
+        assert done.code == 3
+        assert "NVML: NVML_ERROR_DRIVER_NOT_LOADED" in done.out
+        assert "GPU3  " in done.out
+
+    def test_the_libraries_are_not_there(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        done = egmctl("topo", env=fake_node("gb200-nvl4", libraries=()).environment())
+        assert done.code == 3
+        assert done.out.startswith("4 NVIDIA GPUs are on the PCI bus and the driver is loaded, but its library NVML is")
+        assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in done.out
+
+    def test_cuda_has_no_device(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        done = egmctl("topo", env=fake_node("gb200-nvl4").environment(faults="cuInit=error:100"))
+        assert done.code == 0
+        assert "CUDA does not work here (CUDA_ERROR_NO_DEVICE)" in done.out
+        assert "NV18>C2C" in done.out
+
+    def test_nvml_is_too_old_for_the_egm_bit(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        done = egmctl("topo", env=fake_node("gb200-nvl4").environment(faults="nvmlDeviceGetCapabilities=missing"))
+        assert done.code == 0
+        words = " ".join(done.out.split())
+        assert "Platform: EGM unknown: 4 FAKE NVIDIA GB200 on aarch64, NVML is too old" in words
+
+    def test_a_call_that_hangs_costs_only_what_it_would_have_said(
+        self, fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in fake_node("gb200-nvl4").environment(faults="cuInit=hang").items():
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        seen: Machine = collect(("host", "gpus", "pairs", "driver"), deadline_s=5)
+        words = " ".join(topo_text(topology(seen)).plain.split())
+        assert "NV18>C2C" in words
+        assert "CUDA did not answer (the child that reads CUDA timed out in cuInit)" in words
+
+    def test_a_denied_owner_blocks_the_routes_over_it(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        whole = replay.load("gh200x4")
+        gpus = whole.gpus or ()
+        seen = {gpu.bus_id for gpu in gpus[:3]}
+        pairs = tuple(pair for pair in whole.pairs or () if {pair.source, pair.target} <= seen)
+        machine = replace(whole, gpus=(*gpus[:3], denied(gpus[3])), pairs=pairs)
+        done = egmctl("topo", env=fake_node(machine).environment())
+        assert done.code == 0
+        assert "GPU3" in done.out
+        assert "blocked" in done.out
