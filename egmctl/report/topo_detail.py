@@ -18,13 +18,14 @@ _FEW = 8
 
 
 def details(topology: Topology, *, everything: bool) -> Iterator[Text]:
-    """Yield one block for the NUMA nodes, for each GPU, for the NICs, and for a modelled machine's sources.
+    """Yield whose indices are shown, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources.
 
     Parameters
     ----------
     everything
         Name all unread values; otherwise they are counted where they are many.
     """
+    yield Text("GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says.\n", DIM)
     nodes = numa_lines(topology.machine)
     if nodes:
         yield _block("NUMA nodes", nodes)
