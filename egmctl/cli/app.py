@@ -7,6 +7,7 @@ slow to import: ``--help`` and ``--version`` are to be instant.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from egmctl.cli.bench import bench
+from egmctl.cli.doctor import doctor
 from egmctl.cli.output import discard_stdout, emit, say
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
@@ -31,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(topo)
 app.command()(bench)
+app.command()(doctor)
 app.command()(snapshot)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -112,7 +115,7 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
         if isinstance(error, ChildFailed):
             sys.stderr.writelines(f"child: {printable(line)}\n" for line in error.output.splitlines())
     say(str(error))
-    if "--json" in arguments:
+    if "--json" in arguments or "--format=json" in arguments or ("--format", "json") in itertools.pairwise(arguments):
         from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope
 
         document = envelope(ERROR_SCHEMA, error.exit_code, None, machine=None, errors=[error])

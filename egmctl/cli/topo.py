@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
+from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import (
     ColorOption,
     CsvOption,
@@ -19,9 +17,6 @@ from egmctl.cli.options import (
 )
 from egmctl.cli.output import Color, Form, check_output, choose_form, emit, say
 from egmctl.errors import ExitCode, NothingToDo
-
-if TYPE_CHECKING:
-    from egmctl.model.machine import Machine
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 """The sections of a machine that the command shows something of."""
@@ -43,7 +38,7 @@ def topo(
     form = choose_form(json, csv, output)
     check_output(output, force)
     if machine == "list":
-        return _list(form, output, force, color)
+        return list_machines(form, output, force, color)
 
     from egmctl.report.envelope import dump, envelope
     from egmctl.report.topo_csv import topo_csv
@@ -54,7 +49,7 @@ def topo(
     from egmctl.topo.missing import missing
     from egmctl.topo.topology import topology
 
-    seen = _machine(machine, quiet=quiet)
+    seen = read_machine(machine, SECTIONS, quiet=quiet)
     lacking = missing(seen)
     chosen = seen.gpus or ()
     if chosen or gpus != "all":
@@ -74,32 +69,3 @@ def topo(
         text = topo_text(judged, verbose=verbose) if lacking is None else missing_text(seen, lacking)
         emit(text, output=output, force=force, color=color)
     return code
-
-
-def _machine(name: str | None, *, quiet: bool) -> Machine:
-    """Return the live node or the machine to replay, and say on standard error if it was recorded elsewhere."""
-    if name is None:
-        from egmctl.facts.collect import collect
-
-        return collect(SECTIONS)
-    from egmctl.facts.replay import load
-    from egmctl.model.machine import OriginKind
-
-    seen = load(name)
-    if seen.origin.kind is OriginKind.RECORDED and not quiet:
-        say(f"recorded: {seen.origin.name}, this is not the live node")
-    return seen
-
-
-def _list(form: Form, output: Path | None, force: bool, color: Color) -> int:
-    from egmctl.facts.replay import load, names
-    from egmctl.report.topo_machines import machines_csv, machines_json, machines_text
-
-    machines = [load(name) for name in names()]
-    if form is Form.JSON:
-        emit(machines_json(machines), output=output, force=force)
-    elif form is Form.CSV:
-        emit(machines_csv(machines), output=output, force=force)
-    else:
-        emit(machines_text(machines), output=output, force=force, color=color)
-    return ExitCode.OK

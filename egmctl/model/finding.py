@@ -12,7 +12,7 @@ from egmctl.units import format_kernel_list
 
 
 class Status(StrEnum):
-    """What a check says. "Not supported" is neither healthy nor a fault: it is ``skip``."""
+    """What a check says, the gravest first. "Not supported" is neither healthy nor a fault: it is ``skip``."""
 
     FAIL = "fail"
     """It does not work, or not as asked for."""
@@ -20,9 +20,9 @@ class Status(StrEnum):
     """It works, and harm that was measured or documented is to be expected."""
     UNKNOWN = "unknown"
     """It concerns this machine and could not be told; the summary says why."""
+    PASS = "pass"  # noqa: S105
     SKIP = "skip"
     """It does not concern this machine, or was not asked for; the summary says why."""
-    PASS = "pass"  # noqa: S105
 
 
 class Guard(StrEnum):

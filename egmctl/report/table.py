@@ -60,13 +60,21 @@ def trimmed(text: Text) -> Text:
     return Text("\n").join(lines)
 
 
-def wrap(sentence: str, indent: str = "  ") -> str:
-    """Break a sentence at the page's width, with its further lines set in; a word that is longer stays whole."""
+def wrap(sentence: str, indent: str = "  ", further: str | None = None) -> str:
+    """Break a sentence at the page's width; a word that is longer stays whole.
+
+    Parameters
+    ----------
+    indent
+        What the first line begins with.
+    further
+        What the others begin with: two spaces more if it is not given.
+    """
     lines = textwrap.wrap(
         sentence,
         WIDTH,
         initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
+        subsequent_indent=f"{indent}  " if further is None else further,
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import judge
+from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.facts import replay
 from egmctl.model.finding import Finding
@@ -66,7 +66,7 @@ def with_gpu_denied(machine: Machine, *indices: int, access: str = "EPERM") -> M
 def run(check_id: str, machine: Machine, scope: Scope = EVERYTHING) -> tuple[Finding, ...]:
     """Return what one check of the registry finds."""
     (check,) = [check for check in CHECKS if check.id == check_id]
-    return judge(machine, scope, (check,))
+    return diagnose(machine, scope, (check,)).findings
 
 
 def run_one(check_id: str, machine: Machine, scope: Scope = EVERYTHING) -> Finding:

@@ -1,0 +1,194 @@
+"""``egmctl doctor``: what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA here, and what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from egmctl.cli.doctor_options import (
+    SUFFIXES,
+    BriefOption,
+    CheckOption,
+    DoctorForm,
+    ExitStyle,
+    ExitStyleOption,
+    ExpectOption,
+    ExplainOption,
+    FormatOption,
+    GpusOption,
+    ListOption,
+    NumaOption,
+    OutputOption,
+    PurposeOption,
+    SkipOption,
+    StrictOption,
+)
+from egmctl.cli.machine import list_machines, read_machine
+from egmctl.cli.options import ColorOption, ForceOption, JsonOption, MachineOption, QuietOption, VerboseOption
+from egmctl.cli.output import Color, Form, check_output, emit, say
+from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from egmctl.doctor.runner import Diagnosis
+    from egmctl.doctor.scope import Expectation, Scope
+    from egmctl.model.finding import Guard
+    from egmctl.model.machine import Machine
+
+ALWAYS = ("host", "gpus", "driver", "process")
+"""The sections that selectors and the platform need, whatever is checked."""
+
+
+def doctor(
+    purposes: PurposeOption = None,
+    gpus: GpusOption = None,
+    numa: NumaOption = None,
+    check: CheckOption = None,
+    skip: SkipOption = None,
+    expect: ExpectOption = None,
+    strict: StrictOption = False,
+    machine: MachineOption = None,
+    list_checks: ListOption = False,
+    explain: ExplainOption = None,
+    json: JsonOption = False,
+    form: FormatOption = None,
+    brief: BriefOption = False,
+    verbose: VerboseOption = 0,
+    exit_style: ExitStyleOption = ExitStyle.EGMCTL,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    color: ColorOption = Color.AUTO,
+) -> int:
+    """Say what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA here, and what to do about it.
+
+    Files and NVML are read, CUDA is not loaded, and nothing is changed: it may run beside jobs.
+    """
+    try:
+        chosen = choose_form(json, form, output)
+        check_output(output, force)
+        if brief and verbose:
+            raise UsageError("--brief and --verbose exclude each other; give one of them")
+        if machine == "list":
+            return list_machines(_text_or_json(chosen, "--machine list"), output, force, color)
+        guards = _guards(purposes)
+        if list_checks or explain is not None:
+            emit(_told(explain, guards, chosen), output=output, force=force, color=color)
+            return ExitCode.OK
+        from egmctl.doctor.registry import select
+        from egmctl.doctor.runner import diagnose
+
+        checks = select(guards, check or (), skip or ())
+        expected = _expectation(expect)
+        sections = dict.fromkeys((*ALWAYS, *(section for one in checks for section in one.sections)))
+        seen = read_machine(machine, sections, quiet=quiet, cuda=False)
+        diagnosis = diagnose(seen, _scope(seen, gpus, numa, guards, expected), checks, strict=strict)
+        emit(_render(diagnosis, chosen, verbose=verbose, brief=brief), output=output, force=force, color=color)
+    except EgmctlError as error:
+        if exit_style is ExitStyle.NAGIOS:
+            # 2 would be CRITICAL: what could not be checked is UNKNOWN, which is 3 in both worlds.
+            error.exit_code = ExitCode.NOTHING
+        raise
+    if diagnosis.nothing is not None:
+        say(diagnosis.nothing)
+    return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
+
+
+def choose_form(json: bool, form: DoctorForm | None, output: Path | None) -> DoctorForm:
+    """Return the form that the options ask for; text if they ask for none.
+
+    Raises
+    ------
+    UsageError
+        For options that contradict each other, and for a suffix that names no form.
+    """
+    if json and form not in (None, DoctorForm.JSON):
+        raise UsageError(f"--json and --format {form} exclude each other; give one of them")
+    asked = DoctorForm.JSON if json else form
+    if output is None:
+        return asked or DoctorForm.TEXT
+    by_suffix = SUFFIXES.get(output.suffix.lower())
+    if asked is None and by_suffix is None:
+        raise UsageError(
+            f"{printable(str(output))}: its suffix names no form; valid are {', '.join(SUFFIXES)}, or any with --format"
+        )
+    return asked or by_suffix or DoctorForm.TEXT
+
+
+def _text_or_json(form: DoctorForm, option: str) -> Form:
+    if form not in (DoctorForm.TEXT, DoctorForm.JSON):
+        raise UsageError(f"{option} is text or JSON: it has no form {form}")
+    return Form(form.value)
+
+
+def _guards(text: str | None) -> tuple[Guard, ...] | None:
+    """Return the purposes that ``--for`` names; ``None`` where it was not given."""
+    from egmctl.model.finding import Guard
+
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in set(Guard):
+            raise UsageError(f"--for {printable(word[:40])!r}: there is no such purpose; valid are {', '.join(Guard)}")
+    return tuple(guard for guard in Guard if guard in words)
+
+
+def _expectation(text: str | None) -> Expectation | None:
+    if text is None:
+        return None
+    from egmctl.doctor.expectation import expectation
+
+    return expectation(text)
+
+
+def _scope(
+    machine: Machine,
+    gpus: str | None,
+    numa: str | None,
+    guards: tuple[Guard, ...] | None,
+    expected: Expectation | None,
+) -> Scope:
+    from egmctl.doctor.scope import Scope
+    from egmctl.selectors import select_gpus, select_numa
+
+    chosen = None if gpus is None else select_gpus(gpus, machine.gpus or ())
+    return Scope(
+        gpus=None if chosen is None else tuple(gpu.bus_id for gpu in chosen),
+        numa=None if numa is None else select_numa(numa, machine, chosen),
+        purposes=guards,
+        expectation=expected,
+    )
+
+
+def _told(explain: str | None, guards: tuple[Guard, ...] | None, form: DoctorForm) -> Text | str:
+    """Return what ``--list`` or ``--explain`` shows."""
+    from egmctl.doctor import registry
+    from egmctl.report.doctor_json import checks_json
+    from egmctl.report.doctor_text import checks_text, explain_text
+
+    plain = _text_or_json(form, "--list" if explain is None else "--explain")
+    checks = registry.select(guards) if explain is None else (registry.find(explain),)
+    if plain is Form.JSON:
+        return checks_json(checks)
+    return checks_text(checks) if explain is None else explain_text(checks[0])
+
+
+def _render(diagnosis: Diagnosis, form: DoctorForm, *, verbose: int, brief: bool) -> Text | str:
+    from egmctl.report import doctor_monitoring
+    from egmctl.report.doctor_json import doctor_json
+    from egmctl.report.doctor_text import doctor_text
+
+    match form:
+        case DoctorForm.TEXT:
+            return doctor_text(diagnosis, verbose=verbose, brief=brief)
+        case DoctorForm.JSON:
+            return doctor_json(diagnosis)
+        case DoctorForm.NAGIOS:
+            return doctor_monitoring.nagios(diagnosis)
+        case DoctorForm.PROM:
+            return doctor_monitoring.prom(diagnosis)
+        case DoctorForm.JUNIT:
+            return doctor_monitoring.junit(diagnosis)

@@ -1,0 +1,131 @@
+"""``egmctl doctor`` for people: problems first, each with what to do; the rest folded; last line the counts.
+
+Without host names and times: nodes in the same state print the same bytes, so that the outputs of many fold together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+
+from egmctl.doctor.check import Check
+from egmctl.doctor.runner import Diagnosis
+from egmctl.model.finding import Confidence, Finding, Remedy, Status
+from egmctl.report.origin import modelled_banner
+from egmctl.report.table import BAD, DIM, HEADING, WARN, trimmed, wrap
+from egmctl.topo.platform import platform
+from egmctl.units import printable
+
+STYLES = {Status.FAIL: BAD, Status.WARN: WARN, Status.UNKNOWN: "magenta", Status.SKIP: DIM, Status.PASS: "green"}
+SHOWN = (Status.FAIL, Status.WARN, Status.UNKNOWN)
+"""The statuses whose findings are shown one by one; the others are folded."""
+
+_STATUS_WIDTH = max(map(len, Status)) + 2
+_INDENT = " " * _STATUS_WIDTH
+
+
+def doctor_text(diagnosis: Diagnosis, *, verbose: int = 0, brief: bool = False) -> Text:
+    """Render a diagnosis.
+
+    Parameters
+    ----------
+    verbose
+        Above 0, nothing is folded and every finding has its evidence.
+    brief
+        Only one line a problem, and the counts.
+    """
+    text = modelled_banner(diagnosis.machine)
+    if not brief:
+        text.append(wrap(f"Platform: {printable(platform(diagnosis.machine).line)}", "")).append("\n")
+    for status in Status:
+        found = [finding for finding in diagnosis.findings if finding.status is status]
+        if brief and status not in (Status.FAIL, Status.WARN):
+            continue
+        if brief or verbose or status in SHOWN:
+            for finding in found:
+                _finding(text, finding, verbose=verbose, brief=brief)
+        elif diagnosis.counts[status]:
+            _folded(text, diagnosis.counts[status], status, found)
+    text.append(_last_line(diagnosis), HEADING).append("\n")
+    return trimmed(text)
+
+
+def checks_text(checks: Iterable[Check]) -> Text:
+    """Render the list of checks: id, what each guards, and its title."""
+    rows = [(check.id, check.title, ",".join(check.guards)) for check in checks]
+    width = max((len(check_id) for check_id, _, _ in rows), default=0)
+    text = Text()
+    for check_id, title, guards in rows:
+        text.append(check_id.ljust(width), HEADING).append(f"  {title}  ").append(f"[{guards}]\n", DIM)
+    return text
+
+
+def explain_text(check: Check) -> Text:
+    """Render what there is to know of a check."""
+    text = Text.assemble((check.id, HEADING), f": {check.title}\n", (f"guards {', '.join(check.guards)}\n", DIM))
+    for title, body in (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix)):
+        text.append(f"\n{title}\n", HEADING).append(wrap(body, "  ", "  "))
+    return text
+
+
+def _finding(text: Text, finding: Finding, *, verbose: int, brief: bool) -> None:
+    place = f"{finding.place.label}: " if finding.place.label else ""
+    words = printable(place + finding.summary)
+    text.append(finding.status.value.upper().ljust(_STATUS_WIDTH), STYLES[finding.status])
+    text.append(finding.check, HEADING).append("  ")
+    if brief:
+        text.append(words).append("\n")
+        return
+    text.append(_after(f"{_INDENT}{finding.check}  ", words))
+    if finding.cause and (verbose or finding.status in SHOWN):
+        sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
+        _line(text, "cause", finding.cause + sure)
+    if finding.remedy is not None:
+        _remedy(text, finding.remedy)
+    if verbose:
+        if finding.note:
+            _line(text, "note", finding.note)
+        for seen in finding.evidence:
+            errno = f" ({seen.errno})" if seen.errno and seen.errno not in seen.value else ""
+            _line(text, "seen", f"{seen.source}: {seen.value}{errno}")
+
+
+def _remedy(text: Text, remedy: Remedy) -> None:
+    needs = [
+        word for word, needed in (("as root", remedy.needs_root), ("needs a reboot", remedy.needs_reboot)) if needed
+    ]
+    _line(text, "fix", remedy.text + (f" ({', '.join(needs)})" if needs else ""), "cyan")
+    if remedy.command is not None:
+        # Whole, on a line of its own: to be copied.
+        text.append(f"{_INDENT}{'':7}$ {printable(remedy.command)}\n", HEADING)
+
+
+def _line(text: Text, label: str, words: str, style: str = DIM) -> None:
+    head = f"{_INDENT}{label:5}  "
+    text.append(head, style).append(_after(head, printable(words), further=" " * len(head)))
+
+
+def _after(head: str, words: str, further: str = _INDENT) -> str:
+    """Return words as they follow ``head`` on its line, broken at the page's width."""
+    return wrap(words, head, further)[len(head) :]
+
+
+def _folded(text: Text, checks: int, status: Status, findings: Sequence[Finding]) -> None:
+    words = _checks(checks)
+    if status is Status.SKIP:
+        reasons: dict[str, set[str]] = {}
+        for finding in findings:
+            reasons.setdefault(finding.summary, set()).add(finding.check)
+        words += ": " + "; ".join(f"{reason} ({len(ids)})" for reason, ids in reasons.items())
+    text.append(status.upper().ljust(_STATUS_WIDTH), STYLES[status])
+    text.append(_after(_INDENT, printable(words)))
+
+
+def _last_line(diagnosis: Diagnosis) -> str:
+    told = ", ".join(f"{number} {status}" for status, number in diagnosis.counts.items())
+    return f"{_checks(sum(diagnosis.counts.values()))}: {told}"
+
+
+def _checks(number: int) -> str:
+    return f"{number} check{'s' * (number != 1)}"
