@@ -54,6 +54,9 @@ _EVENT_REASONS = (
 )
 """The numbers of nvml.h for the words of the model."""
 
+_CUDA_CODES = {Reason.NOT_SUPPORTED: 801, Reason.NO_PERMISSION: 800, Reason.FAILED: 999}
+"""CUresult that is read as a reason; an attribute that is null for any other is one that the driver does not know."""
+
 _NVML_CODES = {
     Reason.NOT_SUPPORTED: 3,
     Reason.NO_PERMISSION: 4,
@@ -137,7 +140,6 @@ def _gpu(gpu: Gpu, key: str) -> Answers:
 
 def _cuda_attributes(gpu: Gpu, key: str) -> Iterator[tuple[str, str]]:
     assert gpu.cuda is not None
-    known = {name: value for name, value in gpu.cuda.attributes.items() if value is not None}
     unstated = {
         name: value
         for name, value in _CUDA_STAND_INS.items()
@@ -145,10 +147,9 @@ def _cuda_attributes(gpu: Gpu, key: str) -> Iterator[tuple[str, str]]:
     }
     capability = (gpu.nvml and gpu.nvml.compute_capability) or (9, 0)
     identity = {"COMPUTE_CAPABILITY_MAJOR": capability[0], "COMPUTE_CAPABILITY_MINOR": capability[1]}
-    for name, value in (identity | unstated | known).items():
-        number = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
-        if number is not None:
-            yield f"{key}.attribute.{int(number)}", str(value)
+    stated = {name: value for name, value in gpu.cuda.attributes.items() if name not in unstated | identity or value}
+    values = identity | unstated | stated
+    yield from _attributes(gpu.cuda, "attributes", values, cuda.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_", key)
 
 
 def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
@@ -266,10 +267,22 @@ def _pair(pair: Pair, key: str) -> Iterator[tuple[str, str]]:
     for name, word in pair.p2p_status.items():
         yield f"{key}.p2p.{name}", _text(_number(_P2P_STATUS, word), pair, f"p2p_status.{name}")
     yield f"{key}.can_access_peer", str(int(bool(pair.can_access_peer)))
-    for name, value in pair.cuda_attributes.items():
-        number = getattr(cuda.CUdevice_P2PAttribute, f"CU_DEVICE_P2P_ATTRIBUTE_{name}", None)
-        if number is not None and value is not None:
+    enum, prefix = cuda.CUdevice_P2PAttribute, "CU_DEVICE_P2P_ATTRIBUTE_"
+    yield from _attributes(pair, "cuda_attributes", pair.cuda_attributes, enum, prefix, key)
+
+
+def _attributes(
+    record: Record, field: str, values: Mapping[str, int | None], enum: Any, prefix: str, key: str
+) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        number = getattr(enum, f"{prefix}{name}", None)
+        unread = record.unread.get(f"{field}.{name}")
+        if number is None:
+            continue
+        if value is not None:
             yield f"{key}.attribute.{int(number)}", str(value)
+        elif unread is not None and unread.reason in _CUDA_CODES:
+            yield f"{key}.attribute.{int(number)}", f"!{_CUDA_CODES[unread.reason]}"
 
 
 def _marked(name: str) -> str:

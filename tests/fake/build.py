@@ -22,12 +22,14 @@ _OF_LIBRARY = {
     CUDA: (
         "devices.c",
         "contexts.c",
-        "memory.c",
+        "physical.c",
+        "regions.c",
         "alloc.c",
         "vmm.c",
         "share.c",
         "pools.c",
         "rates.c",
+        "queues.c",
         "streams.c",
         "values.c",
         "copies.c",
@@ -35,7 +37,7 @@ _OF_LIBRARY = {
         "modules.c",
         "symbols.c",
     ),
-    NVML: ("nvml.c",),
+    NVML: ("nvml.c", "nvml_values.c", "nvml_structures.c"),
 }
 _OPTIONS = (
     "-std=c11",

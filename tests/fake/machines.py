@@ -9,6 +9,7 @@ from egmctl.model.machine import (
     Driver,
     Fabric,
     Gpu,
+    GpuCuda,
     GpuNvml,
     GpuProcess,
     Machine,
@@ -29,7 +30,24 @@ def nvl4() -> Machine:
 def everything_stated() -> Machine:
     """Return the same machine with a value, of no meaning, wherever NVML would have one on real hardware."""
     machine = nvl4()
-    return replace(machine, gpus=tuple(replace(gpu, nvml=_stated(gpu)) for gpu in machine.gpus or ()))
+    gpus = [replace(gpu, nvml=_stated(gpu), cuda=_with_refusals(gpu)) for gpu in machine.gpus or ()]
+    return replace(machine, gpus=tuple(gpus))
+
+
+def _with_refusals(gpu: Gpu) -> GpuCuda:
+    """Return CUDA's facts with an attribute for each of the reasons that a driver can give."""
+    assert gpu.cuda is not None
+    reasons = {
+        "MULTICAST_SUPPORTED": Reason.NOT_SUPPORTED,
+        "DMA_BUF_SUPPORTED": Reason.NO_PERMISSION,
+        "ATOMIC_REDUCTION_SUPPORTED": Reason.DRIVER_TOO_OLD,
+    }
+    unread = {f"attributes.{name}": Unread(reason=reason) for name, reason in reasons.items()}
+    return replace(
+        gpu.cuda,
+        attributes={**gpu.cuda.attributes, **dict.fromkeys(reasons)},
+        unread={**gpu.cuda.unread, **unread},
+    )
 
 
 def _stated(gpu: Gpu) -> GpuNvml:

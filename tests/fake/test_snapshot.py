@@ -11,7 +11,7 @@ import pytest
 
 from egmctl.facts import replay
 from egmctl.model.codec import to_json
-from egmctl.model.machine import Machine
+from egmctl.model.machine import Machine, Reason
 from tests.conftest import RunEgmctl
 from tests.fake.machines import everything_stated
 from tests.fake.node import load
@@ -25,7 +25,8 @@ NOT_THE_SAME = {
     r"driver\.(nodes|imex_channels)\[\d+\]\.(major|minor|mode|uid|gid|unread|access)(\..*)?": "so are these",
     r"process\.effective_uid": "that of whoever runs the test",
     r"process\.environment\.LD_LIBRARY_PATH": "how the fake libraries are found",
-    r"host\.unread\..*\.detail|.*\.unread\.[\w.]+\.detail": "the wording of a reason",
+    r"(confinement|sections\.confinement)(\..*)?": "what confines the process that runs the test",
+    r".*\.unread\.[\w.]+\.detail": "the wording of a reason",
 }
 """Places where a recording differs from the machine that the node was made from, and why."""
 
@@ -67,6 +68,11 @@ def test_every_value_that_nvml_can_have_is_recorded(snapshot: Any) -> None:
     places = differences(machine.gpus, recorded.gpus, "gpus")
     assert [place for place in places if not _may_differ(place.partition(":")[0])] == []
     assert list(unlike(to_json(recorded), to_json(snapshot(recorded)))) == []
+    for before, after in zip(machine.gpus or (), recorded.gpus or (), strict=True):
+        assert before.cuda is not None
+        assert after.cuda is not None
+        reasons = {name: why.reason for name, why in before.cuda.unread.items() if why.reason is not Reason.NOT_STATED}
+        assert reasons.items() <= {name: why.reason for name, why in after.cuda.unread.items()}.items()
 
 
 def unlike(expected: Any, found: Any, where: str = "") -> Iterator[str]:

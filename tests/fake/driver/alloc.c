@@ -1,5 +1,5 @@
 /* cuMemAlloc, pinned and registered host memory. */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <stdlib.h>
 

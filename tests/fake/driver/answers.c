@@ -45,6 +45,8 @@ __attribute__((constructor)) static void load(void)
             lines = realloc(lines, (line_count + 1024) * sizeof *lines);
         lines[line_count++] = (struct line){text, separator + 3};
     }
+    if (answer_number(0, "gpu.count") > MAX_GPUS)
+        fake_abort("more than %d GPUs", MAX_GPUS);
 }
 
 static int compare(const void *key, const void *line)

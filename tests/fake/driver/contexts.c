@@ -1,5 +1,5 @@
 /* Contexts: primary ones, those made with cuCtxCreate, and each thread's stack of them. */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +54,7 @@ static struct context *context_new(CUdevice device, bool primary)
 static void context_destroy(struct context *context)
 {
     streams_of_context_destroy(context);
+    events_of_context_destroy(context);
     for (struct region *region; (region = region_of_context(context));)
         region_destroy(region);
     context->sticky = 0;

@@ -1,5 +1,5 @@
 /* Copies and fills that need no kernel. */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* cuInit and what the driver says of devices and pairs. */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -211,14 +211,21 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
     CALL("cuDeviceGetUuid", get_uuid(uuid, device), "device=%d", device);
 }
 
+static int attribute_answer(int *value, const char *text)
+{
+    /* What drivers say of an attribute that is newer than themselves. */
+    if (!text)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (text[0] == '!')
+        return atoi(text + 1);
+    *value = atoi(text);
+    return 0;
+}
+
 static int get_attribute(int *value, int attribute, CUdevice device)
 {
     TRY(check_device(device));
-    /* An attribute that the driver is too old for. */
-    if (!answer("gpu.%d.attribute.%d", device_gpu(device), attribute))
-        return CUDA_ERROR_INVALID_VALUE;
-    *value = gpu_attribute(device_gpu(device), attribute, 0);
-    return 0;
+    return attribute_answer(value, answer("gpu.%d.attribute.%d", device_gpu(device), attribute));
 }
 
 EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
@@ -290,11 +297,8 @@ static int get_p2p_attribute(int *value, int attribute, CUdevice device, CUdevic
     TRY(check_device(peer));
     if (device == peer)
         return CUDA_ERROR_INVALID_DEVICE;
-    const char *text = answer("pair.%d.%d.attribute.%d", device_gpu(device), device_gpu(peer), attribute);
-    if (!text)
-        return CUDA_ERROR_INVALID_VALUE;
-    *value = atoi(text);
-    return 0;
+    return attribute_answer(value,
+                            answer("pair.%d.%d.attribute.%d", device_gpu(device), device_gpu(peer), attribute));
 }
 
 EXPORT CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice device, CUdevice peer)

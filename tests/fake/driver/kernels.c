@@ -2,7 +2,7 @@
  *
  * A kernel here checks each range that it touches, as the GPU's page tables would, and says how long it takes.
  */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <string.h>
 #include <time.h>

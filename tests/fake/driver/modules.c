@@ -1,5 +1,5 @@
 /* Modules, libraries and launches. Any bytes are a module that holds every kernel of kernels.c. */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Stream-ordered memory pools. Memory is there as soon as it is asked for, and goes when the stream comes to the free. */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <stdlib.h>
 

@@ -2,7 +2,7 @@
  *
  * Each operation has its links to itself: streams that run at once on one link do not share it.
  */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <math.h>
 

@@ -3,7 +3,7 @@
  * A descriptor is the memory's own memfd. The two kinds of byte handles name it as the exporting process' descriptor
  * (/proc/<pid>/fd/<n>), so they work on one machine, between processes of one user, while the exporter lives.
  */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <fcntl.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* How the bindings find functions: cuGetProcAddress by name and by the CUDA version in which it got its present form. */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <dlfcn.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Stream memory operations: a stream waits for a word, or writes one. */
-#include "cuda.h"
+#include "libcuda.h"
 
 enum { GREATER_OR_EQUAL = 0, EQUAL = 1, AND = 2, NOR = 3 };
 

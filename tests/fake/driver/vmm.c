@@ -1,5 +1,5 @@
 /* Virtual memory management: cuMemCreate and what belongs to it. */
-#include "cuda.h"
+#include "libcuda.h"
 
 #include <stdlib.h>
 #include <unistd.h>

@@ -48,7 +48,7 @@ int context_current(struct context **context);
 int context_current_even_broken(struct context **context);
 bool gpu_has_peer_access(int gpu, int peer); /* in any context of `gpu` */
 
-/* memory.c: physical memory, and regions of address space that it is seen through.
+/* physical.c, regions.c: physical memory, and regions of address space that it is seen through.
  *
  * Every allocation is a memfd. A region's pages at `base` are what the program sees: inaccessible unless the memory is
  * meant for the CPU. The same files are mapped a second time at `shadow`, readable and writable, for the fake's own
@@ -87,6 +87,7 @@ struct region {
     struct region *next;
 };
 
+size_t whole_pages(size_t size); /* rounded up */
 int physical_create(struct physical **made, size_t size, CUmemLocation location, int owner_gpu, int handle_types);
 int physical_import(struct physical **made, int fd); /* takes the descriptor */
 void physical_keep(struct physical *physical);
@@ -145,7 +146,7 @@ int handle_open(const struct handle *handle, const char *magic);
 double kernel_seconds(int gpu, uintptr_t address, size_t size);
 double copy_seconds(int gpu, uintptr_t to, uintptr_t from, size_t size);
 
-/* streams.c */
+/* queues.c, streams.c */
 
 struct operation {
     /* Does it: 0, a CUDA error, or OPERATION_BLOCKED to be asked again. Sets *seconds to what it takes on the GPU. */
@@ -169,6 +170,7 @@ int stream_finish(struct stream *stream);
 void stream_reach_host(struct stream *stream);
 int context_finish(struct context *context);
 void streams_of_context_destroy(struct context *context);
+void events_of_context_destroy(const struct context *context);
 
 /* copies.c: host code or another operation may have changed what the last copy left behind. */
 void copies_forget(void);

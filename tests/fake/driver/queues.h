@@ -1,0 +1,48 @@
+/* Streams, events and their queues: what queues.c runs and streams.c gives to the program. */
+#ifndef EGMCTL_FAKE_QUEUES_H
+#define EGMCTL_FAKE_QUEUES_H
+
+#include "libcuda.h"
+
+/* One recording of an event: it stays for those who wait for it when the event is recorded again. */
+struct record {
+    int references;
+    bool done;
+    double time;
+};
+
+struct event {
+    struct context *context;
+    unsigned int flags;
+    struct record *record; /* the latest, NULL before the first */
+    struct event *next;
+};
+
+struct stream {
+    struct context *context;
+    unsigned int flags;
+    int priority;
+    double clock;
+    bool destroyed; /* by the program: it goes when its work is done */
+    struct operation *first, *last;
+    struct stream *next;
+};
+
+enum { STREAM_NON_BLOCKING = 1 };
+
+struct stream *stream_new(struct context *context, unsigned int flags, int priority);
+/* An operation that ends a record's wait, or that waits for one. */
+void stream_add_record(struct stream *stream, struct record *record);
+void stream_add_wait(struct stream *stream, struct record *record);
+
+struct record *record_new(void);
+void record_drop(struct record *record); /* may be NULL */
+/* Runs until it is done, and moves the host's clock there. */
+void record_await(const struct record *record);
+
+/* Runs every stream as far as it goes. */
+void run_all(void);
+/* Whether all that is queued on a stream is done; moves the host's clock there if it is. */
+bool stream_is_idle(struct stream *stream);
+
+#endif
