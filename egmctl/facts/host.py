@@ -83,7 +83,7 @@ def host(root: Root) -> Host:
     return Host(
         hostname=why.read("hostname", lambda: root.read("/proc/sys/kernel/hostname")),
         kernel=why.read("kernel", lambda: root.read("/proc/sys/kernel/osrelease")),
-        architecture=why.read("architecture", lambda: _architecture(root)),
+        architecture=why.read("architecture", lambda: machine_architecture(root)),
         cpu_model=why.read("cpu_model", lambda: _cpu_model(root)),
         cpu_count=why.read("cpu_count", lambda: len(_numbers(root, "/sys/devices/system/cpu/online"))),
         page_size_bytes=why.read("page_size_bytes", lambda: _page_size(root)),
@@ -103,7 +103,8 @@ def host(root: Root) -> Host:
     )
 
 
-def _architecture(root: Root) -> str:
+def machine_architecture(root: Root) -> str:
+    """Return uname(2)'s word: ``x86_64``, ``aarch64``."""
     try:
         return root.read("/proc/sys/kernel/arch")
     except Unreadable:

@@ -53,12 +53,12 @@ def is_gpu(found: PciFunction) -> bool:
     return found.class_code is not None and found.class_code >> 8 in _GPU_CLASSES
 
 
-def function(root: Root, link: str) -> PciFunction:
+def function(root: Root, place: str) -> PciFunction:
     """Read one function.
 
     Parameters
     ----------
-    link
+    place
         A sysfs link to it: ``/sys/bus/pci/devices/0000:1b:00.0``, ``/sys/class/infiniband/mlx5_0/device``.
 
     Raises
@@ -66,10 +66,10 @@ def function(root: Root, link: str) -> PciFunction:
     Unreadable
         If the link leads nowhere or to something that is not a PCI function.
     """
-    place = root.resolve(link).split("/")
-    bus_id = place[-1]
+    components = root.resolve(place).split("/")
+    bus_id = components[-1]
     if not BUS_ID.fullmatch(bus_id):
-        raise Unreadable(Reason.NOT_PRESENT, f"{link}: not a PCI function")
+        raise Unreadable(Reason.NOT_PRESENT, f"{place}: not a PCI function")
     folder = f"{DEVICES}/{bus_id}"
     why = Reasons()
     return PciFunction(
@@ -79,10 +79,10 @@ def function(root: Root, link: str) -> PciFunction:
         subsystem_vendor_id=why.read("subsystem_vendor_id", lambda: root.number(f"{folder}/subsystem_vendor", 16)),
         subsystem_device_id=why.read("subsystem_device_id", lambda: root.number(f"{folder}/subsystem_device", 16)),
         class_code=why.read("class_code", lambda: root.number(f"{folder}/class", 16)),
-        path=why.read("path", lambda: _path(place)),
+        path=why.read("path", lambda: _path(components)),
         numa_node=why.read("numa_node", lambda: root.number(f"{folder}/numa_node")),
         local_cpus=why.read("local_cpus", lambda: root.kernel_list(f"{folder}/local_cpulist")),
-        link=_link(root, folder),
+        link=link(root, folder),
         driver=why.read("driver", lambda: _driver(root, folder)),
         responds=why.read("responds", lambda: _responds(root, folder)),
         unread=why.unread,
@@ -97,7 +97,8 @@ def _path(place: list[str]) -> tuple[str, ...]:
     raise Unreadable(Reason.NOT_PRESENT, f"{DEVICES}/{place[-1]}: not below a root complex")
 
 
-def _link(root: Root, folder: str) -> PcieLink:
+def link(root: Root, folder: str) -> PcieLink:
+    """Read the link's state in a function's folder; of a bridge it is the link below."""
     why = Reasons()
     return PcieLink(
         speed_gt_s=why.read("speed_gt_s", lambda: _speed(root, f"{folder}/current_link_speed")),

@@ -54,7 +54,7 @@ class System(Record):
     acpi_egm: bool | None = None
     """Whether the firmware's tables name EGM memory (``nvidia,egm-base-pa``). Only root may read them."""
     egm_regions: tuple[Plain, ...] | None = None
-    """Devices in ``/sys/class/egm``: the firmware keeps memory for virtual machines' EGM; empty where there are none."""
+    """Devices in ``/sys/class/egm``, by which virtual machines get the EGM memory; empty where there are none."""
     max_map_count: int | None = None
     """``vm.max_map_count``."""
     remove_ipc: bool | None = None
@@ -65,7 +65,7 @@ class System(Record):
     bridges: tuple[Bridge, ...] | None = None
     """Above GPUs and NICs, in the order of their bus ids."""
     daemons: tuple[Plain, ...] | None = None
-    """Of ``egmctl.facts.services.DAEMONS``: those running. In a container, those of its own PID namespace only."""
+    """Of ``egmctl.facts.services.DAEMONS``: those running; in a container, those of its own PID namespace only."""
     imex: Imex | None = None
     module_versions: Mapping[Plain, Plain] | None = None
     """Of ``egmctl.facts.system.RDMA_MODULES``: those loaded; ``""`` where a module has no version of its own."""
