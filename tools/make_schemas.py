@@ -23,6 +23,7 @@ from typing import Any
 from egmctl.model.codec import field_types
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
+from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
         "machine": machine_schema(),
         "topo": command_schema(TOPO_SCHEMA, TopoResult),
         "bench": command_schema(BENCH_SCHEMA, RunReport),
+        "doctor": command_schema(DOCTOR_SCHEMA, DoctorResult),
     }
     for name, schema in schemas.items():
         path = SCHEMAS / f"{name}.schema.json"

@@ -1,0 +1,38 @@
+"""The documents of ``egmctl doctor`` are what its checks and types say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import anchor, diagnose
+from egmctl.doctor.scope import EVERYTHING
+from egmctl.facts import replay
+from egmctl.report.doctor_json import doctor_json
+from tests.conftest import ROOT
+
+DOCUMENT = (ROOT / "docs/doctor.md").read_text()
+
+
+def test_the_reference_is_what_the_registry_says() -> None:
+    """If this fails: ``PYTHONPATH=. python tools/doctor_reference.py``."""
+    generate = [sys.executable, str(ROOT / "tools/doctor_reference.py"), "--check"]
+    done = subprocess.run(generate, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_finding_links_to_a_heading() -> None:
+    headings = {re.sub(r"[^a-z0-9_ -]", "", line.lower()) for line in re.findall(r"^### (.+)$", DOCUMENT, re.MULTILINE)}
+    assert {anchor(check.id) for check in CHECKS} == headings
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_every_document_fits_the_schema(name: str) -> None:
+    schema = json.loads((ROOT / "docs/schemas/doctor.schema.json").read_text())
+    jsonschema.validate(json.loads(doctor_json(diagnose(replay.load(name), EVERYTHING, CHECKS))), schema)
