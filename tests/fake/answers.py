@@ -38,6 +38,18 @@ _VIRTUALIZATION = {"none": 0, "passthrough": 1, "vgpu": 2, "host-vgpu": 3, "host
 _ADDRESSING = {"none": 0, "hmm": 1, "ats": 2}
 _FABRIC_STATES = {"not-supported": 0, "not-started": 1, "in-progress": 2, "completed": 3}
 _FABRIC_SUMMARIES = {"not-supported": 0, "healthy": 1, "unhealthy": 2, "limited-capacity": 3}
+_BANDWIDTH_MODES = {"full": 0, "off": 1, "min": 2, "half": 3, "3quarter": 4}
+_CONFIDENTIAL_COMPUTE = {"off": 0, "on": 1, "protected-pcie": 2, "nvlink-encryption": 3}
+_RECOVERY_ACTIONS = {
+    "none": 0,
+    "gpu-reset": 1,
+    "node-reboot": 2,
+    "drain-p2p": 3,
+    "drain-and-reset": 4,
+    "recover-imex-domain": 5,
+    "bus-reset": 6,
+    "system-reboot": 7,
+}
 _PEER_TYPES = {"direct": 0, "switch": 1}
 _REMOTE_TYPES = {"gpu": 0, "npu": 1, "switch": 2, "unknown": 255}
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6, 128.0: 7}
@@ -109,6 +121,14 @@ def _node(machine: Machine) -> Answers:
         import pynvml
 
         found["nvml.error"] = str(getattr(pynvml, driver.nvml_error))
+    if driver is not None:
+        mode = _number(_BANDWIDTH_MODES, driver.nvlink_bandwidth_mode)
+        confidential = _number(_CONFIDENTIAL_COMPUTE, driver.confidential_compute)
+        found["driver.nvlink_bandwidth_mode"] = _text(mode, driver, "nvlink_bandwidth_mode")
+        found["driver.confidential_compute"] = _text(
+            None if confidential is None else confidential > 0, driver, "confidential_compute"
+        )
+        found["driver.confidential_compute_mode"] = str((confidential or 1) - 1)
     for node in (machine.host and machine.host.numa_nodes) or ():
         # Not measured: whether a node without CPUs (a GPU's own memory) can be a HOST_NUMA location. Here it cannot.
         found[f"numa.{node.id}.host"] = str(int(node.kind == "cpu"))
@@ -188,6 +208,7 @@ def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
     yield from _processes(nvml, key)
     yield from _fabric(nvml, nvml.fabric, f"{key}.nvml.fabric")
     yield from _platform(nvml.platform, f"{key}.nvml")
+    yield f"{key}.field.230.0", _text(_number(_RECOVERY_ACTIONS, nvml.recovery_action), nvml, "recovery_action")
     yield f"{key}.field.91.0", _text(nvml.nvlink_count, nvml, "nvlink_count")
     for nvlink in nvml.nvlinks or ():
         yield from _nvlink(nvlink, key)

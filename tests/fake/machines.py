@@ -31,7 +31,8 @@ def everything_stated() -> Machine:
     """Return the same machine with a value, of no meaning, wherever NVML would have one on real hardware."""
     machine = nvl4()
     gpus = [replace(gpu, nvml=_stated(gpu), cuda=_with_refusals(gpu)) for gpu in machine.gpus or ()]
-    return replace(machine, gpus=tuple(gpus))
+    driver = replace(_driver(machine), confidential_compute="protected-pcie", nvlink_bandwidth_mode="half")
+    return replace(machine, gpus=tuple(gpus), driver=driver)
 
 
 def _with_refusals(gpu: Gpu) -> GpuCuda:
@@ -85,6 +86,7 @@ def _stated(gpu: Gpu) -> GpuNvml:
         memory_clock_max_mhz=3201,
         throttle_reasons=("idle", "hw-thermal-slowdown"),
         temperature_c=31,
+        recovery_action="drain-p2p",
         processes=(
             GpuProcess(pid=4711, name="python3", used_memory_bytes=528_482_304),
             GpuProcess(pid=4712, unread={"name": Unread(reason=Reason.FAILED)}, used_memory_bytes=1),

@@ -125,6 +125,34 @@ EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
     CALL("nvmlSystemGetCudaDriverVersion", (*version = (int)answer_number(0, "cuda.version"), NVML_SUCCESS), "%s", "");
 }
 
+static int system_number(const char *key, unsigned int *value)
+{
+    const char *text = answer("%s", key);
+    TRY(users ? answer_error(text) : NVML_ERROR_UNINITIALIZED);
+    *value = (unsigned)strtoul(text, NULL, 10);
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlSystemGetNvlinkBwMode(unsigned int *mode)
+{
+    CALL("nvmlSystemGetNvlinkBwMode", system_number("driver.nvlink_bandwidth_mode", mode), "%s", "");
+}
+
+static int confidential_compute(nvmlSystemConfComputeSettings_t *settings)
+{
+    if (settings->version != 0x1000014)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    TRY(system_number("driver.confidential_compute", &settings->ccFeature));
+    settings->environment = settings->devToolsMode = 0;
+    settings->multiGpuMode = (unsigned)answer_number(0, "driver.confidential_compute_mode");
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlSystemGetConfComputeSettings(nvmlSystemConfComputeSettings_t *settings)
+{
+    CALL("nvmlSystemGetConfComputeSettings", confidential_compute(settings), "%s", "");
+}
+
 static int process_name(unsigned int pid, char *name, unsigned int length)
 {
     const char *text = answer("process.%u.name", pid);

@@ -62,6 +62,10 @@ typedef struct {
 } nvmlVersionedValue_t; /* nvmlDeviceCapabilities_v1_t, nvmlDeviceAddressingMode_v1_t */
 
 typedef struct {
+    unsigned int version, environment, ccFeature, devToolsMode, multiGpuMode;
+} nvmlSystemConfComputeSettings_t;
+
+typedef struct {
     unsigned int version, sensorType;
     int temperature;
 } nvmlTemperature_v1_t;
