@@ -61,7 +61,8 @@ def run(arguments: Sequence[str]) -> int:
     except EgmctlError as error:
         return _fail(error, arguments)
     except KeyboardInterrupt:
-        code = ExitCode.INTERRUPTED
+        # Before there was anything to report: a command that has a partial report returns the code itself.
+        return _fail(_Interrupted("interrupted"), arguments)
     except SystemExit:
         # The parser's answer to a pipe whose reader went away while it wrote help.
         discard_stdout()
@@ -89,6 +90,13 @@ def _egmctl(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(ExitCode.USAGE)
+
+
+class _Interrupted(EgmctlError):
+    """SIGINT, SIGTERM or SIGHUP."""
+
+    exit_code = ExitCode.INTERRUPTED
+    code = "interrupted"
 
 
 class _Unexpected(EgmctlError):

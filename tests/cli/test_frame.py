@@ -117,6 +117,12 @@ def test_a_signal_ends_the_command_with_130_and_lets_it_clean_up(number: signal.
     assert (process.returncode, out, err) == (130, "cleaned\n", "egmctl: interrupted\n")
 
 
+def test_a_signal_before_there_is_anything_to_report_is_told_in_json_too() -> None:
+    ended = run("raise KeyboardInterrupt", "--json")
+    document = json.loads(ended.out)
+    assert (ended.code, document["exit_code"], document["errors"][0]["code"]) == (130, 130, "interrupted")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
