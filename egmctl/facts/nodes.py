@@ -67,7 +67,7 @@ def read(root: Root, path: str) -> DeviceNode:
         status = os.stat(root.path(path))
     except OSError as error:
         reason = Unreadable.from_os_error(error, path).unread
-        why.null("major minor mode uid gid", reason.reason, reason.detail)
+        why.null("major minor mode uid gid nodev", reason.reason, reason.detail)
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         return DeviceNode(path=path, exists=not missing, access=_access(root.path(path)), unread=why.unread)
     device = stat.S_ISCHR(status.st_mode)
@@ -82,6 +82,7 @@ def read(root: Root, path: str) -> DeviceNode:
         uid=status.st_uid,
         gid=status.st_gid,
         access=_access(root.path(path)),
+        nodev=why.read("nodev", lambda: bool(root.file_system(path).f_flag & os.ST_NODEV)),
         unread=why.unread,
     )
 

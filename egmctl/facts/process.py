@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 
+from egmctl.facts.cgroup import cgroups
 from egmctl.facts.root import Reasons, Root, Unreadable
-from egmctl.model.machine import Cgroup, Process
+from egmctl.model.machine import Process, Reason
 
 ENVIRONMENT_KEYS = (
     # which GPUs CUDA shows, and in which order
@@ -42,6 +45,8 @@ ENVIRONMENT_KEYS = (
     "SLURM_GPUS_PER_TASK",
     "SLURM_GPU_BIND",
     "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LSB_JOBID",
+    "ENROOT_RESTRICT_DEV",
     # which transports libraries may use
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_LEVEL",
@@ -65,47 +70,64 @@ CONTAINER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "container", "SINGULARITY_CONT
 """Variables that container managers set; only whether they are set is recorded."""
 
 
-def process(root: Root) -> Process:
-    """Read all of it."""
+def process(root: Root, pid: int = 0) -> Process:
+    """Read all of it.
+
+    Parameters
+    ----------
+    pid
+        The process; 0 is this one.
+    """
+    folder = f"/proc/{pid or 'self'}"
     why = Reasons()
+    environment = why.read("environment", lambda: _environment(root, pid))
     return Process(
-        effective_uid=os.geteuid(),
-        cgroups=why.read("cgroups", lambda: _cgroups(root.read("/proc/self/cgroup"))),
-        container_signs=_container_signs(root),
-        environment={key: _text(os.environ[key]) for key in ENVIRONMENT_KEYS if key in os.environ},
+        pid=pid,
+        effective_uid=why.read("effective_uid", lambda: _effective_uid(root, pid)),
+        cgroups=why.read("cgroups", lambda: cgroups(root, folder)),
+        container_signs=_container_signs(root, pid, environment or {}),
+        environment=environment and {key: environment[key] for key in ENVIRONMENT_KEYS if key in environment},
         unread=why.unread,
     )
 
 
-def _text(value: str) -> str:
-    """Return an environment value as Unicode: bytes that are not UTF-8 become U+FFFD."""
-    return os.fsencode(value).decode(errors="replace")
+def _environment(root: Root, pid: int) -> Mapping[str, str]:
+    """Return the known variables that are set, as Unicode: bytes that are not UTF-8 become U+FFFD."""
+    if not pid:
+        found = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+    else:
+        # What the process was started with: what it changed since is in its memory only.
+        words = (word.partition(b"=") for word in root.read_bytes(f"/proc/{pid}/environ").split(b"\0"))
+        found = {name: value for name, equals, value in words if equals}
+    known = {name.encode(): name for name in (*ENVIRONMENT_KEYS, *CONTAINER_VARIABLES)}
+    return {known[name]: value.decode(errors="replace") for name, value in found.items() if name in known}
 
 
-def _cgroups(text: str) -> tuple[Cgroup, ...]:
-    # "5:devices:/path" is a hierarchy of version 1 with its controllers; "0::/path" is version 2.
-    found = []
-    for line in text.splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if colon:
-            names = tuple(controllers.split(",")) if controllers else ()
-            found.append(Cgroup(version=2 if hierarchy == "0" else 1, controllers=names, path=path))
-    return tuple(found)
+def _effective_uid(root: Root, pid: int) -> int:
+    if not pid:
+        return os.geteuid()
+    path = f"/proc/{pid}/status"
+    # Real, effective, saved, file system.
+    numbers = root.line(path, "Uid").split()
+    if len(numbers) < 2 or not re.fullmatch("[0-9]{1,10}", numbers[1], re.ASCII):
+        raise Unreadable(Reason.FAILED, f"{path}: 'Uid' is not four numbers")
+    return int(numbers[1])
 
 
-def _container_signs(root: Root) -> tuple[str, ...]:
+def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tuple[str, ...]:
+    top = f"/proc/{pid}/root" if pid else ""
+    folder = f"/proc/{pid or 'self'}"
     return (
-        *(path for path in _CONTAINER_FILES if root.exists(path)),
-        *(name for name in CONTAINER_VARIABLES if name in os.environ),
-        *_mount_signs(root),
-        *(("user namespace",) if _in_user_namespace(root) else ()),
+        *(path for path in _CONTAINER_FILES if root.exists(top + path)),
+        *(name for name in CONTAINER_VARIABLES if name in environment),
+        *_mount_signs(root, f"{folder}/mountinfo"),
+        *(("user namespace",) if _in_user_namespace(root, f"{folder}/uid_map") else ()),
     )
 
 
-def _mount_signs(root: Root) -> tuple[str, ...]:
+def _mount_signs(root: Root, path: str) -> tuple[str, ...]:
     try:
-        mounts = [line.split() for line in root.read("/proc/self/mountinfo").splitlines()]
+        mounts = [line.split() for line in root.read(path).splitlines()]
     except Unreadable:
         return ()
     # proc_pid_mountinfo(5): the fifth field is where, the one after "-" the type of file system.
@@ -117,9 +139,9 @@ def _mount_signs(root: Root) -> tuple[str, ...]:
     )
 
 
-def _in_user_namespace(root: Root) -> bool:
+def _in_user_namespace(root: Root, path: str) -> bool:
     try:
         # The first namespace maps all ids to themselves.
-        return root.read("/proc/self/uid_map").split() != ["0", "0", "4294967295"]
+        return root.read(path).split() != ["0", "0", "4294967295"]
     except Unreadable:
         return False

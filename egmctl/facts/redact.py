@@ -37,7 +37,9 @@ _CGROUP_WORD = re.compile(
     # Slurm
     r"|slurm|system|user|uid_[0-9]+|job_[0-9]+|step_([0-9]+|batch|extern|interactive)|task_([0-9]+|special)"
     # Kubernetes, Docker, Podman
-    r"|kubepods(-besteffort|-burstable)?(\.slice)?|besteffort|burstable|docker|containerd|libpod_parent|lxc|podruntime"
+    r"|kubepods(-besteffort|-burstable)?(\.slice)?|besteffort|burstable|docker|containerd|libpod_parent|lxc|podruntime|lsf"
+    # BPF programs that Slurm and systemd attach (slurm, src/plugins/cgroup/v2/ebpf.c; systemd, src/core/bpf-devices.c)
+    r"|Slurm_Cgroup_v2|sd_devices"
 )
 _CGROUP_ID = re.compile(r"[0-9a-f]{32,64}|[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}")
 _CGROUP_AROUND_ID = re.compile(

@@ -183,6 +183,32 @@ class Root:
         except OSError as error:
             raise Unreadable.from_os_error(error, path) from None
 
+    def file_system(self, path: str) -> os.statvfs_result:
+        """Return what the file system that ``path`` lies on says of itself; nothing is opened.
+
+        Raises
+        ------
+        Unreadable
+            If nothing is there.
+        """
+        try:
+            return os.statvfs(self.path(path))
+        except OSError as error:
+            raise Unreadable.from_os_error(error, path) from None
+
+    def link(self, path: str) -> str:
+        """Return what a symbolic link holds: ``pid:[4026531836]`` in ``/proc/self/ns``.
+
+        Raises
+        ------
+        Unreadable
+            If it is missing, not permitted or no link.
+        """
+        try:
+            return os.fsencode(os.readlink(self.path(path))).decode(errors="replace")
+        except OSError as error:
+            raise Unreadable.from_os_error(error, path) from None
+
     def exists(self, path: str) -> bool:
         """Return whether something is there, links followed."""
         return os.path.exists(self.path(path))

@@ -54,6 +54,8 @@ class DeviceNode(Record):
     access: Plain | None = None
     """``"ok"``, or the errno's name from access(R_OK|W_OK): EPERM is the device cgroup, EACCES mode or LSM, ENOENT
     not there."""
+    nodev: bool | None = None
+    """Its file system is mounted ``nodev``: open(2) fails with EACCES then, though access(2) does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The machine around the GPUs: NUMA nodes and memory, the driver's parts, and what confines this process."""
+"""The machine around the GPUs: NUMA nodes and memory, and the driver's parts."""
 
 from __future__ import annotations
 
@@ -99,25 +99,3 @@ class Driver(Record):
     """nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-caps."""
     imex_channels: tuple[DeviceNode, ...] | None = None
     """Nodes in ``/dev/nvidia-caps-imex-channels``; empty where the folder is absent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cgroup(Record):
-    """One line of ``/proc/self/cgroup``."""
-
-    version: int
-    controllers: tuple[Plain, ...] = ()
-    path: Annotated[str, Share.CGROUP_PATH]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process(Record):
-    """What confines this process: cgroups, container, environment."""
-
-    effective_uid: int | None = None
-    cgroups: tuple[Cgroup, ...] | None = None
-    container_signs: tuple[Plain, ...] | None = None
-    """Words such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty:
-    none seen."""
-    environment: Mapping[Plain, Annotated[str, Share.ENVIRONMENT]] | None = None
-    """Only the variables on a known list that are set (``egmctl.facts.process.ENVIRONMENT_KEYS``)."""

@@ -39,12 +39,17 @@ from egmctl.model.gpu import (
     Platform,
 )
 from egmctl.model.host import (
-    Cgroup,
     Driver,
     Host,
     HugePages,
     NumaKind,
     NumaNode,
+)
+from egmctl.model.process import (
+    Cgroup,
+    Confinement,
+    DeviceProgram,
+    Mount,
     Process,
 )
 from egmctl.model.record import (
@@ -65,7 +70,9 @@ __all__ = [
     "BusId",
     "C2cLink",
     "Cgroup",
+    "Confinement",
     "DeviceNode",
+    "DeviceProgram",
     "Driver",
     "Fabric",
     "Gpu",
@@ -77,6 +84,7 @@ __all__ = [
     "HugePages",
     "KernelList",
     "Machine",
+    "Mount",
     "Nic",
     "NicPort",
     "NumaKind",
@@ -148,6 +156,7 @@ SECTION_VERSIONS: Mapping[str, int] = {
     "nics": 1,
     "driver": 1,
     "process": 1,
+    "confinement": 1,
 }
 """The sections in their order in the document. A version rises when a reader of the older one would be misled."""
 
@@ -168,6 +177,7 @@ class Machine:
     """In natural order of their names: mlx5_2 before mlx5_10."""
     driver: Driver | None = None
     process: Process | None = None
+    confinement: Confinement | None = None
 
     def gpu(self, bus_id: str) -> Gpu:
         """Return the GPU with this bus id.

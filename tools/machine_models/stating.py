@@ -6,9 +6,11 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from egmctl.facts.system_calls import PROBES
 from egmctl.model.codec import field_types
 from egmctl.model.machine import (
     SECTION_VERSIONS,
+    Confinement,
     DeviceNode,
     Driver,
     Gpu,
@@ -105,12 +107,26 @@ def numa_node(node: int, kind: NumaKind, **values: Any) -> NumaNode:
 
 def gpu_device_node(minor: int) -> DeviceNode:
     """Return the device node of a GPU as a process sees it that nothing confines: a condition of every model."""
-    return stated(DeviceNode, path=f"/dev/nvidia{minor}", exists=True, major=NVIDIA_MAJOR, minor=minor, access="ok")
+    return stated(
+        DeviceNode, path=f"/dev/nvidia{minor}", exists=True, major=NVIDIA_MAJOR, minor=minor, access="ok", nodev=False
+    )
 
 
 def unconfined_process() -> Process:
     """Return a process that no container, cgroup or variable confines: a condition of every model."""
     return stated(Process, container_signs=(), environment={})
+
+
+def no_confinement() -> Confinement:
+    """Return what goes with :func:`unconfined_process`."""
+    return stated(
+        Confinement,
+        uid_map=((0, 0, 2**32 - 1),),
+        seccomp="none",
+        no_new_privileges=False,
+        device_programs=(),
+        system_calls=dict.fromkeys(PROBES, "ok"),
+    )
 
 
 def machine(
@@ -147,4 +163,5 @@ def machine(
         nics=None if isinstance(nics, Unread) else nics,
         driver=driver,
         process=unconfined_process(),
+        confinement=no_confinement(),
     )

@@ -1,0 +1,70 @@
+"""Where a process' cgroups are as directories: what decides over its devices is asked and joined there."""
+
+from __future__ import annotations
+
+from egmctl.facts.root import Root, Unreadable
+from egmctl.model.machine import Cgroup, Reason
+
+
+def cgroups(root: Root, folder: str) -> tuple[Cgroup, ...]:
+    """Return the cgroups of the process whose ``/proc`` folder is given.
+
+    Raises
+    ------
+    Unreadable
+        If the file cannot be read.
+    """
+    # "5:devices:/path" is a hierarchy of version 1 with its controllers; "0::/path" is version 2.
+    found = []
+    for line in root.read(f"{folder}/cgroup").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon:
+            names = tuple(controllers.split(",")) if controllers else ()
+            found.append(Cgroup(version=2 if hierarchy == "0" else 1, controllers=names, path=path))
+    return tuple(found)
+
+
+def device_cgroup(root: Root, folder: str, version: int) -> tuple[str, ...]:
+    """Return the directories that decide over a process' devices: from the top down to the process' own.
+
+    Parameters
+    ----------
+    folder
+        ``/proc/self`` or that of another process.
+    version
+        1 for the hierarchy with the controller ``devices``, 2 for the unified one.
+
+    Raises
+    ------
+    Unreadable
+        If there is none, or it is not mounted here.
+    """
+    kind = "a cgroup of version 2" if version == 2 else "the devices controller of version 1"
+    for cgroup in cgroups(root, folder):
+        if cgroup.version == version and (version == 2 or "devices" in cgroup.controllers):
+            path = cgroup.path
+            break
+    else:
+        raise Unreadable(Reason.NOT_PRESENT, f"{folder}/cgroup: not in {kind}")
+    for place, above in _mounts(root, version):
+        inside = path.removeprefix(above.rstrip("/"))
+        # A cgroup outside of this process' cgroup namespace is shown as /../other.
+        if path.startswith(above) and ".." not in path.split("/") and root.exists(place + inside):
+            parts = [part for part in inside.split("/") if part]
+            return tuple("/".join((place, *parts[:depth])) for depth in range(len(parts) + 1))
+    raise Unreadable(Reason.NOT_PRESENT, f"/proc/self/mountinfo: {kind} is not mounted here")
+
+
+def _mounts(root: Root, version: int) -> list[tuple[str, str]]:
+    """Return where such a hierarchy is mounted, and which of its cgroups is the top one there."""
+    found = []
+    for line in root.read("/proc/self/mountinfo").splitlines():
+        # proc_pid_mountinfo(5): 36 35 98:0 /top /place options... - type source options-of-the-file-system
+        fields = line.split()
+        if "-" not in fields[6:-3]:
+            continue
+        kind, _, options = fields[fields.index("-", 6) + 1 :][:3]
+        if kind == "cgroup2" if version == 2 else kind == "cgroup" and "devices" in options.split(","):
+            found.append((fields[4], fields[3]))
+    return found

@@ -1,0 +1,198 @@
+"""What keeps a process from things: namespaces, capabilities, filters, limits, mounts and its device cgroup.
+
+All of it comes from the process' own files, so it can be read of another process too; only what system calls answer
+is known to nobody but the process itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from typing import Any
+
+from egmctl import launch
+from egmctl.errors import ChildFailed
+from egmctl.facts.cgroup import device_cgroup
+from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.facts.system_calls import NUMBERS, PROBES
+from egmctl.model.machine import Confinement, DeviceProgram, Mount, Reason
+
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user")
+LIMITS = {"memlock": "Max locked memory", "nofile": "Max open files", "stack": "Max stack size"}
+
+_MOUNT = re.compile(r"/|/dev|/dev/shm|(/dev|/proc/driver)/(nvidia|infiniband)[A-Za-z0-9:._/-]*")
+"""The mounts that are recorded: which device nodes there are, and which parts of the driver's folder are hidden."""
+_RULE = re.compile(r"[abc] ([0-9]+|\*):([0-9]+|\*) [rwm]{1,3}", re.ASCII)
+_SECCOMP = ("none", "strict", "filter")
+_SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
+_TIMEOUT_S = 5.0
+
+
+def confinement(root: Root, pid: int = 0) -> Confinement:
+    """Read all of it.
+
+    Parameters
+    ----------
+    pid
+        The process; 0 is this one.
+    """
+    folder = f"/proc/{pid or 'self'}"
+    status = f"{folder}/status"
+    why = Reasons()
+    return Confinement(
+        namespaces=_namespaces(root, f"{folder}/ns", why),
+        pid_namespace_depth=why.read("pid_namespace_depth", lambda: len(root.line(status, "NSpid").split())),
+        uid_map=why.read("uid_map", lambda: _uid_map(root, f"{folder}/uid_map")),
+        capabilities=why.read("capabilities", lambda: _number(root, status, "CapEff", 16)),
+        seccomp=why.read("seccomp", lambda: _seccomp(root, status)),
+        no_new_privileges=why.read("no_new_privileges", lambda: bool(_number(root, status, "NoNewPrivs"))),
+        limits=_limits(root, f"{folder}/limits", why),
+        mounts=why.read("mounts", lambda: _mounts(root, f"{folder}/mountinfo")),
+        shm_total_bytes=why.read("shm_total_bytes", lambda: _shm(root, pid)[0]),
+        shm_free_bytes=why.read("shm_free_bytes", lambda: _shm(root, pid)[1]),
+        ptrace_scope=why.read("ptrace_scope", lambda: root.number("/proc/sys/kernel/yama/ptrace_scope")),
+        device_rules=why.read("device_rules", lambda: _device_rules(root, folder)),
+        device_programs=why.read("device_programs", lambda: _device_programs(root, folder)),
+        system_calls=why.read("system_calls", lambda: _system_calls(pid, why)),
+        unread=why.unread,
+    )
+
+
+def _number(root: Root, path: str, key: str, base: int = 10) -> int:
+    text = root.line(path, key)
+    if not re.fullmatch(r"[0-9a-f]{1,16}", text, re.ASCII):
+        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number")
+    try:
+        return int(text, base)
+    except ValueError:
+        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number") from None
+
+
+def _seccomp(root: Root, path: str) -> str:
+    mode = _number(root, path, "Seccomp")
+    if mode >= len(_SECCOMP):
+        raise Unreadable(Reason.FAILED, f"{path}: Seccomp is {mode}")
+    return _SECCOMP[mode]
+
+
+def _namespaces(root: Root, folder: str, why: Reasons) -> dict[str, int | None]:
+    return {name: why.read(f"namespaces.{name}", partial(_namespace, root, f"{folder}/{name}")) for name in NAMESPACES}
+
+
+def _namespace(root: Root, path: str) -> int:
+    # pid:[4026531836]
+    if match := re.fullmatch(r"[a-z]+:\[([0-9]{1,19})\]", root.link(path), re.ASCII):
+        return int(match[1])
+    raise Unreadable(Reason.FAILED, f"{path}: no number in brackets")
+
+
+def _uid_map(root: Root, path: str) -> tuple[tuple[int, int, int], ...]:
+    found = []
+    for line in root.read(path).splitlines():
+        if not (match := re.fullmatch(r" *([0-9]{1,10}) +([0-9]{1,10}) +([0-9]{1,10})", line, re.ASCII)):
+            raise Unreadable(Reason.FAILED, f"{path}: not three numbers a line")
+        found.append((int(match[1]), int(match[2]), int(match[3])))
+    return tuple(found)
+
+
+def _limits(root: Root, path: str, why: Reasons) -> dict[str, int | None]:
+    return {name: why.read(f"limits.{name}", partial(_limit, root, path, words)) for name, words in LIMITS.items()}
+
+
+def _limit(root: Root, path: str, words: str) -> int:
+    # Max locked memory         8388608              8388608              bytes
+    match = re.search(rf"^{words} +(unlimited|[0-9]{{1,19}}) ", root.read(path), re.MULTILINE | re.ASCII)
+    if match is None:
+        raise Unreadable(Reason.NOT_PRESENT, f"{path}: no line {words!r}")
+    return -1 if match[1] == "unlimited" else int(match[1])
+
+
+def _mounts(root: Root, path: str) -> tuple[Mount, ...]:
+    found = []
+    for line in root.read(path).splitlines():
+        # proc_pid_mountinfo(5): 36 35 98:0 /top /place options... - type source options-of-the-file-system
+        fields = line.split()
+        if "-" in fields[6:-1] and _MOUNT.fullmatch(fields[4]):
+            kind = fields[fields.index("-", 6) + 1]
+            found.append(Mount(path=fields[4], kind=kind, options=tuple(fields[5].split(","))))
+    return tuple(found)
+
+
+def _shm(root: Root, pid: int) -> tuple[int, int]:
+    status = root.file_system(f"/proc/{pid}/root{_SHM}" if pid else _SHM)
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def _device_rules(root: Root, folder: str) -> tuple[str, ...]:
+    path = f"{device_cgroup(root, folder, 1)[-1]}/devices.list"
+    return tuple(line for line in root.read(path).splitlines() if _RULE.fullmatch(line))
+
+
+def _device_programs(root: Root, folder: str) -> tuple[DeviceProgram, ...]:
+    _check_architecture()
+    directories = [root.path(directory) for directory in device_cgroup(root, folder, 2)]
+    what = "bpf(BPF_PROG_QUERY)"
+    try:
+        answer: Any = launch.run(
+            "egmctl.facts.system_calls:device_programs", {"cgroups": directories}, timeout_s=_TIMEOUT_S
+        )
+    except ChildFailed as error:
+        raise Unreadable(_how(error), f"{what}: the child {error.how}") from None
+    if "errno" in answer:
+        raise Unreadable.from_os_error(OSError(answer["errno"], ""), what)
+    return tuple(_program(found, directories[0]) for found in answer["programs"])
+
+
+def _program(found: dict[str, Any], top: str) -> DeviceProgram:
+    why = Reasons()
+    cgroup = None if found["cgroup"] is None else found["cgroup"].removeprefix(top) or "/"
+    if found["name"] is None:
+        why.null("name", Reason.NOT_PRESENT, "bpf(BPF_OBJ_GET_INFO_BY_FD)")
+    if cgroup is None:
+        why.null("cgroup", Reason.NOT_PRESENT, "attached above the cgroups that are mounted here")
+    return DeviceProgram(id=found["id"], name=found["name"], cgroup=cgroup, unread=why.unread)
+
+
+def _system_calls(pid: int, why: Reasons) -> dict[str, str | None]:
+    if pid:
+        raise Unreadable(Reason.NOT_ASKED, "what they answer is known to the process itself only")
+    _check_architecture()
+    answers: dict[str, str | None] = {}
+    while left := [name for name in PROBES if name not in answers]:
+        answered, error = _attempt(left)
+        answers |= answered
+        if error is None:
+            continue
+        if error.how == "crashed" and error.last_call in left:
+            answers[error.last_call] = "killed"
+            continue
+        for name in left:
+            if name not in answered:
+                answers[name] = None
+                why.null(f"system_calls.{name}", _how(error), f"{name}: the child {error.how}")
+    return answers
+
+
+def _attempt(calls: list[str]) -> tuple[dict[str, str], ChildFailed | None]:
+    """Try the calls in a child; return what it answered before its end, and how that came where it was a failure."""
+    answered: dict[str, str] = {}
+    try:
+        launch.run(
+            "egmctl.facts.system_calls:attempt",
+            {"calls": calls},
+            timeout_s=_TIMEOUT_S,
+            on_event=lambda event: answered.update({event["call"]: event["answer"]}),
+        )
+    except ChildFailed as error:
+        return answered, error
+    return answered, None
+
+
+def _how(error: ChildFailed) -> Reason:
+    return Reason.TIMED_OUT if error.how == "timed-out" else Reason.CRASHED
+
+
+def _check_architecture() -> None:
+    if os.uname().machine not in NUMBERS:
+        raise Unreadable(Reason.NOT_SUPPORTED, f"no numbers of system calls for {os.uname().machine}")

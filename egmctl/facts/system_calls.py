@@ -1,0 +1,154 @@
+"""System calls that have no other wrapper: what answers this process gets, and who programmed its device cgroup.
+
+Run in child processes, because a filter of system calls may kill who makes them: systemd's ``SystemCallFilter`` does,
+container runtimes answer EPERM. The breadcrumb names the call under way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from egmctl.launch import Channel, breadcrumb
+
+NUMBERS: Mapping[str, Mapping[str, int]] = {
+    "x86_64": {"mbind": 237, "set_mempolicy": 238, "get_mempolicy": 239, "bpf": 321, "pidfd_open": 434},
+    "aarch64": {"mbind": 235, "get_mempolicy": 236, "set_mempolicy": 237, "bpf": 280, "pidfd_open": 434},
+}
+"""By the architecture that uname(2) names: arch/x86/entry/syscalls/syscall_64.tbl and, for aarch64,
+include/uapi/asm-generic/unistd.h. On others nothing is called."""
+
+PROBES = ("get_mempolicy", "mbind", "set_mempolicy", "pidfd_open")
+"""Called without effect: asking for the policy, setting the default one for an empty page and for this process, and a
+descriptor of this process. HOST_NUMA memory needs the first two: NCCL asks them before it uses any
+(src/misc/cudawrap.cc), and Docker's seccomp profile forbids them without CAP_SYS_NICE."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def attempt(parent: Channel, arguments: dict[str, Any]) -> None:
+    """Try system calls; the launcher's target. Each answer is an event ``{"call", "answer"}``.
+
+    Parameters
+    ----------
+    arguments
+        ``calls``: those of :data:`PROBES` to try, in this order.
+    """
+    for name in arguments["calls"]:
+        breadcrumb.enter(name)
+        parent.send({"call": name, "answer": _answer(_TRIALS[name])})
+        breadcrumb.leave()
+
+
+def device_programs(_parent: Channel, arguments: dict[str, Any]) -> dict[str, Any]:
+    """List the BPF programs that decide over the devices of a cgroup of version 2; the launcher's target.
+
+    Parameters
+    ----------
+    arguments
+        ``cgroups``: directories from the top of the hierarchy down to the cgroup.
+
+    Returns
+    -------
+    dict
+        ``programs``, each with ``id``, ``name`` and the directory ``cgroup`` it is attached to (``None``: further up);
+        or ``errno``.
+    """
+    cgroups = arguments["cgroups"]
+    try:
+        attached = {number: cgroup for cgroup in cgroups for number in _query(cgroup, 0)}
+        in_force = _query(cgroups[-1], _QUERY_EFFECTIVE)
+    except OSError as error:
+        return {"errno": error.errno}
+    found = [{"id": number, "name": _name(number), "cgroup": attached.get(number)} for number in in_force]
+    return {"programs": found}
+
+
+def _answer(trial: Callable[[], object]) -> str:
+    try:
+        trial()
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, "unknown error")
+    return "ok"
+
+
+def _call(name: str, *arguments: Any) -> int:
+    """Make a system call; raise OSError as the C library's wrappers would have it."""
+    number = NUMBERS[os.uname().machine][name]
+    words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
+    result: int = _libc.syscall(ctypes.c_long(number), *words)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), name)
+    return result
+
+
+def _mbind() -> None:
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        # MPOL_DEFAULT (0) and no nodes: the page keeps the policy that it has.
+        buffer = ctypes.c_char.from_buffer(page)
+        try:
+            _call("mbind", ctypes.byref(buffer), mmap.PAGESIZE, 0, None, 0, 0)
+        finally:
+            del buffer
+
+
+def _pidfd_open() -> None:
+    os.close(_call("pidfd_open", os.getpid(), 0))
+
+
+_TRIALS: Mapping[str, Callable[[], object]] = {
+    "get_mempolicy": lambda: _call("get_mempolicy", None, None, 0, None, 0),
+    "mbind": _mbind,
+    "set_mempolicy": lambda: _call("set_mempolicy", 0, None, 0),
+    "pidfd_open": _pidfd_open,
+}
+
+_PROG_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _PROG_QUERY = 13, 15, 16  # enum bpf_cmd, include/uapi/linux/bpf.h
+_CGROUP_DEVICE = 6  # enum bpf_attach_type
+_QUERY_EFFECTIVE = 1
+_MOST_PROGRAMS = 64
+"""The kernel's own limit for one cgroup (BPF_CGROUP_MAX_PROGS)."""
+
+
+def _query(cgroup: str, flags: int) -> list[int]:
+    numbers = (ctypes.c_uint32 * _MOST_PROGRAMS)()
+    directory = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # target_fd, attach_type, query_flags, attach_flags, prog_ids, prog_cnt
+        words = directory, _CGROUP_DEVICE, flags, 0, ctypes.addressof(numbers), _MOST_PROGRAMS
+        attributes = _attributes("=IIIIQI", *words)
+        _call("bpf", _PROG_QUERY, attributes, len(attributes))
+    finally:
+        os.close(directory)
+    (count,) = struct.unpack_from("=I", attributes, 24)
+    return list(numbers[:count])
+
+
+def _name(number: int) -> str | None:
+    """Return a program's name, ``None`` where it cannot be asked for (it may be gone by now)."""
+    try:
+        attributes = _attributes("=I", number)
+        program = _call("bpf", _PROG_GET_FD_BY_ID, attributes, len(attributes))
+    except OSError:
+        return None
+    # struct bpf_prog_info: the name is the 16 bytes at offset 64.
+    information = ctypes.create_string_buffer(80)
+    try:
+        attributes = _attributes("=IIQ", program, len(information), ctypes.addressof(information))
+        _call("bpf", _OBJ_GET_INFO_BY_FD, attributes, len(attributes))
+    except OSError:
+        return None
+    finally:
+        os.close(program)
+    return information.raw[64:80].split(b"\0")[0].decode("ascii", "replace")
+
+
+def _attributes(form: str, *words: int) -> ctypes.Array[ctypes.c_char]:
+    """Return the start of a union bpf_attr; the kernel wants all that it knows beyond it to be zero."""
+    return ctypes.create_string_buffer(struct.pack(form, *words), 64)
