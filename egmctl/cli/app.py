@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from egmctl.cli import output
 from egmctl.cli.bench import bench
 from egmctl.cli.doctor import doctor
 from egmctl.cli.output import discard_stdout, emit, say
@@ -61,8 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     except EgmctlError as error:
         return _fail(error, arguments)
     except KeyboardInterrupt:
-        # Before there was anything to report: a command that has a partial report returns the code itself.
-        return _fail(_Interrupted("interrupted"), arguments)
+        code = ExitCode.INTERRUPTED
     except SystemExit:
         # The parser's answer to a pipe whose reader went away while it wrote help.
         discard_stdout()
@@ -70,7 +70,8 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         return _fail(_Unexpected(error), arguments)
     if code == ExitCode.INTERRUPTED:
-        say("interrupted")
+        # The parser makes the same code of a KeyboardInterrupt as a command returns with a partial report.
+        return _fail(_Interrupted("interrupted"), arguments)
     return code or ExitCode.OK
 
 
@@ -123,6 +124,8 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
         if isinstance(error, ChildFailed):
             sys.stderr.writelines(f"child: {printable(line)}\n" for line in error.output.splitlines())
     say(str(error))
+    if output.emitted:
+        return error.exit_code
     if "--json" in arguments or "--format=json" in arguments or ("--format", "json") in itertools.pairwise(arguments):
         from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope
 

@@ -92,6 +92,10 @@ def check_output(output: Path | None, force: bool) -> None:
         raise UsageError(f"{_name(output)} cannot be written: no permission to write in {_name(output.parent)}")
 
 
+emitted = False
+"""Whether this process has written, or tried to write, a result: there is never a second document after it."""
+
+
 def emit(content: Text | str, *, output: Path | None, force: bool, color: Color = Color.AUTO) -> None:
     """Write a command's result, to ``output`` or to standard output.
 
@@ -115,7 +119,9 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
     EgmctlError
         If writing fails.
     """
+    global emitted
     check_output(output, force)
+    emitted = True
     if output is not None:
         _write_whole(output, _render(content, colored=False))
         return
