@@ -1,0 +1,66 @@
+"""Checks and findings made by hand, for the tests of what runs and shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.runner import Diagnosis, diagnose
+from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import Machine
+from tests.doctor.machines import shipped
+
+
+def check(check_id: str, *findings: Finding, sections: tuple[str, ...] = (), guards: Iterable[Guard] = Guard) -> Check:
+    """A check that always finds the same."""
+    return Check(
+        id=check_id,
+        title=f"the title of {check_id}",
+        guards=tuple(guards),
+        sections=sections,
+        judge=lambda _machine, _scope: findings,
+        why="Because.",
+        read="From a file.",
+        fix="With care.",
+    )
+
+
+def broken(check_id: str, error: Exception) -> Check:
+    """A check that raises."""
+
+    def judge(_machine: Machine, _scope: Scope) -> Iterable[Finding]:
+        raise error
+
+    return Check(id=check_id, title="", guards=(), sections=(), judge=judge, why="", read="", fix="")
+
+
+def diagnosis(
+    *checks: Check, machine: Machine | None = None, scope: Scope = EVERYTHING, strict: bool = False
+) -> Diagnosis:
+    """What these checks say of a machine."""
+    return diagnose(machine or shipped("gb200-nvl4"), scope, checks, strict=strict)
+
+
+GPUS = shipped("gb200-nvl4").gpus or ()
+
+DENIED = failed(
+    "the device cgroup denies /dev/nvidia3",
+    Remedy(
+        text="Give the step all GPUs of the node and choose with CUDA_VISIBLE_DEVICES.", command="srun --gpu-bind=none"
+    ),
+    place=on_gpus(GPUS[3:]),
+    cause="Slurm's ConstrainDevices took it away from job 42",
+    evidence=(Evidence(source="access(/dev/nvidia3)", value="EPERM", errno="EPERM"),),
+)
+PERSISTENCE = warned(
+    "persistence mode is off",
+    Remedy(text="Turn it on.", command="nvidia-smi -pm 1", needs_root=True),
+    place=on_gpus(GPUS),
+    confidence=Confidence.MEDIUM,
+    cause="each first start of a process waits for the GPUs",
+)
+REBOOT = failed("the fabric is broken", Remedy(text="Start anew.", needs_root=True, needs_reboot=True))
+FINE = passed("as it should be", note="4 GPUs are there")
+ABSENT = skipped("not an EGM platform")
+UNTOLD = unknown("NVML is too old to say")

@@ -1,0 +1,75 @@
+"""The registry: every check is complete, and choosing among them says what it cannot find."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from egmctl.doctor import registry
+from egmctl.doctor.check import Check
+from egmctl.doctor.registry import CHECKS
+from egmctl.errors import UsageError
+from egmctl.model.finding import Guard
+from egmctl.model.machine import SECTION_VERSIONS
+from tests.doctor.builders import check
+
+
+def test_ids_are_unique() -> None:
+    assert len({check.id for check in CHECKS}) == len(CHECKS)
+
+
+@pytest.mark.parametrize("one", CHECKS, ids=lambda one: str(one.id))
+class TestEveryCheck:
+    def test_its_id_is_area_and_name(self, one: Check) -> None:
+        assert re.fullmatch(r"[a-z0-9]+\.[a-z0-9-]+", one.id)
+
+    def test_it_reads_sections_that_exist_and_guards_something(self, one: Check) -> None:
+        assert set(one.sections) <= set(SECTION_VERSIONS)
+        assert one.guards
+
+    def test_its_texts_are_sentences(self, one: Check) -> None:
+        for text in (one.why, one.read, one.fix):
+            assert text.endswith("."), text
+        assert not one.title.endswith(".")
+        assert len(one.title) <= 60
+
+
+class TestSelect:
+    @pytest.fixture(autouse=True)
+    def _three(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        three = (check("b.one", guards=[Guard.EGM]), check("b.two", guards=[Guard.RDMA, Guard.EGM]), check("a.one"))
+        monkeypatch.setattr(registry, "CHECKS", three)
+
+    @pytest.mark.parametrize(
+        ("options", "chosen"),
+        [
+            ({}, ["b.one", "b.two", "a.one"]),
+            ({"only": ["a.one", "b.two"]}, ["b.two", "a.one"]),
+            ({"only": ["b.*"]}, ["b.one", "b.two"]),
+            ({"without": ["b.one"]}, ["b.two", "a.one"]),
+            ({"only": ["*.one"], "without": ["a.*"]}, ["b.one"]),
+            ({"purposes": [Guard.RDMA]}, ["b.two", "a.one"]),
+        ],
+    )
+    def test_in_the_registrys_order(self, options: dict[str, Any], chosen: list[str]) -> None:
+        assert [check.id for check in registry.select(**options)] == chosen
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"only": ["b.tow"]}, "--check 'b.tow': there is no such check; did you mean b.two"),
+            ({"without": ["zzz"]}, "--skip 'zzz': there is no such check; 'egmctl doctor --list' shows all"),
+            ({"without": ["*"]}, "--for, --check and --skip together leave no check"),
+            ({"purposes": [Guard.RDMA], "only": ["b.one"]}, "leave no check"),
+        ],
+    )
+    def test_what_cannot_be_chosen_is_one_sentence(self, options: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(UsageError, match=re.escape(sentence)):
+            registry.select(**options)
+
+    def test_one_to_explain(self) -> None:
+        assert registry.find("a.one").id == "a.one"
+        with pytest.raises(UsageError, match=re.escape("--explain 'a.on': there is no such check")):
+            registry.find("a.on")

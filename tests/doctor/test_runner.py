@@ -1,0 +1,86 @@
+"""Running checks: their order, what a check cannot do to the others, and what the whole amounts to."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from egmctl.errors import ExitCode
+from egmctl.model.finding import Finding, Guard, Status
+from egmctl.model.machine import Reason, SectionStatus, Unread
+from tests.doctor.builders import ABSENT, DENIED, FINE, PERSISTENCE, REBOOT, UNTOLD, broken, check, diagnosis
+from tests.doctor.machines import shipped
+
+NODE = shipped("gb200-nvl4")
+
+
+def test_findings_come_in_the_order_of_the_checks_and_say_which_made_them() -> None:
+    found = diagnosis(check("b.two", FINE, DENIED, guards=[Guard.EGM]), check("a.one", FINE)).findings
+    assert [finding.check for finding in found] == ["b.two", "b.two", "a.one"]
+    assert found[0].guards == (Guard.EGM,)
+    assert found[0].docs == "docs/doctor.md#btwo"
+
+
+def test_a_check_that_raises_is_unknown_and_the_others_go_on() -> None:
+    found = diagnosis(broken("a.one", ZeroDivisionError("secret")), check("b.two", FINE)).findings
+    assert [finding.status for finding in found] == [Status.UNKNOWN, Status.PASS]
+    assert found[0].summary == "the check itself failed (ZeroDivisionError); please report it"
+
+
+def test_a_check_that_says_nothing_is_unknown() -> None:
+    assert [finding.status for finding in diagnosis(check("a.one")).findings] == [Status.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "words"),
+    [
+        (None, Status.UNKNOWN, "this machine was recorded without the section nics"),
+        (Unread(reason=Reason.NOT_ASKED), Status.SKIP, "the section nics was not asked for"),
+        (Unread(reason=Reason.FAILED), Status.UNKNOWN, "the section nics could not be read (failed)"),
+    ],
+)
+def test_a_missing_section_is_answered_for(status: Unread | None, expected: Status, words: str) -> None:
+    sections = {} if status is None else {"nics": SectionStatus(version=1, unread=status)}
+    machine = dataclasses.replace(NODE, nics=None, sections=sections)
+    (found,) = diagnosis(check("a.one", FINE, sections=("nics",)), machine=machine).findings
+    assert (found.status, found.summary) == (expected, words)
+
+
+def test_the_same_machine_gives_the_same_findings() -> None:
+    checks = (check("a.one", DENIED), check("b.two", UNTOLD))
+    assert diagnosis(*checks) == diagnosis(*checks)
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("findings", "strict", "code", "nagios"),
+        [
+            ([FINE], False, ExitCode.OK, 0),
+            ([FINE, ABSENT, UNTOLD], False, ExitCode.OK, 0),
+            ([FINE, PERSISTENCE], False, ExitCode.OK, 1),
+            ([FINE, PERSISTENCE], True, ExitCode.FAILED, 2),
+            ([FINE, PERSISTENCE, REBOOT], False, ExitCode.FAILED, 2),
+            ([ABSENT, UNTOLD], False, ExitCode.NOTHING, 3),
+            ([ABSENT, REBOOT], False, ExitCode.FAILED, 2),
+        ],
+    )
+    def test_exit_codes(self, findings: list[Finding], strict: bool, code: ExitCode, nagios: int) -> None:
+        checks = [check(f"a.{i}", finding) for i, finding in enumerate(findings)]
+        result = diagnosis(*checks, strict=strict)
+        assert (result.exit_code, result.nagios_state) == (code, nagios)
+        assert (result.nothing is not None) == (code is ExitCode.NOTHING)
+
+    def test_without_a_gpu_nothing_was_determined(self) -> None:
+        result = diagnosis(check("a.one", FINE), machine=dataclasses.replace(NODE, gpus=()))
+        assert (result.exit_code, result.nothing) == (ExitCode.NOTHING, "There is no NVIDIA GPU on this machine.")
+
+    def test_a_check_counts_once_with_its_gravest_finding(self) -> None:
+        result = diagnosis(check("a.one", FINE, DENIED, PERSISTENCE), check("b.two", ABSENT, FINE))
+        assert result.counts == {
+            Status.FAIL: 1,
+            Status.WARN: 0,
+            Status.UNKNOWN: 0,
+            Status.PASS: 1,
+            Status.SKIP: 0,
+        }
