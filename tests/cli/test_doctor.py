@@ -1,0 +1,149 @@
+"""``egmctl doctor`` as users run it: choosing, forms, exit codes, and one sentence for what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from egmctl.facts import record
+from egmctl.facts.process import ENVIRONMENT_KEYS
+from tests.conftest import RunEgmctl
+from tests.doctor.machines import patched, shipped
+from tests.fake.plugin import MakeFakeNode
+
+ANY = "drv.versions"
+"""A check that passes on every shipped machine."""
+
+
+@pytest.fixture
+def mismatched(tmp_path: Path) -> Path:
+    """A machine whose libraries are not of its kernel module's version."""
+    path = tmp_path / "node7.json"
+    path.write_text(record.text(patched(shipped("gh200"), "driver", module_version="580.1", driver_version="570.2")))
+    return path
+
+
+def test_a_fault_is_told_with_what_to_do_and_ends_with_1(egmctl: RunEgmctl, mismatched: Path) -> None:
+    done = egmctl("doctor", "--machine", mismatched, "--check", ANY)
+    assert done.code == 1
+    assert "FAIL     drv.versions  the kernel module is 580.1, the libraries are 570.2\n" in done.out
+    assert "         fix    Reload the kernel module" in done.out
+    assert done.out.splitlines()[-1] == "1 check: 1 fail, 0 warn, 0 unknown, 0 pass, 0 skip"
+
+
+def test_a_healthy_machine_ends_with_0(egmctl: RunEgmctl) -> None:
+    done = egmctl("doctor", "--machine", "gb200-nvl4", "--check", ANY)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("MODELLED from public documents, no such node was read: gb200-nvl4\n")
+
+
+def test_list_and_explain(egmctl: RunEgmctl) -> None:
+    listed = egmctl("doctor", "--list")
+    assert listed.code == 0
+    assert ANY in listed.out
+    ids = [check["id"] for check in json.loads(egmctl("doctor", "--list", "--json").out)["result"]["checks"]]
+    assert [line.split()[0] for line in listed.out.splitlines()] == ids
+    explained = egmctl("doctor", "--explain", ANY)
+    assert explained.out.startswith(f"{ANY}: ")
+    assert "Why it matters" in explained.out
+    narrower = egmctl("doctor", "--list", "--for", "rdma").out.splitlines()
+    assert 0 < len(narrower) <= len(ids)
+
+
+def test_forms(egmctl: RunEgmctl, mismatched: Path) -> None:
+    options = ("doctor", "--machine", mismatched, "--check", ANY, "-q")
+    assert json.loads(egmctl(*options, "--json").out)["exit_code"] == 1
+    assert egmctl(*options, "--format", "json").out == egmctl(*options, "--json").out
+    nagios = egmctl(*options, "--format", "nagios", "--exit-style", "nagios")
+    assert (nagios.code, nagios.out.split()[1]) == (2, "CRITICAL")
+    assert f'egmctl_doctor_check{{check="{ANY}",place=""}} 2\n' in egmctl(*options, "--format", "prom").out
+    suites = ElementTree.fromstring(egmctl(*options, "--format", "junit").out)  # noqa: S314
+    assert suites.get("failures") == "1"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [(".txt", "MODELLED"), (".json", "{"), (".prom", "# HELP"), (".xml", "<?xml")]
+)
+def test_the_suffix_of_the_output_file_says_the_form(
+    egmctl: RunEgmctl, tmp_path: Path, suffix: str, start: str
+) -> None:
+    output = tmp_path / f"found{suffix}"
+    done = egmctl("doctor", "--machine", "gh200", "--check", ANY, "-o", output)
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert output.read_text().startswith(start)
+
+
+def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    output = tmp_path / "status.out"
+    done = egmctl("doctor", "--machine", "gh200", "--check", ANY, "--format", "nagios", "-o", output)
+    assert done.code == 0
+    assert output.read_text().startswith("EGMCTL OK")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("--for", "egm,speed"),
+            "--for 'speed': there is no such purpose; valid are egm, p2p, ipc, fabric, rdma, perf",
+        ),
+        (("--check", "drv.version"), "--check 'drv.version': there is no such check; did you mean drv.versions"),
+        (("--skip", "*"), "leave no check"),
+        (("--explain", "x"), "--explain 'x': there is no such check"),
+        (("--gpus", "9"), "there is no GPU 9; the GPUs here are 0-3"),
+        (("--numa", "7"), "there is no CPU NUMA node 7"),
+        (("--expect", "gpus=many"), "--expect 'gpus=many' is no count; valid are gpus=8,nics=4,numa=2"),
+        (("--expect", "nonesuch"), "there is no machine 'nonesuch'"),
+        (("--json", "--format", "prom"), "--json and --format prom exclude each other"),
+        (("--brief", "-v"), "--brief and --verbose exclude each other"),
+        (("--list", "--format", "prom"), "--list is text or JSON"),
+        (("-o", "found.csv"), "found.csv: its suffix names no form; valid are .txt, .json, .prom, .xml"),
+    ],
+)
+def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], words: str) -> None:
+    done = egmctl("doctor", "--machine", "gb200-nvl4", *arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+
+
+def test_bad_input_is_unknown_in_nagios_terms_and_a_document_in_json(egmctl: RunEgmctl) -> None:
+    options = ("doctor", "--machine", "gb200-nvl4", "--gpus", "9")
+    assert egmctl(*options, "--exit-style", "nagios").code == 3
+    assert json.loads(egmctl(*options, "--format", "json").out)["errors"][0]["code"] == "usage"
+
+
+def test_the_machines_that_ship_are_listed(egmctl: RunEgmctl) -> None:
+    assert egmctl("doctor", "--machine", "list").out == egmctl("topo", "--machine", "list").out
+
+
+class TestLive:
+    def test_a_fake_node_without_loading_cuda(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        node = fake_node("gb200-nvl4")
+        done = egmctl("doctor", "--check", ANY, env=node.environment())
+        assert (done.code, done.err) == (0, "")
+        assert "4 FAKE NVIDIA GB200" in done.out, "NVML was asked"
+        assert not [call for call in node.calls() if call.name.startswith("cu")]
+
+    def test_twice_the_same_text(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        node = fake_node("dgx-h100")
+        first, second = (egmctl("doctor", env=node.environment()) for _ in range(2))
+        assert first == second
+        assert "Traceback" not in first.err
+
+    def test_without_a_gpu_it_ends_with_3(self, egmctl: RunEgmctl, tmp_path: Path) -> None:
+        done = egmctl("doctor", "--check", ANY, env={"EGMCTL_SYSROOT": str(tmp_path)})
+        assert (done.code, done.err) == (3, "egmctl: There is no NVIDIA GPU on this machine.\n")
+
+    def test_what_the_environment_holds_is_not_told(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        name = "hunter2"
+        private = dict.fromkeys((*ENVIRONMENT_KEYS, "AWS_SECRET_ACCESS_KEY"), f"/home/{name}")
+        del private["LD_LIBRARY_PATH"]
+        node = fake_node("dgx-h100")
+        for form in ("-v", "--json", "--format=junit"):
+            done = egmctl("doctor", form, env=private | node.environment())
+            assert name not in done.out + done.err
