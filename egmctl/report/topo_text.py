@@ -44,7 +44,8 @@ def _blocks(topology: Topology, verbose: int) -> Iterator[Text]:
     if topology.nics:
         yield _titled("NIC links", _nic_matrix(topology))
     if topology.routes:
-        yield _titled("EGM routes to host memory (nominal GB/s per direction)", _route_matrix(topology))
+        routes = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
+        yield _titled(f"{routes} to host memory (nominal GB/s per direction)", _route_matrix(topology))
     yield from _p2p(topology)
     if topology.notes:
         yield _titled("Notes", _bullets(topology.notes))

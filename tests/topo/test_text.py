@@ -37,6 +37,11 @@ def test_gpu_numa_ids_of_a_coherent_platform() -> None:
     assert [row[-2:] for row in rows[2:]] == [["0", "2"], ["0", "3"], ["1", "4"], ["1", "5"]]
 
 
+def test_routes_are_called_egm_only_where_one_of_them_is() -> None:
+    assert "EGM routes to host memory" in text_of(grace())
+    assert "\nRoutes to host memory" in text_of(hgx())
+
+
 def test_the_routes_with_what_they_carry() -> None:
     rows = block(text_of(grace()), "EGM routes to host memory (nominal GB/s per direction)")
     assert rows == [
