@@ -19,7 +19,7 @@ import typer
 from egmctl.cli import output
 from egmctl.cli.bench import bench
 from egmctl.cli.doctor import doctor
-from egmctl.cli.output import discard_stdout, emit, say
+from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
 from egmctl.errors import ChildFailed, EgmctlError, ExitCode, UsageError
@@ -43,7 +43,9 @@ _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def main() -> NoReturn:
     """Run the command with the arguments of this process and end the process."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    settle_stdout()
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -161,6 +161,15 @@ def colored(stream: TextIO, color: Color) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def settle_stdout() -> None:
+    """Let go of what standard output did not take: failing on it once more at its end, Python would end with 120."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        discard_stdout()
+
+
 def discard_stdout() -> None:
     """Point standard output at nothing, so that the interpreter's last flush cannot fail."""
     nothing = os.open(os.devnull, os.O_WRONLY)

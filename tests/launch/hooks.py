@@ -22,6 +22,8 @@ def fail(_arguments: dict[str, Any]) -> None:
 
 
 def become_nobody(_arguments: dict[str, Any]) -> None:
+    import tests.launch.targets  # noqa: F401 - the checkout may be out of that user's reach
+
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
