@@ -149,3 +149,10 @@ def peers() -> list[int]:
 
 def test_peer_access_is_enabled_once_and_disabled_once(fake_node: MakeFakeNode) -> None:
     assert run_on(fake_node(nvl4()), peers) == [1, 0, 0, 704, 0, 705]
+
+
+def test_a_node_with_a_driver_and_without_gpus(fake_node: MakeFakeNode) -> None:
+    machine = nvl4()
+    node = fake_node(Machine(origin=machine.origin, host=machine.host, gpus=(), driver=machine.driver))
+    assert run_on(node, bus_ids) == NO_DEVICE
+    assert run_on(node, nvml_minors) == []

@@ -240,17 +240,21 @@ int stream_finish(struct stream *stream)
     return context->sticky;
 }
 
+static struct stream *busy_stream(const struct context *context)
+{
+    for (struct stream *stream = streams; stream; stream = stream->next)
+        if (stream->context == context && stream->first)
+            return stream;
+    return NULL;
+}
+
 int context_finish(struct context *context)
 {
-    struct record *records[1024];
-    int count = 0;
-    for (struct stream *stream = streams; stream && count < 1024; stream = stream->next)
+    for (struct stream *stream; (stream = busy_stream(context));)
+        stream_finish(stream);
+    for (const struct stream *stream = streams; stream; stream = stream->next)
         if (stream->context == context)
-            records[count++] = record_here(stream);
-    while (count--) {
-        record_await(records[count]);
-        record_drop(records[count]);
-    }
+            host_clock = fmax(host_clock, stream->clock);
     return context->sticky;
 }
 
