@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
@@ -13,6 +13,8 @@ from egmctl.facts import replay
 from egmctl.model.finding import Finding
 from egmctl.model.machine import Gpu, Machine
 
+T = TypeVar("T")
+
 
 @functools.cache
 def shipped(name: str) -> Machine:
@@ -20,23 +22,24 @@ def shipped(name: str) -> Machine:
     return replay.load(name)
 
 
-def patched(record: Any, path: str, /, **changes: Any) -> Any:
+def patched(record: T, path: str, /, **changes: Any) -> T:
     """Return a record with fields of something inside it changed.
 
     ``patched(machine, "driver", modules=())``, ``patched(machine, "gpus[0].nvml.fabric", state="in-progress")``,
     ``patched(machine, "gpus[*].nvml", persistence_mode=False)``; the path ``""`` is the record itself.
     """
+    whole: Any = record
     if not path:
-        return dataclasses.replace(record, **changes)
+        return cast(T, dataclasses.replace(whole, **changes))
     head, _, rest = path.partition(".")
     name, bracket, index = head.rstrip("]").partition("[")
-    value = getattr(record, name)
+    value = getattr(whole, name)
     if not bracket:
-        return dataclasses.replace(record, **{name: patched(value, rest, **changes)})
+        return cast(T, dataclasses.replace(whole, **{name: patched(value, rest, **changes)}))
     items = [
         patched(item, rest, **changes) if index in ("*", str(number)) else item for number, item in enumerate(value)
     ]
-    return dataclasses.replace(record, **{name: tuple(items)})
+    return cast(T, dataclasses.replace(whole, **{name: tuple(items)}))
 
 
 def with_gpu_denied(machine: Machine, *indices: int, access: str = "EPERM") -> Machine:

@@ -6,7 +6,6 @@ at the difference before committing it.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from egmctl import __version__
 from egmctl.facts import replay
 from tests.conftest import RunEgmctl
+from tests.golden import compare
 
 FOLDER = Path(__file__).parent
 
@@ -36,11 +36,3 @@ def test_verbose_text(egmctl: RunEgmctl) -> None:
     done = egmctl("topo", "--machine", "gb200-nvl4", "-v", "--gpus", "0")
     assert done.code == 0
     compare(done.out, FOLDER / "gb200-nvl4" / "topo-v-gpu0.txt")
-
-
-def compare(found: str, golden: Path) -> None:
-    if os.environ.get("EGMCTL_WRITE_GOLDEN"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(found)
-    assert golden.exists(), f"{golden} is not there: EGMCTL_WRITE_GOLDEN=1 writes it"
-    assert found == golden.read_text()

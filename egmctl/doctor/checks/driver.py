@@ -27,7 +27,7 @@ def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         )
     elif module and library:
         yield passed(f"kernel module and libraries are both {module}", evidence=evidence)
-    elif module is None and "nvidia" not in (driver.modules or ()):
+    elif module is None and driver.modules is not None and "nvidia" not in driver.modules:
         yield skipped("the NVIDIA kernel module is not loaded", evidence=evidence)
     else:
         yield unknown("not both versions could be read", evidence=evidence)
