@@ -15,7 +15,7 @@ SectionsOption = Annotated[
     typer.Option(
         "--sections",
         metavar="LIST",
-        help="What to record: all, or some of host,gpus,pairs,switches,nics,driver,process,confinement.",
+        help="What to record: all, or some of host,gpus,pairs,switches,nics,driver,process,confinement,system.",
     ),
 ]
 FullOption = Annotated[

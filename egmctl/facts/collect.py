@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from egmctl import __version__, launch
 from egmctl.errors import ChildFailed, UsageError
-from egmctl.facts import confinement, driver_files, gpus, host, nics, nodes, pci, process
+from egmctl.facts import confinement, driver_files, gpus, host, nics, nodes, pci, process, system
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.codec import JsonValue
@@ -83,6 +83,7 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
         read("nics", lambda: nics.nics(node.root))
         read("process", lambda: process.process(node.root))
         read("confinement", lambda: confinement.confinement(node.root))
+        read("system", lambda: system.system(node.root))
         read("gpus", lambda: node.gpus)
         read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
         read("driver", node.driver)

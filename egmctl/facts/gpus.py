@@ -107,10 +107,16 @@ class NvmlFacts(Record):
     """The name of nvmlInit's error."""
     driver_version: Plain | None = None
     nvml_version: Plain | None = None
+    confidential_compute: Plain | None = None
+    nvlink_bandwidth_mode: Plain | None = None
     gpus: Mapping[BusId, GpuNvml] = field(default_factory=dict)
     lost: tuple[Unread, ...] = ()
     """Why GPUs that NVML counts do not tell their bus ids."""
     pairs: tuple[Pair, ...] = ()
+
+
+_NVML_VALUES = ("driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode")
+"""Fields of :class:`egmctl.model.machine.Driver` that have the same name here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +139,7 @@ def nvml_facts(outcome: JsonValue | ChildFailed) -> NvmlFacts:
         absent = _absent("NVML", outcome)
     except DecodeError as error:
         absent = Unread(reason=Reason.FAILED, detail=f"the answer of the child that reads NVML: {error}")
-    return NvmlFacts(absent=absent, unread=dict.fromkeys(("driver_version", "nvml_version", "error"), absent))
+    return NvmlFacts(absent=absent, unread=dict.fromkeys((*_NVML_VALUES, "error"), absent))
 
 
 def cuda_facts(outcome: JsonValue | ChildFailed) -> CudaFacts:
@@ -155,15 +161,13 @@ def no_cuda_facts(why: Unread) -> CudaFacts:
 def driver_values(nvml: NvmlFacts, cuda: CudaFacts) -> tuple[dict[str, Any], dict[str, Unread]]:
     """Return the fields of :class:`egmctl.model.machine.Driver` that come from the libraries, and their reasons."""
     values = {
-        "driver_version": nvml.driver_version,
-        "nvml_version": nvml.nvml_version,
+        **{name: getattr(nvml, name) for name in _NVML_VALUES},
         "nvml_error": nvml.error,
         "cuda_driver_version": cuda.driver_version,
         "cuda_error": cuda.error,
     }
     sources = {
-        "driver_version": nvml.unread.get("driver_version"),
-        "nvml_version": nvml.unread.get("nvml_version"),
+        **{name: nvml.unread.get(name) for name in _NVML_VALUES},
         "nvml_error": nvml.absent,
         "cuda_driver_version": cuda.unread.get("driver_version"),
         "cuda_error": cuda.absent,

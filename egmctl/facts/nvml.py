@@ -42,6 +42,19 @@ _EVENT_REASONS = (
     "reliability",
 )
 """By bit: ``nvmlClocksEventReason*`` of nvml.h, and the two ``nvmlClocksThrottleReason*`` beyond."""
+_BANDWIDTH_MODES = {0: "full", 1: "off", 2: "min", 3: "half", 4: "3quarter"}
+_RECOVERY_ACTION = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
+_RECOVERY_ACTIONS = {
+    0: "none",
+    1: "gpu-reset",
+    2: "node-reboot",
+    3: "drain-p2p",
+    4: "drain-and-reset",
+    5: "recover-imex-domain",
+    6: "bus-reset",
+    7: "system-reboot",
+}
 _PCIE_GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}
 _CPU_WORDS, _NODE_WORDS = 64, 16
 """64-bit words of the affinity masks: 4096 CPUs, 1024 NUMA nodes."""
@@ -63,10 +76,16 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
     try:
         ask("nvmlInit")
     except Unavailable as why:
-        facts.miss("driver_version nvml_version", why)
+        facts.miss("driver_version nvml_version confidential_compute nvlink_bandwidth_mode", why)
         return {**facts.json(), "absent": why.json(), "error": why.name}
     take(facts, "driver_version", "nvmlSystemGetDriverVersion")
     take(facts, "nvml_version", "nvmlSystemGetNVMLVersion")
+    take(facts, "nvlink_bandwidth_mode", "nvmlSystemGetNvlinkBwMode", convert=_word(_BANDWIDTH_MODES))
+    try:
+        settings = ask_struct("nvmlSystemGetConfComputeSettings", "SystemConfComputeSettings_v1_t")
+        facts.values["confidential_compute"] = _confidential_compute(settings)
+    except Unavailable as why:
+        facts.miss("confidential_compute", why)
     try:
         count = ask("nvmlDeviceGetCount")
     except Unavailable as why:
@@ -99,14 +118,19 @@ def _gpu(index: int, handle: Any) -> dict[str, Any]:
     for names, function, arguments, convert in _QUESTIONS:
         take(gpu, names, function, handle, *arguments, convert=convert)
     try:
-        capabilities = ask_struct("nvmlDeviceGetCapabilities", handle, "DeviceCapabilities_v1_t")
+        capabilities = ask_struct("nvmlDeviceGetCapabilities", "DeviceCapabilities_v1_t", handle)
         gpu.values["capabilities"] = capabilities.capMask
     except Unavailable as why:
         gpu.miss("capabilities", why)
     gpu.values["link"] = _pcie_link(handle)
     read_fabric(gpu, handle)
     read_platform(gpu, handle)
-    counts = field_values(handle, (NVLINK_COUNT, C2C_COUNT))
+    counts = field_values(handle, (NVLINK_COUNT, C2C_COUNT, _RECOVERY_ACTION))
+    action = counts[_RECOVERY_ACTION]
+    if isinstance(action, Unavailable):
+        gpu.miss("recovery_action", action)
+    else:
+        gpu.values["recovery_action"] = _RECOVERY_ACTIONS.get(action, str(action))
     read_nvlinks(gpu, handle, counts[NVLINK_COUNT])
     read_c2c_links(gpu, handle, counts[C2C_COUNT])
     take(gpu, "processes", "nvmlDeviceGetComputeRunningProcesses", handle, convert=_processes)
@@ -152,6 +176,12 @@ def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
     pair.values["p2p_status"] = status.values
     pair.unread.update({f"p2p_status.{name}": why for name, why in status.unread.items()})
     return pair.json()
+
+
+def _confidential_compute(settings: Any) -> str:
+    if not settings.ccFeature:
+        return "off"
+    return {1: "protected-pcie", 2: "nvlink-encryption"}.get(settings.multiGpuMode, "on")
 
 
 def _word(words: dict[int, str]) -> Callable[[int], str]:

@@ -62,11 +62,11 @@ def ask(function: str, *arguments: Any) -> Any:
         breadcrumb.leave()
 
 
-def ask_struct(function: str, handle: Any, struct: str) -> Any:
+def ask_struct(function: str, struct: str, *before: Any) -> Any:
     """Fill a versioned structure of pynvml, named without ``c_nvml``, and return it.
 
-    pynvml's functions for these crash the process when given the structure itself: they want a reference. Some
-    return the error number instead of raising.
+    ``before`` is the GPU's handle, or nothing for what belongs to no GPU. pynvml's functions for these crash the
+    process when given the structure itself: they want a reference. Some return the error number instead of raising.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def ask_struct(function: str, handle: Any, struct: str) -> Any:
     if kind is None:
         raise Unavailable(DRIVER_TOO_OLD, f"{function}: the installed nvidia-ml-py has no c_nvml{struct}")
     value = kind()
-    returned = ask(function, handle, byref(value))
+    returned = ask(function, *before, byref(value))
     if returned:
         raise unavailable(function, returned)
     return value

@@ -56,7 +56,7 @@ def read_platform(gpu: Reading, handle: Any) -> None:
     platform = Reading()
     take(platform, "module_id", "nvmlDeviceGetModuleId", handle)
     try:
-        info = ask_struct("nvmlDeviceGetPlatformInfo", handle, "PlatformInfo_v2_t")
+        info = ask_struct("nvmlDeviceGetPlatformInfo", "PlatformInfo_v2_t", handle)
     except Unavailable as why:
         platform.miss("chassis_serial slot tray host_id peer_type", why)
     else:
@@ -73,11 +73,11 @@ def decode_health(mask: int) -> dict[str, str]:
 
 def _fabric(handle: Any) -> dict[str, Any]:
     try:
-        info = ask_struct("nvmlDeviceGetGpuFabricInfoV", handle, "GpuFabricInfo_v3_t")
+        info = ask_struct("nvmlDeviceGetGpuFabricInfoV", "GpuFabricInfo_v3_t", handle)
     except Unavailable as why:
         if why.reason != DRIVER_TOO_OLD:
             raise
-        info = ask_struct("nvmlDeviceGetGpuFabricInfoV", handle, "GpuFabricInfo_v2_t")
+        info = ask_struct("nvmlDeviceGetGpuFabricInfoV", "GpuFabricInfo_v2_t", handle)
     fabric = Reading(
         state=_STATES.get(info.state, str(info.state)),
         clique_id=info.cliqueId,

@@ -143,6 +143,9 @@ class GpuNvml(Record):
     remapped_rows_uncorrectable: int | None = None
     remapped_rows_pending: bool | None = None
     remapped_rows_failure: bool | None = None
+    recovery_action: Plain | None = None
+    """What the driver asks for (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): ``none``, ``gpu-reset``, ``node-reboot``,
+    ``drain-p2p``, ``drain-and-reset``, ``recover-imex-domain``, ``bus-reset``, ``system-reboot``."""
     performance_state: int | None = None
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None

@@ -88,6 +88,10 @@ class Driver(Record):
     cuda_error: Plain | None = None
     """The name of cuInit's error; ``None`` if it succeeded or was not asked (then in ``unread``)."""
     nvml_error: Plain | None = None
+    confidential_compute: Plain | None = None
+    """``off``, ``on``, or how several GPUs are joined under it: ``protected-pcie``, ``nvlink-encryption``."""
+    nvlink_bandwidth_mode: Plain | None = None
+    """``full``, ``off``, ``min``, ``half`` or ``3quarter`` (``nvmlSystemGetNvlinkBwMode``)."""
     modules: tuple[Plain, ...] | None = None
     """Of nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau, gdrdrv: those loaded."""
     module_parameters: Mapping[Plain, Plain] | None = None

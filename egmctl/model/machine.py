@@ -63,10 +63,12 @@ from egmctl.model.record import (
     Unread,
     Uuid,
 )
+from egmctl.model.system import Bridge, Imex, System, VerbsNode
 
 __all__ = [
     "MACHINE_SCHEMA",
     "SECTION_VERSIONS",
+    "Bridge",
     "BusId",
     "C2cLink",
     "Cgroup",
@@ -82,6 +84,7 @@ __all__ = [
     "GpuProcess",
     "Host",
     "HugePages",
+    "Imex",
     "KernelList",
     "Machine",
     "Mount",
@@ -104,8 +107,10 @@ __all__ = [
     "SectionStatus",
     "Share",
     "Spelling",
+    "System",
     "Unread",
     "Uuid",
+    "VerbsNode",
 ]
 
 MACHINE_SCHEMA = "egmctl.machine/1"
@@ -157,6 +162,7 @@ SECTION_VERSIONS: Mapping[str, int] = {
     "driver": 1,
     "process": 1,
     "confinement": 1,
+    "system": 1,
 }
 """The sections in their order in the document. A version rises when a reader of the older one would be misled."""
 
@@ -178,6 +184,7 @@ class Machine:
     driver: Driver | None = None
     process: Process | None = None
     confinement: Confinement | None = None
+    system: System | None = None
 
     def gpu(self, bus_id: str) -> Gpu:
         """Return the GPU with this bus id.

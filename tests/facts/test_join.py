@@ -256,7 +256,13 @@ def test_a_child_that_failed_is_a_source_that_is_absent_and_says_why(
     facts = gpus.nvml_facts(error)
 
     assert facts.absent == Unread(reason=reason, detail=detail)
-    assert set(facts.unread) == {"driver_version", "nvml_version", "error"}
+    assert set(facts.unread) == {
+        "driver_version",
+        "nvml_version",
+        "confidential_compute",
+        "nvlink_bandwidth_mode",
+        "error",
+    }
 
 
 def test_a_child_that_answers_nonsense_is_a_source_that_is_absent() -> None:
@@ -275,13 +281,20 @@ def test_facts_survive_the_way_from_child_to_parent() -> None:
 def test_the_drivers_versions_and_errors_come_with_their_reasons() -> None:
     missing = Unread(reason=Reason.MISSING_LIBRARY, detail="cuDriverGetVersion: libcuda.so.1 cannot be loaded")
     values, unread = gpus.driver_values(
-        NvmlFacts(driver_version="580.159.04", nvml_version="13.580.159.04"),
+        NvmlFacts(
+            driver_version="580.159.04",
+            nvml_version="13.580.159.04",
+            confidential_compute="off",
+            nvlink_bandwidth_mode="full",
+        ),
         CudaFacts(absent=missing, unread={"driver_version": missing}),
     )
 
     assert values == {
         "driver_version": "580.159.04",
         "nvml_version": "13.580.159.04",
+        "confidential_compute": "off",
+        "nvlink_bandwidth_mode": "full",
         "nvml_error": None,
         "cuda_driver_version": None,
         "cuda_error": None,

@@ -115,14 +115,14 @@ def test_a_structure_is_passed_by_reference_with_its_version_set(answer: Answer)
 
     answer("nvmlDeviceGetCapabilities", fill)
 
-    assert ask_struct("nvmlDeviceGetCapabilities", None, "DeviceCapabilities_v1_t").capMask == 1
+    assert ask_struct("nvmlDeviceGetCapabilities", "DeviceCapabilities_v1_t", None).capMask == 1
 
 
 def test_an_error_that_pynvml_returns_instead_of_raising_is_an_error(answer: Answer) -> None:
     answer("nvmlDeviceGetCapabilities", 3)
 
     with pytest.raises(Unavailable, match=r"nvmlDeviceGetCapabilities: 3 \(Not Supported\)"):
-        ask_struct("nvmlDeviceGetCapabilities", None, "DeviceCapabilities_v1_t")
+        ask_struct("nvmlDeviceGetCapabilities", "DeviceCapabilities_v1_t", None)
 
 
 # --- field values ----------------------------------------------------------------------------------------------------

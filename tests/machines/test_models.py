@@ -100,8 +100,10 @@ def test_no_model_names_a_real_part() -> None:
             assert gpu.nvml.serial is None
 
 
-def test_every_null_has_its_reason(machine: Machine) -> None:
-    assert broken_invariants(machine) == []
+@pytest.mark.parametrize("name", MODELLED)
+def test_every_null_has_its_reason(name: str) -> None:
+    # A recorded machine lacks the fields that were added after its day, and their reasons.
+    assert broken_invariants(replay.load(name)) == []
 
 
 def test_pairs_are_complete_and_agree_both_ways(machine: Machine) -> None:

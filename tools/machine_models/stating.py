@@ -26,6 +26,7 @@ from egmctl.model.machine import (
     Reason,
     Record,
     SectionStatus,
+    System,
     Unread,
 )
 
@@ -164,4 +165,5 @@ def machine(
         driver=driver,
         process=unconfined_process(),
         confinement=no_confinement(),
+        system=stated(System),
     )
