@@ -1,0 +1,132 @@
+"""Random changes to a machine that its types allow, and to a tree of files that nothing forbids: fast, for many."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from egmctl.model.codec import field_types
+from egmctl.model.machine import Machine, Spelling
+
+NUMBERS = (0, 1, -1, 2, 7, 18, 255, 1 << 16, 1 << 31, (1 << 63) - 1, -(1 << 63))
+TEXTS = (
+    "",
+    "ok",
+    "EPERM",
+    "ENOENT",
+    "none",
+    "y",
+    "0",
+    "0-3",
+    "all",
+    "x" * 5000,
+    "\x1b[31m",
+    "\u202e",
+    '"driver"',
+    "é\n",
+)
+SPELLED = ("", "0", "0-3,8", "71")
+
+
+def mutated(machine: Machine, choice: random.Random) -> Machine:
+    """Return the machine with one to six values replaced by others of their types, taken away, or repeated."""
+    for _ in range(choice.randint(1, 6)):
+        machine = _mutated(Machine, machine, choice)
+    return machine
+
+
+def _mutated(kind: Any, value: Any, choice: random.Random) -> Any:
+    kind = _plain(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if choice.random() < 0.1:
+            return None
+        return _mutated(next(option for option in arguments if option is not type(None)), value, choice)
+    deeper = value is not None and choice.random() < 0.95
+    if deeper and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name, hint = choice.choice([item for item in field_types(type(value)).items() if item[0] != "unread"])
+        return dataclasses.replace(value, **{name: _mutated(hint, getattr(value, name), choice)})
+    if deeper and isinstance(value, tuple) and value and arguments[1:] == (Ellipsis,):
+        place = choice.randrange(len(value))
+        changed = () if choice.random() < 0.1 else (_mutated(arguments[0], value[place], choice),)
+        return (*value[:place], *changed, *value[place + 1 :])
+    if deeper and isinstance(value, Mapping) and value:
+        key = choice.choice(list(value))
+        return {**value, key: _mutated(arguments[1], value[key], choice)}
+    return _anything(kind, choice)
+
+
+def _anything(kind: Any, choice: random.Random) -> Any:
+    spelled = typing.get_origin(kind) is typing.Annotated and any(isinstance(m, Spelling) for m in kind.__metadata__)
+    if spelled:
+        return choice.choice(SPELLED)
+    kind = _plain(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        options = [option for option in arguments if option is not type(None)]
+        return None if choice.random() < 0.3 else _anything(options[0], choice)
+    if origin is tuple and arguments[1:] == (Ellipsis,):
+        return tuple(_anything(arguments[0], choice) for _ in range(choice.randint(0, 2)))
+    if origin is tuple:
+        return tuple(_anything(argument, choice) for argument in arguments)
+    if origin is Mapping:
+        keys = (_anything(arguments[0], choice) for _ in range(choice.randint(0, 2)))
+        return {key: _anything(arguments[1], choice) for key in keys}
+    if dataclasses.is_dataclass(kind):
+        values = {name: _anything(hint, choice) for name, hint in field_types(typing.cast(type, kind)).items()}
+        return typing.cast(Any, kind)(**values)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return choice.choice(list(kind))
+    simple = {bool: (True, False), int: NUMBERS, float: (0.0, -1.0, 2.5, 1e300), str: TEXTS}
+    return choice.choice(simple[kind])
+
+
+def _plain(kind: Any) -> Any:
+    """Return a type without its marks; one with a spelling keeps them."""
+    if typing.get_origin(kind) is typing.Annotated and not any(isinstance(m, Spelling) for m in kind.__metadata__):
+        return typing.get_args(kind)[0]
+    return kind
+
+
+def spoil(files: list[Path], choice: random.Random) -> list[tuple[Path, bytes]]:
+    """Spoil one to four files of a tree; return what they held, for :func:`mend`."""
+    held = []
+    for path in choice.sample(files, choice.randint(1, 4)):
+        content = path.read_bytes()
+        held.append((path, content))
+        path.unlink()
+        match choice.randrange(8):
+            case 0:
+                path.write_bytes(content[: choice.randint(0, len(content))])
+            case 1:
+                path.write_bytes(bytes(choice.randrange(256) for _ in range(200)))
+            case 2:
+                path.write_bytes(content * 50)
+            case 3:
+                path.mkdir()
+            case 4:
+                path.symlink_to(path)
+            case 5:
+                path.write_bytes(content.replace(b"0", b"99999999999999999999"))
+            case 6:
+                os.mkfifo(path)
+            case _:
+                pass
+    return held
+
+
+def mend(held: list[tuple[Path, bytes]]) -> None:
+    """Undo :func:`spoil`."""
+    for path, content in held:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+        path.write_bytes(content)
