@@ -192,3 +192,7 @@ def _render(diagnosis: Diagnosis, form: DoctorForm, *, verbose: int, brief: bool
             return doctor_monitoring.prom(diagnosis)
         case DoctorForm.JUNIT:
             return doctor_monitoring.junit(diagnosis)
+        case DoctorForm.SVG:
+            from egmctl.report.picture import picture
+
+            return picture(doctor_text(diagnosis, verbose=verbose, brief=brief), "egmctl doctor")

@@ -17,6 +17,7 @@ class DoctorForm(StrEnum):
     NAGIOS = "nagios"
     PROM = "prom"
     JUNIT = "junit"
+    SVG = "svg"
 
 
 class ExitStyle(StrEnum):
@@ -31,6 +32,7 @@ SUFFIXES = {
     ".json": DoctorForm.JSON,
     ".prom": DoctorForm.PROM,
     ".xml": DoctorForm.JUNIT,
+    ".svg": DoctorForm.SVG,
 }
 """The form that the suffix of ``-o FILE`` asks for."""
 
@@ -85,6 +87,6 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Write to FILE; without --format its suffix says the form: .txt, .json, .prom, .xml (JUnit).",
+        help="Write to FILE; without --format its suffix says the form: .txt, .json, .prom, .xml (JUnit), .svg.",
     ),
 ]

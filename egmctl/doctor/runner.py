@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from egmctl.doctor.check import Check, skipped, unknown
 from egmctl.doctor.scope import Scope
 from egmctl.errors import ExitCode
+from egmctl.facts.redact import known_words
 from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import Machine, Reason
 
@@ -74,6 +75,7 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
     strict
         Whether a warning is a failure.
     """
+    machine = _without_secrets(machine)
     findings = tuple(
         replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}")
         for check in checks
@@ -96,6 +98,14 @@ def _findings(check: Check, machine: Machine, scope: Scope) -> Iterable[Finding]
     except Exception as error:
         # A recorded machine can hold what no real one does: that must not cost the other checks.
         return (unknown(f"the check itself failed ({type(error).__name__}); please report it"),)
+
+
+def _without_secrets(machine: Machine) -> Machine:
+    """Return the machine with what is well known of the environment: no check can tell what it does not get."""
+    if machine.process is None or machine.process.environment is None or machine.origin.redacted:
+        return machine
+    environment = {name: known_words(value) for name, value in machine.process.environment.items()}
+    return replace(machine, process=replace(machine.process, environment=environment))
 
 
 def _without(machine: Machine, section: str) -> Finding:

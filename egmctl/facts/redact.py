@@ -150,6 +150,15 @@ class _Redaction:
         return self._numbered("environment", word)
 
 
+def known_words(value: str) -> str:
+    """Return the value of an environment variable with everything but numbers, UUIDs and well-known words left out.
+
+    What people and programs put into the environment may be secret; what steers a driver is none of it.
+    """
+    known = (_ENVIRONMENT_WORD, _WHOLE_UUID, _PARTIAL_UUID)
+    return re.sub(r"[^,;:=^ ]+", lambda word: word[0] if any(one.fullmatch(word[0]) for one in known) else "...", value)
+
+
 def _replace_uuids(text: str) -> str:
     return _UUID.sub(lambda found: _other_digits(found[0]), text)
 

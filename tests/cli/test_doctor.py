@@ -65,7 +65,8 @@ def test_forms(egmctl: RunEgmctl, mismatched: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "start"), [(".txt", "MODELLED"), (".json", "{"), (".prom", "# HELP"), (".xml", "<?xml")]
+    ("suffix", "start"),
+    [(".txt", "MODELLED"), (".json", "{"), (".prom", "# HELP"), (".xml", "<?xml"), (".svg", "<svg")],
 )
 def test_the_suffix_of_the_output_file_says_the_form(
     egmctl: RunEgmctl, tmp_path: Path, suffix: str, start: str
@@ -100,7 +101,7 @@ def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -
         (("--json", "--format", "prom"), "--json and --format prom exclude each other"),
         (("--brief", "-v"), "--brief and --verbose exclude each other"),
         (("--list", "--format", "prom"), "--list is text or JSON"),
-        (("-o", "found.csv"), "found.csv: its suffix names no form; valid are .txt, .json, .prom, .xml"),
+        (("-o", "found.csv"), "found.csv: its suffix names no form; valid are .txt, .json, .prom, .xml, .svg"),
     ],
 )
 def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], words: str) -> None:

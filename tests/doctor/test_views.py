@@ -12,6 +12,7 @@ from egmctl.model.finding import Finding, Guard, Place, PlaceKind, Remedy, Statu
 from egmctl.report.doctor_json import doctor_json
 from egmctl.report.doctor_monitoring import junit, nagios, prom
 from egmctl.report.doctor_text import doctor_text, explain_text
+from egmctl.report.picture import picture
 from tests.doctor.builders import ABSENT, DENIED, FINE, GPUS, PERSISTENCE, REBOOT, UNTOLD, check, diagnosis
 from tests.doctor.machines import shipped
 
@@ -158,6 +159,21 @@ class TestJunit:
         hostile = [failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE)), passed(HOSTILE), _with(ABSENT, HOSTILE)]
         root = ElementTree.fromstring(junit(diagnosis(check("a.one", *hostile))))  # noqa: S314
         assert len(root[0]) == 3
+
+
+class TestPicture:
+    def test_it_shows_the_text_and_fetches_nothing(self) -> None:
+        svg = picture(doctor_text(SICK), "egmctl doctor")
+        root = ElementTree.fromstring(svg)  # noqa: S314
+        shown = "".join(root.itertext()).replace("\xa0", " ")
+        for line in doctor_text(SICK).plain.splitlines():
+            for word in line.split():
+                assert word in shown
+        assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+
+    def test_any_string_is_well_formed(self) -> None:
+        hostile = failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE))
+        ElementTree.fromstring(picture(doctor_text(diagnosis(check("a.one", hostile))), "x"))  # noqa: S314
 
 
 def _with(finding: Finding, summary: str) -> Finding:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from egmctl.facts.redact import redact
+from egmctl.facts.redact import known_words, redact
 from egmctl.model.codec import to_json
 from egmctl.model.machine import (
     Cgroup,
@@ -229,3 +229,18 @@ def test_an_unexpected_errors_sentence_does_not_leave() -> None:
     unread = redact(machine(sections={"host": status})).sections["host"].unread
     assert unread is not None
     assert unread.detail == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("0,1-3", "0,1-3"),
+        ("all", "all"),
+        ("GPU-4c1f0c2e-1111-2222-3333-444455556666", "GPU-4c1f0c2e-1111-2222-3333-444455556666"),
+        ("/home/someone/lib:/usr/local/cuda/lib64", "...:/usr/local/cuda/lib64"),
+        ("s3cr3t", "..."),
+        ("", ""),
+    ],
+)
+def test_of_a_variable_only_what_is_well_known_is_told(value: str, kept: str) -> None:
+    assert known_words(value) == kept
