@@ -5,14 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from egmctl.model.measurement import Engine, MemoryKind, Pattern
+from egmctl.model.measurement import Chase, Engine, MemoryKind, Pattern, Quantity
 
 
 class End(StrEnum):
-    """One end of a transfer."""
+    """One end of a flow."""
 
     SOURCE = "source"
     DESTINATION = "destination"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """How many bytes a chase visits."""
+
+    least_bytes: int
+    l2_times: int = 0
+    """At least so many times the L2 cache of the GPU that owns the memory or, for host memory, reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +32,17 @@ class Case:
     """In nvbandwidth's words, so that people can compare numbers."""
     family: str
     source: MemoryKind
+    """Of every flow; of the second one of both directions, the destination's."""
     destination: MemoryKind
     engine: Engine
     pattern: Pattern
     initiator: End
-    """The end whose GPU issues the work."""
+    """Whose GPU issues the work, where both ends are GPUs."""
     description: str
     """One sentence for ``--list``."""
+    streams: int = 1
+    quantity: Quantity = Quantity.BANDWIDTH
+    chase: Chase | None = None
+    """For a latency."""
+    footprint: Footprint | None = None
+    """For a latency; a bandwidth's buffers have the size of the run."""

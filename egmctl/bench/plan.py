@@ -5,25 +5,37 @@ The plan is made in the command before anything touches a GPU, so that ``--list`
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 
-from egmctl.bench.case import Case, End
+from egmctl.bench.buffers import Peak, peaks
+from egmctl.bench.case import Case
+from egmctl.bench.flows import HOST_MEMORY, Ends, endpoint, initiator, tasks_of
+from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
+from egmctl.bench.schedule import Slot, Step, make_steps
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BenchGpu, Endpoint, MemoryKind, Settings, Task
-from egmctl.topo.health import obstacle
-from egmctl.topo.links import gpu_link
-from egmctl.topo.routes import RouteKind, route
-from egmctl.units import MIB, format_size
+from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Quantity, Settings, Task
+from egmctl.units import GB, MIB, format_size
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """The facts a plan needs."""
 
 SIZE_MULTIPLE_BYTES = 16
 """A size is a multiple of this: the widest word that a GPU moves, and a whole number of the pattern's words."""
+
+COPIES_LIMIT = 128
+"""More copies than this queued behind a closed gate can fill the driver's queue, which would then wait for ever."""
+
+SAMPLE_S = 0.02
+"""How long one sample is to take at least; see :func:`copies_for`."""
+
+_COUNTED = {
+    Engine.SM_READ: "each byte read",
+    Engine.SM_WRITE: "each byte written",
+    Engine.CPU: "each byte read or written by the CPUs",
+}
+_COUNTED_COPY = "each byte copied, once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,10 @@ class PlannedTask:
     task: Task
     waiver: str | None = None
     """One sentence; ``None`` if the task will be run."""
+    rate_gb_s: float = 0
+    """What the slowest of its flows is planned with."""
+    disjoint: bool = False
+    """Whether it may run beside tasks that share no GPU with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +59,8 @@ class Plan:
     gpus: tuple[BenchGpu, ...]
     numa_nodes: tuple[int, ...]
     tasks: tuple[PlannedTask, ...]
+    steps: tuple[Step, ...]
+    """Of the tasks that will be run."""
     notes: tuple[str, ...] = ()
     """Cases that these GPUs and nodes make no task of, and why."""
 
@@ -50,6 +68,11 @@ class Plan:
     def runnable(self) -> tuple[Task, ...]:
         """The tasks that will be run."""
         return tuple(planned.task for planned in self.tasks if planned.waiver is None)
+
+    @property
+    def peaks(self) -> tuple[Peak, ...]:
+        """The most memory that the run holds at any time, on each GPU and NUMA node and on the host."""
+        return peaks([[self.tasks[number].task for number in step.tasks] for step in self.steps])
 
 
 def make_plan(
@@ -65,89 +88,49 @@ def make_plan(
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
     visible = cuda_visible(machine)
-    tasks = {case.name: tuple(_tasks(case, machine, gpus, numa_nodes, settings, visible)) for case in cases}
+    made = {case.name: tuple(_planned_tasks(case, machine, gpus, numa_nodes, settings, visible)) for case in cases}
+    tasks = tuple(task for of_case in made.values() for task in of_case)
     return Plan(
         settings=settings,
-        gpus=tuple(BenchGpu(label=_label(g), index=g.index, bus_id=g.bus_id, uuid=g.uuid, name=g.name) for g in gpus),
+        gpus=tuple(
+            BenchGpu(label=f"GPU{g.index}", index=g.index, bus_id=g.bus_id, uuid=g.uuid, name=g.name) for g in gpus
+        ),
         numa_nodes=tuple(numa_nodes),
-        tasks=tuple(task for of_case in tasks.values() for task in of_case),
-        notes=tuple(f"{name} needs two GPUs" for name, of_case in tasks.items() if not of_case),
+        tasks=tasks,
+        steps=make_steps(_slots(tasks), serial=settings.serial),
+        notes=tuple(f"{name} needs two GPUs" for name, of_case in made.items() if not of_case),
     )
+
+
+def copies_for(size_bytes: int, rate_gb_s: float) -> int:
+    """Return how many copies make a sample of :data:`SAMPLE_S` or more: a power of two, at most what can be queued."""
+    copies = 1
+    while copies < COPIES_LIMIT and copies * size_bytes < SAMPLE_S * rate_gb_s * GB:
+        copies *= 2
+    return copies
 
 
 def check_memory(plan: Plan, machine: Machine) -> None:
     """Refuse a plan whose buffers would take more than half of what is free on a GPU, a NUMA node or the host.
-
-    Every place holds at most two buffers at a time, one to copy from and one to copy to: they are reused by all tasks.
 
     Raises
     ------
     UsageError
         Naming the first place that is too small and the size that would fit it.
     """
-    sources = {task.source for task in plan.runnable}
-    destinations = {task.destination for task in plan.runnable}
-    buffers = Counter([*sources, *destinations])
-    places = [(end.label, count, _free_bytes(machine, end)) for end, count in buffers.items()]
-    on_host = sum(count for end, count in buffers.items() if end.memory is MemoryKind.HOST_NUMA)
-    places.append(("the host", on_host, machine.host.memory_available_bytes if machine.host else None))
-    for place, count, free in sorted(places, key=lambda item: item[0]):
-        if count and free is not None and count * plan.settings.size_bytes > free // 2:
-            fits = free // 2 // count // MIB
+    for peak in plan.peaks:
+        free = _free_bytes(machine, peak)
+        if free is not None and peak.bytes > free // 2:
+            fits = plan.settings.size_bytes * (free // 2) // peak.bytes // MIB
+            place = peak.place.label if peak.place else "the host"
             raise UsageError(
-                f"--size {format_size(plan.settings.size_bytes)} takes {format_size(count * plan.settings.size_bytes)} "
-                f"on {place}, more than half of the {format_size(free)} free there; "
+                f"--size {format_size(plan.settings.size_bytes)} takes {format_size(peak.bytes)} on {place}, more "
+                f"than half of the {format_size(free)} free there; "
                 + (f"at most --size {fits}M fits" if fits else "nothing fits")
             )
 
 
-def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> str | None:
-    """Say why nothing can be measured on a GPU; ``None`` if it can.
-
-    Parameters
-    ----------
-    visible
-        Bus ids that CUDA_VISIBLE_DEVICES leaves to a process, ``None`` if it is not set.
-    """
-    if gpu.cuda is None:
-        if (stopped := obstacle(machine, gpu)) is not None:
-            return f"{_label(gpu)}: {stopped.cause}"
-        why = gpu.unread.get("cuda")
-        return f"CUDA does not see {_label(gpu)}" + (f": {why.detail or why.reason}" if why else "")
-    if visible is not None and gpu.bus_id not in visible:
-        return f"CUDA_VISIBLE_DEVICES hides {_label(gpu)}"
-    if gpu.nvml is not None and gpu.nvml.mig_mode:
-        return f"MIG is on: {_label(gpu)} can only be used in parts"
-    if gpu.nvml is not None and gpu.nvml.compute_mode == "prohibited":
-        return f"the compute mode of {_label(gpu)} is prohibited"
-    return None
-
-
-def cuda_visible(machine: Machine) -> frozenset[str] | None:
-    """Return the bus ids that CUDA_VISIBLE_DEVICES leaves to a worker; ``None`` if it is not set.
-
-    Notes
-    -----
-    Entries are numbers in the order of bus ids (the worker sets CUDA_DEVICE_ORDER so) or UUIDs and unique prefixes of
-    them; the first invalid entry ends the list (CUDA C++ Programming Guide, "CUDA Environment Variables").
-    """
-    text = (machine.process.environment or {}).get("CUDA_VISIBLE_DEVICES") if machine.process else None
-    if text is None:
-        return None
-    gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None]
-    visible: list[str] = []
-    for part in (part.strip() for part in text.split(",")):
-        if part.isascii() and part.isdigit():
-            found = [gpu for gpu in gpus if gpu.cuda and gpu.cuda.ordinal == int(part)]
-        else:
-            found = [gpu for gpu in gpus if part.startswith("GPU-") and (gpu.uuid or "").startswith(part)]
-        if len(found) != 1:
-            break
-        visible.append(found[0].bus_id)
-    return frozenset(visible)
-
-
-def _tasks(
+def _planned_tasks(
     case: Case,
     machine: Machine,
     gpus: Sequence[Gpu],
@@ -155,83 +138,76 @@ def _tasks(
     settings: Settings,
     visible: frozenset[str] | None,
 ) -> Iterator[PlannedTask]:
-    """Yield every task of a case: each GPU that issues work, with each far end it works with."""
-    for gpu, far in _pairs(case, gpus, numa_nodes):
-        waiver = gpu_waiver(machine, gpu, visible)
-        egm = None
-        if isinstance(far, Gpu):
-            wire = gpu_link(machine, gpu, far).symbol
-            waiver = waiver or gpu_waiver(machine, far, visible) or _peer_waiver(machine, gpu, far)
-        else:
-            wire, egm, blocked = _host_wire(machine, gpu, far)
-            waiver = waiver or blocked
-        ends = (gpu, far) if case.initiator is End.SOURCE else (far, gpu)
+    """Yield every task of a case."""
+    for ends_of_flows in tasks_of(case, gpus, numa_nodes):
+        made = [
+            _flow(case, machine, ends, back=case.pattern is Pattern.BOTH_DIRECTIONS and number == 1)
+            for number, ends in enumerate(ends_of_flows)
+        ]
+        flows, paths = [flow for flow, _ in made], [path for _, path in made]
+        taking_part = {g.bus_id: g for ends in ends_of_flows for g in ends if isinstance(g, Gpu)}
+        waivers = [gpu_waiver(machine, gpu, visible) for gpu in taking_part.values()] + [path.waiver for path in paths]
+        rate = min(path.rate_gb_s for path in paths)
+        latency = case.quantity is Quantity.LATENCY
+        size_bytes = settings.size_bytes
         task = Task(
             case=case.name,
-            source=_endpoint(case.source, ends[0]),
-            destination=_endpoint(case.destination, ends[1]),
+            family=case.family,
+            quantity=case.quantity,
             engine=case.engine,
             pattern=case.pattern,
-            initiator=gpu.bus_id,
-            initiator_label=_label(gpu),
-            wire=wire,
-            egm=egm,
-            counted="each byte copied, once",
-            size_bytes=settings.size_bytes,
-            copies=settings.copies,
+            flows=tuple(flows),
+            counted="" if latency else _COUNTED.get(case.engine, _COUNTED_COPY),
+            size_bytes=size_bytes,
+            copies=1 if latency else settings.copies or copies_for(size_bytes, rate),
+            streams=case.streams,
+            chase=case.chase,
         )
-        yield PlannedTask(task, waiver)
+        waiver = next((waiver for waiver in waivers if waiver), None)
+        yield PlannedTask(task, waiver, rate, all(path.disjoint for path in paths))
 
 
-def _pairs(case: Case, gpus: Sequence[Gpu], numa_nodes: Sequence[int]) -> Iterator[tuple[Gpu, Gpu | int]]:
-    """Yield the GPU that issues the work and the far end: another GPU, or the number of a NUMA node."""
-    if MemoryKind.HOST_NUMA in (case.source, case.destination):
-        yield from ((gpu, node) for node in numa_nodes for gpu in gpus)
+def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow, Path]:
+    memory = (case.destination, case.source) if back else (case.source, case.destination)
+    gpu = initiator(case, ends)
+    path = path_between(machine, memory, ends, gpu)
+    if gpu is None:
+        label = next(f"CPU{place}" for place, kind in zip(ends, memory, strict=True) if kind not in HOST_MEMORY)
     else:
-        yield from permutations(gpus, 2)
+        label = f"GPU{gpu.index}"
+    flow = Flow(
+        source=endpoint(memory[0], ends[0]),
+        destination=endpoint(memory[1], ends[1]),
+        initiator=gpu.bus_id if gpu else None,
+        initiator_label=label,
+        wire=path.wire,
+        egm=path.egm,
+    )
+    return flow, path
 
 
-def _endpoint(memory: MemoryKind, end: Gpu | int) -> Endpoint:
-    if isinstance(end, Gpu):
-        return Endpoint(memory=memory, label=_label(end), bus_id=end.bus_id)
-    return Endpoint(memory=memory, label=f"NUMA{end}", numa_node=end)
+def _slots(tasks: Sequence[PlannedTask]) -> Iterator[Slot]:
+    alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
+    for number, planned in enumerate(tasks):
+        if planned.waiver is not None:
+            continue
+        task = planned.task
+        flow = task.flows[0]
+        gpus = dict.fromkeys(end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None)
+        together = planned.disjoint and task.pattern in alike
+        group = f"{task.case} over {flow.wire}, {format_size(task.size_bytes)}" if together else None
+        yield Slot(number, tuple(gpus), group)
 
 
-def _label(gpu: Gpu) -> str:
-    return f"GPU{gpu.index}"
-
-
-def _host_wire(machine: Machine, gpu: Gpu, node: int) -> tuple[str, bool | None, str | None]:
-    """Say which way a GPU reaches HOST_NUMA memory, whether that is EGM, and why it cannot be measured."""
-    found = route(machine, gpu, node)
-    if gpu.nvml is None and gpu.cuda is not None:
-        return f"HOST_NUMA, not known whether EGM: NVML does not list {_label(gpu)}", None, None
-    if found.kind is RouteKind.BLOCKED:
-        return "HOST_NUMA, blocked", False, found.reason
-    waiver = None
-    attribute = "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
-    if gpu.cuda is not None and gpu.cuda.attributes.get(attribute) == 0:
-        waiver = f"{_label(gpu)} cannot use HOST_NUMA memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0"
-    if found.egm is None:
-        return f"HOST_NUMA, not known whether EGM: {found.reason}", None, waiver
-    return f"EGM over {found.symbol}" if found.egm else f"HOST_NUMA over {found.symbol}, not EGM", found.egm, waiver
-
-
-def _peer_waiver(machine: Machine, initiator: Gpu, other: Gpu) -> str | None:
-    pair = machine.pair(initiator.bus_id, other.bus_id)
-    if pair is None or pair.can_access_peer is not False:
-        return None
-    refused = [f"P2P {word} is {status}" for word, status in pair.p2p_status.items() if status not in ("OK", None)]
-    why = ", ".join(refused) or "cuDeviceCanAccessPeer says 0"
-    return f"{_label(initiator)} has no peer access to {_label(other)}: {why}"
-
-
-def _free_bytes(machine: Machine, end: Endpoint) -> int | None:
-    """Return what is free at one end, ``None`` where the facts do not say."""
-    if end.memory is MemoryKind.HOST_NUMA:
-        nodes = (machine.host.numa_nodes if machine.host else None) or ()
-        return next((node.memory_free_bytes for node in nodes if node.id == end.numa_node), None)
-    nvml = machine.gpu(end.bus_id or "").nvml
+def _free_bytes(machine: Machine, peak: Peak) -> int | None:
+    """Return what is free at a place, ``None`` where the facts do not say."""
+    host, place = machine.host, peak.place
+    if place is None:
+        return host.memory_available_bytes if host else None
+    if place.bus_id is None:
+        nodes = (host.numa_nodes if host else None) or ()
+        return next((node.memory_free_bytes for node in nodes if node.id == place.numa_node), None)
+    nvml = machine.gpu(place.bus_id).nvml
     if nvml is None or nvml.memory_total_bytes is None or nvml.memory_used_bytes is None:
         return None
     return nvml.memory_total_bytes - nvml.memory_used_bytes

@@ -1,12 +1,29 @@
-"""What the command and its worker say to each other: one order, then one event for every step."""
+"""What the command and its worker say to each other.
+
+The worker is started while the command still collects facts, and initialises CUDA meanwhile. The command then sends a
+:class:`Preparation`, one :class:`OrderedStep` after the other, and at last nothing more but that it is over; the worker
+answers with events.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from egmctl.bench.buffers import Buffer
 from egmctl.model.machine import BusId
 from egmctl.model.measurement import Settings, Task
+
+
+class Request(StrEnum):
+    """The command's messages, under the key ``do``."""
+
+    PREPARE = "prepare"
+    """``preparation``: set up the GPUs."""
+    MEASURE = "measure"
+    """``step``: the next one."""
+    FINISH = "finish"
+    """There is nothing more: release everything."""
 
 
 class Event(StrEnum):
@@ -14,14 +31,31 @@ class Event(StrEnum):
 
     READY = "ready"
     """All GPUs are set up; ``note`` is what a reader of every number has to know, or null."""
-    STARTED = "started"
-    """``task`` is the number of the one under way."""
     MEASURED = "measured"
-    """``task`` is over; ``measurement`` is its outcome."""
-    BROKEN = "broken"
-    """A context is beyond use after an error: the rest needs a new process."""
+    """``task``, a number, is over; ``measurement`` is its outcome."""
+    OVER = "over"
+    """All tasks of the step are; ``broken``: a context is beyond use after an error, and the rest needs a new
+    process; ``problem``: why a buffer could not be given back, or null."""
     DONE = "done"
-    """All tasks are over and everything is released."""
+    """Everything is released."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAccess:
+    """Who works with the memory of a NUMA node in some step."""
+
+    numa_node: int
+    gpus: tuple[BusId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """What a worker has to know before the first step."""
+
+    settings: Settings
+    gpus: tuple[BusId, ...]
+    """All that take part in some step."""
+    host_access: tuple[NodeAccess, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +67,11 @@ class OrderedTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a worker is to do."""
+class OrderedStep:
+    """Tasks to measure at the same time."""
 
-    settings: Settings
-    gpus: tuple[BusId, ...]
-    """All that take part in some task."""
     tasks: tuple[OrderedTask, ...]
+    proof: bool = False
+    """The one task has been measured with others at the same time: one sample of it alone is enough."""
+    release: tuple[Buffer, ...] = ()
+    """The buffers (:func:`egmctl.bench.buffers.assign`) to give back when the step is over: no later one needs them."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import count
 from typing import Protocol, TypeVar
 
+from egmctl.bench.buffers import Buffer
+from egmctl.bench.protocol import Preparation
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import call, initialise
+from egmctl.gpu.driver import call
 from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, Memory, PinnedWords
 from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
 from egmctl.gpu.program import Kernels, NoCompiler
 from egmctl.gpu.timing import Stream, choose_gate
-from egmctl.model.measurement import Endpoint, MemoryKind, Task, Verification
+from egmctl.model.measurement import MemoryKind, Verification
 
 
 class _Closable(Protocol):
@@ -26,29 +28,21 @@ T = TypeVar("T", bound=_Closable)
 class Rig:
     """The GPUs of one run and everything taken on them, released in reverse order by :meth:`close`.
 
-    Parameters
-    ----------
-    gpus
-        Bus ids. One that cannot be opened fails the tasks that need it, not the others.
-    host_access
-        For each NUMA node the GPUs that get access to its memory.
-    size_bytes
-        Of every buffer.
+    A GPU that cannot be opened fails the tasks that need it, not the others.
     """
 
-    def __init__(self, gpus: Sequence[str], host_access: Mapping[int, Sequence[str]], size_bytes: int) -> None:
-        initialise()
-        self._host_access = host_access
-        self._size_bytes = size_bytes
+    def __init__(self, preparation: Preparation) -> None:
+        self._host_access = {access.numa_node: access.gpus for access in preparation.host_access}
         self._contexts: dict[str, Context] = {}
         self._unusable: dict[str, DriverCallError] = {}
-        self._streams: dict[str, Stream] = {}
-        self._sources: dict[Endpoint, tuple[Memory, int]] = {}
-        self._destinations: dict[Endpoint, Memory] = {}
+        self._streams: dict[tuple[str, int], Stream] = {}
+        self._buffers: dict[Buffer, Memory] = {}
+        self._seeds: dict[Buffer, int] = {}
+        self._new_seeds = count(1)
         self.note: str | None = None
         with ExitStack() as undo:
             self._undo = undo
-            for bus_id in gpus:
+            for bus_id in preparation.gpus:
                 try:
                     self._contexts[bus_id] = self._keep(Context(bus_id))
                 except DriverCallError as error:
@@ -59,8 +53,8 @@ class Rig:
 
     def _set_up(self) -> None:
         """Make what all tasks share, on every GPU, before anything is timed."""
-        for bus_id, context in self._contexts.items():
-            self._streams[bus_id] = self._keep(Stream(context))
+        for bus_id in self._contexts:
+            self.stream(bus_id)
         kernels: dict[str, Kernels] | None
         try:
             kernels = {bus_id: self._keep(Kernels(context)) for bus_id, context in self._contexts.items()}
@@ -77,8 +71,8 @@ class Rig:
             self.pattern = HostPattern()
             self.verification = Verification.HOST_FIRST_AND_LAST_SAMPLE
 
-    def stream(self, bus_id: str) -> Stream:
-        """Return a GPU's stream.
+    def stream(self, bus_id: str, number: int = 0) -> Stream:
+        """Return one of a GPU's streams.
 
         Raises
         ------
@@ -87,33 +81,42 @@ class Rig:
         """
         if bus_id in self._unusable:
             raise self._unusable[bus_id]
-        return self._streams[bus_id]
+        if (bus_id, number) not in self._streams:
+            self._streams[bus_id, number] = self._keep(Stream(self._contexts[bus_id]))
+        return self._streams[bus_id, number]
 
-    def source(self, task: Task) -> tuple[Memory, int]:
-        """Return the buffer that a task copies from, filled with the pattern of the seed beside it.
+    def source(self, buffer: Buffer, initiator: str) -> tuple[Memory, int]:
+        """Return a buffer to copy from, filled with the pattern of the seed beside it.
 
-        A buffer is filled once: nothing writes to it afterwards. No two have the same seed, so that data that came
-        from the wrong one is seen.
+        It is filled once: nothing writes to it afterwards. No two have the same seed, so that data that came from the
+        wrong one is seen.
         """
-        if task.source not in self._sources:
-            memory = self._allocate(task.source)
-            seed = 1 + len(self._sources)
-            self.pattern.fill(self.stream(task.source.bus_id or task.initiator), memory, seed)
-            self._sources[task.source] = memory, seed
-        return self._sources[task.source]
+        if buffer not in self._buffers:
+            memory, seed = self._allocate(buffer), next(self._new_seeds)
+            try:
+                self.pattern.fill(self.stream(buffer.end.bus_id or initiator), memory, seed)
+            except DriverCallError:
+                # The kernel may still be writing to it.
+                self._keep(memory)
+                raise
+            self._buffers[buffer], self._seeds[buffer] = memory, seed
+        return self._buffers[buffer], self._seeds[buffer]
 
-    def destination(self, task: Task) -> Memory:
-        """Return the buffer that a task copies to."""
-        if task.destination not in self._destinations:
-            self._destinations[task.destination] = self._allocate(task.destination)
-        return self._destinations[task.destination]
+    def destination(self, buffer: Buffer) -> Memory:
+        """Return a buffer to copy to."""
+        if buffer not in self._buffers:
+            self._buffers[buffer] = self._allocate(buffer)
+        return self._buffers[buffer]
 
-    def connect(self, task: Task) -> None:
-        """Let the GPU that issues a task's work reach the memory of the GPU at its other end."""
-        initiator = self.stream(task.initiator).context
-        for end in (task.source, task.destination):
-            if end.bus_id is not None and end.bus_id != task.initiator:
-                initiator.enable_access_to(self.stream(end.bus_id).context)
+    def release(self, buffer: Buffer) -> None:
+        """Give a buffer back, if it was ever made."""
+        if (memory := self._buffers.pop(buffer, None)) is not None:
+            memory.close()
+
+    def connect(self, initiator: str, bus_id: str | None) -> None:
+        """Let the GPU that issues work reach the memory of another one."""
+        if bus_id is not None and bus_id != initiator:
+            self.stream(initiator).context.enable_access_to(self.stream(bus_id).context)
 
     def works(self) -> bool:
         """Say whether every context still works: some errors leave one that fails every further call."""
@@ -133,14 +136,17 @@ class Rig:
         DriverCallError
             The last failure.
         """
-        self._undo.close()
+        with self._undo:
+            for buffer in self._buffers:
+                self._undo.callback(self.release, buffer)
 
-    def _allocate(self, end: Endpoint) -> Memory:
+    def _allocate(self, buffer: Buffer) -> Memory:
+        end = buffer.end
         if end.memory is MemoryKind.DEVICE:
-            return self._keep(DeviceMemory(self.stream(end.bus_id or "").context, self._size_bytes))
+            return DeviceMemory(self.stream(end.bus_id or "").context, buffer.size_bytes)
         node = end.numa_node or 0
         contexts = [self._contexts[bus_id] for bus_id in self._host_access[node] if bus_id in self._contexts]
-        return self._keep(HostNumaMemory(node, self._size_bytes, contexts))
+        return HostNumaMemory(node, buffer.size_bytes, contexts)
 
     def _keep(self, resource: T) -> T:
         return self._undo.enter_context(closing(resource))

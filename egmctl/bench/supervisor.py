@@ -1,33 +1,43 @@
 """Runs a plan in worker processes and keeps what they found, whatever becomes of them.
 
-A worker that dies or hangs costs the task that was under way: it is ``crashed`` or ``timed-out`` with the driver call
-it was in, and a new worker goes on with the rest.
+A worker that dies or hangs costs the step that was under way: its tasks are ``crashed`` or ``timed-out`` with the
+driver call it was in, and a new worker goes on with the rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
+from egmctl.bench.buffers import Lifetimes
+from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.plan import Plan
-from egmctl.bench.protocol import Event, Order, OrderedTask
+from egmctl.bench.protocol import Event, NodeAccess, OrderedStep, OrderedTask, Preparation, Request
+from egmctl.bench.schedule import Step
 from egmctl.errors import ChildFailed
-from egmctl.launch import Child, signals, spawn
+from egmctl.launch import ChannelClosed, Child, signals, spawn
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Status, Task, finish
+from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task, finish
 
 Progress = Callable[[int, Task | None], None]
-"""Called with the number of tasks that are over and the task under way, ``None`` between two."""
+"""Called with the number of tasks that are over and one that is under way, ``None`` between two."""
 
 WORKER = "egmctl.bench.worker:run"
 
 WORKER_LIMIT = 4
 """Workers in one run. What makes the fourth one end would end the next one too, each time after a whole timeout."""
 
+PROOF_TOLERANCE = 0.01
+"""How much a pair that is measured alone may differ from the same pair measured with others; if one of a group differs
+by more, all of the group are measured one at a time. On NVSwitch 0.0004 was seen."""
+
 ENVIRONMENT = {
-    # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.plan).
+    # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.paths).
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     # A kernel that is loaded at its first launch waits for the GPU to be idle, which it never is behind a gate.
     "CUDA_MODULE_LOADING": "EAGER",
@@ -37,8 +47,21 @@ ENVIRONMENT = {
 """Changes to the worker's environment."""
 
 
-def supervise(plan: Plan, machine: Machine, *, on_progress: Progress, target: str = WORKER) -> RunReport:
-    """Measure every runnable task of a plan.
+def start_worker(target: str = WORKER) -> Child:
+    """Start a worker, which initialises CUDA while its caller finds out what to ask of it; close it if nothing.
+
+    Parameters
+    ----------
+    target
+        As :func:`egmctl.launch.spawn` takes it; another one only in tests.
+    """
+    return spawn(target, {}, environment=ENVIRONMENT)
+
+
+def supervise(
+    plan: Plan, machine: Machine, *, on_progress: Progress, worker: Child | None = None, target: str = WORKER
+) -> RunReport:
+    """Measure every step of a plan.
 
     SIGINT, SIGTERM and SIGHUP end the run: the report then says that it was interrupted and holds what there is.
 
@@ -48,22 +71,24 @@ def supervise(plan: Plan, machine: Machine, *, on_progress: Progress, target: st
         The one that the plan was made for.
     on_progress
         Called at each step.
+    worker
+        The first worker, if it has been started already.
     target
-        The worker, as :func:`egmctl.launch.spawn` takes it; another one only in tests.
+        The others, as :func:`start_worker` takes it.
     """
     started_at = datetime.datetime.now(datetime.UTC)
     started = time.perf_counter()
-    run = _Run(plan, on_progress, target)
+    run = _Run(plan, on_progress)
     interrupted = False
     try:
         with signals.interruptible():
             while run.pending and run.workers < WORKER_LIMIT:
-                run.work()
+                run.work(worker, target)
+                worker = None
     except KeyboardInterrupt:
         interrupted = True
     why = "interrupted before it was over" if interrupted else f"not run: {WORKER_LIMIT} workers have failed before it"
-    for number in run.pending:
-        run.found[number] = finish(run.tasks[number], Status.WAIVED, reason=why)
+    run.waive_rest(why)
     return RunReport(
         settings=plan.settings,
         gpus=plan.gpus,
@@ -82,75 +107,146 @@ def supervise(plan: Plan, machine: Machine, *, on_progress: Progress, target: st
 class _Run:
     """The state of one run."""
 
-    def __init__(self, plan: Plan, on_progress: Progress, target: str) -> None:
-        self.tasks = [planned.task for planned in plan.tasks]
+    def __init__(self, plan: Plan, on_progress: Progress) -> None:
         self.found: dict[int, Measurement] = {
             number: finish(planned.task, Status.WAIVED, reason=planned.waiver)
             for number, planned in enumerate(plan.tasks)
             if planned.waiver is not None
         }
+        self.pending = deque(plan.steps)
         self.workers = 0
         self.notes: list[str] = []
         self.problems: list[str] = []
         self._plan = plan
+        self._tasks = [planned.task for planned in plan.tasks]
         self._on_progress = on_progress
-        self._target = target
-        self._current: int | None = None
+        self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
+        self._differences: dict[str, float] = {}
+        """By group, how much a pair alone differed from the same one among others."""
 
-    @property
-    def pending(self) -> list[int]:
-        """The numbers of the tasks that have no outcome yet."""
-        return [number for number in range(len(self.tasks)) if number not in self.found]
-
-    def work(self) -> None:
-        """Have one worker measure the pending tasks, until it is done or fails."""
+    def work(self, worker: Child | None, target: str) -> None:
+        """Have one worker measure the pending steps, until they are over or it fails."""
         self.workers += 1
-        self._current = None
+        under_way: Step | None = None
         try:
-            with spawn(self._target, self._order(), environment=ENVIRONMENT) as worker:
-                self._listen(worker)
+            with worker or start_worker(target) as child:
+                self._prepare(child)
+                while self.pending:
+                    under_way = self.pending.popleft()
+                    if not self._measure(child, under_way):
+                        return
+                    under_way = None
+                _ask(child, Request.FINISH)
+                child.receive(self._plan.settings.timeout_s)
         except ChildFailed as error:
-            self._blame(error)
+            self._blame(error, under_way)
 
-    def _order(self) -> dict[str, object]:
-        tasks = tuple(OrderedTask(number=number, task=self.tasks[number]) for number in self.pending)
+    def waive_rest(self, why: str) -> None:
+        """Give every task that has no outcome one."""
+        for number, task in enumerate(self._tasks):
+            if number not in self.found:
+                self.found[number] = finish(task, Status.WAIVED, reason=why)
+
+    def _prepare(self, worker: Child) -> None:
+        settings = self._plan.settings
+        preparation = Preparation(settings=settings, gpus=self._taking_part(), host_access=self._host_access())
+        _ask(worker, Request.PREPARE, preparation=to_json(preparation))
+        message, _ = worker.receive(settings.timeout_s)
+        if message["note"] and message["note"] not in self.notes:
+            self.notes.append(message["note"])
+
+    def _taking_part(self) -> tuple[str, ...]:
         taking_part = {
             bus_id
-            for ordered in tasks
-            for bus_id in (ordered.task.initiator, ordered.task.source.bus_id, ordered.task.destination.bus_id)
+            for flow in self._pending_flows()
+            for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
         }
-        gpus = tuple(gpu.bus_id for gpu in self._plan.gpus if gpu.bus_id in taking_part)
-        order: dict[str, object] = to_json(Order(settings=self._plan.settings, gpus=gpus, tasks=tasks))
-        return order
+        return tuple(gpu.bus_id for gpu in self._plan.gpus if gpu.bus_id in taking_part)
 
-    def _listen(self, worker: Child) -> None:
-        while True:
-            message, _ = worker.receive(self._plan.settings.timeout_s)
-            match message["event"]:
-                case Event.READY:
-                    if message["note"] and message["note"] not in self.notes:
-                        self.notes.append(message["note"])
-                case Event.STARTED:
-                    self._current = message["task"]
-                    self._on_progress(len(self.found), self.tasks[message["task"]])
-                case Event.MEASURED:
-                    self.found[message["task"]] = from_json(Measurement, message["measurement"])
-                    self._current = None
-                    self._on_progress(len(self.found), None)
-                case Event.BROKEN | Event.DONE:
-                    return
+    def _host_access(self) -> tuple[NodeAccess, ...]:
+        access: dict[int, dict[str, None]] = {}
+        for flow in self._pending_flows():
+            for end in (flow.source, flow.destination):
+                if end.memory in HOST_MEMORY and end.numa_node is not None:
+                    gpus = access.setdefault(end.numa_node, {})
+                    if flow.initiator is not None:
+                        gpus[flow.initiator] = None
+        return tuple(NodeAccess(numa_node=node, gpus=tuple(gpus)) for node, gpus in access.items())
 
-    def _blame(self, error: ChildFailed) -> None:
-        """Give the task under way, or all that are pending where there is none, what became of the worker."""
-        status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
-        if self._current is not None:
-            blamed = [self._current]
-        elif self.pending:
-            # It failed at setting up: the next one would fail there too.
-            blamed = self.pending
-            status = Status.FAILED if error.how == "raised" else status
-        else:
-            self.problems.append(str(error))
+    def _pending_flows(self) -> list[Flow]:
+        return [flow for step in self.pending for task in self._of(step) for flow in task.flows]
+
+    def _measure(self, worker: Child, step: Step) -> bool:
+        """Have a step measured; return whether the worker can go on."""
+        ordered = OrderedStep(
+            tasks=tuple(OrderedTask(number=number, task=self._tasks[number]) for number in step.tasks),
+            proof=step.proof,
+            release=tuple(self._lifetimes.finish(self._of(step))),
+        )
+        self._on_progress(len(self.found), self._tasks[step.tasks[0]])
+        _ask(worker, Request.MEASURE, step=to_json(ordered))
+        while (message := worker.receive(self._plan.settings.timeout_s)[0])["event"] == Event.MEASURED:
+            self._keep(step, message["task"], from_json(Measurement, message["measurement"]))
+        self._on_progress(len(self.found), None)
+        if message["problem"]:
+            self.problems.append(message["problem"])
+        self._judge(step)
+        return not message["broken"]
+
+    def _keep(self, step: Step, number: int, measurement: Measurement) -> None:
+        if not step.proof:
+            self.found[number] = measurement
             return
+        among, alone = self.found[number], _headline(measurement)
+        self.found[number] = replace(among, alone=alone)
+        headline = _headline(among)
+        if headline and alone and step.group is not None:
+            difference = abs(headline / alone - 1)
+            self._differences[step.group] = max(difference, self._differences.get(step.group, 0))
+
+    def _judge(self, step: Step) -> None:
+        """After the last step of a group: if measuring its pairs at once changes them, measure them one at a time."""
+        group = step.group
+        if group is None or any(later.group == group for later in self.pending):
+            return
+        difference = self._differences.pop(group, 0)
+        if difference <= PROOF_TOLERANCE:
+            return
+        steps = [Step(tasks=(n,)) for s in self._plan.steps if s.group == group and not s.proof for n in s.tasks]
+        self.notes.append(
+            f"{group}: a pair alone differs by {100 * difference:.1f} % from the same pair among others, "
+            "so they were measured one at a time"
+        )
+        for single in reversed(steps):
+            self._lifetimes.add(self._of(single))
+            self.pending.appendleft(single)
+
+    def _blame(self, error: ChildFailed, under_way: Step | None) -> None:
+        """Give the step under way, or all that are pending where there is none, what became of the worker."""
+        status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
+        if under_way is not None:
+            blamed = [number for number in under_way.tasks if number not in self.found]
+        else:
+            # It failed at setting up: the next one would fail there too.
+            blamed = [number for step in self.pending for number in step.tasks if number not in self.found]
+            status = Status.FAILED if error.how == "raised" else status
+            self.pending.clear()
+        if not blamed:
+            self.problems.append(str(error))
         for number in blamed:
-            self.found[number] = finish(self.tasks[number], status, reason=str(error), last_call=error.last_call)
+            self.found[number] = finish(self._tasks[number], status, reason=str(error), last_call=error.last_call)
+
+    def _of(self, step: Step) -> list[Task]:
+        return [self._tasks[number] for number in step.tasks]
+
+
+def _headline(measurement: Measurement) -> float | None:
+    """Return the number that a measurement is about, if it has one."""
+    summary = measurement.latency_ns or measurement.bandwidth_gb_s
+    return summary.median if summary else None
+
+
+def _ask(worker: Child, request: Request, **content: object) -> None:
+    # A worker that is gone is noticed, with what became of it, when its answer is waited for.
+    with contextlib.suppress(ChannelClosed):
+        worker.channel.send({"do": request, **content})

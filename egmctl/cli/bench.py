@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,17 +25,18 @@ from egmctl.units import parse_size
 if TYPE_CHECKING:
     from egmctl.bench.plan import Plan
     from egmctl.bench.supervisor import Progress
+    from egmctl.launch import Child
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import Settings
-
-COPIES_LIMIT = 128
-"""More copies than this queued behind a closed gate can fill the driver's queue, which would then wait for ever."""
 
 SizeOption = Annotated[
     str, typer.Option("--size", metavar="SIZE", help="Bytes of each buffer: 512M, 64MiB (2^20), 64MB (10^6).")
 ]
 SamplesOption = Annotated[int, typer.Option("--samples", metavar="N", help="Samples of each path.")]
-CopiesOption = Annotated[int, typer.Option("--copies", metavar="N", help="Copies of the buffer in one sample.")]
+CopiesOption = Annotated[
+    int | None,
+    typer.Option("--copies", metavar="N", help="Copies of the buffer in one sample; by default as many as take 20 ms."),
+]
 CaseOption = Annotated[
     list[str] | None,
     typer.Option("--case", metavar="GLOB", help="Only the cases whose names fit; may be given several times."),
@@ -54,7 +55,7 @@ def bench(
     case: CaseOption = None,
     size: SizeOption = "512M",
     samples: SamplesOption = 5,
-    copies: CopiesOption = 16,
+    copies: CopiesOption = None,
     timeout: TimeoutOption = 60.0,
     list_cases: ListOption = False,
     json: JsonOption = False,
@@ -73,27 +74,39 @@ def bench(
 
     from egmctl.bench.plan import SECTIONS, check_memory, make_plan
     from egmctl.bench.registry import select_cases
+    from egmctl.bench.supervisor import start_worker
     from egmctl.facts.collect import collect
     from egmctl.selectors import select_gpus, select_numa
 
     cases = select_cases(case or ())
-    machine = collect(SECTIONS)
-    if not machine.gpus:
-        raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(machine)}")
-    chosen = select_gpus(gpus, machine.gpus)
-    plan = make_plan(machine, chosen, select_numa(numa, machine, chosen), cases, settings)
-    if list_cases:
-        from egmctl.report.bench_list import bench_list
+    with contextlib.ExitStack() as early:
+        # CUDA takes a second to initialise: the worker does so while the facts are read.
+        worker = None if list_cases else early.enter_context(start_worker())
+        machine = collect(SECTIONS)
+        if not machine.gpus:
+            raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(machine)}")
+        chosen = select_gpus(gpus, machine.gpus)
+        plan = make_plan(machine, chosen, select_numa(numa, machine, chosen), cases, settings)
+        if list_cases:
+            from egmctl.report.bench_list import bench_list
 
-        emit(bench_list(plan, cases), output=output, force=force, color=color)
-        return
-    check_memory(plan, machine)
-    code = _measure(plan, machine, form, output=output, force=force, color=color, quiet=quiet)
+            emit(bench_list(plan, cases), output=output, force=force, color=color)
+            return
+        check_memory(plan, machine)
+        code = _measure(plan, machine, worker, form, output=output, force=force, color=color, quiet=quiet)
     raise typer.Exit(code)
 
 
 def _measure(
-    plan: Plan, machine: Machine, form: Form, *, output: OutputOption, force: bool, color: Color, quiet: bool
+    plan: Plan,
+    machine: Machine,
+    worker: Child | None,
+    form: Form,
+    *,
+    output: OutputOption,
+    force: bool,
+    color: Color,
+    quiet: bool,
 ) -> int:
     """Run the plan, write its report, and return the exit code."""
     from egmctl.bench.supervisor import supervise
@@ -102,7 +115,7 @@ def _measure(
     from egmctl.report.bench_text import bench_text
 
     with _progress(len(plan.tasks), quiet) as on_progress:
-        report = supervise(plan, machine, on_progress=on_progress)
+        report = supervise(plan, machine, on_progress=on_progress, worker=worker)
     if form is Form.JSON:
         emit(bench_json(report, machine), output=output, force=force)
     elif form is Form.CSV:
@@ -112,7 +125,8 @@ def _measure(
     return report.exit_code
 
 
-def _settings(size: str, samples: int, copies: int, timeout: float) -> Settings:
+def _settings(size: str, samples: int, copies: int | None, timeout: float) -> Settings:
+    from egmctl.bench.plan import COPIES_LIMIT
     from egmctl.model.measurement import Settings
 
     try:
@@ -121,7 +135,7 @@ def _settings(size: str, samples: int, copies: int, timeout: float) -> Settings:
         raise UsageError(f"--size: {error}") from error
     if not 1 <= samples <= 1000:
         raise UsageError(f"--samples {samples}: it must be from 1 to 1000")
-    if not 1 <= copies <= COPIES_LIMIT:
+    if copies is not None and not 1 <= copies <= COPIES_LIMIT:
         raise UsageError(f"--copies {copies}: it must be from 1 to {COPIES_LIMIT}")
     if not 0 < timeout <= 86400:
         raise UsageError(f"--timeout {timeout:g}: it must be above 0 and at most 86400 seconds")
@@ -136,7 +150,7 @@ def _why_no_gpu(machine: Machine) -> str:
     return "the driver sees none; 'egmctl topo' shows what was found"
 
 
-@contextmanager
+@contextlib.contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Progress]:
     """Show on standard error what is being measured, if that is a terminal and is wanted."""
     import os
@@ -155,5 +169,5 @@ def _progress(total: int, quiet: bool) -> Iterator[Progress]:
         yield lambda done, task: progress.update(
             bar,
             completed=done,
-            description=f"{task.case} {task.source.label} -> {task.destination.label}" if task else "",
+            description=f"{task.case} {task.path}" if task else "",
         )

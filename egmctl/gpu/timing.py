@@ -79,28 +79,17 @@ class Stream:
                 self._events.append(event)
             self._undo = undo.pop_all()
 
-    def time(self, gate: Gate, operation: Callable[[], None]) -> Timing:
-        """Queue an operation behind ``gate`` between the two events, let it run, and return how long it took.
+    def start(self) -> None:
+        """Have the first event mark this place in the stream."""
+        call("cuEventRecord", self._events[0], self.handle)
 
-        Parameters
-        ----------
-        operation
-            Queues the work on this stream and returns.
-        """
-        start, end = self._events
-        self.context.make_current()
-        try:
-            gate.hold(self)
-            call("cuEventRecord", start, self.handle)
-            operation()
-            call("cuEventRecord", end, self.handle)
-        finally:
-            # Also when queueing failed: whatever waits behind a closed gate can be neither finished nor freed.
-            gate.open()
-        opened = time.perf_counter()
-        self.synchronize()
-        wall_ms = (time.perf_counter() - opened) * 1e3
-        return Timing(float(call("cuEventElapsedTime", start, end)), wall_ms, gate.expired())
+    def end(self) -> None:
+        """Have the second event mark this place in the stream."""
+        call("cuEventRecord", self._events[1], self.handle)
+
+    def elapsed_ms(self) -> float:
+        """Return the time between the two events, both of which have happened."""
+        return float(call("cuEventElapsedTime", *self._events))
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
         """Queue a copy between two addresses of any kind, by a copy engine of this stream's GPU."""
@@ -114,6 +103,38 @@ class Stream:
         """Destroy the events and the stream."""
         self.context.make_current()
         self._undo.close()
+
+
+def time_together(gate: Gate, work: Sequence[tuple[Stream, Callable[[], None]]]) -> tuple[Timing, ...]:
+    """Queue work on several streams behind one gate, each between its two events, let all of it run at once.
+
+    Parameters
+    ----------
+    work
+        Streams, no two the same, and what queues work on each and returns.
+
+    Returns
+    -------
+    tuple[Timing, ...]
+        Of each stream; the host's time is that of all.
+    """
+    try:
+        for stream, _ in work:
+            stream.context.make_current()
+            gate.hold(stream)
+        for stream, operation in work:
+            stream.context.make_current()
+            stream.start()
+            operation()
+            stream.end()
+    finally:
+        # Also when queueing failed: whatever waits behind a closed gate can be neither finished nor freed.
+        gate.open()
+    opened = time.perf_counter()
+    for stream, _ in work:
+        stream.synchronize()
+    wall_ms = (time.perf_counter() - opened) * 1e3
+    return tuple(Timing(stream.elapsed_ms(), wall_ms, gate.expired()) for stream, _ in work)
 
 
 class KernelGate:

@@ -1,7 +1,7 @@
-"""What ``egmctl bench`` measures and what it found: tasks, measurements, and the report of one run.
+"""What ``egmctl bench`` found: measurements, and the report of one run.
 
-A :class:`Task` is a combination of three small vocabularies (memory, engine, pattern) between named ends; a
-:class:`Measurement` is a task with its outcome. Matrices and tables are views of measurements, never results.
+A :class:`Measurement` is a :class:`Task` with its outcome. Matrices and tables are views of measurements, never
+results.
 """
 
 from __future__ import annotations
@@ -12,32 +12,49 @@ from enum import StrEnum
 from typing import Any
 
 from egmctl.errors import ExitCode
-from egmctl.model.machine import BusId, Plain, Uuid
+from egmctl.model.evidence import BufferCost, Evidence, GpuEvidence, Placement
+from egmctl.model.record import BusId, Plain, Uuid
+from egmctl.model.task import (
+    Chase,
+    ChaseOrder,
+    Endpoint,
+    Engine,
+    Flow,
+    MemoryKind,
+    Pattern,
+    Quantity,
+    Task,
+)
+
+__all__ = [
+    "BENCH_SCHEMA",
+    "BenchGpu",
+    "BufferCost",
+    "Chase",
+    "ChaseOrder",
+    "Endpoint",
+    "Engine",
+    "Evidence",
+    "Flow",
+    "GpuEvidence",
+    "Measurement",
+    "MemoryKind",
+    "Mismatch",
+    "Pattern",
+    "Placement",
+    "Quantity",
+    "RunReport",
+    "Sample",
+    "Settings",
+    "Status",
+    "Summary",
+    "Task",
+    "Verification",
+    "exit_code",
+    "finish",
+]
 
 BENCH_SCHEMA = "egmctl.bench/1"
-
-
-class MemoryKind(StrEnum):
-    """Where the bytes are, by how the memory was allocated."""
-
-    DEVICE = "device"
-    """cuMemAlloc."""
-    HOST_NUMA = "host-numa"
-    """cuMemCreate on a host NUMA node. It is EGM only where the platform has EGM: see :attr:`Task.egm`."""
-
-
-class Engine(StrEnum):
-    """What moves the bytes."""
-
-    COPY_ENGINE = "ce"
-    """cuMemcpyAsync."""
-
-
-class Pattern(StrEnum):
-    """What runs at the same time."""
-
-    PAIR = "pair"
-    """One source and one destination, nothing else."""
 
 
 class Status(StrEnum):
@@ -65,54 +82,23 @@ class Verification(StrEnum):
     """After every sample all bytes of the destination, by a kernel on the GPU."""
     HOST_FIRST_AND_LAST_SAMPLE = "host-first-and-last-sample"
     """After the first and the last sample, on the host: there was no NVRTC to compile the kernel."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """One end of a transfer: memory of a kind on a GPU or on a NUMA node."""
-
-    memory: MemoryKind
-    label: Plain
-    """``GPU0``, ``NUMA1``: for people."""
-    bus_id: BusId | None = None
-    """Of the GPU, for device memory."""
-    numa_node: int | None = None
-    """For host memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One transfer to measure."""
-
-    case: Plain
-    """The case's name, in nvbandwidth's words where it has one."""
-    source: Endpoint
-    destination: Endpoint
-    engine: Engine
-    pattern: Pattern
-    initiator: BusId
-    """The GPU whose context issues the work: it writes to the destination (push) or reads from the source (pull)."""
-    initiator_label: Plain
-    wire: Plain
-    """The way the bytes are expected to take, e.g. ``NV18`` or ``HOST_NUMA over PCIe, not EGM``."""
-    egm: bool | None = None
-    """Whether the host end is Extended GPU Memory: by the NVML capability bit and C2C, never by the calls alone;
-    ``None`` where no end is host memory."""
-    counted: Plain
-    """What the bandwidth counts."""
-    size_bytes: int
-    copies: int
-    """Copies of ``size_bytes`` in one sample, one after the other."""
+    CHECKSUM_EVERY_SAMPLE = "checksum-every-sample"
+    """Every sample's sum over what was read, which was not written anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One timed batch of copies."""
+    """One timed batch of copies, or one timed walk."""
 
-    bandwidth_gb_s: float
-    """GB/s are 1e9 bytes a second."""
+    bandwidth_gb_s: float | None = None
+    """Of all flows together: their bytes by the time from the first start to the last end. GB/s are 1e9 bytes a
+    second. Of a loaded latency, what the load moved."""
+    flows_gb_s: tuple[float, ...] = ()
+    """Of each flow, by its own start and end."""
+    latency_ns: float | None = None
+    """Mean of the walk's loads; of a ping-pong, of its round trips."""
     elapsed_ms: float
-    """Between two events, by the GPU: what the bandwidth is made of."""
+    """By the GPU: what the other numbers are made of."""
     wall_ms: float
     """The same batch by the host's clock, with the host's waking up."""
 
@@ -126,14 +112,19 @@ class Summary:
     max: float
     cv: float | None
     """Coefficient of variation: sample standard deviation by mean; ``None`` for a single sample."""
+    p05: float | None = None
+    """Percentiles, from :data:`egmctl.bench.statistics.PERCENTILE_SAMPLES` samples on."""
+    p95: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Where the destination differed from what was sent, in the first sample that differed."""
+    """Where a destination differed from what was sent, in the first sample that differed."""
 
     sample: int
     """From 0."""
+    flow: int = 0
+    """Whose destination it was: the flow's place in the task."""
     words: int
     """8-byte words that differ."""
     first_offset_bytes: int
@@ -152,13 +143,30 @@ class Measurement(Task):
     """One sentence for every status but ``ok``; it may tell more of an ``ok`` one."""
     samples: tuple[Sample, ...] = ()
     bandwidth_gb_s: Summary | None = None
+    """Of all flows together."""
+    flows_gb_s: tuple[Summary, ...] = ()
+    """Of each flow; empty where none was timed."""
+    latency_ns: Summary | None = None
     gating: Plain | None = None
     """What held the copies until all were queued: ``kernel``, ``stream-wait`` or ``none``."""
     verification: Verification | None = None
     """``None`` where nothing was verified."""
     mismatch: Mismatch | None = None
-    seed: int | None = None
-    """Of the source's pattern (``egmctl/gpu/kernels/pattern.cu``)."""
+    seeds: tuple[int, ...] = ()
+    """Of each flow's source (``egmctl/gpu/kernels/pattern.cu``)."""
+    concurrent: int | None = None
+    """How many tasks were measured at the same time, this one included: disjoint pairs over NVLink are."""
+    alone: float | None = None
+    """The same quantity once more while nothing else ran: the proof that measuring pairs at once changes nothing."""
+    attempts: int = 1
+    """How often the samples were taken: again where they differed too much."""
+    slowest_at_s: float | None = None
+    """In a soak, when the worst sample was taken: seconds since the run began."""
+    costs: tuple[BufferCost, ...] = ()
+    """What the buffers cost that this measurement was the first to use."""
+    placements: tuple[Placement, ...] = ()
+    """Of the buffers in host memory."""
+    evidence: Evidence | None = None
     known_cause: bool = False
     """The failure has a known cause in the environment, which the reason names."""
     last_call: Plain | None = None
@@ -183,10 +191,17 @@ class Settings:
     """How everything in one run was measured."""
 
     size_bytes: int
-    copies: int
+    copies: int | None
+    """``None``: for each task as many as make a sample long enough (``Task.copies`` says how many)."""
     samples: int
     timeout_s: float
-    """For each task."""
+    """For each step."""
+    serial: bool = False
+    """One pair at a time, although pairs are disjoint."""
+    gate: bool = True
+    """Whether work is held back until all of it is queued; profilers serialise kernels, which a gate does not bear."""
+    duration_s: float | None = None
+    """Everything is measured again and again for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

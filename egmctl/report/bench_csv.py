@@ -1,15 +1,18 @@
-"""A run of the bench as CSV: tidy, one row a measurement, empty where there is no value."""
+"""A run of the bench as CSV: tidy, one row a flow, empty where there is no value."""
 
 from __future__ import annotations
 
 import csv
 import io
 
-from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.measurement import Flow, Measurement, Quantity, RunReport, Summary
 from egmctl.units import printable
 
 COLUMNS = (
     "case",
+    "family",
+    "quantity",
+    "flow",
     "source",
     "source_memory",
     "destination",
@@ -23,12 +26,15 @@ COLUMNS = (
     "egm",
     "size_bytes",
     "copies",
+    "streams",
     "samples",
-    "median_gb_s",
-    "min_gb_s",
-    "max_gb_s",
+    "unit",
+    "median",
+    "min",
+    "max",
     "cv",
     "counted",
+    "concurrent",
     "gating",
     "verification",
     "status",
@@ -38,41 +44,55 @@ COLUMNS = (
 
 
 def bench_csv(report: RunReport) -> str:
-    """Return the table's text."""
+    """Return the table's text: a row for each flow and, where there are several, one for all of them (``total``)."""
     names = {gpu.bus_id: gpu.name for gpu in report.gpus}
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for measurement in report.measurements:
-        writer.writerow(_row(measurement, names.get(measurement.initiator)))
+        if len(measurement.flows) > 1:
+            writer.writerow(_row(measurement, "total", measurement.latency_ns or measurement.bandwidth_gb_s))
+        for place, flow in enumerate(measurement.flows):
+            summary = measurement.flows_gb_s[place] if measurement.flows_gb_s else measurement.latency_ns
+            writer.writerow(_row(measurement, str(place), summary) | _flow(flow, names.get(flow.initiator or "")))
     return text.getvalue()
 
 
-def _row(measurement: Measurement, name: str | None) -> dict[str, object]:
-    bandwidth = measurement.bandwidth_gb_s
+def _row(measurement: Measurement, flow: str, summary: Summary | None) -> dict[str, object]:
     return {
         "case": measurement.case,
-        "source": measurement.source.label,
-        "source_memory": measurement.source.memory,
-        "destination": measurement.destination.label,
-        "destination_memory": measurement.destination.memory,
-        "initiator": measurement.initiator_label,
-        "initiator_bus_id": measurement.initiator,
-        "initiator_name": printable(name or ""),
+        "family": measurement.family,
+        "quantity": measurement.quantity,
+        "flow": flow,
         "engine": measurement.engine,
         "pattern": measurement.pattern,
-        "wire": printable(measurement.wire),
-        "egm": "" if measurement.egm is None else str(measurement.egm).lower(),
         "size_bytes": measurement.size_bytes,
         "copies": measurement.copies,
+        "streams": measurement.streams,
         "samples": len(measurement.samples),
-        "median_gb_s": bandwidth and bandwidth.median,
-        "min_gb_s": bandwidth and bandwidth.min,
-        "max_gb_s": bandwidth and bandwidth.max,
-        "cv": bandwidth and bandwidth.cv,
+        "unit": "ns" if measurement.quantity is Quantity.LATENCY else "GB/s",
+        "median": summary and summary.median,
+        "min": summary and summary.min,
+        "max": summary and summary.max,
+        "cv": summary and summary.cv,
         "counted": measurement.counted,
+        "concurrent": measurement.concurrent,
         "gating": measurement.gating,
         "verification": measurement.verification,
         "status": measurement.status,
         "reason": printable(measurement.reason or ""),
+    }
+
+
+def _flow(flow: Flow, name: str | None) -> dict[str, object]:
+    return {
+        "source": flow.source.label,
+        "source_memory": flow.source.memory,
+        "destination": flow.destination.label,
+        "destination_memory": flow.destination.memory,
+        "initiator": flow.initiator_label,
+        "initiator_bus_id": flow.initiator,
+        "initiator_name": printable(name or ""),
+        "wire": printable(flow.wire),
+        "egm": "" if flow.egm is None else str(flow.egm).lower(),
     }

@@ -11,8 +11,8 @@ from rich.text import Text
 from egmctl.model.measurement import (
     Endpoint,
     Engine,
+    Flow,
     Measurement,
-    MemoryKind,
     RunReport,
     Status,
     Verification,
@@ -22,7 +22,8 @@ from egmctl.units import format_size, printable
 
 _STYLES = {Status.UNSTABLE: WARN, Status.WAIVED: DIM}
 _ENGINES = {Engine.COPY_ENGINE: "memcpy CE"}
-_KINDS = {MemoryKind.DEVICE: "GPU", MemoryKind.HOST_NUMA: "NUMA"}
+_HOST = "NUMA"
+_GPU = "GPU"
 _GATING = {
     "kernel": "held back by a gate kernel until all are queued",
     "stream-wait": "held back by a stream wait until all are queued",
@@ -38,7 +39,7 @@ _PATHS_SHOWN = 4
 def bench_text(report: RunReport) -> Text:
     """Render a report; direction is in each caption, and every cell that holds no plain number is explained below."""
     text = _head(report)
-    order = [f"{_KINDS[MemoryKind.HOST_NUMA]}{node}" for node in report.numa_nodes] + [gpu.label for gpu in report.gpus]
+    order = [f"{_HOST}{node}" for node in report.numa_nodes] + [gpu.label for gpu in report.gpus]
     for case in dict.fromkeys(measurement.case for measurement in report.measurements):
         text.append("\n").append_text(_case([m for m in report.measurements if m.case == case], order))
     for title, lines in (("Not plainly measured", _exceptions(report)), ("Notes", [*report.notes, *report.problems])):
@@ -54,8 +55,10 @@ def _head(report: RunReport) -> Text:
     driver = printable(report.driver_version or "unknown")
     version = report.cuda_driver_version
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
-    how = [f"{settings.copies} copies of {format_size(settings.size_bytes)} a sample", f"median of {settings.samples}"]
+    how = [f"buffers of {format_size(settings.size_bytes)}", f"median of {settings.samples} samples"]
     measured = [m for m in report.measurements if m.samples]
+    if copies := sorted({m.copies for m in measured}):
+        how.insert(1, f"copied {' or '.join(map(str, copies))} times a sample")
     how += dict.fromkeys(_GATING[m.gating] for m in measured if m.gating in _GATING)
     how += dict.fromkeys(_VERIFICATION[m.verification] for m in measured if m.verification)
     text = Text()
@@ -67,10 +70,10 @@ def _head(report: RunReport) -> Text:
 
 def _case(measurements: Sequence[Measurement], order: Sequence[str]) -> Text:
     first = measurements[0]
-    row, column = _row_and_column(first)
-    arrow = "->" if row == first.source else "<-"
+    row, column = _row_and_column(first.flows[0])
+    arrow = "->" if row == first.flows[0].source else "<-"
     caption = (
-        f"{_ENGINES[first.engine]} {_KINDS[row.memory]}(row) {arrow} {_KINDS[column.memory]}(column) bandwidth (GB/s)"
+        f"{_ENGINES.get(first.engine, first.engine)} {_kind(row)}(row) {arrow} {_kind(column)}(column) bandwidth (GB/s)"
     )
     text = Text()
     text.append(f"{caption}\n", HEADING).append(f"{first.case}\n", DIM)
@@ -82,10 +85,11 @@ def _matrix(measurements: Sequence[Measurement], order: Sequence[str]) -> Text:
     cells: dict[tuple[str, str], str] = {}
     styles: dict[str, str] = {}
     for measurement in measurements:
-        row, column = _row_and_column(measurement)
-        cells[row.label, column.label] = cell = _cell(measurement)
-        if measurement.status is not Status.OK:
-            styles[cell] = _STYLES.get(measurement.status, BAD)
+        for place, flow in enumerate(measurement.flows):
+            row, column = _row_and_column(flow)
+            cells[row.label, column.label] = cell = _cell(measurement, place)
+            if measurement.status is not Status.OK:
+                styles[cell] = _STYLES.get(measurement.status, BAD)
     rows = [label for label in order if any(label == row for row, _ in cells)]
     columns = [label for label in order if any(label == column for _, column in cells)]
     return table(
@@ -94,37 +98,41 @@ def _matrix(measurements: Sequence[Measurement], order: Sequence[str]) -> Text:
     )
 
 
-def _row_and_column(measurement: Measurement) -> tuple[Endpoint, Endpoint]:
+def _row_and_column(flow: Flow) -> tuple[Endpoint, Endpoint]:
     """Rows are the host's ends; between GPUs, the GPU that issues the work."""
-    source, destination = measurement.source, measurement.destination
-    if source.memory is not destination.memory:
-        swap = destination.memory is not MemoryKind.DEVICE
+    source, destination = flow.source, flow.destination
+    if source.bus_id is None or destination.bus_id is None:
+        swap = source.bus_id is not None
     else:
-        swap = destination.bus_id == measurement.initiator
+        swap = destination.bus_id == flow.initiator
     return (destination, source) if swap else (source, destination)
 
 
-def _cell(measurement: Measurement) -> str:
-    if measurement.status in (Status.OK, Status.UNSTABLE) and measurement.bandwidth_gb_s is not None:
+def _kind(end: Endpoint) -> str:
+    return _HOST if end.bus_id is None else _GPU
+
+
+def _cell(measurement: Measurement, flow: int) -> str:
+    if measurement.status in (Status.OK, Status.UNSTABLE) and measurement.flows_gb_s:
         mark = "*" if measurement.status is Status.UNSTABLE else ""
-        return f"{measurement.bandwidth_gb_s.median:.2f}{mark}"
+        return f"{measurement.flows_gb_s[flow].median:.2f}{mark}"
     return measurement.status.value
 
 
 def _wires(measurements: Sequence[Measurement]) -> Iterator[str]:
     """Say which wire each cell is expected to use: in one line where it is the same for all."""
-    cells: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        cells.setdefault(measurement.wire, []).append(measurement)
+    cells: dict[str, list[Flow]] = {}
+    for flow in (flow for measurement in measurements for flow in measurement.flows):
+        cells.setdefault(flow.wire, []).append(flow)
     for wire, those in cells.items():
         if len(cells) == 1:
             yield printable(wire)
         elif those[0].egm is None:
             yield f"{printable(wire)}: {len(those)} pairs"
         else:
-            rows: dict[str, list[str]] = {}
+            rows: dict[str, dict[str, None]] = {}
             for row, column in map(_row_and_column, those):
-                rows.setdefault(row.label, []).append(column.label)
+                rows.setdefault(row.label, {})[column.label] = None
             where = ", ".join(f"{row} with {' '.join(gpus)}" for row, gpus in rows.items())
             yield f"{printable(wire)}: {where}"
 
@@ -136,7 +144,7 @@ def _exceptions(report: RunReport) -> Iterator[str]:
         if measurement.status is not Status.OK:
             groups.setdefault((measurement.status, measurement.reason or ""), []).append(measurement)
     for (status, reason), those in groups.items():
-        paths = list(dict.fromkeys(f"{m.source.label} -> {m.destination.label}" for m in those))
+        paths = list(dict.fromkeys(m.path for m in those))
         shown = ", ".join(paths[:_PATHS_SHOWN]) + (
             f" and {len(paths) - _PATHS_SHOWN} more" * (len(paths) > _PATHS_SHOWN)
         )

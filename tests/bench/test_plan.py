@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.plan import Plan, check_memory, cuda_visible, make_plan
+from egmctl.bench.paths import cuda_visible
+from egmctl.bench.plan import Plan, PlannedTask, check_memory, make_plan
 from egmctl.bench.registry import CASES, select_cases
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine, Process, Reason, Unread
-from egmctl.model.measurement import MemoryKind, Settings
+from egmctl.model.measurement import Flow, MemoryKind, Settings
 from egmctl.units import GIB, MIB
 
 GB200 = replay.load("gb200-nvl4")
@@ -37,6 +38,12 @@ def with_gpu(machine: Machine, index: int, gpu: Gpu) -> Machine:
     return replace(machine, gpus=tuple(gpu if g.index == index else g for g in machine.gpus))
 
 
+def flow_of(planned: PlannedTask) -> Flow:
+    """Return the one flow of a task."""
+    (flow,) = planned.task.flows
+    return flow
+
+
 def waivers(plan: Plan) -> set[str]:
     """Return the reasons why tasks of a plan will not run."""
     return {task.waiver for task in plan.tasks if task.waiver}
@@ -46,7 +53,7 @@ class TestPaths:
     @given(st.lists(st.integers(0, 7), min_size=1, unique=True), st.lists(st.integers(0, 1), min_size=1, unique=True))
     def test_every_combination_once(self, gpus: list[int], nodes: list[int]) -> None:
         plan = plan_of(DGX, gpus, nodes)
-        paths = Counter((p.task.case, p.task.source.label, p.task.destination.label) for p in plan.tasks)
+        paths = Counter((p.task.case, flow_of(p).source.label, flow_of(p).destination.label) for p in plan.tasks)
         expected = {
             *(("host_numa_to_device_memcpy_ce", f"NUMA{n}", f"GPU{g}") for n in nodes for g in gpus),
             *(("device_to_host_numa_memcpy_ce", f"GPU{g}", f"NUMA{n}") for n in nodes for g in gpus),
@@ -63,15 +70,15 @@ class TestPaths:
 
     def test_a_write_is_issued_by_the_source_and_a_read_by_the_destination(self) -> None:
         ends = {"write": "source", "read": "destination"}
-        for task in (p.task for p in plan_of(DGX).tasks if p.task.case.startswith("device_to_device")):
-            way = task.case.split("_")[4]
-            assert task.initiator == getattr(task, ends[way]).bus_id
+        for planned in (p for p in plan_of(DGX).tasks if p.task.case.startswith("device_to_device")):
+            way = planned.task.case.split("_")[4]
+            assert flow_of(planned).initiator == getattr(flow_of(planned), ends[way]).bus_id
 
     def test_host_memory_is_always_worked_by_the_gpu(self) -> None:
-        for task in (p.task for p in plan_of(GB200).tasks):
-            device = next(end for end in (task.source, task.destination) if end.memory is MemoryKind.DEVICE)
-            if MemoryKind.HOST_NUMA in (task.source.memory, task.destination.memory):
-                assert task.initiator == device.bus_id
+        for flow in map(flow_of, plan_of(GB200).tasks):
+            device = next(end for end in (flow.source, flow.destination) if end.memory is MemoryKind.DEVICE)
+            if MemoryKind.HOST_NUMA in (flow.source.memory, flow.destination.memory):
+                assert flow.initiator == device.bus_id
 
     def test_one_gpu_makes_no_pair_and_the_plan_says_so(self) -> None:
         plan = plan_of(DGX, gpus=[3])
@@ -85,7 +92,7 @@ class TestPaths:
 class TestWire:
     def test_egm_where_the_bit_and_c2c_say_so_local_and_through_a_peer(self) -> None:
         wires = {
-            (p.task.source.label, p.task.destination.label): (p.task.wire, p.task.egm)
+            (flow_of(p).source.label, flow_of(p).destination.label): (flow_of(p).wire, flow_of(p).egm)
             for p in plan_of(GB200).tasks
             if p.task.case == "host_numa_to_device_memcpy_ce"
         }
@@ -93,13 +100,13 @@ class TestWire:
         assert wires["NUMA1", "GPU0"] == ("EGM over NV18>C2C", True)
 
     def test_the_same_calls_on_a_pcie_node_are_not_called_egm(self) -> None:
-        tasks = [p.task for p in plan_of(DGX).tasks if p.task.source.memory is MemoryKind.HOST_NUMA]
-        assert {task.egm for task in tasks} == {False}
-        assert all(task.wire.startswith("HOST_NUMA over PCIe") and task.wire.endswith("not EGM") for task in tasks)
+        flows = [flow for flow in map(flow_of, plan_of(DGX).tasks) if flow.source.memory is MemoryKind.HOST_NUMA]
+        assert {flow.egm for flow in flows} == {False}
+        assert all(flow.wire.startswith("HOST_NUMA over PCIe") and flow.wire.endswith("not EGM") for flow in flows)
 
     def test_between_gpus_it_is_no_question(self) -> None:
-        tasks = [p.task for p in plan_of(DGX).tasks if p.task.case.startswith("device_to_device")]
-        assert {(task.wire, task.egm) for task in tasks} == {("NV18", None)}
+        tasks = [p for p in plan_of(DGX).tasks if p.task.case.startswith("device_to_device")]
+        assert {(flow_of(task).wire, flow_of(task).egm) for task in tasks} == {("NV18", None)}
 
 
 class TestWaivers:
@@ -112,7 +119,7 @@ class TestWaivers:
         plan = plan_of(with_gpu(DGX, 1, hidden), gpus=[0, 1, 2])
         assert waivers(plan) == {"CUDA does not see GPU1: CUDA does not list this bus id"}
         for planned in plan.tasks:
-            touches = "GPU1" in (planned.task.source.label, planned.task.destination.label)
+            touches = "GPU1" in (flow_of(planned).source.label, flow_of(planned).destination.label)
             assert (planned.waiver is not None) is touches
 
     def test_a_gpu_that_nothing_but_pci_sees_is_waived_with_what_stands_in_the_way(self) -> None:
@@ -140,15 +147,15 @@ class TestWaivers:
             for pair in DGX.pairs or ()
         )
         plan = plan_of(replace(DGX, pairs=pairs), gpus=[0, 1])
-        waived = [p.task for p in plan.tasks if p.waiver == "GPU0 has no peer access to GPU1: P2P read is CNS"]
-        assert [(task.initiator_label, task.source.label) for task in waived] == [("GPU0", "GPU0"), ("GPU0", "GPU1")]
+        waived = [flow_of(p) for p in plan.tasks if p.waiver == "GPU0 has no peer access to GPU1: P2P read is CNS"]
+        assert [(flow.initiator_label, flow.source.label) for flow in waived] == [("GPU0", "GPU0"), ("GPU0", "GPU1")]
         assert len(plan.runnable) == len(plan.tasks) - 2
 
     def test_a_node_that_the_cpuset_does_not_allow(self) -> None:
         assert DGX.host is not None
         plan = plan_of(replace(DGX, host=replace(DGX.host, allowed_numa_nodes="0")))
         assert {p.task.case.count("numa") for p in plan.tasks if p.waiver} == {1}
-        assert all("NUMA1" in (p.task.source.label, p.task.destination.label) for p in plan.tasks if p.waiver)
+        assert all("NUMA1" in (flow_of(p).source.label, flow_of(p).destination.label) for p in plan.tasks if p.waiver)
         assert any("Mems_allowed" in why for why in waivers(plan))
 
     def test_a_driver_without_host_numa_memory(self) -> None:
@@ -214,20 +221,21 @@ class TestMemory:
         return replace(DGX, gpus=gpus, host=replace(DGX.host, numa_nodes=nodes, memory_available_bytes=available))
 
     def test_half_of_what_is_free_is_enough(self) -> None:
-        machine = self.node_with(gpu_free=2 * GIB, node_free=2 * GIB, available=4 * GIB)
+        machine = self.node_with(gpu_free=2 * GIB, node_free=1 * GIB, available=1 * GIB)
         check_memory(plan_of(machine), machine)
 
     @pytest.mark.parametrize(
-        ("free", "place"),
+        ("free", "taken"),
         [
-            ({"gpu_free": 2 * GIB - 1}, "GPU0"),
-            ({"node_free": 2 * GIB - 1}, "NUMA0"),
-            ({"available": 4 * GIB - 1}, "the host"),
+            ({"gpu_free": 2 * GIB - 1}, "1 GiB on GPU0"),
+            # One buffer at a time: those of one direction are given back before the other's are made.
+            ({"node_free": GIB - 1}, "512 MiB on NUMA0"),
+            ({"available": GIB - 1}, "512 MiB on the host"),
         ],
     )
-    def test_less_is_refused_with_the_place_and_what_would_fit(self, free: dict[str, int], place: str) -> None:
+    def test_less_is_refused_with_the_place_and_what_would_fit(self, free: dict[str, int], taken: str) -> None:
         machine = self.node_with(**free)
-        with pytest.raises(UsageError, match=rf"--size 512 MiB takes . GiB on {place}, .* at most --size 511M fits"):
+        with pytest.raises(UsageError, match=rf"--size 512 MiB takes {taken}, .* at most --size 511M fits"):
             check_memory(plan_of(machine), machine)
 
     def test_what_the_facts_do_not_know_is_no_reason_to_refuse(self) -> None:

@@ -51,11 +51,15 @@ def measured(task: Task, *values: float) -> Measurement:
     return finish(
         task,
         Status.OK,
-        samples=tuple(Sample(bandwidth_gb_s=value, elapsed_ms=8589.934592 / value, wall_ms=22.5) for value in values),
+        samples=tuple(
+            Sample(bandwidth_gb_s=value, flows_gb_s=(value,), elapsed_ms=8589.934592 / value, wall_ms=22.5)
+            for value in values
+        ),
         bandwidth_gb_s=summarize(values),
+        flows_gb_s=(summarize(values),),
         gating="kernel",
         verification=Verification.GPU_EVERY_SAMPLE,
-        seed=1,
+        seeds=(1,),
         wall_s=0.25,
     )
 
@@ -81,8 +85,8 @@ def test_the_matrices_of_an_egm_node() -> None:
         bench_text(report_of(plan_of("gb200-nvl4", 3))).plain
         == """\
 Bench: 3 x NVIDIA GB200, driver 580.159.04 (CUDA 13.0)
-16 copies of 512 MiB a sample, median of 5, held back by a gate kernel until all
-  are queued, verified after every sample on the GPU
+buffers of 512 MiB, copied 16 times a sample, median of 5 samples, held back by
+  a gate kernel until all are queued, verified after every sample on the GPU
 
 memcpy CE NUMA(row) -> GPU(column) bandwidth (GB/s)
 host_numa_to_device_memcpy_ce
@@ -129,8 +133,8 @@ def test_in_a_write_the_row_sends_and_in_a_read_the_row_receives() -> None:
     read = text[text.index("memcpy_read_ce") :].splitlines()
     in_write = by_value[float(next(line for line in write if line.startswith("GPU0")).split()[2])]
     in_read = by_value[float(next(line for line in read if line.startswith("GPU0")).split()[2])]
-    assert (in_write.source.label, in_write.destination.label) == ("GPU0", "GPU1")
-    assert (in_read.source.label, in_read.destination.label) == ("GPU1", "GPU0")
+    assert (in_write.flows[0].source.label, in_write.flows[0].destination.label) == ("GPU0", "GPU1")
+    assert (in_read.flows[0].source.label, in_read.flows[0].destination.label) == ("GPU1", "GPU0")
 
 
 def test_the_same_calls_on_a_pcie_node_are_not_called_egm() -> None:
@@ -199,17 +203,20 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     assert (document["schema"], document["exit_code"]) == ("egmctl.bench/1", 0)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     result = document["result"]
-    assert result["settings"] == {"size_bytes": 536870912, "copies": 16, "samples": 5, "timeout_s": 60.0}
+    assert result["settings"]["size_bytes"] == 536870912
     one, waived = result["measurements"][:2]
     assert one["bandwidth_gb_s"] == {
         "median": 210.0,
         "min": 200.0,
         "max": 220.0,
         "cv": pytest.approx(0.047619, abs=1e-6),
+        "p05": None,
+        "p95": None,
     }
     assert [sample["bandwidth_gb_s"] for sample in one["samples"]] == [200.0, 210.0, 220.0]
-    assert one["source"] == {"memory": "host-numa", "label": "NUMA0", "bus_id": None, "numa_node": 0}
-    assert (one["egm"], one["wire"], one["counted"]) == (True, "EGM over C2C", "each byte copied, once")
+    (flow,) = one["flows"]
+    assert flow["source"] == {"memory": "host-numa", "label": "NUMA0", "bus_id": None, "numa_node": 0}
+    assert (flow["egm"], flow["wire"], one["counted"]) == (True, "EGM over C2C", "each byte copied, once")
     assert (waived["status"], waived["reason"], waived["bandwidth_gb_s"]) == ("waived", "not here", None)
 
 
@@ -220,8 +227,8 @@ def test_csv_is_tidy_one_row_a_measurement() -> None:
     rows = list(csv.DictReader(io.StringIO(bench_csv(report_of(plan, first, *rest)))))
     assert len(rows) == len(plan.tasks)
     assert tuple(rows[0]) == COLUMNS
-    assert (rows[0]["median_gb_s"], rows[0]["egm"], rows[0]["status"]) == ("210.0", "true", "ok")
-    assert (rows[1]["median_gb_s"], rows[1]["reason"], rows[-1]["egm"]) == ("", 'not "here", yet', "")
+    assert (rows[0]["median"], rows[0]["egm"], rows[0]["status"]) == ("210.0", "true", "ok")
+    assert (rows[1]["median"], rows[1]["reason"], rows[-1]["egm"]) == ("", 'not "here", yet', "")
 
 
 def test_the_list_says_what_would_run_and_why_not() -> None:

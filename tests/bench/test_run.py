@@ -174,7 +174,12 @@ class TestOnAnEgmNode:
         assert access.split(",") == ["HOST_NUMA:1:RW", *(f"DEVICE:{ordinal}:RW" for ordinal in range(4))]
 
     def test_rows_are_called_egm_with_the_way_they_take(self, run: Run) -> None:
-        wires = {(m["initiator_label"], m["wire"], m["egm"]) for m in run.result["measurements"] if "numa" in m["case"]}
+        wires = {
+            (flow["initiator_label"], flow["wire"], flow["egm"])
+            for m in run.result["measurements"]
+            for flow in m["flows"]
+            if "numa" in m["case"]
+        }
         through_a_peer = {(gpu, "EGM over NV18>C2C", True) for gpu in ("GPU0", "GPU1")}
         assert wires == through_a_peer | {(gpu, "EGM over C2C", True) for gpu in ("GPU2", "GPU3")}
 
@@ -210,7 +215,11 @@ def test_the_gpu_that_issues_a_copy_is_the_source_in_a_write_and_the_destination
     run = bench(*TWO_GPUS, "--case", "device_to_device_*")
     assert run.code == 0
     measurements = run.result["measurements"]
-    issued = [(m["case"].split("_")[4], m["source"]["label"], m["initiator_label"]) for m in measurements]
+    issued = [
+        (m["case"].split("_")[4], flow["source"]["label"], flow["initiator_label"])
+        for m in measurements
+        for flow in m["flows"]
+    ]
     assert issued == [
         ("write", "GPU0", "GPU0"),
         ("write", "GPU1", "GPU1"),
@@ -230,7 +239,9 @@ def test_bindings_for_a_newer_cuda_than_the_drivers_are_one_sentence_that_names_
 def test_on_a_pcie_node_the_same_calls_are_not_called_egm(bench: Bench) -> None:
     run = bench("bench", "--numa", "0", "--gpus", "0", *SMALL, machine=dgx_h100(13000))
     assert run.code == 0
-    assert {(m["wire"], m["egm"]) for m in run.result["measurements"]} == {("HOST_NUMA over PCIe, not EGM", False)}
+    assert {(m["flows"][0]["wire"], m["flows"][0]["egm"]) for m in run.result["measurements"]} == {
+        ("HOST_NUMA over PCIe, not EGM", False)
+    }
 
 
 def test_without_nvml_copies_are_measured_and_nobody_claims_egm(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
@@ -239,8 +250,8 @@ def test_without_nvml_copies_are_measured_and_nobody_claims_egm(egmctl: RunEgmct
     measurements = json.loads(ended.out)["result"]["measurements"]
     assert ended.code == 0, ended.out
     assert {m["status"] for m in measurements} == {"ok"}
-    assert {m["egm"] for m in measurements} == {None}
-    assert "HOST_NUMA, not known whether EGM: NVML does not list GPU0" in {m["wire"] for m in measurements}
+    assert {flow["egm"] for m in measurements for flow in m["flows"]} == {None}
+    assert "HOST_NUMA, not known whether EGM: NVML does not list GPU0" in {m["flows"][0]["wire"] for m in measurements}
 
 
 class TestWithoutNvrtc:
@@ -338,7 +349,9 @@ class TestFailure:
     def test_a_gpu_that_cannot_be_opened_does_not_cost_the_others(self, bench: Bench) -> None:
         run = bench("bench", "--numa", "0", "--gpus", "0-2", *SMALL, faults="cuDevicePrimaryCtxRetain@2=error:999")
         for measurement in run.result["measurements"]:
-            touched = "GPU1" in (measurement["source"]["label"], measurement["destination"]["label"])
+            touched = "GPU1" in (
+                end["label"] for flow in measurement["flows"] for end in (flow["source"], flow["destination"])
+            )
             assert measurement["status"] == ("failed" if touched else "ok")
 
     def test_a_gpu_that_the_worker_does_not_see_is_waived(self, bench: Bench) -> None:
@@ -412,7 +425,7 @@ class TestForms:
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
     ) -> None:
         node = fake_node("gb200-nvl4")
-        for suffix, beginning in ((".txt", "Bench: 2 x FAKE "), (".csv", "case,source,"), (".json", "{\n")):
+        for suffix, beginning in ((".txt", "Bench: 2 x FAKE "), (".csv", "case,family,"), (".json", "{\n")):
             file = tmp_path / f"out{suffix}"
             assert egmctl(*TWO_GPUS, "-o", file, env=node.environment()).code == 0
             assert file.read_text().startswith(beginning)

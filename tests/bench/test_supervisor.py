@@ -133,6 +133,7 @@ def test_no_process_is_left_and_waived_tasks_start_none(monkeypatch: pytest.Monk
         gpus=nothing.gpus,
         numa_nodes=nothing.numa_nodes,
         tasks=tuple(type(planned)(planned.task, "not here") for planned in nothing.tasks),
+        steps=(),
     )
     report = supervise(waived, MACHINE, on_progress=lambda _done, _task: None)
     assert set(statuses(report)) == {Status.WAIVED}
@@ -145,7 +146,7 @@ def test_progress_names_the_task_under_way_and_counts_what_is_over(monkeypatch: 
     seen: list[tuple[int, str | None]] = []
 
     def on_progress(done: int, task: Task | None) -> None:
-        seen.append((done, task.source.label if task else None))
+        seen.append((done, task.flows[0].source.label if task else None))
 
     supervise(plan(gpus=1), MACHINE, on_progress=on_progress, target=TARGET)
     assert seen == [(0, "NUMA0"), (1, None), (1, "GPU0"), (2, None)]

@@ -19,30 +19,26 @@ SETTINGS = Settings(size_bytes=1 << 30, copies=1, samples=3, timeout_s=60)
 
 
 class StubRig:
-    """A rig without a GPU: its one stream, gate, pattern and memory are itself, its timings those given."""
+    """A rig without a GPU: its one stream, gate, pattern and memory are itself."""
 
     how = Gating.KERNEL
     verification = Verification.GPU_EVERY_SAMPLE
-    address = 0
+    address = size_bytes = 0
 
-    def __init__(self, timings: list[Timing]) -> None:
-        self.timings = timings
+    def __init__(self) -> None:
         self.gate = self.pattern = self.context = self
 
-    def stream(self, _bus_id: str) -> StubRig:
+    def stream(self, *_arguments: object) -> StubRig:
         return self
 
-    def source(self, _task: object) -> tuple[StubRig, int]:
+    def source(self, *_arguments: object) -> tuple[StubRig, int]:
         return self, 1
 
-    def destination(self, _task: object) -> StubRig:
+    def destination(self, _buffer: object) -> StubRig:
         return self
 
     def check(self, *_arguments: object) -> None:
         """Find no difference."""
-
-    def time(self, *_arguments: object) -> Timing:
-        return self.timings.pop(0)
 
     connect = make_current = copy = synchronize = check
 
@@ -54,8 +50,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     plan = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], CASES, SETTINGS)
 
     def run(*timings: Timing) -> Measurement:
-        rig: Any = StubRig(list(timings))
-        return measure(rig, plan.tasks[-1].task, SETTINGS)
+        left = list(timings)
+        monkeypatch.setattr(worker, "time_together", lambda *_arguments: (left.pop(0),))
+        rig: Any = StubRig()
+        (measurement,) = measure(rig, [plan.tasks[-1].task], SETTINGS)
+        return measurement
 
     return run
 

@@ -10,28 +10,43 @@ import signal
 import time
 from typing import Any
 
-from egmctl.bench.protocol import Event, Order
+from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
+from egmctl.bench.statistics import summarize
 from egmctl.launch import Channel, breadcrumb
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Status, finish
 
 
-def run(parent: Channel, arguments: dict[str, Any]) -> None:
-    """Measure nothing, but say so; EGMCTL_TEST_FAULT names a task's number and what happens there, e.g. ``2:crash``."""
-    order = from_json(Order, arguments)
+def run(parent: Channel, _arguments: dict[str, Any]) -> None:
+    """Measure nothing, but say so; EGMCTL_TEST_FAULT names a task's number and what happens there, e.g. ``2:crash``.
+
+    A task alone has 100 GB/s, several at once have what EGMCTL_TEST_TOGETHER says.
+    """
+    message, _ = parent.receive()
+    from_json(Preparation, message["preparation"])
     faults = dict(part.split(":") for part in os.environ.get("EGMCTL_TEST_FAULT", "").split(",") if part)
     _misbehave(faults.get("setup", ""), "cuInit")
     parent.send({"event": Event.READY, "note": "nothing is measured here"})
-    for ordered in order.tasks:
-        parent.send({"event": Event.STARTED, "task": ordered.number})
-        fault = faults.get(str(ordered.number), "")
-        _misbehave(fault, "cuStreamSynchronize")
-        status = Status.FAILED if fault == "break" else Status.OK
-        # The process that measured is in the reason, so that tests see where a new one took over.
-        measurement = finish(ordered.task, status, reason=f"pid {os.getpid()}")
-        parent.send({"event": Event.MEASURED, "task": ordered.number, "measurement": to_json(measurement)})
-        if fault == "break":
-            parent.send({"event": Event.BROKEN})
+    while (message := parent.receive()[0])["do"] == Request.MEASURE:
+        step = from_json(OrderedStep, message["step"])
+        broken = False
+        together = float(os.environ.get("EGMCTL_TEST_TOGETHER", "100"))
+        value = together if len(step.tasks) > 1 else 100.0
+        for ordered in step.tasks:
+            fault = faults.get(f"{ordered.number}{'p' * step.proof}", "")
+            _misbehave(fault, "cuStreamSynchronize")
+            broken = fault == "break"
+            # The process that measured is in the reason, so that tests see where a new one took over.
+            measurement = finish(
+                ordered.task,
+                Status.FAILED if broken else Status.OK,
+                reason=f"pid {os.getpid()}",
+                bandwidth_gb_s=summarize([value]),
+                concurrent=len(step.tasks),
+            )
+            parent.send({"event": Event.MEASURED, "task": ordered.number, "measurement": to_json(measurement)})
+        parent.send({"event": Event.OVER, "broken": broken, "problem": None})
+        if broken:
             return
     _misbehave(faults.get("close", ""), "cuMemRelease")
     parent.send({"event": Event.DONE})

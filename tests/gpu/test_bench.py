@@ -95,11 +95,12 @@ def test_host_memory_is_called_egm_only_where_nvml_says_so(result: dict[str, Any
     gpus = {gpu.bus_id: gpu for gpu in collect(("host", "gpus", "pairs")).gpus or ()}
     for measurement in result["measurements"]:
         if "numa" in measurement["case"]:
-            nvml = gpus[measurement["initiator"]].nvml
+            (flow,) = measurement["flows"]
+            nvml = gpus[flow["initiator"]].nvml
             assert nvml is not None
             if not (nvml.egm_capable and nvml.c2c_enabled):
-                assert measurement["egm"] is False
-                assert "not EGM" in measurement["wire"]
+                assert flow["egm"] is False
+                assert "not EGM" in flow["wire"]
 
 
 def test_without_nvrtc_the_copies_are_still_measured_and_checked(egmctl: RunEgmctl, names: list[str]) -> None:  # noqa: ARG001
@@ -117,7 +118,7 @@ def test_a_hidden_gpu_is_waived_and_the_other_measured(egmctl: RunEgmctl, names:
     measurements = json.loads(ended.out)["result"]["measurements"]
     assert ended.code == 0, ended.out
     for measurement in measurements:
-        touched = {measurement["source"]["label"], measurement["destination"]["label"]}
+        touched = {end["label"] for flow in measurement["flows"] for end in (flow["source"], flow["destination"])}
         expected = ("waived", "CUDA_VISIBLE_DEVICES hides GPU0") if "GPU0" in touched else ("ok", None)
         assert (measurement["status"], measurement["reason"]) == expected
 

@@ -1,0 +1,125 @@
+"""Which buffers a step works on, and how much memory a sequence of steps takes at most: pure.
+
+The planner counts with it and the rig allocates by it, so that what was promised is what is taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from egmctl.bench.case import End
+from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Pattern, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """One buffer: steps that name the same one share it, one after the other."""
+
+    end: Endpoint
+    role: End
+    """A source is filled once and never written again; a destination is overwritten before each sample."""
+    index: int
+    """Several flows of one step that work at the same end in the same role have one each."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlowBuffers:
+    """What one flow reads from and writes to; ``None`` at an end without memory."""
+
+    source: Buffer | None
+    destination: Buffer | None
+
+
+def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
+    """Return for each task of a step, for each of its flows, the buffers.
+
+    No two flows of a step share one, but for those from one GPU to all others: they send the same data.
+    """
+    taken: Counter[tuple[Endpoint, End]] = Counter()
+
+    def take(task: Task, end: Endpoint, role: End) -> Buffer | None:
+        if end.memory is MemoryKind.REGISTERS:
+            return None
+        shared = task.pattern is Pattern.ONE_TO_ALL and role is End.SOURCE
+        index = 0 if shared else taken[end, role]
+        taken[end, role] += 1
+        return Buffer(end=end, role=role, index=index, size_bytes=task.size_bytes)
+
+    def of_flow(task: Task, flow: Flow) -> FlowBuffers:
+        return FlowBuffers(
+            take(task, flow.source, End.SOURCE),
+            take(task, flow.destination, End.DESTINATION),
+        )
+
+    return tuple(tuple(of_flow(task, flow) for flow in task.flows) for task in tasks)
+
+
+def buffers_of(tasks: Sequence[Task]) -> frozenset[Buffer]:
+    """Return all buffers of a step."""
+    return frozenset(_flat(assign(tasks)))
+
+
+def _flat(assigned: Iterable[Iterable[FlowBuffers]]) -> Iterator[Buffer]:
+    for flows in assigned:
+        for flow in flows:
+            yield from (buffer for buffer in (flow.source, flow.destination) if buffer is not None)
+
+
+class Lifetimes:
+    """Which buffers can be given back after a step because no later one works on them.
+
+    Parameters
+    ----------
+    steps
+        The tasks of each step, in order.
+    """
+
+    def __init__(self, steps: Iterable[Sequence[Task]]) -> None:
+        self._uses: Counter[Buffer] = Counter()
+        for tasks in steps:
+            self.add(tasks)
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Say that there will be one more step."""
+        self._uses.update(buffers_of(tasks))
+
+    def finish(self, tasks: Sequence[Task]) -> frozenset[Buffer]:
+        """Say that one of the steps is over; return the buffers of it that no other one will need."""
+        used = buffers_of(tasks)
+        self._uses.subtract(used)
+        return frozenset(buffer for buffer in used if self._uses[buffer] <= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most memory that a sequence of steps holds at one place."""
+
+    place: Endpoint | None
+    """The GPU or the NUMA node, whatever the kind of memory; ``None``: the host, all nodes together."""
+    bytes: int
+
+
+def peaks(steps: Sequence[Sequence[Task]]) -> tuple[Peak, ...]:
+    """Return the most that steps hold at any time, on each GPU, on each NUMA node and on the host as a whole."""
+    lifetimes = Lifetimes(steps)
+    held: set[Buffer] = set()
+    most: dict[tuple[str | None, int | None], tuple[Endpoint | None, int]] = {}
+    for tasks in steps:
+        held |= buffers_of(tasks)
+        now: Counter[tuple[str | None, int | None]] = Counter()
+        ends: dict[tuple[str | None, int | None], Endpoint | None] = {}
+        for buffer in held:
+            place = (buffer.end.bus_id, buffer.end.numa_node)
+            now[place] += buffer.size_bytes
+            ends[place] = buffer.end
+            if buffer.end.bus_id is None:
+                now[None, None] += buffer.size_bytes
+                ends[None, None] = None
+        for place, taken in now.items():
+            if taken > most.get(place, (None, 0))[1]:
+                most[place] = (ends[place], taken)
+        held -= lifetimes.finish(tasks)
+    return tuple(Peak(end, taken) for end, taken in most.values())

@@ -1,0 +1,94 @@
+"""From a case to the ends of its flows, for some GPUs and NUMA nodes: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations
+
+from egmctl.bench.case import Case, End
+from egmctl.model.machine import Gpu
+from egmctl.model.measurement import Endpoint, Engine, MemoryKind, Pattern
+
+Place = Gpu | int
+"""A GPU, or the number of a NUMA node."""
+Ends = tuple[Place, Place]
+"""Where a flow's bytes come from and go to."""
+
+HOST_MEMORY = frozenset(
+    {
+        MemoryKind.HOST_NUMA,
+        MemoryKind.HOST_NUMA_POOL,
+        MemoryKind.PINNED,
+        MemoryKind.REGISTERED,
+        MemoryKind.SYSTEM,
+    }
+)
+
+
+def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
+    """Yield the flows of each task that a case makes; of none, where it needs two GPUs and there is one."""
+    if case.engine is Engine.CPU:
+        for cpu_node in nodes:
+            for node in nodes:
+                yield ((cpu_node, node) if case.destination in HOST_MEMORY else (node, cpu_node),)
+    elif case.source in HOST_MEMORY or case.destination in HOST_MEMORY:
+        yield from _with_host(case, gpus, nodes)
+    else:
+        yield from _between_gpus(case, gpus)
+
+
+def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
+    def ends(gpu: Gpu, node: int) -> Ends:
+        return (node, gpu) if case.source in HOST_MEMORY else (gpu, node)
+
+    for node in nodes:
+        match case.pattern:
+            case Pattern.ONE_NODE:
+                if len(gpus) > 1:
+                    yield tuple(ends(gpu, node) for gpu in gpus)
+            case Pattern.BOTH_DIRECTIONS:
+                yield from ((ends(gpu, node), ends(gpu, node)[::-1]) for gpu in gpus)
+            case _:
+                yield from ((ends(gpu, node),) for gpu in gpus)
+
+
+def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:
+    count = len(gpus)
+    if case.pattern is Pattern.LOCAL:
+        yield from (((gpu, gpu),) for gpu in gpus)
+        return
+    if count < 2:
+        return
+    match case.pattern:
+        case Pattern.BOTH_DIRECTIONS:
+            yield from ((pair, pair[::-1]) for pair in combinations(gpus, 2))
+        case Pattern.RING:
+            yield tuple((gpus[i], gpus[(i + 1) % count]) for i in range(count))
+        case Pattern.BISECT:
+            yield tuple((gpus[i], gpus[(i + count // 2) % count]) for i in range(count))
+        case Pattern.ALL_PAIRS:
+            yield tuple(permutations(gpus, 2))
+        case Pattern.ONE_TO_ALL:
+            yield from (tuple((one, other) for other in gpus if other is not one) for one in gpus)
+        case Pattern.ALL_TO_ONE:
+            yield from (tuple((other, one) for other in gpus if other is not one) for one in gpus)
+        case _:
+            # In the order of the GPUs that issue the work.
+            pushed = case.initiator is End.SOURCE
+            yield from ((pair if pushed else pair[::-1],) for pair in permutations(gpus, 2))
+
+
+def initiator(case: Case, ends: Ends) -> Gpu | None:
+    """Return the GPU that issues a flow's work; ``None`` for CPU threads."""
+    gpus = [place for place in ends if isinstance(place, Gpu)]
+    if len(gpus) < 2:
+        return gpus[0] if gpus else None
+    return gpus[0] if case.initiator is End.SOURCE else gpus[1]
+
+
+def endpoint(memory: MemoryKind, place: Place) -> Endpoint:
+    """Return one end of a flow as results name it."""
+    if isinstance(place, Gpu):
+        return Endpoint(memory=memory, label=f"GPU{place.index}", bus_id=place.bus_id)
+    word = "CPU" if memory is MemoryKind.REGISTERS else "NUMA"
+    return Endpoint(memory=memory, label=f"{word}{place}", numa_node=place)

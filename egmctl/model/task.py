@@ -1,0 +1,168 @@
+"""What the bench can measure: a small vocabulary of memory, engine and pattern, and tasks made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from egmctl.model.record import BusId, Plain
+
+
+class MemoryKind(StrEnum):
+    """Where the bytes are, by how the memory was allocated."""
+
+    DEVICE = "device"
+    """cuMemAlloc."""
+    HOST_NUMA = "host-numa"
+    """cuMemCreate on a host NUMA node. It is EGM only where the platform has EGM: see :attr:`Flow.egm`."""
+    HOST_NUMA_POOL = "host-numa-pool"
+    """cuMemAllocFromPoolAsync from a pool that cuMemPoolCreate made on a host NUMA node."""
+    PINNED = "pinned"
+    """cuMemHostAlloc, by a thread bound to the node."""
+    REGISTERED = "registered"
+    """mmap, bound to the node, then cuMemHostRegister."""
+    SYSTEM = "system"
+    """mmap, bound to the node, and nothing else: only GPUs with access to pageable memory reach it."""
+    REGISTERS = "registers"
+    """No memory: the end of a kernel or of a CPU thread that only reads or only writes."""
+
+
+class Engine(StrEnum):
+    """What moves the bytes."""
+
+    COPY_ENGINE = "ce"
+    """cuMemcpyAsync."""
+    SM_COPY = "sm-copy"
+    """A kernel that reads and writes."""
+    SM_READ = "sm-read"
+    """A kernel that only reads, and sums what it reads."""
+    SM_WRITE = "sm-write"
+    """A kernel that only writes."""
+    CPU = "cpu"
+    """Threads bound to the CPUs of a NUMA node: a lower bound of what those can do."""
+    CHASE = "chase"
+    """One thread of one kernel that follows a chain of offsets."""
+    PING_PONG = "ping-pong"
+    """One thread on each of two GPUs that wait for each other's flag."""
+
+
+class Pattern(StrEnum):
+    """What one task runs at the same time."""
+
+    PAIR = "pair"
+    """One source and one destination."""
+    BOTH_DIRECTIONS = "both-directions"
+    """One pair, there and back."""
+    LOCAL = "local"
+    """Both ends are one GPU's memory."""
+    RING = "ring"
+    """Each GPU to the next one, the last to the first."""
+    ONE_TO_ALL = "one-to-all"
+    """From one GPU to each of the others."""
+    ALL_TO_ONE = "all-to-one"
+    """From each of the other GPUs to one."""
+    BISECT = "bisect"
+    """From each GPU to the one half of the GPUs further on."""
+    ALL_PAIRS = "all-pairs"
+    """From each GPU to each other one."""
+    ONE_NODE = "everyone-to-one-node"
+    """Every GPU with the memory of one NUMA node."""
+    LOADED = "loaded"
+    """A latency, while other threads of the same GPU move bytes over the same path."""
+
+
+class Quantity(StrEnum):
+    """What a task measures."""
+
+    BANDWIDTH = "bandwidth"
+    LATENCY = "latency"
+
+
+class ChaseOrder(StrEnum):
+    """In which order a pointer chase visits the lines of its buffer."""
+
+    RANDOM = "random"
+    SEQUENTIAL = "sequential"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One end of a flow: memory of a kind on a GPU or on a NUMA node."""
+
+    memory: MemoryKind
+    label: Plain
+    """``GPU0``, ``NUMA1``, ``CPU1`` (threads of that node): for people."""
+    bus_id: BusId | None = None
+    """Of the GPU, for device memory and a GPU's registers."""
+    numa_node: int | None = None
+    """For host memory and a CPU's registers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """One stream of bytes, in the direction in which they move."""
+
+    source: Endpoint
+    destination: Endpoint
+    initiator: BusId | None
+    """The GPU whose context issues the work: it writes to the destination (push) or reads from the source (pull);
+    ``None`` where CPU threads do."""
+    initiator_label: Plain
+    wire: Plain
+    """The way the bytes are expected to take, e.g. ``NV18`` or ``HOST_NUMA over PCIe, not EGM``."""
+    egm: bool | None = None
+    """Whether the host end is Extended GPU Memory: by the NVML capability bit and C2C, never by the calls alone;
+    ``None`` where no end is host memory."""
+
+    @property
+    def path(self) -> str:
+        """The two ends, for people."""
+        return f"{self.source.label} -> {self.destination.label}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chase:
+    """How a latency is measured: see ``docs/measurement.md``."""
+
+    order: ChaseOrder
+    stride_bytes: int
+    """Distance of the lines that hold one link of the chain each."""
+    warm: bool
+    """The buffer is walked once before the timed walk, so that it is in the owner's L2 if it fits."""
+    loads: int
+    """Loads (or round trips) in one sample."""
+    load_blocks: int = 0
+    """Blocks of the kernel that loads the same path meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing to measure: flows that run at the same time, and how."""
+
+    case: Plain
+    """The case's name, in nvbandwidth's words where it has one."""
+    family: Plain
+    quantity: Quantity
+    engine: Engine
+    pattern: Pattern
+    flows: tuple[Flow, ...]
+    """At least one: a pair is one flow, both directions are two, a ring of N is N."""
+    counted: Plain
+    """What the bandwidth counts."""
+    size_bytes: int
+    """Of each flow's buffer at either end; of a latency, the bytes that the chase visits."""
+    copies: int
+    """Times that each flow moves ``size_bytes`` in one sample, one after the other."""
+    streams: int = 1
+    """CUDA streams that share each flow's copies."""
+    chase: Chase | None = None
+    """For a latency."""
+
+    @property
+    def path(self) -> str:
+        """The ends, for people: ``GPU0 -> GPU1``, ``GPU0 <-> GPU1``, ``GPU0,GPU1 -> NUMA0``."""
+        if self.pattern is Pattern.BOTH_DIRECTIONS:
+            return f"{self.flows[0].source.label} <-> {self.flows[0].destination.label}"
+        sources = ",".join(dict.fromkeys(flow.source.label for flow in self.flows))
+        destinations = ",".join(dict.fromkeys(flow.destination.label for flow in self.flows))
+        return f"{sources} -> {destinations}"

@@ -1,0 +1,100 @@
+"""Every pair exactly once, no GPU twice at the same time, and a proof that measuring at once changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations, permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egmctl.bench.schedule import Slot, make_steps, tournament
+
+GPUS = st.lists(st.text("0123456789abcdef", min_size=1, max_size=4), unique=True, max_size=17)
+
+
+@given(GPUS)
+def test_a_tournament_has_every_pair_once_and_no_player_twice_in_a_round(players: list[str]) -> None:
+    rounds = tournament(players)
+    met = Counter(frozenset(pair) for pairs in rounds for pair in pairs)
+    assert met == Counter({frozenset(pair): 1 for pair in combinations(players, 2)})
+    for pairs in rounds:
+        playing = [player for pair in pairs for player in pair]
+        assert len(playing) == len(set(playing))
+
+
+@pytest.mark.parametrize(("players", "rounds"), [(0, 0), (2, 1), (3, 3), (4, 3), (5, 5), (8, 7), (16, 15)])
+def test_a_tournament_is_as_short_as_it_can_be(players: int, rounds: int) -> None:
+    assert len(tournament(range(players))) == rounds
+
+
+@st.composite
+def slots_of_some_pairs(draw: st.DrawFn) -> list[Slot]:
+    """Draw some of the ordered pairs of some GPUs, each in a group or in none."""
+    gpus = draw(GPUS)
+    pairs = [pair for pair in [*permutations(gpus, 2), *((gpu,) for gpu in gpus)] if draw(st.booleans())]
+    return [Slot(number, pair, draw(st.sampled_from(("a", "b", None)))) for number, pair in enumerate(pairs)]
+
+
+@given(slots_of_some_pairs(), st.booleans())
+def test_every_task_is_measured_exactly_once(slots: list[Slot], serial: bool) -> None:
+    steps = make_steps(slots, serial=serial)
+    assert sorted(n for step in steps if not step.proof for n in step.tasks) == [slot.number for slot in slots]
+
+
+@given(slots_of_some_pairs())
+def test_no_gpu_is_in_a_step_twice_and_what_is_in_no_group_runs_alone(slots: list[Slot]) -> None:
+    for step in make_steps(slots):
+        taking_part = [gpu for number in step.tasks for gpu in slots[number].gpus]
+        assert len(taking_part) == len(set(taking_part))
+        groups = {slots[number].group for number in step.tasks}
+        assert len(groups) == 1
+        assert len(step.tasks) == 1 or None not in groups
+
+
+@given(slots_of_some_pairs())
+def test_after_each_step_of_several_tasks_one_of_them_is_measured_alone(slots: list[Slot]) -> None:
+    steps = make_steps(slots)
+    for step, following in zip(steps, [*steps[1:], None], strict=False):
+        assert (following is not None and following.proof) == (len(step.tasks) > 1)
+        if following is not None and following.proof:
+            assert set(following.tasks) < set(step.tasks)
+            assert following.group == step.group == slots[following.tasks[0]].group
+
+
+@given(slots_of_some_pairs())
+def test_serial_is_one_task_at_a_time_in_the_order_given(slots: list[Slot]) -> None:
+    steps = make_steps(slots, serial=True)
+    assert [step.tasks for step in steps] == [(slot.number,) for slot in slots]
+    assert not any(step.proof for step in steps)
+
+
+@pytest.mark.parametrize(("gpus", "steps"), [(2, 2), (3, 6), (4, 6), (5, 10), (8, 14)])
+def test_all_ordered_pairs_take_two_steps_a_round(gpus: int, steps: int) -> None:
+    slots = [Slot(n, pair, "write") for n, pair in enumerate(permutations(map(str, range(gpus)), 2))]
+    assert sum(not step.proof for step in make_steps(slots)) == steps
+
+
+@pytest.mark.parametrize(("gpus", "steps"), [(2, 1), (3, 3), (4, 3), (8, 7)])
+def test_unordered_pairs_take_one_step_a_round(gpus: int, steps: int) -> None:
+    slots = [Slot(n, pair, "both") for n, pair in enumerate(combinations(map(str, range(gpus)), 2))]
+    assert sum(not step.proof for step in make_steps(slots)) == steps
+
+
+def test_the_proofs_of_a_group_are_not_all_of_one_gpu() -> None:
+    slots = [Slot(n, pair, "write") for n, pair in enumerate(permutations("abcd", 2))]
+    proven = {slots[step.tasks[0]].gpus for step in make_steps(slots) if step.proof}
+    assert {gpu for pair in proven for gpu in pair} == set("abcd")
+
+
+def test_copies_within_single_gpus_run_all_at_once() -> None:
+    slots = [Slot(n, (gpu,), "local") for n, gpu in enumerate("abc")]
+    together, alone = make_steps(slots)
+    assert together.tasks == (0, 1, 2)
+    assert (alone.proof, len(alone.tasks)) == (True, 1)
+
+
+def test_the_same_pair_twice_in_a_group_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="two tasks of write have the same ends"):
+        make_steps([Slot(0, ("a", "b"), "write"), Slot(1, ("a", "b"), "write")])
