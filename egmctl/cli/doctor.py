@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from egmctl.model.finding import Guard
     from egmctl.model.machine import Machine
 
-ALWAYS = ("host", "gpus", "driver", "process")
-"""The sections that selectors and the platform need, whatever is checked."""
+ALWAYS = ("host", "gpus", "driver", "process", "confinement")
+"""The sections that selectors, the platform and the causes of findings need, whatever is checked."""
 
 
 def doctor(

@@ -7,12 +7,18 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from egmctl.doctor.check import Check
-from egmctl.doctor.checks import driver
+from egmctl.doctor.checks import access, device_nodes, driver, environment, presence
 from egmctl.errors import UsageError
 from egmctl.model.finding import Guard
 from egmctl.units import printable
 
-CHECKS: tuple[Check, ...] = (*driver.CHECKS,)
+CHECKS: tuple[Check, ...] = (
+    *presence.CHECKS,
+    *access.CHECKS,
+    *device_nodes.CHECKS,
+    *environment.CHECKS,
+    *driver.CHECKS,
+)
 
 
 def select(

@@ -1,0 +1,201 @@
+"""Which GPUs was this process not given: by the device cgroup, or by the container? And by whom?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from egmctl.doctor.access import Loss, given_some, loss, may_have_egm, node_mounts, requested, routers
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.seen import access_of, accesses, cgroup_evidence, lost, minor_of, route_evidence
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import Driver, Gpu, Machine, Process
+
+_DRIVER_SOURCE = (
+    "UVM routes memory through a GPU only where that GPU is registered in the process (open-gpu-kernel-modules, "
+    "uvm_va_space.c, uvm_map_external.c)"
+)
+
+
+_NO_NODE = "there is no device node of a GPU"
+
+
+def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    denied = lost(machine, Loss.DEVICE_CGROUP)
+    gpus = machine.gpus or ()
+    untold = [gpu for gpu in gpus if gpu.node is not None and gpu.node.exists and gpu.node.access is None]
+    if untold:
+        pid = (machine.process or Process()).pid
+        yield unknown(
+            f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup"
+            if pid
+            else "whether these GPUs may be used: access(2) was not asked",
+            place=on_gpus(untold),
+        )
+    if not denied:
+        asked = [gpu for gpu in gpus if gpu.node is not None and gpu.node.exists and gpu.node.access is not None]
+        if asked:
+            yield passed(
+                "the device cgroup denies no GPU",
+                place=on_gpus(asked),
+                evidence=(*accesses(asked), *cgroup_evidence(machine)),
+                note=_hidden(machine),
+            )
+        elif not untold:
+            yield skipped(_NO_NODE)
+        return
+    by = manager(machine)
+    control = [node for node in (machine.driver or Driver()).nodes or () if node.path == "/dev/nvidiactl"]
+    nothing_left = all(access_of(node) == "EPERM" for node in control)
+    evidence = (*accesses(denied), *cgroup_evidence(machine), *((by.sign,) if by.sign else ()))
+    evidence = tuple(dict.fromkeys((*evidence, *route_evidence(machine, scope))))
+    cause = f"set by {by.name}" if by.name else "nothing tells who set it"
+    if nothing_left and control:
+        yield failed(
+            "the device cgroup denies these GPUs, and /dev/nvidiactl too: nothing of NVIDIA's is allowed here",
+            lost_rules() if given_some(machine) else by.remedy,
+            place=on_gpus(denied),
+            evidence=evidence,
+            cause=f"{cause}; a container that had its GPUs loses them so when systemd reloads its units",
+            confidence=Confidence.MEDIUM,
+        )
+        return
+    yield _by_severity(
+        machine,
+        scope,
+        denied,
+        "the device cgroup denies {}",
+        by.remedy,
+        evidence=evidence,
+        cause=cause,
+        confidence=by.confidence,
+    )
+
+
+def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if not machine.gpus:
+        yield skipped(_NO_NODE)
+        return
+    kept, unmade = lost(machine, Loss.NOT_IN_CONTAINER), lost(machine, Loss.NO_NODE)
+    environment = (machine.process or Process()).environment or {}
+    if kept:
+        by = manager(machine)
+        remedy, cause = by.remedy, f"set by {by.name}" if by.name else "the container was started without them"
+        if environment.get("ENROOT_RESTRICT_DEV", "n").lower() not in ("n", "no", "0", "false", ""):
+            remedy = Remedy(text="Start the step without ENROOT_RESTRICT_DEV, and choose with CUDA_VISIBLE_DEVICES.")
+            cause = "enroot passes in only the device nodes that were asked for"
+        if "NVIDIA_VISIBLE_DEVICES" in environment:
+            cause += f"; NVIDIA_VISIBLE_DEVICES={environment['NVIDIA_VISIBLE_DEVICES']}"
+        mounts = tuple(Evidence(source="/proc/self/mountinfo", value=path) for path in node_mounts(machine))
+        yield _by_severity(
+            machine,
+            scope,
+            kept,
+            "this container was not given {}",
+            remedy,
+            evidence=(*accesses(kept), *mounts, *route_evidence(machine, scope)),
+            cause=cause,
+            confidence=Confidence.MEDIUM,
+        )
+    if unmade:
+        numbers = " ".join(f"-c {minor_of(gpu)}" for gpu in unmade)
+        yield failed(
+            f"there is no device node: {', '.join(f'/dev/nvidia{minor_of(gpu)}' for gpu in unmade)}",
+            Remedy(text=MAKE_NODES.text, command=f"nvidia-modprobe {numbers}", needs_root=True),
+            place=on_gpus(unmade),
+            evidence=accesses(unmade),
+            cause="nothing has made it yet, or ModifyDeviceFiles=0 keeps the driver's tools from it",
+        )
+    if not kept and not unmade:
+        there = [gpu for gpu in machine.gpus if gpu.node is not None and gpu.node.exists]
+        if there:
+            yield passed("every GPU of the driver has its device node", place=on_gpus(there))
+        else:
+            yield skipped(_NO_NODE)
+
+
+def _by_severity(
+    machine: Machine,
+    scope: Scope,
+    lost: list[Gpu],
+    sentence: str,
+    remedy: Remedy,
+    *,
+    evidence: tuple[Evidence, ...],
+    cause: str,
+    confidence: Confidence = Confidence.HIGH,
+) -> Finding:
+    """Judge GPUs that were taken from this process on purpose: that is a fault only for who needs them.
+
+    It fails where a GPU that was asked for is gone, or a NUMA node's EGM memory has no GPU left that could route to it;
+    it warns where such a node has fewer left; else it is an ordinary share of a node, which is told and no fault.
+    """
+    place, paths = on_gpus(lost), ", ".join(f"/dev/nvidia{minor_of(gpu)}" for gpu in lost)
+    words = sentence.format(paths)
+    more = {"place": place, "evidence": evidence, "cause": cause, "confidence": confidence}
+    asked = [gpu for gpu in lost if requested(machine, scope, gpu)]
+    if asked:
+        return failed(f"{words}, and {on_gpus(asked).label} was asked for", remedy, **more)
+    if may_have_egm(machine) and not _local_only(machine, scope):
+        cut_off: list[str] = []
+        fewer: list[str] = []
+        for node, attached in routers(machine, scope).items():
+            left = [gpu for gpu in attached if loss(machine, gpu) is Loss.NONE]
+            if any(gpu in lost for gpu in attached):
+                (fewer if left else cut_off).append(str(node))
+        if cut_off:
+            return failed(f"{words}: EGM to NUMA {', '.join(cut_off)} has no GPU left to go through", remedy, **more)
+        if fewer:
+            return warned(f"{words}: EGM to NUMA {', '.join(fewer)} has fewer GPUs to go through", remedy, **more)
+    note = "an ordinary share of the node; what was not asked for is not missed (--gpus and --expect ask)"
+    return passed(words, note=note, **more)
+
+
+def _local_only(machine: Machine, scope: Scope) -> bool:
+    """Say whether the GPUs asked for sit on the only NUMA nodes asked for: local EGM needs no other GPU."""
+    if scope.gpus is None or scope.numa is None:
+        return False
+    return all(gpu.host_numa_id in scope.numa for gpu in scope.gpus_of(machine)) and len(scope.numa) == 1
+
+
+def _hidden(machine: Machine) -> str:
+    chosen = ((machine.process or Process()).environment or {}).get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return ""
+    return "CUDA_VISIBLE_DEVICES is set: unlike a cgroup it hides GPUs from CUDA's count and keeps them as routes"
+
+
+CHECKS = (
+    Check(
+        id="dev.cgroup-restricted",
+        title="no device cgroup keeps a GPU away",
+        guards=(Guard.EGM, Guard.P2P, Guard.IPC, Guard.FABRIC),
+        sections=("gpus",),
+        judge=_cgroup_restricted,
+        why="Cgroups that limit devices block EGM routing (CUDA programming guide, Extended GPU Memory). "
+        f"{_DRIVER_SOURCE}, and one that a cgroup denies cannot be opened. Imports of that GPU's memory fail too: "
+        "on H200, legacy IPC with INVALID_VALUE, file descriptors with INVALID_DEVICE, fabric handles with "
+        "NOT_SUPPORTED.",
+        read="access(2) of each /dev/nvidiaN, which asks the device cgroup and opens nothing: EPERM is the cgroup, "
+        "EACCES is mode bits or a security module. Who set it is told by the cgroup's path and, as root, by the "
+        "names of its BPF programs. devices.list of version 1 is shown and never believed: a list of denials "
+        "prints a *:* rwm.",
+        fix="Give the process all GPUs of the node and choose among them with CUDA_VISIBLE_DEVICES, which hides them "
+        "from CUDA's count and keeps the routes. How to ask for that depends on the manager, and the finding "
+        "says it. Without --gpus or --expect an ordinary share of a node is no fault, as long as no NUMA node's "
+        "EGM memory is cut off.",
+    ),
+    Check(
+        id="dev.nodes-missing",
+        title="every GPU has its device node",
+        guards=(Guard.EGM, Guard.P2P, Guard.IPC),
+        sections=("gpus",),
+        judge=_nodes_missing,
+        why=f"Without its device node a GPU cannot be opened. {_DRIVER_SOURCE}.",
+        read="/dev/nvidiaN of each GPU in /proc/driver/nvidia/gpus. In a container a missing node was not passed in, "
+        "and a device cgroup usually denies it as well, which cannot be asked about without the node.",
+        fix="On a host run nvidia-modprobe, or nvidia-persistenced at boot. In a container ask for all GPUs and "
+        "choose with CUDA_VISIBLE_DEVICES.",
+    ),
+)

@@ -1,0 +1,200 @@
+"""Device nodes that are there and cannot be used: modes, security modules, mounts, and the driver's own nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from egmctl.doctor.access import Loss, given_some
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown
+from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.seen import access_of, accesses, lost, node_evidence
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process
+
+_NOT_LOOKED = "the driver's device nodes were not looked at"
+
+
+def _control_nodes(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    driver, process = machine.driver or Driver(), machine.process or Process()
+    nodes = {node.path.rpartition("/")[2]: node for node in driver.nodes or ()}
+    if driver.nodes is None:
+        why = driver.unread.get("nodes")
+        yield unknown(f"the driver's device nodes were not looked at ({why.reason.value})" if why else _NOT_LOOKED)
+        return
+    if not machine.gpus and "nvidia" not in (driver.modules or ()):
+        yield skipped("there is no NVIDIA GPU")
+        return
+    needed = {name: nodes[name] for name in ("nvidiactl", "nvidia-uvm") if name in nodes}
+    evidence = node_evidence(nodes.values())
+    good = True
+    for name, node in needed.items():
+        user = "NVML and CUDA" if name == "nvidiactl" else "CUDA"
+        answer = access_of(node)
+        if answer is None:
+            good = False
+            yield unknown(f"whether {node.path} may be used here")
+        elif answer == "EPERM":
+            good = False
+            remedy = lost_rules() if given_some(machine) else manager(machine).remedy
+            yield failed(
+                f"the device cgroup denies {node.path}, which {user} cannot do without",
+                remedy,
+                evidence=evidence,
+                cause="NVML then ends with Unknown Error (999) or Operating System (17), CUDA with no device (100); "
+                "a container gets there when systemd reloads its units",
+            )
+        elif answer == "EACCES":
+            good = False
+            yield _no_permission(machine, [], node, evidence)
+        elif answer == "ENOENT" and given_some(machine):
+            good = False
+            yield failed(
+                f"{node.path} was not given to this container, and {user} cannot do without it",
+                Remedy(text="Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility."),
+                evidence=evidence,
+                cause="NVIDIA_DRIVER_CAPABILITIES is "
+                + (process.environment or {}).get("NVIDIA_DRIVER_CAPABILITIES", "not set"),
+            )
+        elif answer == "ENOENT" and name == "nvidiactl" and not any(gpu.nvml for gpu in machine.gpus or ()):
+            good = False
+            yield failed(f"{node.path} is not there", MAKE_NODES, evidence=evidence, cause="nothing has made it yet")
+    if good:
+        absent = [node.path for node in nodes.values() if access_of(node) == "ENOENT"]
+        note = (
+            f"{', '.join(absent)}: not there; the driver's libraries make it when they first need it" if absent else ""
+        )
+        yield passed("nvidiactl and nvidia-uvm may be used", evidence=evidence, note=note)
+    yield from _caps_denied(machine, evidence)
+
+
+def _caps_denied(machine: Machine, evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
+    """Judge the nodes that MIG instances are opened through, where MIG is on."""
+    caps = [node for node in (machine.driver or Driver()).nodes or () if "/nvidia-caps/" in node.path]
+    denied = [node.path for node in caps if access_of(node) == "EPERM"]
+    on = [gpu for gpu in machine.gpus or () if gpu.nvml and gpu.nvml.mig_mode]
+    if denied and on:
+        yield failed(
+            f"the device cgroup denies {', '.join(denied)}, through which MIG instances are opened",
+            manager(machine).remedy,
+            place=on_gpus(on),
+            evidence=evidence,
+        )
+
+
+def _permissions(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    by_kind = {kind: lost(machine, kind) for kind in (Loss.PERMISSION, Loss.NODEV, Loss.STALE_NODE)}
+    for gpus in _by_mode(by_kind[Loss.PERMISSION]):
+        if node := gpus[0].node:
+            yield _no_permission(machine, gpus, node, accesses(gpus))
+    if gpus := by_kind[Loss.NODEV]:
+        yield failed(
+            "the device nodes lie on a mount with the option nodev: opening them fails with EACCES",
+            Remedy(
+                text="Mount that file system with dev (mount -o remount,dev), or bind the nodes of the host's /dev.",
+                needs_root=True,
+            ),
+            place=on_gpus(gpus),
+            evidence=(*accesses(gpus), *_dev_mounts(machine)),
+        )
+    if gpus := by_kind[Loss.STALE_NODE]:
+        yield failed(
+            "the device nodes have the numbers of other devices",
+            Remedy(text="Remove them and have them made anew.", command="nvidia-modprobe -c 0", needs_root=True),
+            place=on_gpus(gpus),
+            evidence=tuple(
+                Evidence(source=f"stat({gpu.node.path})", value=f"{gpu.node.major}:{gpu.node.minor}")
+                for gpu in gpus
+                if gpu.node
+            ),
+            cause="they were made before the driver's numbers changed",
+        )
+    if not any(by_kind.values()):
+        usable = [gpu for gpu in scope.gpus_of(machine) if gpu.node is not None and gpu.node.access == "ok"]
+        if usable:
+            yield passed("mode bits, security modules and mounts let this process in", place=on_gpus(usable))
+        else:
+            yield skipped("there is no device node of a GPU")
+
+
+def _no_permission(machine: Machine, gpus: list[Gpu], node: DeviceNode, evidence: tuple[Evidence, ...]) -> Finding:
+    """Judge EACCES: mode bits for most, a security module for root, and for both the ids of a user namespace."""
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    mode = "" if node.mode is None else f" (mode {node.mode:04o}, uid {node.uid}, gid {node.gid})"
+    outside = [line for line in confinement.uid_map or () if line != (0, 0, 2**32 - 1)]
+    remedy = Remedy(
+        text="Join the group that owns the nodes, or have the driver make them with another mode "
+        "(NVreg_DeviceFileMode, NVreg_DeviceFileGID).",
+        needs_root=True,
+    )
+    if confinement.uid_map is not None and outside:
+        cause = (
+            "in this user namespace the nodes belong to users that it does not know: only their mode for others counts"
+        )
+        remedy = Remedy(
+            text="Let the nodes be used by others (mode 0666), or run outside of the user namespace.", needs_root=True
+        )
+    elif process.effective_uid == 0:
+        cause = "root passes over mode bits, so this is a security module (SELinux, AppArmor)"
+        remedy = Remedy(
+            text="Look for the denial in the audit log, and allow it.",
+            command="ausearch -m avc -ts recent",
+            needs_root=True,
+        )
+    else:
+        cause = f"the mode bits{mode} do not let uid {process.effective_uid} in, or a security module does not"
+    return failed(
+        "this user may not use the device nodes" if gpus else f"this user may not use {node.path}",
+        remedy,
+        place=on_gpus(gpus) if gpus else on_gpus(machine.gpus or ()),
+        evidence=evidence,
+        cause=cause,
+    )
+
+
+def _by_mode(gpus: list[Gpu]) -> Iterator[list[Gpu]]:
+    """Return GPUs whose nodes have the same owner and mode together: they have the same cause."""
+    groups: dict[object, list[Gpu]] = {}
+    for gpu in gpus:
+        if gpu.node is not None:
+            groups.setdefault((gpu.node.mode, gpu.node.uid, gpu.node.gid), []).append(gpu)
+    yield from groups.values()
+
+
+def _dev_mounts(machine: Machine) -> tuple[Evidence, ...]:
+    mounts = (machine.confinement or Confinement()).mounts or ()
+    return tuple(
+        Evidence(source="/proc/self/mountinfo", value=f"{mount.path} {mount.kind} {','.join(mount.options)}")
+        for mount in mounts
+        if mount.path.startswith("/dev") and "nodev" in mount.options
+    )
+
+
+CHECKS = (
+    Check(
+        id="dev.permissions",
+        title="users, modes and mounts let this process in",
+        guards=tuple(Guard),
+        sections=("gpus",),
+        judge=_permissions,
+        why="A node that exists and that the cgroup allows may still be closed to this user, or lie on a mount where "
+        "device nodes do nothing.",
+        read="access(2) of each /dev/nvidiaN (EACCES), its owner and mode, statvfs(2) for the mount option nodev "
+        "(which access(2) does not see), /proc/self/uid_map for a user namespace.",
+        fix="Join the owning group or change the driver's NVreg_DeviceFileMode and NVreg_DeviceFileGID; mount "
+        "without nodev; in a user namespace only the mode for others counts.",
+    ),
+    Check(
+        id="dev.control-nodes",
+        title="nvidiactl and nvidia-uvm can be used",
+        guards=tuple(Guard),
+        sections=("driver",),
+        judge=_control_nodes,
+        why="NVML and CUDA open /dev/nvidiactl first, CUDA then /dev/nvidia-uvm: without them no GPU is found. A "
+        "container can lose them long after its start, when systemd reloads its units and drops the rules that "
+        "the runtime added.",
+        read="access(2) of /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools and /dev/nvidia-caps/*.",
+        fix="Make the container anew; prevent the loss with nvidia-ctk system create-dev-char-symlinks --create-all, "
+        "CDI, or the cgroupfs driver. Where they were never given, add the driver capabilities compute,utility.",
+    ),
+)

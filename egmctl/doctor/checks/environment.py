@@ -1,0 +1,186 @@
+"""What steers drivers and libraries from outside: environment variables, and the container around the process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from egmctl.doctor.access import Loss, loss
+from egmctl.doctor.check import Check, passed, unknown, warned
+from egmctl.doctor.scope import Scope
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy
+from egmctl.model.machine import Confinement, Gpu, Machine, Process
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SHOWN = (
+    VISIBLE,
+    "CUDA_DEVICE_ORDER",
+    "GPU_DEVICE_ORDINAL",
+    "NVIDIA_VISIBLE_DEVICES",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+    "SLURM_GPU_BIND",
+    "SLURM_GPUS_PER_TASK",
+)
+
+_HARMFUL = {
+    "CUDA_LAUNCH_BLOCKING": ("1", "every launch waits for the one before, so nothing overlaps"),
+    "CUDA_INJECTION64_PATH": (None, "a tool is loaded into every CUDA process"),
+    "NCCL_P2P_DISABLE": ("1", "NCCL uses neither NVLink nor PCIe between GPUs"),
+    "NCCL_SHM_DISABLE": ("1", "NCCL goes over the network within a node where it has no P2P"),
+    "NCCL_CUMEM_ENABLE": ("0", "NCCL allocates without cuMem: no fabric handles, no multi-node NVLink"),
+    "NCCL_CUMEM_HOST_ENABLE": ("0", "NCCL's host buffers are not HOST_NUMA memory"),
+    "NCCL_MNNVL_ENABLE": ("0", "NCCL does not use NVLink between nodes"),
+}
+"""Variable: the value that does harm (``None``: any) and the harm. CUDA C++ Programming Guide, "CUDA Environment
+Variables"; NCCL user guide, "Environment Variables"."""
+
+
+def _visible_devices(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    process = machine.process or Process()
+    if process.environment is None:
+        yield unknown("the environment of that process could not be read")
+        return
+    environment = process.environment
+    evidence = tuple(
+        Evidence(source="environment", value=f"{name}={environment[name]}") for name in _SHOWN if name in environment
+    )
+    text = environment.get(VISIBLE)
+    if text is None:
+        yield passed(f"{VISIBLE} is not set: CUDA shows every GPU that it can open", evidence=evidence)
+        return
+    usable = [gpu for gpu in machine.gpus or () if loss(machine, gpu) in (Loss.NONE, Loss.UNKNOWN)]
+    wrong = _first_wrong(text, usable)
+    if wrong is not None and usable:
+        position, entry, why = wrong
+        yield warned(
+            f"{VISIBLE} names what is not there, and CUDA ends the list at it: entry {position} {why}",
+            Remedy(
+                text="Name GPUs by UUIDs, or by numbers from 0 among those that this process may open.",
+                command=f"unset {VISIBLE}",
+            ),
+            evidence=evidence,
+            cause=f"{len(usable)} GPUs can be used from here"
+            + ("; numbers count those only, not the node's" if len(usable) < len(machine.gpus or ()) else ""),
+            confidence=Confidence.HIGH if entry else Confidence.MEDIUM,
+        )
+        return
+    yield passed(
+        f"{VISIBLE} chooses {len([part for part in text.split(',') if part.strip()])} of {len(usable)} usable GPUs",
+        evidence=evidence,
+        note="this is the way to choose GPUs where EGM matters: hidden GPUs stay open to this process, so that their "
+        "memory can be imported and routed through (shown on H200: every kind of import works with the owner hidden)",
+    )
+
+
+def _first_wrong(text: str, usable: list[Gpu]) -> tuple[int, str, str] | None:
+    """Return the first entry that names no usable GPU, with its position from 1 and why; ``None`` if there is none."""
+    seen: set[str] = set()
+    for position, part in enumerate((part.strip() for part in text.split(",")), start=1):
+        if re.fullmatch("[0-9]{1,9}", part, re.ASCII):
+            if int(part) >= len(usable):
+                return position, part, f"is {int(part)}, the last GPU is {len(usable) - 1}"
+        elif part.startswith("GPU-"):
+            known = [gpu.uuid for gpu in usable]
+            if None not in known and sum(uuid.startswith(part) for uuid in known if uuid) != 1:
+                return position, part, "is the UUID of none, or the start of several"
+        elif part.startswith("MIG-"):
+            continue
+        elif text.strip() not in ("", "-1", "NoDevFiles"):
+            return position, part, "is neither a number nor a UUID"
+        if part in seen:
+            return position, part, "is there twice, and then CUDA shows no GPU"
+        seen.add(part)
+    return None
+
+
+def _bad_environment(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    process = machine.process or Process()
+    if process.environment is None:
+        yield unknown("the environment of that process could not be read")
+        return
+    harmful = {
+        name: harm
+        for name, (value, harm) in _HARMFUL.items()
+        if name in process.environment and value in (None, process.environment[name])
+    }
+    for name, harm in harmful.items():
+        # The path of a tool stays out of the output.
+        value = process.environment[name] if _HARMFUL[name][0] is not None else "(set)"
+        yield warned(
+            f"{name} is set: {harm}",
+            Remedy(text="Unset it, unless that is meant.", command=f"unset {name}"),
+            evidence=(Evidence(source="environment", value=f"{name}={value}"),),
+        )
+    if not harmful:
+        yield passed("no variable that is known to slow down or to disable something is set")
+
+
+def _container(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    signs = process.container_signs or ()
+    words = []
+    if confinement.uid_map is not None and confinement.uid_map != ((0, 0, 2**32 - 1),):
+        words.append("user namespace")
+    if confinement.seccomp == "filter":
+        words.append("a filter of system calls")
+    privileged = bool(signs) and confinement.seccomp == "none" and confinement.capable("SYS_ADMIN")
+    evidence = (
+        *(Evidence(source="signs of a container", value=sign) for sign in signs),
+        *(
+            Evidence(source=name, value=value)
+            for name, value in (
+                ("/proc/self/status Seccomp", confinement.seccomp),
+                (
+                    "/proc/self/status CapEff",
+                    None if confinement.capabilities is None else f"{confinement.capabilities:#x}",
+                ),
+            )
+            if value is not None
+        ),
+    )
+    if not signs and not words:
+        yield passed("this process is in no container", evidence=evidence)
+        return
+    kind = "a privileged container" if privileged else "a container" if signs else "no container"
+    yield passed(f"this process is in {kind}" + (f", with {' and '.join(words)}" if words else ""), evidence=evidence)
+
+
+CHECKS = (
+    Check(
+        id="env.visible-devices",
+        title="CUDA_VISIBLE_DEVICES names GPUs that are there",
+        guards=(Guard.EGM, Guard.P2P, Guard.IPC),
+        sections=("process",),
+        judge=_visible_devices,
+        why="CUDA_VISIBLE_DEVICES is the way to choose GPUs that keeps EGM routes: it hides the others from CUDA's "
+        "count and leaves them open. Its numbers count the GPUs that the process may open, so under a device "
+        "cgroup they are not the node's; the first entry that names nothing ends the list.",
+        read="The environment of this process, or of --pid P as it was at its start. Its numbers are in CUDA's "
+        "order, which CUDA_DEVICE_ORDER=PCI_BUS_ID makes that of nvidia-smi.",
+        fix="Use UUIDs (nvidia-smi -L), or numbers from 0 with CUDA_DEVICE_ORDER=PCI_BUS_ID.",
+    ),
+    Check(
+        id="env.bad-cuda-env",
+        title="no variable disables or slows something down",
+        guards=(Guard.PERF, Guard.P2P, Guard.FABRIC),
+        sections=("process",),
+        judge=_bad_environment,
+        why="Variables that were set while looking for a fault stay in profiles and job scripts, and take NVLink, "
+        "fabric handles or the overlap of launches away from everything that runs later.",
+        read="A fixed list of variables of CUDA and NCCL; no other is looked at, and paths are not shown.",
+        fix="Unset them where they are set: job script, container image, /etc/environment.",
+    ),
+    Check(
+        id="ns.container",
+        title="which container this process is in",
+        guards=(Guard.IPC,),
+        sections=("process",),
+        judge=_container,
+        why="Namespaces and filters decide what can be shared between processes and which system calls work; ipc.* "
+        "and numa.* judge what follows from them.",
+        read="Files and variables that container managers leave, /proc/self/mountinfo, /proc/self/uid_map, Seccomp "
+        "and CapEff in /proc/self/status.",
+        fix="Nothing is wrong with a container by itself; the other checks say what is missing in it.",
+    ),
+)

@@ -1,0 +1,194 @@
+"""Who decides which devices this process may use, and how to ask that manager for all GPUs of the node.
+
+Paths and names: Slurm writes ``job_42/step_0/user/task_3`` below ``slurmstepd.scope`` (version 2) or ``slurm/uid_1000``
+(version 1) and names its program ``Slurm_Cgroup_v2`` (src/plugins/cgroup/v2); systemd names its own ``sd_devices``;
+container runtimes put the container's id in the last part of the path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from egmctl.model.finding import Confidence, Evidence, Remedy
+from egmctl.model.machine import Confinement, Machine, Process
+
+SLURM_PROGRAM, SYSTEMD_PROGRAM = "Slurm_Cgroup_v2", "sd_devices"
+
+_CHOOSE = "and choose among them with CUDA_VISIBLE_DEVICES"
+_LOST_RULES = (
+    "Make the container anew. So that systemd keeps its device rules over a daemon-reload: "
+    "nvidia-ctk system create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manager:
+    """Who it is, by what sign, and what to ask of it."""
+
+    name: str
+    """As it follows "set by": ``Slurm for this task``, ``Docker``."""
+    sign: Evidence | None
+    remedy: Remedy
+    confidence: Confidence = Confidence.HIGH
+
+
+def manager(machine: Machine) -> Manager:
+    """Return who decides over the devices of the process: the surest sign first."""
+    seen = _signs(machine)
+    for recognise in (_slurm_program, _kubernetes, _runtime, _slurm_job, _lsf, _systemd):
+        if (found := recognise(seen)) is not None:
+            return found
+    return Manager(name="", sign=seen.by_path if seen.path else None, remedy=_ANYBODY, confidence=Confidence.LOW)
+
+
+def lost_rules() -> Remedy:
+    """Return what to do where even nvidiactl is denied: the container had its GPUs and lost them."""
+    return Remedy(text=_LOST_RULES, needs_root=True)
+
+
+def device_path(process: Process, confinement: Confinement) -> str:
+    """Return the path of the cgroup that decides over the process' devices; ``""`` where none is known.
+
+    Where both versions are mounted it is that of version 1 if it leads anywhere: managers that use BPF programs use
+    version 2 alone, unless a program is seen.
+    """
+    groups = process.cgroups or ()
+    second = next((group.path for group in groups if group.version == 2), "")
+    first = next((group.path for group in groups if "devices" in group.controllers), "")
+    return first if first.strip("/") and not confinement.device_programs else second or first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signs:
+    """What managers leave behind."""
+
+    path: str
+    by_path: Evidence
+    programs: Mapping[str, str]
+    """Names of the device programs to the cgroups that they are attached to."""
+    environment: Mapping[str, str]
+    container: tuple[str, ...]
+
+
+def _signs(machine: Machine) -> _Signs:
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    path = device_path(process, confinement)
+    return _Signs(
+        path=path,
+        by_path=Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path),
+        programs={one.name: one.cgroup or path for one in confinement.device_programs or () if one.name},
+        environment=process.environment or {},
+        container=process.container_signs or (),
+    )
+
+
+def _slurm_program(seen: _Signs) -> Manager | None:
+    if SLURM_PROGRAM not in seen.programs:
+        return None
+    where = seen.programs[SLURM_PROGRAM]
+    return _slurm(Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {where}"), where, Confidence.HIGH)
+
+
+def _kubernetes(seen: _Signs) -> Manager | None:
+    if "kubepods" in seen.path:
+        return Manager(name="Kubernetes", sign=seen.by_path, remedy=_POD)
+    if "KUBERNETES_SERVICE_HOST" in seen.container:
+        sign = Evidence(source="environment", value="KUBERNETES_SERVICE_HOST is set")
+        return Manager(name="Kubernetes", sign=sign, remedy=_POD)
+    return None
+
+
+def _runtime(seen: _Signs) -> Manager | None:
+    for name, pattern in _RUNTIMES:
+        if re.search(pattern, seen.path):
+            return Manager(name=name, sign=seen.by_path, remedy=_CONTAINER)
+    for file, name in _RUNTIME_FILES:
+        if file in seen.container:
+            sign = Evidence(source=file, value="is there")
+            return Manager(name=name, sign=sign, remedy=_CONTAINER, confidence=Confidence.MEDIUM)
+    return None
+
+
+def _slurm_job(seen: _Signs) -> Manager | None:
+    if re.search(r"/job_[0-9]+(/|$)", seen.path):
+        options = (seen.environment.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
+        by_task = any(option not in (None, "", "none") for option in options)
+        return _slurm(seen.by_path, seen.path if by_task else "", Confidence.MEDIUM)
+    if "SLURM_JOB_ID" in seen.environment:
+        return _slurm(Evidence(source="environment", value="SLURM_JOB_ID is set"), "", Confidence.MEDIUM)
+    return None
+
+
+def _slurm(sign: Evidence, where: str, confidence: Confidence) -> Manager:
+    """Return Slurm, which denies devices for a whole job, or for each of its tasks where GPUs are bound to tasks."""
+    name, text = (
+        "Slurm for this job",
+        (
+            f"Allocate all GPUs of the node (--exclusive with --gpus-per-node of all of them) {_CHOOSE}; or ask for "
+            "ConstrainDevices=no on this partition."
+        ),
+    )
+    if "/task_" in where:
+        name, text = (
+            "Slurm for this task",
+            (
+                "Give every task all GPUs of the job (srun --gpu-bind=none, --gpus-per-node for --gpus-per-task) "
+                f"{_CHOOSE}."
+            ),
+        )
+    return Manager(name=name, sign=sign, remedy=Remedy(text=text), confidence=confidence)
+
+
+def _lsf(seen: _Signs) -> Manager | None:
+    if re.search(r"(^|/)lsf(/|$)", seen.path):
+        return Manager(name="LSF", sign=seen.by_path, remedy=_LSF_JOB)
+    if "LSB_JOBID" in seen.environment:
+        sign = Evidence(source="environment", value="LSB_JOBID is set")
+        return Manager(name="LSF", sign=sign, remedy=_LSF_JOB, confidence=Confidence.MEDIUM)
+    return None
+
+
+def _systemd(seen: _Signs) -> Manager | None:
+    units = [part for part in seen.path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
+    unit = units[-1] if units else ""
+    name = f"systemd for {unit}" if unit else "systemd"
+    remedy = Remedy(
+        text="In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
+        # A name that is not one word for a shell is not put into a command.
+        command=f"systemctl show -p DevicePolicy,DeviceAllow {unit}"
+        if re.fullmatch(r"[A-Za-z0-9@_.:-]+", unit)
+        else None,
+        needs_root=True,
+    )
+    if SYSTEMD_PROGRAM in seen.programs:
+        sign = Evidence(source=_PROGRAMS, value=f"{SYSTEMD_PROGRAM} on {seen.programs[SYSTEMD_PROGRAM]}")
+        return Manager(name=name, sign=sign, remedy=remedy)
+    return Manager(name=name, sign=seen.by_path, remedy=remedy, confidence=Confidence.MEDIUM) if unit else None
+
+
+_RUNTIMES = (
+    ("Docker", r"/docker[-/][0-9a-f]{12,}"),
+    ("CRI-O", r"/crio-"),
+    ("containerd", r"/cri-containerd-"),
+    ("Podman", r"/libpod-|/libpod_parent/"),
+    ("LXC", r"/lxc(\.payload)?[./]"),
+)
+_RUNTIME_FILES = (("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman"), ("/.singularity.d", "Apptainer"))
+_PROGRAMS = "bpf(BPF_PROG_QUERY)"
+
+MAKE_NODES = Remedy(
+    text="Have the driver's tool make the device nodes; nvidia-persistenced does so at boot.",
+    command="nvidia-modprobe -c 0",
+    needs_root=True,
+)
+
+_POD = Remedy(text=f"Request all GPUs of the node (or a DRA claim for all) {_CHOOSE}.")
+_CONTAINER = Remedy(
+    text=f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}."
+)
+_LSF_JOB = Remedy(text=f"Ask for all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}.")
+_ANYBODY = Remedy(
+    text=f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; the cgroup's path tells who made it."
+)

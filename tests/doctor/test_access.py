@@ -1,0 +1,259 @@
+"""The cgroup verdict and the container's: who lost which GPU, to whom, and when that is a fault."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
+from egmctl.model.finding import Confidence, Finding, Status
+from egmctl.model.machine import Cgroup, Confinement, DeviceNode, DeviceProgram, Machine, Mount, Process, Reason, Unread
+from tests.doctor.machines import patched, run_one, shipped, with_gpu_denied
+
+HGX = shipped("hgx-h200x4")
+NVL4 = shipped("gb200-nvl4")
+"""Two owners a NUMA node."""
+GH200X4 = shipped("gh200x4")
+"""One owner a NUMA node."""
+
+CGROUP, NODES = "dev.cgroup-restricted", "dev.nodes-missing"
+
+
+def bus_id(machine: Machine, index: int) -> str:
+    assert machine.gpus is not None
+    return machine.gpus[index].bus_id
+
+
+def in_cgroup(
+    machine: Machine,
+    path: str,
+    *,
+    version: int = 2,
+    program: str | None = None,
+    at: str | None = None,
+    **variables: str,
+) -> Machine:
+    """Return the machine seen from a cgroup, with a device program attached to ``at``."""
+    controllers = ("devices",) if version == 1 else ()
+    process = Process(
+        cgroups=(Cgroup(version=version, controllers=controllers, path=path),),
+        container_signs=(),
+        environment=variables,
+    )
+    programs = () if program is None else (DeviceProgram(id=7, name=program, cgroup=at or path),)
+    return dataclasses.replace(machine, process=process, confinement=Confinement(device_programs=programs))
+
+
+def values(finding: Finding) -> dict[str, str]:
+    return {evidence.source: evidence.value for evidence in finding.evidence}
+
+
+class TestSeverity:
+    def test_nothing_denied(self) -> None:
+        found = run_one(CGROUP, HGX)
+        assert (found.status, found.summary, found.place.label) == (
+            Status.PASS,
+            "the device cgroup denies no GPU",
+            "GPU0-3",
+        )
+
+    def test_a_share_of_a_node_is_no_fault(self) -> None:
+        denied = bus_id(HGX, 1)
+        found = run_one(CGROUP, with_gpu_denied(HGX, 1))
+        assert found.status is Status.PASS
+        assert found.summary == "the device cgroup denies /dev/nvidia1"
+        assert "ordinary share" in found.note
+        assert found.place.ids == (denied,)
+        (access,) = [evidence for evidence in found.evidence if evidence.source == "access(/dev/nvidia1)"]
+        assert (access.value, access.errno) == ("EPERM", "EPERM")
+
+    def test_a_gpu_that_was_asked_for_is_a_fault(self) -> None:
+        denied = bus_id(HGX, 1)
+        found = run_one(CGROUP, with_gpu_denied(HGX, 1), Scope(gpus=(denied,)))
+        assert found.status is Status.FAIL
+        assert found.summary == "the device cgroup denies /dev/nvidia1, and GPU3 was asked for"
+        assert found.remedy is not None
+        assert "CUDA_VISIBLE_DEVICES" in found.remedy.text
+
+    def test_another_gpu_that_was_asked_for_is_none(self) -> None:
+        scope = Scope(gpus=(bus_id(HGX, 0),))
+        assert run_one(CGROUP, with_gpu_denied(HGX, 1), scope).status is Status.PASS
+
+    @pytest.mark.parametrize(
+        ("expectation", "status"),
+        [
+            (Expectation(gpus=4), Status.FAIL),
+            (Expectation(gpus=3), Status.PASS),
+            (Expectation(reference=HGX, gpus=4), Status.FAIL),
+            (Expectation(reference=with_gpu_denied(HGX, 1), gpus=4), Status.PASS),
+        ],
+    )
+    def test_an_expectation_asks_too(self, expectation: Expectation, status: Status) -> None:
+        assert run_one(CGROUP, with_gpu_denied(HGX, 1), Scope(expectation=expectation)).status is status
+
+    def test_an_egm_node_that_keeps_an_owner_warns(self) -> None:
+        found = run_one(CGROUP, with_gpu_denied(NVL4, 3))
+        assert found.status is Status.WARN
+        assert found.summary == "the device cgroup denies /dev/nvidia3: EGM to NUMA 1 has fewer GPUs to go through"
+        assert values(found)["GPUs of each NUMA node"] == "NUMA 0: GPU0-1; NUMA 1: GPU2, GPU3 blocked"
+
+    @pytest.mark.parametrize("machine", [with_gpu_denied(NVL4, 2, 3), with_gpu_denied(GH200X4, 1)])
+    def test_an_egm_node_without_an_owner_fails(self, machine: Machine) -> None:
+        found = run_one(CGROUP, machine)
+        assert found.status is Status.FAIL
+        assert found.summary.endswith("EGM to NUMA 1 has no GPU left to go through")
+
+    def test_nodes_out_of_scope_do_not_count(self) -> None:
+        assert run_one(CGROUP, with_gpu_denied(GH200X4, 1), Scope(numa=(0,))).status is Status.PASS
+
+    def test_local_egm_needs_no_other_gpu(self) -> None:
+        scope = Scope(gpus=(bus_id(NVL4, 2),), numa=(1,))
+        assert run_one(CGROUP, with_gpu_denied(NVL4, 3), scope).status is Status.PASS
+
+    def test_without_egm_no_node_loses_anything(self) -> None:
+        off = patched(NVL4, "gpus[*].nvml", capabilities=0)
+        assert run_one(CGROUP, with_gpu_denied(off, 2, 3)).status is Status.PASS
+
+    def test_a_hidden_gpu_passes_and_says_why(self) -> None:
+        machine = patched(HGX, "process", environment={"CUDA_VISIBLE_DEVICES": "0"})
+        found = run_one(CGROUP, machine, Scope(gpus=(bus_id(HGX, 1),)))
+        assert found.status is Status.PASS
+        assert "keeps them as routes" in found.note
+
+    def test_nvidiactl_denied_too_is_a_container_that_lost_its_rules(self) -> None:
+        machine = with_gpu_denied(HGX, 0, 1, 2, 3)
+        node = DeviceNode(path="/dev/nvidiactl", exists=True, major=195, minor=255, access="EPERM")
+        found = run_one(CGROUP, patched(machine, "driver", nodes=(node,)))
+        assert found.status is Status.FAIL
+        assert found.remedy is not None
+        assert "create-dev-char-symlinks" in found.remedy.text
+
+    def test_the_rules_of_version_1_are_shown_and_not_believed(self) -> None:
+        machine = in_cgroup(with_gpu_denied(HGX, 1), "/job", version=1)
+        machine = patched(machine, "confinement", device_rules=("a *:* rwm",))
+        found = run_one(CGROUP, machine)
+        assert values(found)["devices.list (a hint only)"] == "a *:* rwm"
+        assert found.summary == "the device cgroup denies /dev/nvidia1"
+
+    def test_of_another_process_only_root_can_tell(self) -> None:
+        untold = {"access": Unread(reason=Reason.NO_PERMISSION, detail="")}
+        machine = patched(patched(HGX, "gpus[*].node", access=None, unread=untold), "process", pid=42)
+        found = run_one(CGROUP, machine)
+        assert found.status is Status.UNKNOWN
+        assert found.summary == "whether process 42 may use its GPUs: only root can look from inside of its cgroup"
+
+
+JOB = "/system.slice/slurmstepd.scope/job_42/step_0/user/task_3"
+
+
+class TestWhoSetIt:
+    @pytest.mark.parametrize(
+        ("path", "program", "at", "cause", "confidence"),
+        [
+            (JOB, "Slurm_Cgroup_v2", "/system.slice/slurmstepd.scope/job_42", "Slurm for this job", "high"),
+            (JOB, "Slurm_Cgroup_v2", JOB, "Slurm for this task", "high"),
+            (JOB, None, None, "Slurm for this job", "medium"),
+            ("/kubepods.slice/kubepods-burstable.slice/cri-containerd-1.scope", None, None, "Kubernetes", "high"),
+            ("/system.slice/docker-0123456789abcdef.scope", None, None, "Docker", "high"),
+            ("/docker/0123456789abcdef", None, None, "Docker", "high"),
+            ("/machine.slice/libpod-0123.scope", None, None, "Podman", "high"),
+            ("/lsf/cluster1/job.7", None, None, "LSF", "high"),
+            ("/system.slice/train.service", "sd_devices", None, "systemd for train.service", "high"),
+            ("/system.slice/train.service", None, None, "systemd for train.service", "medium"),
+        ],
+    )
+    def test_by_path_and_program(
+        self, path: str, program: str | None, at: str | None, cause: str, confidence: str
+    ) -> None:
+        machine = in_cgroup(with_gpu_denied(HGX, 1), path, program=program, at=at)
+        found = run_one(CGROUP, machine)
+        assert (found.cause, found.confidence) == (f"set by {cause}", Confidence(confidence))
+
+    def test_slurm_of_version_1_binds_gpus_to_tasks_where_the_job_says_so(self) -> None:
+        path = "/slurm/uid_1000/job_42/step_0/task_3"
+        denied = with_gpu_denied(HGX, 1)
+        bound = in_cgroup(denied, path, version=1, SLURM_GPU_BIND="single:1")
+        assert run_one(CGROUP, bound).cause == "set by Slurm for this task"
+        free = in_cgroup(denied, path, version=1, SLURM_GPU_BIND="none")
+        assert run_one(CGROUP, free).cause == "set by Slurm for this job"
+
+    def test_the_remedy_is_the_managers(self) -> None:
+        asked = Scope(gpus=(bus_id(HGX, 1),))
+        for path, words in (
+            (JOB, "--exclusive"),
+            ("/docker/0123456789abcdef", "--gpus all"),
+            ("/kubepods/x", "DRA claim"),
+            ("/lsf/c/job.7", "-gpu"),
+            ("/system.slice/train.service", "DevicePolicy=auto"),
+            ("/", "cgroup that allows all GPUs"),
+        ):
+            remedy = run_one(CGROUP, in_cgroup(with_gpu_denied(HGX, 1), path), asked).remedy
+            assert remedy is not None
+            assert words in remedy.text, path
+
+    def test_a_unit_is_pasted_only_if_it_is_one_word(self) -> None:
+        asked = Scope(gpus=(bus_id(HGX, 1),))
+        for unit, command in (
+            ("train@1.service", "systemctl show -p DevicePolicy,DeviceAllow train@1.service"),
+            ("a;reboot;.service", None),
+        ):
+            machine = in_cgroup(with_gpu_denied(HGX, 1), f"/system.slice/{unit}")
+            remedy = run_one(CGROUP, machine, asked).remedy
+            assert remedy is not None
+            assert remedy.command == command
+
+    def test_kubernetes_from_inside_of_its_cgroup_namespace(self) -> None:
+        machine = in_cgroup(with_gpu_denied(HGX, 1), "/")
+        machine = patched(machine, "process", container_signs=("KUBERNETES_SERVICE_HOST",))
+        assert run_one(CGROUP, machine).cause == "set by Kubernetes"
+
+
+class TestNodesMissing:
+    def test_all_there(self) -> None:
+        assert run_one(NODES, HGX).status is Status.PASS
+
+    def test_on_a_host_it_was_not_made(self) -> None:
+        host = patched(with_gpu_denied(HGX, 1, access="ENOENT"), "process", container_signs=())
+        found = run_one(NODES, host)
+        assert (found.status, found.summary) == (Status.FAIL, "there is no device node: /dev/nvidia1")
+        assert found.remedy is not None
+        assert found.remedy.command == "nvidia-modprobe -c 1"
+
+    @pytest.mark.parametrize(("scope", "status"), [(EVERYTHING, Status.PASS), (Scope(gpus=("x",)), Status.FAIL)])
+    def test_in_a_container_it_was_not_given(self, scope: Scope, status: Status) -> None:
+        if scope.gpus:
+            scope = Scope(gpus=(bus_id(HGX, 1),))
+        machine = patched(with_gpu_denied(HGX, 1, access="ENOENT"), "process", container_signs=("/.dockerenv",))
+        found = run_one(NODES, machine, scope)
+        assert found.status is status
+        assert found.summary.startswith("this container was not given /dev/nvidia1")
+        assert found.confidence is Confidence.MEDIUM
+
+    def test_nodes_mounted_one_by_one_are_a_container_too(self) -> None:
+        machine = patched(with_gpu_denied(HGX, 1, access="ENOENT"), "process", container_signs=())
+        mount = Mount(path="/dev/nvidia0", kind="devtmpfs", options=("ro", "nosuid"))
+        found = run_one(NODES, dataclasses.replace(machine, confinement=Confinement(mounts=(mount,))))
+        assert found.status is Status.PASS
+        assert values(found)["/proc/self/mountinfo"] == "/dev/nvidia0"
+
+    def test_enroot_says_so_itself(self) -> None:
+        machine = patched(
+            with_gpu_denied(HGX, 1, access="ENOENT"),
+            "process",
+            container_signs=("overlay root",),
+            environment={"ENROOT_RESTRICT_DEV": "y", "NVIDIA_VISIBLE_DEVICES": "0"},
+        )
+        found = run_one(NODES, machine, Scope(gpus=(bus_id(HGX, 1),)))
+        assert found.cause == "enroot passes in only the device nodes that were asked for; NVIDIA_VISIBLE_DEVICES=0"
+        assert found.remedy is not None
+        assert "ENROOT_RESTRICT_DEV" in found.remedy.text
+
+    def test_an_egm_node_that_loses_its_owner_fails_here_too(self) -> None:
+        machine = patched(with_gpu_denied(GH200X4, 1, access="ENOENT"), "process", container_signs=("/.dockerenv",))
+        assert run_one(NODES, machine).status is Status.FAIL
+
+    def test_a_node_that_nvml_made_meanwhile_is_not_missed(self) -> None:
+        assert HGX.gpus is not None
+        gone = {"exists": False, "access": "ENOENT"}
+        assert run_one(NODES, patched(HGX, "gpus[1].node", **gone)).status is Status.PASS

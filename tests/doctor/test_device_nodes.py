@@ -1,0 +1,132 @@
+"""Device nodes that are there and cannot be used, and the driver's own nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from egmctl.model.finding import Status
+from egmctl.model.machine import Confinement, DeviceNode, Machine, Mount, Process, Reason, Unread
+from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+
+HGX = shipped("hgx-h200x4")
+PERMISSIONS, CONTROL = "dev.permissions", "dev.control-nodes"
+
+
+def as_user(machine: Machine, uid: int, uid_map: tuple[tuple[int, int, int], ...] = ((0, 0, 2**32 - 1),)) -> Machine:
+    process = Process(effective_uid=uid, container_signs=(), environment={})
+    return dataclasses.replace(machine, process=process, confinement=Confinement(uid_map=uid_map))
+
+
+def not_listed(machine: Machine, index: int) -> Machine:
+    unread = {"nvml": Unread(reason=Reason.NOT_PRESENT, detail="")}
+    return patched(machine, f"gpus[{index}]", nvml=None, cuda=None, unread=unread)
+
+
+class TestPermissions:
+    def test_all_open(self) -> None:
+        assert run_one(PERMISSIONS, HGX).status is Status.PASS
+
+    def test_mode_bits(self) -> None:
+        machine = as_user(with_gpu_denied(HGX, 1, access="EACCES"), 1000)
+        machine = patched(machine, "gpus[3].node", mode=0o660, uid=0, gid=44)
+        found = run_one(PERMISSIONS, machine)
+        assert (found.status, found.summary) == (Status.FAIL, "this user may not use the device nodes")
+        assert found.cause.startswith("the mode bits (mode 0660, uid 0, gid 44) do not let uid 1000 in")
+        assert [(seen.value, seen.errno) for seen in found.evidence] == [("EACCES", "EACCES")]
+
+    def test_root_is_stopped_by_a_security_module_only(self) -> None:
+        found = run_one(PERMISSIONS, as_user(with_gpu_denied(HGX, 1, access="EACCES"), 0))
+        assert "security module" in found.cause
+        assert found.remedy is not None
+        assert found.remedy.command == "ausearch -m avc -ts recent"
+
+    def test_a_user_namespace_does_not_know_the_owner(self) -> None:
+        machine = as_user(with_gpu_denied(HGX, 1, access="EACCES"), 0, uid_map=((0, 1000, 1),))
+        assert "user namespace" in run_one(PERMISSIONS, machine).cause
+
+    def test_one_finding_for_each_mode(self) -> None:
+        machine = as_user(with_gpu_denied(HGX, 1, 2, access="EACCES"), 1000)
+        assert len(run(PERMISSIONS, machine)) == 1
+        assert len(run(PERMISSIONS, patched(machine, "gpus[3].node", mode=0))) == 2
+
+    def test_nodev(self) -> None:
+        machine = patched(not_listed(HGX, 1), "gpus[1].node", nodev=True)
+        mount = Mount(path="/dev", kind="tmpfs", options=("rw", "nodev"))
+        found = run_one(PERMISSIONS, dataclasses.replace(machine, confinement=Confinement(mounts=(mount,))))
+        assert found.status is Status.FAIL
+        assert "nodev" in found.summary
+        assert found.evidence[-1].value == "/dev tmpfs rw,nodev"
+        (count,) = run("dev.count-consistency", machine)
+        assert count.status is Status.PASS, "it is explained"
+
+    @pytest.mark.parametrize("numbers", [{"major": 236}, {"minor": 7}])
+    def test_a_node_with_the_numbers_of_another_device(self, numbers: dict[str, int]) -> None:
+        found = run_one(PERMISSIONS, patched(not_listed(HGX, 1), "gpus[1].node", **numbers))
+        assert (found.status, found.summary) == (
+            Status.FAIL,
+            "the device nodes have the numbers of other devices",
+        )
+
+    def test_nothing_to_ask_about(self) -> None:
+        assert run_one(PERMISSIONS, dataclasses.replace(HGX, gpus=())).status is Status.SKIP
+
+
+def with_control(machine: Machine, name: str, access: str) -> Machine:
+    """Return the machine with another answer for one of the driver's nodes."""
+    assert machine.driver is not None
+    nodes = tuple(
+        dataclasses.replace(node, access=access, exists=access != "ENOENT") if node.path.endswith(name) else node
+        for node in machine.driver.nodes or ()
+    )
+    return patched(machine, "driver", nodes=nodes)
+
+
+class TestControlNodes:
+    def test_all_there(self) -> None:
+        assert run_one(CONTROL, HGX).status is Status.PASS
+
+    @pytest.mark.parametrize("name", ["nvidiactl", "nvidia-uvm"])
+    def test_denied(self, name: str) -> None:
+        found = run_one(CONTROL, with_control(HGX, name, "EPERM"))
+        assert found.status is Status.FAIL
+        assert found.summary.startswith(f"the device cgroup denies /dev/{name}")
+
+    def test_of_a_container_that_brings_only_utility(self) -> None:
+        machine = patched(HGX, "process", environment={"NVIDIA_DRIVER_CAPABILITIES": "utility"})
+        found = run_one(CONTROL, with_control(machine, "nvidia-uvm", "ENOENT"))
+        assert found.status is Status.FAIL
+        assert found.cause == "NVIDIA_DRIVER_CAPABILITIES is utility"
+
+    def test_on_a_host_cuda_makes_nvidia_uvm_when_it_needs_it(self) -> None:
+        machine = patched(HGX, "process", container_signs=())
+        found = run_one(CONTROL, with_control(machine, "nvidia-uvm", "ENOENT"))
+        assert found.status is Status.PASS
+        assert found.note.startswith("/dev/nvidia-uvm: not there")
+
+    def test_nvidiactl_that_nothing_made(self) -> None:
+        machine = patched(patched(HGX, "process", container_signs=()), "gpus[*]", nvml=None)
+        assert run_one(CONTROL, with_control(machine, "nvidiactl", "ENOENT")).status is Status.FAIL
+
+    def test_mode_bits(self) -> None:
+        found = run_one(CONTROL, with_control(HGX, "nvidiactl", "EACCES"))
+        assert (found.status, found.summary) == (Status.FAIL, "this user may not use /dev/nvidiactl")
+
+    def test_nvidia_uvm_tools_is_for_profilers_only(self) -> None:
+        assert run_one(CONTROL, with_control(HGX, "nvidia-uvm-tools", "EPERM")).status is Status.PASS
+
+    def test_mig_needs_the_caps(self) -> None:
+        denied = with_control(HGX, "nvidia-cap1", "EPERM")
+        assert [found.status for found in run(CONTROL, denied)] == [Status.PASS]
+        mig = patched(denied, "gpus[0].nvml", mig_mode=True)
+        assert [found.status for found in run(CONTROL, mig)] == [Status.PASS, Status.FAIL]
+
+    def test_not_looked_at(self) -> None:
+        unread = {"nodes": Unread(reason=Reason.NOT_STATED)}
+        found = run_one(CONTROL, patched(HGX, "driver", nodes=None, unread=unread))
+        assert found.summary == "the driver's device nodes were not looked at (not-stated)"
+
+    def test_of_another_process(self) -> None:
+        untold = DeviceNode(path="/dev/nvidiactl", exists=True, access=None)
+        assert run_one(CONTROL, patched(HGX, "driver", nodes=(untold,))).status is Status.UNKNOWN

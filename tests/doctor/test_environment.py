@@ -1,0 +1,92 @@
+"""Environment variables and the container: CUDA_VISIBLE_DEVICES is the way to choose GPUs, unless it is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from egmctl.model.finding import Status
+from egmctl.model.machine import Confinement, Machine
+from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+
+HGX = shipped("hgx-h200x4")
+VISIBLE, BAD, CONTAINER = "env.visible-devices", "env.bad-cuda-env", "ns.container"
+
+
+def with_variables(machine: Machine = HGX, **variables: str) -> Machine:
+    return patched(machine, "process", environment=variables)
+
+
+class TestVisibleDevices:
+    def test_not_set(self) -> None:
+        assert run_one(VISIBLE, with_variables()).status is Status.PASS
+
+    @pytest.mark.parametrize("value", ["0", "0,3", "3,2,1,0", ""])
+    def test_choosing_with_it_passes_and_says_why(self, value: str) -> None:
+        found = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
+        assert found.status is Status.PASS
+        assert "the way to choose GPUs where EGM matters" in found.note
+
+    def test_by_uuid(self) -> None:
+        machine = patched(HGX, "gpus[0].nvml", uuid="GPU-11111111-2222-3333-4444-555555555555")
+        for value, status in (("GPU-11111111", Status.PASS), ("GPU-deadbeef", Status.WARN), ("MIG-1", Status.PASS)):
+            assert run_one(VISIBLE, with_variables(machine, CUDA_VISIBLE_DEVICES=value)).status is status, value
+
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            ("0,4", "entry 2 is 4, the last GPU is 3"),
+            ("all", "entry 1 is neither a number nor a UUID"),
+            ("0,0", "entry 2 is there twice"),
+        ],
+    )
+    def test_what_is_not_there(self, value: str, words: str) -> None:
+        found = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
+        assert found.status is Status.WARN
+        assert words in found.summary
+
+    def test_numbers_count_what_the_cgroup_left(self) -> None:
+        denied = with_gpu_denied(HGX, 0)
+        assert run_one(VISIBLE, with_variables(denied, CUDA_VISIBLE_DEVICES="2")).status is Status.PASS
+        found = run_one(VISIBLE, with_variables(denied, CUDA_VISIBLE_DEVICES="3"))
+        assert found.status is Status.WARN
+        assert found.cause == "3 GPUs can be used from here; numbers count those only, not the node's"
+
+    def test_of_a_process_that_is_not_ours(self) -> None:
+        assert run_one(VISIBLE, patched(HGX, "process", environment=None)).status is Status.UNKNOWN
+
+
+class TestBadEnvironment:
+    def test_nothing_of_the_kind(self) -> None:
+        harmless = with_variables(NCCL_P2P_DISABLE="0", CUDA_DEVICE_ORDER="PCI_BUS_ID", LD_LIBRARY_PATH="/x")
+        assert run_one(BAD, harmless).status is Status.PASS
+
+    def test_each_variable_is_a_warning(self) -> None:
+        found = run(BAD, with_variables(NCCL_P2P_DISABLE="1", CUDA_LAUNCH_BLOCKING="1"))
+        assert [one.status for one in found] == [Status.WARN, Status.WARN]
+        assert {one.remedy.command for one in found if one.remedy} == {
+            "unset NCCL_P2P_DISABLE",
+            "unset CUDA_LAUNCH_BLOCKING",
+        }
+
+    def test_a_path_is_not_shown(self) -> None:
+        found = run_one(BAD, with_variables(CUDA_INJECTION64_PATH="/home/alice/secret.so"))
+        assert found.status is Status.WARN
+        assert "alice" not in repr(found)
+
+
+class TestContainer:
+    def test_none(self) -> None:
+        found = run_one(CONTAINER, patched(HGX, "process", container_signs=()))
+        assert (found.status, found.summary) == (Status.PASS, "this process is in no container")
+
+    def test_what_kind(self) -> None:
+        machine = patched(HGX, "process", container_signs=("/.dockerenv",))
+        for confinement, words in (
+            (Confinement(seccomp="filter", capabilities=0), "a container, with a filter of system calls"),
+            (Confinement(seccomp="none", capabilities=2**40 - 1), "a privileged container"),
+            (Confinement(uid_map=((0, 1000, 1),)), "a container, with user namespace"),
+        ):
+            found = run_one(CONTAINER, dataclasses.replace(machine, confinement=confinement))
+            assert (found.status, found.summary) == (Status.PASS, f"this process is in {words}")

@@ -1,0 +1,136 @@
+"""Where GPUs are lost on their way from PCI to CUDA, and which of that is a fault."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from egmctl.doctor.scope import Expectation, Scope
+from egmctl.model.finding import Status
+from egmctl.model.machine import Machine, Reason, Unread
+from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+
+HGX = shipped("hgx-h200x4")
+
+COUNT, BUS, BINDING, EXCLUDED = "dev.count-consistency", "dev.fell-off-bus", "dev.driver-binding", "dev.excluded"
+
+
+def lost_by(machine: Machine, index: int, *sources: str, **nodes: Any) -> Machine:
+    """Return the machine with sources that were asked and do not know a GPU."""
+    assert machine.gpus is not None
+    gpu = machine.gpus[index]
+    unread = {name: Unread(reason=Reason.NOT_PRESENT, detail="lists 3 GPUs, not this one") for name in sources}
+    gone: dict[str, Any] = dict.fromkeys(sources)
+    changed = dataclasses.replace(gpu, **gone, unread=unread)
+    if nodes:
+        changed = patched(changed, "pci", **nodes)
+    gpus = tuple(changed if other is gpu else other for other in machine.gpus)
+    return dataclasses.replace(machine, gpus=gpus)
+
+
+def bus_id(machine: Machine, index: int) -> str:
+    assert machine.gpus is not None
+    return machine.gpus[index].bus_id
+
+
+class TestCount:
+    def test_all_the_way(self) -> None:
+        found = run_one(COUNT, HGX)
+        assert (found.status, found.summary) == (Status.PASS, "all 4 GPUs can be used from here")
+        assert found.evidence[0].value == "4 on PCI > 4 driver > 4 device node > 4 accessible > 4 NVML > 4 CUDA"
+
+    def test_cuda_that_was_not_asked(self) -> None:
+        unread = {"cuda": Unread(reason=Reason.NOT_ASKED)}
+        found = run_one(COUNT, patched(HGX, "gpus[*]", cuda=None, unread=unread))
+        assert found.status is Status.PASS
+        assert found.evidence[0].value.endswith("4 NVML > not asked CUDA")
+
+    def test_what_another_check_explains_is_no_fault_here(self) -> None:
+        found = run_one(COUNT, with_gpu_denied(HGX, 1))
+        assert (found.status, found.summary) == (Status.PASS, "3 of 4 GPUs can be used from here")
+        assert found.evidence[0].value.startswith("4 on PCI > 4 driver > 4 device node > 3 accessible > 3 NVML")
+
+    @pytest.mark.parametrize("expectation", [Expectation(gpus=4), Expectation(gpus=8)])
+    def test_fewer_than_expected(self, expectation: Expectation) -> None:
+        found = run_one(COUNT, with_gpu_denied(HGX, 1), Scope(expectation=expectation))
+        assert found.status is Status.FAIL
+        assert found.summary == f"3 of the {expectation.gpus} GPUs that were expected can be used from here"
+
+    def test_open_to_this_process_and_not_listed_by_nvml(self) -> None:
+        found = run_one(COUNT, lost_by(HGX, 1, "nvml", "cuda"))
+        assert found.status is Status.FAIL
+        assert found.place.ids == (bus_id(HGX, 1),)
+        assert found.remedy is not None
+        assert found.remedy.command == "dmesg | grep -iE 'NVRM|Xid'"
+
+    def test_listed_by_nvml_and_not_by_cuda(self) -> None:
+        found = run_one(COUNT, lost_by(HGX, 1, "cuda"))
+        assert (found.status, found.summary) == (Status.FAIL, "NVML lists them and CUDA does not")
+
+    def test_no_gpu(self) -> None:
+        assert run_one(COUNT, dataclasses.replace(HGX, gpus=())).status is Status.SKIP
+
+
+class TestBus:
+    def test_all_answer(self) -> None:
+        assert run_one(BUS, HGX).status is Status.PASS
+
+    def test_all_ones(self) -> None:
+        found = run_one(BUS, lost_by(HGX, 2, "nvml", "cuda", responds=False))
+        assert (found.status, found.place.ids) == (Status.FAIL, (bus_id(HGX, 2),))
+        assert found.remedy is not None
+        assert found.remedy.needs_reboot
+
+    def test_gone_altogether_is_seen_by_what_was_expected(self) -> None:
+        assert HGX.gpus is not None
+        rest = dataclasses.replace(HGX, gpus=HGX.gpus[:-1])
+        assert run_one(BUS, rest).status is Status.PASS
+        found = run_one(BUS, rest, Scope(expectation=Expectation(reference=HGX, gpus=4)))
+        assert (found.status, found.place.ids) == (Status.FAIL, (bus_id(HGX, 3),))
+        count = run_one(COUNT, rest, Scope(expectation=Expectation(gpus=4)))
+        assert count.summary == "3 of the 4 GPUs that were expected can be used from here"
+
+
+class TestBinding:
+    def test_all_bound(self) -> None:
+        assert run_one(BINDING, HGX).status is Status.PASS
+
+    @pytest.mark.parametrize(
+        ("driver", "modules", "status", "words"),
+        [
+            ("nouveau", ("nouveau",), Status.FAIL, "bound to nouveau, not to nvidia"),
+            ("vfio-pci", ("nvidia",), Status.PASS, "bound to vfio-pci, not to nvidia"),
+            ("", ("nvidia",), Status.FAIL, "no kernel driver is bound"),
+            ("", (), Status.FAIL, "no kernel driver is bound"),
+        ],
+    )
+    def test_another_driver(self, driver: str, modules: tuple[str, ...], status: Status, words: str) -> None:
+        machine = patched(lost_by(HGX, 1, "proc", "node", "nvml", "cuda", driver=driver), "driver", modules=modules)
+        found = run_one(BINDING, machine)
+        assert (found.status, found.summary, found.place.ids) == (status, words, (bus_id(HGX, 1),))
+
+    def test_a_gpu_of_a_virtual_machine_that_was_asked_for(self) -> None:
+        machine = lost_by(HGX, 1, "proc", "node", "nvml", "cuda", driver="vfio-pci")
+        found = run_one(BINDING, machine, Scope(gpus=(bus_id(HGX, 1),)))
+        assert found.status is Status.FAIL
+
+    def test_one_finding_a_driver(self) -> None:
+        machine = lost_by(HGX, 1, "proc", "node", "nvml", "cuda", driver="vfio-pci")
+        machine = lost_by(machine, 2, "proc", "node", "nvml", "cuda", driver="nouveau")
+        assert [found.status for found in run(BINDING, machine)] == [Status.PASS, Status.FAIL]
+
+
+class TestExcluded:
+    def test_none(self) -> None:
+        assert run_one(EXCLUDED, HGX).status is Status.PASS
+
+    def test_one(self) -> None:
+        machine = patched(lost_by(HGX, 1, "nvml", "cuda"), "gpus[1].proc", excluded=True)
+        machine = patched(machine, "driver", module_parameters={"ExcludedGpus": "GPU-1"})
+        found = run_one(EXCLUDED, machine)
+        assert (found.status, found.place.ids) == (Status.WARN, (bus_id(HGX, 1),))
+        assert found.evidence[0].source == "/proc/driver/nvidia/params ExcludedGpus"
+        assert run_one(EXCLUDED, machine, Scope(gpus=(bus_id(HGX, 1),))).status is Status.FAIL
+        assert run_one(COUNT, machine).status is Status.PASS, "it is explained"
