@@ -1,0 +1,310 @@
+"""Extended GPU Memory: does the platform have it, is it on, and if not, what is missing?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.situation import NOT_EGM, coherent, in_domain, usable
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import Driver, Gpu, Machine, Reason, System
+from egmctl.topo.health import C2c, c2c
+from egmctl.topo.platform import platform
+
+BIT = "nvmlDeviceGetCapabilities"
+FIRMWARE = Remedy(
+    text="Turn EGM on in the system firmware's setup (the vendor names the entry), then look again.",
+    command="nvidia-smi -q | grep -A1 Capabilities",
+    needs_root=True,
+    needs_reboot=True,
+)
+
+
+def _platform(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    if not machine.gpus:
+        yield skipped("no NVIDIA GPU")
+        return
+    able = coherent(machine)
+    states = tuple(
+        Evidence(source=f"NVLink-C2C of GPU{gpu.index}", value=c2c(machine, gpu).value) for gpu in machine.gpus
+    )
+    if able:
+        yield passed(platform(machine).line, evidence=states)
+    elif able is None:
+        yield unknown("whether this is an EGM platform: NVML does not tell the state of NVLink-C2C", evidence=states)
+    else:
+        yield skipped(NOT_EGM, evidence=states)
+
+
+def _capability(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if not coherent(machine):
+        yield skipped(NOT_EGM)
+        return
+    gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if c2c(machine, gpu) is C2c.UP]
+    if not gpus:
+        yield unknown("none of these GPUs can be used from here with its NVLink-C2C up")
+        return
+    on = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable]
+    off = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable is False]
+    untold = [gpu for gpu in gpus if gpu not in on and gpu not in off]
+    if on and not off:
+        yield passed("EGM is on", place=on_gpus(on), evidence=_bits(on))
+    if off:
+        yield failed(
+            "EGM is off" if not on else f"EGM is off, while it is on on {on_gpus(on).label}",
+            FIRMWARE,
+            place=on_gpus(off),
+            evidence=_bits(gpus),
+            cause="the driver turns it on where the firmware has set memory aside, NVLink-C2C is up and its routes "
+            "could be programmed; egm.preconditions says which of these is missing",
+        )
+    for gpu in untold:
+        why = gpu.nvml.unread.get("capabilities") if gpu.nvml else None
+        if why is not None and why.reason is Reason.DRIVER_TOO_OLD:
+            yield unknown("the driver is too old to tell whether EGM is on", place=on_gpus([gpu]))
+        else:
+            said = f"NVML did not tell ({why.reason.value})" if why else "NVML did not tell"
+            yield unknown(f"whether EGM is on: {said}", place=on_gpus([gpu]))
+
+
+def _bits(gpus: list[Gpu]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(source=f"{BIT}(GPU{gpu.index})", value=f"capMask {gpu.nvml.capabilities:#x}")
+        for gpu in gpus
+        if gpu.nvml and gpu.nvml.capabilities is not None
+    )
+
+
+def _preconditions(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if not coherent(machine):
+        yield skipped(NOT_EGM)
+        return
+    gpus = usable(machine, scope.gpus_of(machine))
+    if gpus and all(gpu.nvml and gpu.nvml.egm_capable and c2c(machine, gpu) is C2c.UP for gpu in gpus):
+        yield passed("all of them hold: EGM is on", place=on_gpus(gpus))
+        return
+    broken = list(_broken_links(machine, gpus))
+    yield from broken or [
+        unknown(
+            "every precondition that could be read holds; the kernel log may say more",
+            remedy=Remedy(
+                text="Look for what the driver said of EGM while it loaded.",
+                command="dmesg | grep -iE 'EGM|HSHUB'",
+                needs_root=True,
+            ),
+            evidence=tuple(_firmware_evidence(machine)),
+        )
+    ]
+
+
+def _broken_links(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+    """Name what is missing of what the driver asks for (open-gpu-kernel-modules, memmgrIsLocalEgmEnabled)."""
+    system, driver = machine.system or System(), machine.driver or Driver()
+    down = [gpu for gpu in gpus if c2c(machine, gpu) is C2c.DOWN]
+    if down:
+        yield failed(
+            "NVLink-C2C is down, and EGM goes over it",
+            Remedy(text="See c2c.link."),
+            place=on_gpus(down),
+            evidence=(Evidence(source="NVML_FI_DEV_C2C_LINK_GET_STATUS", value="no link is active"),),
+        )
+    if (system.kernel_configuration or {}).get("ACPI_NUMA") == "n":
+        yield failed(
+            "the kernel is built without CONFIG_ACPI_NUMA, by which the driver finds the NUMA node of EGM memory",
+            Remedy(text="Boot a kernel with CONFIG_ACPI_NUMA=y.", needs_root=True, needs_reboot=True),
+            evidence=(Evidence(source="kernel configuration", value="CONFIG_ACPI_NUMA=n"),),
+        )
+    if system.acpi_egm is False:
+        yield failed(
+            "the firmware has set no memory aside for EGM",
+            FIRMWARE,
+            evidence=tuple(_firmware_evidence(machine)),
+            cause="EGM is off in the firmware's setup, or the firmware has none",
+        )
+    if driver.module_flavour == "proprietary":
+        yield failed(
+            "the proprietary kernel modules do not support GPUs with NVLink-C2C",
+            Remedy(text="Install the driver's open kernel modules.", needs_root=True, needs_reboot=True),
+            evidence=(Evidence(source="/proc/driver/nvidia/version", value="proprietary"),),
+        )
+    nowhere = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.numa_node is not None and gpu.pci.numa_node < 0]
+    if nowhere:
+        yield failed(
+            "the firmware does not say on which NUMA node these GPUs sit",
+            Remedy(text="Update the system firmware.", needs_root=True, needs_reboot=True),
+            place=on_gpus(nowhere),
+            evidence=(Evidence(source="/sys/bus/pci/devices/*/numa_node", value="-1"),),
+        )
+
+
+def _firmware_evidence(machine: Machine) -> Iterator[Evidence]:
+    system = machine.system or System()
+    words = {True: "nvidia,egm-base-pa is there", False: "no nvidia,egm-base-pa", None: "not read (only root may)"}
+    yield Evidence(source="/sys/firmware/acpi/tables/DSDT, SSDT*", value=words[system.acpi_egm])
+
+
+def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if not coherent(machine):
+        yield skipped(NOT_EGM)
+        return
+    if not in_domain(machine):
+        yield skipped("the GPUs are in no multi-node NVLink domain")
+        return
+    told = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if gpu.cuda]
+    bits = {
+        gpu: (
+            gpu.cuda.attributes.get("HANDLE_TYPE_FABRIC_SUPPORTED"),
+            gpu.cuda.attributes.get("HOST_NUMA_MULTINODE_IPC_SUPPORTED"),
+        )
+        for gpu in told
+        if gpu.cuda
+    }
+    without = [gpu for gpu, bit in bits.items() if bit == (1, 0)]
+    evidence = tuple(
+        Evidence(
+            source=f"cuDeviceGetAttribute(GPU{gpu.index})", value=f"HANDLE_TYPE_FABRIC {a}, HOST_NUMA_MULTINODE_IPC {b}"
+        )
+        for gpu, (a, b) in bits.items()
+    )
+    if without:
+        yield warned(
+            "device memory can be shared across nodes, host memory cannot: the fabric manager has EGM off",
+            Remedy(
+                text="Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, then restart the nodes' GPUs."
+            ),
+            place=on_gpus(without),
+            evidence=evidence,
+            cause="the driver got no EGM address from the fabric (NVLINK_INBAND_FM_CAPS_EGM_ENABLED)",
+        )
+    elif bits and all(bit == (1, 1) for bit in bits.values()):
+        yield passed("host memory can be shared across the NVLink domain", place=on_gpus(told), evidence=evidence)
+    else:
+        yield unknown("whether host memory can be shared across the domain: only CUDA tells, and it was not asked")
+
+
+def _hypervisor_mode(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    if not coherent(machine):
+        yield skipped(NOT_EGM)
+        return
+    system, driver = machine.system or System(), machine.driver or Driver()
+    modules = [name for name in driver.modules or () if name == "nvgrace_egm"]
+    evidence = (
+        Evidence(source="/sys/module/nvgrace_egm", value="loaded" if modules else "not loaded"),
+        Evidence(source="/sys/class/egm", value=" ".join(system.egm_regions or ()) or "empty"),
+    )
+    if modules or system.egm_regions:
+        yield warned(
+            "the EGM memory is kept for virtual machines, so this system has less memory than is built in",
+            Remedy(
+                text="If no virtual machines are run here, turn the hypervisor mode of EGM off in the firmware's setup "
+                "and unload nvgrace_egm.",
+                needs_root=True,
+                needs_reboot=True,
+            ),
+            evidence=evidence,
+            cause="in this mode the firmware hides the EGM regions from the kernel, and nvgrace_egm hands them to "
+            "guests",
+        )
+    elif driver.modules is None and system.egm_regions is None:
+        yield unknown("neither the loaded modules nor /sys/class/egm could be read")
+    else:
+        yield passed("no EGM memory is kept for virtual machines", evidence=evidence)
+
+
+def _override_key(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    parameters = (machine.driver or Driver()).module_parameters
+    if parameters is None:
+        yield unknown("/proc/driver/nvidia/params could not be read")
+        return
+    words = parameters.get("RegistryDwords", "")
+    evidence = (Evidence(source="/proc/driver/nvidia/params: RegistryDwords", value=words or "empty"),)
+    if "RMEnableLocalEgmPeerId" in words:
+        yield warned(
+            "EGM's peer id is forced by RMEnableLocalEgmPeerId, which is meant for verification of hardware",
+            Remedy(
+                text="Take RMEnableLocalEgmPeerId out of NVreg_RegistryDwords in /etc/modprobe.d and reload the "
+                "driver.",
+                needs_root=True,
+                needs_reboot=True,
+            ),
+            evidence=evidence,
+        )
+    else:
+        yield passed("EGM is not overridden", evidence=evidence)
+
+
+CHECKS = (
+    Check(
+        id="egm.platform",
+        title="a platform that has EGM",
+        guards=(Guard.EGM,),
+        sections=("gpus",),
+        judge=_platform,
+        why="EGM is a CPU's memory reached over the NVLink-C2C of a GPU on it: GH200, GB200 and GB300 have it, GPUs on "
+        "PCIe do not. Elsewhere the same calls work over PCIe, at its speed, and the other egm.* checks are skipped.",
+        read="NVML's C2C mode and the state of each C2C link; x86-64 means that there is none.",
+        fix="Nothing: this says what the machine is.",
+    ),
+    Check(
+        id="egm.capability",
+        title="EGM is on",
+        guards=(Guard.EGM,),
+        sections=("gpus",),
+        judge=_capability,
+        why="The driver turns EGM on for a GPU only if the firmware set memory aside and its routes could be "
+        "programmed. Every GPU of a node must have it: a mapping between two GPUs is made only where both do "
+        "(open-gpu-kernel-modules, p2p_api.c).",
+        read="Bit 0 (NVML_DEV_CAP_EGM) of nvmlDeviceGetCapabilities; nvidia-smi -q shows it as Capabilities / EGM. "
+        "Drivers before about 580 do not tell.",
+        fix="Turn EGM on in the firmware's setup and reboot. If it is on there, egm.preconditions names what is "
+        "missing.",
+    ),
+    Check(
+        id="egm.preconditions",
+        title="what the driver needs to turn EGM on",
+        guards=(Guard.EGM,),
+        sections=("gpus", "system"),
+        judge=_preconditions,
+        why="Where EGM is off, one of these is missing: NVLink-C2C up, ACPI properties nvidia,egm-pxm, -base-pa and "
+        "-size, a kernel with CONFIG_ACPI_NUMA, a NUMA node for the GPU (open-gpu-kernel-modules, mem_mgr.c, nv.c).",
+        read="NVML; the kernel's configuration; as root the firmware's DSDT and SSDT. The kernel log, where the driver "
+        "says that the routes could not be programmed, is not read.",
+        fix="What is named. Most often: EGM is off in the firmware's setup.",
+    ),
+    Check(
+        id="egm.fabric-address",
+        title="EGM across the NVLink domain",
+        guards=(Guard.EGM, Guard.FABRIC),
+        sections=("gpus",),
+        judge=_fabric_address,
+        why="To share HOST_NUMA memory with another node by fabric handle, the domain's fabric manager must have EGM "
+        "on and give the GPU an EGM address (open-gpu-kernel-modules, gpu_fabric_probe.c). NCCL and others then fail "
+        "on host buffers only.",
+        read="CUDA's HANDLE_TYPE_FABRIC_SUPPORTED against HOST_NUMA_MULTINODE_IPC_SUPPORTED; without --active CUDA is "
+        "not asked.",
+        fix="Turn EGM on in the domain's fabric manager.",
+    ),
+    Check(
+        id="egm.hypervisor-mode",
+        title="EGM memory is not kept for virtual machines",
+        guards=(Guard.EGM,),
+        sections=("driver", "system"),
+        judge=_hypervisor_mode,
+        why="For virtual machines the firmware hides the EGM regions from the kernel: most of a node's memory is then "
+        "missing from MemTotal, and CUDA on the host has no EGM (Linux RFC 'vfio/nvgrace-egm').",
+        read="The module nvgrace_egm and the devices in /sys/class/egm.",
+        fix="Turn that mode off in the firmware's setup where no virtual machines are run.",
+    ),
+    Check(
+        id="egm.override-key",
+        title="no override of EGM in the driver's registry",
+        guards=(Guard.EGM,),
+        sections=("driver",),
+        judge=_override_key,
+        why="RMEnableLocalEgmPeerId is a key for verification of hardware (open-gpu-kernel-modules, nvrm_registry.h). "
+        "With it the capability bit says nothing about the firmware any more.",
+        read="RegistryDwords in /proc/driver/nvidia/params.",
+        fix="Take the key out of the module's options and reload the driver.",
+    ),
+)

@@ -1,0 +1,139 @@
+"""The routes of Extended GPU Memory: the GPUs they lead through, and the NVLinks to those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.situation import NOT_EGM, coherent, usable
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
+from egmctl.model.machine import Gpu, Machine, Process
+from egmctl.topo.health import Block, obstacle
+from egmctl.topo.routes import RouteKind, owners, route
+
+
+def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if not coherent(machine):
+        yield skipped(NOT_EGM)
+        return
+    nodes = [node for node in scope.numa_of(machine) if owners(machine, node)]
+    if not nodes:
+        yield unknown("no GPU is known to sit on any of these NUMA nodes")
+        return
+    whole: list[int] = []
+    for node in nodes:
+        attached = owners(machine, node)
+        lost = {gpu: stopped for gpu in attached if (stopped := obstacle(machine, gpu)) is not None}
+        if not lost or _all_local(machine, scope, node):
+            whole.append(node)
+            continue
+        evidence = tuple(Evidence(source=f"GPU{gpu.index}", value=stopped.cause) for gpu, stopped in lost.items())
+        names = on_gpus(lost).label
+        cause = "EGM traffic is routed through a GPU on that node which this process can open; a hidden GPU "
+        cause += "(CUDA_VISIBLE_DEVICES) still serves, a denied one does not"
+        denied = all(stopped.block in (Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER) for stopped in lost.values())
+        remedy = Remedy(
+            text="Give this process all of the node's GPUs and choose among them with CUDA_VISIBLE_DEVICES; "
+            "dev.cgroup-restricted says how for this manager."
+            if denied
+            else "Bring the GPU back: the checks of device access say what is wrong with it."
+        )
+        if len(lost) == len(attached) or any(scope.asked_for(gpu) for gpu in lost):
+            yield failed(
+                f"no GPU here can route EGM to this memory ({names} cannot be used)"
+                if len(lost) == len(attached)
+                else f"{names} was asked for and cannot route EGM to this memory",
+                remedy,
+                place=on_numa([node]),
+                evidence=evidence,
+                cause=cause,
+            )
+        else:
+            left = on_gpus(gpu for gpu in attached if gpu not in lost).label
+            yield warned(
+                f"EGM to this memory is left with {left}: {names} cannot be used",
+                remedy,
+                place=on_numa([node]),
+                evidence=evidence,
+                cause=cause,
+            )
+    if whole:
+        table = ", ".join(f"NUMA {node}: {on_gpus(owners(machine, node)).label}" for node in whole)
+        hidden = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
+        yield passed(
+            "every GPU that EGM may be routed through can be used",
+            place=on_numa(whole),
+            evidence=(Evidence(source="GPUs of each NUMA node", value=table),),
+            note="CUDA_VISIBLE_DEVICES hides GPUs from CUDA's count and keeps the routes" if hidden else "",
+        )
+
+
+def _all_local(machine: Machine, scope: Scope, node: int) -> bool:
+    """Say whether the GPUs that were asked for all sit on the node, each with a route of its own."""
+    return scope.gpus is not None and all(
+        gpu.host_numa_id == node and obstacle(machine, gpu) is None for gpu in scope.gpus_of(machine)
+    )
+
+
+def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if not coherent(machine):
+        yield skipped(NOT_EGM)
+        return
+    gpus = usable(machine, scope.gpus_of(machine))
+    far = [(gpu, node) for gpu in gpus for node in scope.numa_of(machine) if gpu.host_numa_id != node]
+    if not far:
+        yield skipped("no GPU here has memory of another NUMA node to reach")
+        return
+    good: list[Gpu] = []
+    for gpu, node in far:
+        found = route(machine, gpu, node)
+        place = on_gpus([gpu])
+        if found.kind is RouteKind.REMOTE:
+            good.append(gpu)
+        elif found.kind is RouteKind.UNKNOWN:
+            yield unknown(f"the EGM route to NUMA {node}: {found.reason}", place=place)
+        elif found.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
+            yield failed(
+                f"no EGM route to NUMA {node}: {found.reason}",
+                Remedy(text="See p2p.status and nvlink.links for the GPUs that are named."),
+                place=place,
+                evidence=(Evidence(source="nvmlDeviceGetP2PStatus, nvmlDeviceGetNvLinkState", value=found.reason),),
+                cause="remote EGM goes over NVLink to a GPU of that node, as its peer",
+            )
+    if good:
+        yield passed(
+            "reaches the other NUMA nodes' memory over NVLink and a peer's C2C", place=on_gpus(dict.fromkeys(good))
+        )
+    else:
+        yield skipped("no GPU has a remote EGM route to judge; the checks above say why")
+
+
+CHECKS = (
+    Check(
+        id="egm.cgroup-route",
+        title="GPUs that EGM is routed through can be used",
+        guards=(Guard.EGM,),
+        sections=("host", "gpus", "process"),
+        judge=_cgroup_route,
+        why="The driver routes the memory of a NUMA node through a GPU on that node, and only through one that this "
+        "process has opened. A device cgroup that denies the GPU takes the route away: NVIDIA's EGM guide asks to use "
+        "CUDA_VISIBLE_DEVICES instead (https://docs.nvidia.com/cuda/cuda-c-programming-guide/egm.html).",
+        read="For each CPU NUMA node, the GPUs whose sysfs numa_node (or CUDA's HOST_NUMA_ID) it is, and whether each "
+        "can be used: access(2) of its device node, NVML's list.",
+        fix="Give the process all GPUs and choose with CUDA_VISIBLE_DEVICES. dev.cgroup-restricted has the way for "
+        "each manager.",
+    ),
+    Check(
+        id="egm.peer-route",
+        title="NVLink from each GPU to the other NUMA nodes' GPUs",
+        guards=(Guard.EGM, Guard.P2P),
+        sections=("host", "gpus", "pairs"),
+        judge=_peer_route,
+        why="Memory of another CPU is reached over NVLink to a GPU on it, as that GPU's peer. Without peer access the "
+        "pages are mapped as ordinary system memory, and HOST_NUMA memory cannot be mapped at all "
+        "(open-gpu-kernel-modules, uvm_map_external.c).",
+        read="NVML: active NVLinks, and nvmlDeviceGetP2PStatus for read, write and NVLink.",
+        fix="See p2p.status and nvlink.links.",
+    ),
+)

@@ -1,0 +1,197 @@
+"""What the kernel was built and started with that decides over memory on coherent platforms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.checks.numa import own_node
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.situation import coherent, usable
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import Driver, Host, Machine, Unread
+
+
+def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if not coherent(machine):
+        yield skipped("only GPUs with NVLink-C2C bring memory online")
+        return
+    host, parameters = machine.host or Host(), (machine.driver or Driver()).module_parameters or {}
+    if parameters.get("CoherentGPUMemoryMode", "").strip('"') == "driver":
+        yield skipped("the driver manages the GPUs' memory itself (CDMM) and brings none online")
+        return
+    policy = host.auto_online_blocks
+    if policy is None:
+        yield _unread("auto_online_blocks", host.unread)
+        return
+    evidence = (Evidence(source="/sys/devices/system/memory/auto_online_blocks", value=policy),)
+    gpus = usable(machine, scope.gpus_of(machine))
+    offline = [gpu for gpu in gpus if own_node(gpu) is None]
+    remedy = Remedy(
+        text="Boot with memhp_default_state=online_movable, or set it before the driver is loaded.",
+        command="echo online_movable > /sys/devices/system/memory/auto_online_blocks",
+        needs_root=True,
+        needs_reboot=True,
+    )
+    if policy == "online_movable":
+        yield passed("new memory goes online as movable, as the driver demands", evidence=evidence)
+    elif offline:
+        yield failed(
+            f"new memory is {policy}, and the driver brings a GPU's memory online as movable only",
+            remedy,
+            place=on_gpus(offline),
+            evidence=evidence,
+            cause="open-gpu-kernel-modules, os-interface.c: 'the onlining zone is not movable'",
+        )
+    else:
+        yield passed(
+            "the GPUs' memory is online",
+            evidence=evidence,
+            note=f"the policy for new memory is {policy}: after the driver is loaded anew it may stay offline",
+        )
+
+
+def _balancing(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    host = machine.host or Host()
+    if not coherent(machine):
+        yield skipped("its harm is known of Grace only")
+    elif host.numa_balancing is None:
+        yield _unread("numa_balancing", host.unread)
+    elif host.numa_balancing:
+        yield warned(
+            "automatic NUMA balancing is on: it unmaps pages that GPUs use, to see who touches them",
+            Remedy(
+                text="Turn it off; numa_balancing=disable on the kernel's command line keeps it off.",
+                command="sysctl -w kernel.numa_balancing=0",
+                needs_root=True,
+            ),
+            evidence=(Evidence(source="/proc/sys/kernel/numa_balancing", value=str(host.numa_balancing)),),
+            cause="NVIDIA's Grace Performance Tuning Guide asks to disable it",
+        )
+    else:
+        yield passed(
+            "automatic NUMA balancing is off",
+            evidence=(Evidence(source="/proc/sys/kernel/numa_balancing", value="0"),),
+        )
+
+
+def _page_size(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    host = machine.host or Host()
+    if not coherent(machine):
+        yield skipped("a matter of Arm kernels on Grace")
+    elif host.page_size_bytes is None:
+        yield _unread("page_size_bytes", host.unread)
+    else:
+        kib = host.page_size_bytes // 1024
+        small = "Grace's tuning guide recommends 64 KiB pages for fewer TLB misses" if kib == 4 else ""
+        yield passed(
+            f"the kernel's pages have {kib} KiB",
+            evidence=(Evidence(source="AT_PAGESZ", value=str(host.page_size_bytes)),),
+            note=small,
+        )
+
+
+def _command_line(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    host = machine.host or Host()
+    words = host.kernel_command_line
+    if words is None:
+        yield _unread("kernel_command_line", host.unread)
+        return
+    grace = bool(coherent(machine))
+    ats = {gpu.nvml.addressing_mode for gpu in machine.gpus or () if gpu.nvml} == {"ats"}
+    found = False
+    if words.get("numa") == "off":
+        found = True
+        tell = failed if grace else warned
+        yield tell(
+            "the kernel was started with numa=off: there is one node, and memory cannot be placed",
+            _boot_without("numa=off"),
+            evidence=(_word(words, "numa"),),
+        )
+    if grace and words.get("iommu.passthrough", "").lower() in ("1", "y", "on") and not ats:
+        found = True
+        yield warned(
+            "the kernel was started with iommu.passthrough, and the GPUs do not use ATS",
+            _boot_without("iommu.passthrough"),
+            evidence=(_word(words, "iommu.passthrough"),),
+            cause="without the SMMU's translation a coherent GPU cannot share page tables with the CPU "
+            "(https://github.com/NVIDIA/NV-Kernels/issues/22)",
+        )
+    if grace and words.get("init_on_alloc", "").lower() in ("1", "y", "on"):
+        found = True
+        yield warned(
+            "the kernel clears every page that it hands out (init_on_alloc), a GPU's memory too",
+            Remedy(
+                text="Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.",
+                needs_root=True,
+                needs_reboot=True,
+            ),
+            evidence=(_word(words, "init_on_alloc"),),
+        )
+    if not found:
+        shown = " ".join(f"{key}={value}" if value else key for key, value in words.items())
+        yield passed(
+            "the kernel's command line has nothing that harms",
+            evidence=(Evidence(source="/proc/cmdline (what matters here)", value=shown or "nothing"),),
+        )
+
+
+def _boot_without(word: str) -> Remedy:
+    return Remedy(text=f"Boot without {word}.", needs_root=True, needs_reboot=True)
+
+
+def _word(words: Mapping[str, str], key: str) -> Evidence:
+    return Evidence(source="/proc/cmdline", value=f"{key}={words[key]}")
+
+
+def _unread(name: str, reasons: Mapping[str, Unread]) -> Finding:
+    why = reasons.get(name)
+    return unknown(f"{name} was not read ({why.detail or why.reason.value})" if why else f"{name} was not read")
+
+
+CHECKS = (
+    Check(
+        id="numa.auto-online",
+        title="the kernel's policy for new memory",
+        guards=(Guard.EGM,),
+        sections=("host", "gpus", "driver"),
+        judge=_auto_online,
+        why="The driver refuses to bring a GPU's memory online in a zone that is not movable "
+        "(open-gpu-kernel-modules, os-interface.c).",
+        read="auto_online_blocks, and whether the GPUs' memory is online.",
+        fix="Boot with memhp_default_state=online_movable.",
+    ),
+    Check(
+        id="numa.balancing",
+        title="automatic NUMA balancing",
+        guards=(Guard.PERF,),
+        sections=("host", "gpus"),
+        judge=_balancing,
+        why="The kernel unmaps pages now and then to see which CPU touches them. A GPU that shares the page tables "
+        "faults on each; NVIDIA's Grace Performance Tuning Guide asks to turn it off.",
+        read="/proc/sys/kernel/numa_balancing. It is judged on coherent platforms only.",
+        fix="sysctl -w kernel.numa_balancing=0, and numa_balancing=disable on the kernel's command line.",
+    ),
+    Check(
+        id="numa.page-size",
+        title="the kernel's page size on Grace",
+        guards=(Guard.PERF,),
+        sections=("host", "gpus"),
+        judge=_page_size,
+        why="NVIDIA's Grace Performance Tuning Guide recommends kernels with 64 KiB pages. Smaller ones work.",
+        read="AT_PAGESZ of the auxiliary vector.",
+        fix="Boot the distribution's 64k kernel.",
+    ),
+    Check(
+        id="numa.cmdline",
+        title="kernel parameters that harm",
+        guards=(Guard.EGM, Guard.PERF),
+        sections=("host", "gpus"),
+        judge=_command_line,
+        why="numa=off leaves one node, so that memory cannot be placed. On Grace, iommu.passthrough kept GPUs from "
+        "sharing page tables (https://github.com/NVIDIA/NV-Kernels/issues/22), and init_on_alloc clears every page "
+        "twice.",
+        read="/proc/cmdline, those parameters that are on a fixed list.",
+        fix="Take the parameter off the kernel's command line and reboot.",
+    ),
+)

@@ -1,0 +1,236 @@
+"""NUMA: may host memory be placed where it is asked for, and where is the GPUs' own?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.situation import coherent, in_container, usable
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
+from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine
+from egmctl.units import parse_kernel_list
+
+CALLS = ("get_mempolicy", "mbind", "set_mempolicy")
+
+
+def _mempolicy(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    confinement = machine.confinement or Confinement()
+    answers = confinement.system_calls or {}
+    told = {name: answer for name in CALLS if (answer := answers.get(name)) is not None}
+    evidence = tuple(
+        Evidence(source=f"{name}(2)", value=answer, errno=None if answer in ("ok", "killed") else answer)
+        for name, answer in told.items()
+    )
+    blocked = [name for name, answer in told.items() if answer != "ok"]
+    if blocked:
+        tell = warned if scope.purposes is not None and not scope.asked_purpose(Guard.EGM) else failed
+        container = in_container(machine)
+        yield tell(
+            f"{' and '.join(blocked)} {'are' if len(blocked) > 1 else 'is'} refused, without which HOST_NUMA memory "
+            f"cannot be allocated",
+            Remedy(
+                text="Give the container CAP_SYS_NICE (docker run --cap-add SYS_NICE; in Kubernetes "
+                "securityContext.capabilities.add), or a seccomp profile that allows these calls."
+                if container
+                else "Take the filter of system calls off this process (systemd: SystemCallFilter=).",
+            ),
+            evidence=(
+                *evidence,
+                Evidence(source="/proc/self/status: Seccomp", value=confinement.seccomp or "not read"),
+            ),
+            cause="the default seccomp profiles of Docker and Kubernetes allow them with CAP_SYS_NICE only"
+            if container
+            else "a filter of system calls",
+        )
+    elif len(told) == len(CALLS):
+        yield passed("memory policies can be set and read", evidence=evidence)
+    else:
+        yield unknown(f"not asked: {', '.join(name for name in CALLS if name not in told)}", evidence=evidence)
+
+
+def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    host = machine.host or Host()
+    nodes = scope.numa_of(machine)
+    if host.allowed_numa_nodes is None:
+        yield unknown("Mems_allowed_list could not be read")
+        return
+    allowed = set(parse_kernel_list(host.allowed_numa_nodes))
+    evidence = (
+        Evidence(source="/proc/self/status: Mems_allowed_list", value=host.allowed_numa_nodes),
+        Evidence(source="/proc/self/status: Cpus_allowed_list", value=host.allowed_cpus or "not read"),
+    )
+    denied = [node for node in nodes if node not in allowed]
+    if denied and scope.numa is not None:
+        yield failed(
+            "memory of this NUMA node was asked for, and the cpuset does not allow it",
+            Remedy(
+                text="Ask the job's manager for memory of that node (Slurm: --mem-bind=none and whole nodes; "
+                "Kubernetes: memory manager policy; systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or take it "
+                "out of --numa."
+            ),
+            place=on_numa(denied),
+            evidence=evidence,
+            cause="cpuset.mems of the cgroup; an allocation with HOST_NUMA on that node fails",
+        )
+    elif denied:
+        yield passed(
+            "the cpuset allows a part of the NUMA nodes",
+            evidence=evidence,
+            note=f"HOST_NUMA memory on NUMA {', '.join(map(str, denied))} cannot be allocated here; --numa makes that "
+            f"a fault",
+        )
+    elif nodes:
+        yield passed("memory of every CPU NUMA node is allowed", place=on_numa(nodes), evidence=evidence)
+    else:
+        yield unknown("no NUMA node with CPUs was read", evidence=evidence)
+
+
+def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    gpus = scope.gpus_of(machine)
+    told = {gpu: gpu.pci.numa_node for gpu in gpus if gpu.pci is not None and gpu.pci.numa_node is not None}
+    if not told:
+        yield unknown("no GPU's NUMA node was read") if gpus else skipped("no NVIDIA GPU")
+        return
+    without = [gpu for gpu, node in told.items() if node < 0]
+    evidence = tuple(
+        Evidence(source=f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", value=str(node)) for gpu, node in told.items()
+    )
+    remedy = Remedy(
+        text="Update the system firmware, which has to say so in ACPI (_PXM).", needs_root=True, needs_reboot=True
+    )
+    if not without:
+        yield passed("the firmware says on which NUMA node each GPU sits", place=on_gpus(told), evidence=evidence)
+    elif coherent(machine):
+        yield failed(
+            "the firmware does not say on which NUMA node these GPUs sit, and EGM is not used without",
+            remedy,
+            place=on_gpus(without),
+            evidence=evidence,
+            cause="UVM uses EGM only where the GPU's closest CPU node is known (open-gpu-kernel-modules, uvm_gpu.c)",
+        )
+    elif len(Scope().numa_of(machine)) > 1:
+        yield warned(
+            "the firmware does not say on which of the NUMA nodes these GPUs sit",
+            remedy,
+            place=on_gpus(without),
+            evidence=evidence,
+            cause="NCCL, MPI and job managers place processes by it, and then place them anywhere",
+        )
+    else:
+        yield passed(
+            "the firmware does not say on which NUMA node the GPUs sit, and there is only one",
+            place=on_gpus(without),
+            evidence=evidence,
+            note="usual in virtual machines",
+        )
+
+
+def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if not coherent(machine):
+        yield skipped("only GPUs with NVLink-C2C have memory that can be a NUMA node")
+        return
+    parameter = ((machine.driver or Driver()).module_parameters or {}).get("CoherentGPUMemoryMode", "").strip('"')
+    gpus = usable(machine, scope.gpus_of(machine))
+    nodes = {gpu: own_node(gpu) for gpu in gpus}
+    evidence = (
+        Evidence(source="/proc/driver/nvidia/params: CoherentGPUMemoryMode", value=parameter or "unset"),
+        *(
+            Evidence(source=f"GPU NUMA id of GPU{gpu.index}", value="none" if node is None else str(node))
+            for gpu, node in nodes.items()
+        ),
+    )
+    broken = [gpu for gpu in gpus if gpu.proc and (gpu.proc.numa_status or "").startswith("online_failed")]
+    with_node = [gpu for gpu, node in nodes.items() if node is not None]
+    without = [gpu for gpu in gpus if gpu not in with_node]
+    if broken:
+        yield failed(
+            "the kernel failed to bring the GPU's memory online as a NUMA node",
+            Remedy(
+                text="See numa.auto-online, then look for what the driver said.",
+                command="dmesg | grep -i NVRM",
+                needs_root=True,
+            ),
+            place=on_gpus(broken),
+            evidence=(*evidence, Evidence(source="/proc/driver/nvidia/gpus/*/numa_status", value="online_failed")),
+        )
+    elif parameter == "driver":
+        yield passed(
+            "the driver manages the GPUs' memory itself (CDMM)",
+            place=on_gpus(gpus),
+            evidence=evidence,
+            note="it is no NUMA node: numactl and mbind cannot place memory on a GPU. EGM is the CPUs' memory and does "
+            "not depend on it",
+        )
+    elif with_node and without:
+        yield warned(
+            f"their memory is no NUMA node, while that of {on_gpus(with_node).label} is",
+            Remedy(
+                text="Reload the driver, and look for what it said of onlining memory.",
+                command="dmesg | grep -i NVRM",
+                needs_root=True,
+            ),
+            place=on_gpus(without),
+            evidence=evidence,
+        )
+    elif with_node:
+        yield passed("each GPU's memory is a NUMA node", place=on_gpus(with_node), evidence=evidence)
+    else:
+        yield unknown("whether the GPUs' memory is a NUMA node", evidence=evidence)
+
+
+def own_node(gpu: Gpu) -> int | None:
+    """Return the NUMA node of a GPU's own memory, ``None`` where it is none or not known."""
+    candidates = (gpu.nvml.numa_node if gpu.nvml else None, gpu.proc.numa_node if gpu.proc else None)
+    return next((node for node in candidates if node is not None and node >= 0), None)
+
+
+CHECKS = (
+    Check(
+        id="numa.mempolicy-syscalls",
+        title="memory policies can be set and read",
+        guards=(Guard.EGM, Guard.PERF),
+        sections=("confinement",),
+        judge=_mempolicy,
+        why="CUDA places HOST_NUMA memory, which is what EGM is allocated with, by get_mempolicy(2) and mbind(2). The "
+        "default seccomp profiles of Docker and Kubernetes refuse both without CAP_SYS_NICE: cuMemCreate then fails, "
+        "and NCCL falls back without a word (NCCL user guide, troubleshooting of runtime issues).",
+        read="A child makes each call without effect. The error number, or that the call killed it, is what it got.",
+        fix="docker run --cap-add SYS_NICE; in Kubernetes, securityContext.capabilities.add: [SYS_NICE].",
+    ),
+    Check(
+        id="numa.cpuset-mems",
+        title="the cpuset allows the NUMA nodes' memory",
+        guards=(Guard.EGM, Guard.PERF),
+        sections=("host",),
+        judge=_cpuset,
+        why="Memory can come only from the NUMA nodes in the process' cpuset. HOST_NUMA memory on another fails, "
+        "however much of it is free.",
+        read="Mems_allowed_list in /proc/self/status against the NUMA nodes with CPUs. Only nodes named with --numa "
+        "are a fault: a part of a node is an ordinary allocation.",
+        fix="Ask the job's manager for the node's memory, or use another node.",
+    ),
+    Check(
+        id="numa.gpu-affinity",
+        title="the NUMA node of each GPU is known",
+        guards=(Guard.EGM, Guard.PERF),
+        sections=("host", "gpus"),
+        judge=_gpu_affinity,
+        why="EGM is used only for a GPU whose closest CPU node is known (open-gpu-kernel-modules, uvm_gpu.c). "
+        "Elsewhere processes and host buffers are placed by it.",
+        read="numa_node of each GPU in sysfs; -1 where the firmware does not say. Virtual machines with one NUMA node "
+        "have nothing to say.",
+        fix="Update the firmware; in a virtual machine, let the hypervisor pass the topology on.",
+    ),
+    Check(
+        id="numa.mode",
+        title="how a coherent GPU's memory is managed",
+        guards=(Guard.EGM, Guard.PERF),
+        sections=("gpus", "driver"),
+        judge=_mode,
+        why="On coherent platforms a GPU's memory is either a NUMA node of the kernel, or managed by the driver "
+        "(CDMM). Both are right; a GPU that differs from its siblings, or whose memory failed to go online, is not.",
+        read="CoherentGPUMemoryMode in /proc/driver/nvidia/params, numa_status of each GPU, NVML's GPU NUMA id.",
+        fix="See numa.auto-online; the kernel log says why memory was refused.",
+    ),
+)

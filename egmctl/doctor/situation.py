@@ -1,0 +1,71 @@
+"""What several checks want to know of a machine before they judge it: is it coherent, a container, virtual?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
+
+from egmctl.model.machine import Fabric, Gpu, Machine
+from egmctl.topo.health import Block, C2c, c2c, obstacle
+
+K = TypeVar("K", bound=Hashable)
+
+_NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
+
+NOT_EGM = "not an EGM platform: no GPU has NVLink-C2C"
+NOT_COHERENT = "no GPU has NVLink-C2C"
+ONE_NODE = "the GPUs are in no multi-node NVLink domain, which alone needs it; --for fabric asks all the same"
+
+
+def coherent(machine: Machine) -> bool | None:
+    """Say whether GPUs reach the CPUs' memory over NVLink-C2C; ``None`` where no GPU's link was told."""
+    states = [c2c(machine, gpu) for gpu in machine.gpus or ()]
+    if any(state in (C2c.UP, C2c.DOWN) for state in states):
+        return True
+    return None if C2c.UNKNOWN in states else False
+
+
+def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs that NVML lists: what is lost is told by the checks of access."""
+    return tuple(gpu for gpu in gpus if obstacle(machine, gpu) is None)
+
+
+def kept_away(machine: Machine) -> tuple[Gpu, ...]:
+    """Return the GPUs that the device cgroup or the container keeps from this process."""
+    blocks = {gpu.bus_id: obstacle(machine, gpu) for gpu in machine.gpus or ()}
+    return tuple(
+        gpu
+        for gpu in machine.gpus or ()
+        if (stopped := blocks[gpu.bus_id]) and stopped.block in (Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER)
+    )
+
+
+def fabric(gpu: Gpu) -> Fabric | None:
+    """Return what NVML says of a GPU's fabric, ``None`` where that is nothing."""
+    return gpu.nvml.fabric if gpu.nvml else None
+
+
+def in_domain(machine: Machine) -> bool:
+    """Say whether a GPU is in an NVLink domain of several nodes: then its fabric has a cluster UUID."""
+    found = (fabric(gpu) for gpu in machine.gpus or ())
+    return any(one is not None and one.cluster_uuid not in (None, "", _NO_CLUSTER) for one in found)
+
+
+def in_container(machine: Machine) -> bool:
+    """Say whether this process sees its own processes only, so that a service of the host may run unseen."""
+    return bool(machine.process and machine.process.container_signs)
+
+
+def virtual(machine: Machine) -> bool:
+    """Say whether the GPUs are handed into a virtual machine."""
+    modes = {gpu.nvml.virtualization for gpu in machine.gpus or () if gpu.nvml}
+    return bool(modes & {"passthrough", "vgpu"})
+
+
+def by_value(gpus: Iterable[Gpu], value: Callable[[Gpu], K]) -> Iterator[tuple[K, tuple[Gpu, ...]]]:
+    """Return the GPUs with equal values together, in the order of the first of each."""
+    groups: dict[K, list[Gpu]] = {}
+    for gpu in gpus:
+        groups.setdefault(value(gpu), []).append(gpu)
+    for key, members in groups.items():
+        yield key, tuple(members)
