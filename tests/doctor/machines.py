@@ -11,7 +11,7 @@ from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.facts import replay
 from egmctl.model.finding import Finding
-from egmctl.model.machine import Gpu, Machine
+from egmctl.model.machine import Gpu, Machine, Reason, Unread
 
 T = TypeVar("T")
 
@@ -57,12 +57,14 @@ def with_gpu_denied(machine: Machine, *indices: int, access: str = "EPERM") -> M
         if gpu in denied:
             assert gpu.node is not None
             node = dataclasses.replace(gpu.node, access=access, exists=access != "ENOENT")
-            values |= {"nvml": None, "cuda": None, "node": node}
+            lost = Unread(reason=Reason.NOT_PRESENT, detail="lists others, not this one")
+            unread = {**gpu.unread, "nvml": lost, "cuda": lost}
+            values |= {"nvml": None, "cuda": None, "node": node, "unread": unread}
         elif gpu.nvml is not None:
             values["nvml"] = dataclasses.replace(gpu.nvml, index=index)
         gpus.append(dataclasses.replace(gpu, **values))
-    lost = {gpu.bus_id for gpu in denied}
-    pairs = machine.pairs and tuple(p for p in machine.pairs if p.source not in lost and p.target not in lost)
+    gone = {gpu.bus_id for gpu in denied}
+    pairs = machine.pairs and tuple(p for p in machine.pairs if p.source not in gone and p.target not in gone)
     return dataclasses.replace(machine, gpus=tuple(gpus), pairs=pairs)
 
 
