@@ -32,11 +32,17 @@ _OPTIONS = ("--std=c++17",)
 
 _ADDRESS, _U64 = ctypes.c_void_p, ctypes.c_ulonglong
 KERNELS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "chase.cu": {
+        "make_chain": (_ADDRESS, _U64, _U64, _U64),
+        "chase": (_ADDRESS, _U64, _U64, _U64, _U64, _ADDRESS),
+    },
     "gate.cu": {"gate": (_ADDRESS, _ADDRESS, _U64)},
+    "inject.cu": {"chase_loaded": (_ADDRESS, _U64, _U64, _U64, _ADDRESS, _U64, _U64, _ADDRESS)},
     "pattern.cu": {
         "fill_pattern": (_ADDRESS, _U64, _U64),
         "verify_pattern": (_ADDRESS, _U64, _U64, _ADDRESS),
     },
+    "pingpong.cu": {"ping_pong": (_ADDRESS, _ADDRESS, _U64, _U64, _U64, _ADDRESS)},
 }
 """The sources in ``kernels/``, the kernels in each, and their parameters as the source states them."""
 

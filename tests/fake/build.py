@@ -34,6 +34,7 @@ _OF_LIBRARY = {
         "values.c",
         "copies.c",
         "kernels.c",
+        "kernels_latency.c",
         "modules.c",
         "symbols.c",
     ),

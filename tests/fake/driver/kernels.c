@@ -2,7 +2,7 @@
  *
  * A kernel here checks each range that it touches, as the GPU's page tables would, and says how long it takes.
  */
-#include "libcuda.h"
+#include "kernels.h"
 
 #include <string.h>
 #include <time.h>
@@ -14,25 +14,29 @@ static double real_seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* The range that a parameter of the launch points to, NULL if the launch's GPU may not touch it. */
-static void *range(const struct launch *launch, const struct stream *stream, int parameter, size_t size,
+void *kernel_range(const struct launch *launch, const struct stream *stream, int parameter, size_t size,
                    enum access access)
 {
     return kernel_pointer(stream_context(stream)->gpu, launch->arguments[parameter], size, access);
 }
 
-/* gate.cu: waits for a word of the host's. The deadline is in real time, like %globaltimer. */
+bool launch_expired(struct launch *launch, uint64_t timeout_ns)
+{
+    if (!launch->started)
+        launch->started = real_seconds();
+    return (real_seconds() - launch->started) * 1e9 > (double)timeout_ns;
+}
+
+/* gate.cu: waits for a word of the host's. */
 static int gate(struct launch *launch, struct stream *stream, double *seconds)
 {
-    const volatile uint32_t *open = range(launch, stream, 0, 4, READ);
-    volatile uint32_t *expired = range(launch, stream, 1, 4, WRITE);
+    const volatile uint32_t *open = kernel_range(launch, stream, 0, 4, READ);
+    volatile uint32_t *expired = kernel_range(launch, stream, 1, 4, WRITE);
     (void)seconds;
     if (!open || !expired)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
-    if (!launch->started)
-        launch->started = real_seconds();
     if (!*open) {
-        if ((real_seconds() - launch->started) * 1e9 <= (double)launch->arguments[2])
+        if (!launch_expired(launch, launch->arguments[2]))
             return OPERATION_BLOCKED;
         *expired = 1;
     }
@@ -52,7 +56,7 @@ static uint64_t pattern_word(uint64_t seed, uint64_t index)
 static int fill_pattern(struct launch *launch, struct stream *stream, double *seconds)
 {
     uint64_t words = launch->arguments[1], seed = launch->arguments[2];
-    uint64_t *data = range(launch, stream, 0, words * 8, WRITE);
+    uint64_t *data = kernel_range(launch, stream, 0, words * 8, WRITE);
     if (!data)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     for (uint64_t i = 0; i < words; ++i)
@@ -66,8 +70,8 @@ static int fill_pattern(struct launch *launch, struct stream *stream, double *se
 static int verify_pattern(struct launch *launch, struct stream *stream, double *seconds)
 {
     uint64_t words = launch->arguments[1], seed = launch->arguments[2];
-    const uint64_t *data = range(launch, stream, 0, words * 8, READ);
-    uint64_t *result = range(launch, stream, 3, 16, WRITE);
+    const uint64_t *data = kernel_range(launch, stream, 0, words * 8, READ);
+    uint64_t *result = kernel_range(launch, stream, 3, 16, WRITE);
     if (!data || !result)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     for (uint64_t i = 0; i < words; ++i)
@@ -91,5 +95,8 @@ const struct kernel *kernel_find(const char *name)
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; ++i)
         if (!strcmp(kernels[i].name, name))
             return &kernels[i];
+    for (const struct kernel *kernel = latency_kernels; kernel->name; ++kernel)
+        if (!strcmp(kernel->name, name))
+            return kernel;
     return NULL;
 }

@@ -1,0 +1,50 @@
+// Latency: two GPUs wait for each other's flag, one thread on each.
+//
+// Launched on both GPUs at the same time; each polls one word and writes another. The one that serves writes the number
+// of the lap and waits until it comes back; the other waits for the number and sends it back. The words carry no other
+// data, so nothing has to be ordered with them: volatile is enough.
+//
+// ping_pong <<<1, 1>>>
+//   0  poll        const unsigned int *    the word that the other GPU writes, 0 before
+//   1  send        unsigned int *          the word that the other GPU polls, 0 before
+//   2  laps        unsigned long long
+//   3  serves      unsigned long long      1 or 0
+//   4  timeout_ns  unsigned long long      when to give up, by %globaltimer since the start
+//   5  result      unsigned long long[3 + laps]
+//                                          [0] laps done: fewer than asked for if this side gave up
+//                                          [1] nanoseconds by %globaltimer and [2] clock cycles of all laps
+//                                          [3...] of the side that serves: clock cycles of each lap
+
+__device__ static unsigned long long globaltimer_ns()
+{
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+
+extern "C" __global__ void ping_pong(const unsigned int *poll, unsigned int *send, unsigned long long laps,
+                                     unsigned long long serves, unsigned long long timeout_ns,
+                                     unsigned long long *result)
+{
+    const unsigned long long start_ns = globaltimer_ns();
+    const long long start = clock64();
+    unsigned long long done = 0;
+    for (; done < laps; ++done) {
+        const unsigned int lap = (unsigned int)done + 1;
+        const long long served = clock64();
+        if (serves)
+            *(volatile unsigned int *)send = lap;
+        for (unsigned int polls = 1; *(const volatile unsigned int *)poll != lap; ++polls)
+            // Not at each poll: reading the timer takes longer than a poll.
+            if (polls % 256 == 0 && globaltimer_ns() - start_ns > timeout_ns)
+                goto over;
+        if (serves)
+            result[3 + done] = (unsigned long long)(clock64() - served);
+        else
+            *(volatile unsigned int *)send = lap;
+    }
+over:
+    result[0] = done;
+    result[1] = globaltimer_ns() - start_ns;
+    result[2] = (unsigned long long)(clock64() - start);
+}
