@@ -25,13 +25,18 @@ class Diagnosis:
     """Whether a warning is a failure."""
 
     @property
-    def counts(self) -> Mapping[Status, int]:
-        """The number of checks with each status: that of its gravest finding."""
+    def verdicts(self) -> Mapping[str, Status]:
+        """The status of each check: that of its gravest finding."""
         gravity = list(Status)
-        of_check: dict[str, Status] = {}
+        verdicts: dict[str, Status] = {}
         for finding in self.findings:
-            of_check[finding.check] = min(of_check.get(finding.check, Status.SKIP), finding.status, key=gravity.index)
-        statuses = list(of_check.values())
+            verdicts[finding.check] = min(verdicts.get(finding.check, Status.SKIP), finding.status, key=gravity.index)
+        return verdicts
+
+    @property
+    def counts(self) -> Mapping[Status, int]:
+        """The number of checks with each status."""
+        statuses = list(self.verdicts.values())
         return {status: statuses.count(status) for status in Status}
 
     @property

@@ -18,8 +18,8 @@ from egmctl.topo.platform import platform
 from egmctl.units import printable
 
 STYLES = {Status.FAIL: BAD, Status.WARN: WARN, Status.UNKNOWN: "magenta", Status.SKIP: DIM, Status.PASS: "green"}
-SHOWN = (Status.FAIL, Status.WARN, Status.UNKNOWN)
-"""The statuses whose findings are shown one by one; the others are folded."""
+UNKNOWNS_SHOWN = 5
+"""More findings than this that could not be told are folded: of a modelled machine, documents leave much open."""
 
 _STATUS_WIDTH = max(map(len, Status)) + 2
 _INDENT = " " * _STATUS_WIDTH
@@ -39,14 +39,15 @@ def doctor_text(diagnosis: Diagnosis, *, verbose: int = 0, brief: bool = False) 
     if not brief:
         text.append(wrap(f"Platform: {printable(platform(diagnosis.machine).line)}", "")).append("\n")
     for status in Status:
-        found = [finding for finding in diagnosis.findings if finding.status is status]
+        shown, folded = _split(diagnosis, status)
+        if verbose:
+            shown, folded = [finding for finding in diagnosis.findings if finding.status is status], []
         if brief and status not in (Status.FAIL, Status.WARN):
             continue
-        if brief or verbose or status in SHOWN:
-            for finding in found:
-                _finding(text, finding, verbose=verbose, brief=brief)
-        elif diagnosis.counts[status]:
-            _folded(text, diagnosis.counts[status], status, found)
+        for finding in shown:
+            _finding(text, finding, verbose=verbose, brief=brief)
+        if folded:
+            _folded(text, status, folded)
     text.append(_last_line(diagnosis), HEADING).append("\n")
     return trimmed(text)
 
@@ -78,7 +79,7 @@ def _finding(text: Text, finding: Finding, *, verbose: int, brief: bool) -> None
         text.append(words).append("\n")
         return
     text.append(_after(f"{_INDENT}{finding.check}  ", words))
-    if finding.cause and (verbose or finding.status in SHOWN):
+    if finding.cause and (verbose or finding.status is not Status.PASS):
         sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
         _line(text, "cause", finding.cause + sure)
     if finding.remedy is not None:
@@ -111,13 +112,32 @@ def _after(head: str, words: str, further: str = _INDENT) -> str:
     return wrap(words, head, further)[len(head) :]
 
 
-def _folded(text: Text, checks: int, status: Status, findings: Sequence[Finding]) -> None:
-    words = _checks(checks)
+def _split(diagnosis: Diagnosis, status: Status) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings of a status that are shown one by one, and those that are folded."""
+    findings = [finding for finding in diagnosis.findings if finding.status is status]
+    if status in (Status.FAIL, Status.WARN):
+        return findings, []
+    # A check that found a problem was told already.
+    rest = [finding for finding in findings if diagnosis.verdicts[finding.check] is status]
+    if status is not Status.UNKNOWN:
+        return [], rest
+    if len(rest) <= UNKNOWNS_SHOWN:
+        return rest, []
+    return [finding for finding in rest if finding.remedy], [finding for finding in rest if not finding.remedy]
+
+
+def _folded(text: Text, status: Status, findings: Sequence[Finding]) -> None:
+    checks = list(dict.fromkeys(finding.check for finding in findings))
+    words = _checks(len(checks))
+    if status is Status.UNKNOWN:
+        words += f" (-v says why): {', '.join(checks)}"
     if status is Status.SKIP:
         reasons: dict[str, set[str]] = {}
         for finding in findings:
             reasons.setdefault(finding.summary, set()).add(finding.check)
-        words += ": " + "; ".join(f"{reason} ({len(ids)})" for reason, ids in reasons.items())
+        words += ": " + "; ".join(
+            f"{reason} ({len(ids)})" if len(ids) > 1 else reason for reason, ids in reasons.items()
+        )
     text.append(status.upper().ljust(_STATUS_WIDTH), STYLES[status])
     text.append(_after(_INDENT, printable(words)))
 

@@ -52,6 +52,16 @@ class TestText:
             "7 checks: 2 fail, 1 warn, 1 unknown, 1 pass, 2 skip\n"
         )
 
+    def test_many_that_could_not_be_told_are_one_line(self) -> None:
+        advised = dataclasses.replace(UNTOLD, remedy=Remedy(text="Ask the kernel log."))
+        many = diagnosis(*(check(f"a.{i}", UNTOLD) for i in range(6)), check("b.two", advised))
+        assert doctor_text(many).plain.splitlines()[3:] == [
+            "UNKNOWN  b.two  NVML is too old to say",
+            "         fix    Ask the kernel log.",
+            "UNKNOWN  6 checks (-v says why): a.0, a.1, a.2, a.3, a.4, a.5",
+            "7 checks: 0 fail, 0 warn, 7 unknown, 0 pass, 0 skip",
+        ]
+
     def test_brief_is_a_line_a_problem(self) -> None:
         assert doctor_text(SICK, brief=True).plain.splitlines()[1:] == [
             "FAIL     dev.cgroup-restricted  GPU3: the device cgroup denies /dev/nvidia3",
