@@ -1,13 +1,14 @@
-"""The driver's parts: do they fit together, and does nothing else hold the GPUs?"""
+"""The driver's parts: do they fit together, how are they set, and does nothing else hold the GPUs?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.model.finding import Evidence, Finding, Guard, Remedy
-from egmctl.model.machine import Driver, Machine
+from egmctl.doctor.situation import in_container
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import Driver, Machine, Process, System
 
 
 def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
@@ -33,6 +34,111 @@ def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield unknown("not both versions could be read", evidence=evidence)
 
 
+PARAMS = "/proc/driver/nvidia/params"
+REGISTRY_KEYS = ("RMDisableP2P", "ForceP2P", "RMForceP2PType", "PeerMappingOverride")
+"""Keys of the driver's registry that decide over P2P (open-gpu-kernel-modules, nvrm_registry.h)."""
+
+
+def _parameters(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    parameters = (machine.driver or Driver()).module_parameters
+    if parameters is None:
+        yield unknown(f"{PARAMS} was not read")
+        return
+    found = False
+    if parameters.get("GrdmaPciTopoCheckOverride") == "2":
+        found = True
+        yield (failed if scope.asked_purpose(Guard.RDMA) else warned)(
+            "a module parameter denies GPUDirect RDMA (GrdmaPciTopoCheckOverride is 2)",
+            _take_out("NVreg_GrdmaPciTopoCheckOverride"),
+            evidence=(Evidence(source=f"{PARAMS}: GrdmaPciTopoCheckOverride", value="2"),),
+        )
+    if parameters.get("DmaRemapPeerMmio") == "0":
+        found = True
+        yield warned(
+            "a module parameter keeps the driver from mapping other devices' memory through the IOMMU "
+            "(DmaRemapPeerMmio is 0)",
+            _take_out("NVreg_DmaRemapPeerMmio"),
+            evidence=(Evidence(source=f"{PARAMS}: DmaRemapPeerMmio", value="0"),),
+            cause="with an IOMMU that translates, P2P and GPUDirect RDMA then go to addresses that lead nowhere",
+        )
+    words = parameters.get("RegistryDwords", "").strip('"')
+    keys = [key for key in REGISTRY_KEYS if key in words]
+    evidence = (Evidence(source=f"{PARAMS}: RegistryDwords", value=words or "empty"),)
+    if keys:
+        yield passed(
+            "the driver's registry is changed",
+            evidence=evidence,
+            note=f"{', '.join(keys)} decide over P2P; p2p.status says with what result",
+        )
+    elif not found:
+        note = "EnableStreamMemOPs is 0, the default: stream memory operations of the first version are off"
+        yield passed(
+            "no module parameter stands in the way",
+            evidence=evidence,
+            note=note if parameters.get("EnableStreamMemOPs") == "0" and scope.asked_purpose(Guard.RDMA) else "",
+        )
+
+
+def _take_out(option: str) -> Remedy:
+    return Remedy(
+        text=f"Take {option} out of /etc/modprobe.d and reload the driver.", needs_root=True, needs_reboot=True
+    )
+
+
+def _nouveau(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    driver = machine.driver or Driver()
+    if driver.modules is None:
+        yield unknown("the loaded modules were not read")
+        return
+    loaded = "nouveau" in driver.modules
+    taken = [gpu for gpu in machine.gpus or () if gpu.pci is not None and gpu.pci.driver == "nouveau"]
+    evidence = (Evidence(source="/sys/module/nouveau", value="loaded" if loaded else "not loaded"),)
+    remedy = Remedy(
+        text="Blacklist nouveau, make the initial file system anew and reboot.",
+        command="echo 'blacklist nouveau' > /etc/modprobe.d/nouveau.conf",
+        needs_root=True,
+        needs_reboot=True,
+    )
+    if taken or (loaded and "nvidia" not in driver.modules):
+        place = {"place": on_gpus(taken)} if taken else {}
+        yield failed("the driver nouveau holds the GPUs, so that NVIDIA's cannot", remedy, evidence=evidence, **place)
+    elif loaded:
+        yield passed("nouveau is loaded, and holds none of these GPUs", evidence=evidence)
+    else:
+        yield passed("nouveau is not loaded", evidence=evidence)
+
+
+def _mps(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    environment = (machine.process or Process()).environment or {}
+    daemons = (machine.system or System()).daemons
+    named = "CUDA_MPS_PIPE_DIRECTORY" in environment
+    runs = "nvidia-cuda-mps-control" in (daemons or ())
+    evidence = (
+        Evidence(source="environment: CUDA_MPS_PIPE_DIRECTORY", value="set" if named else "not set"),
+        Evidence(
+            source="/proc/*/comm: nvidia-cuda-mps-*",
+            value="not read" if daemons is None else "runs" if runs else "none runs",
+        ),
+    )
+    if runs:
+        yield passed(
+            "MPS runs",
+            evidence=evidence,
+            note="its clients share the server's context: CUDA_VISIBLE_DEVICES counts among the server's GPUs, and "
+            "what the server cannot open, no client has",
+        )
+    elif named and daemons is not None and not in_container(machine):
+        yield passed(
+            "CUDA_MPS_PIPE_DIRECTORY is set, and no MPS server runs",
+            evidence=evidence,
+            note="CUDA works without it then, as if the variable were not set",
+        )
+    elif daemons is None or in_container(machine):
+        yield skipped("whether MPS runs: the host's processes cannot be seen from here", evidence=evidence)
+    else:
+        yield passed("MPS does not run", evidence=evidence)
+
+
 CHECKS = (
     Check(
         id="drv.versions",
@@ -45,5 +151,36 @@ CHECKS = (
         read="/proc/driver/nvidia/version against nvmlSystemGetDriverVersion.",
         fix="Stop what uses the GPUs and reload the module (modprobe -r, modprobe), or reboot. In a container, "
         "use the host's libraries as the NVIDIA Container Toolkit mounts them.",
+    ),
+    Check(
+        id="drv.params",
+        title="the driver's module parameters",
+        guards=(Guard.RDMA, Guard.P2P, Guard.PERF),
+        sections=("driver",),
+        judge=_parameters,
+        why="Some module parameters turn off what works by default: GrdmaPciTopoCheckOverride=2 denies GPUDirect RDMA, "
+        "DmaRemapPeerMmio=0 breaks it and P2P behind an IOMMU (open-gpu-kernel-modules, nv-reg.h).",
+        read="/proc/driver/nvidia/params.",
+        fix="Take the option out of /etc/modprobe.d and reload the driver.",
+    ),
+    Check(
+        id="drv.nouveau",
+        title="nouveau does not hold the GPUs",
+        guards=tuple(Guard),
+        sections=("gpus", "driver"),
+        judge=_nouveau,
+        why="A GPU has one kernel driver. Where nouveau was there first, NVIDIA's cannot have it.",
+        read="/sys/module/nouveau and the driver of each GPU.",
+        fix="Blacklist nouveau, make the initial file system anew, reboot.",
+    ),
+    Check(
+        id="mps.env",
+        title="MPS",
+        guards=(Guard.IPC,),
+        sections=("process", "system"),
+        judge=_mps,
+        why="Under MPS a server holds the context of all its clients: what it was started with decides over them.",
+        read="CUDA_MPS_PIPE_DIRECTORY, and whether an MPS process runs.",
+        fix="Nothing: this says what is so.",
     ),
 )

@@ -257,8 +257,8 @@ def _iommu(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 needs_reboot=True,
             ),
             evidence=evidence,
-            cause="peer writes through a translating IOMMU can be dropped while CUDA reports success, and all of it goes up "
-            "to the root complex",
+            cause="peer writes through a translating IOMMU can be dropped while CUDA reports success, and all of it "
+            "goes up to the root complex",
         )
     elif translating:
         yield passed(
