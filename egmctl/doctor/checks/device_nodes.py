@@ -114,7 +114,7 @@ def _permissions(machine: Machine, scope: Scope) -> Iterator[Finding]:
         if usable:
             yield passed("mode bits, security modules and mounts let this process in", place=on_gpus(usable))
         else:
-            yield skipped("there is no device node of a GPU")
+            yield skipped("no device node is open here, for reasons that other checks tell")
 
 
 def _no_permission(machine: Machine, gpus: list[Gpu], node: DeviceNode, evidence: tuple[Evidence, ...]) -> Finding:

@@ -1,0 +1,81 @@
+"""A node whose device nodes, process files and cgroups are the kernel's own, for tests that run as root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from egmctl.model.machine import Machine
+from tests.conftest import ROOT, command_environment
+from tests.doctor.cgroups import GPU_MAJOR
+from tests.fake.sysroot import write_sysroot
+
+CONTROL, UVM_MAJOR = 255, 509
+"""The minor of nvidiactl; a number as the kernel gives one to nvidia-uvm."""
+
+Findings = dict[str, dict[str, Any]]
+
+
+class Node:
+    """A directory tree for ``EGMCTL_SYSROOT``, made after a machine."""
+
+    def __init__(self, machine: Machine, directory: Path) -> None:
+        self.machine = machine
+        self.root = directory
+        write_sysroot(machine, directory)
+        shutil.rmtree(directory / "proc/self")
+        (directory / "proc/self").symlink_to("/proc/self")
+        (directory / "sys/fs").mkdir(parents=True)
+        (directory / "sys/fs/cgroup").symlink_to("/sys/fs/cgroup")
+        for sign in ("/.dockerenv", "/run/systemd/container"):
+            (directory / sign.lstrip("/")).unlink(missing_ok=True)
+
+    def make_nodes(self) -> None:
+        """Make the device nodes of the GPUs, nvidiactl and nvidia-uvm."""
+        for minor in (*range(len(self.machine.gpus or ())), CONTROL):
+            self._make(self.device(minor), os.makedev(GPU_MAJOR, minor))
+        self._make(self.root / "dev/nvidia-uvm", os.makedev(UVM_MAJOR, 0))
+
+    def _make(self, path: Path, numbers: int) -> None:
+        os.mknod(path, stat.S_IFCHR, numbers)
+        path.chmod(0o666)
+
+    def device(self, minor: int) -> Path:
+        return self.root / "dev" / ("nvidiactl" if minor == CONTROL else f"nvidia{minor}")
+
+    def bus_id(self, minor: int) -> str:
+        (gpu,) = [gpu for gpu in self.machine.gpus or () if gpu.proc is not None and gpu.proc.minor == minor]
+        return gpu.bus_id
+
+    def doctor(self, *arguments: str, before: Callable[[], None] | None = None) -> tuple[int, Findings]:
+        """Run the command; return its exit code and the gravest finding of each check."""
+        done = subprocess.run(
+            [sys.executable, "-m", "egmctl", "doctor", "--json", *arguments],
+            env=command_environment({"EGMCTL_SYSROOT": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}),
+            preexec_fn=before,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout, done.stderr
+        findings: Findings = {}
+        order = ["fail", "warn", "unknown", "pass", "skip"]
+        for finding in json.loads(done.stdout)["result"]["findings"]:
+            known = findings.setdefault(finding["check"], finding)
+            if order.index(finding["status"]) < order.index(known["status"]):
+                findings[finding["check"]] = finding
+        return done.returncode, findings
+
+
+def evidence(finding: dict[str, Any]) -> dict[str, str]:
+    """Return what was seen, by where."""
+    return {seen["source"]: seen["value"] for seen in finding["evidence"]}

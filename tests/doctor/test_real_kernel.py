@@ -1,0 +1,174 @@
+"""The real kernel: device nodes 195:N in real cgroups of both versions, closed by modes, mounts and namespaces.
+
+The command reads a directory tree in the place of ``/`` in which the GPUs' device nodes are real ones, and so are the
+process' own files and the cgroups. No GPU is there, and none is needed: the kernel asks nobody but the cgroup.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from egmctl.facts import replay
+from tests.doctor import confined
+from tests.doctor.cgroups import denying_v1, denying_v2, mounted
+from tests.doctor.real_node import CONTROL, Findings, Node, evidence
+
+pytestmark = pytest.mark.needs_root
+
+CGROUP, PERMISSIONS, NODES, COUNT = (
+    "dev.cgroup-restricted",
+    "dev.permissions",
+    "dev.nodes-missing",
+    "dev.count-consistency",
+)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """An HGX node with four GPUs, where every user may look.
+
+    Its ``/dev`` is a file system of its own: how the temporary folder is mounted does not matter.
+    """
+    with tempfile.TemporaryDirectory(prefix="egmctl-node-") as folder:
+        Path(folder).chmod(0o755)
+        made = Node(replay.load("hgx-h200x4"), Path(folder) / "root")
+        with mounted("tmpfs", "dev,mode=755", made.root / "dev"):
+            made.make_nodes()
+            yield made
+
+
+def test_with_nothing_in_the_way_every_gpu_is_accessible(node: Node) -> None:
+    code, found = node.doctor()
+    assert code == 0
+    assert {found[check]["status"] for check in (CGROUP, PERMISSIONS, NODES)} == {"pass"}
+    assert "4 device node > 4 accessible" in found[COUNT]["evidence"][0]["value"]
+
+
+def assert_denies(node: Node, minor: int, code: int, found: Findings, cgroup_path: str) -> None:
+    """The doctor names exactly this GPU, and the cgroup."""
+    assert code == 1
+    finding = found[CGROUP]
+    assert finding["status"] == "fail"
+    assert finding["place"]["ids"] == [node.bus_id(minor)]
+    assert finding["summary"].startswith(f"the device cgroup denies /dev/nvidia{minor}, and GPU")
+    assert (f"access(/dev/nvidia{minor})", "EPERM") in evidence(finding).items()
+    assert evidence(finding)["/proc/self/cgroup"] == cgroup_path
+    assert "3 accessible" in found[COUNT]["evidence"][0]["value"]
+    assert found[PERMISSIONS]["status"] != "fail"
+
+
+def test_version_1(node: Node) -> None:
+    with denying_v1(1) as cgroup:
+        code, found = node.doctor("--gpus", node.bus_id(1), before=cgroup.join)
+    assert_denies(node, 1, code, found, cgroup.path)
+    assert evidence(found[CGROUP])["devices.list (a hint only)"] == "a *:* rwm", "as if nothing were denied"
+
+
+def test_version_2(node: Node) -> None:
+    with denying_v2(2) as cgroup:
+        code, found = node.doctor("--gpus", node.bus_id(2), before=cgroup.join)
+    assert_denies(node, 2, code, found, cgroup.path)
+    assert evidence(found[CGROUP])["bpf(BPF_PROG_QUERY)"] == f"a program without a name on {cgroup.path}"
+
+
+def test_a_gpu_that_was_not_asked_for_is_no_fault(node: Node) -> None:
+    with denying_v2(2) as cgroup:
+        code, found = node.doctor(before=cgroup.join)
+    assert (code, found[CGROUP]["status"]) == (0, "pass")
+    assert found[CGROUP]["place"]["ids"] == [node.bus_id(2)]
+    assert "ordinary share" in found[CGROUP]["note"]
+
+
+def test_several_at_once(node: Node) -> None:
+    with denying_v2(0, 3) as cgroup:
+        _, found = node.doctor(before=cgroup.join)
+    assert found[CGROUP]["place"]["ids"] == [node.bus_id(0), node.bus_id(3)]
+
+
+def test_the_programs_name_tells_slurm_and_its_place_the_level(node: Node) -> None:
+    task = "job_42/step_0/user/task_3"
+    with denying_v2(1, name="Slurm_Cgroup_v2", below=task) as cgroup:
+        _, found = node.doctor(before=cgroup.join)
+    assert found[CGROUP]["cause"] == "set by Slurm for this job"
+    attached_to = cgroup.path.removesuffix(f"/{task}")
+    assert evidence(found[CGROUP])["bpf(BPF_PROG_QUERY)"] == f"Slurm_Cgroup_v2 on {attached_to}"
+    assert evidence(found[CGROUP])["/proc/self/cgroup"] == cgroup.path
+
+
+def test_a_user_without_rights_meets_the_same_cgroup(node: Node) -> None:
+    def before() -> None:
+        cgroup.join()
+        confined.become_nobody()
+
+    with denying_v2(1) as cgroup:
+        code, found = node.doctor("--gpus", node.bus_id(1), before=before)
+    assert_denies(node, 1, code, found, cgroup.path)
+    assert "bpf(BPF_PROG_QUERY)" not in evidence(found[CGROUP]), "only root may ask for the programs"
+
+
+def test_expectation(node: Node) -> None:
+    with denying_v2(1) as cgroup:
+        code, found = node.doctor("--expect", "gpus=4", before=cgroup.join)
+    assert_denies(node, 1, code, found, cgroup.path)
+    assert found[COUNT]["summary"] == "3 of the 4 GPUs that were expected can be used from here"
+
+
+def test_mode_bits(node: Node) -> None:
+    node.device(1).chmod(0)
+    assert node.doctor()[1][PERMISSIONS]["status"] == "pass", "root passes over mode bits"
+    code, found = node.doctor(before=confined.become_nobody)
+    assert (code, found[PERMISSIONS]["status"]) == (1, "fail")
+    assert found[PERMISSIONS]["place"]["ids"] == [node.bus_id(1)]
+    assert found[PERMISSIONS]["cause"].startswith("the mode bits (mode 0000, uid 0, gid 0) do not let uid 65534 in")
+    assert found[CGROUP]["status"] == "pass"
+
+
+def test_a_mount_with_nodev(node: Node) -> None:
+    subprocess.run(["mount", "-o", "remount,nodev", str(node.root / "dev")], check=True)
+    with pytest.raises(PermissionError):
+        node.device(0).open("rb")
+    code, found = node.doctor()
+    assert (code, found[PERMISSIONS]["status"]) == (1, "fail")
+    assert "nodev" in found[PERMISSIONS]["summary"]
+    assert evidence(found[PERMISSIONS])["access(/dev/nvidia0)"] == "ok", "which is why access(2) is not enough here"
+
+
+def test_a_missing_node_on_a_host(node: Node) -> None:
+    node.device(3).unlink()
+    code, found = node.doctor()
+    assert (code, found[NODES]["status"]) == (1, "fail")
+    assert found[NODES]["remedy"]["command"] == "nvidia-modprobe -c 3"
+
+
+def test_a_missing_node_in_a_container(node: Node) -> None:
+    node.device(3).unlink()
+    (node.root / ".dockerenv").touch()
+    code, found = node.doctor()
+    assert (code, found[NODES]["status"]) == (0, "pass")
+    assert found[NODES]["summary"] == "this container was not given /dev/nvidia3"
+    code, found = node.doctor("--gpus", node.bus_id(3))
+    assert (code, found[NODES]["cause"]) == (1, "set by Docker")
+
+
+def test_a_user_namespace_that_does_not_know_the_owner(node: Node) -> None:
+    os.chown(node.device(1), 12345, 12345)
+    node.device(1).chmod(0o660)
+    assert node.doctor()[1][PERMISSIONS]["status"] == "pass"
+    code, found = node.doctor(before=confined.enter_user_namespace)
+    assert (code, found[PERMISSIONS]["status"]) == (1, "fail")
+    assert found[PERMISSIONS]["place"]["ids"] == [node.bus_id(1)]
+    assert "user namespace" in found[PERMISSIONS]["cause"]
+
+
+def test_nvidiactl_denied_in_a_container_is_the_loss_of_its_rules(node: Node) -> None:
+    (node.root / ".dockerenv").touch()
+    with denying_v2(0, 1, 2, 3, CONTROL) as cgroup:
+        code, found = node.doctor(before=cgroup.join)
+    assert (code, found[CGROUP]["status"], found["dev.control-nodes"]["status"]) == (1, "fail", "fail")
+    assert "create-dev-char-symlinks" in found["dev.control-nodes"]["remedy"]["text"]
