@@ -1,0 +1,214 @@
+"""For every check that can find a fault: a machine that has it. And one machine that has none.
+
+The machines are modelled: a shipped one with the fault in it, as the check's own texts describe it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
+from egmctl.model.machine import Bridge, DeviceNode, Imex, Machine, Mount, PcieLink
+from tests.doctor.machines import patched, shipped, with_gpu_denied
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A machine, and what is asked of it."""
+
+    machine: Callable[[], Machine]
+    scope: Scope = EVERYTHING
+
+
+def healthy() -> Machine:
+    """A tray of a GB200 NVL72 rack on which everything that checks ask for is stated, and is as it should be."""
+    machine = shipped("gb200-nvl72")
+    machine = patched(machine, "origin", name="nvl72-healthy", description="What is not stated is made up.")
+    machine = patched(
+        machine,
+        "driver",
+        modules=("nvidia", "nvidia_uvm", "nvidia_peermem"),
+        module_flavour="open",
+        module_parameters={"CoherentGPUMemoryMode": '""', "RegistryDwords": '""', "NvLinkDisable": "0"},
+        majors={"nvidia": 195, "nvidia-uvm": 511, "nvidia-caps-imex-channels": 242},
+        confidential_compute="off",
+        nvlink_bandwidth_mode="full",
+        nodes=tuple(
+            DeviceNode(path=f"/dev/{name}", exists=True, access="ok", major=major, minor=minor)
+            for name, major, minor in (("nvidiactl", 195, 255), ("nvidia-uvm", 511, 0), ("nvidia-uvm-tools", 511, 1))
+        ),
+        imex_channels=(
+            DeviceNode(
+                path="/dev/nvidia-caps-imex-channels/channel0", exists=True, access="ok", major=242, minor=0, mode=0o666
+            ),
+        ),
+    )
+    machine = patched(
+        machine,
+        "gpus[*].nvml",
+        recovery_action="none",
+        remapped_rows_failure=False,
+        remapped_rows_pending=False,
+        ecc_uncorrected_volatile=0,
+        mig_mode=False,
+        mig_mode_pending=False,
+        virtualization="none",
+        compute_mode="default",
+        persistence_mode=True,
+        throttle_reasons=("idle",),
+        performance_state=0,
+        link=PcieLink(speed_gt_s=2.5, width=1, max_speed_gt_s=32.0, max_width=1),
+    )
+    machine = patched(machine, "gpus[*].nvml.nvlinks[*]", crc_errors=0, replay_errors=0, recovery_errors=0)
+    machine = patched(machine, "gpus[*].nvml.c2c_links[*]", errors=0, power_state=0)
+    machine = patched(machine, "gpus[*].nvml.fabric", health=HEALTHY_FABRIC, health_summary="healthy")
+    machine = patched(
+        machine, "nics[*].pci", link=PcieLink(speed_gt_s=32.0, width=16, max_speed_gt_s=32.0, max_width=16)
+    )
+    machine = patched(
+        machine,
+        "host",
+        auto_online_blocks="online_movable",
+        numa_balancing=0,
+        kernel_command_line={"init_on_alloc": "0"},
+        page_size_bytes=65536,
+    )
+    machine = patched(
+        machine,
+        "confinement",
+        namespaces={"ipc": 0xEFFFFFFF, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC, "cgroup": 0xEFFFFFFB, "mnt": 1, "net": 2},
+        pid_namespace_depth=1,
+        capabilities=(1 << 41) - 1,
+        limits={"memlock": -1, "nofile": 1 << 20, "stack": 8 << 20},
+        mounts=(Mount(path="/dev", kind="devtmpfs"), Mount(path="/dev/shm", kind="tmpfs")),  # noqa: S108
+        shm_total_bytes=400 << 30,
+        shm_free_bytes=400 << 30,
+        ptrace_scope=0,
+    )
+    return patched(
+        machine,
+        "system",
+        uptime_s=86400.0,
+        kernel_configuration={"NUMA": "y", "ACPI_NUMA": "y", "ARM_SMMU_V3_SVA": "y", "IOMMU_SVA": "y"},
+        acpi_egm=True,
+        egm_regions=(),
+        max_map_count=1 << 20,
+        remove_ipc=False,
+        iommu_domains={},
+        bridges=(),
+        daemons=("nvidia-imex", "nvidia-persistenced"),
+        imex=Imex(configured_nodes=18, duplicate_nodes=0, daemon_state="READY", domain_status="UP"),
+        module_versions={"mlx5_core": "", "ib_core": "", "mlx5_ib": ""},
+        peer_memory_clients=(),
+        verbs=(),
+    )
+
+
+HEALTHY_FABRIC = {
+    "degraded_bandwidth": "false",
+    "route_recovery": "false",
+    "route_unhealthy": "false",
+    "access_timeout_recovery": "false",
+    "incorrect_configuration": "none",
+}
+
+
+def changed(path: str, /, **changes: object) -> Fault:
+    """The healthy machine with fields of something inside it changed."""
+    return Fault(lambda: patched(healthy(), path, **changes))
+
+
+def excluded() -> Machine:
+    machine = patched(healthy(), "gpus[1].proc", excluded=True)
+    return patched(machine, "gpus[1]", nvml=None, cuda=None)
+
+
+def by_nouveau() -> Machine:
+    machine = patched(healthy(), "gpus[*].pci", driver="nouveau")
+    machine = patched(machine, "gpus[*]", nvml=None, cuda=None, proc=None)
+    return patched(machine, "driver", modules=("nouveau",))
+
+
+def weak_switch() -> Machine:
+    """DGX H100 whose PCIe switches redirect what goes between devices, and whose IOMMU translates."""
+    machine = patched(shipped("dgx-h100"), "gpus[*].nvml", virtualization="none")
+    bridge = Bridge(bus_id="0000:17:00.0", acs_control=0b1101)
+    domains = {gpu.bus_id: "DMA-FQ" for gpu in machine.gpus or ()}
+    return patched(machine, "system", bridges=(bridge,), iommu_domains=domains)
+
+
+FAULTS: Mapping[str, Fault] = {
+    "dev.count-consistency": Fault(healthy, Scope(expectation=Expectation(gpus=8))),
+    "dev.fell-off-bus": changed("gpus[2].pci", responds=False),
+    "dev.driver-binding": Fault(by_nouveau),
+    "dev.excluded": Fault(excluded),
+    "dev.cgroup-restricted": Fault(lambda: with_gpu_denied(healthy(), 2, 3)),
+    "dev.nodes-missing": Fault(lambda: with_gpu_denied(healthy(), 3, access="ENOENT")),
+    "dev.permissions": Fault(lambda: with_gpu_denied(healthy(), 3, access="EACCES")),
+    "dev.control-nodes": changed("driver.nodes[0]", access="EPERM"),
+    "env.visible-devices": changed("process", environment={"CUDA_VISIBLE_DEVICES": "0,9"}),
+    "env.bad-cuda-env": changed("process", environment={"NCCL_P2P_DISABLE": "1"}),
+    "drv.versions": changed("driver", module_version="575.57.08"),
+    "drv.params": changed("driver", module_parameters={"GrdmaPciTopoCheckOverride": "2"}),
+    "drv.nouveau": Fault(by_nouveau),
+    "egm.capability": changed("gpus[*].nvml", capabilities=0),
+    "egm.preconditions": Fault(
+        lambda: patched(patched(healthy(), "gpus[*].nvml", capabilities=0), "system", acpi_egm=False)
+    ),
+    "egm.cgroup-route": Fault(lambda: with_gpu_denied(healthy(), 2, 3)),
+    "egm.peer-route": Fault(
+        lambda: patched(healthy(), "pairs[*]", p2p_status={"read": "OK", "write": "OK", "nvlink": "NS"})
+    ),
+    "egm.fabric-address": Fault(
+        lambda: patched(
+            healthy(),
+            "gpus[*].cuda",
+            attributes={"HANDLE_TYPE_FABRIC_SUPPORTED": 1, "HOST_NUMA_MULTINODE_IPC_SUPPORTED": 0},
+        )
+    ),
+    "egm.hypervisor-mode": changed("system", egm_regions=("egm0", "egm1")),
+    "egm.override-key": changed("driver", module_parameters={"RegistryDwords": '"RMEnableLocalEgmPeerId=1"'}),
+    "gpu.health": changed("gpus[0].nvml", remapped_rows_failure=True),
+    "gpu.mig": changed("gpus[0].nvml", mig_mode=True),
+    "gpu.cc-mode": changed("driver", confidential_compute="on"),
+    "gpu.vgpu": changed("gpus[*].nvml", virtualization="vgpu"),
+    "gpu.compute-mode": changed("gpus[0].nvml", compute_mode="prohibited"),
+    "gpu.persistence": changed("gpus[*].nvml", persistence_mode=False),
+    "gpu.throttle": changed("gpus[1].nvml", throttle_reasons=("hw-thermal-slowdown",)),
+    "numa.mempolicy-syscalls": changed(
+        "confinement",
+        seccomp="filter",
+        system_calls={"get_mempolicy": "EPERM", "mbind": "EPERM", "set_mempolicy": "ok"},
+    ),
+    "numa.cpuset-mems": Fault(lambda: patched(healthy(), "host", allowed_numa_nodes="0"), Scope(numa=(1,))),
+    "numa.gpu-affinity": changed("gpus[*].pci", numa_node=-1),
+    "numa.mode": changed("gpus[1].proc", numa_status="online_failed"),
+    "numa.auto-online": Fault(
+        lambda: patched(
+            patched(patched(healthy(), "host", auto_online_blocks="online"), "gpus[*].nvml", numa_node=None),
+            "gpus[*].proc",
+            numa_node=None,
+        )
+    ),
+    "numa.balancing": changed("host", numa_balancing=1),
+    "numa.cmdline": changed("host", kernel_command_line={"init_on_alloc": "1"}),
+    "nvlink.links": changed("gpus[1].nvml.nvlinks[3]", active=False),
+    "nvlink.errors": changed("gpus[1].nvml.nvlinks[3]", recovery_errors=2),
+    "nvlink.bw-mode": changed("driver", nvlink_bandwidth_mode="half"),
+    "nvlink.disabled": changed("driver", module_parameters={"NvLinkDisable": "1"}),
+    "c2c.link": changed("gpus[1].nvml.c2c_links[0]", active=False),
+    "p2p.status": changed("pairs[0]", p2p_status={"read": "DR", "write": "DR", "nvlink": "OK"}),
+    "pcie.link": changed("nics[0].pci", link=PcieLink(speed_gt_s=16.0, width=8, max_speed_gt_s=32.0, max_width=16)),
+    "pcie.acs": Fault(weak_switch),
+    "pcie.iommu": Fault(weak_switch),
+}
+
+PASSES: Mapping[str, Callable[[], Machine]] = {
+    "pcie.acs": lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0),
+    "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),
+}
+"""Of checks that do not concern the healthy machine: one that passes."""
+
+ONLY_TOLD = frozenset({"egm.platform", "mps.env", "ns.container", "numa.page-size"})
+"""Checks that tell what is so, and never that it is a fault."""

@@ -1,0 +1,59 @@
+"""Every check finds the fault it is for, and finds none on a machine that has none."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from egmctl.doctor.check import Check
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import Diagnosis, diagnose
+from egmctl.doctor.scope import EVERYTHING
+from egmctl.facts import replay
+from egmctl.model.finding import Status
+from tests.doctor.faults import FAULTS, ONLY_TOLD, PASSES, healthy
+from tests.doctor.machines import shipped
+
+PROBLEMS = (Status.FAIL, Status.WARN)
+
+
+@functools.cache
+def well() -> Diagnosis:
+    return diagnose(healthy(), EVERYTHING, CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.id))
+class TestEveryCheck:
+    def test_it_finds_its_fault(self, check: Check) -> None:
+        if check.id in ONLY_TOLD:
+            assert check.id not in FAULTS
+            return
+        assert check.id in FAULTS, "add a machine that has the fault to tests/doctor/faults.py"
+        fault = FAULTS[check.id]
+        found = diagnose(fault.machine(), fault.scope, [check]).findings
+        problems = [finding for finding in found if finding.status in PROBLEMS]
+        assert problems, [(finding.status, finding.summary) for finding in found]
+        assert all(finding.remedy is not None for finding in problems)
+
+    def test_it_passes_where_there_is_none(self, check: Check) -> None:
+        machine = PASSES[check.id]() if check.id in PASSES else healthy()
+        found = diagnose(machine, EVERYTHING, [check])
+        assert found.verdicts[check.id] is Status.PASS, [(f.status, f.summary) for f in found.findings]
+
+
+def test_the_healthy_machine_has_no_fault() -> None:
+    assert [(f.check, f.summary) for f in well().findings if f.status in (*PROBLEMS, Status.UNKNOWN)] == []
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_no_shipped_machine_has_a_fault(name: str) -> None:
+    found = diagnose(shipped(name), EVERYTHING, CHECKS).findings
+    assert [(finding.check, finding.summary) for finding in found if finding.status in PROBLEMS] == []
+
+
+def test_what_only_tells_never_finds_a_fault() -> None:
+    machines = [fault.machine() for fault in FAULTS.values()]
+    checks = [check for check in CHECKS if check.id in ONLY_TOLD]
+    for machine in machines:
+        assert not any(f.status in PROBLEMS for f in diagnose(machine, EVERYTHING, checks).findings)
