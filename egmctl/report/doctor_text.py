@@ -132,14 +132,22 @@ def _folded(text: Text, status: Status, findings: Sequence[Finding]) -> None:
     if status is Status.UNKNOWN:
         words += f" (-v says why): {', '.join(checks)}"
     if status is Status.SKIP:
-        reasons: dict[str, set[str]] = {}
-        for finding in findings:
-            reasons.setdefault(finding.summary, set()).add(finding.check)
-        words += ": " + "; ".join(
-            f"{reason} ({len(ids)})" if len(ids) > 1 else reason for reason, ids in reasons.items()
-        )
+        words += _reasons(findings)
     text.append(status.upper().ljust(_STATUS_WIDTH), STYLES[status])
     text.append(_after(_INDENT, printable(words)))
+
+
+def _reasons(findings: Sequence[Finding]) -> str:
+    """Name the reasons that several checks share, or the only one."""
+    reasons: dict[str, set[str]] = {}
+    for finding in findings:
+        reasons.setdefault(finding.summary, set()).add(finding.check)
+    shared = {reason: len(ids) for reason, ids in reasons.items() if len(ids) > 1 or len(reasons) == 1}
+    told = [f"{reason} ({number})" for reason, number in shared.items()]
+    others = len(reasons) - len(shared)
+    if others:
+        told.append(f"{others} other reason{'s' * (others != 1)}")
+    return f" (-v says more): {'; '.join(told)}" if shared else " (-v says why)"
 
 
 def _last_line(diagnosis: Diagnosis) -> str:

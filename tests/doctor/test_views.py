@@ -6,7 +6,7 @@ import dataclasses
 import json
 from xml.etree import ElementTree
 
-from egmctl.doctor.check import failed, passed
+from egmctl.doctor.check import failed, passed, skipped
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Finding, Guard, Place, PlaceKind, Remedy, Status
 from egmctl.report.doctor_json import doctor_json
@@ -48,7 +48,7 @@ class TestText:
             "                $ nvidia-smi -pm 1\n"
             "UNKNOWN  c2c.link  NVML is too old to say\n"
             "PASS     1 check\n"
-            "SKIP     2 checks: not an EGM platform (2)\n"
+            "SKIP     2 checks (-v says more): not an EGM platform (2)\n"
             "7 checks: 2 fail, 1 warn, 1 unknown, 1 pass, 2 skip\n"
         )
 
@@ -61,6 +61,14 @@ class TestText:
             "UNKNOWN  6 checks (-v says why): a.0, a.1, a.2, a.3, a.4, a.5",
             "7 checks: 0 fail, 0 warn, 7 unknown, 0 pass, 0 skip",
         ]
+
+    def test_of_the_skipped_checks_the_common_reasons_are_told(self) -> None:
+        others = (skipped("no NIC"), skipped("no MIG"))
+        several = diagnosis(*(check(f"a.{i}", found) for i, found in enumerate((ABSENT, ABSENT, *others))))
+        line = "SKIP     4 checks (-v says more): not an EGM platform (2); 2 other reasons"
+        assert doctor_text(several).plain.splitlines()[3] == line
+        different = diagnosis(*(check(f"a.{i}", found) for i, found in enumerate(others)))
+        assert doctor_text(different).plain.splitlines()[3] == "SKIP     2 checks (-v says why)"
 
     def test_brief_is_a_line_a_problem(self) -> None:
         assert doctor_text(SICK, brief=True).plain.splitlines()[1:] == [
