@@ -200,7 +200,8 @@ def _mask(words: Iterable[int]) -> str:
     )
 
 
-def _event_reasons(mask: int) -> list[str]:
+def event_reasons(mask: int) -> list[str]:
+    """Return the words of what keeps the clocks down (``nvmlDeviceGetCurrentClocksEventReasons``)."""
     known = [word for bit, word in enumerate(_EVENT_REASONS) if mask >> bit & 1]
     unknown = [f"bit-{bit}" for bit in range(len(_EVENT_REASONS), 64) if mask >> bit & 1]
     return known + unknown
@@ -246,7 +247,7 @@ _QUESTIONS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] =
     ("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", (_CLOCK_SM,), _same),
     ("memory_clock_mhz", "nvmlDeviceGetClockInfo", (_CLOCK_MEMORY,), _same),
     ("memory_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", (_CLOCK_MEMORY,), _same),
-    ("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons", (), _event_reasons),
+    ("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons", (), event_reasons),
     ("temperature_c", "nvmlDeviceGetTemperature", (_TEMPERATURE_GPU,), _same),
 )
 """Fields of :class:`egmctl.model.machine.GpuNvml`, the call that tells, what it wants besides the GPU, and the value's

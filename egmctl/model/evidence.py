@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from egmctl.model.record import BusId, Plain
 
@@ -15,15 +16,45 @@ class GpuEvidence:
     bus_id: BusId
     label: Plain
     sm_clock_mhz: int | None = None
+    """The lowest seen, like the memory's."""
     memory_clock_mhz: int | None = None
     throttle_reasons: tuple[Plain, ...] | None = None
+    """All that were seen, without ``idle``."""
     temperature_c: int | None = None
+    """The highest seen."""
     sent_bytes: Mapping[Plain, int] = field(default_factory=dict)
     """By wire (``nvlink``, ``c2c``, ``pcie``): what its counter rose by."""
     received_bytes: Mapping[Plain, int] = field(default_factory=dict)
     errors: Mapping[Plain, int] = field(default_factory=dict)
     """By counter: what it rose by; only those that rose."""
-    other_processes: int | None = None
+    other_processes: tuple[int, ...] | None = None
+    """Those that compute on the GPU, by their ids."""
+
+
+class Verdict(StrEnum):
+    """Whether the bytes took the expected wire."""
+
+    PROVEN = "proven"
+    """The wire's own counters rose by at least what was moved."""
+    BY_EXCLUSION = "by-exclusion"
+    """The wire has no counter, and those of the other wires did not rise by what was moved."""
+    REFUTED = "refuted"
+    """The wire's own counters did not rise by what was moved, or another wire's did."""
+    UNKNOWN = "unknown"
+    """There are no counters to tell by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Which way the bytes took, by the counters of the GPUs."""
+
+    wire: Plain
+    """The one expected at the GPUs: ``nvlink``, ``c2c`` or ``pcie``."""
+    expected_bytes: int
+    """What the samples moved over it, sent and received, without retries and checks."""
+    carried_bytes: int | None
+    """What its counters rose by; ``None`` where it has none."""
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +62,10 @@ class Evidence:
     """What the GPUs of a task showed while it ran."""
 
     gpus: tuple[GpuEvidence, ...]
-    route: Plain | None = None
-    """Whether the counters show the expected wire: one sentence."""
+    route: Route | None = None
+    """``None`` where the bytes of a task leave no GPU, or are too few to tell."""
+    unread: Plain | None = None
+    """Why nothing could be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

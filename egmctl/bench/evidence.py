@@ -1,0 +1,217 @@
+"""What the GPUs show while they are measured: the worker's witness.
+
+The counters are read before and after the samples of a step, and a thread looks at clocks and temperature meanwhile:
+every 20 ms, which changes no number (``docs/measurement.md``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from egmctl.gpu.telemetry import C2C, NVLINK, PCIE, State, Telemetry, Traffic
+from egmctl.model.evidence import Evidence, GpuEvidence, Route, Verdict
+from egmctl.model.task import Flow, MemoryKind, Quantity, Task
+
+PERIOD_S = 0.02
+"""Between two looks at the clocks."""
+
+TELLING_BYTES = 64 << 20
+"""Fewer bytes than this prove nothing: other traffic, such as launches and flags, is of that order of magnitude."""
+
+_COUNTED_AT_LEAST = 0.95
+"""The part of the expected bytes that a wire's counters must show: they are read in KiB and may lag behind."""
+_STRAY_AT_MOST = 0.5
+"""The part of the expected bytes that another wire may show."""
+
+
+class Witness:
+    """Watches GPUs in steps.
+
+    Parameters
+    ----------
+    telemetry
+        Of all GPUs of the run.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    @contextmanager
+    def watch(self, tasks: Iterable[Task]) -> Iterator[Watch]:
+        """Watch the GPUs of the tasks of a step while their samples are taken."""
+        watch = Watch(self._telemetry, tuple(tasks))
+        over = threading.Event()
+        thread = threading.Thread(target=watch.look, args=(over,), daemon=True)
+        watch.begin()
+        thread.start()
+        try:
+            yield watch
+        finally:
+            over.set()
+            thread.join()
+            watch.end()
+
+
+class Watch:
+    """What is seen of the GPUs of one step."""
+
+    def __init__(self, telemetry: Telemetry, tasks: Sequence[Task]) -> None:
+        self._telemetry = telemetry
+        self._gpus = [bus_id for bus_id in _gpus(tasks) if telemetry.knows(bus_id)]
+        expected = {wire_of(flow) for task in tasks for flow in task.flows} - {None}
+        # Where NVLink is expected its own counters tell; where it is C2C, which has none, those of the others do.
+        self._wires = [NVLINK] if expected == {NVLINK} else [PCIE] if expected == {PCIE} else [NVLINK, PCIE]
+        if not expected:
+            self._wires = []
+        self._before: dict[str, Traffic] = {}
+        self.traffic: dict[str, Traffic] = {}
+        self._states: dict[str, list[State]] = {bus_id: [] for bus_id in self._gpus}
+        self._errors: dict[str, dict[str, int]] = {}
+        self._process_ids: dict[str, tuple[int, ...] | None] = {}
+
+    def begin(self) -> None:
+        """Read what the counters stand at."""
+        self._before = {bus_id: self._telemetry.traffic(bus_id, self._wires) for bus_id in self._gpus}
+
+    def look(self, over: threading.Event) -> None:
+        """Look at the GPUs now and then: the body of a thread."""
+        while not over.wait(PERIOD_S):
+            for bus_id in self._gpus:
+                self._states[bus_id].append(self._telemetry.state(bus_id))
+                if PCIE in self._wires:
+                    self._count(bus_id, [PCIE])
+
+    def end(self) -> None:
+        """Read what the counters stand at now."""
+        for bus_id in self._gpus:
+            self._count(bus_id, self._wires)
+            if not self._states[bus_id]:
+                self._states[bus_id].append(self._telemetry.state(bus_id))
+            self._errors[bus_id] = self._telemetry.new_errors(bus_id)
+            self._process_ids[bus_id] = self._telemetry.process_ids(bus_id)
+
+    def of(self, task: Task, samples: int) -> Evidence:
+        """Return what was seen of the GPUs of a task that took so many samples."""
+        return Evidence(
+            gpus=tuple(self._gpu(bus_id, label) for bus_id, label in _gpus([task]).items()),
+            route=route(task, samples, self.traffic),
+            unread=self._telemetry.why_not,
+        )
+
+    def _count(self, bus_id: str, wires: Iterable[str]) -> None:
+        """Add what the counters rose by: that of PCIe often enough that it does not go round unseen."""
+        now = self._telemetry.traffic(bus_id, wires)
+        before = self._before[bus_id]
+        self.traffic[bus_id] = self.traffic.get(bus_id, Traffic()) + now.since(before)
+        self._before[bus_id] = Traffic(
+            {**before.sent_bytes, **now.sent_bytes}, {**before.received_bytes, **now.received_bytes}
+        )
+
+    def _gpu(self, bus_id: str, label: str) -> GpuEvidence:
+        states = self._states.get(bus_id, [])
+        traffic = self.traffic.get(bus_id, Traffic())
+        reasons = [state.throttle_reasons for state in states if state.throttle_reasons is not None]
+        pids = self._process_ids.get(bus_id)
+        return GpuEvidence(
+            bus_id=bus_id,
+            label=label,
+            sm_clock_mhz=min((s.sm_clock_mhz for s in states if s.sm_clock_mhz is not None), default=None),
+            memory_clock_mhz=min((s.memory_clock_mhz for s in states if s.memory_clock_mhz is not None), default=None),
+            throttle_reasons=tuple(sorted({word for words in reasons for word in words} - {"idle"}))
+            if reasons
+            else None,
+            temperature_c=max((s.temperature_c for s in states if s.temperature_c is not None), default=None),
+            sent_bytes=traffic.sent_bytes,
+            received_bytes=traffic.received_bytes,
+            errors=self._errors.get(bus_id, {}),
+            other_processes=None if pids is None else tuple(pid for pid in pids if pid != os.getpid()),
+        )
+
+
+def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> Route | None:
+    """Say whether the bytes of a bandwidth took the expected wire.
+
+    Parameters
+    ----------
+    samples
+        How many were taken.
+    rises
+        For each GPU that has counters, what these rose by.
+    """
+    size_bytes = samples * task.copies * task.size_bytes
+    wires = {wire for flow in task.flows if (wire := wire_of(flow)) is not None}
+    if task.quantity is not Quantity.BANDWIDTH or len(wires) != 1:
+        return None
+    (wire,) = wires
+    expected: dict[tuple[str, bool], int] = defaultdict(int)
+    for flow in task.flows:
+        for bus_id, sends in _ends(flow):
+            expected[bus_id, sends] += size_bytes
+    total = sum(expected.values())
+    if total < TELLING_BYTES:
+        return None
+    carried = {name: _carried(expected, rises, name) for name in (NVLINK, C2C, PCIE)}
+    others = [carried[name] for name in carried if name != wire]
+    own = carried[wire]
+    if own is not None:
+        verdict = Verdict.PROVEN if own >= _COUNTED_AT_LEAST * total else Verdict.REFUTED
+    elif any(other is not None and other > _STRAY_AT_MOST * total for other in others):
+        verdict = Verdict.REFUTED
+    elif wire == C2C and all(carried[name] is not None for name in (NVLINK, PCIE)):
+        verdict = Verdict.BY_EXCLUSION
+    else:
+        verdict = Verdict.UNKNOWN
+    return Route(wire=wire, expected_bytes=total, carried_bytes=own, verdict=verdict)
+
+
+def wire_of(flow: Flow) -> str | None:
+    """Return the wire that a flow is expected to use at the GPUs that take part; ``None`` if it leaves no GPU."""
+    if not list(_ends(flow)):
+        return None
+    # The names are those of egmctl.bench.paths: "NV18", "EGM over NV18>C2C", "HOST_NUMA over PCIe, not EGM", "PHB".
+    symbol = flow.wire.partition(" over ")[2].partition(",")[0] or flow.wire
+    first = symbol.partition(">")[0]
+    return NVLINK if first.startswith("NV") else C2C if first == "C2C" else PCIE
+
+
+def _ends(flow: Flow) -> Iterator[tuple[str, bool]]:
+    """Yield each GPU whose wire a flow crosses, and whether the GPU sends."""
+    source, destination = flow.source, flow.destination
+    sender = source.bus_id or flow.initiator
+    receiver = destination.bus_id or flow.initiator
+    if sender is None or receiver is None:
+        return
+    if sender != receiver:
+        yield sender, True
+        yield receiver, False
+    elif any(end.numa_node is not None for end in (source, destination)):
+        # Between one GPU and host memory: the GPU sends where the host's end is the destination.
+        yield sender, destination.numa_node is not None and destination.memory is not MemoryKind.REGISTERS
+
+
+def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], wire: str) -> int | None:
+    """Return what a wire's counters rose by at all ends; ``None`` if one end has no counter."""
+    total = 0
+    for bus_id, sends in expected:
+        traffic = rises.get(bus_id, Traffic())
+        rise = (traffic.sent_bytes if sends else traffic.received_bytes).get(wire)
+        if rise is None:
+            return None
+        total += rise
+    return total
+
+
+def _gpus(tasks: Iterable[Task]) -> dict[str, str]:
+    """Return the GPUs that take part in tasks, with their labels."""
+    found: dict[str, str] = {}
+    for flow in (flow for task in tasks for flow in task.flows):
+        if flow.initiator is not None:
+            found[flow.initiator] = flow.initiator_label
+        for end in (flow.source, flow.destination):
+            if end.bus_id is not None:
+                found[end.bus_id] = end.label
+    return found

@@ -1,0 +1,199 @@
+"""What NVML shows of the GPUs beside a measurement: clocks, what slows them, counters of the wires and of errors.
+
+Every question is asked between samples or at most every 20 ms: it goes through the driver, not through the wires.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from egmctl.facts.nvml import event_reasons
+from egmctl.facts.nvml_call import Field, ask, field_values
+from egmctl.facts.reading import Unavailable
+
+NVLINK, C2C, PCIE = "nvlink", "c2c", "pcie"
+"""Names of the wires."""
+
+_ALL_LINKS = 0xFFFFFFFF
+"""nvml.h, nvmlFieldValue_t: "A scopeId of UINT_MAX returns aggregate value summed up across all links"."""
+_KIB = 1024
+_SENT: Mapping[str, tuple[Field, int]] = {NVLINK: ((138, _ALL_LINKS), _KIB), PCIE: (197, 1)}
+_RECEIVED: Mapping[str, tuple[Field, int]] = {NVLINK: ((139, _ALL_LINKS), _KIB), PCIE: (198, 1)}
+"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200 exactly what was copied), and
+NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has no counter of the bytes over C2C."""
+_PCIE_WRAPS = 1 << 32
+"""The PCIe counters have 32 bits (seen on H200): 55 GB/s go round in 78 ms."""
+_ERRORS: Mapping[str, Field] = {
+    "nvlink-replays": (161, _ALL_LINKS),
+    "nvlink-recoveries": (162, _ALL_LINKS),
+    "nvlink-crc-errors": (163, _ALL_LINKS),
+    "nvlink-receive-errors": (208, _ALL_LINKS),
+    "nvlink-symbol-errors": (221, _ALL_LINKS),
+    "pcie-replays": 94,
+    "pcie-correctable-errors": 173,
+    "pcie-non-fatal-errors": 179,
+    "pcie-fatal-errors": 180,
+}
+"""NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (up to NVLink 4), _COUNT_RCV_ERRORS, _COUNT_SYMBOL_ERRORS (from
+NVLink 5 on), NVML_FI_DEV_PCIE_REPLAY_COUNTER and NVML_FI_DEV_PCIE_COUNT_*."""
+_C2C_ERRORS = {"c2c-errors": 231, "c2c-replays": 232, "c2c-replays-back-to-back": 233}
+"""NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B, of each link."""
+_C2C_COUNT = 170
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_TEMPERATURE_GPU = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the counters of a GPU's wires stand at, or rose by; a wire that NVML does not count is left out."""
+
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)
+    received_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def since(self, before: Traffic) -> Traffic:
+        """Return what each rose by; that of PCIe must have gone round less than once."""
+        return Traffic(
+            _rise(self.sent_bytes, before.sent_bytes),
+            _rise(self.received_bytes, before.received_bytes),
+        )
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """Add what they rose by in two spans of time."""
+        return Traffic(
+            _sum(self.sent_bytes, other.sent_bytes),
+            _sum(self.received_bytes, other.received_bytes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a GPU runs at a moment; ``None`` where NVML does not say."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    throttle_reasons: tuple[str, ...] | None
+    temperature_c: int | None
+
+
+class Telemetry:
+    """NVML, open until :meth:`close`. Where it cannot be opened it knows no GPU.
+
+    Parameters
+    ----------
+    bus_ids
+        PCI bus ids of the GPUs to ask about; those that NVML does not list are left out.
+    """
+
+    def __init__(self, bus_ids: Iterable[str]) -> None:
+        self._handles: dict[str, Any] = {}
+        self._supported: dict[str, frozenset[Field]] = {}
+        self._last_errors: dict[str, dict[str, int]] = {}
+        self.why_not: str | None = None
+        """Why nothing can be told."""
+        try:
+            ask("nvmlInit")
+        except Unavailable as why:
+            self.why_not = why.detail
+            return
+        for bus_id in bus_ids:
+            with contextlib.suppress(Unavailable):
+                self._handles[bus_id] = handle = ask("nvmlDeviceGetHandleByPciBusId", bus_id)
+                self._supported[bus_id] = _supported(handle)
+                self._last_errors[bus_id] = self._errors(bus_id)
+
+    def knows(self, bus_id: str) -> bool:
+        """Say whether NVML lists a GPU."""
+        return bus_id in self._handles
+
+    def traffic(self, bus_id: str, wires: Iterable[str]) -> Traffic:
+        """Read the counters of some wires of a GPU that NVML lists. Each wire costs half a millisecond."""
+        wanted = [fields[wire][0] for fields in (_SENT, _RECEIVED) for wire in wires if wire in fields]
+        found = self._read(bus_id, wanted)
+        return Traffic(_bytes(found, _SENT), _bytes(found, _RECEIVED))
+
+    def new_errors(self, bus_id: str) -> dict[str, int]:
+        """Return the counters of errors that rose since they were read last, and by how much."""
+        errors = self._errors(bus_id)
+        before, self._last_errors[bus_id] = self._last_errors[bus_id], errors
+        return {name: rise for name, rise in _rise(errors, before).items() if rise}
+
+    def state(self, bus_id: str) -> State:
+        """Read how a GPU that NVML lists runs now."""
+        handle = self._handles[bus_id]
+        reasons = _number("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        return State(
+            sm_clock_mhz=_number("nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
+            memory_clock_mhz=_number("nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY),
+            throttle_reasons=None if reasons is None else tuple(event_reasons(reasons)),
+            temperature_c=_number("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+        )
+
+    def process_ids(self, bus_id: str) -> tuple[int, ...] | None:
+        """Return the processes that compute on a GPU that NVML lists, this one included; ``None`` if not told."""
+        try:
+            found = ask("nvmlDeviceGetComputeRunningProcesses", self._handles[bus_id])
+        except Unavailable:
+            return None
+        return tuple(process.pid for process in found)
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        if self.why_not is None:
+            with contextlib.suppress(Unavailable):
+                ask("nvmlShutdown")
+
+    def _errors(self, bus_id: str) -> dict[str, int]:
+        per_link = [wire for wire in self._supported[bus_id] if _is_c2c_error(wire)]
+        found = self._read(bus_id, [*_ERRORS.values(), *per_link])
+        errors = {name: found[wire] for name, wire in _ERRORS.items() if wire in found}
+        for name, number in _C2C_ERRORS.items():
+            if links := [found[wire] for wire in per_link if wire in found and wire[0] == number]:
+                errors[name] = sum(links)
+        return errors
+
+    def _read(self, bus_id: str, wanted: Iterable[Field]) -> dict[Field, int]:
+        """Return the values of those fields that the GPU has, in one call."""
+        fields = [wire for wire in wanted if wire in self._supported[bus_id]]
+        answers = field_values(self._handles[bus_id], fields) if fields else {}
+        return {name: value for name, value in answers.items() if isinstance(value, int)}
+
+
+def _supported(handle: Any) -> frozenset[Field]:
+    """Return the counters that a GPU has: asking for the others each time would only cost time."""
+    links = field_values(handle, [_C2C_COUNT])[_C2C_COUNT]
+    per_link: list[Field] = [
+        (number, link) for link in range(links if isinstance(links, int) else 0) for number in _C2C_ERRORS.values()
+    ]
+    wires = [wire for wires in (_SENT, _RECEIVED) for wire, _ in wires.values()]
+    answers = field_values(handle, [*wires, *_ERRORS.values(), *per_link])
+    return frozenset(wire for wire, answer in answers.items() if isinstance(answer, int))
+
+
+def _is_c2c_error(wire: Field) -> TypeGuard[tuple[int, int]]:
+    return isinstance(wire, tuple) and wire[0] in _C2C_ERRORS.values()
+
+
+def _bytes(found: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]]) -> dict[str, int]:
+    return {name: found[wire] * unit for name, (wire, unit) in fields.items() if wire in found}
+
+
+def _rise(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """Return what counters rose by; one that was reset meanwhile is left out."""
+    rises = {name: after[name] - before[name] for name in after if name in before}
+    if PCIE in rises:
+        rises[PCIE] %= _PCIE_WRAPS
+    return {name: rise for name, rise in rises.items() if rise >= 0}
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
+
+def _number(function: str, *arguments: Any) -> int | None:
+    try:
+        return int(ask(function, *arguments))
+    except Unavailable:
+        return None

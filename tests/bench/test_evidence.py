@@ -1,0 +1,172 @@
+"""What counters prove, and what a witness keeps of what it sees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from egmctl.bench.evidence import Witness, route, wire_of
+from egmctl.gpu.telemetry import State, Telemetry, Traffic
+from egmctl.model.evidence import Verdict
+from egmctl.model.task import Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
+
+A, B = "0000:1b:00.0", "0000:2c:00.0"
+SIZE = 512 << 20
+
+
+def gpu(bus_id: str) -> Endpoint:
+    return Endpoint(memory=MemoryKind.DEVICE, label=f"GPU{'AB'.index('A' if bus_id == A else 'B')}", bus_id=bus_id)
+
+
+NODE = Endpoint(memory=MemoryKind.HOST_NUMA, label="NUMA0", numa_node=0)
+
+
+def flow(source: Endpoint, destination: Endpoint, wire: str, initiator: str | None = A) -> Flow:
+    return Flow(
+        source=source, destination=destination, initiator=initiator, initiator_label="GPU0", wire=wire, egm=None
+    )
+
+
+def task(*flows: Flow, quantity: Quantity = Quantity.BANDWIDTH) -> Task:
+    return Task(
+        case="a_case",
+        family="p2p",
+        quantity=quantity,
+        engine=Engine.COPY_ENGINE,
+        pattern=Pattern.PAIR,
+        flows=flows,
+        counted="each byte copied, once",
+        size_bytes=SIZE,
+        copies=2,
+    )
+
+
+P2P = flow(gpu(A), gpu(B), "NV18")
+MOVED = 3 * 2 * SIZE
+
+
+class TestRoute:
+    """Three samples of two copies."""
+
+    def test_nvlink_that_counts_what_was_moved_at_both_ends_is_proven(self) -> None:
+        seen = {A: Traffic({"nvlink": MOVED}, {"nvlink": 0}), B: Traffic({"nvlink": 0}, {"nvlink": MOVED})}
+        found = route(task(P2P), 3, seen)
+        assert found is not None
+        assert (found.wire, found.verdict) == ("nvlink", Verdict.PROVEN)
+        assert (found.expected_bytes, found.carried_bytes) == (2 * MOVED, 2 * MOVED)
+
+    def test_nvlink_that_stood_still_is_refuted(self) -> None:
+        seen = {A: Traffic({"nvlink": 4096}, {}), B: Traffic({}, {"nvlink": MOVED // 2})}
+        found = route(task(P2P), 3, seen)
+        assert found is not None
+        assert found.verdict is Verdict.REFUTED
+
+    def test_without_counters_nothing_is_known(self) -> None:
+        found = route(task(P2P), 3, {A: Traffic({"nvlink": MOVED})})
+        assert found is not None
+        assert (found.verdict, found.carried_bytes) == (Verdict.UNKNOWN, None)
+
+    @pytest.mark.parametrize(
+        ("pcie", "verdict"), [(1 << 20, Verdict.BY_EXCLUSION), (MOVED, Verdict.REFUTED), (None, Verdict.UNKNOWN)]
+    )
+    def test_c2c_has_no_counter_so_the_other_wires_tell(self, pcie: int | None, verdict: Verdict) -> None:
+        egm = flow(NODE, gpu(A), "EGM over C2C")
+        received = {"nvlink": 0} | ({} if pcie is None else {"pcie": pcie})
+        found = route(task(egm), 3, {A: Traffic({}, received)})
+        assert found is not None
+        assert (found.wire, found.verdict) == ("c2c", verdict)
+
+    def test_host_memory_counts_at_the_gpu_in_the_direction_of_the_bytes(self) -> None:
+        seen = {A: Traffic({"pcie": MOVED}, {"pcie": 5})}
+        to_host = route(task(flow(gpu(A), NODE, "HOST_NUMA over PCIe, not EGM")), 3, seen)
+        from_host = route(task(flow(NODE, gpu(A), "HOST_NUMA over PCIe, not EGM")), 3, seen)
+        assert to_host is not None
+        assert from_host is not None
+        assert (to_host.verdict, from_host.verdict) == (Verdict.PROVEN, Verdict.REFUTED)
+
+    def test_both_directions_add_up(self) -> None:
+        back = flow(gpu(B), gpu(A), "NV18", initiator=B)
+        seen = {bus_id: Traffic({"nvlink": MOVED}, {"nvlink": MOVED}) for bus_id in (A, B)}
+        found = route(task(P2P, back), 3, seen)
+        assert found is not None
+        assert (found.expected_bytes, found.verdict) == (4 * MOVED, Verdict.PROVEN)
+
+    def test_nothing_is_said_of_what_leaves_no_gpu_or_is_too_little(self) -> None:
+        local = flow(gpu(A), gpu(A), "local")
+        assert route(task(local), 3, {}) is None
+        assert route(task(P2P, quantity=Quantity.LATENCY), 3, {}) is None
+        assert route(task(P2P), 0, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "wire", "expected"),
+    [
+        (gpu(B), "NV18", "nvlink"),
+        (gpu(B), "PHB", "pcie"),
+        (NODE, "EGM over C2C", "c2c"),
+        (NODE, "EGM over NV18>C2C", "nvlink"),
+        (NODE, "EGM pool over NV18>C2C", "nvlink"),
+        (NODE, "HOST_NUMA over PCIe, not EGM", "pcie"),
+        (NODE, "pinned over C2C>SMP, not EGM", "c2c"),
+        (gpu(A), "local", None),
+    ],
+)
+def test_the_wire_at_the_gpu_is_the_first_one_of_the_way(source: Endpoint, wire: str, expected: str | None) -> None:
+    assert wire_of(flow(source, gpu(A), wire)) == expected
+
+
+class StubTelemetry(Telemetry):
+    """Counters that rise by a step at each reading."""
+
+    def __init__(self, errors: dict[str, int]) -> None:
+        self.why_not = None
+        self._errors_to_tell = errors
+        self._readings = 0
+
+    def knows(self, bus_id: str) -> bool:
+        return bus_id == A
+
+    def traffic(self, _bus_id: str, wires: Iterable[str]) -> Traffic:
+        self._readings += 1
+        return Traffic(dict.fromkeys(wires, 1000 * self._readings), dict.fromkeys(wires, 0))
+
+    def state(self, _bus_id: str) -> State:
+        return State(1980, 3201, ("idle", "sw-power-cap"), 40)
+
+    def new_errors(self, _bus_id: str) -> dict[str, int]:
+        return self._errors_to_tell
+
+    def process_ids(self, _bus_id: str) -> tuple[int, ...]:
+        return (os.getpid(), 4711)
+
+
+def test_a_witness_keeps_clocks_errors_and_other_processes_of_the_gpus_it_knows() -> None:
+    with Witness(StubTelemetry({"nvlink-replays": 2})).watch([task(P2P)]) as watch:
+        pass
+    known, unknown = watch.of(task(P2P), 3).gpus
+    assert (known.sm_clock_mhz, known.memory_clock_mhz, known.temperature_c) == (1980, 3201, 40)
+    assert known.throttle_reasons == ("sw-power-cap",)
+    assert known.sent_bytes == {"nvlink": 1000}
+    assert known.errors == {"nvlink-replays": 2}
+    assert known.other_processes == (4711,)
+    assert (unknown.sm_clock_mhz, unknown.sent_bytes, unknown.other_processes) == (None, {}, None)
+
+
+def test_without_nvml_the_reason_is_told() -> None:
+    telemetry: Any = StubTelemetry({})
+    telemetry.why_not = "nvmlInit: 12 (NVML Shared Library Not Found)"
+    with Witness(telemetry).watch([]) as watch:
+        pass
+    assert watch.of(task(P2P), 3).unread == "nvmlInit: 12 (NVML Shared Library Not Found)"
+
+
+def test_the_pcie_counter_goes_round_at_32_bits() -> None:
+    before, after = Traffic({"pcie": (1 << 32) - 100}), Traffic({"pcie": 50})
+    assert after.since(before).sent_bytes == {"pcie": 150}
+
+
+def test_a_counter_that_was_reset_tells_nothing() -> None:
+    assert Traffic({"nvlink": 5}).since(Traffic({"nvlink": 100})).sent_bytes == {}
