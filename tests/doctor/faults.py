@@ -9,7 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
-from egmctl.model.machine import Bridge, DeviceNode, Imex, Machine, Mount, PcieLink
+from egmctl.model.finding import Guard
+from egmctl.model.machine import (
+    Bridge,
+    DeviceNode,
+    Imex,
+    Machine,
+    Mount,
+    NicPort,
+    NvSwitch,
+    PcieLink,
+    PciFunction,
+    VerbsNode,
+)
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
 
@@ -30,7 +42,12 @@ def healthy() -> Machine:
         "driver",
         modules=("nvidia", "nvidia_uvm", "nvidia_peermem"),
         module_flavour="open",
-        module_parameters={"CoherentGPUMemoryMode": '""', "RegistryDwords": '""', "NvLinkDisable": "0"},
+        module_parameters={
+            "CoherentGPUMemoryMode": '""',
+            "RegistryDwords": '""',
+            "NvLinkDisable": "0",
+            "ImexChannelCount": "2048",
+        },
         majors={"nvidia": 195, "nvidia-uvm": 511, "nvidia-caps-imex-channels": 242},
         confidential_compute="off",
         nvlink_bandwidth_mode="full",
@@ -68,6 +85,15 @@ def healthy() -> Machine:
     )
     machine = patched(
         machine,
+        "nics[*]",
+        ports=(NicPort(number=1, state="ACTIVE", physical_state="LinkUp", link_layer="InfiniBand", rate_gbit_s=400.0),),
+    )
+    verbs = tuple(
+        VerbsNode(nic=nic.name, node=DeviceNode(path=f"/dev/infiniband/uverbs{i}", exists=True, access="ok"))
+        for i, nic in enumerate(machine.nics or ())
+    )
+    machine = patched(
+        machine,
         "host",
         auto_online_blocks="online_movable",
         numa_balancing=0,
@@ -99,9 +125,9 @@ def healthy() -> Machine:
         bridges=(),
         daemons=("nvidia-imex", "nvidia-persistenced"),
         imex=Imex(configured_nodes=18, duplicate_nodes=0, daemon_state="READY", domain_status="UP"),
-        module_versions={"mlx5_core": "", "ib_core": "", "mlx5_ib": ""},
+        module_versions={"mlx5_core": "", "ib_core": "", "mlx5_ib": "", "nvidia_peermem": "580.126.16"},
         peer_memory_clients=(),
-        verbs=(),
+        verbs=verbs,
     )
 
 
@@ -136,6 +162,12 @@ def weak_switch() -> Machine:
     bridge = Bridge(bus_id="0000:17:00.0", acs_control=0b1101)
     domains = {gpu.bus_id: "DMA-FQ" for gpu in machine.gpus or ()}
     return patched(machine, "system", bridges=(bridge,), iommu_domains=domains)
+
+
+def without_dma_buf() -> Machine:
+    """No nvidia_peermem, and a CUDA that cannot make dma-bufs."""
+    machine = patched(healthy(), "gpus[*].cuda", attributes={"DMA_BUF_SUPPORTED": 0})
+    return patched(machine, "system", module_versions={"mlx5_core": ""})
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -199,16 +231,45 @@ FAULTS: Mapping[str, Fault] = {
     "nvlink.disabled": changed("driver", module_parameters={"NvLinkDisable": "1"}),
     "c2c.link": changed("gpus[1].nvml.c2c_links[0]", active=False),
     "p2p.status": changed("pairs[0]", p2p_status={"read": "DR", "write": "DR", "nvlink": "OK"}),
+    "fabric.state": changed("gpus[2].nvml.fabric", state="in-progress"),
+    "fabric.consistency": changed("gpus[3].nvml.fabric", clique_id=2),
+    "fabric.manager": changed("system", daemons=("nv-fabricmanager", "nvidia-imex")),
+    "fabric.same-node-isolation": Fault(lambda: with_gpu_denied(healthy(), 3), Scope(purposes=(Guard.FABRIC,))),
+    "imex.module": changed("driver", module_parameters={"ImexChannelCount": "0"}),
+    "imex.channel": changed("driver.imex_channels[0]", access="EACCES", mode=0o600),
+    "imex.daemon": changed("system", daemons=(), imex=Imex()),
+    "imex.domain": changed("system.imex", domain_status="DOWN"),
+    "imex.recovery": changed("gpus[0].nvml", recovery_action="recover-imex-domain"),
+    "ipc.ptrace": Fault(
+        lambda: patched(healthy(), "confinement", ptrace_scope=3, capabilities=0), Scope(purposes=(Guard.IPC,))
+    ),
+    "ipc.shm": changed("confinement", shm_total_bytes=32 << 20, shm_free_bytes=32 << 20),
+    "ipc.limits": changed("confinement", limits={"memlock": 65536, "nofile": 1024, "stack": -1}),
+    "rdma.ports": changed("nics[*].ports[*]", state="DOWN"),
+    "rdma.gdr-path": Fault(lambda: patched(without_dma_buf(), "driver", module_flavour="proprietary")),
+    "rdma.affinity": changed("nics[*].pci", numa_node=1),
+    "rdma.coherent-dmabuf": changed("driver", driver_version="565.57.01", module_version="565.57.01"),
+    "rdma.devices-cgroup": changed("system.verbs[*].node", access="EPERM"),
     "pcie.link": changed("nics[0].pci", link=PcieLink(speed_gt_s=16.0, width=8, max_speed_gt_s=32.0, max_width=16)),
     "pcie.acs": Fault(weak_switch),
     "pcie.iommu": Fault(weak_switch),
 }
 
+
+def with_switches() -> Machine:
+    """DGX H100 with its NVSwitches and a fabric manager."""
+    switch = NvSwitch(pci=PciFunction(bus_id="0000:07:00.0", vendor_id=0x10DE, class_code=0x068000))
+    return patched(patched(shipped("dgx-h100"), "system", daemons=("nv-fabricmanager",)), "", switches=(switch,))
+
+
 PASSES: Mapping[str, Callable[[], Machine]] = {
+    "fabric.manager": with_switches,
     "pcie.acs": lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0),
     "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),
 }
 """Of checks that do not concern the healthy machine: one that passes."""
 
-ONLY_TOLD = frozenset({"egm.platform", "mps.env", "ns.container", "numa.page-size"})
+ONLY_TOLD = frozenset(
+    {"egm.platform", "ipc.ipc-namespace", "ipc.pid-namespace", "mps.env", "ns.container", "numa.page-size", "rdma.ofed"}
+)
 """Checks that tell what is so, and never that it is a fault."""
