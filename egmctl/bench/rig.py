@@ -7,6 +7,7 @@ from itertools import count
 from typing import Protocol, TypeVar
 
 from egmctl.bench.buffers import Buffer
+from egmctl.bench.evidence import Witness
 from egmctl.bench.protocol import Preparation
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
@@ -14,6 +15,7 @@ from egmctl.gpu.driver import call
 from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, Memory, PinnedWords
 from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
 from egmctl.gpu.program import Kernels, NoCompiler
+from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Stream, choose_gate
 from egmctl.model.measurement import MemoryKind, Verification
 
@@ -61,6 +63,8 @@ class Rig:
         except NoCompiler as error:
             kernels = None
             self.note = f"measured without kernels, which takes longer and checks less: {error}"
+        self.witness = Witness(self._keep(Telemetry(self._contexts)))
+        self.kernels = kernels
         words = self._keep(PinnedWords(2))
         self.gate = choose_gate(words, list(self._contexts.values()), kernels)
         self.pattern: Pattern
@@ -92,7 +96,7 @@ class Rig:
         wrong one is seen.
         """
         if buffer not in self._buffers:
-            memory, seed = self._allocate(buffer), next(self._new_seeds)
+            memory, seed = self._allocate(buffer), self.new_seed()
             try:
                 self.pattern.fill(self.stream(buffer.end.bus_id or initiator), memory, seed)
             except DriverCallError:
@@ -107,6 +111,10 @@ class Rig:
         if buffer not in self._buffers:
             self._buffers[buffer] = self._allocate(buffer)
         return self._buffers[buffer]
+
+    def new_seed(self) -> int:
+        """Return a seed that no buffer has had."""
+        return next(self._new_seeds)
 
     def release(self, buffer: Buffer) -> None:
         """Give a buffer back, if it was ever made."""

@@ -84,10 +84,14 @@ def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measure
     for run_ in runs:
         _attempt([run_], lambda run_=run_: _prepare(rig, run_, streams))  # type: ignore[misc]
     ready = [run_ for run_ in runs if run_.outcome is None]
-    _attempt(ready, lambda: _sample(rig, ready, settings))
+    with rig.witness.watch([run_.task for run_ in ready]) as watch:
+        _attempt(ready, lambda: _sample(rig, ready, settings))
     return [
         replace(
-            run_.outcome or _conclude(rig, run_), concurrent=len(ready) or None, wall_s=time.perf_counter() - started
+            run_.outcome or _conclude(rig, run_),
+            concurrent=len(ready) or None,
+            evidence=watch.of(run_.task, len(run_.samples)) if run_.samples else None,
+            wall_s=time.perf_counter() - started,
         )
         for run_ in runs
     ]

@@ -18,6 +18,7 @@ import jsonschema
 import pytest
 
 from egmctl.bench.registry import CASES
+from egmctl.gpu.program import KERNELS
 from egmctl.model.machine import Machine
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.build import CUDA
@@ -100,8 +101,8 @@ class Run(NamedTuple):
         return {measurement["reason"] for measurement in self.result["measurements"] if measurement["reason"]}
 
     def worker_calls(self) -> list[Call]:
-        """Return the calls of the processes that took a context."""
-        calls = self.node.calls()
+        """Return the CUDA calls of the processes that took a context."""
+        calls = [call for call in self.node.calls() if call.name.startswith("cu")]
         workers = {call.pid for call in calls if call.name == "cuDevicePrimaryCtxRetain"}
         return [call for call in calls if call.pid in workers]
 
@@ -194,7 +195,8 @@ class TestOnAnEgmNode:
     def test_every_kernel_is_loaded_on_every_gpu_before_the_first_gate(self, run: Run) -> None:
         names = [call.name for call in run.worker_calls()]
         first_launch = names.index("cuLaunchKernel")
-        assert names[:first_launch].count("cuModuleGetFunction") == 4 * 3
+        kernels = sum(len(names) for names in KERNELS.values())
+        assert names[:first_launch].count("cuModuleGetFunction") == 4 * kernels
         assert "cuModuleGetFunction" not in names[first_launch:]
 
     def test_a_sample_is_poison_gate_event_copies_event_check(self, run: Run) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from egmctl.bench import worker
+from egmctl.bench.evidence import Witness
 from egmctl.bench.plan import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.worker import EXPIRED_LIMIT, measure
 from egmctl.facts import replay
+from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gating, Timing
 from egmctl.model.measurement import Measurement, Settings, Status, Verification
 
@@ -27,6 +29,7 @@ class StubRig:
 
     def __init__(self) -> None:
         self.gate = self.pattern = self.context = self
+        self.witness = Witness(Telemetry(()))
 
     def stream(self, *_arguments: object) -> StubRig:
         return self
