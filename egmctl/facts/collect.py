@@ -42,7 +42,8 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
     Parameters
     ----------
     sections
-        Of :data:`egmctl.model.machine.SECTION_VERSIONS`; the others stay null with the reason ``not-asked``.
+        Of :data:`egmctl.model.machine.SECTION_VERSIONS`; the others stay null with the reason ``not-asked``, and so do
+        ``probes``: reading tries nothing.
     deadline_s
         Seconds after which a child that has not answered is given up, and its values are ``timed-out``.
     cuda
@@ -87,6 +88,10 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
         read("gpus", lambda: node.gpus)
         read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
         read("driver", node.driver)
+    statuses["probes"] = SectionStatus(
+        version=SECTION_VERSIONS["probes"],
+        unread=Unread(reason=Reason.NOT_ASKED, detail="egmctl doctor --active makes them"),
+    )
     origin = Origin(
         kind=OriginKind.LIVE,
         tool=f"egmctl {__version__}",

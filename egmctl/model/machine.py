@@ -45,6 +45,7 @@ from egmctl.model.host import (
     NumaKind,
     NumaNode,
 )
+from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.model.process import (
     Cgroup,
     Confinement,
@@ -96,11 +97,14 @@ __all__ = [
     "NvSwitch",
     "Origin",
     "OriginKind",
+    "Outcome",
     "Pair",
     "PciFunction",
     "PcieLink",
     "Plain",
     "Platform",
+    "Probe",
+    "ProbeKind",
     "Process",
     "Reason",
     "Record",
@@ -163,6 +167,7 @@ SECTION_VERSIONS: Mapping[str, int] = {
     "process": 1,
     "confinement": 1,
     "system": 1,
+    "probes": 1,
 }
 """The sections in their order in the document. A version rises when a reader of the older one would be misled."""
 
@@ -185,6 +190,8 @@ class Machine:
     process: Process | None = None
     confinement: Confinement | None = None
     system: System | None = None
+    probes: tuple[Probe, ...] | None = None
+    """What ``egmctl doctor --active`` tried, in that order; nothing else makes this section."""
 
     def gpu(self, bus_id: str) -> Gpu:
         """Return the GPU with this bus id.
