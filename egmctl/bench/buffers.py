@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from egmctl.bench.case import End
-from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Pattern, Task
+from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Pattern, Quantity, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,10 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
         return Buffer(end=end, role=role, index=index, size_bytes=task.size_bytes)
 
     def of_flow(task: Task, flow: Flow) -> FlowBuffers:
+        # A chase writes its chain into what it is going to read.
+        source = End.DESTINATION if task.quantity is Quantity.LATENCY else End.SOURCE
         return FlowBuffers(
-            take(task, flow.source, End.SOURCE),
+            take(task, flow.source, source),
             take(task, flow.destination, End.DESTINATION),
         )
 

@@ -7,6 +7,11 @@ from enum import StrEnum
 
 from egmctl.model.measurement import Chase, Engine, MemoryKind, Pattern, Quantity
 
+BUILT_ENGINES = frozenset({Engine.COPY_ENGINE, Engine.CHASE, Engine.PING_PONG})
+BUILT_MEMORY = frozenset({MemoryKind.DEVICE, MemoryKind.HOST_NUMA})
+BUILT_STREAMS = frozenset({1})
+"""What the worker can do; tasks that need more are waived."""
+
 
 class End(StrEnum):
     """One end of a flow."""
@@ -46,3 +51,5 @@ class Case:
     """For a latency."""
     footprint: Footprint | None = None
     """For a latency; a bandwidth's buffers have the size of the run."""
+    one_path: bool = False
+    """Measured over one path of each wire only: it is about the wire, and takes long or fills tables."""

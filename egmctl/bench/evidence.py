@@ -1,7 +1,8 @@
 """What the GPUs show while they are measured: the worker's witness.
 
 The counters are read before and after the samples of a step, and a thread looks at clocks and temperature meanwhile:
-every 20 ms, which changes no number (``docs/measurement.md``).
+every 20 ms, which changes no number (``docs/measurement.md``). NVML answers one question after the other and takes most
+of a millisecond for each about NVLink, so the bytes are counted at the GPU that issues the work, and not at its peer.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ class Watch:
 
     def __init__(self, telemetry: Telemetry, tasks: Sequence[Task]) -> None:
         self._telemetry = telemetry
+        flows = [flow for task in tasks for flow in task.flows]
         self._gpus = [bus_id for bus_id in _gpus(tasks) if telemetry.knows(bus_id)]
-        expected = {wire_of(flow) for task in tasks for flow in task.flows} - {None}
-        # Where NVLink is expected its own counters tell; where it is C2C, which has none, those of the others do.
-        self._wires = [NVLINK] if expected == {NVLINK} else [PCIE] if expected == {PCIE} else [NVLINK, PCIE]
-        if not expected:
-            self._wires = []
+        self._counted = [bus_id for bus_id in self._gpus if any(flow.initiator == bus_id for flow in flows)]
+        self._expected = {wire for flow in flows if (wire := wire_of(flow)) is not None}
+        # C2C has no counters: there those of the other wires tell.
+        self._wires = {NVLINK, PCIE} if C2C in self._expected else self._expected
         self._before: dict[str, Traffic] = {}
         self.traffic: dict[str, Traffic] = {}
         self._states: dict[str, list[State]] = {bus_id: [] for bus_id in self._gpus}
@@ -75,23 +76,24 @@ class Watch:
 
     def begin(self) -> None:
         """Read what the counters stand at."""
-        self._before = {bus_id: self._telemetry.traffic(bus_id, self._wires) for bus_id in self._gpus}
+        self._before = {bus_id: self._telemetry.traffic(bus_id, self._wires) for bus_id in self._counted}
 
     def look(self, over: threading.Event) -> None:
         """Look at the GPUs now and then: the body of a thread."""
         while not over.wait(PERIOD_S):
             for bus_id in self._gpus:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
-                if PCIE in self._wires:
-                    self._count(bus_id, [PCIE])
+            for bus_id in self._counted if PCIE in self._wires else ():
+                self._count(bus_id, [PCIE])
 
     def end(self) -> None:
         """Read what the counters stand at now."""
-        for bus_id in self._gpus:
+        for bus_id in self._counted:
             self._count(bus_id, self._wires)
+        for bus_id in self._gpus:
             if not self._states[bus_id]:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
-            self._errors[bus_id] = self._telemetry.new_errors(bus_id)
+            self._errors[bus_id] = self._telemetry.new_errors(bus_id, self._expected)
             self._process_ids[bus_id] = self._telemetry.process_ids(bus_id)
 
     def of(self, task: Task, samples: int) -> Evidence:
@@ -149,8 +151,8 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> Route | Non
     (wire,) = wires
     expected: dict[tuple[str, bool], int] = defaultdict(int)
     for flow in task.flows:
-        for bus_id, sends in _ends(flow):
-            expected[bus_id, sends] += size_bytes
+        if flow.initiator is not None:
+            expected[flow.initiator, _sends(flow)] += size_bytes
     total = sum(expected.values())
     if total < TELLING_BYTES:
         return None
@@ -169,8 +171,8 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> Route | Non
 
 
 def wire_of(flow: Flow) -> str | None:
-    """Return the wire that a flow is expected to use at the GPUs that take part; ``None`` if it leaves no GPU."""
-    if not list(_ends(flow)):
+    """Return the wire that a flow is expected to use at the GPU that issues it; ``None`` if it leaves no GPU."""
+    if flow.initiator is None or {flow.source.bus_id, flow.destination.bus_id} == {flow.initiator}:
         return None
     # The names are those of egmctl.bench.paths: "NV18", "EGM over NV18>C2C", "HOST_NUMA over PCIe, not EGM", "PHB".
     symbol = flow.wire.partition(" over ")[2].partition(",")[0] or flow.wire
@@ -178,23 +180,17 @@ def wire_of(flow: Flow) -> str | None:
     return NVLINK if first.startswith("NV") else C2C if first == "C2C" else PCIE
 
 
-def _ends(flow: Flow) -> Iterator[tuple[str, bool]]:
-    """Yield each GPU whose wire a flow crosses, and whether the GPU sends."""
-    source, destination = flow.source, flow.destination
-    sender = source.bus_id or flow.initiator
-    receiver = destination.bus_id or flow.initiator
-    if sender is None or receiver is None:
-        return
-    if sender != receiver:
-        yield sender, True
-        yield receiver, False
-    elif any(end.numa_node is not None for end in (source, destination)):
-        # Between one GPU and host memory: the GPU sends where the host's end is the destination.
-        yield sender, destination.numa_node is not None and destination.memory is not MemoryKind.REGISTERS
+def _sends(flow: Flow) -> bool:
+    """Say whether the GPU that issues a flow sends the bytes; a GPU that only reads or only writes is no end itself."""
+    if flow.source.memory is MemoryKind.REGISTERS:
+        return True
+    if flow.destination.memory is MemoryKind.REGISTERS:
+        return False
+    return flow.source.bus_id == flow.initiator
 
 
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], wire: str) -> int | None:
-    """Return what a wire's counters rose by at all ends; ``None`` if one end has no counter."""
+    """Return what a wire's counters rose by at all GPUs; ``None`` if one has no counter."""
     total = 0
     for bus_id, sends in expected:
         traffic = rises.get(bus_id, Traffic())

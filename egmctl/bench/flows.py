@@ -27,11 +27,15 @@ HOST_MEMORY = frozenset(
 
 def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
     """Yield the flows of each task that a case makes; of none, where it needs two GPUs and there is one."""
-    if case.engine is Engine.CPU:
+    host = case.source in HOST_MEMORY or case.destination in HOST_MEMORY
+    if case.engine is Engine.PING_PONG and host:
+        for node in nodes:
+            yield from (((one, node), (other, node)) for one, other in combinations(gpus, 2))
+    elif case.engine is Engine.CPU:
         for cpu_node in nodes:
             for node in nodes:
                 yield ((cpu_node, node) if case.destination in HOST_MEMORY else (node, cpu_node),)
-    elif case.source in HOST_MEMORY or case.destination in HOST_MEMORY:
+    elif host:
         yield from _with_host(case, gpus, nodes)
     else:
         yield from _between_gpus(case, gpus)
@@ -48,6 +52,8 @@ def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterato
                     yield tuple(ends(gpu, node) for gpu in gpus)
             case Pattern.BOTH_DIRECTIONS:
                 yield from ((ends(gpu, node), ends(gpu, node)[::-1]) for gpu in gpus)
+            case Pattern.LOADED:
+                yield from ((ends(gpu, node), ends(gpu, node)) for gpu in gpus)
             case _:
                 yield from ((ends(gpu, node),) for gpu in gpus)
 
@@ -75,7 +81,9 @@ def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]
         case _:
             # In the order of the GPUs that issue the work.
             pushed = case.initiator is End.SOURCE
-            yield from ((pair if pushed else pair[::-1],) for pair in permutations(gpus, 2))
+            # What loads a path is a flow of its own.
+            flows = 2 if case.pattern is Pattern.LOADED else 1
+            yield from ((pair if pushed else pair[::-1],) * flows for pair in permutations(gpus, 2))
 
 
 def initiator(case: Case, ends: Ends) -> Gpu | None:

@@ -6,16 +6,16 @@ The plan is made in the command before anything touches a GPU, so that ``--list`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from egmctl.bench.buffers import Peak, peaks
-from egmctl.bench.case import Case
+from egmctl.bench.case import BUILT_ENGINES, BUILT_MEMORY, BUILT_STREAMS, Case, Footprint
 from egmctl.bench.flows import HOST_MEMORY, Ends, endpoint, initiator, tasks_of
 from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.schedule import Slot, Step, make_steps
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Quantity, Settings, Task
+from egmctl.model.measurement import BenchGpu, Engine, Flow, MemoryKind, Pattern, Quantity, Settings, Task
 from egmctl.units import GB, MIB, format_size
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
@@ -29,6 +29,9 @@ COPIES_LIMIT = 128
 
 SAMPLE_S = 0.02
 """How long one sample is to take at least; see :func:`copies_for`."""
+
+_USUAL_L2_BYTES = 128 * MIB
+"""Of a GPU that does not say how large its L2 cache is: no GPU that is supported has more."""
 
 _COUNTED = {
     Engine.SM_READ: "each byte read",
@@ -76,9 +79,19 @@ class Plan:
 
 
 def make_plan(
-    machine: Machine, gpus: Sequence[Gpu], numa_nodes: Sequence[int], cases: Sequence[Case], settings: Settings
+    machine: Machine,
+    gpus: Sequence[Gpu],
+    numa_nodes: Sequence[int],
+    cases: Sequence[Case],
+    settings: Settings,
+    sizes: Sequence[int] = (),
 ) -> Plan:
     """Combine cases with GPUs and NUMA nodes.
+
+    Parameters
+    ----------
+    sizes
+        Of the buffers, each measured; the one of the settings by default.
 
     Raises
     ------
@@ -88,8 +101,16 @@ def make_plan(
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
     visible = cuda_visible(machine)
-    made = {case.name: tuple(_planned_tasks(case, machine, gpus, numa_nodes, settings, visible)) for case in cases}
+    made = {
+        case.name: tuple(
+            task
+            for size in (sizes if case.footprint is None else ()) or (settings.size_bytes,)
+            for task in _planned_tasks(case, machine, gpus, numa_nodes, replace(settings, size_bytes=size), visible)
+        )
+        for case in cases
+    }
     tasks = tuple(task for of_case in made.values() for task in of_case)
+    none = [name for name, of_case in made.items() if not of_case]
     return Plan(
         settings=settings,
         gpus=tuple(
@@ -98,7 +119,7 @@ def make_plan(
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
         steps=make_steps(_slots(tasks), serial=settings.serial),
-        notes=tuple(f"{name} needs two GPUs" for name, of_case in made.items() if not of_case),
+        notes=(f"these need two GPUs: {', '.join(none)}",) if none else (),
     )
 
 
@@ -139,6 +160,7 @@ def _planned_tasks(
     visible: frozenset[str] | None,
 ) -> Iterator[PlannedTask]:
     """Yield every task of a case."""
+    wires: set[tuple[str, ...]] = set()
     for ends_of_flows in tasks_of(case, gpus, numa_nodes):
         made = [
             _flow(case, machine, ends, back=case.pattern is Pattern.BOTH_DIRECTIONS and number == 1)
@@ -149,7 +171,7 @@ def _planned_tasks(
         waivers = [gpu_waiver(machine, gpu, visible) for gpu in taking_part.values()] + [path.waiver for path in paths]
         rate = min(path.rate_gb_s for path in paths)
         latency = case.quantity is Quantity.LATENCY
-        size_bytes = settings.size_bytes
+        size_bytes = settings.size_bytes if case.footprint is None else _footprint(case.footprint, ends_of_flows[0])
         task = Task(
             case=case.name,
             family=case.family,
@@ -163,7 +185,12 @@ def _planned_tasks(
             streams=case.streams,
             chase=case.chase,
         )
-        waiver = next((waiver for waiver in waivers if waiver), None)
+        waiver = _not_built(case) or next((waiver for waiver in waivers if waiver), None)
+        if case.one_path:
+            wire = tuple(path.wire for path in paths)
+            if waiver is not None or wire in wires:
+                continue
+            wires.add(wire)
         yield PlannedTask(task, waiver, rate, all(path.disjoint for path in paths))
 
 
@@ -184,6 +211,24 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
         egm=path.egm,
     )
     return flow, path
+
+
+def _not_built(case: Case) -> str | None:
+    built = case.engine in BUILT_ENGINES and case.streams in BUILT_STREAMS
+    if built and {case.source, case.destination} <= BUILT_MEMORY | {MemoryKind.REGISTERS}:
+        return None
+    return "this version cannot measure it yet"
+
+
+def _footprint(footprint: Footprint, ends: Ends) -> int:
+    """Return how many bytes a chase visits, a whole number of MiB where the L2 cache decides.
+
+    The GPU that owns the memory caches it; host memory, the GPU that reads it.
+    """
+    gpu = next((place for place in ends if isinstance(place, Gpu)), None)
+    l2 = gpu.cuda.attributes.get("L2_CACHE_SIZE") if gpu is not None and gpu.cuda is not None else None
+    times = footprint.l2_times * (l2 or _USUAL_L2_BYTES)
+    return max(footprint.least_bytes, -(-times // MIB) * MIB)
 
 
 def _slots(tasks: Sequence[PlannedTask]) -> Iterator[Slot]:

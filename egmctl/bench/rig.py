@@ -42,6 +42,7 @@ class Rig:
         self._seeds: dict[Buffer, int] = {}
         self._new_seeds = count(1)
         self.note: str | None = None
+        self.kernels: dict[str, Kernels] | None = None
         with ExitStack() as undo:
             self._undo = undo
             for bus_id in preparation.gpus:
@@ -57,19 +58,16 @@ class Rig:
         """Make what all tasks share, on every GPU, before anything is timed."""
         for bus_id in self._contexts:
             self.stream(bus_id)
-        kernels: dict[str, Kernels] | None
         try:
-            kernels = {bus_id: self._keep(Kernels(context)) for bus_id, context in self._contexts.items()}
+            self.kernels = {bus_id: self._keep(Kernels(context)) for bus_id, context in self._contexts.items()}
         except NoCompiler as error:
-            kernels = None
             self.note = f"measured without kernels, which takes longer and checks less: {error}"
         self.witness = Witness(self._keep(Telemetry(self._contexts)))
-        self.kernels = kernels
         words = self._keep(PinnedWords(2))
-        self.gate = choose_gate(words, list(self._contexts.values()), kernels)
+        self.gate = choose_gate(words, list(self._contexts.values()), self.kernels)
         self.pattern: Pattern
-        if kernels is not None:
-            self.pattern = self._keep(KernelPattern(kernels, self._contexts))
+        if self.kernels is not None:
+            self.pattern = self._keep(KernelPattern(self.kernels, self._contexts))
             self.verification = Verification.GPU_EVERY_SAMPLE
         else:
             self.pattern = HostPattern()

@@ -12,20 +12,40 @@ UNSTABLE_CV = 0.03
 """Above this coefficient of variation a measurement is called unstable. Chosen, not derived: repeats of one path on an
 idle H200 node differ by about a thousandth."""
 
+PERCENTILE_SAMPLES = 20
+"""From so many samples on there are percentiles: a twentieth of fewer is less than one sample."""
+
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Return median, extremes and coefficient of variation of at least one value."""
+    """Return median, extremes, coefficient of variation and, of enough values, percentiles of at least one value."""
+    enough = len(values) >= PERCENTILE_SAMPLES
     return Summary(
         median=statistics.median(values),
         min=min(values),
         max=max(values),
         cv=statistics.stdev(values) / statistics.fmean(values) if len(values) > 1 else None,
+        p05=percentile(values, 5) if enough else None,
+        p95=percentile(values, 95) if enough else None,
     )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the value below which ``percent`` of at least one value lie, interpolated between two of them."""
+    ordered = sorted(values)
+    place = percent / 100 * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def is_unstable(summary: Summary) -> bool:
     """Say whether the samples differ too much for the median to be quoted without a warning."""
     return summary.cv is not None and summary.cv > UNSTABLE_CV
+
+
+def unstable_reason(summary: Summary) -> str:
+    """Say in one sentence how much the samples differ."""
+    return f"the samples vary by {100 * (summary.cv or 0):.1f} % (CV)"
 
 
 def bandwidth_gb_s(size_bytes: int, elapsed_ms: float) -> float:

@@ -14,18 +14,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from egmctl.bench.buffers import Lifetimes
+from egmctl.bench.estimate import step_seconds
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.plan import Plan
 from egmctl.bench.protocol import Event, NodeAccess, OrderedStep, OrderedTask, Preparation, Request
 from egmctl.bench.schedule import Step
+from egmctl.bench.soak import Soak
 from egmctl.errors import ChildFailed
 from egmctl.launch import ChannelClosed, Child, signals, spawn
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task, finish
 
-Progress = Callable[[int, Task | None], None]
-"""Called with the number of tasks that are over and one that is under way, ``None`` between two."""
+Progress = Callable[[float, Task | None], None]
+"""Called with the part of the run that is over, 0 to 1, and a task that is under way, ``None`` between two."""
 
 WORKER = "egmctl.bench.worker:run"
 
@@ -35,6 +37,9 @@ WORKER_LIMIT = 4
 PROOF_TOLERANCE = 0.01
 """How much a pair that is measured alone may differ from the same pair measured with others; if one of a group differs
 by more, all of the group are measured one at a time. On NVSwitch 0.0004 was seen."""
+
+ATTEMPTS = 4
+"""How often a step is measured whose samples differ too much: three times more."""
 
 ENVIRONMENT = {
     # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.paths).
@@ -123,6 +128,8 @@ class _Run:
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
         self._differences: dict[str, float] = {}
         """By group, how much a pair alone differed from the same one among others."""
+        self._seconds = {step: step_seconds(plan, step) for step in plan.steps}
+        self._soak = Soak(plan.settings.duration_s) if plan.settings.duration_s else None
 
     def work(self, worker: Child | None, target: str) -> None:
         """Have one worker measure the pending steps, until they are over or it fails."""
@@ -136,6 +143,8 @@ class _Run:
                     if not self._measure(child, under_way):
                         return
                     under_way = None
+                    if self._soak and not self.pending and not self._soak.over:
+                        self.pending.extend(step for step in self._plan.steps if not step.proof)
                 _ask(child, Request.FINISH)
                 child.receive(self._plan.settings.timeout_s)
         except ChildFailed as error:
@@ -181,33 +190,61 @@ class _Run:
         ordered = OrderedStep(
             tasks=tuple(OrderedTask(number=number, task=self._tasks[number]) for number in step.tasks),
             proof=step.proof,
-            release=tuple(self._lifetimes.finish(self._of(step))),
+            # A soak needs them all again.
+            release=() if self._soak else tuple(self._lifetimes.finish(self._of(step))),
         )
-        self._on_progress(len(self.found), self._tasks[step.tasks[0]])
+        self._on_progress(self._part_over(step), self._tasks[step.tasks[0]])
         _ask(worker, Request.MEASURE, step=to_json(ordered))
         while (message := worker.receive(self._plan.settings.timeout_s)[0])["event"] == Event.MEASURED:
             self._keep(step, message["task"], from_json(Measurement, message["measurement"]))
-        self._on_progress(len(self.found), None)
+        self._on_progress(self._part_over(), None)
         if message["problem"]:
             self.problems.append(message["problem"])
+        self._repeat(step)
         self._judge(step)
         return not message["broken"]
 
+    def _part_over(self, under_way: Step | None = None) -> float:
+        """Return how much of the run is over, by the time that it was estimated to take."""
+        if self._soak is not None:
+            return self._soak.part_over
+        ahead = [*self.pending, *([under_way] if under_way else [])]
+        seconds = sum(self._seconds.get(step, 0) for step in ahead)
+        return max(0, 1 - seconds / (sum(self._seconds.values()) or 1))
+
     def _keep(self, step: Step, number: int, measurement: Measurement) -> None:
-        if not step.proof:
+        before = self.found.get(number)
+        if step.proof:
+            if before is not None:
+                self._compare(step, number, before, measurement)
+        elif self._soak is not None:
+            self.found[number] = self._soak.merge(before, measurement)
+        elif before is not None and before.status is Status.UNSTABLE and measurement.status in _STEADINESS:
+            better = min(before, measurement, key=lambda m: _STEADINESS[m.status])
+            self.found[number] = replace(better, attempts=before.attempts + 1)
+        else:
             self.found[number] = measurement
-            return
-        among, alone = self.found[number], _headline(measurement)
+
+    def _compare(self, step: Step, number: int, among: Measurement, proof: Measurement) -> None:
+        """Note how a pair that was measured among others does alone."""
+        headline, alone = _headline(among), _headline(proof)
         self.found[number] = replace(among, alone=alone)
-        headline = _headline(among)
         if headline and alone and step.group is not None:
             difference = abs(headline / alone - 1)
             self._differences[step.group] = max(difference, self._differences.get(step.group, 0))
 
+    def _repeat(self, step: Step) -> None:
+        """Have a step measured once more whose samples differ too much."""
+        found = [self.found[number] for number in step.tasks if number in self.found]
+        unstable = any(m.status is Status.UNSTABLE and m.attempts < ATTEMPTS for m in found)
+        if unstable and not step.proof and self._soak is None:
+            self._lifetimes.add(self._of(step))
+            self.pending.appendleft(step)
+
     def _judge(self, step: Step) -> None:
         """After the last step of a group: if measuring its pairs at once changes them, measure them one at a time."""
         group = step.group
-        if group is None or any(later.group == group for later in self.pending):
+        if group is None or self._soak is not None or any(later.group == group for later in self.pending):
             return
         difference = self._differences.pop(group, 0)
         if difference <= PROOF_TOLERANCE:
@@ -238,6 +275,10 @@ class _Run:
 
     def _of(self, step: Step) -> list[Task]:
         return [self._tasks[number] for number in step.tasks]
+
+
+_STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
+"""Which of two outcomes of the same task counts: corrupt data does, whatever else was seen."""
 
 
 def _headline(measurement: Measurement) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from egmctl.bench import latency
 from egmctl.bench.buffers import Buffer, FlowBuffers, assign
 from egmctl.bench.causes import known_cause
 from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
@@ -27,6 +28,7 @@ from egmctl.model.measurement import (
     Flow,
     Measurement,
     Mismatch,
+    Quantity,
     Sample,
     Settings,
     Status,
@@ -79,6 +81,18 @@ def _release(rig: Rig, buffers: Sequence[Buffer]) -> str | None:
 def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step at the same time; a driver call that fails is an outcome, not an exception."""
     started = time.perf_counter()
+    if tasks[0].quantity is Quantity.LATENCY:
+        with rig.witness.watch(tasks) as watch:
+            measured = latency.measure(rig, tasks, settings, _failure)
+        return [
+            replace(
+                found,
+                concurrent=len(tasks),
+                evidence=watch.of(found, len(found.samples)) if found.samples else None,
+                wall_s=time.perf_counter() - started,
+            )
+            for found in measured
+        ]
     runs = [_Run(task, buffers) for task, buffers in zip(tasks, assign(tasks), strict=True)]
     streams: dict[str, int] = {}
     for run_ in runs:

@@ -3,61 +3,74 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
+from egmctl.cli.bench_options import (
+    AllowBusyOption,
+    CaseOption,
+    CopiesOption,
+    DryRunOption,
+    DurationOption,
+    FullOption,
+    ListOption,
+    NoGateOption,
+    QuickOption,
+    SamplesOption,
+    SerialOption,
+    SizeOption,
+    SuiteOption,
+    SweepOption,
+    TimeoutOption,
+)
+from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import (
     ColorOption,
     CsvOption,
     ForceOption,
     GpusOption,
     JsonOption,
+    MachineOption,
     NumaOption,
     OutputOption,
     QuietOption,
 )
 from egmctl.cli.output import Color, Form, check_output, choose_form, emit
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.units import parse_size
+from egmctl.units import MIB, parse_size, printable
 
 if TYPE_CHECKING:
+    from egmctl.bench.case import Case
     from egmctl.bench.plan import Plan
     from egmctl.bench.supervisor import Progress
     from egmctl.launch import Child
     from egmctl.model.machine import Machine
-    from egmctl.model.measurement import Settings
+    from egmctl.model.measurement import RunReport, Settings
 
-SizeOption = Annotated[
-    str, typer.Option("--size", metavar="SIZE", help="Bytes of each buffer: 512M, 64MiB (2^20), 64MB (10^6).")
-]
-SamplesOption = Annotated[int, typer.Option("--samples", metavar="N", help="Samples of each path.")]
-CopiesOption = Annotated[
-    int | None,
-    typer.Option("--copies", metavar="N", help="Copies of the buffer in one sample; by default as many as take 20 ms."),
-]
-CaseOption = Annotated[
-    list[str] | None,
-    typer.Option("--case", metavar="GLOB", help="Only the cases whose names fit; may be given several times."),
-]
-ListOption = Annotated[
-    bool, typer.Option("--list", help="Show the cases, whether each would run here, and why not; measure nothing.")
-]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="Give one path up after this time and go on.")
-]
+DEFAULT_SIZE_BYTES = 512 * MIB
 
 
 def bench(
     gpus: GpusOption = "all",
     numa: NumaOption = "all",
+    suite: SuiteOption = None,
     case: CaseOption = None,
-    size: SizeOption = "512M",
-    samples: SamplesOption = 5,
+    quick: QuickOption = False,
+    full: FullOption = False,
+    size: SizeOption = None,
+    sweep: SweepOption = None,
+    samples: SamplesOption = None,
     copies: CopiesOption = None,
+    duration: DurationOption = None,
+    serial: SerialOption = False,
+    no_gate: NoGateOption = False,
+    allow_busy: AllowBusyOption = False,
     timeout: TimeoutOption = 60.0,
     list_cases: ListOption = False,
+    dry_run: DryRunOption = False,
+    machine: MachineOption = None,
     json: JsonOption = False,
     csv: CsvOption = False,
     output: OutputOption = None,
@@ -65,81 +78,126 @@ def bench(
     color: ColorOption = Color.AUTO,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure, verified, the bandwidth between GPUs and to host NUMA memory (EGM where the node has it)."""
+    """Measure, verified, the paths between GPUs and to host memory (EGM where the node has it)."""
     form = choose_form(json, csv, output)
-    if list_cases and form is not Form.TEXT:
-        raise UsageError("--list is text: it has no other form")
+    measuring = not (list_cases or dry_run)
+    if not measuring and form is not Form.TEXT:
+        raise UsageError(f"{'--list' if list_cases else '--dry-run'} is text: it has no other form")
     check_output(output, force)
-    settings = _settings(size, samples, copies, timeout)
+    if machine == "list":
+        raise typer.Exit(list_machines(form, output, force, color))
+    if machine is not None and measuring:
+        raise UsageError("--machine is not this node: only --list and --dry-run go with it")
 
-    from egmctl.bench.plan import SECTIONS, check_memory, make_plan
-    from egmctl.bench.registry import select_cases
+    from egmctl.bench.plan import SECTIONS, check_memory
+    from egmctl.bench.suites import select_cases
     from egmctl.bench.supervisor import start_worker
-    from egmctl.facts.collect import collect
-    from egmctl.selectors import select_gpus, select_numa
 
-    cases = select_cases(case or ())
+    suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case))
+    cases = select_cases(case or (), suites)
+    settings = _settings(suites, size, samples, copies, timeout, duration)
+    settings = _with(settings, serial=serial, gate=not no_gate, allow_busy=allow_busy)
     with contextlib.ExitStack() as early:
         # CUDA takes a second to initialise: the worker does so while the facts are read.
-        worker = None if list_cases else early.enter_context(start_worker())
-        machine = collect(SECTIONS)
-        if not machine.gpus:
-            raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(machine)}")
-        chosen = select_gpus(gpus, machine.gpus)
-        plan = make_plan(machine, chosen, select_numa(numa, machine, chosen), cases, settings)
-        if list_cases:
-            from egmctl.report.bench_list import bench_list
+        worker = early.enter_context(start_worker()) if measuring else None
+        seen = read_machine(machine, SECTIONS, quiet=quiet)
+        if not seen.gpus:
+            raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(seen)}")
+        plan = _plan(seen, gpus, numa, cases, settings, swept=sweep is not None, size=size)
+        if not measuring:
+            from egmctl.report.bench_list import bench_list, bench_plan
 
-            emit(bench_list(plan, cases), output=output, force=force, color=color)
+            text = bench_list(plan, cases) if list_cases else bench_plan(plan)
+            emit(text, output=output, force=force, color=color)
             return
-        check_memory(plan, machine)
-        code = _measure(plan, machine, worker, form, output=output, force=force, color=color, quiet=quiet)
-    raise typer.Exit(code)
+        check_memory(plan, seen)
+        report = _measure(plan, seen, worker, quiet=quiet)
+    _emit(report, seen, form, output=output, force=force, color=color)
+    raise typer.Exit(report.exit_code)
 
 
-def _measure(
-    plan: Plan,
-    machine: Machine,
-    worker: Child | None,
-    form: Form,
-    *,
-    output: OutputOption,
-    force: bool,
-    color: Color,
-    quiet: bool,
-) -> int:
-    """Run the plan, write its report, and return the exit code."""
+def _plan(
+    machine: Machine, gpus: str, numa: str, cases: Sequence[Case], settings: Settings, *, swept: bool, size: str | None
+) -> Plan:
+    from egmctl.bench.plan import make_plan
+    from egmctl.bench.sweep import sweep_sizes, top_that_fits
+    from egmctl.selectors import select_gpus, select_numa
+
+    chosen = select_gpus(gpus, machine.gpus or ())
+    nodes = select_numa(numa, machine, chosen)
+    if not swept:
+        return make_plan(machine, chosen, nodes, cases, settings)
+    top = settings.size_bytes if size else top_that_fits(machine, chosen, nodes, cases, settings)
+    return make_plan(machine, chosen, nodes, cases, _with(settings, size_bytes=top), sweep_sizes(top))
+
+
+def _measure(plan: Plan, machine: Machine, worker: Child | None, *, quiet: bool) -> RunReport:
     from egmctl.bench.supervisor import supervise
+
+    with _progress(quiet) as on_progress:
+        return supervise(plan, machine, on_progress=on_progress, worker=worker)
+
+
+def _emit(report: RunReport, machine: Machine, form: Form, *, output: OutputOption, force: bool, color: Color) -> None:
     from egmctl.report.bench_csv import bench_csv
     from egmctl.report.bench_json import bench_json
     from egmctl.report.bench_text import bench_text
 
-    with _progress(len(plan.tasks), quiet) as on_progress:
-        report = supervise(plan, machine, on_progress=on_progress, worker=worker)
     if form is Form.JSON:
         emit(bench_json(report, machine), output=output, force=force)
     elif form is Form.CSV:
         emit(bench_csv(report), output=output, force=force)
     else:
         emit(bench_text(report), output=output, force=force, color=color)
-    return report.exit_code
 
 
-def _settings(size: str, samples: int, copies: int | None, timeout: float) -> Settings:
+def _suites(suite: str | None, *, quick: bool, full: bool, sweep: str | None, cases: bool) -> tuple[str, ...]:
+    """Return the names of the suites that are asked for, none where cases are or the standard one is meant."""
+    from egmctl.bench.suites import select_suites
+
+    if sum((suite is not None, quick, full)) > 1:
+        raise UsageError("--suite, --quick and --full exclude each other")
+    if sweep not in (None, "size"):
+        raise UsageError(f"--sweep {printable(sweep or '')!r}: the only thing to sweep is size")
+    if suite is not None:
+        return select_suites(suite)
+    named = "quick" if quick else "full" if full else "sweep" if sweep and not cases else None
+    return (named,) if named else ()
+
+
+def _settings(
+    suites: Sequence[str],
+    size: str | None,
+    samples: int | None,
+    copies: int | None,
+    timeout: float,
+    duration: float | None,
+) -> Settings:
     from egmctl.bench.plan import COPIES_LIMIT
+    from egmctl.bench.suites import STANDARD, SUITES
     from egmctl.model.measurement import Settings
 
     try:
-        size_bytes = parse_size(size)
+        size_bytes = DEFAULT_SIZE_BYTES if size is None else parse_size(size)
     except ValueError as error:
         raise UsageError(f"--size: {error}") from error
+    if samples is None:
+        samples = max(SUITES[name].samples for name in suites or (STANDARD,))
     if not 1 <= samples <= 1000:
         raise UsageError(f"--samples {samples}: it must be from 1 to 1000")
     if copies is not None and not 1 <= copies <= COPIES_LIMIT:
         raise UsageError(f"--copies {copies}: it must be from 1 to {COPIES_LIMIT}")
     if not 0 < timeout <= 86400:
         raise UsageError(f"--timeout {timeout:g}: it must be above 0 and at most 86400 seconds")
-    return Settings(size_bytes=size_bytes, copies=copies, samples=samples, timeout_s=timeout)
+    if duration is not None and not 0 < duration <= 30 * 86400:
+        raise UsageError(f"--duration {duration:g}: it must be above 0 and at most {30 * 86400} seconds")
+    return Settings(size_bytes=size_bytes, copies=copies, samples=samples, timeout_s=timeout, duration_s=duration)
+
+
+def _with(settings: Settings, **changes: object) -> Settings:
+    from dataclasses import replace
+
+    return replace(settings, **changes)  # type: ignore[arg-type]
 
 
 def _why_no_gpu(machine: Machine) -> str:
@@ -151,23 +209,26 @@ def _why_no_gpu(machine: Machine) -> str:
 
 
 @contextlib.contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[Progress]:
+def _progress(quiet: bool) -> Iterator[Progress]:
     """Show on standard error what is being measured, if that is a terminal and is wanted."""
     import os
     import sys
 
     if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None or not sys.stderr.isatty():
-        yield lambda _done, _task: None
+        yield lambda _part, _task: None
         return
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    columns = (
+        TextColumn("{task.percentage:>3.0f} %"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("setting up", total=total)
-        yield lambda done, task: progress.update(
-            bar,
-            completed=done,
-            description=f"{task.case} {task.path}" if task else "",
+        bar = progress.add_task("setting up", total=1)
+        yield lambda part, task: progress.update(
+            bar, completed=part, description=f"{task.case} {task.path}" if task else ""
         )

@@ -84,6 +84,8 @@ class Verification(StrEnum):
     """After the first and the last sample, on the host: there was no NVRTC to compile the kernel."""
     CHECKSUM_EVERY_SAMPLE = "checksum-every-sample"
     """Every sample's sum over what was read, which was not written anywhere."""
+    WALK_EVERY_SAMPLE = "walk-every-sample"
+    """Every sample's walk ended at the line where its chain leads: each of its loads gave the right line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,9 @@ class Sample:
     """Of each flow, by its own start and end."""
     latency_ns: float | None = None
     """Mean of the walk's loads; of a ping-pong, of its round trips."""
+    p50_ns: float | None = None
+    """Of a ping-pong's round trips."""
+    p99_ns: float | None = None
     elapsed_ms: float
     """By the GPU: what the other numbers are made of."""
     wall_ms: float
@@ -159,7 +164,7 @@ class Measurement(Task):
     alone: float | None = None
     """The same quantity once more while nothing else ran: the proof that measuring pairs at once changes nothing."""
     attempts: int = 1
-    """How often the samples were taken: again where they differed too much."""
+    """How often it was measured: again where the samples differed too much, and in a soak."""
     slowest_at_s: float | None = None
     """In a soak, when the worst sample was taken: seconds since the run began."""
     costs: tuple[BufferCost, ...] = ()
@@ -200,6 +205,8 @@ class Settings:
     """One pair at a time, although pairs are disjoint."""
     gate: bool = True
     """Whether work is held back until all of it is queued; profilers serialise kernels, which a gate does not bear."""
+    allow_busy: bool = False
+    """GPUs that other processes use are measured too."""
     duration_s: float | None = None
     """Everything is measured again and again for this long."""
 

@@ -1,4 +1,4 @@
-"""The cases of the bench as text: what each measures, and whether it would run here."""
+"""What the bench would do, as text: the cases and whether each would run here, or the steps of one run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from egmctl.bench.case import Case
+from egmctl.bench.estimate import plan_bytes, plan_seconds, step_seconds
 from egmctl.bench.plan import Plan
+from egmctl.bench.suites import SUITES
+from egmctl.model.measurement import Quantity
 from egmctl.report.table import DIM, HEADING
-from egmctl.units import printable
+from egmctl.units import format_size, printable
 
 
 def bench_list(plan: Plan, cases: Sequence[Case]) -> Text:
@@ -22,9 +25,49 @@ def bench_list(plan: Plan, cases: Sequence[Case]) -> Text:
         text.append(case.name, HEADING).append(f"  [{case.family}]\n", DIM)
         text.append(f"  {case.description}\n")
         reasons = Counter(task.waiver for task in planned if task.waiver is not None)
-        text.append(f"  would run: {runnable} of {len(planned)} paths\n")
+        if planned:
+            text.append(f"  would run: {runnable} of {len(planned)}\n")
+        else:
+            text.append("  would not run: it needs two GPUs\n")
         for reason, count in reasons.items():
             text.append(f"  waived: {count} ({printable(reason)})\n")
+    text.append("\nSuites\n", HEADING)
+    width = max(map(len, SUITES))
+    for name, suite in SUITES.items():
+        text.append(f"  {name:{width}}  {suite.description}\n")
+    return text
+
+
+def bench_plan(plan: Plan) -> Text:
+    """Render the steps of a plan, the memory that they hold, and about how long they take."""
+    text = Text()
+    samples = plan.settings.samples
+    case = None
+    for number, step in enumerate(plan.steps, 1):
+        tasks = [plan.tasks[task].task for task in step.tasks]
+        if tasks[0].case != case:
+            case = tasks[0].case
+            text.append(f"{case}\n", HEADING)
+        task = tasks[0]
+        much = format_size(task.size_bytes)
+        if task.quantity is Quantity.BANDWIDTH:
+            much = f"{1 if step.proof else samples} x {task.copies} x {much}"
+        paths = ", ".join(task.path for task in tasks)
+        alone = ", once more alone" if step.proof else ""
+        text.append(f"  {number:4}  {paths}{alone}  ").append(f"{much}, {step_seconds(plan, step):.2f} s\n", DIM)
+    waived = Counter(planned.waiver for planned in plan.tasks if planned.waiver is not None)
+    if waived or plan.notes:
+        text.append("Not measured\n", HEADING)
+    for reason, count in waived.items():
+        text.append(f"  {count}: {printable(reason)}\n")
     for note in plan.notes:
-        text.append(f"{note}\n")
+        text.append(f"  {note}\n")
+    if plan.peaks:
+        text.append("Memory held at most\n", HEADING)
+    for peak in plan.peaks:
+        text.append(f"  {peak.place.label if peak.place else 'host, all nodes'}: {format_size(peak.bytes)}\n")
+    text.append(
+        f"{len(plan.runnable)} measurements in {len(plan.steps)} steps, {plan_bytes(plan) / 1e12:.2f} TB, "
+        f"about {plan_seconds(plan):.0f} s\n"
+    )
     return text

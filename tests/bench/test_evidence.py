@@ -51,21 +51,33 @@ MOVED = 3 * 2 * SIZE
 class TestRoute:
     """Three samples of two copies."""
 
-    def test_nvlink_that_counts_what_was_moved_at_both_ends_is_proven(self) -> None:
-        seen = {A: Traffic({"nvlink": MOVED}, {"nvlink": 0}), B: Traffic({"nvlink": 0}, {"nvlink": MOVED})}
-        found = route(task(P2P), 3, seen)
+    @pytest.mark.parametrize(
+        ("initiator", "seen"),
+        [(A, {A: Traffic({"nvlink": MOVED}, {"nvlink": 0})}), (B, {B: Traffic({"nvlink": 0}, {"nvlink": MOVED})})],
+        ids=["push", "pull"],
+    )
+    def test_nvlink_that_counts_what_was_moved_is_proven(self, initiator: str, seen: dict[str, Traffic]) -> None:
+        found = route(task(flow(gpu(A), gpu(B), "NV18", initiator)), 3, seen)
         assert found is not None
         assert (found.wire, found.verdict) == ("nvlink", Verdict.PROVEN)
-        assert (found.expected_bytes, found.carried_bytes) == (2 * MOVED, 2 * MOVED)
+        assert (found.expected_bytes, found.carried_bytes) == (MOVED, MOVED)
+
+    def test_a_gpu_that_only_reads_receives_and_one_that_only_writes_sends(self) -> None:
+        registers = Endpoint(memory=MemoryKind.REGISTERS, label="GPU0", bus_id=A)
+        seen = {A: Traffic({"nvlink": 0}, {"nvlink": MOVED})}
+        read = route(task(flow(gpu(B), registers, "NV18")), 3, seen)
+        write = route(task(flow(registers, gpu(B), "NV18")), 3, seen)
+        assert read is not None
+        assert write is not None
+        assert (read.verdict, write.verdict) == (Verdict.PROVEN, Verdict.REFUTED)
 
     def test_nvlink_that_stood_still_is_refuted(self) -> None:
-        seen = {A: Traffic({"nvlink": 4096}, {}), B: Traffic({}, {"nvlink": MOVED // 2})}
-        found = route(task(P2P), 3, seen)
+        found = route(task(P2P), 3, {A: Traffic({"nvlink": 4096}, {"nvlink": MOVED})})
         assert found is not None
         assert found.verdict is Verdict.REFUTED
 
     def test_without_counters_nothing_is_known(self) -> None:
-        found = route(task(P2P), 3, {A: Traffic({"nvlink": MOVED})})
+        found = route(task(P2P), 3, {B: Traffic({"nvlink": MOVED})})
         assert found is not None
         assert (found.verdict, found.carried_bytes) == (Verdict.UNKNOWN, None)
 
@@ -92,7 +104,7 @@ class TestRoute:
         seen = {bus_id: Traffic({"nvlink": MOVED}, {"nvlink": MOVED}) for bus_id in (A, B)}
         found = route(task(P2P, back), 3, seen)
         assert found is not None
-        assert (found.expected_bytes, found.verdict) == (4 * MOVED, Verdict.PROVEN)
+        assert (found.expected_bytes, found.verdict) == (2 * MOVED, Verdict.PROVEN)
 
     def test_nothing_is_said_of_what_leaves_no_gpu_or_is_too_little(self) -> None:
         local = flow(gpu(A), gpu(A), "local")
@@ -136,7 +148,7 @@ class StubTelemetry(Telemetry):
     def state(self, _bus_id: str) -> State:
         return State(1980, 3201, ("idle", "sw-power-cap"), 40)
 
-    def new_errors(self, _bus_id: str) -> dict[str, int]:
+    def new_errors(self, _bus_id: str, _wires: Iterable[str]) -> dict[str, int]:
         return self._errors_to_tell
 
     def process_ids(self, _bus_id: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 
 from egmctl.bench.paths import cuda_visible
 from egmctl.bench.plan import Plan, PlannedTask, check_memory, make_plan
-from egmctl.bench.registry import CASES, select_cases
+from egmctl.bench.registry import CASES
+from egmctl.bench.suites import SUITES, select_cases
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine, Process, Reason, Unread
 from egmctl.model.measurement import Flow, MemoryKind, Settings
 from egmctl.units import GIB, MIB
+from tests.bench.four import FOUR
 
 GB200 = replay.load("gb200-nvl4")
 DGX = replay.load("dgx-h100")
@@ -29,7 +32,7 @@ def plan_of(
 ) -> Plan:
     """Plan every case for GPUs by index and NUMA nodes."""
     assert machine.gpus is not None
-    return make_plan(machine, [machine.gpus[index] for index in gpus], nodes, CASES, settings)
+    return make_plan(machine, [machine.gpus[index] for index in gpus], nodes, FOUR, settings)
 
 
 def with_gpu(machine: Machine, index: int, gpu: Gpu) -> Machine:
@@ -83,10 +86,7 @@ class TestPaths:
     def test_one_gpu_makes_no_pair_and_the_plan_says_so(self) -> None:
         plan = plan_of(DGX, gpus=[3])
         assert {p.task.case for p in plan.tasks} == {"host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"}
-        assert plan.notes == (
-            "device_to_device_memcpy_write_ce needs two GPUs",
-            "device_to_device_memcpy_read_ce needs two GPUs",
-        )
+        assert plan.notes == ("these need two GPUs: device_to_device_memcpy_write_ce, device_to_device_memcpy_read_ce",)
 
 
 class TestWire:
@@ -261,11 +261,32 @@ class TestCases:
         assert {"device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce"} < set(names)
 
     def test_globs_select_in_the_registrys_order(self) -> None:
-        assert [case.name for case in select_cases(["*_read_ce", "host_*"])] == [
-            "host_numa_to_device_memcpy_ce",
-            "device_to_device_memcpy_read_ce",
+        assert [case.name for case in select_cases(["device_to_device_memcpy_read_ce", "host_numa_*_ce"])] == [
+            case.name
+            for case in CASES
+            if case.name == "device_to_device_memcpy_read_ce"
+            or (case.name.startswith("host_numa_") and case.name.endswith("_ce"))
         ]
-        assert select_cases([]) == CASES
+
+    def test_without_a_choice_it_is_the_standard_suite_and_globs_choose_from_all(self) -> None:
+        assert select_cases([]) == select_cases([], ["standard"])
+        assert len(select_cases([])) < len(select_cases(["*"])) == len(CASES)
+        assert select_cases([], ["full"]) == CASES
+
+    def test_a_glob_within_a_suite_chooses_from_it(self) -> None:
+        assert {case.family for case in select_cases(["*_ce"], ["p2p"])} == {"p2p"}
+        with pytest.raises(UsageError, match="fits no case; there are device_to_device_memcpy_write_ce, "):
+            select_cases(["host_*"], ["p2p"])
+
+    @pytest.mark.parametrize("name", SUITES)
+    def test_every_pattern_of_a_suite_fits_some_case(self, name: str) -> None:
+        for pattern in SUITES[name].cases:
+            assert fnmatch.filter([case.name for case in CASES], pattern), pattern
+        assert select_cases([], [name])
+
+    @pytest.mark.parametrize("name", ["standard", "full"])
+    def test_a_large_suite_has_every_family(self, name: str) -> None:
+        assert {case.family for case in select_cases([], [name])} == {case.family for case in CASES}
 
     def test_a_glob_that_fits_nothing_is_refused_with_the_names(self) -> None:
         with pytest.raises(UsageError, match=r"--case 'h2d' fits no case; there are host_numa_to_device_memcpy_ce, "):

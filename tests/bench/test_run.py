@@ -20,6 +20,7 @@ import pytest
 from egmctl.bench.registry import CASES
 from egmctl.gpu.program import KERNELS
 from egmctl.model.machine import Machine
+from tests.bench.four import OPTIONS
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.build import CUDA
 from tests.fake.calls import Call
@@ -30,7 +31,8 @@ pytest_plugins = ["tests.fake.plugin"]
 
 SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 MIB = 1 << 20
-SMALL = ("--size", "1M", "--samples", "2", "--copies", "2")
+FEW = ("--size", "1M", "--samples", "2", "--copies", "2")
+SMALL = (*FEW, *OPTIONS)
 TWO_GPUS = ("bench", "--numa", "1", "--gpus", "0-1", *SMALL)
 
 WORKER_CALLS = (
@@ -150,7 +152,9 @@ class TestOnAnEgmNode:
     @pytest.fixture
     def run(self, bench: Bench) -> Run:
         """Run it with a size that is no multiple of the granularity."""
-        return bench("bench", "--numa", "1", "--gpus", "0-3", "--size", "3000K", "--samples", "5", "--copies", "2")
+        return bench(
+            "bench", "--numa", "1", "--gpus", "0-3", "--size", "3000K", "--samples", "5", "--copies", "2", *OPTIONS
+        )
 
     def test_every_path_is_measured_and_verified(self, run: Run) -> None:
         assert run.code == 0
@@ -214,7 +218,7 @@ class TestOnAnEgmNode:
 
 
 def test_the_gpu_that_issues_a_copy_is_the_source_in_a_write_and_the_destination_in_a_read(bench: Bench) -> None:
-    run = bench(*TWO_GPUS, "--case", "device_to_device_*")
+    run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", "device_to_device_memcpy_*_ce")
     assert run.code == 0
     measurements = run.result["measurements"]
     issued = [
@@ -269,7 +273,7 @@ class TestWithoutNvrtc:
 
     def test_corruption_is_found_there_too(self, bench: Bench) -> None:
         # Filling is the first copy, four warm the path up, the seventh is the last of the first sample.
-        run = bench(*TWO_GPUS, "--case", "host_*", faults="cuMemcpyAsync@7=corrupt:4096", env={"EGMCTL_NO_NVRTC": "1"})
+        run = bench(*TWO_GPUS, faults="cuMemcpyAsync@7=corrupt:4096", env={"EGMCTL_NO_NVRTC": "1"})
         assert run.code == 1
         corrupt = run.result["measurements"][0]
         assert (corrupt["status"], corrupt["mismatch"]["words"]) == ("corrupt", 1)
@@ -395,6 +399,13 @@ class TestSelection:
             (["--case", "h2d"], "--case 'h2d' fits no case"),
             (["--json", "--csv"], "--json and --csv exclude each other"),
             (["--list", "--csv"], "--list is text"),
+            (["--dry-run", "--json"], "--dry-run is text"),
+            (["--quick", "--full"], "--suite, --quick and --full exclude each other"),
+            (["--suite", "fast"], "--suite 'fast': there are standard, quick, full, egm"),
+            (["--sweep", "copies"], "--sweep 'copies': the only thing to sweep is size"),
+            (["--sweep", "size", "--size", "1K"], "--size 1024: a sweep begins at 4096 bytes"),
+            (["--duration", "0"], "--duration 0: it must be above 0"),
+            (["--machine", "gh200"], "--machine is not this node"),
         ],
     )
     def test_what_makes_no_sense_is_one_sentence_and_exit_2(
@@ -409,11 +420,11 @@ class TestSelection:
 
     def test_the_list_measures_nothing(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         node = fake_node("gb200-nvl4")
-        ended = egmctl("bench", "--list", "--gpus", "0", env=node.environment())
+        ended = egmctl("bench", "--list", "--full", "--gpus", "0", env=node.environment())
         assert ended.code == 0
         assert [line.split()[0] for line in ended.out.splitlines() if "  [" in line] == [case.name for case in CASES]
-        assert "would run: 2 of 2 paths" in ended.out
-        assert "device_to_device_memcpy_write_ce needs two GPUs" in ended.out
+        assert "would run: 2 of 2" in ended.out
+        assert "would not run: it needs two GPUs" in ended.out
         assert not node.calls("cuDevicePrimaryCtxRetain")
 
     def test_a_node_without_gpus_exits_3_with_what_is_missing(self, egmctl: RunEgmctl, tmp_path: Path) -> None:

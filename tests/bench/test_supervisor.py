@@ -10,11 +10,11 @@ import pytest
 
 from egmctl.bench import supervisor
 from egmctl.bench.plan import Plan, make_plan
-from egmctl.bench.registry import CASES
-from egmctl.bench.supervisor import WORKER_LIMIT, supervise
+from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.measurement import RunReport, Settings, Status, Task
+from tests.bench.four import FOUR
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MACHINE = replay.load("dgx-h100")
@@ -28,17 +28,18 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Supervise:
     """Run the worker of these tests on a plan of eight tasks (for two GPUs), with a fault."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
-    def run(fault: str = "", timeout_s: float = 30, gpus: int = 2) -> RunReport:
+    def run(fault: str = "", timeout_s: float = 30, gpus: int = 2, duration_s: float | None = None) -> RunReport:
         monkeypatch.setenv("EGMCTL_TEST_FAULT", fault)
-        return supervise(plan(timeout_s, gpus), MACHINE, on_progress=lambda _done, _task: None, target=TARGET)
+        planned = plan(timeout_s, gpus, duration_s)
+        return supervise(planned, MACHINE, on_progress=lambda _done, _task: None, target=TARGET)
 
     return run
 
 
-def plan(timeout_s: float = 30, gpus: int = 2) -> Plan:
+def plan(timeout_s: float = 30, gpus: int = 2, duration_s: float | None = None) -> Plan:
     """Plan all cases for some GPUs and NUMA node 0: eight tasks for two."""
-    settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=timeout_s)
-    return make_plan(MACHINE, (MACHINE.gpus or ())[:gpus], [0], CASES, settings)
+    settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=timeout_s, duration_s=duration_s)
+    return make_plan(MACHINE, (MACHINE.gpus or ())[:gpus], [0], FOUR, settings)
 
 
 def statuses(report: RunReport) -> list[Status]:
@@ -143,13 +144,71 @@ def test_no_process_is_left_and_waived_tasks_start_none(monkeypatch: pytest.Monk
 def test_progress_names_the_task_under_way_and_counts_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("EGMCTL_TEST_FAULT", raising=False)
-    seen: list[tuple[int, str | None]] = []
+    seen: list[tuple[float, str | None]] = []
 
-    def on_progress(done: int, task: Task | None) -> None:
-        seen.append((done, task.flows[0].source.label if task else None))
+    def on_progress(part: float, task: Task | None) -> None:
+        seen.append((part, task.path if task else None))
 
     supervise(plan(gpus=1), MACHINE, on_progress=on_progress, target=TARGET)
-    assert seen == [(0, "NUMA0"), (1, None), (1, "GPU0"), (2, None)]
+    assert [path for _, path in seen] == ["NUMA0 -> GPU0", None, "GPU0 -> NUMA0", None]
+    assert seen[0][0] == pytest.approx(0)
+    assert 0 < seen[1][0] < 1
+    assert seen[3][0] == pytest.approx(1)
+
+
+class TestPairsAtOnce:
+    """Four GPUs: the pairs of a round of the tournament are measured at once, and one of them alone."""
+
+    def test_where_that_changes_nothing_the_result_stands_with_its_proof(self, run: Supervise) -> None:
+        report = run(gpus=4)
+        pairs = [m for m in report.measurements if m.case.startswith("device_to_device")]
+        assert {m.concurrent for m in pairs} == {2}
+        assert sum(m.alone is not None for m in pairs) == 2 * 6
+        assert {m.alone for m in pairs} == {None, 100.0}
+        assert not any("one at a time" in note for note in report.notes)
+
+    @pytest.mark.parametrize(("together", "stands"), [("99.1", True), ("98.9", False), ("101.5", False)])
+    def test_where_it_changes_more_than_a_percent_the_class_is_measured_one_pair_at_a_time(
+        self, run: Supervise, monkeypatch: pytest.MonkeyPatch, together: str, stands: bool
+    ) -> None:
+        monkeypatch.setenv("EGMCTL_TEST_TOGETHER", together)
+        report = run(gpus=4)
+        pairs = [m for m in report.measurements if m.case.startswith("device_to_device")]
+        assert {m.concurrent for m in pairs} == ({2} if stands else {1})
+        assert {m.bandwidth_gb_s and m.bandwidth_gb_s.median for m in pairs} == {float(together) if stands else 100.0}
+        said = [note for note in report.notes if "one at a time" in note]
+        assert len(said) == (0 if stands else 2)
+
+    def test_a_crash_costs_the_pairs_of_its_step(self, run: Supervise) -> None:
+        steps = [step.tasks for step in plan(gpus=4).steps if len(step.tasks) > 1]
+        report = run(f"{steps[0][1]}:crash", gpus=4)
+        crashed = [number for number, m in enumerate(report.measurements) if m.status is Status.CRASHED]
+        assert crashed == [steps[0][1]]
+        assert report.measurements[steps[0][0]].status is Status.OK
+
+    def test_a_crash_in_the_proof_costs_no_result_but_is_told(self, run: Supervise) -> None:
+        (proof,) = next(step.tasks for step in plan(gpus=4).steps if step.proof)
+        report = run(f"{proof}p:crash", gpus=4)
+        assert set(statuses(report)) == {Status.OK}
+        assert len(report.problems) == 1
+        assert report.exit_code is ExitCode.CRASHED
+
+
+def test_unstable_samples_are_taken_again_three_times(run: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EGMCTL_TEST_UNSTABLE", "1")
+    report = run(gpus=1)
+    assert [m.attempts for m in report.measurements] == [ATTEMPTS, ATTEMPTS]
+    assert set(statuses(report)) == {Status.UNSTABLE}
+
+
+def test_a_soak_goes_round_until_its_time_is_up_and_keeps_the_worst(run: Supervise) -> None:
+    report = run(gpus=1, duration_s=1.5)
+    assert report.wall_s >= 1.5
+    for measurement in report.measurements:
+        assert measurement.attempts > 1
+        assert len(measurement.samples) == measurement.attempts
+        assert measurement.slowest_at_s is not None
+        assert measurement.slowest_at_s <= report.wall_s
 
 
 def test_the_worker_has_the_environment_that_the_gate_needs(monkeypatch: pytest.MonkeyPatch) -> None:

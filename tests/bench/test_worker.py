@@ -9,12 +9,12 @@ import pytest
 from egmctl.bench import worker
 from egmctl.bench.evidence import Witness
 from egmctl.bench.plan import make_plan
-from egmctl.bench.registry import CASES
 from egmctl.bench.worker import EXPIRED_LIMIT, measure
 from egmctl.facts import replay
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gating, Timing
 from egmctl.model.measurement import Measurement, Settings, Status, Verification
+from tests.bench.four import FOUR
 
 MACHINE = replay.load("dgx-h100")
 SETTINGS = Settings(size_bytes=1 << 30, copies=1, samples=3, timeout_s=60)
@@ -50,7 +50,7 @@ class StubRig:
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Measure one path with given timings."""
     monkeypatch.setattr(worker, "poison", lambda *_arguments: None)
-    plan = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], CASES, SETTINGS)
+    plan = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], FOUR, SETTINGS)
 
     def run(*timings: Timing) -> Measurement:
         left = list(timings)

@@ -14,7 +14,7 @@ from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
 from egmctl.bench.statistics import summarize
 from egmctl.launch import Channel, breadcrumb
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Status, finish
+from egmctl.model.measurement import Sample, Status, finish
 
 
 def run(parent: Channel, _arguments: dict[str, Any]) -> None:
@@ -37,10 +37,12 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
             _misbehave(fault, "cuStreamSynchronize")
             broken = fault == "break"
             # The process that measured is in the reason, so that tests see where a new one took over.
+            status = Status.UNSTABLE if os.environ.get("EGMCTL_TEST_UNSTABLE") else Status.OK
             measurement = finish(
                 ordered.task,
-                Status.FAILED if broken else Status.OK,
+                Status.FAILED if broken else status,
                 reason=f"pid {os.getpid()}",
+                samples=(Sample(bandwidth_gb_s=value, elapsed_ms=1, wall_ms=1),),
                 bandwidth_gb_s=summarize([value]),
                 concurrent=len(step.tasks),
             )

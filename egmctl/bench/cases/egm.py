@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from egmctl.bench.case import Case, End
-from egmctl.model.measurement import Engine, MemoryKind, Pattern
+from dataclasses import replace
+
+from egmctl.bench.cases.host import at_once, copies, one_sided
+from egmctl.model.measurement import Engine, MemoryKind
+
+_VMM = ("host_numa", MemoryKind.HOST_NUMA, "HOST_NUMA memory (cuMemCreate)", "egm")
+_POOL = ("host_numa_pool", MemoryKind.HOST_NUMA_POOL, "HOST_NUMA memory from a pool (cuMemPoolCreate)", "egm")
+
+_COPIES = copies(*_VMM)
 
 CASES = (
-    Case(
-        name="host_numa_to_device_memcpy_ce",
-        family="egm",
-        source=MemoryKind.HOST_NUMA,
-        destination=MemoryKind.DEVICE,
-        engine=Engine.COPY_ENGINE,
-        pattern=Pattern.PAIR,
-        initiator=End.DESTINATION,
-        description="HOST_NUMA memory to device memory by the GPU's copy engine, each GPU with each NUMA node",
+    *_COPIES,
+    # One stream is said not to fill NVLink-C2C.
+    *(
+        replace(case, name=f"{case.name}_4_streams", streams=4, description=f"{case.description}, 4 streams")
+        for case in _COPIES
+        if case.engine is Engine.COPY_ENGINE
     ),
-    Case(
-        name="device_to_host_numa_memcpy_ce",
-        family="egm",
-        source=MemoryKind.DEVICE,
-        destination=MemoryKind.HOST_NUMA,
-        engine=Engine.COPY_ENGINE,
-        pattern=Pattern.PAIR,
-        initiator=End.SOURCE,
-        description="device memory to HOST_NUMA memory by the GPU's copy engine, each GPU with each NUMA node",
-    ),
+    *at_once(*_VMM),
+    *one_sided(*_VMM),
+    *copies(*_POOL),
 )

@@ -1,29 +1,92 @@
-"""Device memory of one GPU to device memory of another, every ordered pair."""
+"""Device memory of one GPU to device memory of another, and within one."""
 
 from __future__ import annotations
 
 from egmctl.bench.case import Case, End
 from egmctl.model.measurement import Engine, MemoryKind, Pattern
 
-CASES = (
-    Case(
-        name="device_to_device_memcpy_write_ce",
+_CE, _SM = "by the copy engine", "by a kernel"
+_ENGINES = ((Engine.COPY_ENGINE, "ce", _CE), (Engine.SM_COPY, "sm", _SM))
+_WAYS = (("write", End.SOURCE, "of the source (push)"), ("read", End.DESTINATION, "of the destination (pull)"))
+
+
+def _case(
+    name: str,
+    pattern: Pattern,
+    description: str,
+    *,
+    engine: Engine = Engine.COPY_ENGINE,
+    initiator: End = End.SOURCE,
+    source: MemoryKind = MemoryKind.DEVICE,
+    destination: MemoryKind = MemoryKind.DEVICE,
+) -> Case:
+    return Case(
+        name=name,
         family="p2p",
-        source=MemoryKind.DEVICE,
-        destination=MemoryKind.DEVICE,
-        engine=Engine.COPY_ENGINE,
-        pattern=Pattern.PAIR,
-        initiator=End.SOURCE,
-        description="device memory to a peer's by the source's copy engine (push), every ordered pair",
-    ),
-    Case(
-        name="device_to_device_memcpy_read_ce",
-        family="p2p",
-        source=MemoryKind.DEVICE,
-        destination=MemoryKind.DEVICE,
-        engine=Engine.COPY_ENGINE,
-        pattern=Pattern.PAIR,
+        source=source,
+        destination=destination,
+        engine=engine,
+        pattern=pattern,
+        initiator=initiator,
+        description=description,
+    )
+
+
+_PAIRS = tuple(
+    _case(
+        f"device_to_device_memcpy_{way}_{suffix}",
+        Pattern.PAIR,
+        f"device memory to a peer's {how} {whose}, every ordered pair",
+        engine=engine,
+        initiator=end,
+    )
+    for engine, suffix, how in _ENGINES
+    for way, end, whose in _WAYS
+)
+_BOTH = tuple(
+    _case(
+        f"device_to_device_bidirectional_memcpy_{way}_{suffix}",
+        Pattern.BOTH_DIRECTIONS,
+        f"device memory to a peer's and back at the same time, each {how} {whose}: each direction and the sum",
+        engine=engine,
+        initiator=end,
+    )
+    for engine, suffix, how in _ENGINES
+    for way, end, whose in _WAYS
+)
+_ONE_SIDED = (
+    _case(
+        "device_to_device_read_sm",
+        Pattern.PAIR,
+        "a peer's device memory, only read by a kernel, every ordered pair",
+        engine=Engine.SM_READ,
         initiator=End.DESTINATION,
-        description="device memory to a peer's by the destination's copy engine (pull), every ordered pair",
+        destination=MemoryKind.REGISTERS,
+    ),
+    _case(
+        "device_to_device_write_sm",
+        Pattern.PAIR,
+        "a peer's device memory, only written by a kernel, every ordered pair",
+        engine=Engine.SM_WRITE,
+        source=MemoryKind.REGISTERS,
     ),
 )
+_AT_ONCE = tuple(
+    _case(name, pattern, f"{description} {how}", engine=engine, initiator=end)
+    for engine, suffix, how in _ENGINES
+    for name, pattern, end, description in (
+        (f"ring_write_{suffix}", Pattern.RING, End.SOURCE, "each GPU to the next, all at the same time,"),
+        (f"one_to_all_write_{suffix}", Pattern.ONE_TO_ALL, End.SOURCE, "one GPU to each other one, pushed"),
+        (f"one_to_all_read_{suffix}", Pattern.ONE_TO_ALL, End.DESTINATION, "one GPU to each other one, pulled"),
+        (f"all_to_one_write_{suffix}", Pattern.ALL_TO_ONE, End.SOURCE, "each other GPU to one, pushed"),
+        (f"all_to_one_read_{suffix}", Pattern.ALL_TO_ONE, End.DESTINATION, "each other GPU to one, pulled"),
+        (f"bisect_write_{suffix}", Pattern.BISECT, End.SOURCE, "each GPU to the one half of the GPUs further on,"),
+        (f"all_pairs_write_{suffix}", Pattern.ALL_PAIRS, End.SOURCE, "each GPU to each other one, all at once,"),
+    )
+)
+_LOCAL = (
+    _case("device_local_copy", Pattern.LOCAL, f"device memory to the same GPU's {_CE}: the diagonal"),
+    _case("device_local_copy_sm", Pattern.LOCAL, f"device memory to the same GPU's {_SM}", engine=Engine.SM_COPY),
+)
+
+CASES = (*_PAIRS, *_BOTH, *_LOCAL, *_ONE_SIDED, *_AT_ONCE)

@@ -1,0 +1,138 @@
+"""Host memory of every kind but EGM's own, by the same paths: one table sets them beside EGM."""
+
+from __future__ import annotations
+
+from egmctl.bench.case import Case, End
+from egmctl.model.measurement import Engine, MemoryKind, Pattern
+
+_ENGINES = ((Engine.COPY_ENGINE, "ce", "by the GPU's copy engine"), (Engine.SM_COPY, "sm", "by a kernel on the GPU"))
+
+
+def copies(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
+    """Return the cases that copy between one kind of host memory and device memory, each GPU with each NUMA node.
+
+    Parameters
+    ----------
+    word
+        For the names.
+    what
+        The memory in words.
+    """
+    return tuple(
+        case
+        for engine, suffix, how in _ENGINES
+        for case in (
+            Case(
+                name=f"{word}_to_device_memcpy_{suffix}",
+                family=family,
+                source=memory,
+                destination=MemoryKind.DEVICE,
+                engine=engine,
+                pattern=Pattern.PAIR,
+                initiator=End.DESTINATION,
+                description=f"{what} to device memory {how}, each GPU with each NUMA node",
+            ),
+            Case(
+                name=f"device_to_{word}_memcpy_{suffix}",
+                family=family,
+                source=MemoryKind.DEVICE,
+                destination=memory,
+                engine=engine,
+                pattern=Pattern.PAIR,
+                initiator=End.SOURCE,
+                description=f"device memory to {what} {how}, each GPU with each NUMA node",
+            ),
+        )
+    )
+
+
+def at_once(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
+    """Return the cases that copy both ways at once, and with all GPUs at once; parameters as for :func:`copies`."""
+    return tuple(
+        case
+        for engine, suffix, how in _ENGINES
+        for case in (
+            Case(
+                name=f"{word}_to_device_bidirectional_memcpy_{suffix}",
+                family=family,
+                source=memory,
+                destination=MemoryKind.DEVICE,
+                engine=engine,
+                pattern=Pattern.BOTH_DIRECTIONS,
+                initiator=End.DESTINATION,
+                description=f"{what} to device memory and back at the same time {how}: each direction and the sum",
+            ),
+            Case(
+                name=f"{word}_to_all_memcpy_{suffix}",
+                family=family,
+                source=memory,
+                destination=MemoryKind.DEVICE,
+                engine=engine,
+                pattern=Pattern.ONE_NODE,
+                initiator=End.DESTINATION,
+                description=f"{what} of one NUMA node to all GPUs at the same time {how}: each and the sum",
+            ),
+            Case(
+                name=f"all_to_{word}_memcpy_{suffix}",
+                family=family,
+                source=MemoryKind.DEVICE,
+                destination=memory,
+                engine=engine,
+                pattern=Pattern.ONE_NODE,
+                initiator=End.SOURCE,
+                description=f"all GPUs to {what} of one NUMA node at the same time {how}: each and the sum",
+            ),
+        )
+    )
+
+
+def one_sided(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
+    """Return the cases that only read or only write; parameters as for :func:`copies`."""
+    reading = (
+        (Engine.SM_READ, f"{word}_read_sm", "a kernel on the GPU"),
+        (Engine.CPU, f"{word}_read_cpu", "CPU threads"),
+    )
+    writing = (
+        (Engine.SM_WRITE, f"{word}_write_sm", "a kernel on the GPU"),
+        (Engine.CPU, f"{word}_write_cpu", "CPU threads"),
+    )
+    bound = " of each NUMA node: a lower bound of what they can do"
+    return (
+        *(
+            Case(
+                name=name,
+                family=family,
+                source=memory,
+                destination=MemoryKind.REGISTERS,
+                engine=engine,
+                pattern=Pattern.PAIR,
+                initiator=End.DESTINATION,
+                description=f"{what}, read by {who}" + bound * (engine is Engine.CPU),
+            )
+            for engine, name, who in reading
+        ),
+        *(
+            Case(
+                name=name,
+                family=family,
+                source=MemoryKind.REGISTERS,
+                destination=memory,
+                engine=engine,
+                pattern=Pattern.PAIR,
+                initiator=End.SOURCE,
+                description=f"{what}, written by {who}" + bound * (engine is Engine.CPU),
+            )
+            for engine, name, who in writing
+        ),
+    )
+
+
+_PINNED = ("host", MemoryKind.PINNED, "pinned memory (cuMemHostAlloc)", "host")
+
+CASES = (
+    *copies(*_PINNED),
+    *at_once(*_PINNED),
+    *one_sided(*_PINNED),
+    *copies("registered", MemoryKind.REGISTERED, "registered memory (cuMemHostRegister)", "host"),
+    *copies("system", MemoryKind.SYSTEM, "plain memory (malloc)", "host"),
+)

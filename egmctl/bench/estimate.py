@@ -1,0 +1,62 @@
+"""How long a plan will take and how many bytes it moves: for ``--dry-run`` and for the time left. Pure.
+
+Nothing is judged by it: the rates are the nominal ones of the wires, and the costs were seen on HGX H200.
+"""
+
+from __future__ import annotations
+
+from egmctl.bench.buffers import buffers_of
+from egmctl.bench.flows import HOST_MEMORY
+from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.schedule import Step
+from egmctl.model.measurement import Pattern, Quantity
+from egmctl.units import GB, GIB
+
+START_S = 3.0
+"""Until the first step: the facts, and CUDA on all GPUs."""
+
+_ALLOCATE_S_PER_GIB = 0.5
+"""Of host memory, with its first touch."""
+_WARM_UP_COPIES = 4
+_LOAD_S = 1.2e-6
+"""One load of a pointer chase over NVLink or PCIe."""
+_STEP_S = 0.02
+"""Of every step, whatever it measures."""
+_CHECK_GB_S = 1500.0
+"""Overwriting and comparing device memory on its own GPU; of host memory it is the wire's rate."""
+
+
+def plan_seconds(plan: Plan) -> float:
+    """Return about how many seconds a run takes."""
+    return plan.settings.duration_s or START_S + sum(step_seconds(plan, step) for step in plan.steps)
+
+
+def plan_bytes(plan: Plan) -> int:
+    """Return how many bytes a run moves in its samples."""
+    return sum(
+        task.copies * task.size_bytes * len(task.flows) * (1 if step.proof else plan.settings.samples)
+        for step in plan.steps
+        for task in (plan.tasks[number].task for number in step.tasks)
+        if task.quantity is Quantity.BANDWIDTH
+    )
+
+
+def step_seconds(plan: Plan, step: Step) -> float:
+    """Return about how many seconds a step takes."""
+    tasks = [plan.tasks[number] for number in step.tasks]
+    samples = 1 if step.proof else plan.settings.samples
+    host_bytes = sum(
+        buffer.size_bytes for buffer in buffers_of([p.task for p in tasks]) if buffer.end.memory in HOST_MEMORY
+    )
+    return _STEP_S + max(_task_seconds(task, samples) for task in tasks) + _ALLOCATE_S_PER_GIB * host_bytes / GIB
+
+
+def _task_seconds(planned: PlannedTask, samples: int) -> float:
+    task = planned.task
+    if task.chase is not None:
+        return samples * task.chase.loads * _LOAD_S
+    flows = len(task.flows) if task.pattern in (Pattern.ONE_NODE, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE) else 1
+    copy_s = flows * task.size_bytes / (planned.rate_gb_s * GB)
+    on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
+    check_s = 2 * (copy_s if on_host else len(task.flows) * task.size_bytes / (_CHECK_GB_S * GB))
+    return samples * (task.copies * copy_s + check_s) + _WARM_UP_COPIES * copy_s

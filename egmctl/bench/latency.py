@@ -1,0 +1,334 @@
+"""How a latency is measured: walks along chains of lines, and flags that go to and fro (``docs/measurement.md``).
+
+The tasks of a step are measured at the same time: what each of them does is queued on its own GPU before any is waited
+for.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+
+from egmctl.bench.buffers import Buffer, FlowBuffers, assign
+from egmctl.bench.rig import Rig
+from egmctl.bench.statistics import is_unstable, summarize
+from egmctl.errors import DriverCallError
+from egmctl.gpu.chase import Chain, Reader, Walk, clear_flag
+from egmctl.gpu.program import Kernels
+from egmctl.gpu.timing import Stream
+from egmctl.model.measurement import (
+    Chase,
+    ChaseOrder,
+    Engine,
+    Flow,
+    Measurement,
+    Pattern,
+    Sample,
+    Settings,
+    Status,
+    Task,
+    Verification,
+    finish,
+)
+
+WARM_UP_LOADS = 2000
+"""Untimed loads before those of each sample. On H200 the first thousand loads over an idle NVLink took three times as
+long as all later ones."""
+
+WARM_UP_LAPS = 200
+"""Untimed round trips of each ping-pong: the side that serves begins a little before the other."""
+
+NVBANDWIDTH_LOADS = 1_000_000
+"""What nvbandwidth does in one measurement, an equal part on each multiprocessor."""
+
+Failure = Callable[[Task, DriverCallError], Measurement]
+"""Makes the outcome of a task whose driver call failed."""
+
+
+def measure(rig: Rig, tasks: Sequence[Task], settings: Settings, failure: Failure) -> list[Measurement]:
+    """Measure the latencies of a step, all at the same time."""
+    if rig.kernels is None:
+        return [_without_kernels(rig, task, failure) for task in tasks]
+    outcomes: list[Measurement] = []
+    try:
+        with ExitStack() as undo:
+            outcomes = _measure(rig, rig.kernels, tasks, settings, failure, undo)
+    except DriverCallError as error:
+        # Giving memory back failed. What was measured stands no more; what had failed before says more than this.
+        outcomes = [found if found.status is Status.FAILED else failure(found, error) for found in outcomes] or [
+            failure(task, error) for task in tasks
+        ]
+    return outcomes
+
+
+def _without_kernels(rig: Rig, task: Task, failure: Failure) -> Measurement:
+    try:
+        rig.stream(task.flows[0].initiator or "")
+    except DriverCallError as error:
+        return failure(task, error)
+    return finish(task, Status.WAIVED, reason=f"a latency can only be measured with kernels; {rig.note}")
+
+
+def _measure(
+    rig: Rig,
+    kernels: dict[str, Kernels],
+    tasks: Sequence[Task],
+    settings: Settings,
+    failure: Failure,
+    undo: ExitStack,
+) -> list[Measurement]:
+    outcomes: list[Measurement | None] = []
+    ready: list[Probe] = []
+    for task, buffers in zip(tasks, assign(tasks), strict=True):
+        probe = _probe(task)(rig, kernels, task, undo)
+        try:
+            probe.prepare(buffers)
+        except DriverCallError as error:
+            outcomes.append(failure(task, error))
+        else:
+            outcomes.append(None)
+            ready.append(probe)
+    try:
+        for _ in range(settings.samples):
+            _sample(ready)
+    except DriverCallError as error:
+        return [outcome or failure(task, error) for task, outcome in zip(tasks, outcomes, strict=True)]
+    concluded = (probe.conclude() for probe in ready)
+    return [outcome or next(concluded) for outcome in outcomes]
+
+
+def _sample(probes: Sequence[Probe]) -> None:
+    started = time.perf_counter()
+    for probe in probes:
+        probe.start()
+    for probe in probes:
+        probe.end(started)
+
+
+class Probe(ABC):
+    """One task under way."""
+
+    verification: Verification | None = Verification.WALK_EVERY_SAMPLE
+
+    def __init__(self, rig: Rig, kernels: dict[str, Kernels], task: Task, undo: ExitStack) -> None:
+        self.task = task
+        self._rig = rig
+        self._kernels = kernels
+        self._undo = undo
+        self._samples: list[Sample] = []
+        self._seeds: list[int] = []
+        self._expired = 0
+        self._beside = 0
+        self._astray: str | None = None
+
+    @abstractmethod
+    def prepare(self, buffers: Sequence[FlowBuffers]) -> None:
+        """Get the memory that the task works on."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Queue what makes one sample."""
+
+    @abstractmethod
+    def end(self, started: float) -> None:
+        """Wait for it and keep it; ``started`` is when it was queued by :func:`time.perf_counter`."""
+
+    def conclude(self) -> Measurement:
+        """Return the outcome."""
+        if not self._samples:
+            return finish(self.task, Status.FAILED, reason="one side waited in vain for the other in every sample")
+        latency = summarize([sample.latency_ns or 0 for sample in self._samples])
+        loads = [sample.bandwidth_gb_s for sample in self._samples if sample.bandwidth_gb_s is not None]
+        status, reason = Status.OK, None
+        if self._astray is not None:
+            status, reason = Status.CORRUPT, self._astray
+        elif is_unstable(latency):
+            status, reason = Status.UNSTABLE, f"the samples vary by {100 * (latency.cv or 0):.1f} % (CV)"
+        elif self._expired:
+            reason = f"{self._expired} samples were thrown away: one side had waited in vain for the other"
+        elif self._beside:
+            reason = f"{self._beside} warps of the load ran on the multiprocessor of the chase"
+        return finish(
+            self.task,
+            status,
+            reason=reason,
+            samples=tuple(self._samples),
+            latency_ns=latency,
+            bandwidth_gb_s=summarize(loads) if loads else None,
+            verification=self.verification,
+            seeds=tuple(self._seeds),
+        )
+
+    @property
+    def _chase(self) -> Chase:
+        if self.task.chase is None:
+            raise ValueError(f"{self.task.case} does not say how a latency is measured")
+        return self.task.chase
+
+    def _stream(self, flow: Flow) -> Stream:
+        return self._rig.stream(flow.initiator or "")
+
+    def _reader(self, flow: Flow) -> Reader:
+        stream = self._stream(flow)
+        for end in (flow.source, flow.destination):
+            self._rig.connect(stream.context.bus_id, end.bus_id)
+        return self._undo.enter_context(closing(Reader(stream, self._kernels[stream.context.bus_id])))
+
+    def _chain(self, flow: Flow, buffer: Buffer | None, seed: int) -> Chain:
+        """Write a chain into a buffer, by the GPU that owns it or, in host memory, the one that reads it."""
+        memory = self._rig.destination(_there(buffer))
+        chain = Chain(memory.address, self.task.size_bytes, self._chase.stride_bytes, seed)
+        stream = self._rig.stream(flow.source.bus_id or flow.initiator or "")
+        chain.make(stream, self._kernels[stream.context.bus_id])
+        self._seeds.append(seed)
+        return chain
+
+    def _keep(self, walk: Walk, elapsed_ms: float, latency_ns: float, started: float) -> None:
+        if walk.wrong_offset is not None and self._astray is None:
+            where = f"at offset {walk.wrong_offset}, where its chain does not lead"
+            self._astray = f"sample {len(self._samples)}: the walk ended {where}"
+        self._samples.append(
+            Sample(
+                bandwidth_gb_s=walk.load_gb_s if self.task.pattern is Pattern.LOADED else None,
+                latency_ns=latency_ns,
+                elapsed_ms=elapsed_ms,
+                wall_ms=_since(started),
+            )
+        )
+
+
+class _Chase(Probe):
+    """One thread follows a chain of random lines, from sample to sample further along it."""
+
+    def prepare(self, buffers: Sequence[FlowBuffers]) -> None:
+        flow = self.task.flows[0]
+        self.reader = self._reader(flow)
+        self.chain = self._chain(flow, buffers[0].source, self._rig.new_seed())
+        self.warm = WARM_UP_LOADS + (self.chain.lines if self._chase.warm else 0)
+
+    def start(self) -> None:
+        self.reader.start_walk(self.chain, self._chase.loads, warm=self.warm)
+        self.warm = WARM_UP_LOADS
+
+    def end(self, started: float) -> None:
+        walk = self.reader.end_walk()
+        self._keep(walk, walk.elapsed_ns / 1e6, walk.latency_ns, started)
+
+
+class _Nvbandwidth(_Chase):
+    """nvbandwidth's definition: one multiprocessor after the other walks from the start of a sequential chain.
+
+    Each sample has so many launches that all their loads are at least those asked for, on multiprocessors that lie
+    evenly apart. Events before the first and after the last give the time, which so holds the launches too.
+    """
+
+    def prepare(self, buffers: Sequence[FlowBuffers]) -> None:
+        flow = self.task.flows[0]
+        self.reader = self._reader(flow)
+        self.chain = self._chain(flow, buffers[0].source, seed=0)
+        self.blocks = self.reader.stream.context.multiprocessors
+        self.loads = NVBANDWIDTH_LOADS // self.blocks
+        self.launches = -(-self._chase.loads // self.loads)
+        self.reader.start_walk(self.chain, 1, warm=self.chain.lines)
+        self.reader.end_walk()
+
+    def start(self) -> None:
+        stream = self.reader.stream
+        stream.context.make_current()
+        stream.start()
+        for number in range(self.launches):
+            self.chain.rewind()
+            block = number * self.blocks // self.launches
+            self.reader.start_walk(self.chain, self.loads, warm=0, block=block, blocks=self.blocks)
+        stream.end()
+
+    def end(self, started: float) -> None:
+        walk = self.reader.end_walk()
+        elapsed_ms = self.reader.stream.elapsed_ms()
+        self._keep(walk, elapsed_ms, elapsed_ms * 1e6 / (self.launches * self.loads), started)
+
+
+class _Loaded(_Chase):
+    """As the chase, while other blocks of the same launch read a second buffer at the same end."""
+
+    def prepare(self, buffers: Sequence[FlowBuffers]) -> None:
+        super().prepare(buffers)
+        self.data = self._rig.destination(_there(buffers[1].source))
+        self.load_blocks = min(self._chase.load_blocks, self.reader.stream.context.multiprocessors - 1)
+
+    def start(self) -> None:
+        self.reader.start_loaded_walk(
+            self.chain,
+            self._chase.loads,
+            warm=self.warm,
+            data=self.data.address,
+            data_bytes=self.data.size_bytes,
+            load_blocks=self.load_blocks,
+        )
+
+    def end(self, started: float) -> None:
+        walk = self.reader.end_loaded_walk()
+        if walk.expired:
+            self._expired += 1
+        else:
+            self._beside = max(self._beside, walk.load_beside)
+            self._keep(walk, walk.elapsed_ns / 1e6, walk.latency_ns, started)
+
+
+class _PingPong(Probe):
+    """One thread on each of two GPUs; each flow goes to the flag that the other one polls."""
+
+    verification = None
+
+    def prepare(self, buffers: Sequence[FlowBuffers]) -> None:
+        self.readers = [self._reader(flow) for flow in self.task.flows]
+        self.flags = [self._rig.destination(_there(buffer.destination)) for buffer in buffers]
+        self.laps = WARM_UP_LAPS + self._chase.loads
+
+    def start(self) -> None:
+        serving, answering = self.readers
+        for reader, flag in zip((answering, serving), self.flags, strict=True):
+            clear_flag(reader.stream, flag.address)
+        there, here = (flag.address for flag in self.flags)
+        answering.start_laps(there, here, self.laps, serves=False)
+        serving.start_laps(here, there, self.laps, serves=True)
+
+    def end(self, started: float) -> None:
+        serving, answering = self.readers
+        laps = serving.end_laps(self.laps)
+        answering.stream.synchronize()
+        if laps.expired:
+            self._expired += 1
+            return
+        timed = laps.laps_ns[WARM_UP_LAPS:]
+        self._samples.append(
+            Sample(
+                latency_ns=statistics.fmean(timed),
+                p50_ns=statistics.median(timed),
+                p99_ns=statistics.quantiles(timed, n=100)[98],
+                elapsed_ms=sum(timed) / 1e6,
+                wall_ms=_since(started),
+            )
+        )
+
+
+def _probe(task: Task) -> type[Probe]:
+    if task.engine is Engine.PING_PONG:
+        return _PingPong
+    if task.pattern is Pattern.LOADED:
+        return _Loaded
+    sequential = task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL
+    return _Nvbandwidth if sequential else _Chase
+
+
+def _there(buffer: Buffer | None) -> Buffer:
+    if buffer is None:
+        raise ValueError("a latency needs memory to read")
+    return buffer
+
+
+def _since(started: float) -> float:
+    return (time.perf_counter() - started) * 1e3

@@ -1,0 +1,151 @@
+"""Sets of cases that have a name, and what a run measures when nothing is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from egmctl.bench.case import Case
+from egmctl.bench.registry import CASES
+from egmctl.errors import UsageError
+from egmctl.units import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A set of cases."""
+
+    description: str
+    """One line for ``--list``."""
+    cases: tuple[str, ...] = ()
+    """Shell patterns of names."""
+    family: str | None = None
+    """All of one family, in place of names."""
+    samples: int = 5
+
+    def has(self, case: Case) -> bool:
+        """Say whether a case belongs to it."""
+        return case.family == self.family or any(fnmatchcase(case.name, pattern) for pattern in self.cases)
+
+
+SUITES: Mapping[str, Suite] = {
+    "standard": Suite(
+        "every family, what 'egmctl bench' measures by itself",
+        (
+            "host_numa_to_device_memcpy_??",
+            "device_to_host_numa_memcpy_??",
+            "host_numa_to_device_memcpy_ce_4_streams",
+            "device_to_host_numa_memcpy_ce_4_streams",
+            "host_numa_to_device_bidirectional_memcpy_ce",
+            "host_numa_to_all_memcpy_ce",
+            "all_to_host_numa_memcpy_ce",
+            "host_numa_read_*",
+            "host_numa_write_*",
+            "host_numa_pool_to_device_memcpy_ce",
+            "device_to_host_numa_pool_memcpy_ce",
+            "host_to_device_memcpy_??",
+            "device_to_host_memcpy_??",
+            "host_read_cpu",
+            "host_write_cpu",
+            "registered_to_device_memcpy_ce",
+            "device_to_registered_memcpy_ce",
+            "system_to_device_memcpy_??",
+            "device_to_system_memcpy_??",
+            "device_to_device_*_??",
+            "device_local_copy",
+            "ring_write_??",
+            "bisect_write_ce",
+            "one_to_all_write_ce",
+            "all_to_one_write_ce",
+            "all_pairs_write_ce",
+            "*latency*",
+        ),
+    ),
+    "quick": Suite(
+        "one look at every wire",
+        (
+            "host_numa_to_device_memcpy_ce",
+            "device_to_host_numa_memcpy_ce",
+            "host_to_device_memcpy_ce",
+            "device_to_host_memcpy_ce",
+            "device_to_device_memcpy_write_ce",
+            "device_to_device_memcpy_read_ce",
+            "device_to_device_memcpy_write_sm",
+            "device_to_device_bidirectional_memcpy_write_ce",
+            "device_local_copy",
+            "device_to_device_latency_sm",
+        ),
+        samples=3,
+    ),
+    "full": Suite("every case there is", ("*",)),
+    "egm": Suite("memory of host NUMA nodes: EGM where the platform has it", family="egm"),
+    "host": Suite("pinned, registered and system memory", family="host"),
+    "p2p": Suite("between GPUs and within one", family="p2p"),
+    "latency": Suite("latencies", family="latency"),
+    "matrices": Suite(
+        "the seven GPU matrices of nvbandwidth",
+        (
+            "device_to_device_memcpy_write_ce",
+            "device_to_device_memcpy_read_ce",
+            "device_to_device_memcpy_write_sm",
+            "device_to_device_memcpy_read_sm",
+            "device_to_device_bidirectional_memcpy_write_ce",
+            "device_to_device_bidirectional_memcpy_write_sm",
+            "device_to_device_latency_sm",
+        ),
+        samples=3,
+    ),
+    "sweep": Suite(
+        "what '--sweep size' measures by itself",
+        (
+            "host_numa_to_device_memcpy_??",
+            "device_to_host_numa_memcpy_??",
+            "device_to_device_memcpy_write_??",
+        ),
+        samples=3,
+    ),
+}
+"""In the order in which they are shown."""
+
+STANDARD = "standard"
+
+
+def select_suites(text: str) -> tuple[str, ...]:
+    """Return the suites that a comma-separated list names.
+
+    Raises
+    ------
+    UsageError
+        For a name that is none.
+    """
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in SUITES:
+            raise UsageError(f"--suite {printable(name)!r}: there are {', '.join(SUITES)}")
+    return names
+
+
+def select_cases(patterns: Sequence[str], suites: Sequence[str] = ()) -> tuple[Case, ...]:
+    """Return cases in the registry's order: those of suites, and of them those that fit one of the shell patterns.
+
+    Parameters
+    ----------
+    patterns
+        None: all.
+    suites
+        Names; none: all cases where there are patterns, the standard suite where there are none either.
+
+    Raises
+    ------
+    UsageError
+        For a pattern that fits none of the cases.
+    """
+    chosen = [SUITES[name] for name in suites or ("full" if patterns else STANDARD,)]
+    cases = tuple(case for case in CASES if any(suite.has(case) for suite in chosen))
+    for pattern in patterns:
+        if not any(fnmatchcase(case.name, pattern) for case in cases):
+            raise UsageError(
+                f"--case {printable(pattern)!r} fits no case; there are {', '.join(case.name for case in cases)}"
+            )
+    return tuple(case for case in cases if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns))

@@ -1,0 +1,56 @@
+"""The sizes of ``--sweep size``: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from egmctl.bench.case import Case
+from egmctl.bench.plan import check_memory, make_plan
+from egmctl.errors import UsageError
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.measurement import Settings
+from egmctl.units import GIB, KIB, MIB
+
+FIRST_BYTES = 4 * KIB
+LAST_BYTES = 8 * GIB
+"""Where nobody says otherwise: host memory takes half a second a GiB to come by."""
+
+
+def sweep_sizes(top_bytes: int) -> tuple[int, ...]:
+    """Return sizes from :data:`FIRST_BYTES` in steps of 4, and the top itself.
+
+    Raises
+    ------
+    UsageError
+        If the top is below the first.
+    """
+    if top_bytes < FIRST_BYTES:
+        raise UsageError(f"--size {top_bytes}: a sweep begins at {FIRST_BYTES} bytes")
+    sizes = []
+    size = FIRST_BYTES
+    while size < top_bytes:
+        sizes.append(size)
+        size *= 4
+    return (*sizes, top_bytes)
+
+
+def top_that_fits(
+    machine: Machine, gpus: Sequence[Gpu], numa_nodes: Sequence[int], cases: Sequence[Case], settings: Settings
+) -> int:
+    """Return the largest power of two, at most :data:`LAST_BYTES`, whose buffers fit (parameters: see ``make_plan``).
+
+    Raises
+    ------
+    UsageError
+        If not even one MiB does.
+    """
+    top = LAST_BYTES
+    while True:
+        try:
+            check_memory(make_plan(machine, gpus, numa_nodes, cases, settings, (top,)), machine)
+        except UsageError:
+            if top <= MIB:
+                raise
+            top //= 2
+        else:
+            return top

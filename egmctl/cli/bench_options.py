@@ -1,0 +1,58 @@
+"""The options of ``egmctl bench`` that no other command has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+CaseOption = Annotated[
+    list[str] | None,
+    typer.Option("--case", metavar="GLOB", help="Only the cases whose names fit; may be given several times."),
+]
+SuiteOption = Annotated[
+    str | None, typer.Option("--suite", metavar="NAME[,..]", help="Sets of cases; --list shows which there are.")
+]
+QuickOption = Annotated[bool, typer.Option("--quick", help="One look at every wire: --suite quick.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Every case there is: --suite full.")]
+SizeOption = Annotated[
+    str | None,
+    typer.Option("--size", metavar="SIZE", help="Bytes of each buffer: 512M (the default), 64MiB (2^20), 64MB (10^6)."),
+]
+SweepOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sweep",
+        metavar="size",
+        help="Measure sizes from 4 KiB to --size, else to the largest that fits, up to 8 GiB.",
+    ),
+]
+SamplesOption = Annotated[
+    int | None, typer.Option("--samples", metavar="N", help="Samples of each path: 5, some suites 3.")
+]
+CopiesOption = Annotated[
+    int | None,
+    typer.Option("--copies", metavar="N", help="Copies of the buffer in one sample; by default as many as take 20 ms."),
+]
+DurationOption = Annotated[
+    float | None,
+    typer.Option("--duration", metavar="SECONDS", help="Soak: measure everything again and again for this long."),
+]
+SerialOption = Annotated[
+    bool, typer.Option("--serial", help="One pair at a time, also where pairs share neither GPU nor wire.")
+]
+NoGateOption = Annotated[
+    bool, typer.Option("--no-gate", help="Do not hold work back until all of it is queued: for profilers.")
+]
+AllowBusyOption = Annotated[
+    bool, typer.Option("--allow-busy", help="Measure GPUs that other processes use, and mark the results.")
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="Give one step up after this time and go on.")
+]
+ListOption = Annotated[
+    bool, typer.Option("--list", help="Show the cases, whether each would run here, and why not; measure nothing.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show the steps, the bytes, the memory and the time; measure nothing.")
+]
