@@ -118,7 +118,8 @@ def _split(diagnosis: Diagnosis, status: Status) -> tuple[list[Finding], list[Fi
     if status in (Status.FAIL, Status.WARN):
         return findings, []
     # A check that found a problem was told already.
-    rest = [finding for finding in findings if diagnosis.verdicts[finding.check] is status]
+    verdicts = diagnosis.verdicts
+    rest = [finding for finding in findings if verdicts[finding.check] is status]
     if status is not Status.UNKNOWN:
         return [], rest
     if len(rest) <= UNKNOWNS_SHOWN:

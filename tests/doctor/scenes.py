@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from egmctl.facts import replay
-from egmctl.model.machine import Cgroup, DeviceNode, DeviceProgram, Machine
+from egmctl.model.machine import Cgroup, DeviceNode, DeviceProgram, Machine, OriginKind
+from tests.doctor.faults import HEALTHY_FABRIC, healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -45,17 +46,18 @@ def _load(name: str) -> Callable[[], Machine]:
 
 
 def _named(name: str, scene: Scene) -> Callable[[], Machine]:
-    return lambda: patched(scene.machine(), "origin", name=name, description=scene.why)
+    modelled = {"kind": OriginKind.MODELLED, "name": name, "description": scene.why}
+    return lambda: patched(scene.machine(), "origin", **modelled)
 
 
 def egm_off() -> Machine:
     """GB200 whose firmware has set no EGM memory aside."""
-    return patched(shipped("gb200-nvl4"), "gpus[*].nvml", capabilities=0)
+    return patched(healthy(), "gpus[*].nvml", capabilities=0)
 
 
 def slurm(*indices: int) -> Machine:
     """GB200 in a Slurm task that was not given some GPUs."""
-    machine = with_gpu_denied(shipped("gb200-nvl4"), *indices)
+    machine = with_gpu_denied(healthy(), *indices)
     task = "/system.slice/slurmstepd.scope/job_42/step_0/user/task_0"
     machine = patched(
         machine,
@@ -69,8 +71,8 @@ def slurm(*indices: int) -> Machine:
 
 
 def daemon_reload() -> Machine:
-    """A container on DGX H100 whose device rules were lost when systemd reloaded its units."""
-    machine = with_gpu_denied(shipped("dgx-h100"), *range(8))
+    """A container on HGX H200 whose device rules were lost when systemd reloaded its units."""
+    machine = with_gpu_denied(shipped("hgx-h200x4"), *range(4))
     machine = patched(machine, "driver", nvml_error="NVML_ERROR_UNKNOWN", driver_version=None, nvml_version=None)
     paths = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
     nodes = tuple(DeviceNode(path=path, exists=True, access="EPERM") for path in paths)
@@ -79,25 +81,27 @@ def daemon_reload() -> Machine:
 
 
 def not_passed_in() -> Machine:
-    """A container on DGX H100 that was given four of eight GPUs."""
-    machine = with_gpu_denied(shipped("dgx-h100"), 4, 5, 6, 7, access="ENOENT")
+    """A container on HGX H200 that was given two of four GPUs."""
+    machine = with_gpu_denied(shipped("hgx-h200x4"), 2, 3, access="ENOENT")
     signs = ("/.dockerenv", "overlay root", "tmpfs /proc/driver/nvidia")
-    return patched(machine, "process", container_signs=signs, environment={"NVIDIA_VISIBLE_DEVICES": "0,1,2,3"})
+    return patched(machine, "process", container_signs=signs, environment={"NVIDIA_VISIBLE_DEVICES": "0,1"})
 
 
 def cuda_visible_devices() -> Machine:
     """GB200 where a process chose one GPU with CUDA_VISIBLE_DEVICES, as the EGM guide advises."""
-    return patched(shipped("gb200-nvl4"), "process", environment={"CUDA_VISIBLE_DEVICES": "0"})
+    return patched(healthy(), "process", environment={"CUDA_VISIBLE_DEVICES": "0"})
 
 
 def off_the_bus() -> Machine:
-    """DGX H100 whose GPU 3 reads as all ones."""
-    return patched(with_gpu_denied(shipped("dgx-h100"), 3, access="ok"), "gpus[7].pci", responds=False)
+    """HGX H200 whose GPU 1 reads as all ones."""
+    return patched(with_gpu_denied(shipped("hgx-h200x4"), 1, access="ok"), "gpus[3].pci", responds=False)
 
 
 def cdmm() -> Machine:
     """GB200 whose driver manages the GPUs' memory itself: it is no NUMA node."""
-    machine = patched(shipped("gb200-nvl4"), "driver", module_parameters={"CoherentGPUMemoryMode": '"driver"'})
+    machine = patched(
+        healthy(), "driver", module_parameters={"CoherentGPUMemoryMode": '"driver"', "RegistryDwords": '""'}
+    )
     machine = patched(machine, "gpus[*].nvml", numa_node=None)
     machine = patched(machine, "gpus[*].proc", numa_status=None, numa_node=None)
     nodes = tuple(node for node in (machine.host and machine.host.numa_nodes) or () if node.id < 2)
@@ -106,39 +110,36 @@ def cdmm() -> Machine:
 
 def route_unhealthy() -> Machine:
     """NVL72 tray whose GPU 2 has an unhealthy route in its fabric's health mask."""
-    machine = shipped("gb200-nvl72")
-    healthy = {
-        "degraded_bandwidth": "false",
-        "route_recovery": "false",
-        "route_unhealthy": "false",
-        "access_timeout_recovery": "false",
-        "incorrect_configuration": "none",
-    }
-    machine = patched(machine, "gpus[*].nvml.fabric", health=healthy, health_summary="healthy")
-    sick = healthy | {"route_unhealthy": "true"}
-    return patched(machine, "gpus[2].nvml.fabric", health=sick, health_summary="unhealthy")
+    sick = HEALTHY_FABRIC | {"route_unhealthy": "true"}
+    return patched(healthy(), "gpus[2].nvml.fabric", health=sick, health_summary="unhealthy")
 
 
 def no_imex_channel() -> Machine:
     """NVL72 tray in a container that was given no IMEX channel."""
-    return patched(shipped("gb200-nvl72"), "driver", imex_channels=())
+    return patched(healthy(), "driver", imex_channels=())
+
+
+def imex_down() -> Machine:
+    """NVL72 tray whose IMEX service waits for peers while the domain is down."""
+    return patched(healthy(), "system.imex", daemon_state="WAITING_FOR_PEERS", domain_status="DOWN")
 
 
 def default_seccomp() -> Machine:
     """GB200 in a container with Docker's default seccomp profile and without CAP_SYS_NICE."""
-    machine = patched(shipped("gb200-nvl4"), "process", container_signs=("/.dockerenv", "overlay root"))
+    machine = patched(healthy(), "process", container_signs=("/.dockerenv", "overlay root"))
     answers = {"get_mempolicy": "EPERM", "mbind": "EPERM", "set_mempolicy": "EPERM", "pidfd_open": "ok"}
     return patched(machine, "confinement", seccomp="filter", capabilities=0xA80425FB, system_calls=answers)
 
 
 def cpuset() -> Machine:
     """GB200 job whose cpuset allows the memory of NUMA node 0 only."""
-    return patched(shipped("gb200-nvl4"), "host", allowed_numa_nodes="0", allowed_cpus="0-71")
+    return patched(healthy(), "host", allowed_numa_nodes="0", allowed_cpus="0-71")
 
 
-DENIED_BUS_ID = [gpu.bus_id for gpu in shipped("gb200-nvl4").gpus or ()][3]
+DENIED_BUS_ID = [gpu.bus_id for gpu in healthy().gpus or ()][3]
 
 MODELLED: Mapping[str, Scene] = {
+    "gb200-egm-on": Scene(healthy, why="Nothing is wrong with it."),
     "gb200-egm-off": Scene(egm_off, why="EGM guide: EGM is a setting of the firmware."),
     "gb200-slurm-denies-one": Scene(lambda: slurm(3), why="Measured on H200: what a denied GPU looks like."),
     "gb200-slurm-denies-the-one-asked-for": Scene(
@@ -152,8 +153,9 @@ MODELLED: Mapping[str, Scene] = {
     "gb200-default-seccomp": Scene(default_seccomp, ("--for", "egm"), why="NCCL user guide: Docker's seccomp profile."),
     "gb200-cpuset": Scene(cpuset, ("--numa", "1"), why="cpuset(7): Mems_allowed_list."),
     "nvl72-no-imex-channel": Scene(no_imex_channel, ("--for", "fabric"), why="IMEX guide: channels."),
+    "nvl72-imex-down": Scene(imex_down, ("--for", "fabric"), why="IMEX guide: nvidia-imex-ctl."),
     "nvl72-route-unhealthy": Scene(route_unhealthy, ("--for", "fabric"), why="nvml.h: the fabric's health mask."),
-    "dgx-h100-daemon-reload": Scene(daemon_reload, why="NVIDIA Container Toolkit issue 48."),
-    "dgx-h100-container-of-four": Scene(not_passed_in, ("--expect", "gpus=8"), why="libnvidia-container, nvc_mount.c."),
-    "dgx-h100-off-the-bus": Scene(off_the_bus, why="nvml.h: NVML_ERROR_GPU_IS_LOST; Xid 79."),
+    "h200-daemon-reload": Scene(daemon_reload, why="NVIDIA Container Toolkit issue 48."),
+    "h200-container-of-two": Scene(not_passed_in, ("--expect", "gpus=4"), why="libnvidia-container, nvc_mount.c."),
+    "h200-off-the-bus": Scene(off_the_bus, why="nvml.h: NVML_ERROR_GPU_IS_LOST; Xid 79."),
 }
