@@ -7,7 +7,24 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from egmctl.doctor.check import Check
-from egmctl.doctor.checks import access, device_nodes, driver, environment, presence
+from egmctl.doctor.checks import (
+    access,
+    device_nodes,
+    driver,
+    egm,
+    egm_routes,
+    environment,
+    fabric,
+    gpu,
+    imex,
+    ipc,
+    kernel,
+    numa,
+    nvlink,
+    p2p,
+    presence,
+    rdma,
+)
 from egmctl.errors import UsageError
 from egmctl.model.finding import Guard
 from egmctl.units import printable
@@ -18,6 +35,17 @@ CHECKS: tuple[Check, ...] = (
     *device_nodes.CHECKS,
     *environment.CHECKS,
     *driver.CHECKS,
+    *gpu.CHECKS,
+    *egm.CHECKS,
+    *egm_routes.CHECKS,
+    *numa.CHECKS,
+    *kernel.CHECKS,
+    *nvlink.CHECKS,
+    *p2p.CHECKS,
+    *fabric.CHECKS,
+    *imex.CHECKS,
+    *ipc.CHECKS,
+    *rdma.CHECKS,
 )
 
 

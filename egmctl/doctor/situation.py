@@ -14,7 +14,6 @@ _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 NOT_EGM = "not an EGM platform: no GPU has NVLink-C2C"
 NOT_COHERENT = "no GPU has NVLink-C2C"
-ONE_NODE = "the GPUs are in no multi-node NVLink domain, which alone needs it; --for fabric asks all the same"
 
 
 def coherent(machine: Machine) -> bool | None:

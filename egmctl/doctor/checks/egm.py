@@ -151,21 +151,19 @@ def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not in_domain(machine):
         yield skipped("the GPUs are in no multi-node NVLink domain")
         return
-    told = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if gpu.cuda]
-    bits = {
-        gpu: (
-            gpu.cuda.attributes.get("HANDLE_TYPE_FABRIC_SUPPORTED"),
-            gpu.cuda.attributes.get("HOST_NUMA_MULTINODE_IPC_SUPPORTED"),
-        )
-        for gpu in told
+    names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
+    told = [
+        (gpu, tuple(gpu.cuda.attributes.get(name) for name in names))
+        for gpu in usable(machine, scope.gpus_of(machine))
         if gpu.cuda
-    }
-    without = [gpu for gpu, bit in bits.items() if bit == (1, 0)]
+    ]
+    without = [gpu for gpu, bits in told if bits == (1, 0)]
     evidence = tuple(
         Evidence(
-            source=f"cuDeviceGetAttribute(GPU{gpu.index})", value=f"HANDLE_TYPE_FABRIC {a}, HOST_NUMA_MULTINODE_IPC {b}"
+            source=f"cuDeviceGetAttribute(GPU{gpu.index})",
+            value=", ".join(f"{name} {bit}" for name, bit in zip(names, bits, strict=True)),
         )
-        for gpu, (a, b) in bits.items()
+        for gpu, bits in told
     )
     if without:
         yield warned(
@@ -177,8 +175,12 @@ def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
             cause="the driver got no EGM address from the fabric (NVLINK_INBAND_FM_CAPS_EGM_ENABLED)",
         )
-    elif bits and all(bit == (1, 1) for bit in bits.values()):
-        yield passed("host memory can be shared across the NVLink domain", place=on_gpus(told), evidence=evidence)
+    elif told and all(bits == (1, 1) for _, bits in told):
+        yield passed(
+            "host memory can be shared across the NVLink domain",
+            place=on_gpus(gpu for gpu, _ in told),
+            evidence=evidence,
+        )
     else:
         yield unknown("whether host memory can be shared across the domain: only CUDA tells, and it was not asked")
 

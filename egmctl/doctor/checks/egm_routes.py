@@ -24,22 +24,22 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
     whole: list[int] = []
     for node in nodes:
         attached = owners(machine, node)
-        lost = {gpu: stopped for gpu in attached if (stopped := obstacle(machine, gpu)) is not None}
+        lost = [(gpu, stopped) for gpu in attached if (stopped := obstacle(machine, gpu)) is not None]
         if not lost or _all_local(machine, scope, node):
             whole.append(node)
             continue
-        evidence = tuple(Evidence(source=f"GPU{gpu.index}", value=stopped.cause) for gpu, stopped in lost.items())
-        names = on_gpus(lost).label
+        evidence = tuple(Evidence(source=f"GPU{gpu.index}", value=stopped.cause) for gpu, stopped in lost)
+        names = on_gpus(gpu for gpu, _ in lost).label
         cause = "EGM traffic is routed through a GPU on that node which this process can open; a hidden GPU "
         cause += "(CUDA_VISIBLE_DEVICES) still serves, a denied one does not"
-        denied = all(stopped.block in (Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER) for stopped in lost.values())
+        denied = all(stopped.block in (Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER) for _, stopped in lost)
         remedy = Remedy(
             text="Give this process all of the node's GPUs and choose among them with CUDA_VISIBLE_DEVICES; "
             "dev.cgroup-restricted says how for this manager."
             if denied
             else "Bring the GPU back: the checks of device access say what is wrong with it."
         )
-        if len(lost) == len(attached) or any(scope.asked_for(gpu) for gpu in lost):
+        if len(lost) == len(attached) or any(scope.asked_for(gpu) for gpu, _ in lost):
             yield failed(
                 f"no GPU here can route EGM to this memory ({names} cannot be used)"
                 if len(lost) == len(attached)
@@ -50,7 +50,7 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 cause=cause,
             )
         else:
-            left = on_gpus(gpu for gpu in attached if gpu not in lost).label
+            left = on_gpus(usable(machine, attached)).label
             yield warned(
                 f"EGM to this memory is left with {left}: {names} cannot be used",
                 remedy,
@@ -85,12 +85,12 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not far:
         yield skipped("no GPU here has memory of another NUMA node to reach")
         return
-    good: list[Gpu] = []
+    good: dict[str, Gpu] = {}
     for gpu, node in far:
         found = route(machine, gpu, node)
         place = on_gpus([gpu])
         if found.kind is RouteKind.REMOTE:
-            good.append(gpu)
+            good[gpu.bus_id] = gpu
         elif found.kind is RouteKind.UNKNOWN:
             yield unknown(f"the EGM route to NUMA {node}: {found.reason}", place=place)
         elif found.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
@@ -102,9 +102,7 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 cause="remote EGM goes over NVLink to a GPU of that node, as its peer",
             )
     if good:
-        yield passed(
-            "reaches the other NUMA nodes' memory over NVLink and a peer's C2C", place=on_gpus(dict.fromkeys(good))
-        )
+        yield passed("reaches the other NUMA nodes' memory over NVLink and a peer's C2C", place=on_gpus(good.values()))
     else:
         yield skipped("no GPU has a remote EGM route to judge; the checks above say why")
 

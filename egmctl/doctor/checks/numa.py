@@ -88,19 +88,23 @@ def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = scope.gpus_of(machine)
-    told = {gpu: gpu.pci.numa_node for gpu in gpus if gpu.pci is not None and gpu.pci.numa_node is not None}
+    told = [(gpu, gpu.pci.numa_node) for gpu in gpus if gpu.pci is not None and gpu.pci.numa_node is not None]
     if not told:
         yield unknown("no GPU's NUMA node was read") if gpus else skipped("no NVIDIA GPU")
         return
-    without = [gpu for gpu, node in told.items() if node < 0]
+    without = [gpu for gpu, node in told if node < 0]
     evidence = tuple(
-        Evidence(source=f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", value=str(node)) for gpu, node in told.items()
+        Evidence(source=f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", value=str(node)) for gpu, node in told
     )
     remedy = Remedy(
         text="Update the system firmware, which has to say so in ACPI (_PXM).", needs_root=True, needs_reboot=True
     )
     if not without:
-        yield passed("the firmware says on which NUMA node each GPU sits", place=on_gpus(told), evidence=evidence)
+        yield passed(
+            "the firmware says on which NUMA node each GPU sits",
+            place=on_gpus(gpu for gpu, _ in told),
+            evidence=evidence,
+        )
     elif coherent(machine):
         yield failed(
             "the firmware does not say on which NUMA node these GPUs sit, and EGM is not used without",
@@ -132,16 +136,16 @@ def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     parameter = ((machine.driver or Driver()).module_parameters or {}).get("CoherentGPUMemoryMode", "").strip('"')
     gpus = usable(machine, scope.gpus_of(machine))
-    nodes = {gpu: own_node(gpu) for gpu in gpus}
+    nodes = [(gpu, own_node(gpu)) for gpu in gpus]
     evidence = (
         Evidence(source="/proc/driver/nvidia/params: CoherentGPUMemoryMode", value=parameter or "unset"),
         *(
             Evidence(source=f"GPU NUMA id of GPU{gpu.index}", value="none" if node is None else str(node))
-            for gpu, node in nodes.items()
+            for gpu, node in nodes
         ),
     )
     broken = [gpu for gpu in gpus if gpu.proc and (gpu.proc.numa_status or "").startswith("online_failed")]
-    with_node = [gpu for gpu, node in nodes.items() if node is not None]
+    with_node = [gpu for gpu, node in nodes if node is not None]
     without = [gpu for gpu in gpus if gpu not in with_node]
     if broken:
         yield failed(

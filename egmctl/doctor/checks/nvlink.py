@@ -23,7 +23,7 @@ RESET = Remedy(
 
 def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
-    told = {gpu: count for gpu in gpus if (count := active_nvlinks(gpu)) is not None}
+    told = tuple(gpu for gpu in gpus if active_nvlinks(gpu) is not None)
     all_counts = [active_nvlinks(gpu) or 0 for gpu in machine.gpus or ()]
     if not told:
         yield _nothing_told(gpus)
@@ -33,10 +33,10 @@ def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     usual = max(all_counts)
     if usual == 0:
-        yield _all_down(machine, tuple(told))
+        yield _all_down(machine, told)
         return
     # Fewer links than the part has are no fault where it is so on every GPU: boards leave some out by design.
-    for count, group in by_value(told, lambda gpu: told[gpu]):
+    for count, group in by_value(told, lambda gpu: active_nvlinks(gpu) or 0):
         if count < usual:
             yield failed(
                 f"{count} of {usual} NVLinks are active",
@@ -95,10 +95,11 @@ def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     clean: list[Gpu] = []
     noted: list[Gpu] = []
+    untold: list[Gpu] = []
     for gpu in gpus:
         recoveries, others = _sum(gpu, "recovery_errors"), _sum(gpu, "crc_errors", "replay_errors")
         if recoveries is None and others is None:
-            yield unknown("NVML does not report the NVLinks' error counters", place=on_gpus([gpu]))
+            untold.append(gpu)
         elif recoveries:
             yield warned(
                 f"NVLinks were trained anew {recoveries} times since the driver was loaded",
@@ -113,6 +114,8 @@ def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
             )
         else:
             (noted if others else clean).append(gpu)
+    if untold:
+        yield unknown("NVML does not report the NVLinks' error counters", place=on_gpus(untold))
     if clean:
         yield passed("no NVLink has counted an error", place=on_gpus(clean))
     for gpu in noted:

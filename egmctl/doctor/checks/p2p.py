@@ -90,13 +90,14 @@ def _verdict(
 def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
     functions = [(gpu, gpu.pci) for gpu in scope.gpus_of(machine) if gpu.pci is not None]
     nics = [(nic.name, nic.pci) for nic in machine.nics or () if nic.pci is not None]
-    good_gpus = []
+    good_gpus: list[Gpu] = []
+    untold: list[Gpu] = []
     for gpu, pci in functions:
         link = _known(pci.link, gpu.nvml.link if gpu.nvml else None)
         width = _expected(machine, pci, link, "max_width")
         speed = _expected(machine, pci, link, "max_speed_gt_s")
         if link.width is None or width is None:
-            yield unknown("the width of the PCIe link was not read", place=on_gpus([gpu]))
+            untold.append(gpu)
         elif link.width < width:
             yield failed(
                 f"PCIe x{link.width} of x{width:g}", RESEAT, place=on_gpus([gpu]), evidence=_link_evidence(pci, link)
@@ -110,6 +111,8 @@ def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
             )
         else:
             good_gpus.append(gpu)
+    if untold:
+        yield unknown("the width of the PCIe link was not read", place=on_gpus(untold))
     if good_gpus:
         yield passed("the GPUs' PCIe links have their full width", place=on_gpus(good_gpus))
     good_nics = []

@@ -1,0 +1,292 @@
+"""The NVLink fabric: is every GPU registered and healthy in it, do they agree, and does its manager run?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.situation import by_value, fabric, in_container, in_domain, kept_away, usable
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import Fabric, Gpu, Machine, System
+
+INFO = "nvmlDeviceGetGpuFabricInfoV"
+NO_FABRIC = "the GPUs are in no fabric"
+BOOT_GRACE_S = 300
+"""How long after boot a fabric may still be coming up (NVSentinel, fabric-manager-monitor)."""
+
+MASK = {
+    "route_unhealthy": ("true", True, "a route through the fabric is unhealthy"),
+    "degraded_bandwidth": ("true", False, "the fabric has less than its bandwidth"),
+    "route_recovery": ("true", False, "a route through the fabric is being recovered"),
+    "access_timeout_recovery": ("true", False, "the fabric recovers from an access that timed out"),
+    "fabric_manager": ("disconnected", True, "the fabric manager is disconnected"),
+}
+"""Fields of the health mask: the word that is a fault, whether it stops work, and what it means (nvml.h)."""
+
+CONFIGURATION = {
+    "system-guid": "the system's GUID is wrong",
+    "chassis-serial": "the chassis' serial number is wrong",
+    "no-partition": "the GPU is in no partition",
+    "insufficient-nvlinks": "too few NVLinks are up",
+    "incompatible-gpu-firmware": "the GPU's firmware does not fit",
+    "invalid-location": "the GPU's place is wrong",
+    "gpu-state-invalid": "the GPU's state is invalid",
+}
+"""Of the mask's field ``incorrect_configuration``."""
+
+MANAGER = Remedy(
+    text="Start the fabric manager of the driver's version, and look into its log.",
+    command="systemctl status nvidia-fabricmanager",
+    needs_root=True,
+)
+
+
+def _state(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    gpus = usable(machine, scope.gpus_of(machine))
+    if not gpus:
+        yield unknown("no GPU can be used from here")
+    for key, group in by_value(gpus, _key):
+        yield from _state_of(machine, fabric(group[0]), group, key)
+
+
+def _key(gpu: Gpu) -> tuple[object, ...]:
+    """What decides over the finding of one GPU: those that agree in it share one."""
+    found = fabric(gpu)
+    if found is None:
+        why = gpu.nvml.unread.get("fabric") if gpu.nvml else None
+        return (why.reason if why else None,)
+    return found.state, found.status, found.health_summary, tuple(sorted((found.health or {}).items()))
+
+
+def _state_of(
+    machine: Machine, found: Fabric | None, gpus: tuple[Gpu, ...], key: tuple[object, ...]
+) -> Iterator[Finding]:
+    place = on_gpus(gpus)
+    if found is None or found.state is None:
+        word = str(key[0]) if found is None else "no state"
+        if word in ("not-supported", "driver-too-old"):
+            yield skipped(NO_FABRIC, place=place)
+        else:
+            yield unknown(f"NVML does not tell the state of the fabric ({word})", place=place)
+        return
+    status = "-" if found.status is None else str(found.status)
+    evidence = (Evidence(source=f"{INFO}: state, status", value=f"{found.state}, {status}"),)
+    if found.state == "not-supported":
+        yield skipped(NO_FABRIC, place=place, evidence=evidence)
+        return
+    if found.state in ("not-started", "in-progress"):
+        uptime = (machine.system or System()).uptime_s
+        if uptime is not None and uptime < BOOT_GRACE_S:
+            yield warned(
+                f"the fabric is not ready yet ({found.state}, {uptime:.0f} s after boot)",
+                Remedy(text=f"Look again {BOOT_GRACE_S} s after boot."),
+                place=place,
+                evidence=evidence,
+            )
+        else:
+            yield failed(
+                f"the fabric is not ready ({found.state}): CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
+                MANAGER,
+                place=place,
+                evidence=evidence,
+                cause="the fabric manager (on this node, or of the rack) has not registered the GPUs",
+            )
+        return
+    if found.status:
+        yield failed(
+            f"the fabric's registration ended with NVML error {found.status}", MANAGER, place=place, evidence=evidence
+        )
+        return
+    yield from _health(found, gpus, evidence)
+
+
+def _health(found: Fabric, gpus: tuple[Gpu, ...], evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
+    health: Mapping[str, str] = found.health or {}
+    faults = [(grave, words) for name, (bad, grave, words) in MASK.items() if health.get(name) == bad]
+    configuration = health.get("incorrect_configuration", "none")
+    if configuration not in ("none", "not-supported"):
+        faults.append((True, CONFIGURATION.get(configuration, f"its configuration is wrong ({configuration})")))
+    if found.health_summary in ("unhealthy", "limited-capacity"):
+        grave = found.health_summary == "unhealthy"
+        if not faults:
+            faults.append((grave, f"its health is {found.health_summary.replace('-', ' ')}"))
+        faults = [(grave or one, words) for one, words in faults]
+    evidence = (
+        *evidence,
+        Evidence(source=f"{INFO}: health", value=", ".join(f"{k}={v}" for k, v in health.items()) or "not read"),
+        Evidence(source=f"{INFO}: health summary", value=found.health_summary or "not read"),
+    )
+    if faults:
+        yield (failed if any(grave for grave, _ in faults) else warned)(
+            f"the fabric's registration is complete, but {'; '.join(words for _, words in faults)}",
+            Remedy(
+                text="Look into the fabric manager's view of these GPUs (NMX-C, or nvidia-fabricmanager's log); "
+                "drain the node while a route is unhealthy.",
+                command="nvidia-smi -q | grep -A12 Fabric",
+            ),
+            place=on_gpus(gpus),
+            evidence=evidence,
+        )
+    else:
+        yield passed("registered in the fabric, and healthy", place=on_gpus(gpus), evidence=evidence)
+
+
+def _consistency(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    complete = [
+        gpu for gpu in usable(machine, scope.gpus_of(machine)) if (one := fabric(gpu)) and one.state == "completed"
+    ]
+    groups = [(found, group) for _, group in by_value(complete, _domain) if (found := fabric(group[0])) is not None]
+    evidence = tuple(
+        Evidence(
+            source=f"{INFO}({on_gpus(group).label})",
+            value=f"cluster {one.cluster_uuid or 'none'}, clique {'none' if one.clique_id is None else one.clique_id}",
+        )
+        for one, group in groups
+    )
+    if not groups:
+        yield skipped("no GPU is registered in a fabric")
+    elif len(groups) > 1:
+        yield failed(
+            "the GPUs of this node are in different NVLink domains or cliques",
+            Remedy(text="Put the tray's GPUs into one partition of the fabric manager (NMX-C), then reset them."),
+            evidence=evidence,
+            cause="GPUs of different cliques cannot be peers, nor import each other's fabric handles",
+        )
+    elif in_domain(machine):
+        yield passed("all GPUs are in one clique of one NVLink domain", place=on_gpus(complete), evidence=evidence)
+    else:
+        yield passed(
+            "the fabric is this node's own",
+            place=on_gpus(complete),
+            evidence=evidence,
+            note="its cluster UUID is zero: there is no multi-node NVLink here",
+        )
+
+
+def _domain(gpu: Gpu) -> tuple[str | None, int | None]:
+    found = fabric(gpu) or Fabric()
+    return found.cluster_uuid, found.clique_id
+
+
+def _manager(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    system, switches = machine.system or System(), machine.switches or ()
+    daemons = system.daemons
+    runs = "nv-fabricmanager" in (daemons or ())
+    found = [one for gpu in machine.gpus or () if (one := fabric(gpu)) is not None]
+    complete = bool(found) and all(one.state == "completed" and not one.status for one in found)
+    evidence = (
+        Evidence(source="NVSwitches on PCIe", value=str(len(switches))),
+        Evidence(
+            source="/proc/*/comm: nv-fabricmanager",
+            value="not read" if daemons is None else "runs" if runs else "not seen",
+        ),
+    )
+    if in_domain(machine) and runs:
+        yield warned(
+            "a fabric manager runs on a node whose fabric is managed from outside",
+            Remedy(
+                text="Stop it: on trays of an NVLink rack the switches' own manager does its work.",
+                command="systemctl disable --now nvidia-fabricmanager",
+                needs_root=True,
+            ),
+            evidence=evidence,
+        )
+    elif not switches:
+        yield skipped("no NVSwitch belongs to this node: its fabric, if any, is managed elsewhere", evidence=evidence)
+    elif runs:
+        yield passed("the fabric manager runs", evidence=evidence)
+    elif complete:
+        yield passed("every GPU is registered in the fabric", evidence=evidence)
+    elif daemons is None or in_container(machine):
+        yield unknown("the host's processes cannot be seen from here", evidence=evidence)
+    else:
+        yield failed(
+            "this node has NVSwitches, and no fabric manager runs",
+            Remedy(
+                text="Install and start the fabric manager of exactly the driver's version.",
+                command="systemctl enable --now nvidia-fabricmanager",
+                needs_root=True,
+            ),
+            evidence=evidence,
+            cause="it brings up the NVLinks; without it CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
+        )
+
+
+def _isolation(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    away = kept_away(machine)
+    if not away:
+        yield passed("no GPU is kept from this process")
+        return
+    evidence = tuple(
+        Evidence(source=f"access({gpu.node.path})", value=gpu.node.access or "not read", errno=gpu.node.access)
+        for gpu in away
+        if gpu.node is not None
+    )
+    words = f"memory of {on_gpus(away).label} cannot be imported from another process, by fabric handle neither"
+    if scope.asked_purpose(Guard.FABRIC) or scope.asked_purpose(Guard.IPC):
+        yield warned(
+            words,
+            Remedy(
+                text="Give every rank all of the node's GPUs and choose with CUDA_VISIBLE_DEVICES (Slurm: "
+                "--gpu-bind=none with --gpus-per-node; Kubernetes: one pod with all GPUs)."
+            ),
+            place=on_gpus(away),
+            evidence=evidence,
+            cause="measured on H200: the import fails with 801 (fabric handle), 101 (POSIX descriptor) or 1 (legacy "
+            "IPC) where the device cgroup denies the owner",
+        )
+    else:
+        yield passed("some GPUs are kept from this process", evidence=evidence, note=words)
+
+
+CHECKS = (
+    Check(
+        id="fabric.state",
+        title="registration and health in the NVLink fabric",
+        guards=(Guard.FABRIC, Guard.P2P, Guard.EGM),
+        sections=("gpus",),
+        judge=_state,
+        why="On systems with NVSwitches a GPU has peers only once the fabric manager has registered it; until then "
+        "CUDA ends with 802. The health mask tells what became worse since.",
+        read="nvmlDeviceGetGpuFabricInfoV: state, status (valid once completed), every field of the health mask, "
+        "and the "
+        f"summary. A fabric that is not ready is a warning within {BOOT_GRACE_S} s of boot, later a failure.",
+        fix="Start the fabric manager, or look into it: nvidia-fabricmanager on HGX, NMX-C in a rack.",
+    ),
+    Check(
+        id="fabric.consistency",
+        title="one NVLink domain, one clique",
+        guards=(Guard.FABRIC, Guard.P2P, Guard.EGM),
+        sections=("gpus",),
+        judge=_consistency,
+        why="Only GPUs of one clique of one domain reach each other over NVLink; a node's GPUs belong together.",
+        read="clusterUuid and cliqueId of each GPU. Other nodes are not asked. A UUID of zeros is a fabric of one "
+        "node.",
+        fix="Correct the partition in the fabric manager.",
+    ),
+    Check(
+        id="fabric.manager",
+        title="the fabric manager",
+        guards=(Guard.FABRIC, Guard.P2P),
+        sections=("gpus", "switches", "system"),
+        judge=_manager,
+        why="A node that has the NVSwitches itself (HGX) needs nvidia-fabricmanager; a tray of an NVLink rack does "
+        "not, and must not run it.",
+        read="NVSwitches in sysfs, the names of running processes, and whether the GPUs are registered. A container "
+        "does not see the host's processes.",
+        fix="systemctl enable --now nvidia-fabricmanager, in the driver's version.",
+    ),
+    Check(
+        id="fabric.same-node-isolation",
+        title="processes of one node that see different GPUs",
+        guards=(Guard.FABRIC, Guard.IPC),
+        sections=("gpus",),
+        judge=_isolation,
+        why="A process can import memory only of GPUs that it may open itself. Ranks with one GPU each by device "
+        "cgroup share nothing within the node, though they do between nodes "
+        "(https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/294).",
+        read="access(2) of each GPU's device node. It is a warning where --for names fabric or ipc.",
+        fix="Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES.",
+    ),
+)

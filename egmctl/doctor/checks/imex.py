@@ -1,0 +1,310 @@
+"""IMEX: the channel that fabric handles need, and the service that lets nodes import each other's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.situation import in_container, in_domain, usable
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, System
+
+MAJOR = "nvidia-caps-imex-channels"
+CHANNELS = f"/dev/{MAJOR}"
+UNUSED = "fabric handles were not asked for, and this node has no others to share them with"
+
+CREATE = Remedy(
+    text="Make a channel: on a host with nvidia-modprobe (or NVreg_CreateImexChannel0=1), in a container by asking "
+    "for it (NVIDIA_IMEX_CHANNELS=0, a ComputeDomain claim in Kubernetes, switch/nvidia_imex in Slurm).",
+    command="nvidia-modprobe -c 0",
+    needs_root=True,
+)
+
+
+def _wanted(machine: Machine, scope: Scope) -> bool:
+    """Say whether fabric handles are what this node or this user is about."""
+    return in_domain(machine) or scope.asked_purpose(Guard.FABRIC)
+
+
+def _module(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    driver = machine.driver or Driver()
+    if not _wanted(machine, scope):
+        yield skipped(UNUSED)
+        return
+    count = (driver.module_parameters or {}).get("ImexChannelCount")
+    evidence = (
+        Evidence(source=f"/proc/devices: {MAJOR}", value=str((driver.majors or {}).get(MAJOR, "not there"))),
+        Evidence(source="/proc/driver/nvidia/params: ImexChannelCount", value=count or "not read"),
+    )
+    if count == "0":
+        yield failed(
+            "the driver was loaded without IMEX channels (NVreg_ImexChannelCount=0)",
+            Remedy(
+                text="Take NVreg_ImexChannelCount=0 out of /etc/modprobe.d, on all nodes of the domain, and reload "
+                "the driver.",
+                needs_root=True,
+                needs_reboot=True,
+            ),
+            evidence=evidence,
+        )
+    elif driver.majors is None:
+        yield unknown("/proc/devices was not read", evidence=evidence)
+    elif MAJOR in driver.majors:
+        yield passed("the driver has IMEX channels", evidence=evidence)
+    else:
+        yield failed(
+            "the driver has no IMEX channels",
+            Remedy(text="Use a driver of branch 550 or newer, with open kernel modules.", needs_root=True),
+            evidence=evidence,
+        )
+
+
+def _channel(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    driver = machine.driver or Driver()
+    channels = driver.imex_channels
+    if channels is None:
+        yield unknown(f"{CHANNELS} was not looked at")
+        return
+    major = (driver.majors or {}).get(MAJOR)
+    good = [node for node in channels if node.access == "ok" and not _stale(node, major)]
+    bad = [node for node in channels if node not in good]
+    evidence = tuple(_node_evidence(node) for node in (good or bad)[:4]) or (
+        Evidence(source=CHANNELS, value="empty or not there"),
+    )
+    if good:
+        others = f"{len(bad)} other channels cannot be used from here" if bad else ""
+        yield passed(f"an IMEX channel can be used ({_name(good[0])})", evidence=evidence, note=others)
+    elif bad:
+        tell = failed if _wanted(machine, scope) else warned
+        yield tell(_why_not(bad[0], major), _remedy(bad[0], major), evidence=evidence, cause=REFUSED)
+    elif scope.asked_purpose(Guard.FABRIC):
+        yield failed("no IMEX channel: fabric handles are refused", CREATE, evidence=evidence, cause=REFUSED)
+    elif in_domain(machine):
+        yield warned("no IMEX channel on a node of an NVLink domain", CREATE, evidence=evidence, cause=REFUSED)
+    else:
+        yield skipped(
+            "no IMEX channel: fabric handles would be refused, which --for fabric makes a fault", evidence=evidence
+        )
+
+
+REFUSED = "cuMemCreate and imports with a fabric handle end with CUDA_ERROR_NOT_PERMITTED (800) without a channel"
+
+
+def _stale(node: DeviceNode, major: int | None) -> bool:
+    return None not in (node.major, major) and node.major != major
+
+
+def _name(node: DeviceNode) -> str:
+    return node.path.rpartition("/")[2]
+
+
+def _why_not(node: DeviceNode, major: int | None) -> str:
+    if _stale(node, major):
+        return f"the node of IMEX {_name(node)} is stale: its major is {node.major}, the driver's is {major}"
+    words = {"EPERM": "the device cgroup denies it", "EACCES": "its mode or a security module denies it"}
+    return f"IMEX {_name(node)} cannot be used: {words.get(node.access or '', node.access or 'not told why')}"
+
+
+def _remedy(node: DeviceNode, major: int | None) -> Remedy:
+    if _stale(node, major):
+        return Remedy(
+            text="Remove the node and make it again: majors change when the driver is loaded anew.",
+            command="rm -r /dev/nvidia-caps-imex-channels && nvidia-modprobe -c 0",
+            needs_root=True,
+        )
+    if node.access == "EPERM":
+        return Remedy(text="Have the channel given to this job or container: see the IMEX guide and its manager.")
+    return Remedy(
+        text="Make the channel readable and writable for its users.", command=f"chmod 0666 {node.path}", needs_root=True
+    )
+
+
+def _node_evidence(node: DeviceNode) -> Evidence:
+    numbers = f"{'?' if node.major is None else node.major}:{'?' if node.minor is None else node.minor}"
+    mode = "" if node.mode is None else f", mode {node.mode:04o}"
+    errno = None if node.access == "ok" else node.access
+    return Evidence(source=f"access({node.path})", value=f"{node.access or 'not read'}, {numbers}{mode}", errno=errno)
+
+
+def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    system = machine.system or System()
+    imex = system.imex or Imex()
+    if not in_domain(machine):
+        yield skipped("the GPUs are in no multi-node NVLink domain: within a node the channel is enough")
+        return
+    runs = "nvidia-imex" in (system.daemons or ())
+    state = imex.daemon_state
+    why = imex.unread.get("daemon_state")
+    evidence = (
+        Evidence(
+            source="/proc/*/comm: nvidia-imex",
+            value="not read" if system.daemons is None else "runs" if runs else "not seen",
+        ),
+        Evidence(source="nvidia-imex-ctl -q", value=state or (why.detail or why.reason.value if why else "not asked")),
+    )
+    restart = Remedy(
+        text="Restart the service on every node of the domain, and look into /var/log/nvidia-imex.log.",
+        command="systemctl restart nvidia-imex",
+        needs_root=True,
+    )
+    if state == "READY":
+        yield passed("the IMEX service is ready", evidence=evidence)
+    elif state is not None and state.startswith("WAITING"):
+        yield warned(
+            f"the IMEX service waits ({state})",
+            restart,
+            evidence=evidence,
+            cause="peers of nodes_config.cfg do not answer",
+        )
+    elif state == "UNAVAILABLE" and not runs and in_container(machine):
+        yield unknown("the IMEX service of the host cannot be seen from this container", evidence=evidence)
+    elif state is not None:
+        yield failed(f"the IMEX service is not ready ({state})", restart, evidence=evidence)
+    elif runs and why is not None and why.reason.value == "timed-out":
+        yield failed("the IMEX service runs and does not answer", restart, evidence=evidence)
+    elif runs:
+        yield passed("the IMEX service runs", evidence=evidence, note="its state could not be asked for")
+    elif system.daemons is None or in_container(machine):
+        yield unknown("the IMEX service of the host cannot be seen from here", evidence=evidence)
+    else:
+        yield failed(
+            "the IMEX service does not run on a node of an NVLink domain",
+            Remedy(
+                text="Start it on every node of the domain (in Kubernetes with ComputeDomains, a daemon of the "
+                "driver does).",
+                command="systemctl enable --now nvidia-imex",
+                needs_root=True,
+            ),
+            evidence=evidence,
+            cause="no memory of other nodes can be imported",
+        )
+
+
+def _domain(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    imex = (machine.system or System()).imex or Imex()
+    if not in_domain(machine):
+        yield skipped("the GPUs are in no multi-node NVLink domain")
+        return
+    why = imex.unread.get("domain_status")
+    evidence = (
+        Evidence(
+            source="nvidia-imex-ctl -N -j",
+            value=imex.domain_status or (why.detail or why.reason.value if why else "not asked"),
+        ),
+        Evidence(
+            source="/etc/nvidia-imex/nodes_config.cfg",
+            value="not read"
+            if imex.configured_nodes is None
+            else f"{imex.configured_nodes} nodes, {imex.duplicate_nodes or 0} of them twice",
+        ),
+    )
+    remedy = Remedy(
+        text="Find the node that is missing or of another version, and restart its service.",
+        command="nvidia-imex-ctl -N",
+    )
+    if imex.domain_status == "DOWN":
+        yield failed("the IMEX domain is down", remedy, evidence=evidence)
+    elif imex.domain_status == "DEGRADED":
+        yield warned("the IMEX domain is degraded: some nodes are not in it", remedy, evidence=evidence)
+    elif imex.duplicate_nodes:
+        yield warned(
+            "IMEX' list of nodes names an address twice",
+            Remedy(
+                text="Correct /etc/nvidia-imex/nodes_config.cfg, the same on all nodes, and restart the service.",
+                needs_root=True,
+            ),
+            evidence=evidence,
+        )
+    elif imex.domain_status == "UP":
+        yield passed("the IMEX domain is up", evidence=evidence)
+    else:
+        yield unknown("the state of the IMEX domain could not be asked for", evidence=evidence)
+
+
+def _recovery(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    gpus = usable(machine, scope.gpus_of(machine))
+    told = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.recovery_action is not None]
+    waiting = [gpu for gpu in told if gpu.nvml and gpu.nvml.recovery_action == "recover-imex-domain"]
+    source = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
+    if waiting:
+        yield failed(
+            "the driver has turned fabric allocations off until the IMEX domain is recovered",
+            Remedy(
+                text="Restart nvidia-imex on the domain's nodes, after the jobs that share memory have ended.",
+                command="systemctl restart nvidia-imex",
+                needs_root=True,
+            ),
+            place=on_gpus(waiting),
+            evidence=(Evidence(source=source, value="recover-imex-domain"),),
+            cause="an IMEX daemon ended while memory of other nodes was in use",
+        )
+    elif not in_domain(machine):
+        yield skipped("the GPUs are in no multi-node NVLink domain")
+    elif told:
+        yield passed("no recovery of the IMEX domain is asked for", place=on_gpus(told))
+    else:
+        yield unknown("NVML does not tell whether a recovery is asked for")
+
+
+CHECKS = (
+    Check(
+        id="imex.module",
+        title="the driver's IMEX channels",
+        guards=(Guard.FABRIC,),
+        sections=("gpus", "driver"),
+        judge=_module,
+        why="Fabric handles belong to an IMEX channel. NVreg_ImexChannelCount=0 takes all of them away, and a count "
+        "that differs between nodes keeps them apart (IMEX guide).",
+        read=f"The major {MAJOR} in /proc/devices, ImexChannelCount in /proc/driver/nvidia/params.",
+        fix="Load the driver with channels: that is the default.",
+    ),
+    Check(
+        id="imex.channel",
+        title="an IMEX channel that may be used",
+        guards=(Guard.FABRIC,),
+        sections=("gpus", "driver"),
+        judge=_channel,
+        why="Without a channel that the user may read and write, every fabric handle ends with 800 NOT_PERMITTED, "
+        "within one node too. Channels are not made by default and do not outlive a reboot "
+        "(https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide).",
+        read=f"access(2) of the nodes in {CHANNELS}, and their major against /proc/devices. That there is none is a "
+        f"failure with --for fabric, a warning in an NVLink domain of several nodes, and else nothing.",
+        fix="nvidia-modprobe -c 0 on a host; containers and jobs ask their manager for a channel.",
+    ),
+    Check(
+        id="imex.daemon",
+        title="the IMEX service",
+        guards=(Guard.FABRIC,),
+        sections=("gpus", "system"),
+        judge=_daemon,
+        why="Memory of another node is imported with the help of nvidia-imex on both (IMEX guide).",
+        read="Names of running processes, and nvidia-imex-ctl -q, with a time limit because it may hang. A "
+        "container sees neither, where the service runs on the host.",
+        fix="systemctl enable --now nvidia-imex on every node; under Kubernetes' DRA driver the host's service must "
+        "be off.",
+    ),
+    Check(
+        id="imex.domain",
+        title="the IMEX domain",
+        guards=(Guard.FABRIC, Guard.EGM),
+        sections=("gpus", "system"),
+        judge=_domain,
+        why="All nodes of nodes_config.cfg must be up and of one version for the domain to be up; a node that is "
+        "missing cannot share memory.",
+        read="nvidia-imex-ctl -N -j with a time limit; in nodes_config.cfg only the number of addresses and of "
+        "doubles. Whether the addresses can be reached is not tried. Only a handshake with a peer proves membership.",
+        fix="nvidia-imex-ctl -N shows which node is not connected, or of another version (V).",
+    ),
+    Check(
+        id="imex.recovery",
+        title="no recovery of the IMEX domain is due",
+        guards=(Guard.FABRIC,),
+        sections=("gpus",),
+        judge=_recovery,
+        why="When an IMEX daemon ends abruptly the driver turns fabric allocations off (open-gpu-kernel-modules, "
+        "imex_session_api.c).",
+        read="NVML's recovery action of each GPU. The kernel log, where the driver says it too, is not read.",
+        fix="Restart nvidia-imex on the domain's nodes; else reboot.",
+    ),
+)

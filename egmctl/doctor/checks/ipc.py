@@ -1,0 +1,244 @@
+"""Sharing memory between processes: namespaces, descriptors of other processes, /dev/shm, limits."""
+
+# ruff: noqa: S108 (it is named, not used)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from egmctl.doctor.check import Check, failed, passed, unknown, warned
+from egmctl.doctor.scope import Scope
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy
+from egmctl.model.machine import Confinement, Machine, System
+from egmctl.model.process import INITIAL_NAMESPACES
+from egmctl.units import GIB, MIB, format_size
+
+SHM_FAIL, SHM_WARN = 64 * MIB, GIB
+"""Docker's default is the first; the NCCL user guide asks for the second (--shm-size=1g)."""
+NOFILE = 65536
+"""Descriptors below which large jobs run out of them (NCCL user guide, troubleshooting)."""
+UNLIMITED = -1
+IPC_LOCK = 14
+"""CAP_IPC_LOCK: who has it may lock memory beyond the limit (mlock(2))."""
+
+
+def _pid_namespace(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    yield _namespace(
+        machine,
+        "pid",
+        "legacy CUDA IPC works only with processes in the same PID namespace (201 INVALID_CONTEXT from others); file "
+        "descriptors and fabric handles pass between namespaces",
+    )
+
+
+def _ipc_namespace(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    yield _namespace(
+        machine, "ipc", "its System V shared memory and usually its /dev/shm are not those of processes outside of it"
+    )
+
+
+def _namespace(machine: Machine, name: str, note: str) -> Finding:
+    confinement = machine.confinement or Confinement()
+    number = (confinement.namespaces or {}).get(name)
+    if number is None:
+        return unknown(f"/proc/self/ns/{name} was not read")
+    evidence = (Evidence(source=f"/proc/self/ns/{name}", value=str(number)),)
+    if number == INITIAL_NAMESPACES[name]:
+        return passed(f"in the {name.upper()} namespace that the kernel started with", evidence=evidence)
+    return passed(f"in a {name.upper()} namespace of its own", evidence=evidence, note=note)
+
+
+def _ptrace(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    confinement = machine.confinement or Confinement()
+    value, why = confinement.ptrace_scope, confinement.unread.get("ptrace_scope")
+    call = (confinement.system_calls or {}).get("pidfd_open")
+    evidence = (
+        Evidence(
+            source="/proc/sys/kernel/yama/ptrace_scope",
+            value=(why.reason.value if why else "not read") if value is None else str(value),
+        ),
+        Evidence(
+            source="pidfd_open(2)", value=call or "not asked", errno=None if call in (None, "ok", "killed") else call
+        ),
+    )
+    remedy = Remedy(
+        text="Pass descriptors over a Unix socket (SCM_RIGHTS), let the exporter call prctl(PR_SET_PTRACER), or "
+        "give the container CAP_SYS_PTRACE."
+    )
+    absent = value is None and why is not None and why.reason.value == "not-present"
+    if call not in (None, "ok"):
+        tell = warned if scope.asked_purpose(Guard.IPC) else None
+        words = "pidfd_open is refused: descriptors cannot be taken from another process"
+        yield (
+            tell(words, remedy, evidence=evidence)
+            if tell
+            else passed("descriptors can be passed over sockets", evidence=evidence, note=words)
+        )
+    elif value is None and not absent:
+        yield unknown("Yama's ptrace_scope was not read", evidence=evidence)
+    elif absent or value == 0 or confinement.capable("SYS_PTRACE"):
+        yield passed("descriptors can be taken from other processes of the same user", evidence=evidence)
+    elif value == 1 or not scope.asked_purpose(Guard.IPC):
+        yield passed(
+            "descriptors can be passed over sockets",
+            evidence=evidence,
+            note="pidfd_getfd(2) between siblings needs PR_SET_PTRACER or CAP_SYS_PTRACE under this ptrace_scope",
+        )
+    else:
+        yield warned("only root may take descriptors from another process", remedy, evidence=evidence)
+
+
+def _shm(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    confinement = machine.confinement or Confinement()
+    total, free = confinement.shm_total_bytes, confinement.shm_free_bytes
+    if total is None:
+        why = confinement.unread.get("shm_total_bytes")
+        yield unknown(
+            f"the size of /dev/shm was not read ({why.reason.value})" if why else "/dev/shm was not looked at"
+        )
+        return
+    words = f"{format_size(max(total, 0))}, {'?' if free is None else format_size(max(free, 0))} free"
+    keeps = (machine.system or System()).remove_ipc
+    evidence = (
+        Evidence(source="statvfs(/dev/shm)", value=words),
+        Evidence(source="logind.conf: RemoveIPC", value="not set" if keeps is None else "yes" if keeps else "no"),
+    )
+    remedy = Remedy(
+        text="Make it larger: docker run --shm-size=1g; in Kubernetes an emptyDir with medium Memory at /dev/shm; "
+        "on a host mount -o remount,size=50% /dev/shm."
+    )
+    if total < SHM_FAIL:
+        yield failed("/dev/shm is too small for any library that shares memory", remedy, evidence=evidence)
+    elif total < SHM_WARN or (free is not None and free < SHM_FAIL):
+        yield warned(
+            f"/dev/shm is small ({words})",
+            remedy,
+            evidence=evidence,
+            cause="NCCL and MPI ranks of one node share buffers there, and end with a bus error when it is full; "
+            "Docker gives 64 MiB by default",
+        )
+    else:
+        note = "RemoveIPC=yes: shared memory of a user goes when the last session ends, also of jobs that still run"
+        yield passed("/dev/shm is large enough", evidence=evidence, note=note if keeps else "")
+
+
+def _limits(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    confinement = machine.confinement or Confinement()
+    limits = confinement.limits
+    if limits is None:
+        yield unknown("the limits were not read")
+        return
+    memlock, nofile, stack = (limits.get(name) for name in ("memlock", "nofile", "stack"))
+    maps = (machine.system or System()).max_map_count
+    evidence = (
+        Evidence(source="RLIMIT_MEMLOCK", value=_bytes(memlock)),
+        Evidence(source="RLIMIT_NOFILE", value="not read" if nofile is None else str(nofile)),
+        Evidence(source="RLIMIT_STACK", value=_bytes(stack)),
+        Evidence(source="/proc/sys/vm/max_map_count", value="not read" if maps is None else str(maps)),
+    )
+    notes: list[str] = []
+    faulty = False
+    privileged = confinement.capabilities is not None and bool(confinement.capabilities >> IPC_LOCK & 1)
+    if memlock not in (None, UNLIMITED) and not privileged:
+        words = f"no more than {_bytes(memlock)} may be locked, and RDMA locks all that it registers"
+        if scope.asked_purpose(Guard.RDMA):
+            faulty = True
+            yield failed(words, _raise("memlock"), evidence=evidence)
+        else:
+            notes.append(words)
+    if nofile is not None and nofile != UNLIMITED and nofile < NOFILE:
+        words = f"no more than {nofile} descriptors may be open, which large jobs use up"
+        if scope.asked_purpose(Guard.IPC) or scope.asked_purpose(Guard.RDMA):
+            faulty = True
+            yield warned(words, _raise("nofile"), evidence=evidence)
+        else:
+            notes.append(words)
+    if stack == UNLIMITED:
+        faulty = True
+        yield warned(
+            "the stack is unlimited, which makes the stacks of threads small",
+            Remedy(text="Set a limit of 8 MiB.", command="ulimit -s 8192"),
+            evidence=evidence,
+            cause="glibc then gives each thread 2 MiB, and NCCL's threads overflow it (NCCL user guide, "
+            "troubleshooting)",
+        )
+    if not faulty:
+        summary = "the limits are those of a plain shell" if notes else "the limits are no obstacle"
+        yield passed(summary, evidence=evidence, note="; ".join(notes))
+
+
+def _bytes(value: int | None) -> str:
+    return "not read" if value is None else "unlimited" if value == UNLIMITED else format_size(max(value, 0))
+
+
+def _raise(name: str) -> Remedy:
+    word = "unlimited" if name == "memlock" else str(2 * NOFILE)
+    docker = "-1" if name == "memlock" else word
+    return Remedy(
+        text=f"Raise the limit: docker run --ulimit {name}={docker}; LimitMEMLOCK= or LimitNOFILE= of the systemd unit "
+        f"that starts the jobs (slurmd, containerd); for shells, {name} in /etc/security/limits.conf.",
+        command=f"ulimit -{'l' if name == 'memlock' else 'n'} {word}",
+        needs_root=True,
+    )
+
+
+CHECKS = (
+    Check(
+        id="ipc.pid-namespace",
+        title="PID namespace",
+        guards=(Guard.IPC,),
+        sections=("confinement",),
+        judge=_pid_namespace,
+        why="Legacy CUDA IPC (cuIpcOpenMemHandle) names the exporter by its process id and works within one PID "
+        "namespace only. Ranks in different containers need file descriptors or fabric handles.",
+        read="/proc/self/ns/pid against the number of the first namespace. Whether a certain peer shares it is not "
+        "looked at.",
+        fix="Run the ranks in one container, or with a shared PID namespace (docker run --pid, shareProcessNamespace).",
+    ),
+    Check(
+        id="ipc.ipc-namespace",
+        title="IPC namespace",
+        guards=(Guard.IPC,),
+        sections=("confinement",),
+        judge=_ipc_namespace,
+        why="NCCL and MPI share host buffers through /dev/shm, which containers have one each of. CUDA's own "
+        "handles do not need the namespace (measured on H200).",
+        read="/proc/self/ns/ipc against the number of the first namespace.",
+        fix="docker run --ipc=host, or one container for all ranks of the node.",
+    ),
+    Check(
+        id="ipc.ptrace",
+        title="descriptors of other processes",
+        guards=(Guard.IPC,),
+        sections=("confinement",),
+        judge=_ptrace,
+        why="UCX, PyTorch and others take POSIX descriptors from a peer with pidfd_getfd(2), which asks for the "
+        "right to trace it (ptrace(2)). Sockets need no such right.",
+        read="Yama's ptrace_scope, CAP_SYS_PTRACE, and an answer of pidfd_open(2). A functional test is in doctor "
+        "--active.",
+        fix="prctl(PR_SET_PTRACER, ...) in the exporter, CAP_SYS_PTRACE, or sockets.",
+    ),
+    Check(
+        id="ipc.shm",
+        title="/dev/shm",
+        guards=(Guard.IPC, Guard.PERF),
+        sections=("confinement", "system"),
+        judge=_shm,
+        why="Ranks of one node share host buffers in /dev/shm. Docker's 64 MiB are soon used up, and then a rank "
+        "dies of a bus error (NCCL user guide, troubleshooting).",
+        read="statvfs(2) of /dev/shm, and RemoveIPC in logind's configuration.",
+        fix="docker run --shm-size=1g or more.",
+    ),
+    Check(
+        id="ipc.limits",
+        title="limits of the process",
+        guards=(Guard.IPC, Guard.RDMA),
+        sections=("confinement", "system"),
+        judge=_limits,
+        why="RDMA locks the memory that it registers, each peer costs descriptors, and an unlimited stack makes "
+        "glibc give threads small ones (NCCL user guide, troubleshooting).",
+        read="/proc/self/limits, vm.max_map_count. CAP_IPC_LOCK lifts the limit of locked memory. A plain shell's "
+        "limits are a note; with --for rdma or ipc they are judged.",
+        fix="ulimit, docker --ulimit, or the limits of the unit that starts the jobs.",
+    ),
+)

@@ -1,0 +1,389 @@
+"""GPUDirect RDMA: ports, the way from NIC to GPU memory, device nodes, and where NICs sit."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.situation import coherent, in_container
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
+from egmctl.model.machine import Driver, Gpu, Host, Machine, Nic, NicPort, System
+from egmctl.topo.links import LinkClass, gpu_nic_link
+
+NO_NIC = "no InfiniBand or RoCE device"
+CLASSES = (LinkClass.PIX, LinkClass.PXB, LinkClass.PHB, LinkClass.NODE, LinkClass.SYS)
+"""From near to far."""
+
+
+def _no_nics(machine: Machine, scope: Scope) -> Finding | None:
+    """Return the finding where there is nothing to judge."""
+    if machine.nics:
+        return None
+    if scope.asked_purpose(Guard.RDMA):
+        return unknown(f"{NO_NIC} is known to the kernel, though RDMA was asked for")
+    return skipped(NO_NIC)
+
+
+def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if nothing := _no_nics(machine, scope):
+        yield nothing
+        return
+    nics = machine.nics or ()
+    told = [(nic, port) for nic in nics for port in nic.ports if port.state is not None]
+    if not told:
+        yield unknown("the ports' states were not read", place=on_nics(nic.name for nic in nics))
+        return
+    expected = _expected(scope)
+    active = [(nic, port) for nic, port in told if port.state == "ACTIVE"]
+    unused: list[str] = []
+    for nic, port in told:
+        name = f"{nic.name}/{port.number}"
+        evidence = (_port_evidence(nic, port),)
+        if port.state == "ACTIVE":
+            continue
+        if (nic.name, port.number) in expected:
+            yield failed(
+                f"port {port.number} is {port.state}, and was active when the machine of --expect was recorded",
+                CABLE,
+                place=on_nics([nic.name]),
+                evidence=evidence,
+            )
+        elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
+            yield warned(
+                f"port {port.number} has a link and is {port.state}: no subnet manager has configured it",
+                Remedy(text="Look after the subnet manager of that fabric.", command="sminfo", needs_root=True),
+                place=on_nics([nic.name]),
+                evidence=evidence,
+            )
+        elif active and scope.asked_purpose(Guard.RDMA):
+            yield warned(f"port {port.number} is {port.state}", CABLE, place=on_nics([nic.name]), evidence=evidence)
+        else:
+            unused.append(name)
+    if not active:
+        tell = failed if scope.asked_purpose(Guard.RDMA) else warned
+        yield tell(
+            "no port is active",
+            CABLE,
+            place=on_nics(nic.name for nic, _ in told),
+            evidence=tuple(_port_evidence(nic, port) for nic, port in told),
+        )
+    else:
+        slow = list(_slow(active))
+        for nic, port, usual in slow:
+            yield warned(
+                f"port {port.number} runs at {port.rate_gbit_s:g} Gbit/s, its siblings at {usual:g}",
+                CABLE,
+                place=on_nics([nic.name]),
+                evidence=(_port_evidence(nic, port),),
+            )
+        slow_names = {nic.name for nic, _, _ in slow}
+        good = dict.fromkeys(nic.name for nic, _ in active if nic.name not in slow_names)
+        if good:
+            note = f"not active: {', '.join(unused)}; --for rdma or --expect makes that a finding" if unused else ""
+            yield passed("ports are active", place=on_nics(good), note=note)
+
+
+CABLE = Remedy(text="Look at the cable, the switch's port and the port's configuration.", command="ibstat")
+
+
+def _expected(scope: Scope) -> set[tuple[str, int]]:
+    reference = scope.expectation.reference if scope.expectation else None
+    nics = (reference.nics if reference else None) or ()
+    return {(nic.name, port.number) for nic in nics for port in nic.ports if port.state == "ACTIVE"}
+
+
+def _slow(active: list[tuple[Nic, NicPort]]) -> Iterator[tuple[Nic, NicPort, float]]:
+    """Find ports slower than most active ports of NICs of the same kind and link layer."""
+    rates: dict[object, Counter[float]] = {}
+    for nic, port in active:
+        if port.rate_gbit_s is not None:
+            rates.setdefault(_kind(nic, port), Counter())[port.rate_gbit_s] += 1
+    for nic, port in active:
+        found = rates.get(_kind(nic, port))
+        if port.rate_gbit_s is None or found is None:
+            continue
+        usual, count = max(found.items(), key=lambda item: (item[1], item[0]))
+        if port.rate_gbit_s < usual and count > 1:
+            yield nic, port, usual
+
+
+def _kind(nic: Nic, port: NicPort) -> object:
+    return nic.pci.device_id if nic.pci else None, nic.board_id, port.link_layer
+
+
+def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
+    rate = "" if port.rate_gbit_s is None else f", {port.rate_gbit_s:g} Gbit/s"
+    words = f"{port.state or '?'}, {port.physical_state or '?'}, {port.link_layer or '?'}{rate}"
+    return Evidence(source=f"/sys/class/infiniband/{nic.name}/ports/{port.number}", value=words)
+
+
+def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if nothing := _no_nics(machine, scope):
+        yield nothing
+        return
+    driver, system = machine.driver or Driver(), machine.system or System()
+    peermem = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in (system.module_versions or {})]
+    answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
+    kernel = _kernel(machine)
+    by_files = driver.module_flavour == "open" and kernel is not None and kernel >= (5, 12)
+    dma_buf = 1 in answers if answers else by_files if driver.module_flavour and kernel else None
+    evidence = (
+        Evidence(
+            source="/sys/module/nvidia_peermem",
+            value="not read" if system.module_versions is None else "loaded" if peermem else "not loaded",
+        ),
+        Evidence(source="driver modules, kernel", value=f"{driver.module_flavour or '?'}, {_dotted(kernel)}"),
+        Evidence(source="CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED", value=str(max(answers, default="not asked", key=str))),
+    )
+    if peermem or dma_buf:
+        ways = [*peermem, *(["dma-buf"] if dma_buf else [])]
+        yield passed(f"NICs reach GPU memory by {' and '.join(ways)}", evidence=evidence)
+    elif dma_buf is None or system.module_versions is None:
+        yield unknown("whether NICs reach GPU memory: not all of it was read", evidence=evidence)
+    else:
+        tell = failed if scope.asked_purpose(Guard.RDMA) else warned
+        yield tell(
+            "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf",
+            Remedy(
+                text="Load nvidia_peermem (it wants the RDMA stack that it was built with), or use the open kernel "
+                "modules on Linux 5.12 or newer.",
+                command="modprobe nvidia_peermem",
+                needs_root=True,
+            ),
+            evidence=evidence,
+            cause="everything between GPUs of different nodes is then copied through host memory",
+        )
+
+
+def _kernel(machine: Machine) -> tuple[int, int] | None:
+    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", (machine.host or Host()).kernel or "", re.ASCII)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _dotted(version: tuple[int, ...] | None) -> str:
+    return "not read" if version is None else ".".join(map(str, version))
+
+
+def _affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if nothing := _no_nics(machine, scope):
+        yield nothing
+        return
+    near: list[Gpu] = []
+    for gpu in scope.gpus_of(machine):
+        classes = {nic.name: gpu_nic_link(machine, gpu, nic).kind for nic in machine.nics or ()}
+        known = [kind for kind in classes.values() if kind in CLASSES]
+        if not known:
+            yield unknown("where the NICs are, seen from it, could not be told", place=on_gpus([gpu]))
+        elif min(known, key=CLASSES.index) is LinkClass.SYS:
+            yield warned(
+                "every NIC is beyond the interconnect between NUMA nodes",
+                Remedy(
+                    text="Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC."
+                ),
+                place=on_gpus([gpu]),
+                evidence=tuple(
+                    Evidence(source=f"GPU{gpu.index} to {name}", value=kind.value) for name, kind in classes.items()
+                ),
+                cause="RDMA to this GPU crosses the CPUs' interconnect, and NCCL does not use GPUDirect at that "
+                "distance",
+            )
+        else:
+            near.append(gpu)
+    if near:
+        yield passed("a NIC on the same NUMA node or nearer", place=on_gpus(near))
+
+
+def _ofed(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if nothing := _no_nics(machine, scope):
+        yield nothing
+        return
+    versions = (machine.system or System()).module_versions
+    if versions is None:
+        yield unknown("the RDMA modules' versions were not read")
+        return
+    shown = tuple(
+        Evidence(source=f"/sys/module/{name}/version", value=text or "none of its own")
+        for name, text in versions.items()
+    )
+    own = sorted({text for name, text in versions.items() if name.startswith("mlx5") and text})
+    firmware = sorted({nic.firmware for nic in machine.nics or () if nic.firmware})
+    yield passed(
+        f"mlx5 is DOCA-OFED's or MLNX_OFED's ({', '.join(own)})"
+        if own
+        else "mlx5 is the kernel's own"
+        if "mlx5_core" in versions
+        else "mlx5 is not loaded",
+        evidence=(*shown, Evidence(source="fw_ver", value=", ".join(firmware) or "not read")),
+        note="the NICs' firmware differs" if len(firmware) > 1 else "",
+    )
+
+
+def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if nothing := _no_nics(machine, scope):
+        yield nothing
+        return
+    verbs = (machine.system or System()).verbs
+    if verbs is None:
+        yield unknown("the nodes in /dev/infiniband were not looked at")
+        return
+    asked = scope.asked_purpose(Guard.RDMA)
+    if not verbs:
+        tell = failed if asked else warned
+        yield tell(
+            "there are NICs and no verbs devices: programs cannot use RDMA",
+            Remedy(text="Load ib_uverbs.", command="modprobe ib_uverbs", needs_root=True),
+            evidence=(Evidence(source="/sys/class/infiniband_verbs", value="empty"),),
+        )
+        return
+    denied = [one for one in verbs if one.node.access != "ok"]
+    evidence = tuple(
+        Evidence(
+            source=f"access({one.node.path})",
+            value=one.node.access or "not read",
+            errno=None if one.node.access in (None, "ok") else one.node.access,
+        )
+        for one in (denied or verbs)
+    )
+    if not denied:
+        yield passed("the verbs devices may be used", evidence=evidence)
+        return
+    container = in_container(machine)
+    kinds = {one.node.access for one in denied}
+    words = {
+        "EPERM": "the device cgroup denies them",
+        "EACCES": "modes or a security module deny them",
+        "ENOENT": "they are not there",
+    }
+    names = ", ".join(dict.fromkeys(one.nic or one.node.path.rpartition("/")[2] for one in denied))
+    why = "; ".join(words.get(kind or "", kind or "not told why") for kind in sorted(kinds, key=str))
+    summary = f"RDMA devices cannot be used ({names}): {why}"
+    if not asked and kinds == {"ENOENT"} and not container:
+        yield passed("the nodes in /dev/infiniband are not there", evidence=evidence, note=summary)
+        return
+    yield (failed if asked else warned)(
+        summary,
+        Remedy(
+            text="Hand the devices into the container: docker run --device=/dev/infiniband, or the RDMA device "
+            "plugin of Kubernetes."
+            if container
+            else "Let the job's manager allow /dev/infiniband/*, or have udev make it readable and writable for all.",
+        ),
+        evidence=evidence,
+    )
+
+
+def _coherent_dmabuf(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if nothing := _no_nics(machine, scope):
+        yield nothing
+        return
+    if not coherent(machine):
+        yield skipped("no GPU has NVLink-C2C")
+        return
+    driver = machine.driver or Driver()
+    version = _numbers(driver.driver_version or driver.module_version)
+    cdmm = (driver.module_parameters or {}).get("CoherentGPUMemoryMode", "").strip('"') == "driver"
+    kernel = _kernel(machine)
+    evidence = (
+        Evidence(source="driver", value=_dotted(version)),
+        Evidence(source="kernel", value=_dotted(kernel)),
+        Evidence(source="CoherentGPUMemoryMode", value="driver" if cdmm else "numa or unset"),
+    )
+    if version is None:
+        yield unknown("the driver's version was not read", evidence=evidence)
+    elif version < (570, 86, 15):
+        yield warned(
+            "this driver has no dma-buf mapping of GPU memory over PCIe, which NICs on PCIe need",
+            Remedy(text="Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", needs_root=True, needs_reboot=True),
+            evidence=evidence,
+            cause="CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE came with them "
+            "(https://github.com/ofiwg/libfabric/issues/10967)",
+        )
+    elif cdmm and kernel is not None and kernel < (6, 18):
+        yield warned(
+            "under CDMM, dma-buf of GPU memory needs Linux 6.18 or UVM's device pages",
+            Remedy(text="Boot Linux 6.18 or newer, or use NUMA mode.", needs_root=True, needs_reboot=True),
+            evidence=evidence,
+            cause="open-gpu-kernel-modules, nv-dmabuf.c",
+        )
+    else:
+        yield passed("dma-buf of GPU memory can be mapped over PCIe", evidence=evidence)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None or not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", text, re.ASCII):
+        return None
+    return tuple(map(int, text.split(".")))
+
+
+CHECKS = (
+    Check(
+        id="rdma.ports",
+        title="the NICs' ports",
+        guards=(Guard.RDMA,),
+        sections=("nics",),
+        judge=_ports,
+        why="A rank whose NIC is down or slow holds up all others. A port that nothing is plugged into is no fault.",
+        read="state, phys_state, rate and link_layer of each port in sysfs. Ports that are not active are findings "
+        "with --for rdma, and failures where a recorded machine given with --expect had them active.",
+        fix="Cable, switch port, subnet manager, in this order.",
+    ),
+    Check(
+        id="rdma.gdr-path",
+        title="a way from the NICs to GPU memory",
+        guards=(Guard.RDMA,),
+        sections=("nics", "driver", "system"),
+        judge=_gdr_path,
+        why="GPUDirect RDMA needs nvidia_peermem, or dma-buf: the open kernel modules on Linux 5.12 or newer (NCCL, "
+        "net_ib/gdr.cc).",
+        read="/sys/module, the driver's flavour, the kernel's version; CUDA's DMA_BUF_SUPPORTED where CUDA was asked.",
+        fix="modprobe nvidia_peermem, or the open kernel modules.",
+    ),
+    Check(
+        id="rdma.affinity",
+        title="NICs near the GPUs",
+        guards=(Guard.RDMA, Guard.PERF),
+        sections=("host", "gpus", "nics"),
+        judge=_affinity,
+        why="Traffic between a GPU and a NIC on another NUMA node crosses the CPUs' interconnect, and by default "
+        "NCCL does not use GPUDirect RDMA over it (NCCL_NET_GDR_LEVEL).",
+        read="PCI paths and NUMA nodes, in the classes of nvidia-smi topo -m.",
+        fix="Place NICs evenly, or choose GPUs that have one.",
+    ),
+    Check(
+        id="rdma.ofed",
+        title="the RDMA stack",
+        guards=(Guard.RDMA,),
+        sections=("nics", "system"),
+        judge=_ofed,
+        why="nvidia_peermem must have been built against the RDMA stack that runs. This says which one that is.",
+        read="Versions of the modules in /sys/module, firmware of the NICs. Errors of loading are in the kernel "
+        "log, which is not read.",
+        fix="Nothing: this says what is so.",
+    ),
+    Check(
+        id="rdma.devices-cgroup",
+        title="the verbs devices may be used",
+        guards=(Guard.RDMA,),
+        sections=("nics", "system"),
+        judge=_devices,
+        why="Programs reach a NIC through /dev/infiniband/uverbsN. Containers and device cgroups keep it from them "
+        "as they do with GPUs.",
+        read="access(2) of the nodes that the kernel has devices for: EPERM is the cgroup, EACCES mode bits, ENOENT "
+        "not passed in.",
+        fix="docker run --device=/dev/infiniband; the RDMA device plugin in Kubernetes.",
+    ),
+    Check(
+        id="rdma.coherent-dmabuf",
+        title="dma-buf of coherent GPUs' memory",
+        guards=(Guard.RDMA,),
+        sections=("gpus", "nics", "driver", "host"),
+        judge=_coherent_dmabuf,
+        why="On Grace a NIC on PCIe needs its mapping over PCIe, which CUDA 12.8 and driver 570.86.15 brought "
+        "(https://github.com/ofiwg/libfabric/issues/10967).",
+        read="Versions of driver and kernel, CoherentGPUMemoryMode.",
+        fix="Update the driver; under CDMM the kernel too.",
+    ),
+)
