@@ -23,7 +23,8 @@ class GpuEvidence:
     temperature_c: int | None = None
     """The highest seen."""
     sent_bytes: Mapping[Plain, int] = field(default_factory=dict)
-    """By wire (``nvlink``, ``c2c``, ``pcie``): what its counter rose by."""
+    """By wire (``nvlink``, ``pcie``): what its counter rose by. Of PCIe with protocol, of NVLink without. Counted where
+    the GPU issues the work."""
     received_bytes: Mapping[Plain, int] = field(default_factory=dict)
     errors: Mapping[Plain, int] = field(default_factory=dict)
     """By counter: what it rose by; only those that rose."""
@@ -49,9 +50,9 @@ class Route:
     """Which way the bytes took, by the counters of the GPUs."""
 
     wire: Plain
-    """The one expected at the GPUs: ``nvlink``, ``c2c`` or ``pcie``."""
+    """The one expected at the GPUs that issue the work: ``nvlink``, ``c2c`` or ``pcie``."""
     expected_bytes: int
-    """What the samples moved over it, sent and received, without retries and checks."""
+    """What the samples moved over it, without retries and checks."""
     carried_bytes: int | None
     """What its counters rose by; ``None`` where it has none."""
     verdict: Verdict
