@@ -19,6 +19,7 @@ from egmctl.cli.doctor_options import (
     ListOption,
     NumaOption,
     OutputOption,
+    PidOption,
     PurposeOption,
     SkipOption,
     StrictOption,
@@ -48,6 +49,7 @@ def doctor(
     check: CheckOption = None,
     skip: SkipOption = None,
     expect: ExpectOption = None,
+    pid: PidOption = 0,
     strict: StrictOption = False,
     machine: MachineOption = None,
     list_checks: ListOption = False,
@@ -71,6 +73,8 @@ def doctor(
         check_output(output, force)
         if brief and verbose:
             raise UsageError("--brief and --verbose exclude each other; give one of them")
+        if pid and machine is not None:
+            raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
         if machine == "list":
             return list_machines(_text_or_json(chosen, "--machine list"), output, force, color)
         guards = _guards(purposes)
@@ -83,7 +87,7 @@ def doctor(
         checks = select(guards, check or (), skip or ())
         expected = _expectation(expect)
         sections = dict.fromkeys((*ALWAYS, *(section for one in checks for section in one.sections)))
-        seen = read_machine(machine, sections, quiet=quiet, cuda=False)
+        seen = read_machine(machine, sections, quiet=quiet, cuda=False, pid=pid)
         diagnosis = diagnose(seen, _scope(seen, gpus, numa, guards, expected), checks, strict=strict)
         emit(_render(diagnosis, chosen, verbose=verbose, brief=brief), output=output, force=force, color=color)
     except EgmctlError as error:

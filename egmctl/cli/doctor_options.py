@@ -74,6 +74,15 @@ ExpectOption = Annotated[
         help="What should be here: counts (gpus=8,nics=4,numa=2) or a recorded or shipped machine.",
     ),
 ]
+PidOption = Annotated[
+    int,
+    typer.Option(
+        "--pid",
+        metavar="PID",
+        min=0,
+        help="Judge what that process may use (a running job); as root, its access to GPUs too.",
+    ),
+]
 StrictOption = Annotated[bool, typer.Option("--strict", help="A warning is a failure.")]
 FormatOption = Annotated[DoctorForm | None, typer.Option("--format", help="The form of the findings.")]
 BriefOption = Annotated[bool, typer.Option("--brief", help="One line a problem and the counts, nothing else.")]

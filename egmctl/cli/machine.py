@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from egmctl.model.machine import Machine
 
 
-def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda: bool = True) -> Machine:
+def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda: bool = True, pid: int = 0) -> Machine:
     """Return the live node or the machine to replay, and say on standard error if it was recorded elsewhere.
 
     Parameters
     ----------
-    sections, cuda
+    sections, cuda, pid
         As for :func:`egmctl.facts.collect.collect`; of a machine to replay, all there is.
 
     Raises
     ------
     UsageError
-        If there is no such machine.
+        If there is no such machine or process.
     """
     if name is None:
         from egmctl.facts.collect import collect
 
-        return collect(sections, cuda=cuda)
+        return collect(sections, cuda=cuda, pid=pid)
     from egmctl.facts.replay import load
     from egmctl.model.machine import OriginKind
 

@@ -80,6 +80,9 @@ def loss(machine: Machine, gpu: Gpu) -> Loss:
         return Loss.NOT_BOUND
     if proc is not None and proc.excluded:
         return Loss.EXCLUDED
+    unread = gpu.unread.get("node")
+    if node is None and unread is not None and unread.reason is not Reason.NOT_PRESENT:
+        return Loss.UNKNOWN
     if node is None or not node.exists:
         return _without_node(machine, gpu)
     if node.access in ("EPERM", "EACCES"):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from egmctl import __version__, launch
 from egmctl.errors import ChildFailed, UsageError
-from egmctl.facts import confinement, driver_files, gpus, host, nics, nodes, pci, process, system
+from egmctl.facts import confinement, driver_files, gpus, host, inside, nics, nodes, pci, process, system
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.codec import JsonValue
@@ -36,7 +36,7 @@ LIBRARY_SECTIONS = frozenset({"gpus", "pairs", "driver"})
 """The sections that NVML and CUDA are asked for."""
 
 
-def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = True) -> Machine:
+def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = True, pid: int = 0) -> Machine:
     """Read sections of this node.
 
     Parameters
@@ -49,6 +49,9 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
     cuda
         Whether CUDA is asked too. Where it is not, libcuda is loaded nowhere, which starts no GPU and disturbs no job,
         and its values are ``not-asked``.
+    pid
+        The process that is asked about instead of this one: its cgroups, environment, limits and, for root, its access
+        to device nodes. What NVML and CUDA say stays this process' own view.
 
     Returns
     -------
@@ -58,12 +61,15 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
     Raises
     ------
     UsageError
-        If there is no such section.
+        If there is no such section, or no such process.
     """
     asked = tuple(sections)
     for name in asked:
         if name not in SECTION_VERSIONS:
             raise UsageError(f"there is no section {name!r}; valid are {', '.join(SECTION_VERSIONS)}")
+    root = Root.from_environment()
+    if pid and not root.exists(f"/proc/{pid}"):
+        raise UsageError(f"there is no process {pid}")
     statuses: dict[str, SectionStatus] = {}
     values: dict[str, Any] = {}
 
@@ -77,14 +83,14 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
         statuses[name] = SectionStatus(version=SECTION_VERSIONS[name], duration_ms=duration_ms, unread=unread)
 
     with ExitStack() as children:
-        node = _Node(asked, deadline_s, children, cuda=cuda)
+        node = _Node(root, asked, deadline_s, children, cuda=cuda, pid=pid)
         # The children work meanwhile: what needs their answers comes last.
-        read("host", lambda: host.host(node.root))
+        read("host", lambda: host.host(root, pid))
         read("switches", node.switches)
-        read("nics", lambda: nics.nics(node.root))
-        read("process", lambda: process.process(node.root))
-        read("confinement", lambda: confinement.confinement(node.root))
-        read("system", lambda: system.system(node.root))
+        read("nics", lambda: nics.nics(root))
+        read("process", lambda: process.process(root, pid))
+        read("confinement", lambda: confinement.confinement(root, pid))
+        read("system", lambda: system.system(root))
         read("gpus", lambda: node.gpus)
         read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
         read("driver", node.driver)
@@ -103,15 +109,17 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
 class _Node:
     """The node under collection: what several sections need, read once."""
 
-    def __init__(self, asked: tuple[str, ...], deadline_s: float, children: ExitStack, *, cuda: bool) -> None:
-        self.root = Root.from_environment()
+    def __init__(
+        self, root: Root, asked: tuple[str, ...], deadline_s: float, children: ExitStack, *, cuda: bool, pid: int
+    ) -> None:
+        self.root = root
         self._deadline = time.monotonic() + deadline_s
         if LIBRARY_SECTIONS.isdisjoint(asked):
             return
         # As root, NVML and CUDA may make the nodes that are missing: looking comes first.
         self._proc = _attempt(lambda: driver_files.gpus(self.root))
         minors = [gpu.minor for gpu in (self._proc[0] or {}).values() if gpu.minor is not None]
-        self._nodes = _attempt(lambda: nodes.read_all(self.root, minors))
+        self._nodes = _attempt(lambda: inside.read_all(root, pid, minors) if pid else nodes.read_all(root, minors))
         arguments = {"pairs": "pairs" in asked}
         self._nvml_child = _start("egmctl.facts.nvml:read", arguments, children)
         self._cuda_child = _start("egmctl.facts.cuda:read", arguments, children) if cuda else None
@@ -136,11 +144,11 @@ class _Node:
             lambda: {found.bus_id: found for found in self.functions if pci.is_gpu(found)}
         )
         proc, no_proc = self._proc
-        seen, _ = self._nodes
+        seen, no_nodes = self._nodes
         return gpus.join(
             pci=no_functions or functions or {},
             proc=no_proc or proc or {},
-            nodes=seen.gpus if seen else {},
+            nodes=no_nodes or (seen.gpus if seen else {}),
             nvml=self.nvml,
             cuda=self.cuda,
         )

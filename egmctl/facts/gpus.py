@@ -34,7 +34,7 @@ def join(
     *,
     pci: Mapping[BusId, PciFunction] | Unread,
     proc: Mapping[BusId, GpuProc] | Unread,
-    nodes: Mapping[int, DeviceNode],
+    nodes: Mapping[int, DeviceNode] | Unread,
     nvml: NvmlFacts,
     cuda: CudaFacts,
 ) -> tuple[Gpu, ...]:
@@ -45,7 +45,7 @@ def join(
     pci, proc
         NVIDIA's GPUs in sysfs and in ``/proc/driver/nvidia/gpus``, or why there is no such list.
     nodes
-        ``/dev/nvidia<minor>`` by minor, as they were before NVML and CUDA ran.
+        ``/dev/nvidia<minor>`` by minor, as they were before NVML and CUDA ran, or why they could not be looked at.
     """
     sources: dict[str, Mapping[str, Any] | Unread] = {
         "pci": pci,
@@ -211,7 +211,9 @@ def _lost(nvml: NvmlFacts) -> Unread:
     return Unread(reason=Reason.NOT_PRESENT, detail=f"NVML lists {len(nvml.gpus)} GPUs, not this one")
 
 
-def _node(found: Mapping[str, Any], nodes: Mapping[int, DeviceNode]) -> DeviceNode | Unread:
+def _node(found: Mapping[str, Any], nodes: Mapping[int, DeviceNode] | Unread) -> DeviceNode | Unread:
+    if isinstance(nodes, Unread):
+        return nodes
     minors = [source.minor for source in (found["proc"], found["nvml"]) if not isinstance(source, Unread)]
     minor = next((minor for minor in minors if minor is not None), None)
     if minor is None:

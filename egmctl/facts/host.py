@@ -77,8 +77,15 @@ _GRACE_SOC_ID = "jep106:036b:0241"
 _AT_PAGESZ = 6
 
 
-def host(root: Root) -> Host:
-    """Read all of it."""
+def host(root: Root, pid: int = 0) -> Host:
+    """Read all of it.
+
+    Parameters
+    ----------
+    pid
+        The process whose CPUs and NUMA nodes are meant; 0 is this one.
+    """
+    status = f"/proc/{pid or 'self'}/status"
     why = Reasons()
     return Host(
         hostname=why.read("hostname", lambda: root.read("/proc/sys/kernel/hostname")),
@@ -90,8 +97,8 @@ def host(root: Root) -> Host:
         memory_total_bytes=why.read("memory_total_bytes", lambda: _kib(root, "/proc/meminfo", "MemTotal")),
         memory_available_bytes=why.read("memory_available_bytes", lambda: _kib(root, "/proc/meminfo", "MemAvailable")),
         numa_nodes=why.read("numa_nodes", lambda: _numa_nodes(root)),
-        allowed_cpus=why.read("allowed_cpus", lambda: _allowed(root, "Cpus_allowed_list")),
-        allowed_numa_nodes=why.read("allowed_numa_nodes", lambda: _allowed(root, "Mems_allowed_list")),
+        allowed_cpus=why.read("allowed_cpus", lambda: _allowed(root, status, "Cpus_allowed_list")),
+        allowed_numa_nodes=why.read("allowed_numa_nodes", lambda: _allowed(root, status, "Mems_allowed_list")),
         huge_pages=why.read("huge_pages", lambda: _huge_pages(root)),
         transparent_huge_pages=why.read("transparent_huge_pages", lambda: _transparent_huge_pages(root)),
         numa_balancing=why.read("numa_balancing", lambda: root.number("/proc/sys/kernel/numa_balancing")),
@@ -156,8 +163,8 @@ def _numbers(root: Root, path: str) -> tuple[int, ...]:
     return parse_kernel_list(root.kernel_list(path))
 
 
-def _allowed(root: Root, key: str) -> str:
-    return kernel_list(root.line("/proc/self/status", key), "/proc/self/status")
+def _allowed(root: Root, path: str, key: str) -> str:
+    return kernel_list(root.line(path, key), path)
 
 
 def _numa_nodes(root: Root) -> tuple[NumaNode, ...]:

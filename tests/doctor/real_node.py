@@ -8,14 +8,21 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from egmctl.model.machine import Machine
 from tests.conftest import ROOT, command_environment
 from tests.doctor.cgroups import GPU_MAJOR
 from tests.fake.sysroot import write_sysroot
+
+without_driver = pytest.mark.skipif(
+    Path("/proc/driver/nvidia").exists(), reason="a real NVML answers here, and knows other GPUs than the tree"
+)
 
 CONTROL, UVM_MAJOR = 255, 509
 """The minor of nvidiactl; a number as the kernel gives one to nvidia-uvm."""
@@ -34,6 +41,10 @@ class Node:
         (directory / "proc/self").symlink_to("/proc/self")
         (directory / "sys/fs").mkdir(parents=True)
         (directory / "sys/fs/cgroup").symlink_to("/sys/fs/cgroup")
+        # Where a test mounts a hierarchy that the machine does not have mounted.
+        temporary = directory / tempfile.gettempdir().lstrip("/")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.symlink_to(tempfile.gettempdir())
         for sign in ("/.dockerenv", "/run/systemd/container"):
             (directory / sign.lstrip("/")).unlink(missing_ok=True)
 

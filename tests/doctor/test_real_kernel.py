@@ -17,9 +17,9 @@ import pytest
 from egmctl.facts import replay
 from tests.doctor import confined
 from tests.doctor.cgroups import denying_v1, denying_v2, mounted
-from tests.doctor.real_node import CONTROL, Findings, Node, evidence
+from tests.doctor.real_node import CONTROL, Findings, Node, evidence, without_driver
 
-pytestmark = pytest.mark.needs_root
+pytestmark = [pytest.mark.needs_root, without_driver]
 
 CGROUP, PERMISSIONS, NODES, COUNT = (
     "dev.cgroup-restricted",

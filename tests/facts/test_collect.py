@@ -131,7 +131,7 @@ def test_a_child_that_fails_costs_only_what_it_would_have_read(
 
 @pytest.mark.usefixtures("tree")
 def test_an_unexpected_error_is_its_sections_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_root: object) -> None:
+    def broken(*_: object) -> None:
         raise ZeroDivisionError("of a kind nobody thought of")
 
     monkeypatch.setattr(host, "host", broken)

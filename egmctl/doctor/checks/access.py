@@ -24,13 +24,13 @@ _NO_NODE = "there is no device node of a GPU"
 def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
     denied = lost(machine, Loss.DEVICE_CGROUP)
     gpus = machine.gpus or ()
-    untold = [gpu for gpu in gpus if gpu.node is not None and gpu.node.exists and gpu.node.access is None]
+    untold = [gpu for gpu in gpus if loss(machine, gpu) is Loss.UNKNOWN]
     if untold:
         pid = (machine.process or Process()).pid
         yield unknown(
             f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup"
             if pid
-            else "whether these GPUs may be used: access(2) was not asked",
+            else "whether these GPUs may be used: their device nodes could not be looked at",
             place=on_gpus(untold),
         )
     if not denied:

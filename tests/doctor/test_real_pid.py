@@ -1,0 +1,122 @@
+"""The real kernel: the access of another process, which only that process' own place can tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from egmctl.facts import inside, replay
+from egmctl.facts.root import Root, Unreadable
+from egmctl.model.machine import Reason
+from tests.conftest import RunEgmctl
+from tests.doctor import confined
+from tests.doctor.cgroups import GPU_MAJOR, Cgroup, denying_v1, denying_v2, mounted
+from tests.doctor.real_node import Node, evidence, without_driver
+
+pytestmark = [pytest.mark.needs_root, without_driver]
+
+CGROUP = "dev.cgroup-restricted"
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="egmctl-node-") as folder:
+        Path(folder).chmod(0o755)
+        made = Node(replay.load("hgx-h200x4"), Path(folder) / "root")
+        with mounted("tmpfs", "dev,mode=755", made.root / "dev"):
+            made.make_nodes()
+            yield made
+
+
+@contextlib.contextmanager
+def job(node: Node, before: Callable[[], None], **variables: str) -> Iterator[int]:
+    """Run a process as a job would be; return its number."""
+    with subprocess.Popen(["sleep", "60"], preexec_fn=before, env={"PATH": os.environ["PATH"], **variables}) as process:
+        (node.root / f"proc/{process.pid}").symlink_to(f"/proc/{process.pid}")
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("denying", [denying_v1, denying_v2])
+def test_a_jobs_cgroup_is_seen_from_outside(
+    node: Node, denying: Callable[[int], contextlib.AbstractContextManager[Cgroup]]
+) -> None:
+    with denying(1) as cgroup, job(node, cgroup.join) as pid:
+        code, found = node.doctor("--pid", str(pid), "--gpus", node.bus_id(1))
+        own_code, own = node.doctor("--gpus", node.bus_id(1))
+        left = (cgroup.directory / "cgroup.procs").read_text().split()
+    finding = found[CGROUP]
+    assert (code, finding["status"], finding["place"]["ids"]) == (1, "fail", [node.bus_id(1)])
+    assert evidence(finding)[f"/proc/{pid}/cgroup"] == cgroup.path
+    assert (own_code, own[CGROUP]["status"]) == (0, "pass")
+    assert left == [str(pid)], "nothing of ours stays behind"
+
+
+def test_its_environment_and_its_user_count(node: Node) -> None:
+    def before() -> None:
+        os.setgid(confined.NOBODY)
+        os.setuid(confined.NOBODY)
+
+    node.device(2).chmod(0o600)
+    with job(node, before, CUDA_VISIBLE_DEVICES="0,2", AWS_SESSION="hunter2") as pid:
+        _, found = node.doctor("--pid", str(pid))
+    assert found["dev.permissions"]["place"]["ids"] == [node.bus_id(2)]
+    assert f"do not let uid {confined.NOBODY} in" in found["dev.permissions"]["cause"]
+    assert evidence(found["env.visible-devices"])["environment"] == "CUDA_VISIBLE_DEVICES=0,2"
+    assert "hunter2" not in repr(found)
+
+
+def test_without_roots_rights_its_access_is_unknown(node: Node) -> None:
+    with denying_v2(1) as cgroup, job(node, cgroup.join) as pid:
+        _, found = node.doctor("--pid", str(pid), before=confined.become_nobody)
+    finding = found[CGROUP]
+    assert finding["status"] == "unknown"
+    assert finding["summary"] == f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup"
+
+
+def test_a_process_that_is_not_there(egmctl: RunEgmctl) -> None:
+    done = egmctl("doctor", "--pid", "4194305")
+    assert (done.code, done.err.strip()) == (2, "egmctl: there is no process 4194305")
+
+
+def test_its_own_root_directory(tmp_path: Path) -> None:
+    """As a container has one: the device nodes are looked for there, and not in ours."""
+    with mounted("tmpfs", "dev", tmp_path / "root") as root:
+        (root / "dev").mkdir()
+        for minor in (0, 1):
+            os.mknod(root / f"dev/nvidia{minor}", stat.S_IFCHR | 0o666, os.makedev(GPU_MAJOR, minor))
+        with denying_v2(1) as cgroup:
+            started, ready = os.pipe()
+            if (child := os.fork()) == 0:
+                try:
+                    cgroup.join()
+                    os.chroot(root)
+                    os.write(ready, b".")
+                    signal.pause()
+                finally:
+                    os._exit(0)
+            try:
+                os.read(started, 1)
+                seen = inside.read_all(Root(), child, [0, 1, 2])
+            finally:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                os.close(started)
+                os.close(ready)
+    assert {minor: node.access for minor, node in seen.gpus.items()} == {0: "ok", 1: "EPERM", 2: "ENOENT"}
+
+
+def test_a_process_that_has_ended() -> None:
+    with pytest.raises(Unreadable) as caught:
+        inside.read_all(Root(), 4194305, [0])
+    assert caught.value.unread.reason is Reason.NOT_PRESENT
