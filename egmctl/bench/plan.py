@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.buffers import Peak, peaks
+from egmctl.bench.busy import in_use
 from egmctl.bench.case import BUILT_ENGINES, BUILT_MEMORY, BUILT_STREAMS, Case, Footprint
 from egmctl.bench.flows import HOST_MEMORY, Ends, endpoint, initiator, tasks_of
 from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
@@ -119,7 +120,10 @@ def make_plan(
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
         steps=make_steps(_slots(tasks), serial=settings.serial),
-        notes=(f"these need two GPUs: {', '.join(none)}",) if none else (),
+        notes=(
+            *((f"these need two GPUs: {', '.join(none)}",) if none else ()),
+            *(f"measured all the same: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
+        ),
     )
 
 
@@ -169,6 +173,10 @@ def _planned_tasks(
         flows, paths = [flow for flow, _ in made], [path for _, path in made]
         taking_part = {g.bus_id: g for ends in ends_of_flows for g in ends if isinstance(g, Gpu)}
         waivers = [gpu_waiver(machine, gpu, visible) for gpu in taking_part.values()] + [path.waiver for path in paths]
+        if not settings.allow_busy:
+            waivers += [
+                f"{busy}; --allow-busy measures it all the same" for busy in map(in_use, taking_part.values()) if busy
+            ]
         rate = min(path.rate_gb_s for path in paths)
         latency = case.quantity is Quantity.LATENCY
         size_bytes = settings.size_bytes if case.footprint is None else _footprint(case.footprint, ends_of_flows[0])

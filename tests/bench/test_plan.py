@@ -209,8 +209,8 @@ class TestMemory:
                 gpu,
                 nvml=replace(
                     gpu.nvml,  # type: ignore[type-var]
-                    memory_total_bytes=80 * GIB,
-                    memory_used_bytes=80 * GIB - (gpu_free if gpu.index == 0 else 80 * GIB),
+                    memory_total_bytes=gpu_free if gpu.index == 0 else 80 * GIB,
+                    memory_used_bytes=0,
                 ),
             )
             for gpu in DGX.gpus
