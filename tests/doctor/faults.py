@@ -225,6 +225,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "numa.balancing": changed("host", numa_balancing=1),
     "numa.cmdline": changed("host", kernel_command_line={"init_on_alloc": "1"}),
+    "uvm.addressing-mode": changed("gpus[*].nvml", addressing_mode="none"),
     "nvlink.links": changed("gpus[1].nvml.nvlinks[3]", active=False),
     "nvlink.errors": changed("gpus[1].nvml.nvlinks[3]", recovery_errors=2),
     "nvlink.bw-mode": changed("driver", nvlink_bandwidth_mode="half"),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import coherent, in_container, usable
+from egmctl.doctor.situation import by_value, coherent, in_container, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
-from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine
+from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, System
 from egmctl.units import parse_kernel_list
 
 CALLS = ("get_mempolicy", "mbind", "set_mempolicy")
@@ -189,6 +189,48 @@ def own_node(gpu: Gpu) -> int | None:
     return next((node for node in candidates if node is not None and node >= 0), None)
 
 
+def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    able, driver = coherent(machine), machine.driver or Driver()
+    gpus = usable(machine, scope.gpus_of(machine))
+    if not gpus:
+        yield unknown("no GPU can be used from here")
+    configuration = (machine.system or System()).kernel_configuration or {}
+    settings = (
+        Evidence(source="uvm_ats_mode", value=(driver.uvm_parameters or {}).get("uvm_ats_mode", "not read")),
+        Evidence(source="CONFIG_ARM_SMMU_V3_SVA", value=configuration.get("ARM_SMMU_V3_SVA", "not read")),
+    )
+    for mode, group in by_value(gpus, lambda gpu: gpu.nvml.addressing_mode if gpu.nvml else None):
+        evidence = (
+            Evidence(source="nvmlDeviceGetAddressingMode", value=mode or "not read"),
+            *(settings if able else ()),
+        )
+        if mode is None:
+            yield unknown(
+                "NVML does not tell how the GPUs address host memory", place=on_gpus(group), evidence=evidence
+            )
+        elif mode == "ats":
+            yield passed("the GPUs use the CPU's page tables (ATS)", place=on_gpus(group), evidence=evidence)
+        elif able:
+            yield failed(
+                f"the GPUs do not use the CPU's page tables (addressing mode {mode})",
+                Remedy(
+                    text="Boot a kernel with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, and leave "
+                    "uvm_ats_mode at 1.",
+                    needs_root=True,
+                    needs_reboot=True,
+                ),
+                place=on_gpus(group),
+                evidence=evidence,
+                cause="a GPU with NVLink-C2C is made for ATS; without it malloc'ed memory is out of its reach",
+            )
+        else:
+            words = {
+                "none": "memory must be allocated with CUDA",
+                "hmm": "pageable memory is migrated as it is touched",
+            }
+            yield passed(f"addressing mode {mode}", place=on_gpus(group), evidence=evidence, note=words.get(mode, ""))
+
+
 CHECKS = (
     Check(
         id="numa.mempolicy-syscalls",
@@ -236,5 +278,17 @@ CHECKS = (
         "(CDMM). Both are right; a GPU that differs from its siblings, or whose memory failed to go online, is not.",
         read="CoherentGPUMemoryMode in /proc/driver/nvidia/params, numa_status of each GPU, NVML's GPU NUMA id.",
         fix="See numa.auto-online; the kernel log says why memory was refused.",
+    ),
+    Check(
+        id="uvm.addressing-mode",
+        title="how the GPUs address host memory",
+        guards=(Guard.EGM, Guard.PERF),
+        sections=("gpus", "driver", "system"),
+        judge=_addressing,
+        why="Coherent GPUs share the CPU's page tables (ATS). Where the kernel lacks the SMMU's shared virtual "
+        "addressing, CUDA does not even start (https://github.com/siderolabs/talos/issues/14087).",
+        read="nvmlDeviceGetAddressingMode; for the reason uvm_ats_mode and the kernel's configuration. Elsewhere "
+        "than on Grace it is only told.",
+        fix="Boot a kernel with CONFIG_ARM_SMMU_V3_SVA and without iommu.passthrough.",
     ),
 )
