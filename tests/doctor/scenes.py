@@ -29,20 +29,19 @@ class Scene:
 
 def scenes() -> Mapping[str, Scene]:
     """Return all of them by name, in order: shipped, recorded, modelled."""
-    recorded = {path.parent.name: path for path in sorted(CORPUS.glob("*/machine.json"))}
     return {
         **{name: Scene(machine=_load(name)) for name in replay.names()},
-        **{name: Scene(machine=_load(str(path)), options=OPTIONS.get(name, ())) for name, path in recorded.items()},
+        **RECORDED,
         **{name: dataclasses.replace(scene, machine=_named(name, scene)) for name, scene in MODELLED.items()},
     }
 
 
-OPTIONS: Mapping[str, tuple[str, ...]] = {}
-"""Of the recorded scenes that are asked something particular."""
-
-
 def _load(name: str) -> Callable[[], Machine]:
     return lambda: replay.load(name)
+
+
+def _recorded(name: str) -> Callable[[], Machine]:
+    return _load(str(CORPUS / name / "machine.json"))
 
 
 def _named(name: str, scene: Scene) -> Callable[[], Machine]:
@@ -135,6 +134,20 @@ def cpuset() -> Machine:
     """GB200 job whose cpuset allows the memory of NUMA node 0 only."""
     return patched(healthy(), "host", allowed_numa_nodes="0", allowed_cpus="0-71")
 
+
+H200_DENIED = "0000:00:09.0"
+"""The GPU that the cgroups of the recordings deny: minor 3."""
+
+RECORDED: Mapping[str, Scene] = {
+    "h200-no-imex-channel": Scene(_load("hgx-h200x4"), ("--for", "fabric")),
+    "h200-imex-channel": Scene(_recorded("h200-imex-channel"), ("--for", "fabric")),
+    "h200-cuda-visible-devices": Scene(_recorded("h200-cuda-visible-devices")),
+    "h200-v1-cgroup": Scene(_recorded("h200-v1-cgroup"), ("--gpus", H200_DENIED)),
+    "h200-v2-cgroup": Scene(_recorded("h200-v2-cgroup"), ("--gpus", H200_DENIED)),
+    "h200-v2-cgroup-not-asked-for": Scene(_recorded("h200-v2-cgroup")),
+    "h200-v2-cgroup-expected": Scene(_recorded("h200-v2-cgroup"), ("--expect", "gpus=4")),
+}
+"""On four H200 of an HGX board, 2026-11-20 (docs/hardware-notes.md)."""
 
 DENIED_BUS_ID = [gpu.bus_id for gpu in healthy().gpus or ()][3]
 
