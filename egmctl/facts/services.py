@@ -64,7 +64,7 @@ def imex(root: Root) -> Imex:
         why.unread["domain_status"] = why.unread["daemon_state"]
     else:
         # With -N the same document comes again for every change: the last one counts.
-        domain = why.read("domain_status", lambda: _word(root, ("-N", "-j"), r'"status"\s*:\s*"([A-Z_]{1,20})"'))
+        domain = why.read("domain_status", lambda: _word(root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"'))
     return Imex(
         configured_nodes=None if addresses is None else addresses.total(),
         duplicate_nodes=None if addresses is None else addresses.total() - len(addresses),
@@ -107,6 +107,9 @@ def _output(program: str, arguments: tuple[str, ...], shown: str) -> str:
         output, _ = process.communicate(timeout=IMEX_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
+        # One that hangs in the kernel does not even end by that.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
         raise Unreadable(Reason.TIMED_OUT, f"{shown}: no answer within {IMEX_TIMEOUT_S:g} s") from None
     finally:
         if process.stdout is not None:

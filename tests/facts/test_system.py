@@ -1,0 +1,164 @@
+"""What is read of the operating system: each from a file as the kernel or a service would write it."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from egmctl.facts import services
+from egmctl.facts.system import system
+from egmctl.model.machine import Reason, System, Unread
+from tests.facts.sysroot import GPU, Tree, grace_hopper
+from tests.invariants import broken_nulls
+
+ROOT_PORT = "0009:00:00.0"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    tree = grace_hopper(tmp_path)
+    for path, content in (
+        ("/proc/uptime", "4178.21 8000.00\n"),
+        ("/proc/sys/vm/max_map_count", "65530\n"),
+        ("/proc/config.gz", gzip.compress(b"CONFIG_NUMA=y\nCONFIG_ACPI_NUMA=y\n# CONFIG_IOMMU_SVA is not set\n")),
+        ("/sys/firmware/acpi/tables/DSDT", b"DSDT....nvidia,gpu-mem-base-pa"),
+        ("/sys/firmware/acpi/tables/SSDT2", b"SSDT....nvidia,egm-base-pa...."),
+        ("/proc/1/comm", "systemd\n"),
+        ("/proc/77/comm", "nvidia-imex\n"),
+        ("/proc/78/comm", "nvidia-persiste\n"),
+        ("/etc/nvidia-imex/nodes_config.cfg", "# rack 7\n10.0.0.1\n10.0.0.2\n\n10.0.0.1  # again\n"),
+        ("/etc/systemd/logind.conf", "[Login]\n#RemoveIPC=yes\nRemoveIPC=yes\n"),
+        ("/etc/systemd/logind.conf.d/hpc.conf", "[Login]\nRemoveIPC=no\n"),
+        ("/sys/module/nvidia_peermem/version", "580.159.04\n"),
+        ("/sys/module/mlx5_core/version", "24.10-1.1.4\n"),
+        ("/sys/kernel/mm/memory_peers/nv_mem/version", "1\n"),
+        ("/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_2\n"),
+        ("/sys/class/infiniband_verbs/abi_version", "6\n"),
+        ("/dev/infiniband/uverbs0", ""),
+    ):
+        tree.write(path, content)
+    tree.write("/sys/kernel/iommu_groups/3/type", "DMA-FQ\n")
+    tree.link(f"/sys/bus/pci/devices/{GPU}/iommu_group", "/sys/kernel/iommu_groups/3")
+    return tree
+
+
+def read(tree: Tree) -> System:
+    found = system(tree.root)
+    assert broken_nulls(found) == []
+    return found
+
+
+def why(found: System, name: str) -> Unread:
+    assert getattr(found, name) is None
+    return found.unread[name]
+
+
+def test_all_that_a_grace_node_says(tree: Tree) -> None:
+    found = read(tree)
+    assert (found.uptime_s, found.max_map_count) == (4178.21, 65530)
+    assert found.kernel_configuration is not None
+    assert found.kernel_configuration["ACPI_NUMA"] == "y"
+    assert found.kernel_configuration["IOMMU_SVA"] == found.kernel_configuration["ARM_SMMU_V3_SVA"] == "n"
+    assert found.acpi_egm is True
+    assert found.egm_regions == ()
+    assert found.iommu_domains == {GPU: "DMA-FQ"}
+    assert found.daemons == ("nvidia-imex", "nvidia-persistenced")
+    assert found.imex is not None
+    assert (found.imex.configured_nodes, found.imex.duplicate_nodes) == (3, 1)
+    assert found.module_versions == {"nvidia_peermem": "580.159.04", "mlx5_core": "24.10-1.1.4"}
+    assert found.peer_memory_clients == ("nv_mem",)
+    assert [(one.nic, one.node.path, one.node.access) for one in found.verbs or ()] == [
+        ("mlx5_2", "/dev/infiniband/uverbs0", "ok"),
+        (None, "/dev/infiniband/rdma_cm", "ENOENT"),
+    ]
+
+
+def test_a_drop_in_outranks_logind_conf(tree: Tree) -> None:
+    assert read(tree).remove_ipc is False
+    tree.remove("/etc/systemd/logind.conf.d/hpc.conf")
+    assert read(tree).remove_ipc is True
+
+
+def test_a_configuration_in_boot_and_one_that_is_no_configuration(tree: Tree) -> None:
+    tree.remove("/proc/config.gz")
+    tree.write("/boot/config-6.8.0-1010-nvidia-64k", "CONFIG_NUMA=y\n")
+    assert (read(tree).kernel_configuration or {})["NUMA"] == "y"
+    tree.write("/proc/config.gz", b"no gzip")
+    assert why(read(tree), "kernel_configuration").reason is Reason.FAILED
+
+
+def test_tables_without_egm_and_a_machine_that_cannot_have_it(tree: Tree) -> None:
+    tree.remove("/sys/firmware/acpi/tables/SSDT2")
+    assert read(tree).acpi_egm is False
+    tree.write("/proc/sys/kernel/arch", "x86_64\n")
+    assert why(read(tree), "acpi_egm").reason is Reason.NOT_SUPPORTED
+
+
+def capability(number: int, following: int, control: int = 0) -> bytes:
+    return struct.pack("<IHH", number | 1 << 16 | following << 20, 0, control)
+
+
+@pytest.mark.parametrize(
+    ("config", "control", "reason"),
+    [
+        (bytes(256) + capability(1, 0x108) + capability(0xD, 0, 0x1D) + bytes(64), 0x1D, None),
+        (bytes(256) + capability(1, 0) + bytes(64), None, Reason.NOT_SUPPORTED),
+        (bytes(256) + capability(1, 0x100) + bytes(64), None, Reason.NOT_SUPPORTED),
+        (bytes(256), None, Reason.NOT_SUPPORTED),
+        (bytes(64), None, Reason.NO_PERMISSION),
+    ],
+    ids=["second in the list", "none", "a list that is a circle", "conventional PCI", "not root"],
+)
+def test_access_control_services(tree: Tree, config: bytes, control: int | None, reason: Reason | None) -> None:
+    folder = f"/sys/devices/pci0009:00/{ROOT_PORT}"
+    tree.link(f"/sys/bus/pci/devices/{ROOT_PORT}", folder)
+    tree.write(f"{folder}/config", config)
+    (bridge,) = [bridge for bridge in read(tree).bridges or () if bridge.bus_id == ROOT_PORT]
+    assert bridge.acs_control == control
+    assert (bridge.unread["acs_control"].reason if reason else None) is reason
+
+
+def imex_control(tree: Tree, script: str) -> None:
+    tree.write(services.IMEX_CONTROL[0], f"#!/bin/sh\n{script}\n")
+    (tree.directory / services.IMEX_CONTROL[0].lstrip("/")).chmod(0o755)
+
+
+def test_the_imex_service_tells_its_state_and_its_domains(tree: Tree) -> None:
+    domain = '{"status":"DOWN"} {"status":"UP", "nodes":{"0":{"status":"READY"}}}'
+    imex_control(tree, f"""[ "$1" = -q ] && echo READY || echo '{domain}'""")
+    imex = read(tree).imex
+    assert imex is not None
+    assert (imex.daemon_state, imex.domain_status) == ("READY", "UP")
+
+
+def test_a_control_program_that_hangs_is_asked_once(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "IMEX_TIMEOUT_S", 0.2)
+    imex_control(tree, "exec sleep 30")
+    started = time.monotonic()
+    imex = read(tree).imex
+    assert time.monotonic() - started < 5
+    assert imex is not None
+    assert imex.unread["daemon_state"].reason is imex.unread["domain_status"].reason is Reason.TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [("echo what; exit 1", Reason.FAILED), ("kill -9 $$", Reason.FAILED), ("head -c 100 /dev/urandom", Reason.FAILED)],
+)
+def test_a_control_program_that_says_something_else(tree: Tree, script: str, reason: Reason) -> None:
+    imex_control(tree, script)
+    imex = read(tree).imex
+    assert imex is not None
+    assert imex.unread["daemon_state"].reason is reason
+
+
+def test_a_node_without_anything(tmp_path: Path) -> None:
+    found = read(Tree(tmp_path))
+    assert (found.egm_regions, found.peer_memory_clients, found.verbs) == ((), (), ())
+    assert why(found, "daemons").reason is Reason.NOT_PRESENT
+    assert found.imex is not None
+    assert found.imex.unread["daemon_state"].reason is Reason.NOT_PRESENT
