@@ -104,8 +104,14 @@ class Peak:
     bytes: int
 
 
-def peaks(steps: Sequence[Sequence[Task]]) -> tuple[Peak, ...]:
-    """Return the most that steps hold at any time, on each GPU, on each NUMA node and on the host as a whole."""
+def peaks(steps: Sequence[Sequence[Task]], *, keep: bool = False) -> tuple[Peak, ...]:
+    """Return the most that steps hold at any time, on each GPU, on each NUMA node and on the host as a whole.
+
+    Parameters
+    ----------
+    keep
+        Nothing is given back before the end.
+    """
     lifetimes = Lifetimes(steps)
     held: set[Buffer] = set()
     most: dict[tuple[str | None, int | None], tuple[Endpoint | None, int]] = {}
@@ -123,5 +129,6 @@ def peaks(steps: Sequence[Sequence[Task]]) -> tuple[Peak, ...]:
         for place, taken in now.items():
             if taken > most.get(place, (None, 0))[1]:
                 most[place] = (ends[place], taken)
-        held -= lifetimes.finish(tasks)
+        if not keep:
+            held -= lifetimes.finish(tasks)
     return tuple(Peak(end, taken) for end, taken in most.values())

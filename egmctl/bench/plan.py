@@ -5,9 +5,10 @@ The plan is made in the command before anything touches a GPU, so that ``--list`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from egmctl.bench.budget import too_large
 from egmctl.bench.buffers import Peak, peaks
 from egmctl.bench.busy import in_use
 from egmctl.bench.case import BUILT_ENGINES, BUILT_MEMORY, BUILT_STREAMS, Case, Footprint
@@ -76,7 +77,9 @@ class Plan:
     @property
     def peaks(self) -> tuple[Peak, ...]:
         """The most memory that the run holds at any time, on each GPU and NUMA node and on the host."""
-        return peaks([[self.tasks[number].task for number in step.tasks] for step in self.steps])
+        steps = [[self.tasks[number].task for number in step.tasks] for step in self.steps]
+        # A soak keeps everything: it is all needed again.
+        return peaks(steps, keep=self.settings.duration_s is not None)
 
 
 def make_plan(
@@ -106,7 +109,9 @@ def make_plan(
         case.name: tuple(
             task
             for size in (sizes if case.footprint is None else ()) or (settings.size_bytes,)
-            for task in _planned_tasks(case, machine, gpus, numa_nodes, replace(settings, size_bytes=size), visible)
+            for task in _chosen(
+                case, _planned_tasks(case, machine, gpus, numa_nodes, replace(settings, size_bytes=size), visible)
+            )
         )
         for case in cases
     }
@@ -135,24 +140,16 @@ def copies_for(size_bytes: int, rate_gb_s: float) -> int:
     return copies
 
 
-def check_memory(plan: Plan, machine: Machine) -> None:
-    """Refuse a plan whose buffers would take more than half of what is free on a GPU, a NUMA node or the host.
-
-    Raises
-    ------
-    UsageError
-        Naming the first place that is too small and the size that would fit it.
-    """
-    for peak in plan.peaks:
-        free = _free_bytes(machine, peak)
-        if free is not None and peak.bytes > free // 2:
-            fits = plan.settings.size_bytes * (free // 2) // peak.bytes // MIB
-            place = peak.place.label if peak.place else "the host"
-            raise UsageError(
-                f"--size {format_size(plan.settings.size_bytes)} takes {format_size(peak.bytes)} on {place}, more "
-                f"than half of the {format_size(free)} free there; "
-                + (f"at most --size {fits}M fits" if fits else "nothing fits")
-            )
+def _chosen(case: Case, tasks: Iterable[PlannedTask]) -> list[PlannedTask]:
+    """Return the tasks of a case: all, or one for each wire, if possible one that can be measured."""
+    if not case.one_path:
+        return list(tasks)
+    by_wire: dict[tuple[str, ...], PlannedTask] = {}
+    for planned in tasks:
+        wire = tuple(flow.wire for flow in planned.task.flows)
+        if wire not in by_wire or (by_wire[wire].waiver is not None and planned.waiver is None):
+            by_wire[wire] = planned
+    return list(by_wire.values())
 
 
 def _planned_tasks(
@@ -164,7 +161,6 @@ def _planned_tasks(
     visible: frozenset[str] | None,
 ) -> Iterator[PlannedTask]:
     """Yield every task of a case."""
-    wires: set[tuple[str, ...]] = set()
     for ends_of_flows in tasks_of(case, gpus, numa_nodes):
         made = [
             _flow(case, machine, ends, back=case.pattern is Pattern.BOTH_DIRECTIONS and number == 1)
@@ -194,11 +190,8 @@ def _planned_tasks(
             chase=case.chase,
         )
         waiver = _not_built(case) or next((waiver for waiver in waivers if waiver), None)
-        if case.one_path:
-            wire = tuple(path.wire for path in paths)
-            if waiver is not None or wire in wires:
-                continue
-            wires.add(wire)
+        if case.footprint is not None:
+            waiver = waiver or too_large(machine, task, settings.memory_percent)
         yield PlannedTask(task, waiver, rate, all(path.disjoint for path in paths))
 
 
@@ -250,17 +243,3 @@ def _slots(tasks: Sequence[PlannedTask]) -> Iterator[Slot]:
         together = planned.disjoint and task.pattern in alike
         group = f"{task.case} over {flow.wire}, {format_size(task.size_bytes)}" if together else None
         yield Slot(number, tuple(gpus), group)
-
-
-def _free_bytes(machine: Machine, peak: Peak) -> int | None:
-    """Return what is free at a place, ``None`` where the facts do not say."""
-    host, place = machine.host, peak.place
-    if place is None:
-        return host.memory_available_bytes if host else None
-    if place.bus_id is None:
-        nodes = (host.numa_nodes if host else None) or ()
-        return next((node.memory_free_bytes for node in nodes if node.id == place.numa_node), None)
-    nvml = machine.gpu(place.bus_id).nvml
-    if nvml is None or nvml.memory_total_bytes is None or nvml.memory_used_bytes is None:
-        return None
-    return nvml.memory_total_bytes - nvml.memory_used_bytes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from egmctl.bench.budget import check_memory
 from egmctl.bench.case import Case
-from egmctl.bench.plan import check_memory, make_plan
+from egmctl.bench.plan import make_plan
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Settings

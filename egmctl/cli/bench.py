@@ -16,6 +16,7 @@ from egmctl.cli.bench_options import (
     DurationOption,
     FullOption,
     ListOption,
+    MemoryOption,
     NoGateOption,
     QuickOption,
     SamplesOption,
@@ -67,6 +68,7 @@ def bench(
     serial: SerialOption = False,
     no_gate: NoGateOption = False,
     allow_busy: AllowBusyOption = False,
+    memory: MemoryOption = 50,
     timeout: TimeoutOption = 60.0,
     list_cases: ListOption = False,
     dry_run: DryRunOption = False,
@@ -89,14 +91,17 @@ def bench(
     if machine is not None and measuring:
         raise UsageError("--machine is not this node: only --list and --dry-run go with it")
 
-    from egmctl.bench.plan import SECTIONS, check_memory
+    from egmctl.bench.budget import check_memory
+    from egmctl.bench.plan import SECTIONS
     from egmctl.bench.suites import select_cases
     from egmctl.bench.supervisor import start_worker
 
     suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case))
     cases = select_cases(case or (), suites)
     settings = _settings(suites, size, samples, copies, timeout, duration)
-    settings = _with(settings, serial=serial, gate=not no_gate, allow_busy=allow_busy)
+    if not 1 <= memory <= 95:
+        raise UsageError(f"--memory {memory}: it must be from 1 to 95 per cent")
+    settings = _with(settings, serial=serial, gate=not no_gate, allow_busy=allow_busy, memory_percent=memory)
     with contextlib.ExitStack() as early:
         # CUDA takes a second to initialise: the worker does so while the facts are read.
         worker = early.enter_context(start_worker()) if measuring else None

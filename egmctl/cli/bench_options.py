@@ -47,6 +47,9 @@ NoGateOption = Annotated[
 AllowBusyOption = Annotated[
     bool, typer.Option("--allow-busy", help="Measure GPUs that other processes use, and mark the results.")
 ]
+MemoryOption = Annotated[
+    int, typer.Option("--memory", metavar="PERCENT", help="How much of the free memory the buffers may take.")
+]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", help="Give one step up after this time and go on.")
 ]

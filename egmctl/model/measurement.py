@@ -207,6 +207,8 @@ class Settings:
     """Whether work is held back until all of it is queued; profilers serialise kernels, which a gate does not bear."""
     allow_busy: bool = False
     """GPUs that other processes use are measured too."""
+    memory_percent: int = 50
+    """Of what is free on each GPU, each NUMA node and the host: what the buffers may take."""
     duration_s: float | None = None
     """Everything is measured again and again for this long."""
 

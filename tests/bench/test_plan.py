@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl.bench.budget import check_memory
 from egmctl.bench.paths import cuda_visible
-from egmctl.bench.plan import Plan, PlannedTask, check_memory, make_plan
+from egmctl.bench.plan import Plan, PlannedTask, make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.errors import UsageError
@@ -237,6 +238,23 @@ class TestMemory:
         machine = self.node_with(**free)
         with pytest.raises(UsageError, match=rf"--size 512 MiB takes {taken}, .* at most --size 511M fits"):
             check_memory(plan_of(machine), machine)
+
+    def test_a_larger_share_can_be_allowed(self) -> None:
+        machine = self.node_with(gpu_free=2 * GIB - 1)
+        check_memory(plan_of(machine, settings=replace(SETTINGS, memory_percent=60)), machine)
+
+    def test_a_soak_holds_everything_at_the_same_time(self) -> None:
+        machine = self.node_with(node_free=2 * GIB - 1)
+        with pytest.raises(UsageError, match="takes 1 GiB on NUMA0"):
+            check_memory(plan_of(machine, settings=replace(SETTINGS, duration_s=60)), machine)
+
+    def test_a_latency_whose_footprint_does_not_fit_is_waived_and_the_others_are_measured(self) -> None:
+        machine = self.node_with(gpu_free=40 * GIB)
+        assert machine.gpus is not None
+        plan = make_plan(machine, machine.gpus[:1], [0], select_cases(["device_local_footprint_*"]), SETTINGS)
+        assert waivers(plan) == {
+            f"it takes {size} GiB on GPU0, more than half of the 40 GiB free there" for size in (32, 64)
+        }
 
     def test_what_the_facts_do_not_know_is_no_reason_to_refuse(self) -> None:
         assert DGX.host is not None

@@ -1,0 +1,72 @@
+"""How much memory a run may take: at most a share of what is free, so that no host is driven out of memory. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from egmctl.bench.buffers import Peak, peaks
+from egmctl.errors import UsageError
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Task
+from egmctl.units import MIB, format_size
+
+if TYPE_CHECKING:
+    from egmctl.bench.plan import Plan
+
+
+def check_memory(plan: Plan, machine: Machine) -> None:
+    """Refuse a plan whose buffers would take more than its share of what is free on a GPU, a NUMA node or the host.
+
+    Raises
+    ------
+    UsageError
+        Naming the first place that is too small and the size that would fit it.
+    """
+    share = plan.settings.memory_percent
+    for peak in plan.peaks:
+        free = free_bytes(machine, peak)
+        if free is not None and peak.bytes > free * share // 100:
+            fits = plan.settings.size_bytes * (free * share // 100) // peak.bytes // MIB
+            raise UsageError(
+                f"--size {format_size(plan.settings.size_bytes)} takes {format_size(peak.bytes)} on {_name(peak)}, "
+                f"more than {_of(share)} of the {format_size(free)} free there; "
+                + (f"at most --size {fits}M fits" if fits else "nothing fits")
+            )
+
+
+def too_large(machine: Machine, task: Task, share: int) -> str | None:
+    """Say why a task whose size nobody chose does not fit by itself; ``None`` if it does.
+
+    Parameters
+    ----------
+    share
+        Per cent of what is free.
+    """
+    for peak in peaks([[task]]):
+        free = free_bytes(machine, peak)
+        if free is not None and peak.bytes > free * share // 100:
+            taken = f"it takes {format_size(peak.bytes)} on {_name(peak)}"
+            return f"{taken}, more than {_of(share)} of the {format_size(free)} free there"
+    return None
+
+
+def free_bytes(machine: Machine, peak: Peak) -> int | None:
+    """Return what is free at a place, ``None`` where the facts do not say."""
+    host, place = machine.host, peak.place
+    if place is None:
+        return host.memory_available_bytes if host else None
+    if place.bus_id is None:
+        nodes = (host.numa_nodes if host else None) or ()
+        return next((node.memory_free_bytes for node in nodes if node.id == place.numa_node), None)
+    nvml = machine.gpu(place.bus_id).nvml
+    if nvml is None or nvml.memory_total_bytes is None or nvml.memory_used_bytes is None:
+        return None
+    return nvml.memory_total_bytes - nvml.memory_used_bytes
+
+
+def _name(peak: Peak) -> str:
+    return peak.place.label if peak.place else "the host"
+
+
+def _of(share: int) -> str:
+    return "half" if share == 50 else f"{share} %"
