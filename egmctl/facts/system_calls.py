@@ -91,11 +91,7 @@ def _call(name: str, *arguments: Any) -> int:
 def _mbind() -> None:
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         # MPOL_DEFAULT (0) and no nodes: the page keeps the policy that it has.
-        buffer = ctypes.c_char.from_buffer(page)
-        try:
-            _call("mbind", ctypes.byref(buffer), mmap.PAGESIZE, 0, None, 0, 0)
-        finally:
-            del buffer
+        _call("mbind", ctypes.addressof(ctypes.c_char.from_buffer(page)), mmap.PAGESIZE, 0, None, 0, 0)
 
 
 def _pidfd_open() -> None:
