@@ -13,10 +13,12 @@ from egmctl.model.measurement import (
     Engine,
     Flow,
     Measurement,
+    Quantity,
     RunReport,
     Status,
     Verification,
 )
+from egmctl.report.bench_latency import latency_text
 from egmctl.report.table import BAD, DIM, HEADING, WARN, WIDTH, Column, table
 from egmctl.units import format_size, printable
 
@@ -32,6 +34,7 @@ _GATING = {
 _VERIFICATION = {
     Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
     Verification.HOST_FIRST_AND_LAST_SAMPLE: "verified after the first and the last sample on the host",
+    Verification.WALK_EVERY_SAMPLE: "each walk verified by where it ended",
 }
 _PATHS_SHOWN = 4
 
@@ -40,8 +43,12 @@ def bench_text(report: RunReport) -> Text:
     """Render a report; direction is in each caption, and every cell that holds no plain number is explained below."""
     text = _head(report)
     order = [f"{_HOST}{node}" for node in report.numa_nodes] + [gpu.label for gpu in report.gpus]
-    for case in dict.fromkeys(measurement.case for measurement in report.measurements):
-        text.append("\n").append_text(_case([m for m in report.measurements if m.case == case], order))
+    bandwidths = [m for m in report.measurements if m.quantity is Quantity.BANDWIDTH]
+    for case in dict.fromkeys(measurement.case for measurement in bandwidths):
+        text.append("\n").append_text(_case([m for m in bandwidths if m.case == case], order))
+    latencies = [m for m in report.measurements if m.quantity is Quantity.LATENCY]
+    for table_of_latencies in latency_text(latencies, order, _wires):
+        text.append("\n").append_text(table_of_latencies)
     for title, lines in (("Not plainly measured", _exceptions(report)), ("Notes", [*report.notes, *report.problems])):
         if lines := list(lines):
             text.append(f"\n{title}\n", HEADING).append(_bullets(lines))
@@ -57,7 +64,7 @@ def _head(report: RunReport) -> Text:
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
     how = [f"buffers of {format_size(settings.size_bytes)}", f"median of {settings.samples} samples"]
     measured = [m for m in report.measurements if m.samples]
-    if copies := sorted({m.copies for m in measured}):
+    if copies := sorted({m.copies for m in measured if m.quantity is Quantity.BANDWIDTH}):
         how.insert(1, f"copied {' or '.join(map(str, copies))} times a sample")
     how += dict.fromkeys(_GATING[m.gating] for m in measured if m.gating in _GATING)
     how += dict.fromkeys(_VERIFICATION[m.verification] for m in measured if m.verification)

@@ -1,0 +1,244 @@
+"""Latencies as text: matrices of idle paths, round trips, and the curves over load and over the footprint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import median
+
+from rich.text import Text
+
+from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Measurement, MemoryKind, Pattern, Status
+from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, wrap
+from egmctl.units import MIB, format_size
+
+KNEE = 1.1
+"""A latency so many times that of :data:`KNEE_FROM_BYTES` is called a knee."""
+KNEE_FROM_BYTES = 512 * MIB
+"""The footprint that the larger ones are compared with: from 4 times the L2 cache of every supported GPU on, what
+grows is not the share that no cache holds any more, but what finding the page takes."""
+
+_NAMES = {
+    MemoryKind.HOST_NUMA: "HOST_NUMA",
+    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
+    MemoryKind.PINNED: "pinned",
+    MemoryKind.REGISTERED: "registered",
+    MemoryKind.SYSTEM: "system",
+}
+_STYLES = {Status.UNSTABLE: WARN, Status.WAIVED: DIM}
+
+
+View = Callable[[Sequence[Measurement], Sequence[str]], Text]
+Wires = Callable[[Sequence[Measurement]], Iterable[str]]
+
+
+def latency_text(measurements: Sequence[Measurement], order: Sequence[str], wires: Wires) -> Iterator[Text]:
+    """Render latencies, one table each.
+
+    Parameters
+    ----------
+    measurements
+        All of them latencies.
+    order
+        The labels of the ends, as rows and columns are ordered.
+    wires
+        Says which wires measurements are expected to use, one sentence each.
+    """
+    tables: dict[object, list[Measurement]] = {}
+    for measurement in measurements:
+        tables.setdefault(_table_of(measurement), []).append(measurement)
+    for those in tables.values():
+        heading = _heading(those)
+        heading.append("".join(wrap(wire, "") for wire in wires(those)), DIM)
+        yield heading.append_text(_view(those[0])(those, order))
+
+
+def _table_of(measurement: Measurement) -> object:
+    """Return what measurements have in common that share a table."""
+    if measurement.engine is Engine.PING_PONG:
+        return measurement.case, _host(measurement)
+    if measurement.pattern is Pattern.LOADED:
+        return "loaded", _source(measurement)
+    if _is_footprint(measurement):
+        return "footprint"
+    # A GPU's own memory is the diagonal of the matrix of its peers'.
+    return re.sub("^device_local_", "device_to_device_", measurement.case)
+
+
+def _view(measurement: Measurement) -> View:
+    if measurement.engine is Engine.PING_PONG:
+        return _round_trips
+    if measurement.pattern is Pattern.LOADED:
+        return _loaded
+    return _footprints if _is_footprint(measurement) else _matrix
+
+
+def _heading(measurements: Sequence[Measurement]) -> Text:
+    """Say what a table shows, and which cases."""
+    first = measurements[-1]
+    source, reader = _source(first), first.flows[0].initiator_label
+    kind = _NAMES.get(source.memory, "GPU")
+    names = ", ".join(dict.fromkeys(measurement.case for measurement in measurements))
+    if first.engine is Engine.PING_PONG:
+        where = _host(first)
+        by = f"by flags in {where.label}" if where else "each polls its own"
+        caption = f"round trip of a flag GPU(row) <-> GPU(column), {by} (ns, p50)"
+    elif first.pattern is Pattern.LOADED:
+        caption = f"latency under load {source.label} -> {reader}, {_how(first)} (ns)"
+        names = re.sub("_[0-9]+$", "_*", first.case)
+    elif _is_footprint(first):
+        caption, names = "latency by footprint, random lines (ns)", "*_footprint_*"
+    else:
+        ways = "GPU(row) <- GPU(column)" if kind == "GPU" else f"{kind}(row) -> GPU(column)"
+        caption = f"latency {ways}, {_how(first)} (ns)"
+    return Text().append(f"{caption}\n", HEADING).append(f"{names}\n", DIM)
+
+
+def _matrix(measurements: Sequence[Measurement], order: Sequence[str]) -> Text:
+    cells: dict[tuple[str, str], tuple[str, str]] = {}
+    for measurement in measurements:
+        source, reader = _source(measurement), measurement.flows[0].initiator_label
+        on_gpu = source.bus_id is not None
+        row, column = (reader, source.label) if on_gpu else (source.label, reader)
+        cells[row, column] = _cell(measurement), _style(measurement)
+    return _square(cells, order)
+
+
+def _round_trips(measurements: Sequence[Measurement], order: Sequence[str]) -> Text:
+    cells = {}
+    slowest: tuple[float, str] | None = None
+    for measurement in measurements:
+        one, other = (flow.initiator_label for flow in measurement.flows)
+        halves = [sample.p50_ns for sample in measurement.samples if sample.p50_ns is not None]
+        cell = f"{median(halves):.0f}" if halves and _is_measured(measurement) else measurement.status.value
+        cells[one, other] = cell, _style(measurement)
+        tails = [(sample.p99_ns, f"{one} <-> {other}") for sample in measurement.samples if sample.p99_ns is not None]
+        slowest = max([*tails, *([slowest] if slowest else [])], default=None)
+    text = Text()
+    if slowest:
+        text.append(f"p99 at most {slowest[0]:.0f} ns ({slowest[1]})\n", DIM)
+    return text.append_text(_square(cells, order))
+
+
+def _loaded(measurements: Sequence[Measurement], _order: Sequence[str]) -> Text:
+    rows = sorted(measurements, key=lambda m: _chase(m).load_blocks)
+    text = Text()
+    text.append(
+        wrap(
+            f"Other SMs of {rows[0].flows[0].initiator_label} read the same memory meanwhile: blocks of 128 threads "
+            "with 8 KiB under way each, and the GB/s that they reached.",
+            "",
+        ),
+        DIM,
+    )
+    load = [f"{m.bandwidth_gb_s.median:.1f}" if m.bandwidth_gb_s else "-" for m in rows]
+    return text.append_text(
+        table(
+            [f"{_chase(m).load_blocks} blocks" for m in rows],
+            [
+                [
+                    Column(load, ("GB/s",), ">"),
+                    Column([_cell(m) for m in rows], ("ns",), ">", {_cell(m): _style(m) for m in rows}),
+                    Column([_span(m) for m in rows], ("min-max",), ">"),
+                ]
+            ],
+        )
+    )
+
+
+def _footprints(measurements: Sequence[Measurement], _order: Sequence[str]) -> Text:
+    curves: dict[str, dict[int, Measurement]] = {}
+    for measurement in measurements:
+        flow = measurement.flows[0]
+        kind = f" {_NAMES[flow.source.memory]}" if flow.source.memory in _NAMES else ""
+        name = f"{flow.source.label}{kind} -> {flow.initiator_label}"
+        curves.setdefault(name, {})[measurement.size_bytes] = measurement
+    sizes = sorted({measurement.size_bytes for measurement in measurements})
+    text = Text()
+    text.append(
+        wrap(
+            f"Knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than "
+            f"{format_size(KNEE_FROM_BYTES)}; from there on finding the page costs time too (TLB).",
+            "",
+        ),
+        DIM,
+    )
+    columns = []
+    for name, curve in curves.items():
+        at = knee({size: m.latency_ns.median for size, m in curve.items() if m.latency_ns and _is_measured(m)})
+        cells = [
+            f"{_cell(curve[size]) if size in curve else '-'}{' knee' if size == at else '     ' if at else ''}"
+            for size in sizes
+        ]
+        styles = {cell: _style(curve[size]) for cell, size in zip(cells, sizes, strict=True) if size in curve}
+        columns.append([Column(cells, (name,), ">", styles)])
+    return text.append_text(table([format_size(size) for size in sizes], columns))
+
+
+def knee(latencies_ns: dict[int, float]) -> int | None:
+    """Return the footprint at which a curve has its knee; ``None`` if it has none or does not begin low enough."""
+    base = latencies_ns.get(KNEE_FROM_BYTES)
+    if base is None:
+        return None
+    slow = (size for size, ns in latencies_ns.items() if size > KNEE_FROM_BYTES and ns > KNEE * base)
+    return min(slow, default=None)
+
+
+def _square(cells: dict[tuple[str, str], tuple[str, str]], order: Sequence[str]) -> Text:
+    rows = [label for label in order if any(label == row for row, _ in cells)]
+    columns = [label for label in order if any(label == column for _, column in cells)]
+    styles = dict(cells.values())
+    return table(
+        rows,
+        [
+            [Column([cells.get((row, column), ("-", ""))[0] for row in rows], (column,), ">", styles)]
+            for column in columns
+        ],
+    )
+
+
+def _how(measurement: Measurement) -> str:
+    chase = _chase(measurement)
+    size = format_size(measurement.size_bytes)
+    if chase.order is ChaseOrder.SEQUENTIAL:
+        return f"{size} line after line"
+    return f"random lines of {size}, {'read before' if chase.warm else 'read once'}"
+
+
+def _cell(measurement: Measurement) -> str:
+    if measurement.latency_ns is None or not _is_measured(measurement):
+        return measurement.status.value
+    return f"{measurement.latency_ns.median:.1f}{'*' if measurement.status is Status.UNSTABLE else ''}"
+
+
+def _span(measurement: Measurement) -> str:
+    latency = measurement.latency_ns
+    return f"{latency.min:.1f}-{latency.max:.1f}" if latency else "-"
+
+
+def _style(measurement: Measurement) -> str:
+    return "" if measurement.status is Status.OK else _STYLES.get(measurement.status, BAD)
+
+
+def _is_measured(measurement: Measurement) -> bool:
+    return measurement.status in (Status.OK, Status.UNSTABLE)
+
+
+def _is_footprint(measurement: Measurement) -> bool:
+    return "_footprint_" in measurement.case
+
+
+def _source(measurement: Measurement) -> Endpoint:
+    return measurement.flows[0].source
+
+
+def _host(measurement: Measurement) -> Endpoint | None:
+    """Return the end of a ping-pong that is host memory."""
+    end = measurement.flows[0].destination
+    return end if end.bus_id is None else None
+
+
+def _chase(measurement: Measurement) -> Chase:
+    if measurement.chase is None:
+        raise ValueError(f"{measurement.case} is no latency")
+    return measurement.chase
