@@ -57,3 +57,7 @@ def test_what_only_tells_never_finds_a_fault() -> None:
     checks = [check for check in CHECKS if check.id in ONLY_TOLD]
     for machine in machines:
         assert not any(f.status in PROBLEMS for f in diagnose(machine, EVERYTHING, checks).findings)
+
+
+def test_every_fault_is_of_a_check() -> None:
+    assert (set(FAULTS) | set(PASSES) | ONLY_TOLD) <= {check.id for check in CHECKS}
