@@ -9,15 +9,18 @@ import os
 from pathlib import Path
 from xml.etree import ElementTree
 
+from egmctl.facts import record
 from tests.conftest import ROOT, RunEgmctl
-from tests.doctor.scenes import CORPUS, RECORDED
+from tests.doctor.scenes import RECORDED
 
 PICTURE = ROOT / "docs/images/doctor.svg"
-SCENE = "h200-v2-cgroup"
+SCENE = "h200-v2-cgroup-all-asked-for"
 
 
 def test_the_picture_shows_what_the_command_says(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    arguments = ("doctor", "--machine", str(CORPUS / SCENE / "machine.json"), *RECORDED[SCENE].options, "-q")
+    recorded = tmp_path / "node.json"
+    recorded.write_text(record.text(RECORDED[SCENE].machine()))
+    arguments = ("doctor", "--machine", recorded, *RECORDED[SCENE].options, "-q")
     drawn = tmp_path / "doctor.svg"
     assert egmctl(*arguments, "-o", drawn).code == 1
     if os.environ.get("EGMCTL_UPDATE_README"):

@@ -51,7 +51,7 @@ def _named(name: str, scene: Scene) -> Callable[[], Machine]:
 
 def egm_off() -> Machine:
     """GB200 whose firmware has set no EGM memory aside."""
-    return patched(healthy(), "gpus[*].nvml", capabilities=0)
+    return patched(patched(healthy(), "gpus[*].nvml", capabilities=0), "system", acpi_egm=False)
 
 
 def slurm(*indices: int) -> Machine:
@@ -144,6 +144,7 @@ RECORDED: Mapping[str, Scene] = {
     "h200-cuda-visible-devices": Scene(_recorded("h200-cuda-visible-devices")),
     "h200-v1-cgroup": Scene(_recorded("h200-v1-cgroup"), ("--gpus", H200_DENIED)),
     "h200-v2-cgroup": Scene(_recorded("h200-v2-cgroup"), ("--gpus", H200_DENIED)),
+    "h200-v2-cgroup-all-asked-for": Scene(_recorded("h200-v2-cgroup"), ("--gpus", "all")),
     "h200-v2-cgroup-not-asked-for": Scene(_recorded("h200-v2-cgroup")),
     "h200-v2-cgroup-expected": Scene(_recorded("h200-v2-cgroup"), ("--expect", "gpus=4")),
 }
