@@ -7,6 +7,7 @@ import json
 from xml.etree import ElementTree
 
 from egmctl.doctor.check import failed, passed, skipped
+from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Finding, Guard, Place, PlaceKind, Remedy, Status
 from egmctl.report.doctor_json import doctor_json
@@ -14,7 +15,8 @@ from egmctl.report.doctor_monitoring import junit, nagios, prom
 from egmctl.report.doctor_text import doctor_text, explain_text
 from egmctl.report.picture import picture
 from tests.doctor.builders import ABSENT, DENIED, FINE, GPUS, PERSISTENCE, REBOOT, UNTOLD, check, diagnosis
-from tests.doctor.machines import shipped
+from tests.doctor.faults import healthy
+from tests.doctor.machines import patched, shipped
 
 SICK = diagnosis(
     check("env.fine", FINE),
@@ -95,6 +97,11 @@ class TestText:
         for verbose in (0, 1):
             text = doctor_text(diagnosis(check("a.one", hostile)), verbose=verbose).plain
             assert all(line.isprintable() for line in text.split("\n"))
+
+    def test_it_names_no_host_so_that_the_outputs_of_many_fold_together(self) -> None:
+        machine = patched(healthy(), "host", hostname="node-0815")
+        for verbose, brief in ((0, False), (1, False), (0, True)):
+            assert "0815" not in doctor_text(diagnosis(*CHECKS, machine=machine), verbose=verbose, brief=brief).plain
 
     def test_explain_tells_why_how_and_what_to_do(self) -> None:
         text = explain_text(check("a.one", guards=[Guard.EGM, Guard.P2P])).plain
