@@ -1,0 +1,317 @@
+"""Latencies: which tasks there are, what the worker makes of them on fake nodes, and how they are shown."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+
+from egmctl.bench.buffers import assign
+from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCKS_PEER, LOADS, UNCACHED
+from egmctl.bench.latency import WARM_UP_LOADS
+from egmctl.bench.plan import PlannedTask, make_plan
+from egmctl.bench.statistics import summarize
+from egmctl.facts import replay
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Verification, finish
+from egmctl.report.bench_latency import knee
+from egmctl.report.bench_text import bench_text
+from egmctl.report.table import WIDTH
+from egmctl.units import GIB, MIB
+from tests.bench.test_run import SCHEMA
+from tests.conftest import RunEgmctl
+from tests.fake.node import FakeNode
+from tests.fake.plugin import MakeFakeNode
+
+SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
+GB200 = replay.load("gb200-nvl4")
+H200 = replay.load("hgx-h200x4")
+DGX = replay.load("dgx-h100")
+
+
+def plan(machine: Machine, gpus: int, nodes: list[int]) -> dict[str, list[PlannedTask]]:
+    """Return the planned tasks by case."""
+    found: dict[str, list[PlannedTask]] = {case.name: [] for case in CASES}
+    for planned in make_plan(machine, (machine.gpus or ())[:gpus], nodes, CASES, SETTINGS).tasks:
+        found[planned.task.case].append(planned)
+    return found
+
+
+class TestPlan:
+    def test_names_are_unique_and_nvbandwidth_s_where_it_has_one(self) -> None:
+        names = [case.name for case in CASES]
+        assert len(set(names)) == len(names)
+        assert {"device_to_device_latency_sm", "host_device_latency_sm"} <= set(names)
+
+    def test_every_ordered_pair_is_read_by_the_gpu_that_measures(self) -> None:
+        tasks = [planned.task for planned in plan(H200, 4, [0])["device_to_device_latency_uncached"]]
+        pairs = Counter((task.flows[0].source.label, task.flows[0].destination.label) for task in tasks)
+        assert len(pairs) == 12
+        assert set(pairs.values()) == {1}
+        assert all(task.flows[0].initiator == task.flows[0].destination.bus_id for task in tasks)
+
+    def test_uncached_is_four_times_the_l2_cache_or_more(self) -> None:
+        (gpu, *_) = H200.gpus or ()
+        assert gpu.cuda is not None
+        l2_bytes = gpu.cuda.attributes["L2_CACHE_SIZE"]
+        (task, *_) = plan(H200, 2, [0])["device_to_device_latency_uncached"]
+        assert l2_bytes is not None
+        assert 4 * l2_bytes <= task.task.size_bytes < 4 * l2_bytes + MIB
+        # Each line is read once: the samples do not come round.
+        lines = UNCACHED.least_bytes // 128
+        assert SETTINGS.samples * (LOADS + WARM_UP_LOADS) < lines
+
+    def test_a_ping_pong_has_the_flag_of_each_side_in_the_other_s_memory(self) -> None:
+        (planned,) = plan(GB200, 2, [0, 1])["device_to_device_ping_pong_latency"]
+        there, back = planned.task.flows
+        assert (there.initiator, back.initiator) == (there.source.bus_id, back.source.bus_id)
+        assert (there.source, there.destination) == (back.destination, back.source)
+        ((flag, other),) = assign([planned.task])
+        assert flag.destination is not None
+        assert other.destination is not None
+        assert [flag.destination.end.label, other.destination.end.label] == ["GPU1", "GPU0"]
+
+    def test_a_ping_pong_through_host_memory_has_two_flags_on_each_node(self) -> None:
+        tasks = [planned.task for planned in plan(GB200, 3, [0, 1])["host_numa_ping_pong_latency"]]
+        assert len(tasks) == 3 * 2
+        for task in tasks:
+            assert len({flow.initiator for flow in task.flows}) == 2
+            ((one, other),) = assign([task])
+            assert one.destination != other.destination
+
+    def test_load_and_chase_work_on_buffers_of_their_own_at_the_same_end(self) -> None:
+        for planned in plan(GB200, 2, [0])["device_to_device_latency_loaded_8"]:
+            ((chase, load),) = assign([planned.task])
+            assert chase.source is not None
+            assert load.source is not None
+            assert chase.source.end == load.source.end
+            assert chase.source != load.source
+
+    def test_a_chain_is_never_written_into_what_a_copy_reads_from(self) -> None:
+        (chase, *_) = plan(GB200, 2, [0])["device_to_device_latency_uncached"]
+        copy = replace(chase.task, quantity=Quantity.BANDWIDTH)
+        ((of_chase,), (of_copy,)) = assign([chase.task, copy])
+        assert of_chase.source != of_copy.source
+
+    @pytest.mark.parametrize(
+        ("name", "wires"), [("device_to_device_latency_loaded_0", 1), ("host_numa_to_device_footprint_1gib", 2)]
+    )
+    def test_curves_are_measured_over_one_path_of_each_wire(self, name: str, wires: int) -> None:
+        # To the nearer NUMA node, and through it to the other one.
+        found = [task.task.flows[0].wire for task in plan(DGX, 8, [0, 1])[name]]
+        assert len(found) == len(set(found)) == wires
+
+    def test_curves_begin_idle_and_footprints_in_the_cache(self) -> None:
+        assert LOAD_BLOCKS_PEER[0] == 0
+        assert FOOTPRINTS_LOCAL[0] == 2 * MIB
+        assert sorted(FOOTPRINTS_LOCAL) == list(FOOTPRINTS_LOCAL)
+
+
+class Run(NamedTuple):
+    """How a bench of latencies on a fake node ended."""
+
+    code: int
+    measurements: list[dict[str, Any]]
+    node: FakeNode
+
+
+Bench = Callable[..., Run]
+
+
+@pytest.fixture
+def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
+    """Measure latencies between two GPUs and with a node of a fake GB200 with small caches."""
+    gpus = tuple(
+        replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, "L2_CACHE_SIZE": MIB}))
+        for gpu in GB200.gpus or ()
+        if gpu.cuda is not None
+    )
+
+    def run(*cases: str, faults: str = "", env: dict[str, str] | None = None) -> Run:
+        node = fake_node(replace(GB200, gpus=gpus))
+        chosen = [word for case in cases for word in ("--case", case)]
+        arguments = ("bench", "--gpus", "0-1", "--numa", "0", "--samples", "2", "--json", *chosen)
+        ended = egmctl(*arguments, env=node.environment(faults) | (env or {}))
+        document = json.loads(ended.out)
+        jsonschema.Draft202012Validator(SCHEMA).validate(document)
+        assert document["exit_code"] == ended.code
+        return Run(ended.code, document["result"]["measurements"], node)
+
+    return run
+
+
+KINDS = (
+    "device_to_device_latency_sm",
+    "device_local_latency_cached",
+    "device_to_device_latency_uncached",
+    "host_numa_to_device_latency_cached",
+    "device_to_device_ping_pong_latency",
+    "host_numa_ping_pong_latency",
+    "device_to_device_latency_loaded_4",
+    "host_numa_to_device_footprint_2mib",
+)
+
+
+class TestOnAFakeNode:
+    def test_every_kind_is_measured_and_all_is_given_back(self, bench: Bench) -> None:
+        run = bench(*KINDS)
+        assert run.code == 0
+        assert {m["case"] for m in run.measurements} == set(KINDS)
+        for m in run.measurements:
+            assert (m["status"], m["quantity"]) == ("ok", "latency"), m["reason"]
+            assert len(m["samples"]) == 2
+            assert m["latency_ns"]["min"] <= m["latency_ns"]["median"] <= m["latency_ns"]["max"]
+            if "ping_pong" in m["case"]:
+                assert m["verification"] is None
+                assert all(sample["p50_ns"] <= sample["p99_ns"] for sample in m["samples"])
+            else:
+                assert m["verification"] == "walk-every-sample"
+            assert ("loaded" in m["case"]) == (m["bandwidth_gb_s"] is not None)
+        assert run.node.leaks() == []
+
+    def test_a_sample_of_nvbandwidth_s_definition_has_loads_enough_on_several_multiprocessors(
+        self, bench: Bench
+    ) -> None:
+        run = bench("device_to_device_latency_sm")
+        walks = [call for call in run.node.calls("cuLaunchKernel") if call.arguments["kernel"] == "chase"]
+        timed = [call for call in walks if int(call.arguments["argument3"], 16) > 1]
+        blocks = int(timed[0].arguments["grid"].split(",")[0])
+        loads = int(timed[0].arguments["argument3"], 16)
+        assert loads == 1_000_000 // blocks
+        assert {int(call.arguments["argument1"], 16) for call in timed} == {0}
+        launches = {int(call.arguments["argument4"], 16) for call in timed}
+        assert len(launches) * loads >= LOADS
+        assert max(launches) < blocks
+
+    def test_a_damaged_chain_is_corrupt(self, bench: Bench) -> None:
+        # The second byte of the first line's link: it leads to another line, so the walk ends somewhere else.
+        run = bench("device_local_latency_cached", faults="cuLaunchKernel@1=corrupt:1")
+        assert run.code == 1
+        assert Counter(m["status"] for m in run.measurements) == {"corrupt": 1, "ok": 1}
+        (bad,) = (m for m in run.measurements if m["status"] == "corrupt")
+        assert "sample 0: the walk ended at offset " in bad["reason"]
+        assert "where its chain does not lead" in bad["reason"]
+
+    @pytest.mark.parametrize("call", ["cuMemAlloc@3", "cuLaunchKernel@2", "cuMemsetD32Async@1", "cuMemcpyAsync@2"])
+    def test_a_driver_call_that_fails_is_named_and_all_is_given_back(self, bench: Bench, call: str) -> None:
+        run = bench("device_to_device_ping_pong_latency", "device_to_device_latency_cached", faults=f"{call}=error:719")
+        assert run.code == 4
+        name = call.partition("@")[0]
+        failed = [m for m in run.measurements if m["status"] == "failed"]
+        assert failed
+        assert all(f"{name} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in m["reason"] for m in failed)
+        assert run.node.leaks() == []
+
+    def test_without_kernels_there_is_no_latency_and_it_says_why(self, bench: Bench) -> None:
+        run = bench("device_to_device_latency_cached", env={"EGMCTL_NO_NVRTC": "1"})
+        assert run.code == 3
+        for m in run.measurements:
+            assert m["status"] == "waived"
+            assert "pip install 'egmctl[cu13]'" in m["reason"]
+
+
+def measured(planned: PlannedTask, latency_ns: float, gb_s: float | None = None) -> Measurement:
+    """Return a measurement of a task with two samples around a latency."""
+    values = (latency_ns, latency_ns + 0.5)
+    p50_ns, p99_ns = (latency_ns, latency_ns + 9) if "ping_pong" in planned.task.case else (None, None)
+    return finish(
+        planned.task,
+        Status.OK,
+        samples=tuple(
+            Sample(latency_ns=value, bandwidth_gb_s=gb_s, p50_ns=p50_ns, p99_ns=p99_ns, elapsed_ms=40, wall_ms=41)
+            for value in values
+        ),
+        latency_ns=summarize(values),
+        bandwidth_gb_s=summarize([gb_s]) if gb_s is not None else None,
+        verification=Verification.WALK_EVERY_SAMPLE,
+    )
+
+
+def shown(machine: Machine, gpus: int, nodes: list[int], name: str, *latencies_ns: float) -> str:
+    """Return the text of a report of the cases whose names begin so."""
+    chosen = tuple(case for case in CASES if case.name.startswith(name))
+    made = make_plan(machine, (machine.gpus or ())[:gpus], nodes, chosen, SETTINGS)
+    values = iter(latencies_ns or range(100, 10000))
+    report = RunReport(
+        settings=SETTINGS,
+        gpus=made.gpus,
+        numa_nodes=made.numa_nodes,
+        driver_version="580.159.04",
+        cuda_driver_version=13000,
+        started_at="2026-11-20T12:00:00+00:00",
+        wall_s=1,
+        interrupted=False,
+        measurements=tuple(
+            measured(planned, next(values), 10.0 * number if "loaded" in planned.task.case else None)
+            for number, planned in enumerate(made.tasks)
+        ),
+    )
+    return bench_text(report).plain
+
+
+class TestText:
+    def test_rows_read_from_columns(self) -> None:
+        assert """
+latency GPU(row) <- GPU(column), random lines of 2 MiB, read before (ns)
+device_to_device_latency_cached
+NV18
+       GPU0   GPU1   GPU2
+GPU0      -  100.2  101.2
+GPU1  102.2      -  103.2
+GPU2  104.2  105.2      -
+""" in shown(H200, 3, [0], "device_to_device_latency_cached")
+
+    def test_a_gpu_s_own_memory_is_the_diagonal(self) -> None:
+        text = shown(H200, 2, [0], "device_")
+        assert "device_local_latency_cached, device_to_device_latency_cached\n" in text
+        (table,) = (part for part in text.split("\n\n") if "device_local_latency_cached" in part)
+        assert "-" not in table.rpartition("GPU1\n")[2]
+
+    def test_host_memory_says_whether_it_is_egm(self) -> None:
+        text = shown(GB200, 4, [0, 1], "host_numa_to_device_latency_cached")
+        assert "latency HOST_NUMA(row) -> GPU(column), random lines of 2 MiB, read before (ns)" in text
+        assert "EGM over C2C: NUMA0 with GPU0 GPU1, NUMA1 with GPU2 GPU3" in text
+
+    def test_round_trips_are_shown_once_a_pair_with_the_worst_tail(self) -> None:
+        text = shown(H200, 3, [0], "device_to_device_ping_pong")
+        assert "round trip of a flag GPU(row) <-> GPU(column), each polls its own (ns, p50)" in text
+        assert "p99 at most 111 ns (GPU1 <-> GPU2)" in text
+        assert "      GPU1  GPU2\nGPU0   100   101\nGPU1     -   102\n" in text
+
+    def test_load_is_what_was_reached(self) -> None:
+        text = shown(H200, 2, [0], "device_to_device_latency_loaded")
+        assert "device_to_device_latency_loaded_*\n" in text
+        assert "2 blocks    20.0  102.2  102.0-102.5" in text
+
+    def test_the_knee_is_marked_and_its_rule_stated(self) -> None:
+        sizes = [size for size in FOOTPRINTS_LOCAL if size <= 8 * GIB]
+        values = [1200.0 if size < 2 * GIB else 1500.0 for size in sizes] + [1500.0] * 9
+        text = shown(H200, 2, [0], "device_local_footprint", *values)
+        assert "Knee: the first footprint that takes 10 % longer than 512 MiB" in text
+        assert [line.split()[:2] for line in text.splitlines() if line.endswith(" knee")] == [["2", "GiB"]]
+
+    @pytest.mark.parametrize("gpus", [1, 2, 8])
+    def test_a_page_is_wide_enough_for_eight_gpus(self, gpus: int) -> None:
+        text = shown(DGX, gpus, [0, 1], "", *[1234.5] * 2000)
+        assert max(map(len, text.splitlines())) <= WIDTH
+
+
+class TestKnee:
+    def test_a_level_curve_has_none(self) -> None:
+        assert knee({512 * MIB: 340, GIB: 341, 64 * GIB: 343}) is None
+
+    def test_what_a_cache_answered_is_no_base(self) -> None:
+        assert knee({2 * MIB: 147, 512 * MIB: 340, GIB: 341}) is None
+        assert knee({2 * MIB: 147, 32 * MIB: 220, 128 * MIB: 337}) is None
+
+    def test_it_is_the_first_footprint_above_the_bound(self) -> None:
+        assert knee({512 * MIB: 1000, GIB: 1100, 2 * GIB: 1101, 4 * GIB: 1200}) == 2 * GIB
+
+
+def test_laps_are_as_many_as_the_issue_of_a_percentile_needs() -> None:
+    assert LAPS >= 1000
