@@ -13,6 +13,7 @@ K = TypeVar("K", bound=Hashable)
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 NOT_EGM = "not an EGM platform: no GPU has NVLink-C2C"
+NO_GPU = "no GPU that was asked for can be used from here; the checks of device access say why"
 NOT_COHERENT = "no GPU has NVLink-C2C"
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NOT_EGM, coherent, in_domain, usable
+from egmctl.doctor.situation import NO_GPU, NOT_EGM, coherent, in_domain, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Reason, System
 from egmctl.topo.health import C2c, c2c
-from egmctl.topo.platform import platform
+from egmctl.topo.platform import PlatformKind, platform
 
 BIT = "nvmlDeviceGetCapabilities"
 FIRMWARE = Remedy(
@@ -30,7 +30,9 @@ def _platform(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         Evidence(source=f"NVLink-C2C of GPU{gpu.index}", value=c2c(machine, gpu).value) for gpu in machine.gpus
     )
     if able:
-        yield passed(platform(machine).line, evidence=states)
+        found = platform(machine)
+        has = found.kind not in (PlatformKind.NO_EGM, PlatformKind.UNKNOWN)
+        yield passed(found.line if has else "a platform that can have EGM: its GPUs have NVLink-C2C", evidence=states)
     elif able is None:
         yield unknown("whether this is an EGM platform: NVML does not tell the state of NVLink-C2C", evidence=states)
     else:
@@ -43,7 +45,7 @@ def _capability(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if c2c(machine, gpu) is C2c.UP]
     if not gpus:
-        yield unknown("none of these GPUs can be used from here with its NVLink-C2C up")
+        yield skipped("NVLink-C2C of no GPU that can be used from here is up; c2c.link and device access say why")
         return
     on = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable]
     off = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable is False]
@@ -81,7 +83,10 @@ def _preconditions(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield skipped(NOT_EGM)
         return
     gpus = usable(machine, scope.gpus_of(machine))
-    if gpus and all(gpu.nvml and gpu.nvml.egm_capable and c2c(machine, gpu) is C2c.UP for gpu in gpus):
+    if not gpus:
+        yield skipped(NO_GPU)
+        return
+    if all(gpu.nvml and gpu.nvml.egm_capable and c2c(machine, gpu) is C2c.UP for gpu in gpus):
         yield passed("all of them hold: EGM is on", place=on_gpus(gpus))
         return
     broken = list(_broken_links(machine, gpus))
@@ -150,6 +155,9 @@ def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     if not in_domain(machine):
         yield skipped("the GPUs are in no multi-node NVLink domain")
+        return
+    if not usable(machine, scope.gpus_of(machine)):
+        yield skipped(NO_GPU)
         return
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
     told = [

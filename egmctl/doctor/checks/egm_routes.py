@@ -86,14 +86,17 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield skipped("no GPU here has memory of another NUMA node to reach")
         return
     good: dict[str, Gpu] = {}
+    told = False
     for gpu, node in far:
         found = route(machine, gpu, node)
         place = on_gpus([gpu])
         if found.kind is RouteKind.REMOTE:
             good[gpu.bus_id] = gpu
         elif found.kind is RouteKind.UNKNOWN:
+            told = True
             yield unknown(f"the EGM route to NUMA {node}: {found.reason}", place=place)
         elif found.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
+            told = True
             yield failed(
                 f"no EGM route to NUMA {node}: {found.reason}",
                 Remedy(text="See p2p.status and nvlink.links for the GPUs that are named."),
@@ -103,8 +106,8 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
             )
     if good:
         yield passed("reaches the other NUMA nodes' memory over NVLink and a peer's C2C", place=on_gpus(good.values()))
-    else:
-        yield skipped("no GPU has a remote EGM route to judge; the checks above say why")
+    elif not told:
+        yield skipped("no remote EGM route is left to judge; other checks say what stops them")
 
 
 CHECKS = (

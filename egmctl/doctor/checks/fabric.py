@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import by_value, fabric, in_container, in_domain, kept_away, usable
+from egmctl.doctor.situation import NO_GPU, by_value, fabric, in_container, in_domain, kept_away, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Fabric, Gpu, Machine, System
 
@@ -45,7 +45,7 @@ MANAGER = Remedy(
 def _state(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     if not gpus:
-        yield unknown("no GPU can be used from here")
+        yield skipped(NO_GPU)
     for key, group in by_value(gpus, _key):
         yield from _state_of(machine, fabric(group[0]), group, key)
 

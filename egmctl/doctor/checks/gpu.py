@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import by_value, usable
+from egmctl.doctor.situation import NO_GPU, by_value, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, GpuNvml, Machine
 
 SHARING = (Guard.P2P, Guard.IPC, Guard.EGM)
-NO_GPU = "no GPU can be used from here"
 
 RECOVERY = {
     "gpu-reset": ("reset of the GPU", "Drain the node and reset the GPU.", False),
@@ -44,7 +43,7 @@ SLOWDOWNS = {
 def _health(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     if not gpus:
-        yield unknown(NO_GPU)
+        yield skipped(NO_GPU)
         return
     good = []
     for gpu in gpus:
@@ -109,7 +108,7 @@ def _faults(gpu: Gpu, nvml: GpuNvml) -> Iterator[Finding]:
 def _mig(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     if not gpus:
-        yield unknown(NO_GPU)
+        yield skipped(NO_GPU)
     for (mode, pending), group in by_value(
         gpus, lambda gpu: (gpu.nvml.mig_mode, gpu.nvml.mig_mode_pending) if gpu.nvml else (None, None)
     ):
@@ -187,7 +186,7 @@ def _confidential(machine: Machine, scope: Scope) -> Iterator[Finding]:
 def _vgpu(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     if not gpus:
-        yield unknown(NO_GPU)
+        yield skipped(NO_GPU)
     for mode, group in by_value(gpus, lambda gpu: gpu.nvml.virtualization if gpu.nvml else None):
         evidence = (Evidence(source="nvmlDeviceGetVirtualizationMode", value=mode or "not read"),)
         if mode == "vgpu":
@@ -208,7 +207,7 @@ def _vgpu(machine: Machine, scope: Scope) -> Iterator[Finding]:
 def _compute_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     if not gpus:
-        yield unknown(NO_GPU)
+        yield skipped(NO_GPU)
     back = Remedy(text="Set the mode back to default.", command="nvidia-smi -c DEFAULT", needs_root=True)
     for mode, group in by_value(gpus, lambda gpu: gpu.nvml.compute_mode if gpu.nvml else None):
         evidence = (Evidence(source="nvmlDeviceGetComputeMode", value=mode or "not read"),)
@@ -232,7 +231,7 @@ def _compute_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
 def _persistence(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     if not gpus:
-        yield unknown(NO_GPU)
+        yield skipped(NO_GPU)
     for mode, group in by_value(gpus, lambda gpu: gpu.nvml.persistence_mode if gpu.nvml else None):
         evidence = (Evidence(source="nvmlDeviceGetPersistenceMode", value=_on(mode)),)
         if mode:
@@ -256,7 +255,7 @@ def _persistence(machine: Machine, scope: Scope) -> Iterator[Finding]:
 def _throttle(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     if not gpus:
-        yield unknown(NO_GPU)
+        yield skipped(NO_GPU)
     for reasons, group in by_value(gpus, lambda gpu: gpu.nvml.throttle_reasons if gpu.nvml else None):
         evidence = (
             Evidence(source="nvmlDeviceGetCurrentClocksEventReasons", value=", ".join(reasons or ()) or "none"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import in_container, in_domain, usable
+from egmctl.doctor.situation import NO_GPU, in_container, in_domain, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, System
 
@@ -241,6 +241,8 @@ def _recovery(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
     elif not in_domain(machine):
         yield skipped("the GPUs are in no multi-node NVLink domain")
+    elif not gpus:
+        yield skipped(NO_GPU)
     elif told:
         yield passed("no recovery of the IMEX domain is asked for", place=on_gpus(told))
     else:

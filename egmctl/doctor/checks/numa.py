@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import by_value, coherent, in_container, usable
+from egmctl.doctor.situation import NO_GPU, by_value, coherent, in_container, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
 from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, System
 from egmctl.units import parse_kernel_list
@@ -27,8 +27,7 @@ def _mempolicy(machine: Machine, scope: Scope) -> Iterator[Finding]:
         tell = warned if scope.purposes is not None and not scope.asked_purpose(Guard.EGM) else failed
         container = in_container(machine)
         yield tell(
-            f"{' and '.join(blocked)} {'are' if len(blocked) > 1 else 'is'} refused, without which HOST_NUMA memory "
-            f"cannot be allocated",
+            f"{_words(blocked)} refused, without which HOST_NUMA memory cannot be allocated",
             Remedy(
                 text="Give the container CAP_SYS_NICE (docker run --cap-add SYS_NICE; in Kubernetes "
                 "securityContext.capabilities.add), or a seccomp profile that allows these calls."
@@ -47,6 +46,11 @@ def _mempolicy(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield passed("memory policies can be set and read", evidence=evidence)
     else:
         yield unknown(f"not asked: {', '.join(name for name in CALLS if name not in told)}", evidence=evidence)
+
+
+def _words(names: list[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last} are" if others else f"{last} is"
 
 
 def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -136,6 +140,9 @@ def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     parameter = ((machine.driver or Driver()).module_parameters or {}).get("CoherentGPUMemoryMode", "").strip('"')
     gpus = usable(machine, scope.gpus_of(machine))
+    if not gpus:
+        yield skipped(NO_GPU)
+        return
     nodes = [(gpu, own_node(gpu)) for gpu in gpus]
     evidence = (
         Evidence(source="/proc/driver/nvidia/params: CoherentGPUMemoryMode", value=parameter or "unset"),
@@ -193,7 +200,7 @@ def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
     able, driver = coherent(machine), machine.driver or Driver()
     gpus = usable(machine, scope.gpus_of(machine))
     if not gpus:
-        yield unknown("no GPU can be used from here")
+        yield skipped(NO_GPU)
     configuration = (machine.system or System()).kernel_configuration or {}
     settings = (
         Evidence(source="uvm_ats_mode", value=(driver.uvm_parameters or {}).get("uvm_ats_mode", "not read")),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NOT_COHERENT, by_value, coherent, usable
+from egmctl.doctor.situation import NO_GPU, NOT_COHERENT, by_value, coherent, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink
 from egmctl.topo.health import C2c, c2c
@@ -57,7 +57,7 @@ def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 def _nothing_told(gpus: tuple[Gpu, ...]) -> Finding:
     if not gpus:
-        return unknown("no GPU can be used from here")
+        return skipped(NO_GPU)
     whys = [why for gpu in gpus if gpu.nvml and (why := gpu.nvml.unread.get("nvlinks"))]
     if whys and all(why.reason.value == "not-supported" for why in whys):
         return skipped(NO_NVLINK)
@@ -202,7 +202,10 @@ def _c2c(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if coherent(machine) is False:
         yield skipped(NOT_COHERENT)
         return
-    for state, gpus in by_value(usable(machine, scope.gpus_of(machine)), lambda gpu: c2c(machine, gpu)):
+    seen = usable(machine, scope.gpus_of(machine))
+    if not seen:
+        yield skipped(NO_GPU)
+    for state, gpus in by_value(seen, lambda gpu: c2c(machine, gpu)):
         if state is C2c.DOWN or any(_c2c_inactive(gpu) for gpu in gpus):
             down = [gpu for gpu in gpus if state is C2c.DOWN or _c2c_inactive(gpu)]
             yield failed(

@@ -163,7 +163,9 @@ def _expected(machine: Machine, function: PciFunction, link: PcieLink, name: str
 def _busy(gpu: Gpu) -> bool:
     """Say whether the link has no reason to be slowed down: GPUs do so while idle."""
     nvml = gpu.nvml
-    return nvml is not None and nvml.performance_state == 0 and "idle" not in (nvml.throttle_reasons or ("idle",))
+    if nvml is None or nvml.throttle_reasons is None:
+        return False
+    return nvml.performance_state == 0 and "idle" not in nvml.throttle_reasons
 
 
 def _link_evidence(pci: PciFunction, link: PcieLink) -> tuple[Evidence, ...]:

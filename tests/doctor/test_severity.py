@@ -1,0 +1,299 @@
+"""When the same fact is a fault and when it is not: what was asked for, and what kind of node it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
+from egmctl.model.finding import Guard, Status
+from egmctl.model.machine import (
+    DeviceNode,
+    Imex,
+    Machine,
+    NicPort,
+    PcieLink,
+    Reason,
+    Unread,
+)
+from tests.doctor.faults import HEALTHY_FABRIC, healthy
+from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+
+HGX = shipped("hgx-h200x4")
+
+
+def asked(*purposes: Guard) -> Scope:
+    return Scope(purposes=purposes)
+
+
+def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> list[tuple[Status, str]]:
+    return [(found.status, found.place.label) for found in run(check, machine, scope)]
+
+
+class TestEgm:
+    def test_a_mixed_node_fails_on_the_gpus_without_it(self) -> None:
+        machine = patched(healthy(), "gpus[1].nvml", capabilities=0)
+        (found,) = run("egm.capability", machine)
+        assert (found.status, found.place.label) == (Status.FAIL, "GPU1")
+        assert "GPU0,2-3" in found.summary
+
+    def test_an_old_driver_does_not_tell(self) -> None:
+        unread = {"capabilities": Unread(reason=Reason.DRIVER_TOO_OLD)}
+        machine = patched(healthy(), "gpus[*].nvml", capabilities=None, unread=unread)
+        assert {found.status for found in run("egm.capability", machine)} == {Status.UNKNOWN}
+
+    @pytest.mark.parametrize(
+        ("part", "changes", "words"),
+        [
+            ("system", {"acpi_egm": False}, "firmware has set no memory aside"),
+            ("system", {"kernel_configuration": {"ACPI_NUMA": "n"}}, "CONFIG_ACPI_NUMA"),
+            ("driver", {"module_flavour": "proprietary"}, "proprietary"),
+            ("gpus[*].pci", {"numa_node": -1}, "on which NUMA node"),
+        ],
+    )
+    def test_what_is_missing_is_named(self, part: str, changes: dict[str, Any], words: str) -> None:
+        machine = patched(patched(healthy(), "gpus[*].nvml", capabilities=0), part, **changes)
+        assert [words in found.summary for found in run("egm.preconditions", machine)] == [True]
+
+    def test_a_node_that_lost_one_of_two_gpus_is_a_warning_and_both_a_failure(self) -> None:
+        assert verdicts("egm.cgroup-route", with_gpu_denied(healthy(), 3)) == [
+            (Status.WARN, "NUMA 1"),
+            (Status.PASS, "NUMA 0"),
+        ]
+        assert verdicts("egm.cgroup-route", with_gpu_denied(healthy(), 2, 3))[0] == (Status.FAIL, "NUMA 1")
+
+    def test_gpus_with_routes_of_their_own_need_no_others(self) -> None:
+        machine = with_gpu_denied(healthy(), 1)
+        first = (machine.gpus or ())[0].bus_id
+        assert verdicts("egm.cgroup-route", machine, Scope(gpus=(first,), numa=(0,))) == [(Status.PASS, "NUMA 0")]
+
+
+class TestNuma:
+    def test_a_part_of_the_nodes_is_ordinary_unless_the_rest_is_asked_for(self) -> None:
+        machine = patched(healthy(), "host", allowed_numa_nodes="0")
+        found = run_one("numa.cpuset-mems", machine)
+        assert (found.status, "NUMA 1" in found.note) == (Status.PASS, True)
+        assert run_one("numa.cpuset-mems", machine, Scope(numa=(1,))).status is Status.FAIL
+
+    def test_memory_policies_matter_to_egm_most(self) -> None:
+        answers = {"get_mempolicy": "EPERM", "mbind": "ok", "set_mempolicy": "ok"}
+        machine = patched(HGX, "confinement", system_calls=answers)
+        assert run_one("numa.mempolicy-syscalls", machine).status is Status.FAIL
+        assert run_one("numa.mempolicy-syscalls", machine, asked(Guard.PERF)).status is Status.WARN
+
+    def test_a_virtual_machine_with_one_node_may_be_silent_about_it(self) -> None:
+        assert run_one("numa.gpu-affinity", HGX).status is Status.PASS
+        machine = patched(shipped("dgx-h100"), "gpus[*].pci", numa_node=-1)
+        assert run_one("numa.gpu-affinity", machine).status is Status.WARN
+
+    def test_init_on_alloc_and_balancing_harm_grace_only(self) -> None:
+        machine = patched(HGX, "host", numa_balancing=1, kernel_command_line={"init_on_alloc": "1"})
+        assert run_one("numa.balancing", machine).status is Status.SKIP
+        assert run_one("numa.cmdline", machine).status is Status.PASS
+
+    def test_passthrough_is_no_fault_where_the_gpus_use_ats(self) -> None:
+        machine = patched(healthy(), "host", kernel_command_line={"iommu.passthrough": "1"})
+        assert run_one("numa.cmdline", machine).status is Status.PASS
+        assert run_one("numa.cmdline", patched(machine, "gpus[*].nvml", addressing_mode="none")).status is Status.WARN
+
+
+class TestNvlink:
+    def test_links_that_no_gpu_uses_are_by_design(self) -> None:
+        machine = patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False)
+        found = run_one("nvlink.links", machine)
+        assert (found.status, found.summary) == (Status.PASS, "17 NVLinks are active")
+
+    def test_no_link_at_all_in_a_fabric_is_a_failure(self) -> None:
+        machine = patched(HGX, "gpus[*].nvml.nvlinks[*]", active=False)
+        assert run_one("nvlink.links", machine).status is Status.FAIL
+        machine = patched(machine, "gpus[*].nvml.fabric", state="not-supported")
+        assert run_one("nvlink.links", machine).status is Status.SKIP
+
+    def test_corrected_errors_are_a_note(self) -> None:
+        machine = patched(HGX, "gpus[2].nvml.nvlinks[0]", crc_errors=3)
+        assert verdicts("nvlink.errors", machine) == [(Status.PASS, "GPU0-1,3"), (Status.PASS, "GPU2")]
+
+
+class TestP2p:
+    @pytest.fixture
+    def over_pcie(self) -> Machine:
+        status = {"read": "CNS", "write": "CNS", "nvlink": "NS"}
+        return patched(HGX, "pairs[*]", nvlink_count=0, p2p_status=status)
+
+    def test_none_over_pcie_is_a_fault_for_who_asks_for_it(self, over_pcie: Machine) -> None:
+        assert verdicts("p2p.status", over_pcie) == [(Status.SKIP, "GPU0-3")]
+        assert verdicts("p2p.status", over_pcie, asked(Guard.P2P)) == [(Status.FAIL, "GPU0-3")]
+
+    def test_a_gpu_slows_its_link_down_while_idle(self) -> None:
+        link = PcieLink(speed_gt_s=2.5, width=16, max_speed_gt_s=32.0, max_width=16)
+        machine = patched(HGX, "gpus[*].pci", link=link)
+        assert run_one("pcie.link", machine).status is Status.PASS
+        busy = patched(machine, "gpus[1].nvml", performance_state=0, throttle_reasons=())
+        assert (Status.WARN, "GPU1") in verdicts("pcie.link", busy)
+
+    def test_a_translating_iommu_is_the_hosts_matter_in_a_virtual_machine(self, over_pcie: Machine) -> None:
+        machine = patched(over_pcie, "pairs[*]", p2p_status={"read": "OK", "write": "OK"})
+        machine = patched(machine, "system", iommu_domains={(machine.gpus or ())[0].bus_id: "DMA-FQ"})
+        assert run_one("pcie.iommu", machine).status is Status.PASS
+        assert run_one("pcie.iommu", patched(machine, "gpus[*].nvml", virtualization="none")).status is Status.WARN
+
+
+class TestGpu:
+    def test_mig_is_a_failure_for_who_wants_gpus_to_work_together(self) -> None:
+        machine = patched(HGX, "gpus[*].nvml", mig_mode=True)
+        assert run_one("gpu.mig", machine).status is Status.WARN
+        assert run_one("gpu.mig", machine, asked(Guard.P2P)).status is Status.FAIL
+
+    def test_each_fault_of_health(self) -> None:
+        for changes, status in (
+            ({"remapped_rows_pending": True, "ecc_uncorrected_volatile": 1}, Status.WARN),
+            ({"ecc_uncorrected_volatile": 2}, Status.FAIL),
+            ({"recovery_action": "gpu-reset"}, Status.FAIL),
+            ({"recovery_action": "17"}, Status.FAIL),
+        ):
+            assert (status, "GPU1") in verdicts("gpu.health", patched(HGX, "gpus[1].nvml", **changes)), changes
+
+
+class TestFabric:
+    def test_a_fabric_that_comes_up_gets_its_time(self) -> None:
+        machine = patched(HGX, "gpus[*].nvml.fabric", state="in-progress", status=None)
+        assert run_one("fabric.state", patched(machine, "system", uptime_s=60.0)).status is Status.WARN
+        assert run_one("fabric.state", patched(machine, "system", uptime_s=3600.0)).status is Status.FAIL
+
+    @pytest.mark.parametrize(
+        ("field", "word", "status"),
+        [
+            ("degraded_bandwidth", "true", Status.WARN),
+            ("route_recovery", "true", Status.WARN),
+            ("route_unhealthy", "true", Status.FAIL),
+            ("access_timeout_recovery", "true", Status.WARN),
+            ("incorrect_configuration", "no-partition", Status.FAIL),
+            ("incorrect_configuration", "not-supported", Status.PASS),
+            ("fabric_manager", "disconnected", Status.FAIL),
+        ],
+    )
+    def test_every_bit_of_the_health_mask(self, field: str, word: str, status: Status) -> None:
+        machine = patched(healthy(), "gpus[*].nvml.fabric", health=HEALTHY_FABRIC | {field: word})
+        assert run_one("fabric.state", machine).status is status
+
+    def test_no_channel_is_a_fault_where_handles_are_wanted(self) -> None:
+        assert run_one("imex.channel", HGX).status is Status.SKIP
+        assert run_one("imex.channel", HGX, asked(Guard.FABRIC)).status is Status.FAIL
+        assert run_one("imex.channel", patched(healthy(), "driver", imex_channels=())).status is Status.WARN
+
+    def test_a_stale_channel(self) -> None:
+        node = DeviceNode(path="/dev/nvidia-caps-imex-channels/channel0", exists=True, access="ok", major=240, minor=0)
+        found = run_one("imex.channel", patched(healthy(), "driver", imex_channels=(node,)))
+        assert (found.status, "stale" in found.summary) == (Status.FAIL, True)
+
+    @pytest.mark.parametrize(
+        ("daemons", "state", "reason", "container", "status"),
+        [
+            (("nvidia-imex",), "READY", None, False, Status.PASS),
+            (("nvidia-imex",), "WAITING_FOR_PEERS", None, False, Status.WARN),
+            (("nvidia-imex",), "SHUTTING_DOWN", None, False, Status.FAIL),
+            (("nvidia-imex",), None, Reason.TIMED_OUT, False, Status.FAIL),
+            (("nvidia-imex",), None, Reason.NOT_PRESENT, False, Status.PASS),
+            ((), None, Reason.NOT_PRESENT, False, Status.FAIL),
+            ((), None, Reason.NOT_PRESENT, True, Status.UNKNOWN),
+        ],
+    )
+    def test_the_imex_service(
+        self, daemons: tuple[str, ...], state: str | None, reason: Reason | None, container: bool, status: Status
+    ) -> None:
+        unread = {"daemon_state": Unread(reason=reason)} if reason else {}
+        machine = patched(healthy(), "system", daemons=daemons, imex=Imex(daemon_state=state, unread=unread))
+        machine = patched(machine, "process", container_signs=("/.dockerenv",) if container else ())
+        assert run_one("imex.daemon", machine).status is status
+
+    def test_one_node_needs_no_service(self) -> None:
+        for check in ("imex.daemon", "imex.domain", "imex.recovery"):
+            assert run_one(check, HGX, asked(Guard.FABRIC)).status is Status.SKIP
+
+
+class TestIpc:
+    def test_the_limits_of_a_plain_shell_are_a_note(self) -> None:
+        limits = {"memlock": 8 << 20, "nofile": 1024, "stack": 8 << 20}
+        machine = patched(HGX, "confinement", limits=limits, capabilities=0)
+        found = run_one("ipc.limits", machine)
+        assert (found.status, "8 MiB" in found.note) == (Status.PASS, True)
+        assert [found.status for found in run("ipc.limits", machine, asked(Guard.RDMA))] == [Status.FAIL, Status.WARN]
+
+    def test_root_may_lock_beyond_the_limit(self) -> None:
+        limits = {"memlock": 8 << 20, "nofile": 1 << 20, "stack": 8 << 20}
+        machine = patched(HGX, "confinement", limits=limits, capabilities=1 << 14)
+        assert run_one("ipc.limits", machine, asked(Guard.RDMA)).status is Status.PASS
+
+    @pytest.mark.parametrize(
+        ("total", "free", "status"),
+        [
+            (63 << 20, 63 << 20, Status.FAIL),
+            (64 << 20, 64 << 20, Status.WARN),
+            (1 << 30, 1 << 20, Status.WARN),
+            (1 << 30, 1 << 30, Status.PASS),
+        ],
+    )
+    def test_shared_memory(self, total: int, free: int, status: Status) -> None:
+        machine = patched(HGX, "confinement", shm_total_bytes=total, shm_free_bytes=free)
+        assert run_one("ipc.shm", machine).status is status
+
+    def test_yamas_default_is_no_fault(self) -> None:
+        machine = patched(HGX, "confinement", ptrace_scope=1, capabilities=0, unread={})
+        assert run_one("ipc.ptrace", machine, asked(Guard.IPC)).status is Status.PASS
+
+    def test_a_namespace_of_its_own_is_a_note(self) -> None:
+        namespaces = {"pid": 4026532281, "ipc": 4026532282}
+        machine = patched(HGX, "confinement", namespaces=namespaces)
+        for check in ("ipc.pid-namespace", "ipc.ipc-namespace"):
+            found = run_one(check, machine)
+            assert (found.status, bool(found.note)) == (Status.PASS, True)
+
+
+class TestRdma:
+    @staticmethod
+    def port_down(machine: Machine, **port: Any) -> Machine:
+        down = NicPort(number=1, link_layer="InfiniBand", **port)
+        return patched(machine, "nics[0]", ports=(down,))
+
+    def test_a_port_without_a_cable_is_a_note(self) -> None:
+        machine = self.port_down(healthy(), state="DOWN", physical_state="Polling")
+        (found,) = run("rdma.ports", machine)
+        assert (found.status, "ibP2p3s0/1" in found.note) == (Status.PASS, True)
+        assert verdicts("rdma.ports", machine, asked(Guard.RDMA))[0] == (Status.WARN, "ibP2p3s0")
+        before = Scope(expectation=Expectation(reference=healthy()))
+        assert verdicts("rdma.ports", machine, before)[0] == (Status.FAIL, "ibP2p3s0")
+
+    def test_a_link_without_a_subnet_manager(self) -> None:
+        machine = self.port_down(healthy(), state="INIT", physical_state="LinkUp")
+        assert verdicts("rdma.ports", machine)[0] == (Status.WARN, "ibP2p3s0")
+
+    def test_a_port_that_is_slower_than_its_siblings(self) -> None:
+        machine = self.port_down(healthy(), state="ACTIVE", physical_state="LinkUp", rate_gbit_s=100.0)
+        assert verdicts("rdma.ports", machine)[0] == (Status.WARN, "ibP2p3s0")
+
+    def test_peermem_or_dma_buf_will_do(self) -> None:
+        machine = patched(healthy(), "system", module_versions={})
+        machine = patched(machine, "gpus[*]", cuda=None)
+        for flavour, kernel, status in (
+            ("open", "6.8.0-nvidia", Status.PASS),
+            ("open", "5.4.0", Status.WARN),
+            ("proprietary", "6.8.0", Status.WARN),
+            (None, "6.8.0", Status.UNKNOWN),
+        ):
+            here = patched(patched(machine, "driver", module_flavour=flavour), "host", kernel=kernel)
+            assert run_one("rdma.gdr-path", here).status is status, (flavour, kernel)
+
+    def test_no_nic_is_unknown_for_who_asked_for_rdma(self) -> None:
+        assert run_one("rdma.ports", HGX).status is Status.SKIP
+        assert run_one("rdma.ports", HGX, asked(Guard.RDMA)).status is Status.UNKNOWN
+
+
+def test_the_healthy_h200_node_has_no_fault_whatever_is_asked_but_fabric_handles() -> None:
+    for guard in Guard:
+        findings = [f for check in CHECKS if guard in check.guards for f in run(check.id, HGX, asked(guard))]
+        problems = {f.check for f in findings if f.status in (Status.FAIL, Status.WARN)}
+        # That node's shell may open 20000 files.
+        expected = {Guard.FABRIC: {"imex.channel"}, Guard.IPC: {"ipc.limits"}, Guard.RDMA: {"ipc.limits"}}
+        assert problems == expected.get(guard, set()), guard
