@@ -47,13 +47,6 @@ def test_a_missing_section_is_answered_for(status: Unread | None, expected: Stat
     assert (found.status, found.summary) == (expected, words)
 
 
-@pytest.mark.parametrize("sections", [{}, {"probes": SectionStatus(version=1, unread=Unread(reason=Reason.NOT_ASKED))}])
-def test_what_only_trying_tells_is_skipped_where_it_was_not_tried(sections: dict[str, SectionStatus]) -> None:
-    machine = dataclasses.replace(NODE, sections=sections)
-    (found,) = diagnosis(check("a.one", FINE, sections=("probes",)), machine=machine).findings
-    assert (found.status, found.summary) == (Status.SKIP, "not tried: --active does")
-
-
 def test_the_same_machine_gives_the_same_findings() -> None:
     checks = (check("a.one", DENIED), check("b.two", UNTOLD))
     assert diagnosis(*checks) == diagnosis(*checks)
