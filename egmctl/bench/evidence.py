@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from egmctl.gpu.telemetry import C2C, NVLINK, PCIE, State, Telemetry, Traffic
-from egmctl.model.evidence import Evidence, GpuEvidence, Route, Verdict
-from egmctl.model.task import Flow, MemoryKind, Quantity, Task
+from egmctl.bench.wires import sends, wire_of
+from egmctl.gpu.telemetry import State, Telemetry, Traffic
+from egmctl.model.evidence import Evidence, GpuEvidence, Route, Verdict, Wire
+from egmctl.model.task import Quantity, Task
 
 PERIOD_S = 0.02
 """Between two looks at the clocks."""
@@ -67,7 +68,7 @@ class Watch:
         self._counted = [bus_id for bus_id in self._gpus if any(flow.initiator == bus_id for flow in flows)]
         self._expected = {wire for flow in flows if (wire := wire_of(flow)) is not None}
         # C2C has no counters: there those of the other wires tell.
-        self._wires = {NVLINK, PCIE} if C2C in self._expected else self._expected
+        self._wires = {Wire.NVLINK, Wire.PCIE} if Wire.C2C in self._expected else self._expected
         self._before: dict[str, Traffic] = {}
         self.traffic: dict[str, Traffic] = {}
         self._states: dict[str, list[State]] = {bus_id: [] for bus_id in self._gpus}
@@ -83,8 +84,8 @@ class Watch:
         while not over.wait(PERIOD_S):
             for bus_id in self._gpus:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
-            for bus_id in self._counted if PCIE in self._wires else ():
-                self._count(bus_id, [PCIE])
+            for bus_id in self._counted if Wire.PCIE in self._wires else ():
+                self._count(bus_id, [Wire.PCIE])
 
     def end(self) -> None:
         """Read what the counters stand at now."""
@@ -152,49 +153,30 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> Route | Non
     expected: dict[tuple[str, bool], int] = defaultdict(int)
     for flow in task.flows:
         if flow.initiator is not None:
-            expected[flow.initiator, _sends(flow)] += size_bytes
+            expected[flow.initiator, sends(flow)] += size_bytes
     total = sum(expected.values())
     if total < TELLING_BYTES:
         return None
-    carried = {name: _carried(expected, rises, name) for name in (NVLINK, C2C, PCIE)}
+    carried = {name: _carried(expected, rises, name) for name in (Wire.NVLINK, Wire.C2C, Wire.PCIE)}
     others = [carried[name] for name in carried if name != wire]
     own = carried[wire]
     if own is not None:
         verdict = Verdict.PROVEN if own >= _COUNTED_AT_LEAST * total else Verdict.REFUTED
     elif any(other is not None and other > _STRAY_AT_MOST * total for other in others):
         verdict = Verdict.REFUTED
-    elif wire == C2C and all(carried[name] is not None for name in (NVLINK, PCIE)):
+    elif wire == Wire.C2C and all(carried[name] is not None for name in (Wire.NVLINK, Wire.PCIE)):
         verdict = Verdict.BY_EXCLUSION
     else:
         verdict = Verdict.UNKNOWN
     return Route(wire=wire, expected_bytes=total, carried_bytes=own, verdict=verdict)
 
 
-def wire_of(flow: Flow) -> str | None:
-    """Return the wire that a flow is expected to use at the GPU that issues it; ``None`` if it leaves no GPU."""
-    if flow.initiator is None or {flow.source.bus_id, flow.destination.bus_id} == {flow.initiator}:
-        return None
-    # The names are those of egmctl.bench.paths: "NV18", "EGM over NV18>C2C", "HOST_NUMA over PCIe, not EGM", "PHB".
-    symbol = flow.wire.partition(" over ")[2].partition(",")[0] or flow.wire
-    first = symbol.partition(">")[0]
-    return NVLINK if first.startswith("NV") else C2C if first == "C2C" else PCIE
-
-
-def _sends(flow: Flow) -> bool:
-    """Say whether the GPU that issues a flow sends the bytes; a GPU that only reads or only writes is no end itself."""
-    if flow.source.memory is MemoryKind.REGISTERS:
-        return True
-    if flow.destination.memory is MemoryKind.REGISTERS:
-        return False
-    return flow.source.bus_id == flow.initiator
-
-
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], wire: str) -> int | None:
     """Return what a wire's counters rose by at all GPUs; ``None`` if one has no counter."""
     total = 0
-    for bus_id, sends in expected:
+    for bus_id, sending in expected:
         traffic = rises.get(bus_id, Traffic())
-        rise = (traffic.sent_bytes if sends else traffic.received_bytes).get(wire)
+        rise = (traffic.sent_bytes if sending else traffic.received_bytes).get(wire)
         if rise is None:
             return None
         total += rise

@@ -153,7 +153,7 @@ def _emit(report: RunReport, machine: Machine, form: Form, *, output: OutputOpti
     elif form is Form.CSV:
         emit(bench_csv(report), output=output, force=force)
     else:
-        emit(bench_text(report), output=output, force=force, color=color)
+        emit(bench_text(report, machine), output=output, force=force, color=color)
 
 
 def _suites(suite: str | None, *, quick: bool, full: bool, sweep: str | None, cases: bool) -> tuple[str, ...]:

@@ -14,23 +14,31 @@ from typing import Any
 from egmctl.facts.nvml import event_reasons
 from egmctl.facts.nvml_call import Field, ask, field_values
 from egmctl.facts.reading import Unavailable
-
-NVLINK, C2C, PCIE = "nvlink", "c2c", "pcie"
-"""Names of the wires."""
+from egmctl.model.evidence import Wire
 
 _ALL_LINKS = 0xFFFFFFFF
 """nvml.h, nvmlFieldValue_t: "A scopeId of UINT_MAX returns aggregate value summed up across all links"."""
 _KIB = 1024
-_SENT: Mapping[str, tuple[Field, int]] = {NVLINK: ((138, _ALL_LINKS), _KIB), PCIE: (197, 1)}
-_RECEIVED: Mapping[str, tuple[Field, int]] = {NVLINK: ((139, _ALL_LINKS), _KIB), PCIE: (198, 1)}
+_SENT: Mapping[str, tuple[Field, int]] = {Wire.NVLINK: ((138, _ALL_LINKS), _KIB), Wire.PCIE: (197, 1)}
+_RECEIVED: Mapping[str, tuple[Field, int]] = {Wire.NVLINK: ((139, _ALL_LINKS), _KIB), Wire.PCIE: (198, 1)}
 """NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200 exactly what was copied), and
 NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has no counter of the bytes over C2C."""
 _PCIE_WRAPS = 1 << 32
 """The PCIe counters have 32 bits (seen on H200): 55 GB/s go round in 78 ms."""
 _ERRORS: Mapping[str, Mapping[str, int]] = {
-    NVLINK: {"nvlink-replays": 161, "nvlink-recoveries": 162, "nvlink-crc-errors": 163, "nvlink-symbol-errors": 221},
-    C2C: {"c2c-errors": 231, "c2c-replays": 232, "c2c-replays-back-to-back": 233},
-    PCIE: {"pcie-replays": 94, "pcie-correctable-errors": 173, "pcie-non-fatal-errors": 179, "pcie-fatal-errors": 180},
+    Wire.NVLINK: {
+        "nvlink-replays": 161,
+        "nvlink-recoveries": 162,
+        "nvlink-crc-errors": 163,
+        "nvlink-symbol-errors": 221,
+    },
+    Wire.C2C: {"c2c-errors": 231, "c2c-replays": 232, "c2c-replays-back-to-back": 233},
+    Wire.PCIE: {
+        "pcie-replays": 94,
+        "pcie-correctable-errors": 173,
+        "pcie-non-fatal-errors": 179,
+        "pcie-fatal-errors": 180,
+    },
 }
 """NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (up to NVLink 4) and NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS (from
 NVLink 5 on), NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B of each link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and
@@ -163,9 +171,9 @@ def _supported(handle: Any) -> frozenset[Field]:
     """Return the counters that a GPU has: asking for the others each time would only cost time."""
     links = field_values(handle, [_C2C_COUNT])[_C2C_COUNT]
     fields: list[Field] = [field for fields in (_SENT, _RECEIVED) for field, _ in fields.values()]
-    fields += [(number, _ALL_LINKS) for number in _ERRORS[NVLINK].values()] + [*_ERRORS[PCIE].values()]
+    fields += [(number, _ALL_LINKS) for number in _ERRORS[Wire.NVLINK].values()] + [*_ERRORS[Wire.PCIE].values()]
     for link in range(links if isinstance(links, int) else 0):
-        fields += [(number, link) for number in _ERRORS[C2C].values()]
+        fields += [(number, link) for number in _ERRORS[Wire.C2C].values()]
     return frozenset(field for field, answer in field_values(handle, fields).items() if isinstance(answer, int))
 
 
@@ -180,8 +188,8 @@ def _bytes(found: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]]) 
 def _rise(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     """Return what counters rose by; one that was reset meanwhile is left out."""
     rises = {name: after[name] - before[name] for name in after if name in before}
-    if PCIE in rises:
-        rises[PCIE] %= _PCIE_WRAPS
+    if Wire.PCIE in rises:
+        rises[Wire.PCIE] %= _PCIE_WRAPS
     return {name: rise for name, rise in rises.items() if rise >= 0}
 
 

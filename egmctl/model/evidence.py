@@ -9,6 +9,14 @@ from enum import StrEnum
 from egmctl.model.record import BusId, Plain
 
 
+class Wire(StrEnum):
+    """What bytes leave a GPU through."""
+
+    NVLINK = "nvlink"
+    C2C = "c2c"
+    PCIE = "pcie"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEvidence:
     """One GPU over the time of a measurement; ``None`` where the driver does not say."""
@@ -49,8 +57,8 @@ class Verdict(StrEnum):
 class Route:
     """Which way the bytes took, by the counters of the GPUs."""
 
-    wire: Plain
-    """The one expected at the GPUs that issue the work: ``nvlink``, ``c2c`` or ``pcie``."""
+    wire: Wire
+    """The one expected at the GPUs that issue the work."""
     expected_bytes: int
     """What the samples moved over it, without retries and checks."""
     carried_bytes: int | None

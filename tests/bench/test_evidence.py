@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import Witness, route, wire_of
+from egmctl.bench.evidence import Witness, route
+from egmctl.bench.wires import wire_of
 from egmctl.gpu.telemetry import State, Telemetry, Traffic
 from egmctl.model.evidence import Verdict
 from egmctl.model.task import Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task

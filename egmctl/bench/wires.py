@@ -1,0 +1,25 @@
+"""Through which wire of a GPU the bytes of a flow go: pure."""
+
+from __future__ import annotations
+
+from egmctl.model.evidence import Wire
+from egmctl.model.task import Flow, MemoryKind
+
+
+def wire_of(flow: Flow) -> Wire | None:
+    """Return the wire that a flow is expected to use at the GPU that issues it; ``None`` if it leaves no GPU."""
+    if flow.initiator is None or {flow.source.bus_id, flow.destination.bus_id} == {flow.initiator}:
+        return None
+    # The names are those of egmctl.bench.paths: "NV18", "EGM over NV18>C2C", "HOST_NUMA over PCIe, not EGM", "PHB".
+    symbol = flow.wire.partition(" over ")[2].partition(",")[0] or flow.wire
+    first = symbol.partition(">")[0]
+    return Wire.NVLINK if first.startswith("NV") else Wire.C2C if first == "C2C" else Wire.PCIE
+
+
+def sends(flow: Flow) -> bool:
+    """Say whether the GPU that issues a flow sends the bytes; a GPU that only reads or only writes is no end itself."""
+    if flow.source.memory is MemoryKind.REGISTERS:
+        return True
+    if flow.destination.memory is MemoryKind.REGISTERS:
+        return False
+    return flow.source.bus_id == flow.initiator

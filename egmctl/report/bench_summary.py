@@ -1,0 +1,148 @@
+"""Bandwidths in short: kinds of host memory side by side, and what each class of paths reaches of its wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+from rich.text import Text
+
+from egmctl.bench.nominal import nominal_gb_s
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, RunReport, Status, Task
+from egmctl.report.bench_matrix import cell, ends
+from egmctl.report.table import DIM, HEADING, Column, table, wrap
+from egmctl.units import format_size, printable
+
+_KINDS = {
+    MemoryKind.HOST_NUMA: "VMM",
+    MemoryKind.HOST_NUMA_POOL: "pool",
+    MemoryKind.PINNED: "pinned",
+    MemoryKind.REGISTERED: "registered",
+    MemoryKind.SYSTEM: "system",
+}
+_ALONE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
+"""Each flow has its wire to itself; in the others several share one."""
+_ONE_WIRE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+"""All flows together cross the wire of one GPU."""
+
+
+def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Text]:
+    """Render a table for each direction and engine that were measured with several kinds of host memory."""
+    for engine, word in ((Engine.COPY_ENGINE, "memcpy CE"), (Engine.SM_COPY, "memcpy SM")):
+        for to_gpu in (True, False):
+            cells: dict[MemoryKind, dict[tuple[str, str], Measurement]] = {}
+            for m in measurements:
+                host, gpu = ends(m.flows[0])
+                alike = m.engine is engine and m.pattern is Pattern.PAIR and m.streams == 1
+                if alike and host.memory in _KINDS and (m.flows[0].source == host) is to_gpu:
+                    cells.setdefault(host.memory, {})[host.label, gpu.label] = m
+            if len(cells) < 2 or len({m.size_bytes for those in cells.values() for m in those.values()}) > 1:
+                continue
+            text = Text()
+            arrow = "->" if to_gpu else "<-"
+            text.append(f"{word} host memory(row) {arrow} GPU(column) by kind of memory (GB/s)\n", HEADING)
+            if {MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL} & set(cells):
+                text.append(wrap(_what_is_host_numa(cells), ""), DIM)
+            yield text.append_text(_kinds(cells, order))
+
+
+def summary(report: RunReport, machine: Machine | None) -> Text | None:
+    """Render for each wire what each case reaches on its paths, how far they are apart, and how much of the wire.
+
+    Parameters
+    ----------
+    machine
+        Whose wires they are; without it nothing is set against a wire.
+    """
+    wires: dict[str, dict[tuple[str, int], list[tuple[float, float | None]]]] = {}
+    for m in report.measurements:
+        if m.status in (Status.OK, Status.UNSTABLE) and m.bandwidth_gb_s is not None:
+            for wire, value, rate in _values(m, machine):
+                wires.setdefault(wire, {}).setdefault((m.case, m.size_bytes), []).append((value, rate))
+    if not wires:
+        return None
+    text = Text()
+    text.append("Summary by wire (GB/s)\n", HEADING)
+    text.append(
+        wrap(
+            "n paths: the median of their medians, the least of them, and its distance from the most; wire: the "
+            "median against the nominal rate in one direction, from which no packet overhead is taken off.",
+            "",
+        ),
+        DIM,
+    )
+    for wire, cases in wires.items():
+        rates = {f"{rate:.1f}" for found in cases.values() for _, rate in found if rate is not None}
+        text.append(printable(wire) + (f", {' or '.join(sorted(rates))} GB/s nominal" if rates else "") + "\n", DIM)
+        text.append_text(_reached(cases))
+    return text
+
+
+def _reached(cases: Mapping[tuple[str, int], Sequence[tuple[float, float | None]]]) -> Text:
+    swept = {case for case, _ in cases if sum(case == other for other, _ in cases) > 1}
+    labels = [f"{case} {format_size(size)}" if case in swept else case for case, size in cases]
+    values = [[value for value, _ in found] for found in cases.values()]
+    columns = {
+        "n": [str(len(those)) for those in values],
+        "median": [f"{median(those):.1f}" for those in values],
+        "least": [f"{min(those):.1f}" for those in values],
+        "spread": [_spread(those) for those in values],
+        "wire": [_percent(found) for found in cases.values()],
+    }
+    return table(labels, [[Column(cells, (name,), ">")] for name, cells in columns.items()])
+
+
+def _kinds(cells: dict[MemoryKind, dict[tuple[str, str], Measurement]], order: Sequence[str]) -> Text:
+    places = {label: place for place, label in enumerate(order)}
+    paths = sorted({path for those in cells.values() for path in those}, key=lambda path: [places[p] for p in path])
+    kinds = [kind for kind in _KINDS if kind in cells]
+    groups = []
+    for path in paths:
+        found = [cell(cells[kind][path], 0) if path in cells[kind] else ("-", "") for kind in kinds]
+        groups.append([Column([text for text, _ in found], path, ">", dict(found))])
+    return table([_KINDS[kind] for kind in kinds], groups)
+
+
+def _what_is_host_numa(cells: dict[MemoryKind, dict[tuple[str, str], Measurement]]) -> str:
+    egm = {m.flows[0].egm for kind, those in cells.items() if kind in _NUMA for m in those.values()}
+    if egm == {True}:
+        return "VMM and pool are EGM; the others are not"
+    return "VMM and pool are HOST_NUMA memory, " + ("not EGM" if egm == {False} else "EGM where the matrices say so")
+
+
+_NUMA = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL)
+
+
+def _values(measurement: Measurement, machine: Machine | None) -> Iterator[tuple[str, float, float | None]]:
+    """Yield the wire, what was measured over it, and its nominal rate."""
+    if measurement.pattern in _ALONE and measurement.flows_gb_s:
+        for flow, found in zip(measurement.flows, measurement.flows_gb_s, strict=True):
+            yield _short(flow.wire), found.median, nominal_gb_s(machine, flow) if machine else None
+    elif measurement.bandwidth_gb_s is not None:
+        one = measurement.pattern in _ONE_WIRE and machine is not None
+        yield (
+            _wire(measurement),
+            measurement.bandwidth_gb_s.median,
+            (nominal_gb_s(machine, measurement.flows[0]) if one and machine else None),
+        )
+
+
+def _wire(task: Task) -> str:
+    """Return the way of flows that share the initiator's wire or the memory of a node, in one word."""
+    ways = list(dict.fromkeys(_short(flow.wire) for flow in task.flows))
+    return ways[0] if len(ways) == 1 else "several ways at once"
+
+
+def _short(wire: str) -> str:
+    """Return the way without the kind of memory: ``NV18>C2C`` of ``EGM over NV18>C2C``."""
+    return printable(wire.partition(" over ")[2].partition(",")[0] or wire)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{100 * (max(values) - min(values)) / max(values):.1f} %" if len(values) > 1 else "-"
+
+
+def _percent(found: Sequence[tuple[float, float | None]]) -> str:
+    shares = [value / rate for value, rate in found if rate]
+    return f"{100 * median(shares):.0f} %" if shares else "-"

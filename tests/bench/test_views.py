@@ -1,0 +1,236 @@
+"""The text of every pattern, of several kinds of memory, of a sweep, and what is warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from egmctl.bench.plan import make_plan
+from egmctl.bench.registry import CASES
+from egmctl.bench.statistics import summarize
+from egmctl.facts import replay
+from egmctl.model.evidence import Evidence, GpuEvidence, Placement, Route, Verdict, Wire
+from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
+from egmctl.report.bench_text import bench_text
+from egmctl.report.bench_warnings import route_line, warnings
+from egmctl.report.table import WIDTH
+
+SETTINGS = Settings(size_bytes=512 << 20, copies=16, samples=5, timeout_s=60)
+
+
+def measured(task: Task, gb_s: float) -> Measurement:
+    """Return a measurement whose flows reach ``gb_s``, and one more each."""
+    flows = [gb_s + place for place in range(len(task.flows))]
+    if task.quantity is Quantity.LATENCY:
+        return finish(task, Status.OK, latency_ns=summarize([gb_s]))
+    return finish(
+        task,
+        Status.OK,
+        samples=(Sample(bandwidth_gb_s=sum(flows), flows_gb_s=tuple(flows), elapsed_ms=20, wall_ms=21),),
+        bandwidth_gb_s=summarize([sum(flows)]),
+        flows_gb_s=tuple(summarize([flow]) for flow in flows),
+    )
+
+
+def report_of(*cases: str, machine: str = "gb200-nvl4", gpus: int = 3, sizes: Sequence[int] = ()) -> RunReport:
+    """Return a report in which the n-th task of some cases reaches 100 + 10 n GB/s."""
+    node = replay.load(machine)
+    chosen = [case for case in CASES if case.name in cases or not cases]
+    plan = make_plan(node, (node.gpus or ())[:gpus], [0, 1], chosen, SETTINGS, *([tuple(sizes)] if sizes else []))
+    return RunReport(
+        settings=SETTINGS,
+        gpus=plan.gpus,
+        numa_nodes=plan.numa_nodes,
+        driver_version="580.159.04",
+        cuda_driver_version=13000,
+        started_at="2026-11-20T12:00:00+00:00",
+        wall_s=12.5,
+        interrupted=False,
+        measurements=tuple(measured(planned.task, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)),
+    )
+
+
+def text_of(*cases: str, **how: object) -> str:
+    """Return the text of such a report, without its head and tail."""
+    node = replay.load(str(how.get("machine", "gb200-nvl4")))
+    text = bench_text(report_of(*cases, **how), node).plain  # type: ignore[arg-type]
+    return text[text.index("\n\n") + 2 : text.rindex("\n\n") + 1]
+
+
+def matrices_of(*cases: str, **how: object) -> str:
+    """Return the same without the summary."""
+    text = text_of(*cases, **how)
+    return text[: text.index("\nSummary")]
+
+
+def test_both_directions_have_their_own_cells_and_a_sum() -> None:
+    assert (
+        matrices_of("device_to_device_bidirectional_memcpy_write_ce")
+        == """\
+memcpy CE GPU(row) -> GPU(column) bandwidth, both directions at once (GB/s)
+device_to_device_bidirectional_memcpy_write_ce
+NV18
+        GPU0    GPU1    GPU2
+GPU0       -  100.00  110.00
+GPU1  101.00       -  120.00
+GPU2  111.00  121.00       -
+
+memcpy CE both directions, sum (GB/s)
+device_to_device_bidirectional_memcpy_write_ce
+        GPU1    GPU2
+GPU0  201.00  221.00
+GPU1       -  241.00
+"""
+    )
+
+
+def test_both_directions_to_the_host_are_three_matrices() -> None:
+    text = matrices_of("host_numa_to_device_bidirectional_memcpy_ce", gpus=2)
+    assert [line for line in text.splitlines() if "(GB/s)" in line or line.startswith("NUMA0 ")] == [
+        "memcpy CE NUMA(row) -> GPU(column) bandwidth, both directions at once (GB/s)",
+        "NUMA0  100.00  110.00",
+        "memcpy CE NUMA(row) <- GPU(column) bandwidth, both directions at once (GB/s)",
+        "NUMA0  101.00  111.00",
+        "memcpy CE both directions, sum (GB/s)",
+        "NUMA0  201.00  221.00",
+    ]
+
+
+def test_a_ring_is_one_row_with_both_ends_above() -> None:
+    assert (
+        matrices_of("ring_write_ce")
+        == """\
+memcpy CE GPU(column) bandwidth, each to the next one, all at once (GB/s)
+ring_write_ce
+NV18
+    GPU0    GPU1    GPU2
+  ->GPU1  ->GPU2  ->GPU0     sum
+  100.00  101.00  102.00  303.00
+""".replace("GPU2\n  ->", "GPU2        \n  ->")
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "arrow"),
+    [
+        ("one_to_all_write_ce", "->"),
+        ("one_to_all_read_ce", "->"),
+        ("all_to_one_write_ce", "<-"),
+        ("all_to_one_read_ce", "<-"),
+    ],
+)
+def test_the_one_gpu_is_the_row_whoever_works_and_its_sum_is_beside_it(case: str, arrow: str) -> None:
+    lines = matrices_of(case).splitlines()
+    assert lines[0].startswith(f"memcpy CE GPU(row) {arrow} GPU(column) bandwidth")
+    assert lines[3:5] == ["        GPU0    GPU1    GPU2     sum", "GPU0       -  100.00  101.00  201.00"]
+
+
+def test_all_gpus_with_one_node_have_the_sum_beside_them() -> None:
+    assert "NUMA1  110.00  111.00  112.00  333.00\n" in matrices_of("host_numa_to_all_memcpy_ce")
+
+
+def test_the_local_copy_is_one_row() -> None:
+    assert "    GPU0    GPU1    GPU2\n  100.00  110.00  120.00\n" in matrices_of("device_local_copy")
+
+
+def test_kinds_of_host_memory_stand_side_by_side() -> None:
+    cases = ("host_numa_to_device_memcpy_ce", "host_numa_pool_to_device_memcpy_ce", "host_to_device_memcpy_ce")
+    text = matrices_of(*cases, "system_to_device_memcpy_ce", gpus=2)
+    assert (
+        text[text.index("memcpy CE host memory") :]
+        == """\
+memcpy CE host memory(row) -> GPU(column) by kind of memory (GB/s)
+VMM and pool are EGM; the others are not
+         NUMA0   NUMA0   NUMA1   NUMA1
+          GPU0    GPU1    GPU0    GPU1
+VMM     100.00  110.00  120.00  130.00
+pool    140.00  150.00  160.00  170.00
+pinned  180.00  190.00  200.00  210.00
+system  220.00  230.00  240.00  250.00
+"""
+    )
+
+
+def test_the_summary_sets_each_case_against_its_wire() -> None:
+    text = text_of("device_to_device_memcpy_write_ce", "one_to_all_write_ce", "all_pairs_write_ce", gpus=2)
+    assert (
+        text[text.index("NV18, ") :]
+        == """\
+NV18, 900.0 GB/s nominal
+                                  n  median  least  spread  wire
+device_to_device_memcpy_write_ce  2   105.0  100.0   9.1 %  12 %
+one_to_all_write_ce               2   125.0  120.0   7.7 %  14 %
+all_pairs_write_ce                1   281.0  281.0       -     -
+"""
+    )
+
+
+def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None:
+    report = report_of("device_to_device_memcpy_write_ce", "ring_write_ce", gpus=2)
+    waived = [finish(m, Status.WAIVED, reason="no peer access") for m in report.measurements]
+    text = bench_text(replace(report, measurements=tuple(waived))).plain
+    assert "bandwidth" not in text
+    assert "device_to_device_memcpy_write_ce, ring_write_ce: waived: no peer access" in text
+
+
+@pytest.mark.parametrize("machine", ["gb200-nvl4", "dgx-h100"])
+def test_every_case_fits_the_page(machine: str) -> None:
+    text = bench_text(report_of(machine=machine, gpus=8), replay.load(machine)).plain
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+class TestWarnings:
+    def report(self, **seen: object) -> RunReport:
+        """Return a report with one measurement beside which this was seen."""
+        report = report_of("device_to_device_memcpy_write_ce", gpus=2)
+        gpu = GpuEvidence(bus_id="0000:1b:00.0", label="GPU0", **seen)  # type: ignore[arg-type]
+        first, *others = report.measurements
+        return replace(report, measurements=(replace(first, evidence=Evidence(gpus=(gpu,))), *others))
+
+    def routed(self, *verdicts: Verdict) -> RunReport:
+        """Return a report whose measurements took the expected wire, or not."""
+        report = report_of("device_to_device_memcpy_write_ce", gpus=3)
+        found = [
+            replace(m, evidence=Evidence(gpus=(), route=route))
+            for m, verdict in zip(report.measurements, verdicts, strict=False)
+            for route in [Route(wire=Wire.NVLINK, expected_bytes=1000, carried_bytes=7, verdict=verdict)]
+        ]
+        return replace(report, measurements=tuple(found))
+
+    @pytest.mark.parametrize(
+        ("seen", "told"),
+        [
+            ({"errors": {"nvlink-replays": 3}}, "nvlink-replays of GPU0 rose by 3"),
+            ({"other_processes": (4711,)}, "other processes used GPU0 meanwhile (4711)"),
+            ({"throttle_reasons": ("sw-power-cap",)}, "the clocks of GPU0 were held down: sw-power-cap"),
+        ],
+    )
+    def test_what_was_seen_is_told_with_the_path(self, seen: dict[str, object], told: str) -> None:
+        where = "device_to_device_memcpy_write_ce GPU0 -> GPU1"
+        assert list(warnings(self.report(**seen))) == [f"{told}: {where}"]
+
+    def test_nothing_unusual_is_no_warning(self) -> None:
+        calm = {"errors": {}, "other_processes": (), "throttle_reasons": ("applications-clocks-setting",)}
+        assert list(warnings(self.report(**calm))) == []
+
+    def test_another_route_is_a_warning(self) -> None:
+        (warning,) = warnings(self.routed(Verdict.REFUTED))
+        assert warning.startswith("nvlink carried only 1 % of the bytes: ")
+
+    def test_memory_on_another_node_is_a_warning(self) -> None:
+        report = report_of("host_numa_to_device_memcpy_ce", gpus=1)
+        wrong = Placement(label="NUMA0", proof="move_pages", detail="256 on node 1", right=False)
+        first, *others = report.measurements
+        report = replace(report, measurements=(replace(first, placements=(wrong,)), *others))
+        (warning,) = warnings(report)
+        assert warning.startswith("memory of NUMA0 does not lie there (256 on node 1): ")
+
+    def test_how_many_routes_were_shown_is_one_sentence(self) -> None:
+        verdicts = (Verdict.PROVEN, Verdict.PROVEN, Verdict.BY_EXCLUSION, Verdict.UNKNOWN)
+        assert route_line(self.routed(*verdicts)) == (
+            "Bytes shown to take the expected wire: 2 of 4 by the wire's own counters, 1 because no other wire "
+            "carried them, 1 not, there are no counters."
+        )
+        assert route_line(report_of("ring_write_ce")) is None
