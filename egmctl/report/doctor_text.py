@@ -11,7 +11,7 @@ from rich.text import Text
 
 from egmctl.doctor.check import Check
 from egmctl.doctor.runner import Diagnosis
-from egmctl.model.finding import Confidence, Finding, Remedy, Status
+from egmctl.model.finding import Confidence, Finding, Guard, Remedy, Status
 from egmctl.report.origin import modelled_banner
 from egmctl.report.table import BAD, DIM, HEADING, WARN, trimmed, wrap
 from egmctl.topo.platform import platform
@@ -38,6 +38,8 @@ def doctor_text(diagnosis: Diagnosis, *, verbose: int = 0, brief: bool = False) 
     text = modelled_banner(diagnosis.machine)
     if not brief:
         text.append(wrap(f"Platform: {printable(platform(diagnosis.machine).line)}", "")).append("\n")
+        if diagnosis.machine.process is not None and diagnosis.machine.process.pid:
+            text.append(f"Process: {diagnosis.machine.process.pid}; what NVML says is seen from outside of it\n")
     for status in Status:
         shown, folded = _split(diagnosis, status)
         if verbose:
@@ -54,7 +56,7 @@ def doctor_text(diagnosis: Diagnosis, *, verbose: int = 0, brief: bool = False) 
 
 def checks_text(checks: Iterable[Check]) -> Text:
     """Render the list of checks: id, what each guards, and its title."""
-    rows = [(check.id, check.title, ",".join(check.guards)) for check in checks]
+    rows = [(check.id, check.title, _guards(check)) for check in checks]
     width = max((len(check_id) for check_id, _, _ in rows), default=0)
     text = Text()
     for check_id, title, guards in rows:
@@ -68,6 +70,11 @@ def explain_text(check: Check) -> Text:
     for title, body in (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix)):
         text.append(f"\n{title}\n", HEADING).append(wrap(body, "  ", "  "))
     return text
+
+
+def _guards(check: Check) -> str:
+    guards = [guard for guard in Guard if guard in check.guards]
+    return "all" if guards == list(Guard) else ",".join(guards)
 
 
 def _finding(text: Text, finding: Finding, *, verbose: int, brief: bool) -> None:
