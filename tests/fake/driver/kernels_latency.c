@@ -5,7 +5,7 @@
  */
 #include "kernels.h"
 
-enum { LINE = 128 };
+enum { LINE = 128, CHAIN_LIMIT = 1 << 30 };
 
 static uint64_t place(uint64_t step, uint64_t lines, uint64_t seed)
 {
@@ -26,6 +26,9 @@ static int make_chain(struct launch *launch, struct stream *stream, double *seco
 {
     uint64_t lines = launch->arguments[1], stride = launch->arguments[2], seed = launch->arguments[3];
     unsigned char *chain = kernel_range(launch, stream, 0, lines * stride, WRITE);
+    if (lines * stride > CHAIN_LIMIT)
+        fake_abort("make_chain: a chain of %llu bytes would take as much real memory",
+                   (unsigned long long)(lines * stride));
     if (!chain)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     uint64_t first = place(0, lines, seed), at = first;
