@@ -5,11 +5,13 @@ Nothing is judged by it: the rates are the nominal ones of the wires, and the co
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from egmctl.bench.buffers import buffers_of
 from egmctl.bench.flows import HOST_MEMORY
-from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.plan import Plan, PlannedTask, shortened
 from egmctl.bench.schedule import Step
-from egmctl.model.measurement import Pattern, Quantity
+from egmctl.model.measurement import Pattern, Quantity, Task
 from egmctl.units import GB, GIB
 
 START_S = 3.0
@@ -36,19 +38,23 @@ def plan_bytes(plan: Plan) -> int:
     return sum(
         task.copies * task.size_bytes * len(task.flows) * (1 if step.proof else plan.settings.samples)
         for step in plan.steps
-        for task in (plan.tasks[number].task for number in step.tasks)
+        for task in (_asked(plan.tasks[number].task, step) for number in step.tasks)
         if task.quantity is Quantity.BANDWIDTH
     )
 
 
 def step_seconds(plan: Plan, step: Step) -> float:
     """Return about how many seconds a step takes."""
-    tasks = [plan.tasks[number] for number in step.tasks]
+    tasks = [replace(plan.tasks[n], task=_asked(plan.tasks[n].task, step)) for n in step.tasks]
     samples = 1 if step.proof else plan.settings.samples
     host_bytes = sum(
         buffer.size_bytes for buffer in buffers_of([p.task for p in tasks]) if buffer.end.memory in HOST_MEMORY
     )
     return _STEP_S + max(_task_seconds(task, samples) for task in tasks) + _ALLOCATE_S_PER_GIB * host_bytes / GIB
+
+
+def _asked(task: Task, step: Step) -> Task:
+    return shortened(task) if step.proof else task
 
 
 def _task_seconds(planned: PlannedTask, samples: int) -> float:

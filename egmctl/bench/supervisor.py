@@ -16,7 +16,7 @@ from dataclasses import replace
 from egmctl.bench.buffers import Lifetimes
 from egmctl.bench.estimate import step_seconds
 from egmctl.bench.flows import HOST_MEMORY
-from egmctl.bench.plan import Plan
+from egmctl.bench.plan import Plan, shortened
 from egmctl.bench.protocol import Event, NodeAccess, OrderedStep, OrderedTask, Preparation, Request
 from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
@@ -188,7 +188,10 @@ class _Run:
     def _measure(self, worker: Child, step: Step) -> bool:
         """Have a step measured; return whether the worker can go on."""
         ordered = OrderedStep(
-            tasks=tuple(OrderedTask(number=number, task=self._tasks[number]) for number in step.tasks),
+            tasks=tuple(
+                OrderedTask(number=number, task=shortened(self._tasks[number]) if step.proof else self._tasks[number])
+                for number in step.tasks
+            ),
             proof=step.proof,
             # A soak needs them all again.
             release=() if self._soak else tuple(self._lifetimes.finish(self._of(step))),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from egmctl.bench.case import Case
 from egmctl.bench.estimate import plan_bytes, plan_seconds, step_seconds
-from egmctl.bench.plan import Plan
+from egmctl.bench.plan import Plan, shortened
 from egmctl.bench.suites import SUITES
 from egmctl.model.measurement import Quantity
 from egmctl.report.table import DIM, HEADING
@@ -48,7 +48,7 @@ def bench_plan(plan: Plan) -> Text:
         if tasks[0].case != case:
             case = tasks[0].case
             text.append(f"{case}\n", HEADING)
-        task = tasks[0]
+        task = shortened(tasks[0]) if step.proof else tasks[0]
         much = format_size(task.size_bytes)
         if task.quantity is Quantity.BANDWIDTH:
             much = f"{1 if step.proof else samples} x {task.copies} x {much}"
