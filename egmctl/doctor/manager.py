@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from egmctl.model.finding import Confidence, Evidence, Remedy
 from egmctl.model.machine import Confinement, Machine, Process
@@ -34,9 +34,18 @@ class Manager:
     confidence: Confidence = Confidence.HIGH
 
 
-def manager(machine: Machine) -> Manager:
-    """Return who decides over the devices of the process: the surest sign first."""
+def manager(machine: Machine, *, of_container: bool = False) -> Manager:
+    """Return who decides over the devices of the process: the surest sign first.
+
+    Parameters
+    ----------
+    of_container
+        Whether it can only have been who started the container, as for device nodes that are not in it. A cgroup below
+        the top one that is seen is somebody else's.
+    """
     seen = _signs(machine)
+    if of_container:
+        seen = replace(seen, is_containers=True)
     for recognise in (_slurm_program, _kubernetes, _runtime, _slurm_job, _lsf, _systemd):
         if (found := recognise(seen)) is not None:
             return found
@@ -68,6 +77,8 @@ class _Signs:
     by_path: Evidence
     programs: Mapping[str, str]
     """Names of the device programs to the cgroups that they are attached to."""
+    is_containers: bool
+    """Whether it may be the container's own cgroup: the top one that is seen, and no program is attached below it."""
     environment: Mapping[str, str]
     container: tuple[str, ...]
 
@@ -79,6 +90,7 @@ def _signs(machine: Machine) -> _Signs:
         path=path,
         by_path=Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path),
         programs={one.name: one.cgroup or path for one in confinement.device_programs or () if one.name},
+        is_containers=path in ("", "/") and all(one.cgroup in (None, "/") for one in confinement.device_programs or ()),
         environment=process.environment or {},
         container=process.container_signs or (),
     )
@@ -105,7 +117,7 @@ def _runtime(seen: _Signs) -> Manager | None:
         if re.search(pattern, seen.path):
             return Manager(name=name, sign=seen.by_path, remedy=_CONTAINER)
     for file, name in _RUNTIME_FILES:
-        if file in seen.container:
+        if file in seen.container and seen.is_containers:
             sign = Evidence(source=file, value="is there")
             return Manager(name=name, sign=sign, remedy=_CONTAINER, confidence=Confidence.MEDIUM)
     return None

@@ -203,6 +203,12 @@ class TestWhoSetIt:
             assert remedy is not None
             assert remedy.command == command
 
+    def test_a_container_is_blamed_for_its_own_cgroup_only(self) -> None:
+        for path, cause in (("/", "set by Docker"), ("/other", "the cgroup /other; nothing tells who made it")):
+            machine = in_cgroup(with_gpu_denied(HGX, 1), path)
+            machine = patched(machine, "process", container_signs=("/.dockerenv",))
+            assert run_one(CGROUP, machine).cause == cause
+
     def test_kubernetes_from_inside_of_its_cgroup_namespace(self) -> None:
         machine = in_cgroup(with_gpu_denied(HGX, 1), "/")
         machine = patched(machine, "process", container_signs=("KUBERNETES_SERVICE_HOST",))

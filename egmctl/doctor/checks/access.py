@@ -45,13 +45,14 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
         elif not untold:
             yield skipped(_NO_NODE)
         return
-    by = manager(machine)
     control = [node for node in (machine.driver or Driver()).nodes or () if node.path == "/dev/nvidiactl"]
-    nothing_left = all(access_of(node) == "EPERM" for node in control)
+    nothing_left = bool(control) and all(access_of(node) == "EPERM" for node in control)
+    by = manager(machine, of_container=nothing_left)
     evidence = (*accesses(denied), *cgroup_evidence(machine), *((by.sign,) if by.sign else ()))
     evidence = tuple(dict.fromkeys((*evidence, *route_evidence(machine, scope))))
-    cause = f"set by {by.name}" if by.name else "nothing tells who set it"
-    if nothing_left and control:
+    where = f"the cgroup {by.sign.value}" if by.sign else "its cgroup"
+    cause = f"set by {by.name}" if by.name else f"{where}; nothing tells who made it"
+    if nothing_left:
         yield failed(
             "the device cgroup denies these GPUs, and /dev/nvidiactl too: nothing of NVIDIA's is allowed here",
             lost_rules() if given_some(machine) else by.remedy,
@@ -80,7 +81,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
     kept, unmade = lost(machine, Loss.NOT_IN_CONTAINER), lost(machine, Loss.NO_NODE)
     environment = (machine.process or Process()).environment or {}
     if kept:
-        by = manager(machine)
+        by = manager(machine, of_container=True)
         remedy, cause = by.remedy, f"set by {by.name}" if by.name else "the container was started without them"
         if environment.get("ENROOT_RESTRICT_DEV", "n").lower() not in ("n", "no", "0", "false", ""):
             remedy = Remedy(text="Start the step without ENROOT_RESTRICT_DEV, and choose with CUDA_VISIBLE_DEVICES.")
