@@ -15,6 +15,8 @@ from egmctl.facts.redact import known_words, redact
 from egmctl.model.codec import to_json
 from egmctl.model.machine import (
     Cgroup,
+    Confinement,
+    DeviceProgram,
     Gpu,
     GpuNvml,
     GpuProc,
@@ -117,6 +119,28 @@ def test_one_uuid_becomes_one_other_wherever_it_stands() -> None:
         "CUDA_VISIBLE_DEVICES": f"{other.uuid},{(other.uuid or '')[:8]}",
         "NVIDIA_VISIBLE_DEVICES": (other.uuid or "").removeprefix("GPU-"),
     }
+
+
+def test_device_programs_keep_the_names_of_managers_and_their_place() -> None:
+    path = "/system.slice/slurmstepd.scope/acme/job_42"
+    programs = (
+        DeviceProgram(id=1, name="Slurm_Cgroup_v2", cgroup=path),
+        DeviceProgram(id=2, name="sd_devices", cgroup="/"),
+        DeviceProgram(id=3, name="acme_gpus", cgroup="/acme"),
+        DeviceProgram(id=4, name="", cgroup="/"),
+    )
+    redacted = redact(
+        machine(
+            process=Process(cgroups=(Cgroup(version=2, path=path),)), confinement=Confinement(device_programs=programs)
+        )
+    )
+    assert redacted.process is not None
+    assert redacted.confinement is not None
+    first, *others = redacted.confinement.device_programs or ()
+    assert (first.name, first.cgroup) == ("Slurm_Cgroup_v2", (redacted.process.cgroups or ())[0].path)
+    assert [program.name for program in others] == ["sd_devices", "cgroup-2", ""]
+    assert others[1].cgroup == "/cgroup-1", "the same name in another place"
+    assert "acme" not in repr(redacted)
 
 
 def test_two_recordings_of_one_machine_still_join() -> None:

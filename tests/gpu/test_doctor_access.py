@@ -119,3 +119,14 @@ def test_nvidiactl_denied(gpus: tuple[Gpu, ...]) -> None:
     assert len(gpus) > 1
     assert (run.code, run.of(CONTROL)["status"]) == (1, "fail")
     assert run.of(CGROUP)["status"] == "pass"
+
+
+def test_a_running_job_in_a_device_cgroup(gpus: tuple[Gpu, ...]) -> None:
+    with denying_v2(minor(gpus[1])) as cgroup, subprocess.Popen(["sleep", "60"], preexec_fn=cgroup.join) as job:
+        try:
+            run = doctor("--pid", str(job.pid), "--gpus", gpus[1].bus_id)
+        finally:
+            job.kill()
+    found = run.of(CGROUP)
+    assert (run.code, found["status"], found["place"]["ids"]) == (1, "fail", [gpus[1].bus_id])
+    assert (f"/proc/{job.pid}/cgroup", cgroup.path) in [(seen["source"], seen["value"]) for seen in found["evidence"]]
