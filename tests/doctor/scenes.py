@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from egmctl.facts import replay
-from egmctl.model.machine import Cgroup, DeviceNode, DeviceProgram, Machine, OriginKind
+from egmctl.model.machine import Cgroup, DeviceNode, DeviceProgram, Machine, OriginKind, Reason, Unread
 from tests.doctor.faults import HEALTHY_FABRIC, healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
@@ -135,6 +135,60 @@ def cpuset() -> Machine:
     return patched(healthy(), "host", allowed_numa_nodes="0", allowed_cpus="0-71")
 
 
+def egm_mixed() -> Machine:
+    """GB200 of which GPU 1 alone has no EGM."""
+    return patched(healthy(), "gpus[1].nvml", capabilities=0)
+
+
+def untuned() -> Machine:
+    """GB200 as distributions deliver it: NUMA balancing on, memory cleared, IMEX channels for root only."""
+    machine = patched(healthy(), "host", numa_balancing=1, kernel_command_line={"init_on_alloc": "1"})
+    return patched(machine, "driver.imex_channels[0]", access="EACCES", mode=0o600, uid=0)
+
+
+def stale_channel() -> Machine:
+    """NVL72 tray whose IMEX channel was made before the driver was loaded anew."""
+    return patched(healthy(), "driver.imex_channels[0]", major=240)
+
+
+def port_down() -> Machine:
+    """NVL72 tray with a NIC whose cable is out, and one that came up slow."""
+    machine = patched(healthy(), "nics[1].ports[0]", state="DOWN", physical_state="Polling")
+    return patched(machine, "nics[3].ports[0]", rate_gbit_s=100.0)
+
+
+def links_down() -> Machine:
+    """HGX H200 whose GPU 2 lost two NVLinks and has trained others anew."""
+    machine = patched(shipped("hgx-h200x4"), "gpus[2].nvml.nvlinks[16]", active=False)
+    machine = patched(machine, "gpus[2].nvml.nvlinks[17]", active=False)
+    return patched(machine, "gpus[2].nvml.nvlinks[4]", recovery_errors=7, replay_errors=120)
+
+
+def sick_gpus() -> Machine:
+    """HGX H200: GPU 0 waits for a reset to remap a row, GPU 1 is too hot, GPU 3 is to be reset."""
+    machine = patched(shipped("hgx-h200x4"), "gpus[0].nvml", remapped_rows_pending=True, ecc_uncorrected_volatile=1)
+    machine = patched(
+        machine, "gpus[1].nvml", throttle_reasons=("hw-slowdown", "hw-thermal-slowdown"), temperature_c=91
+    )
+    return patched(machine, "gpus[3].nvml", recovery_action="gpu-reset")
+
+
+def shared_out() -> Machine:
+    """HGX H200 in MIG mode, each GPU for one process at a time."""
+    return patched(
+        shipped("hgx-h200x4"), "gpus[*].nvml", mig_mode=True, mig_mode_pending=True, compute_mode="exclusive-process"
+    )
+
+
+def driver_updated() -> Machine:
+    """HGX H200 whose driver was updated while the old kernel module stayed loaded: NVML does not start."""
+    why = Unread(reason=Reason.FAILED, detail="nvmlInit: 18 (Driver/library version mismatch)")
+    machine = patched(shipped("hgx-h200x4"), "gpus[*]", nvml=None, cuda=None, unread={"nvml": why, "cuda": why})
+    mismatch = "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
+    machine = patched(machine, "driver", nvml_error=mismatch, driver_version=None, nvml_version=None)
+    return patched(machine, "driver", unread={"driver_version": why, "nvml_version": why})
+
+
 H200_DENIED = "0000:00:09.0"
 """The GPU that the cgroups of the recordings deny: minor 3."""
 
@@ -166,10 +220,18 @@ MODELLED: Mapping[str, Scene] = {
     "gb200-cdmm": Scene(cdmm, why="NVreg_CoherentGPUMemoryMode=driver (open-gpu-kernel-modules, nv-reg.h)."),
     "gb200-default-seccomp": Scene(default_seccomp, ("--for", "egm"), why="NCCL user guide: Docker's seccomp profile."),
     "gb200-cpuset": Scene(cpuset, ("--numa", "1"), why="cpuset(7): Mems_allowed_list."),
+    "gb200-egm-mixed": Scene(egm_mixed, ("--for", "egm"), why="open-gpu-kernel-modules, p2p_api.c: EGM of both peers."),
+    "gb200-untuned": Scene(untuned, why="NVIDIA Grace Performance Tuning Guide; IMEX guide: channels."),
+    "nvl72-stale-imex-channel": Scene(stale_channel, ("--for", "fabric"), why="IMEX guide: channels."),
+    "nvl72-port-down": Scene(port_down, ("--for", "rdma"), why="rdma(8): the state of a port without a cable."),
     "nvl72-no-imex-channel": Scene(no_imex_channel, ("--for", "fabric"), why="IMEX guide: channels."),
     "nvl72-imex-down": Scene(imex_down, ("--for", "fabric"), why="IMEX guide: nvidia-imex-ctl."),
     "nvl72-route-unhealthy": Scene(route_unhealthy, ("--for", "fabric"), why="nvml.h: the fabric's health mask."),
     "h200-daemon-reload": Scene(daemon_reload, why="NVIDIA Container Toolkit issue 48."),
     "h200-container-of-two": Scene(not_passed_in, ("--expect", "gpus=4"), why="libnvidia-container, nvc_mount.c."),
+    "h200-links-down": Scene(links_down, ("--for", "p2p"), why="nvml.h: nvmlDeviceGetNvLinkState, error counters."),
+    "h200-sick-gpus": Scene(sick_gpus, why="nvml.h: remapped rows, recovery action, clocks event reasons."),
+    "h200-mig": Scene(shared_out, ("--for", "p2p,ipc"), why="NVIDIA MIG user guide: no P2P, no CUDA IPC."),
+    "h200-driver-updated": Scene(driver_updated, why="nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH."),
     "h200-off-the-bus": Scene(off_the_bus, why="nvml.h: NVML_ERROR_GPU_IS_LOST; Xid 79."),
 }
