@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from itertools import count
 from typing import Protocol, TypeVar
@@ -14,10 +15,11 @@ from egmctl.gpu.context import Context
 from egmctl.gpu.driver import call
 from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, Memory, PinnedWords
 from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
+from egmctl.gpu.placement import Before
 from egmctl.gpu.program import Kernels, NoCompiler
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Stream, choose_gate
-from egmctl.model.measurement import MemoryKind, Verification
+from egmctl.model.measurement import MemoryKind, Placement, Verification
 
 
 class _Closable(Protocol):
@@ -40,6 +42,8 @@ class Rig:
         self._streams: dict[tuple[str, int], Stream] = {}
         self._buffers: dict[Buffer, Memory] = {}
         self._seeds: dict[Buffer, int] = {}
+        self._before: dict[Buffer, Before] = {}
+        self._placements: dict[Buffer, Placement] = {}
         self._new_seeds = count(1)
         self.note: str | None = None
         self.kernels: dict[str, Kernels] | None = None
@@ -114,8 +118,19 @@ class Rig:
         """Return a seed that no buffer has had."""
         return next(self._new_seeds)
 
+    def placements(self, buffers: Sequence[Buffer]) -> tuple[Placement, ...]:
+        """Return where those of some buffers lie that are in host memory, once they have been written."""
+        for buffer in buffers:
+            if buffer in self._before and buffer in self._buffers and buffer not in self._placements:
+                memory = self._buffers[buffer]
+                where = self._before[buffer].where(buffer.end.label, memory.address, memory.size_bytes)
+                self._placements[buffer] = where
+        return tuple(self._placements[buffer] for buffer in buffers if buffer in self._placements)
+
     def release(self, buffer: Buffer) -> None:
         """Give a buffer back, if it was ever made."""
+        self._placements.pop(buffer, None)
+        self._before.pop(buffer, None)
         if (memory := self._buffers.pop(buffer, None)) is not None:
             memory.close()
 
@@ -151,6 +166,7 @@ class Rig:
         if end.memory is MemoryKind.DEVICE:
             return DeviceMemory(self.stream(end.bus_id or "").context, buffer.size_bytes)
         node = end.numa_node or 0
+        self._before[buffer] = Before(node)
         contexts = [self._contexts[bus_id] for bus_id in self._host_access[node] if bus_id in self._contexts]
         return HostNumaMemory(node, buffer.size_bytes, contexts)
 

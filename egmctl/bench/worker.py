@@ -105,6 +105,7 @@ def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measure
             run_.outcome or _conclude(rig, run_),
             concurrent=len(ready) or None,
             evidence=watch.of(run_.task, len(run_.samples)) if run_.samples else None,
+            placements=rig.placements(_of_host(run_.buffers)) if run_.samples else (),
             wall_s=time.perf_counter() - started,
         )
         for run_ in runs
@@ -275,6 +276,12 @@ def _mismatch(sample: int, flow: int, difference: Difference) -> Mismatch:
         expected=f"{difference.expected:#018x}",
         found=f"{difference.found:#018x}",
     )
+
+
+def _of_host(flows: Sequence[FlowBuffers]) -> tuple[Buffer, ...]:
+    """Return the buffers in host memory, each once."""
+    buffers = (buffer for flow in flows for buffer in (flow.source, flow.destination))
+    return tuple(dict.fromkeys(buffer for buffer in buffers if buffer is not None and buffer.end.bus_id is None))
 
 
 def _there(buffer: Buffer | None) -> Buffer:

@@ -110,6 +110,17 @@ def host(root: Root, pid: int = 0) -> Host:
     )
 
 
+def node_memory_free(root: Root, node: int) -> int:
+    """Return MemFree of a NUMA node now, in bytes.
+
+    Raises
+    ------
+    Unreadable
+        If it cannot be read.
+    """
+    return _kib(root, f"{NODES}/node{node}/meminfo", f"Node {node} MemFree")
+
+
 def machine_architecture(root: Root) -> str:
     """Return uname(2)'s word: ``x86_64``, ``aarch64``."""
     try:
