@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from egmctl.bench.plan import Plan
 
 
-def check_memory(plan: Plan, machine: Machine) -> None:
+def check_memory(plan: Plan, machine: Machine, cgroup_left_bytes: int | None = None) -> None:
     """Refuse a plan whose buffers would take more than its share of what is free on a GPU, a NUMA node or the host.
+
+    Parameters
+    ----------
+    cgroup_left_bytes
+        What the cgroup's limit leaves to this process, ``None`` without one.
 
     Raises
     ------
@@ -25,6 +30,8 @@ def check_memory(plan: Plan, machine: Machine) -> None:
     share = plan.settings.memory_percent
     for peak in plan.peaks:
         free = free_bytes(machine, peak)
+        if peak.place is None and cgroup_left_bytes is not None:
+            free = cgroup_left_bytes if free is None else min(free, cgroup_left_bytes)
         if free is not None and peak.bytes > free * share // 100:
             fits = plan.settings.size_bytes * (free * share // 100) // peak.bytes // MIB
             raise UsageError(

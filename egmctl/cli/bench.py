@@ -95,6 +95,8 @@ def bench(
     from egmctl.bench.plan import SECTIONS
     from egmctl.bench.suites import select_cases
     from egmctl.bench.supervisor import start_worker
+    from egmctl.facts.cgroup import memory_left
+    from egmctl.facts.root import Root
 
     suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case))
     cases = select_cases(case or (), suites)
@@ -115,7 +117,7 @@ def bench(
             text = bench_list(plan, cases) if list_cases else bench_plan(plan)
             emit(text, output=output, force=force, color=color)
             return
-        check_memory(plan, seen)
+        check_memory(plan, seen, memory_left(Root.from_environment()))
         report = _measure(plan, seen, worker, quiet=quiet)
     _emit(report, seen, form, output=output, force=force, color=color)
     raise typer.Exit(report.exit_code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.machine import Cgroup, Reason
 
@@ -25,7 +27,25 @@ def cgroups(root: Root, folder: str) -> tuple[Cgroup, ...]:
     return tuple(found)
 
 
-def device_cgroup(root: Root, folder: str, version: int) -> tuple[str, ...]:
+def memory_left(root: Root) -> int | None:
+    """Return how many bytes this process' cgroups still let it take; ``None`` where nothing limits it or says so.
+
+    Page cache that the kernel would give back counts as taken, so it is rather less than what there is.
+    """
+    left: list[int] = []
+    for version, limit, taken in (
+        (2, "memory.max", "memory.current"),
+        (1, "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        with suppress(Unreadable):
+            for place in device_cgroup(root, "/proc/self", version, "memory"):
+                # "max" is no limit and no number; the top one of version 2 has no such file.
+                with suppress(Unreadable):
+                    left.append(max(0, root.number(f"{place}/{limit}") - root.number(f"{place}/{taken}")))
+    return min(left, default=None)
+
+
+def device_cgroup(root: Root, folder: str, version: int, controller: str = "devices") -> tuple[str, ...]:
     """Return the directories that decide over a process' devices: from the top down to the process' own.
 
     Parameters
@@ -33,21 +53,23 @@ def device_cgroup(root: Root, folder: str, version: int) -> tuple[str, ...]:
     folder
         ``/proc/self`` or that of another process.
     version
-        1 for the hierarchy with the controller ``devices``, 2 for the unified one.
+        1 for the hierarchy with the controller, 2 for the unified one.
+    controller
+        What they decide over, if not devices.
 
     Raises
     ------
     Unreadable
         If there is none, or it is not mounted here.
     """
-    kind = "a cgroup of version 2" if version == 2 else "the devices controller of version 1"
+    kind = "a cgroup of version 2" if version == 2 else f"the {controller} controller of version 1"
     for cgroup in cgroups(root, folder):
-        if cgroup.version == version and (version == 2 or "devices" in cgroup.controllers):
+        if cgroup.version == version and (version == 2 or controller in cgroup.controllers):
             path = cgroup.path
             break
     else:
         raise Unreadable(Reason.NOT_PRESENT, f"{folder}/cgroup: not in {kind}")
-    for place, above in _mounts(root, version):
+    for place, above in _mounts(root, version, controller):
         inside = path.removeprefix(above.rstrip("/"))
         # A cgroup outside of this process' cgroup namespace is shown as /../other.
         if path.startswith(above) and ".." not in path.split("/") and root.exists(place + inside):
@@ -56,7 +78,7 @@ def device_cgroup(root: Root, folder: str, version: int) -> tuple[str, ...]:
     raise Unreadable(Reason.NOT_PRESENT, f"/proc/self/mountinfo: {kind} is not mounted here")
 
 
-def _mounts(root: Root, version: int) -> list[tuple[str, str]]:
+def _mounts(root: Root, version: int, controller: str) -> list[tuple[str, str]]:
     """Return where such a hierarchy is mounted, and which of its cgroups is the top one there."""
     found = []
     for line in root.read("/proc/self/mountinfo").splitlines():
@@ -65,6 +87,6 @@ def _mounts(root: Root, version: int) -> list[tuple[str, str]]:
         if "-" not in fields[6:-3]:
             continue
         kind, _, options = fields[fields.index("-", 6) + 1 :][:3]
-        if kind == "cgroup2" if version == 2 else kind == "cgroup" and "devices" in options.split(","):
+        if kind == "cgroup2" if version == 2 else kind == "cgroup" and controller in options.split(","):
             found.append((fields[4], fields[3]))
     return found

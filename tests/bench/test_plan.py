@@ -239,6 +239,12 @@ class TestMemory:
         with pytest.raises(UsageError, match=rf"--size 512 MiB takes {taken}, .* at most --size 511M fits"):
             check_memory(plan_of(machine), machine)
 
+    def test_the_limit_of_the_cgroup_counts_for_the_host(self) -> None:
+        machine = self.node_with()
+        check_memory(plan_of(machine), machine, GIB)
+        with pytest.raises(UsageError, match="512 MiB on the host, more than half of the 1023 MiB"):
+            check_memory(plan_of(machine), machine, 1023 * MIB)
+
     def test_a_larger_share_can_be_allowed(self) -> None:
         machine = self.node_with(gpu_free=2 * GIB - 1)
         check_memory(plan_of(machine, settings=replace(SETTINGS, memory_percent=60)), machine)
