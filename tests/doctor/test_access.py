@@ -137,11 +137,17 @@ class TestSeverity:
         assert found.summary == "the device cgroup denies /dev/nvidia1"
 
     def test_of_another_process_only_root_can_tell(self) -> None:
-        untold = {"access": Unread(reason=Reason.NO_PERMISSION, detail="")}
-        machine = patched(patched(HGX, "gpus[*].node", access=None, unread=untold), "process", pid=42)
+        untold = {"node": Unread(reason=Reason.NO_PERMISSION, detail="only root can join it")}
+        machine = patched(patched(HGX, "gpus[*]", node=None, unread=untold), "process", pid=42)
         found = run_one(CGROUP, machine)
         assert found.status is Status.UNKNOWN
         assert found.summary == "whether process 42 may use its GPUs: only root can look from inside of its cgroup"
+
+    def test_root_that_could_not_look_says_why(self) -> None:
+        untold = {"node": Unread(reason=Reason.FAILED, detail="/proc/42: the child in its cgroup crashed")}
+        machine = patched(patched(HGX, "gpus[*]", node=None, unread=untold), "process", pid=42)
+        found = run_one(CGROUP, machine)
+        assert found.summary == "whether these GPUs may be used: /proc/42: the child in its cgroup crashed"
 
 
 JOB = "/system.slice/slurmstepd.scope/job_42/step_0/user/task_3"

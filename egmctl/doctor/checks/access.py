@@ -10,7 +10,7 @@ from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.seen import access_of, accesses, cgroup_evidence, lost, minor_of, route_evidence
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Driver, Gpu, Machine, Process
+from egmctl.model.machine import Driver, Gpu, Machine, Process, Reason
 
 _DRIVER_SOURCE = (
     "UVM routes memory through a GPU only where that GPU is registered in the process (open-gpu-kernel-modules, "
@@ -26,13 +26,7 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = machine.gpus or ()
     untold = [gpu for gpu in gpus if loss(machine, gpu) is Loss.UNKNOWN]
     if untold:
-        pid = (machine.process or Process()).pid
-        yield unknown(
-            f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup"
-            if pid
-            else "whether these GPUs may be used: their device nodes could not be looked at",
-            place=on_gpus(untold),
-        )
+        yield _untold(machine, untold)
     if not denied:
         asked = [gpu for gpu in gpus if gpu.node is not None and gpu.node.exists and gpu.node.access is not None]
         if asked:
@@ -72,6 +66,16 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
         cause=cause,
         confidence=by.confidence,
     )
+
+
+def _untold(machine: Machine, gpus: list[Gpu]) -> Finding:
+    pid = (machine.process or Process()).pid
+    why = gpus[0].unread.get("node")
+    if pid and why is not None and why.reason is Reason.NO_PERMISSION:
+        words = f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup"
+    else:
+        words = f"whether these GPUs may be used: {why.detail or why.reason.value if why else 'nobody looked'}"
+    return unknown(words, place=on_gpus(gpus))
 
 
 def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
