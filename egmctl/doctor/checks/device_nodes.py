@@ -142,7 +142,8 @@ def _no_permission(machine: Machine, gpus: list[Gpu], node: DeviceNode, evidence
             needs_root=True,
         )
     else:
-        cause = f"the mode bits{mode} do not let uid {process.effective_uid} in, or a security module does not"
+        user = "this user" if process.effective_uid is None else f"uid {process.effective_uid}"
+        cause = f"the mode bits{mode} do not let {user} in, or a security module does not"
     return failed(
         "this user may not use the device nodes" if gpus else f"this user may not use {node.path}",
         remedy,
