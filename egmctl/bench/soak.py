@@ -48,7 +48,16 @@ class Soak:
         if before.status not in (Status.OK, Status.UNSTABLE):
             return replace(before, attempts=attempts)
         if now.status not in (Status.OK, Status.UNSTABLE):
-            return replace(now, attempts=attempts, slowest_at_s=at_s)
+            return replace(
+                before,
+                status=now.status,
+                reason=now.reason,
+                last_call=now.last_call,
+                known_cause=now.known_cause,
+                mismatch=now.mismatch,
+                attempts=attempts,
+                slowest_at_s=at_s,
+            )
         slowest_at_s = at_s if _worst(now) < _worst(before) else before.slowest_at_s
         samples = _bounded((*before.samples, *now.samples))
         merged = replace(

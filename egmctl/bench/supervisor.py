@@ -87,7 +87,7 @@ def supervise(
     interrupted = False
     try:
         with signals.interruptible():
-            while run.pending and run.workers < WORKER_LIMIT:
+            while run.goes_on and run.workers < WORKER_LIMIT:
                 run.work(worker, target)
                 worker = None
     except KeyboardInterrupt:
@@ -131,6 +131,13 @@ class _Run:
         self._seconds = {step: step_seconds(plan, step) for step in plan.steps}
         self._soak = Soak(plan.settings.duration_s) if plan.settings.duration_s else None
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to measure; a soak begins again when it has come to the end."""
+        if self._soak and not self.pending and not self._soak.over:
+            self.pending.extend(step for step in self._plan.steps if not step.proof)
+        return bool(self.pending)
+
     def work(self, worker: Child | None, target: str) -> None:
         """Have one worker measure the pending steps, until they are over or it fails."""
         self.workers += 1
@@ -138,13 +145,11 @@ class _Run:
         try:
             with worker or start_worker(target) as child:
                 self._prepare(child)
-                while self.pending:
+                while self.goes_on:
                     under_way = self.pending.popleft()
                     if not self._measure(child, under_way):
                         return
                     under_way = None
-                    if self._soak and not self.pending and not self._soak.over:
-                        self.pending.extend(step for step in self._plan.steps if not step.proof)
                 _ask(child, Request.FINISH)
                 child.receive(self._plan.settings.timeout_s)
         except ChildFailed as error:
@@ -169,7 +174,7 @@ class _Run:
             bus_id
             for flow in self._pending_flows()
             for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
-        }
+        } | {bus_id for access in self._host_access() for bus_id in access.gpus}
         return tuple(gpu.bus_id for gpu in self._plan.gpus if gpu.bus_id in taking_part)
 
     def _host_access(self) -> tuple[NodeAccess, ...]:
@@ -178,8 +183,8 @@ class _Run:
             for end in (flow.source, flow.destination):
                 if end.memory in HOST_MEMORY and end.numa_node is not None:
                     gpus = access.setdefault(end.numa_node, {})
-                    if flow.initiator is not None:
-                        gpus[flow.initiator] = None
+                    # Memory that CPUs work on is allocated through a GPU's context too.
+                    gpus[flow.initiator or self._plan.gpus[0].bus_id] = None
         return tuple(NodeAccess(numa_node=node, gpus=tuple(gpus)) for node, gpus in access.items())
 
     def _pending_flows(self) -> list[Flow]:
@@ -198,7 +203,9 @@ class _Run:
         )
         self._on_progress(self._part_over(step), self._tasks[step.tasks[0]])
         _ask(worker, Request.MEASURE, step=to_json(ordered))
-        while (message := worker.receive(self._plan.settings.timeout_s)[0])["event"] == Event.MEASURED:
+        # Many samples of large buffers may take longer than it takes to be sure that something hangs.
+        timeout_s = max(self._plan.settings.timeout_s, 4 * self._seconds.get(step, 0))
+        while (message := worker.receive(timeout_s)[0])["event"] == Event.MEASURED:
             self._keep(step, message["task"], from_json(Measurement, message["measurement"]))
         self._on_progress(self._part_over(), None)
         if message["problem"]:
@@ -265,7 +272,8 @@ class _Run:
         """Give the step under way, or all that are pending where there is none, what became of the worker."""
         status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
         if under_way is not None:
-            blamed = [number for number in under_way.tasks if number not in self.found]
+            again = self._soak is not None and not under_way.proof
+            blamed = [number for number in under_way.tasks if again or number not in self.found]
         else:
             # It failed at setting up: the next one would fail there too.
             blamed = [number for step in self.pending for number in step.tasks if number not in self.found]
@@ -274,7 +282,8 @@ class _Run:
         if not blamed:
             self.problems.append(str(error))
         for number in blamed:
-            self.found[number] = finish(self._tasks[number], status, reason=str(error), last_call=error.last_call)
+            outcome = finish(self._tasks[number], status, reason=str(error), last_call=error.last_call)
+            self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
 
     def _of(self, step: Step) -> list[Task]:
         return [self._tasks[number] for number in step.tasks]

@@ -100,6 +100,13 @@ def test_workers_are_not_replaced_for_ever(run: Supervise) -> None:
     assert report.exit_code is ExitCode.CRASHED
 
 
+def test_a_soak_goes_on_after_a_crash_and_keeps_what_was_found(run: Supervise) -> None:
+    report = run("1:crash", gpus=1, duration_s=3)
+    assert statuses(report) == [Status.OK, Status.CRASHED]
+    assert report.measurements[0].attempts >= WORKER_LIMIT - 1
+    assert report.exit_code is ExitCode.CRASHED
+
+
 @pytest.mark.parametrize(
     ("fault", "status"), [("crash", Status.CRASHED), ("hang", Status.TIMED_OUT), ("raise", Status.FAILED)]
 )
