@@ -64,7 +64,7 @@ def _state_of(
 ) -> Iterator[Finding]:
     place = on_gpus(gpus)
     if found is None or found.state is None:
-        word = str(key[0]) if found is None else "no state"
+        word = str(key[0] or "no reason") if found is None else "no state"
         if word in ("not-supported", "driver-too-old"):
             yield skipped(NO_FABRIC, place=place)
         else:
