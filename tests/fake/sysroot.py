@@ -25,6 +25,7 @@ from egmctl.model.machine import (
     Process,
 )
 from egmctl.units import KIB
+from tests.fake.system_files import write_system
 
 _ARM_CORES = {"Neoverse-N1": 0xD0C, "Neoverse-V1": 0xD40, "Neoverse-N2": 0xD49, "Neoverse-V2": 0xD4F}
 """Part numbers of Arm's cores, as ``/proc/cpuinfo`` has them."""
@@ -34,7 +35,7 @@ _CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 
 def write_sysroot(machine: Machine, directory: Path) -> None:
     """Write the tree of a machine below ``directory``."""
-    tree = _Tree(directory)
+    tree = Tree(directory)
     tree.folder("/dev")
     if machine.host is not None:
         _host(tree, machine.host)
@@ -49,9 +50,22 @@ def write_sysroot(machine: Machine, directory: Path) -> None:
         _driver(tree, machine.driver)
     if machine.process is not None:
         _process(tree, machine.process)
+    if machine.system is not None:
+        _bridges(tree, machine)
+        write_system(tree, machine.system)
 
 
-class _Tree:
+def _bridges(tree: Tree, machine: Machine) -> None:
+    """Let the bridges above GPUs and NICs be found by their bus ids."""
+    gpus, nics = machine.gpus or (), machine.nics or ()
+    functions = [pci for pci in (*(gpu.pci for gpu in gpus), *(nic.pci for nic in nics)) if pci is not None]
+    places = {name: path[:i] for f in functions for path in [f.path or ()] for i, name in enumerate(path) if i}
+    for name, above in places.items():
+        if not tree.path(f"/sys/bus/pci/devices/{name}").exists():
+            tree.link(f"/sys/bus/pci/devices/{name}", "/".join(("/sys/devices", *above, name)))
+
+
+class Tree:
     """Files below a directory, named by the paths they have on the machine."""
 
     def __init__(self, directory: Path) -> None:
@@ -75,11 +89,13 @@ class _Tree:
         """Make a relative link, as sysfs does."""
         place = self.path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        upwards = "../" * (len(place.relative_to(self._directory).parts) - 1)
+        # The folder may be reached over a link itself: what counts is where it really is.
+        place = place.parent.resolve() / place.name
+        upwards = "../" * (len(place.relative_to(self._directory.resolve()).parts) - 1)
         place.symlink_to(upwards + target.lstrip("/"))
 
 
-def _host(tree: _Tree, host: Host) -> None:
+def _host(tree: Tree, host: Host) -> None:
     for path, content in (
         ("/proc/sys/kernel/hostname", host.hostname),
         ("/proc/sys/kernel/osrelease", host.kernel),
@@ -117,7 +133,7 @@ def _host(tree: _Tree, host: Host) -> None:
         _numa_node(tree, node)
 
 
-def _cpu_model(tree: _Tree, model: str) -> None:
+def _cpu_model(tree: Tree, model: str) -> None:
     # Arm's CPUs have no name in /proc/cpuinfo but numbers, and Grace is known by its SoC.
     core = next((part for name, part in _ARM_CORES.items() if name in model), None)
     if core is None:
@@ -128,7 +144,7 @@ def _cpu_model(tree: _Tree, model: str) -> None:
         tree.write("/sys/devices/soc0/soc_id", "jep106:036b:0241")
 
 
-def _numa_node(tree: _Tree, node: NumaNode) -> None:
+def _numa_node(tree: Tree, node: NumaNode) -> None:
     folder = f"/sys/devices/system/node/node{node.id}"
     tree.write(f"{folder}/cpulist", node.cpus)
     sizes = {"MemTotal": node.memory_total_bytes, "MemFree": node.memory_free_bytes}
@@ -138,7 +154,7 @@ def _numa_node(tree: _Tree, node: NumaNode) -> None:
         tree.write(f"{folder}/distance", " ".join(map(str, node.distances)))
 
 
-def _pci(tree: _Tree, function: PciFunction) -> str:
+def _pci(tree: Tree, function: PciFunction) -> str:
     """Write a PCI function and return its folder."""
     folder = "/".join(("/sys/devices", *(function.path or ()), function.bus_id))
     tree.folder(folder)
@@ -167,7 +183,7 @@ def _pci(tree: _Tree, function: PciFunction) -> str:
     return folder
 
 
-def _gpu(tree: _Tree, gpu: Gpu) -> None:
+def _gpu(tree: Tree, gpu: Gpu) -> None:
     if gpu.pci is not None:
         _pci(tree, gpu.pci)
     if gpu.proc is not None:
@@ -176,7 +192,7 @@ def _gpu(tree: _Tree, gpu: Gpu) -> None:
         _device_node(tree, gpu.node)
 
 
-def _proc(tree: _Tree, bus_id: str, proc: GpuProc) -> None:
+def _proc(tree: Tree, bus_id: str, proc: GpuProc) -> None:
     folder = f"/proc/driver/nvidia/gpus/{bus_id}"
     # The driver prints question marks until something has opened the GPU.
     lines = {
@@ -192,14 +208,14 @@ def _proc(tree: _Tree, bus_id: str, proc: GpuProc) -> None:
         tree.write(f"{folder}/numa_status", _lines(lines_of_status))
 
 
-def _device_node(tree: _Tree, node: DeviceNode) -> None:
+def _device_node(tree: Tree, node: DeviceNode) -> None:
     if node.exists:
         tree.write(node.path, b"")
         if node.mode is not None:
             tree.path(node.path).chmod(node.mode)
 
 
-def _nic(tree: _Tree, nic: Nic) -> None:
+def _nic(tree: Tree, nic: Nic) -> None:
     folder = f"/sys/class/infiniband/{nic.name}"
     if nic.pci is not None:
         function = _pci(tree, nic.pci)
@@ -219,7 +235,7 @@ def _nic(tree: _Tree, nic: Nic) -> None:
         tree.write(f"{place}/rate", port.rate_gbit_s and f"{port.rate_gbit_s:g} Gb/sec (4X)")
 
 
-def _driver(tree: _Tree, driver: Driver) -> None:
+def _driver(tree: Tree, driver: Driver) -> None:
     if driver.module_version is not None or driver.module_flavour is not None:
         version = driver.module_version or driver.driver_version or "580.00"
         kind = "Kernel Module" if driver.module_flavour == "proprietary" else "Open Kernel Module"
@@ -246,7 +262,7 @@ def _driver(tree: _Tree, driver: Driver) -> None:
         _device_node(tree, node)
 
 
-def _process(tree: _Tree, process: Process) -> None:
+def _process(tree: Tree, process: Process) -> None:
     if process.cgroups is not None:
         lines = (
             f"{0 if cgroup.version == 2 else number}:{','.join(cgroup.controllers)}:{cgroup.path}"
