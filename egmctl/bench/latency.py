@@ -52,16 +52,17 @@ def measure(rig: Rig, tasks: Sequence[Task], settings: Settings, failure: Failur
     """Measure the latencies of a step, all at the same time."""
     if rig.kernels is None:
         return [_without_kernels(rig, task, failure) for task in tasks]
-    outcomes: list[Measurement] = []
+    step = _Step(failure)
     try:
         with ExitStack() as undo:
-            outcomes = _measure(rig, rig.kernels, tasks, settings, failure, undo)
+            for task, buffers in zip(tasks, assign(tasks), strict=True):
+                probe = _probe(task)(rig, rig.kernels, task, undo)
+                step.attempt(probe, lambda probe=probe, buffers=buffers: probe.prepare(buffers))  # type: ignore[misc]
+            for _ in range(settings.samples):
+                step.sample()
     except DriverCallError as error:
-        # Giving memory back failed. What was measured stands no more; what had failed before says more than this.
-        outcomes = [found if found.status is Status.FAILED else failure(found, error) for found in outcomes] or [
-            failure(task, error) for task in tasks
-        ]
-    return outcomes
+        step.fail(error)
+    return step.outcomes()
 
 
 def _without_kernels(rig: Rig, task: Task, failure: Failure) -> Measurement:
@@ -72,40 +73,38 @@ def _without_kernels(rig: Rig, task: Task, failure: Failure) -> Measurement:
     return finish(task, Status.WAIVED, reason=f"a latency can only be measured with kernels; {rig.note}")
 
 
-def _measure(
-    rig: Rig,
-    kernels: dict[str, Kernels],
-    tasks: Sequence[Task],
-    settings: Settings,
-    failure: Failure,
-    undo: ExitStack,
-) -> list[Measurement]:
-    outcomes: list[Measurement | None] = []
-    ready: list[Probe] = []
-    for task, buffers in zip(tasks, assign(tasks), strict=True):
-        probe = _probe(task)(rig, kernels, task, undo)
-        try:
-            probe.prepare(buffers)
-        except DriverCallError as error:
-            outcomes.append(failure(task, error))
-        else:
-            outcomes.append(None)
-            ready.append(probe)
-    try:
-        for _ in range(settings.samples):
-            _sample(ready)
-    except DriverCallError as error:
-        return [outcome or failure(task, error) for task, outcome in zip(tasks, outcomes, strict=True)]
-    concluded = (probe.conclude() for probe in ready)
-    return [outcome or next(concluded) for outcome in outcomes]
+class _Step:
+    """Tasks that are measured at the same time; one that fails does not cost the others."""
 
+    def __init__(self, failure: Failure) -> None:
+        self._failure = failure
+        self._probes: dict[Probe, Measurement | None] = {}
+        """With the outcome of those that have failed."""
 
-def _sample(probes: Sequence[Probe]) -> None:
-    started = time.perf_counter()
-    for probe in probes:
-        probe.start()
-    for probe in probes:
-        probe.end(started)
+    def attempt(self, probe: Probe, action: Callable[[], None]) -> None:
+        """Do something for a task that has not failed yet."""
+        if self._probes.setdefault(probe, None) is None:
+            try:
+                action()
+            except DriverCallError as error:
+                self._probes[probe] = self._failure(probe.task, error)
+
+    def sample(self) -> None:
+        """Take one sample of each."""
+        started = time.perf_counter()
+        for probe in self._probes:
+            self.attempt(probe, probe.start)
+        for probe in self._probes:
+            self.attempt(probe, lambda probe=probe: probe.end(started))  # type: ignore[misc]
+
+    def fail(self, error: DriverCallError) -> None:
+        """Give all that have not failed an error as their outcome: memory could not be given back."""
+        for probe, outcome in self._probes.items():
+            self._probes[probe] = outcome or self._failure(probe.task, error)
+
+    def outcomes(self) -> list[Measurement]:
+        """Return what became of each task."""
+        return [outcome or probe.conclude() for probe, outcome in self._probes.items()]
 
 
 class Probe(ABC):

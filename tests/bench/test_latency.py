@@ -207,6 +207,11 @@ class TestOnAFakeNode:
         assert all(f"{name} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in m["reason"] for m in failed)
         assert run.node.leaks() == []
 
+    @pytest.mark.parametrize("call", ["cuMemAlloc@5", "cuLaunchKernel@1", "cuMemcpyAsync@1"])
+    def test_a_gpu_that_fails_does_not_cost_the_others_of_its_step(self, bench: Bench, call: str) -> None:
+        run = bench("device_local_latency_cached", faults=f"{call}=error:719")
+        assert Counter(m["status"] for m in run.measurements) == {"failed": 1, "ok": 1}
+
     def test_without_kernels_there_is_no_latency_and_it_says_why(self, bench: Bench) -> None:
         run = bench("device_to_device_latency_cached", env={"EGMCTL_NO_NVRTC": "1"})
         assert run.code == 3
