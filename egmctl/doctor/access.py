@@ -89,9 +89,10 @@ def loss(machine: Machine, gpu: Gpu) -> Loss:
         return Loss.DEVICE_CGROUP if node.access == "EPERM" else Loss.PERMISSION
     if node.access is None:
         return Loss.UNKNOWN
-    if gpu.nvml is None and node.nodev:
+    listed = gpu.nvml is not None and not elsewhere(machine)
+    if not listed and node.nodev:
         return Loss.NODEV
-    if gpu.nvml is None and _is_stale(machine, gpu, node):
+    if not listed and _is_stale(machine, gpu, node):
         return Loss.STALE_NODE
     if gpu.nvml is None:
         return Loss.NOT_STARTED if _listed_others(gpu, "nvml") else Loss.NONE
@@ -100,8 +101,13 @@ def loss(machine: Machine, gpu: Gpu) -> Loss:
     return Loss.NONE
 
 
+def elsewhere(machine: Machine) -> bool:
+    """Say whether this is about another process, whose place NVML and CUDA were not asked in."""
+    return machine.process is not None and machine.process.pid != 0
+
+
 def _without_node(machine: Machine, gpu: Gpu) -> Loss:
-    if gpu.nvml is not None:
+    if gpu.nvml is not None and not elsewhere(machine):
         # As root NVML makes the node that was missing when we looked.
         return Loss.NONE
     if given_some(machine):
@@ -146,7 +152,8 @@ def funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
     }
     for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):
         asked = any(getattr(gpu, library) is not None or _listed_others(gpu, library) for gpu in gpus)
-        counts[step] = sum(getattr(gpu, library) is not None for gpu in gpus) if asked else None
+        found = sum(getattr(gpu, library) is not None for gpu in gpus)
+        counts[step] = found if asked and not elsewhere(machine) else None
     return counts
 
 

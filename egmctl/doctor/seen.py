@@ -63,12 +63,17 @@ def lost(machine: Machine, kind: Loss) -> list[Gpu]:
     return [gpu for gpu in machine.gpus or () if loss(machine, gpu) is kind]
 
 
-def minor_of(gpu: Gpu) -> str:
-    """Return the number in the name of a GPU's device node."""
-    if gpu.node is not None:
-        return gpu.node.path.removeprefix("/dev/nvidia")
-    minor = gpu.proc.minor if gpu.proc else None
-    return "<minor>" if minor is None else str(minor)
+def minor_of(gpu: Gpu) -> int | None:
+    """Return the minor of a GPU's device node, ``None`` where nothing tells it."""
+    if gpu.proc is not None and gpu.proc.minor is not None:
+        return gpu.proc.minor
+    return gpu.node.minor if gpu.node is not None else None
+
+
+def node_names(gpus: Iterable[Gpu]) -> str:
+    """Return the paths of GPUs' device nodes; of a GPU whose minor is not known, its bus id."""
+    numbers = ((gpu, minor_of(gpu)) for gpu in gpus)
+    return ", ".join(gpu.bus_id if minor is None else f"/dev/nvidia{minor}" for gpu, minor in numbers)
 
 
 def access_of(node: DeviceNode) -> str | None:

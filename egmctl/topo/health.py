@@ -34,12 +34,14 @@ class Obstacle:
 
 
 def obstacle(machine: Machine, gpu: Gpu) -> Obstacle | None:
-    """Return why a GPU cannot be used from this process; ``None`` where NVML lists it.
+    """Return why a GPU cannot be used from the process that the machine is about; ``None`` where nothing stops it.
 
     NVML lists exactly the GPUs whose device node it could open: it ignores CUDA_VISIBLE_DEVICES and honours the
-    device cgroup. access(2) tells the cgroup (EPERM) from mode bits and security modules (EACCES).
+    device cgroup. access(2) tells the cgroup (EPERM) from mode bits and security modules (EACCES); of another process
+    it is all there is, as NVML's list is this process' own.
     """
-    if gpu.nvml is not None:
+    elsewhere = machine.process is not None and machine.process.pid != 0
+    if gpu.nvml is not None and (not elsewhere or gpu.node is None):
         return None
     pci, node = gpu.pci, gpu.node
     minor = gpu.proc.minor if gpu.proc is not None else None
@@ -58,7 +60,7 @@ def obstacle(machine: Machine, gpu: Gpu) -> Obstacle | None:
         if machine.process is not None and machine.process.container_signs:
             return Obstacle(Block.NOT_IN_CONTAINER, f"not passed into this container ({path}: ENOENT)")
         return Obstacle(Block.NO_DEVICE_NODE, f"no device node ({path}: ENOENT)")
-    return Obstacle(Block.NOT_LISTED, "NVML does not list it")
+    return None if gpu.nvml is not None else Obstacle(Block.NOT_LISTED, "NVML does not list it")
 
 
 class C2c(StrEnum):

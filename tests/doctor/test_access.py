@@ -9,7 +9,7 @@ import pytest
 from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
 from egmctl.model.finding import Confidence, Finding, Status
 from egmctl.model.machine import Cgroup, Confinement, DeviceNode, DeviceProgram, Machine, Mount, Process, Reason, Unread
-from tests.doctor.machines import patched, run_one, shipped, with_gpu_denied
+from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")
 NVL4 = shipped("gb200-nvl4")
@@ -143,6 +143,23 @@ class TestSeverity:
         assert found.status is Status.UNKNOWN
         assert found.summary == "whether process 42 may use its GPUs: only root can look from inside of its cgroup"
 
+    def test_what_nvml_lists_says_nothing_of_another_process(self) -> None:
+        machine = patched(patched(HGX, "gpus[1].node", access="EPERM"), "process", pid=42)
+        assert run_one(CGROUP, machine, Scope(gpus=(bus_id(HGX, 1),))).status is Status.FAIL
+        missing = patched(patched(HGX, "gpus[1].node", access="ENOENT", exists=False), "process", pid=42)
+        assert run_one(NODES, missing).place.ids == (bus_id(HGX, 1),)
+        line = run_one("dev.count-consistency", machine).evidence[0].value
+        assert line.endswith("3 accessible > not asked NVML > not asked CUDA")
+
+    def test_egm_of_another_process(self) -> None:
+        healthy = patched(NVL4, "process", pid=42)
+        assert run_one("egm.cgroup-route", healthy).status is Status.PASS
+        denied = run("egm.cgroup-route", patched(healthy, "gpus[3].node", access="EPERM"))
+        assert [finding.status for finding in denied] == [Status.WARN, Status.PASS]
+        untold = {"node": Unread(reason=Reason.NO_PERMISSION, detail="")}
+        unknown = run("egm.cgroup-route", patched(healthy, "gpus[3]", node=None, unread=untold))
+        assert [finding.status for finding in unknown] == [Status.UNKNOWN, Status.PASS]
+
     def test_root_that_could_not_look_says_why(self) -> None:
         untold = {"node": Unread(reason=Reason.FAILED, detail="/proc/42: the child in its cgroup crashed")}
         machine = patched(patched(HGX, "gpus[*]", node=None, unread=untold), "process", pid=42)
@@ -264,6 +281,13 @@ class TestNodesMissing:
     def test_an_egm_node_that_loses_its_owner_fails_here_too(self) -> None:
         machine = patched(with_gpu_denied(GH200X4, 1, access="ENOENT"), "process", container_signs=("/.dockerenv",))
         assert run_one(NODES, machine).status is Status.FAIL
+
+    def test_a_container_that_hides_the_drivers_folder_too(self) -> None:
+        """As libnvidia-container's legacy mode does: then nothing tells the minor."""
+        hidden = {"node": Unread(reason=Reason.NOT_PRESENT), "nvml": Unread(reason=Reason.NOT_PRESENT)}
+        machine = patched(HGX, "gpus[1]", proc=None, node=None, nvml=None, cuda=None, unread=hidden)
+        found = run_one(NODES, patched(machine, "process", container_signs=("tmpfs /proc/driver/nvidia",)))
+        assert found.summary == f"this container was not given {bus_id(HGX, 1)}"
 
     def test_a_node_that_nvml_made_meanwhile_is_not_missed(self) -> None:
         assert HGX.gpus is not None

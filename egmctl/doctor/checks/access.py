@@ -8,7 +8,7 @@ from egmctl.doctor.access import Loss, given_some, loss, may_have_egm, node_moun
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.seen import access_of, accesses, cgroup_evidence, lost, minor_of, route_evidence
+from egmctl.doctor.seen import access_of, accesses, cgroup_evidence, lost, minor_of, node_names, route_evidence
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Process, Reason
 
@@ -104,10 +104,10 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
             confidence=Confidence.MEDIUM,
         )
     if unmade:
-        numbers = " ".join(f"-c {minor_of(gpu)}" for gpu in unmade)
+        numbers = " ".join(f"-c {minor}" for gpu in unmade if (minor := minor_of(gpu)) is not None)
         yield failed(
-            f"there is no device node: {', '.join(f'/dev/nvidia{minor_of(gpu)}' for gpu in unmade)}",
-            Remedy(text=MAKE_NODES.text, command=f"nvidia-modprobe {numbers}", needs_root=True),
+            f"there is no device node: {node_names(unmade)}",
+            Remedy(text=MAKE_NODES.text, command=f"nvidia-modprobe {numbers}" if numbers else None, needs_root=True),
             place=on_gpus(unmade),
             evidence=accesses(unmade),
             cause="nothing has made it yet, or ModifyDeviceFiles=0 keeps the driver's tools from it",
@@ -136,9 +136,8 @@ def _by_severity(
     It fails where a GPU that was asked for is gone, or a NUMA node's EGM memory has no GPU left that could route to it;
     it warns where such a node has fewer left; else it is an ordinary share of a node, which is told and no fault.
     """
-    place, paths = on_gpus(lost), ", ".join(f"/dev/nvidia{minor_of(gpu)}" for gpu in lost)
-    words = sentence.format(paths)
-    more = {"place": place, "evidence": evidence, "cause": cause, "confidence": confidence}
+    words = sentence.format(node_names(lost))
+    more = {"place": on_gpus(lost), "evidence": evidence, "cause": cause, "confidence": confidence}
     asked = [gpu for gpu in lost if requested(machine, scope, gpu)]
     if asked:
         return failed(f"{words}, and {on_gpus(asked).label} was asked for", remedy, **more)

@@ -9,7 +9,7 @@ from egmctl.doctor.check import Check, failed, passed, skipped, unknown
 from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.seen import access_of, accesses, lost, node_evidence
-from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.finding import NODE, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process
 
 _NOT_LOOKED = "the driver's device nodes were not looked at"
@@ -147,7 +147,7 @@ def _no_permission(machine: Machine, gpus: list[Gpu], node: DeviceNode, evidence
     return failed(
         "this user may not use the device nodes" if gpus else f"this user may not use {node.path}",
         remedy,
-        place=on_gpus(gpus) if gpus else on_gpus(machine.gpus or ()),
+        place=on_gpus(gpus) if gpus else NODE,
         evidence=evidence,
         cause=cause,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from egmctl.doctor.access import Loss, loss
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NOT_EGM, coherent, usable
@@ -24,6 +25,9 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
     whole: list[int] = []
     for node in nodes:
         attached = owners(machine, node)
+        if any(loss(machine, gpu) is Loss.UNKNOWN for gpu in attached):
+            yield unknown("whether that process can use the GPUs of this node", place=on_numa([node]))
+            continue
         lost = [(gpu, stopped) for gpu in attached if (stopped := obstacle(machine, gpu)) is not None]
         if not lost or _all_local(machine, scope, node):
             whole.append(node)
