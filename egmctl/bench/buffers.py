@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from egmctl.bench.case import End
-from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Pattern, Quantity, Task
+from egmctl.model.measurement import Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
+
+ROTATED_BELOW_BYTES = 64 << 20
+"""Buffers of smaller sizes hold several neighbouring slots, and each pass moves another one: the L2 caches that the
+bytes pass (50 MiB on H100, 126 MiB on B200) would otherwise answer in place of the memory."""
+
+ROTATED_OVER_BYTES = 128 << 20
+"""What the slots of such a buffer take together, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,49 @@ class FlowBuffers:
     source: Buffer | None
     destination: Buffer | None
 
+    @property
+    def there(self) -> tuple[Buffer, ...]:
+        """Those that there are."""
+        return tuple(buffer for buffer in (self.source, self.destination) if buffer is not None)
+
+
+def span_bytes(size_bytes: int) -> int:
+    """Return how large a buffer is in which passes over ``size_bytes`` rotate: a whole number of slots."""
+    if size_bytes >= ROTATED_BELOW_BYTES:
+        return size_bytes
+    return -(-ROTATED_OVER_BYTES // size_bytes) * size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of a buffer that one sample works on: neighbouring slots, which its passes take in turn."""
+
+    offset_bytes: int
+    slots: int
+    slot_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all slots."""
+        return self.slots * self.slot_bytes
+
+
+def window(size_bytes: int, passes: int, sample: int) -> Window:
+    """Return the window of a sample: no larger than its passes fill, and where it can be, another one than the last.
+
+    Parameters
+    ----------
+    size_bytes
+        Of one slot: what one pass moves.
+    passes
+        Of one sample.
+    sample
+        Its number, from 0.
+    """
+    all_slots = span_bytes(size_bytes) // size_bytes
+    slots = min(passes, all_slots)
+    return Window(sample % (all_slots // slots) * slots * size_bytes, slots, size_bytes)
+
 
 def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
     """Return for each task of a step, for each of its flows, the buffers.
@@ -46,11 +96,14 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
         shared = task.pattern is Pattern.ONE_TO_ALL and role is End.SOURCE
         index = 0 if shared else taken[end, role]
         taken[end, role] += 1
-        return Buffer(end=end, role=role, index=index, size_bytes=task.size_bytes)
+        rotates = task.quantity is Quantity.BANDWIDTH and task.engine is not Engine.CPU
+        size_bytes = span_bytes(task.size_bytes) if rotates else task.size_bytes
+        return Buffer(end=end, role=role, index=index, size_bytes=size_bytes)
 
     def of_flow(task: Task, flow: Flow) -> FlowBuffers:
-        # A chase writes its chain into what it is going to read.
-        source = End.DESTINATION if task.quantity is Quantity.LATENCY else End.SOURCE
+        # A chase writes its chain into what it is going to read, and CPUs write their own words.
+        own = task.quantity is Quantity.LATENCY or task.engine is Engine.CPU
+        source = End.DESTINATION if own else End.SOURCE
         return FlowBuffers(
             take(task, flow.source, source),
             take(task, flow.destination, End.DESTINATION),
@@ -67,7 +120,7 @@ def buffers_of(tasks: Sequence[Task]) -> frozenset[Buffer]:
 def _flat(assigned: Iterable[Iterable[FlowBuffers]]) -> Iterator[Buffer]:
     for flows in assigned:
         for flow in flows:
-            yield from (buffer for buffer in (flow.source, flow.destination) if buffer is not None)
+            yield from flow.there
 
 
 class Lifetimes:

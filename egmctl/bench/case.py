@@ -7,9 +7,7 @@ from enum import StrEnum
 
 from egmctl.model.measurement import Chase, Engine, MemoryKind, Pattern, Quantity
 
-BUILT_ENGINES = frozenset({Engine.COPY_ENGINE, Engine.CHASE, Engine.PING_PONG})
-BUILT_MEMORY = frozenset({MemoryKind.DEVICE, MemoryKind.HOST_NUMA})
-BUILT_STREAMS = frozenset({1})
+BUILT_ENGINES = frozenset(Engine) - {Engine.CPU}
 """What the worker can do; tasks that need more are waived."""
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from egmctl.bench.budget import too_large
 from egmctl.bench.buffers import Peak, peaks
 from egmctl.bench.busy import in_use
-from egmctl.bench.case import BUILT_ENGINES, BUILT_MEMORY, BUILT_STREAMS, Case, Footprint
+from egmctl.bench.case import BUILT_ENGINES, Case, Footprint
 from egmctl.bench.flows import HOST_MEMORY, Ends, endpoint, initiator, tasks_of
 from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.schedule import Slot, Step, make_steps
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BenchGpu, Engine, Flow, MemoryKind, Pattern, Quantity, Settings, Task
+from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Quantity, Settings, Task
 from egmctl.units import GB, MIB, format_size
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
@@ -222,10 +222,7 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
 
 
 def _not_built(case: Case) -> str | None:
-    built = case.engine in BUILT_ENGINES and case.streams in BUILT_STREAMS
-    if built and {case.source, case.destination} <= BUILT_MEMORY | {MemoryKind.REGISTERS}:
-        return None
-    return "this version cannot measure it yet"
+    return None if case.engine in BUILT_ENGINES else "this version cannot measure it yet"
 
 
 def _footprint(footprint: Footprint, ends: Ends) -> int:

@@ -42,10 +42,12 @@ class Event(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAccess:
-    """Who works with the memory of a NUMA node in some step."""
+    """A NUMA node whose memory is worked with in some step, and by whom."""
 
     numa_node: int
     gpus: tuple[BusId, ...]
+    cpus: tuple[int, ...] = ()
+    """The node's own; none where it has memory only, or where they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

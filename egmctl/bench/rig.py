@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol, TypeVar
 
@@ -13,12 +14,21 @@ from egmctl.bench.protocol import Preparation
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import call
-from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, Memory, PinnedWords
+from egmctl.gpu.host_memory import (
+    HostNumaMemory,
+    HostNumaPoolMemory,
+    PinnedMemory,
+    RegisteredMemory,
+    SystemMemory,
+)
+from egmctl.gpu.memory import DeviceMemory, Memory, PinnedWords
+from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
 from egmctl.gpu.placement import Before
 from egmctl.gpu.program import Kernels, NoCompiler
+from egmctl.gpu.results import Results
 from egmctl.gpu.telemetry import Telemetry
-from egmctl.gpu.timing import Stream, choose_gate
+from egmctl.gpu.timing import Gate, NoGate, Stream, choose_gate
 from egmctl.model.measurement import MemoryKind, Placement, Verification
 
 
@@ -29,6 +39,19 @@ class _Closable(Protocol):
 T = TypeVar("T", bound=_Closable)
 
 
+@dataclass(slots=True)
+class Held:
+    """A buffer that there is."""
+
+    memory: Memory
+    seed: int
+    """No two buffers have the same one, so that data that came from the wrong one is seen."""
+    filled_bytes: int = 0
+    """How much of a source, from its start, holds the pattern of the seed; nothing writes to it afterwards."""
+    first_touch_ms: float | None = None
+    """What it cost to write all of it for the first time; ``None`` while that has not happened at once."""
+
+
 class Rig:
     """The GPUs of one run and everything taken on them, released in reverse order by :meth:`close`.
 
@@ -36,27 +59,35 @@ class Rig:
     """
 
     def __init__(self, preparation: Preparation) -> None:
-        self._host_access = {access.numa_node: access.gpus for access in preparation.host_access}
+        self._nodes = {access.numa_node: access for access in preparation.host_access}
+        self._gated = preparation.settings.gate
         self._contexts: dict[str, Context] = {}
         self._unusable: dict[str, DriverCallError] = {}
         self._streams: dict[tuple[str, int], Stream] = {}
-        self._buffers: dict[Buffer, Memory] = {}
-        self._seeds: dict[Buffer, int] = {}
+        self._no_kernels: NoCompiler | None = None
+        self._buffers: dict[Buffer, Held] = {}
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
         self._new_seeds = count(1)
+        self._gate: Gate = NoGate()
+        self.pattern: Pattern = HostPattern()
+        self.verification = Verification.HOST_FIRST_AND_LAST_SAMPLE
         self.note: str | None = None
         self.kernels: dict[str, Kernels] | None = None
         with ExitStack() as undo:
             self._undo = undo
-            for bus_id in preparation.gpus:
-                try:
-                    self._contexts[bus_id] = self._keep(Context(bus_id))
-                except DriverCallError as error:
-                    self._unusable[bus_id] = error
+            self._open(preparation.gpus)
+            self.witness = Witness(self._keep(Telemetry(self._contexts)))
             if self._contexts:
                 self._set_up()
             self._undo = undo.pop_all()
+
+    def _open(self, gpus: Sequence[str]) -> None:
+        for bus_id in gpus:
+            try:
+                self._contexts[bus_id] = self._keep(Context(bus_id))
+            except DriverCallError as error:
+                self._unusable[bus_id] = error
 
     def _set_up(self) -> None:
         """Make what all tasks share, on every GPU, before anything is timed."""
@@ -65,17 +96,26 @@ class Rig:
         try:
             self.kernels = {bus_id: self._keep(Kernels(context)) for bus_id, context in self._contexts.items()}
         except NoCompiler as error:
+            self._no_kernels = error
             self.note = f"measured without kernels, which takes longer and checks less: {error}"
-        self.witness = Witness(self._keep(Telemetry(self._contexts)))
         words = self._keep(PinnedWords(2))
-        self.gate = choose_gate(words, list(self._contexts.values()), self.kernels)
-        self.pattern: Pattern
+        if self._gated:
+            self._gate = choose_gate(words, list(self._contexts.values()), self.kernels)
         if self.kernels is not None:
-            self.pattern = self._keep(KernelPattern(self.kernels, self._contexts))
+            self.results = self._keep(Results(self._contexts))
+            self.pattern = self.kernel_pattern = KernelPattern(self.kernels, self.results)
             self.verification = Verification.GPU_EVERY_SAMPLE
-        else:
-            self.pattern = HostPattern()
-            self.verification = Verification.HOST_FIRST_AND_LAST_SAMPLE
+
+    def gate(self, *, pageable: bool = False) -> Gate:
+        """Return what holds work back.
+
+        Parameters
+        ----------
+        pageable
+            Copy engines work with memory that is not pinned: queueing such a copy may take until it is done, so that
+            a gate would never be opened.
+        """
+        return NoGate() if pageable else self._gate
 
     def stream(self, bus_id: str, number: int = 0) -> Stream:
         """Return one of a GPU's streams.
@@ -91,38 +131,42 @@ class Rig:
             self._streams[bus_id, number] = self._keep(Stream(self._contexts[bus_id]))
         return self._streams[bus_id, number]
 
-    def source(self, buffer: Buffer, initiator: str) -> tuple[Memory, int]:
-        """Return a buffer to copy from, filled with the pattern of the seed beside it.
+    def kernels_of(self, bus_id: str) -> Kernels:
+        """Return a GPU's kernels.
 
-        It is filled once: nothing writes to it afterwards. No two have the same seed, so that data that came from the
-        wrong one is seen.
+        Raises
+        ------
+        NoCompiler
+            If there are none.
         """
+        if self.kernels is None:
+            raise self._no_kernels or NoCompiler("there are no kernels")
+        return self.kernels[bus_id]
+
+    def has(self, buffer: Buffer) -> bool:
+        """Say whether a buffer has been made."""
+        return buffer in self._buffers
+
+    def held(self, buffer: Buffer) -> Held:
+        """Return a buffer, made now if there is none yet."""
         if buffer not in self._buffers:
-            memory, seed = self._allocate(buffer), self.new_seed()
-            try:
-                self.pattern.fill(self.stream(buffer.end.bus_id or initiator), memory, seed)
-            except DriverCallError:
-                # The kernel may still be writing to it.
-                self._keep(memory)
-                raise
-            self._buffers[buffer], self._seeds[buffer] = memory, seed
-        return self._buffers[buffer], self._seeds[buffer]
+            self._buffers[buffer] = Held(self._allocate(buffer), self.new_seed())
+        return self._buffers[buffer]
 
     def destination(self, buffer: Buffer) -> Memory:
-        """Return a buffer to copy to."""
-        if buffer not in self._buffers:
-            self._buffers[buffer] = self._allocate(buffer)
-        return self._buffers[buffer]
+        """Return the memory of a buffer, made now if there is none yet."""
+        return self.held(buffer).memory
 
     def new_seed(self) -> int:
         """Return a seed that no buffer has had."""
         return next(self._new_seeds)
 
-    def placements(self, buffers: Sequence[Buffer]) -> tuple[Placement, ...]:
+    def placements(self, buffers: Iterable[Buffer]) -> tuple[Placement, ...]:
         """Return where those of some buffers lie that are in host memory, once they have been written."""
+        buffers = [buffer for buffer in dict.fromkeys(buffers) if buffer in self._before]
         for buffer in buffers:
-            if buffer in self._before and buffer in self._buffers and buffer not in self._placements:
-                memory = self._buffers[buffer]
+            if buffer in self._buffers and buffer not in self._placements:
+                memory = self._buffers[buffer].memory
                 where = self._before[buffer].where(buffer.end.label, memory.address, memory.size_bytes)
                 self._placements[buffer] = where
         return tuple(self._placements[buffer] for buffer in buffers if buffer in self._placements)
@@ -131,8 +175,8 @@ class Rig:
         """Give a buffer back, if it was ever made."""
         self._placements.pop(buffer, None)
         self._before.pop(buffer, None)
-        if (memory := self._buffers.pop(buffer, None)) is not None:
-            memory.close()
+        if (held := self._buffers.pop(buffer, None)) is not None:
+            held.memory.close()
 
     def connect(self, initiator: str, bus_id: str | None) -> None:
         """Let the GPU that issues work reach the memory of another one."""
@@ -165,10 +209,19 @@ class Rig:
         end = buffer.end
         if end.memory is MemoryKind.DEVICE:
             return DeviceMemory(self.stream(end.bus_id or "").context, buffer.size_bytes)
-        node = end.numa_node or 0
-        self._before[buffer] = Before(node)
-        contexts = [self._contexts[bus_id] for bus_id in self._host_access[node] if bus_id in self._contexts]
-        return HostNumaMemory(node, buffer.size_bytes, contexts)
+        access = self._nodes[end.numa_node or 0]
+        node = Node(access.numa_node, access.cpus)
+        self._before[buffer] = Before(node.id)
+        if end.memory is MemoryKind.SYSTEM:
+            return SystemMemory(node, buffer.size_bytes)
+        contexts = [self._contexts[bus_id] for bus_id in access.gpus if bus_id in self._contexts]
+        if end.memory is MemoryKind.HOST_NUMA:
+            return HostNumaMemory(node, buffer.size_bytes, contexts)
+        if end.memory is MemoryKind.HOST_NUMA_POOL:
+            return HostNumaPoolMemory(node, buffer.size_bytes, contexts)
+        # Portable memory can be made through any context.
+        kind = PinnedMemory if end.memory is MemoryKind.PINNED else RegisteredMemory
+        return kind(node, buffer.size_bytes, contexts[0])
 
     def _keep(self, resource: T) -> T:
         return self._undo.enter_context(closing(resource))

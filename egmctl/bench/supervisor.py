@@ -25,6 +25,7 @@ from egmctl.launch import ChannelClosed, Child, signals, spawn
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task, finish
+from egmctl.units import parse_kernel_list
 
 Progress = Callable[[float, Task | None], None]
 """Called with the part of the run that is over, 0 to 1, and a task that is under way, ``None`` between two."""
@@ -83,7 +84,7 @@ def supervise(
     """
     started_at = datetime.datetime.now(datetime.UTC)
     started = time.perf_counter()
-    run = _Run(plan, on_progress)
+    run = _Run(plan, machine, on_progress)
     interrupted = False
     try:
         with signals.interruptible():
@@ -112,7 +113,7 @@ def supervise(
 class _Run:
     """The state of one run."""
 
-    def __init__(self, plan: Plan, on_progress: Progress) -> None:
+    def __init__(self, plan: Plan, machine: Machine, on_progress: Progress) -> None:
         self.found: dict[int, Measurement] = {
             number: finish(planned.task, Status.WAIVED, reason=planned.waiver)
             for number, planned in enumerate(plan.tasks)
@@ -123,6 +124,8 @@ class _Run:
         self.notes: list[str] = []
         self.problems: list[str] = []
         self._plan = plan
+        nodes = (machine.host and machine.host.numa_nodes) or ()
+        self._cpus = {node.id: parse_kernel_list(node.cpus) for node in nodes}
         self._tasks = [planned.task for planned in plan.tasks]
         self._on_progress = on_progress
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
@@ -185,7 +188,9 @@ class _Run:
                     gpus = access.setdefault(end.numa_node, {})
                     # Memory that CPUs work on is allocated through a GPU's context too.
                     gpus[flow.initiator or self._plan.gpus[0].bus_id] = None
-        return tuple(NodeAccess(numa_node=node, gpus=tuple(gpus)) for node, gpus in access.items())
+        return tuple(
+            NodeAccess(numa_node=node, gpus=tuple(gpus), cpus=self._cpus.get(node, ())) for node, gpus in access.items()
+        )
 
     def _pending_flows(self) -> list[Flow]:
         return [flow for step in self.pending for task in self._of(step) for flow in task.flows]

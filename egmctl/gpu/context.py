@@ -26,18 +26,14 @@ class Context:
         self.bus_id = bus_id
         self.device = call("cuDeviceGetByPCIBusId", bus_id.encode())
         self.ordinal = int(self.device)
-        self.architecture = "sm_{}{}".format(
-            self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
-        )
+        self.architecture = _architecture(self.device)
         self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
         self.handle = call("cuDevicePrimaryCtxRetain", self.device)
         self._peers: set[str] = set()
 
     def attribute(self, name: str) -> int:
         """Return a CUdevice_attribute by its name without ``CU_DEVICE_ATTRIBUTE_``."""
-        attribute: Any = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        value: int = call("cuDeviceGetAttribute", attribute, self.device)
-        return value
+        return _attribute(self.device, name)
 
     def make_current(self) -> None:
         """Make this the calling thread's context: most driver calls act on that one."""
@@ -61,3 +57,19 @@ class Context:
     def close(self) -> None:
         """Release the primary context; with the last release the driver frees everything in it."""
         call("cuDevicePrimaryCtxRelease", self.device)
+
+
+def architectures() -> set[str]:
+    """Return the architectures, ``sm_90`` and so on, of all GPUs that CUDA sees; none of them is opened."""
+    return {_architecture(call("cuDeviceGet", number)) for number in range(call("cuDeviceGetCount"))}
+
+
+def _architecture(device: Any) -> str:
+    major, minor = (_attribute(device, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+    return f"sm_{major}{minor}"
+
+
+def _attribute(device: Any, name: str) -> int:
+    attribute: Any = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    value: int = call("cuDeviceGetAttribute", attribute, device)
+    return value

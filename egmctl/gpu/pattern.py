@@ -1,19 +1,20 @@
 """Fill memory with a pattern that a seed makes, overwrite it with poison, and check it against the pattern.
 
 With kernels every byte is made and checked on the GPU; without them numpy does the same on the host, slowly. The
-pattern is the one that ``kernels/pattern.cu`` defines; :func:`pattern_words` is its twin.
+pattern is the one that ``kernels/pattern.cu`` defines; :func:`pattern_words` is its twin. Filling, poisoning and
+checking are queued, so that several GPUs work at the same time.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from egmctl.gpu.context import Context
 from egmctl.gpu.driver import call
-from egmctl.gpu.memory import DeviceMemory, Memory
 from egmctl.gpu.program import Kernels
+from egmctl.gpu.results import Results
 from egmctl.gpu.timing import Stream
 
 if TYPE_CHECKING:
@@ -21,11 +22,36 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WORD_BYTES = 8
+VECTOR_BYTES = 16
+"""What the kernels move at a time: sizes and offsets are multiples of it."""
 POISON = 0xDEADBEEF
 """4-byte word that a destination is filled with before each sample, so that a copy that did not happen is seen."""
 
+THREADS = 512
+BLOCKS = 4
+"""Of each multiprocessor: as many threads as it holds."""
+
 _CHUNK_BYTES = 32 << 20
 _MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Part of a buffer and what is to be in it."""
+
+    address: int
+    size_bytes: int
+    seed: int
+    """Of the buffer."""
+    offset_bytes: int = 0
+    """Of this part in the buffer."""
+    pageable: bool = False
+
+    @property
+    def own_seed(self) -> int:
+        """The seed whose pattern, from its first word on, is this part of the buffer's pattern."""
+        return (self.seed + self.offset_bytes // WORD_BYTES * _GAMMA) & _MASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,116 +61,129 @@ class Difference:
     words: int
     """How many 8-byte words differ."""
     first_offset_bytes: int
+    """In the buffer."""
     expected: int
     found: int
     """The word at that offset, read again; equal to ``expected`` if only the check's own read went wrong."""
 
 
+Check = Callable[[], Difference | None]
+"""A check under way: waits for it and returns what differs, ``None`` if every word is as it should be."""
+
+
 class Pattern(Protocol):
     """Fills and checks the memory that a GPU reaches."""
 
-    def fill(self, stream: Stream, memory: Memory, seed: int) -> None:
-        """Write the pattern of ``seed``."""
+    def fill(self, stream: Stream, region: Region) -> None:
+        """Begin to write the pattern."""
 
-    def check(self, stream: Stream, memory: Memory, seed: int) -> Difference | None:
-        """Compare with the pattern of ``seed``; ``None`` if every word is as it should be."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
+    def check(self, stream: Stream, region: Region) -> Check:
+        """Begin to compare with the pattern."""
 
 
-def poison(stream: Stream, memory: Memory) -> None:
-    """Overwrite memory with :data:`POISON`."""
+def poison(stream: Stream, region: Region) -> None:
+    """Begin to overwrite memory with :data:`POISON`."""
+    words = region.size_bytes // 4
+    if region.pageable:
+        # The driver's memset takes memory that it knows.
+        import numpy as np
+
+        np.ctypeslib.as_array((ctypes.c_uint32 * words).from_address(region.address)).fill(POISON)
+        return
     stream.context.make_current()
-    call("cuMemsetD32Async", memory.address, POISON, memory.size_bytes // 4, stream.handle)
-    stream.synchronize()
+    call("cuMemsetD32Async", region.address, POISON, words, stream.handle)
 
 
 class KernelPattern:
     """Makes and checks the pattern on the GPU, all of it."""
 
-    def __init__(self, kernels: dict[str, Kernels], contexts: dict[str, Context]) -> None:
-        import numpy as np
-
+    def __init__(self, kernels: dict[str, Kernels], results: Results) -> None:
         self._kernels = kernels
-        # {0, 2**64 - 1}: no difference, no first one (kernels/pattern.cu).
-        self._nothing = np.array([0, _MASK], dtype=np.uint64)
-        with ExitStack() as undo:
-            self._results = {}
-            for bus_id, context in contexts.items():
-                self._results[bus_id] = DeviceMemory(context, 2 * WORD_BYTES)
-                undo.callback(self._results[bus_id].close)
-            self._undo = undo.pop_all()
+        self._results = results
+        self._sums: dict[tuple[int, int], int] = {}
 
-    def fill(self, stream: Stream, memory: Memory, seed: int) -> None:
-        self._launch("fill_pattern", stream, memory.address, memory.size_bytes // WORD_BYTES, seed)
-        stream.synchronize()
+    def fill(self, stream: Stream, region: Region) -> None:
+        vectors = region.size_bytes // VECTOR_BYTES
+        self._launch("fill_pattern", stream, region.address, vectors, region.own_seed, 1, 1)
 
-    def check(self, stream: Stream, memory: Memory, seed: int) -> Difference | None:
-        result = self._results[stream.context.bus_id]
-        stream.context.make_current()
-        seen = self._nothing.copy()
-        stream.copy(result.address, seen.ctypes.data, seen.nbytes)
-        words = memory.size_bytes // WORD_BYTES
-        self._launch("verify_pattern", stream, memory.address, words, seed, result.address)
-        stream.copy(seen.ctypes.data, result.address, seen.nbytes)
-        stream.synchronize()
-        count, first = int(seen[0]), int(seen[1])
-        if count == 0:
-            return None
-        stream.copy(seen.ctypes.data, memory.address + first * WORD_BYTES, WORD_BYTES)
-        stream.synchronize()
-        return Difference(count, first * WORD_BYTES, int(pattern_words(seed, first, 1)[0]), int(seen[0]))
+    def check(self, stream: Stream, region: Region) -> Check:
+        result = self._results.take(stream)
+        result.clear()
+        vectors = region.size_bytes // VECTOR_BYTES
+        self._launch("verify_pattern", stream, region.address, vectors, region.own_seed, result.address)
+        result.fetch()
 
-    def close(self) -> None:
-        self._undo.close()
+        def finish() -> Difference | None:
+            count, inverse = result.words()
+            if count == 0:
+                return None
+            first = inverse ^ _MASK
+            word = (ctypes.c_uint64 * 1)()
+            stream.context.make_current()
+            stream.copy(ctypes.addressof(word), region.address + first * WORD_BYTES, WORD_BYTES)
+            stream.synchronize()
+            expected = int(pattern_words(region.own_seed, first, 1)[0])
+            return Difference(count, region.offset_bytes + first * WORD_BYTES, expected, word[0])
+
+        return finish
+
+    def sum(self, stream: Stream, region: Region) -> int:
+        """Return the sum of the pattern's words, modulo 2^64, without reading the memory."""
+        key = region.own_seed, region.size_bytes
+        if key not in self._sums:
+            result = self._results.take(stream)
+            result.clear()
+            self._launch("sum_pattern", stream, 0, region.size_bytes // WORD_BYTES, region.own_seed, result.address)
+            result.fetch()
+            self._sums[key] = result.words()[0]
+        return self._sums[key]
 
     def _launch(self, name: str, stream: Stream, *arguments: int) -> None:
-        blocks = 8 * stream.context.multiprocessors
-        self._kernels[stream.context.bus_id].launch(name, stream.handle, blocks, 256, *arguments)
+        blocks = BLOCKS * stream.context.multiprocessors
+        self._kernels[stream.context.bus_id].launch(name, stream.handle, blocks, THREADS, *arguments)
 
 
 class HostPattern:
     """Makes and checks the pattern on the host and moves it by synchronous copies: for machines without NVRTC."""
 
-    def fill(self, stream: Stream, memory: Memory, seed: int) -> None:
+    def fill(self, stream: Stream, region: Region) -> None:
         stream.context.make_current()
-        for offset, words in _chunks(memory.size_bytes):
-            chunk = pattern_words(seed, offset // WORD_BYTES, words)
-            stream.copy(memory.address + offset, chunk.ctypes.data, chunk.nbytes)
+        for offset, words in _chunks(region.size_bytes):
+            chunk = pattern_words(region.own_seed, offset // WORD_BYTES, words)
+            stream.copy(region.address + offset, chunk.ctypes.data, chunk.nbytes)
             stream.synchronize()
 
-    def check(self, stream: Stream, memory: Memory, seed: int) -> Difference | None:
+    def check(self, stream: Stream, region: Region) -> Check:
+        return lambda: self._compare(stream, region)
+
+    def _compare(self, stream: Stream, region: Region) -> Difference | None:
         import numpy as np
 
         stream.context.make_current()
         difference = None
-        for offset, words in _chunks(memory.size_bytes):
+        for offset, words in _chunks(region.size_bytes):
             found = np.empty(words, dtype=np.uint64)
-            stream.copy(found.ctypes.data, memory.address + offset, found.nbytes)
+            stream.copy(found.ctypes.data, region.address + offset, found.nbytes)
             stream.synchronize()
-            expected = pattern_words(seed, offset // WORD_BYTES, words)
+            expected = pattern_words(region.own_seed, offset // WORD_BYTES, words)
             wrong = np.flatnonzero(found != expected)
             if not len(wrong):
                 continue
             if difference is None:
                 first = wrong[0]
-                at = offset + int(first) * WORD_BYTES
+                at = region.offset_bytes + offset + int(first) * WORD_BYTES
                 difference = Difference(len(wrong), at, int(expected[first]), int(found[first]))
             else:
                 difference = replace(difference, words=difference.words + len(wrong))
         return difference
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def pattern_words(seed: int, first: int, count: int) -> NDArray[np.uint64]:
     """Return ``count`` words of a seed's pattern from word ``first`` on, as ``kernels/pattern.cu`` defines it."""
     import numpy as np
 
-    start = (seed + (first + 1) * 0x9E3779B97F4A7C15) & _MASK
-    z = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
+    start = (seed + (first + 1) * _GAMMA) & _MASK
+    z = np.arange(count, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(start)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

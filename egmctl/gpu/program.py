@@ -12,7 +12,8 @@ import hashlib
 import importlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from importlib import resources
 from pathlib import Path
@@ -36,11 +37,16 @@ KERNELS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "make_chain": (_ADDRESS, _U64, _U64, _U64),
         "chase": (_ADDRESS, _U64, _U64, _U64, _U64, _ADDRESS),
     },
+    "copy.cu": {
+        "copy_vectors": (_ADDRESS, _ADDRESS, _U64, _U64, _U64),
+        "sum_vectors": (_ADDRESS, _U64, _U64, _U64, _ADDRESS),
+    },
     "gate.cu": {"gate": (_ADDRESS, _ADDRESS, _U64)},
     "inject.cu": {"chase_loaded": (_ADDRESS, _U64, _U64, _U64, _ADDRESS, _U64, _U64, _ADDRESS)},
     "pattern.cu": {
-        "fill_pattern": (_ADDRESS, _U64, _U64),
+        "fill_pattern": (_ADDRESS, _U64, _U64, _U64, _U64),
         "verify_pattern": (_ADDRESS, _U64, _U64, _ADDRESS),
+        "sum_pattern": (_U64, _U64, _U64, _ADDRESS),
     },
     "pingpong.cu": {"ping_pong": (_ADDRESS, _ADDRESS, _U64, _U64, _U64, _ADDRESS)},
 }
@@ -67,7 +73,7 @@ class Kernels:
         self._functions: dict[str, tuple[Any, tuple[type, ...]]] = {}
         with ExitStack() as undo:
             for source, kernels in KERNELS.items():
-                module = call("cuModuleLoadData", cubin(source, context.architecture))
+                module = call("cuModuleLoadData", _compiled(source, context.architecture))
                 undo.callback(call, "cuModuleUnload", module)
                 for name, parameters in kernels.items():
                     self._functions[name] = call("cuModuleGetFunction", module, name.encode()), parameters
@@ -105,6 +111,29 @@ class CompileError(EgmctlError):
     """NVRTC rejected one of our own sources; the message holds its log."""
 
     code = "compile"
+
+
+def load_compiler() -> None:
+    """Load NVRTC, if it is there: it is a large file, and whoever asks for it later need not wait."""
+    with suppress(NoCompiler):
+        nvrtc_version()
+
+
+def compile_ahead(architectures: Iterable[str]) -> None:
+    """Begin to compile all kernels in threads; :class:`Kernels` waits for what it needs of them."""
+    threads = ThreadPoolExecutor(thread_name_prefix="compile")
+    for architecture in architectures:
+        for source in KERNELS:
+            _under_way[source, architecture] = threads.submit(cubin, source, architecture)
+    threads.shutdown(wait=False)
+
+
+_under_way: dict[tuple[str, str], Future[bytes]] = {}
+
+
+def _compiled(source: str, architecture: str) -> bytes:
+    begun = _under_way.get((source, architecture))
+    return cubin(source, architecture) if begun is None else begun.result()
 
 
 def cubin(source: str, architecture: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Time work on a stream between two events, behind a gate that holds it until all of it has been queued.
+"""Time work on streams of one or more GPUs between events, behind a gate that holds it until all of it has been queued.
 
 Without the gate the host's queueing is part of the time. The gate is a kernel that polls a word in host memory; where
 kernels cannot be compiled it is a wait that the driver queues; where that is not to be had either there is none. Which
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Protocol
 
 from egmctl.gpu.context import Context
@@ -37,14 +37,22 @@ class Gating(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One sample."""
+    """One sample of work that is measured as one."""
 
     elapsed_ms: float
-    """Between the two events, by the GPU."""
+    """By the GPU, from the first flow's start, before which none starts, to the end of the last one."""
+    flows_ms: tuple[float, ...]
+    """Of each flow, from its own start to its own end."""
     wall_ms: float
-    """From the opening of the gate until the host saw the stream idle, by the host."""
+    """From the opening of the gate until the host saw all of it done, by the host."""
     expired: bool
     """The gate gave up before it was opened: the sample is worth nothing."""
+
+
+Part = tuple["Stream", Callable[[], None]]
+"""A stream, and what queues work on it and returns; the stream's context is current then."""
+FlowParts = Sequence[Part]
+"""What makes up one flow, each part on a stream of its own."""
 
 
 class Gate(Protocol):
@@ -62,8 +70,20 @@ class Gate(Protocol):
         """Say whether a stream went ahead before :meth:`open`."""
 
 
+class Mark(IntEnum):
+    """A stream's events."""
+
+    START = 0
+    END = 1
+    """Of the stream's own work."""
+    FLOW_END = 2
+    """Of all parts of the flow that the stream is the first one of."""
+    GROUP_END = 3
+    """Of all flows of the group that the stream is the first one of."""
+
+
 class Stream:
-    """A stream of a GPU, with the two events that time what is queued on it."""
+    """A stream of a GPU, with the events that time what is queued on it."""
 
     def __init__(self, context: Context) -> None:
         cuda = bindings()
@@ -73,23 +93,34 @@ class Stream:
             self.handle = call("cuStreamCreate", cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
             undo.callback(call, "cuStreamDestroy", self.handle)
             self._events = []
-            for _ in range(2):
+            for _ in Mark:
                 event = call("cuEventCreate", cuda.CUevent_flags.CU_EVENT_DEFAULT)
                 undo.callback(call, "cuEventDestroy", event)
                 self._events.append(event)
             self._undo = undo.pop_all()
 
     def start(self) -> None:
-        """Have the first event mark this place in the stream."""
-        call("cuEventRecord", self._events[0], self.handle)
+        """Mark where the stream's own work begins."""
+        self.mark(Mark.START)
 
     def end(self) -> None:
-        """Have the second event mark this place in the stream."""
-        call("cuEventRecord", self._events[1], self.handle)
+        """Mark where the stream's own work ends."""
+        self.mark(Mark.END)
 
-    def elapsed_ms(self) -> float:
-        """Return the time between the two events, both of which have happened."""
-        return float(call("cuEventElapsedTime", *self._events))
+    def mark(self, mark: Mark) -> None:
+        """Have an event remember when the stream comes to this place."""
+        self.context.make_current()
+        call("cuEventRecord", self._events[mark], self.handle)
+
+    def wait_for(self, other: Stream, mark: Mark) -> None:
+        """Let nothing queued from now on run before another stream, of any GPU, has come to its latest mark."""
+        if other is not self:
+            self.context.make_current()
+            call("cuStreamWaitEvent", self.handle, other._events[mark], 0)
+
+    def elapsed_ms(self, end: Mark = Mark.END) -> float:
+        """Return the time from the start to another mark, both of which have been reached."""
+        return float(call("cuEventElapsedTime", self._events[Mark.START], self._events[end]))
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
         """Queue a copy between two addresses of any kind, by a copy engine of this stream's GPU."""
@@ -105,36 +136,65 @@ class Stream:
         self._undo.close()
 
 
-def time_together(gate: Gate, work: Sequence[tuple[Stream, Callable[[], None]]]) -> tuple[Timing, ...]:
-    """Queue work on several streams behind one gate, each between its two events, let all of it run at once.
+def time_together(gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> tuple[Timing, ...]:
+    """Queue work on several streams behind one gate, let all of it run at once, and return how long it took.
+
+    The gate holds the very first stream. Every other one waits for that one's start, the first stream of a group
+    before the group's others, the first one of a flow before the flow's others, and marks its own start then: nothing
+    is timed from before it could run, and nothing of a group or a flow runs before its first stream's start. The
+    ends are joined the same way, on the GPUs: streams of several GPUs share no clock, and each time here is between
+    two events of one stream.
 
     Parameters
     ----------
-    work
-        Streams, no two the same, and what queues work on each and returns.
+    groups
+        What is measured as one: its flows, each with its parts. No stream twice.
 
     Returns
     -------
     tuple[Timing, ...]
-        Of each stream; the host's time is that of all.
+        Of each group.
     """
+    leader = groups[0][0][0][0]
     try:
-        for stream, _ in work:
-            stream.context.make_current()
-            gate.hold(stream)
-        for stream, operation in work:
-            stream.context.make_current()
-            stream.start()
-            operation()
-            stream.end()
+        leader.context.make_current()
+        gate.hold(leader)
+        for flows in groups:
+            first = flows[0][0][0]
+            for parts in flows:
+                for stream, operation in parts:
+                    before = leader if stream is first else first if stream is parts[0][0] else parts[0][0]
+                    stream.wait_for(before, Mark.START)
+                    stream.start()
+                    operation()
+                    stream.end()
+        # Only now, behind all the work: where streams share a hardware queue, a wait would hold up what comes after it.
+        for flows in groups:
+            first = flows[0][0][0]
+            for parts in flows:
+                for stream, _ in parts:
+                    parts[0][0].wait_for(stream, Mark.END)
+                parts[0][0].mark(Mark.FLOW_END)
+            for parts in flows:
+                first.wait_for(parts[0][0], Mark.FLOW_END)
+            first.mark(Mark.GROUP_END)
     finally:
         # Also when queueing failed: whatever waits behind a closed gate can be neither finished nor freed.
         gate.open()
     opened = time.perf_counter()
-    for stream, _ in work:
-        stream.synchronize()
-    wall_ms = (time.perf_counter() - opened) * 1e3
-    return tuple(Timing(stream.elapsed_ms(), wall_ms, gate.expired()) for stream, _ in work)
+    walls_ms = []
+    for flows in groups:
+        flows[0][0][0].synchronize()
+        walls_ms.append((time.perf_counter() - opened) * 1e3)
+    return tuple(
+        Timing(
+            elapsed_ms=flows[0][0][0].elapsed_ms(Mark.GROUP_END),
+            flows_ms=tuple(parts[0][0].elapsed_ms(Mark.FLOW_END) for parts in flows),
+            wall_ms=wall_ms,
+            expired=gate.expired(),
+        )
+        for flows, wall_ms in zip(groups, walls_ms, strict=True)
+    )
 
 
 class KernelGate:

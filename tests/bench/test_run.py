@@ -38,6 +38,8 @@ TWO_GPUS = ("bench", "--numa", "1", "--gpus", "0-1", *SMALL)
 WORKER_CALLS = (
     "cuInit",
     "cuDriverGetVersion",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
     "cuDeviceGetByPCIBusId",
     "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain",
@@ -83,7 +85,7 @@ STAYS = {
     "cuDevicePrimaryCtxRelease": {"primary"},
 }
 """What cannot be given back where the call that would do it fails, by the first word of the fake's account."""
-SHARED_WITH_FACTS = {"cuInit", "cuDriverGetVersion", "cuDeviceGetAttribute"}
+SHARED_WITH_FACTS = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetAttribute"}
 """The facts' child makes these too, before: a fault in it is another test's."""
 
 
@@ -167,7 +169,8 @@ class TestOnAnEgmNode:
     def test_host_memory_is_created_on_the_chosen_node_padded_to_the_granularity(self, run: Run) -> None:
         created = run.node.calls("cuMemCreate")
         assert {call.arguments["location"] for call in created} == {"HOST_NUMA:1"}
-        assert {int(call.arguments["size"]) for call in created} == {4 * MIB}
+        # 44 times 3000 KiB: a size below 64 MiB rotates over 128 MiB.
+        assert {int(call.arguments["size"]) for call in created} == {130 * MIB}
         assert {call.arguments["handle"] for call in created} == {"NONE"}
         asked = run.node.calls("cuMemGetAllocationGranularity")
         assert {(call.arguments["location"], call.arguments["option"]) for call in asked} == {
@@ -191,9 +194,9 @@ class TestOnAnEgmNode:
     def test_contexts_kernels_and_buffers_are_made_once_and_given_back(self, run: Run) -> None:
         assert len(run.node.calls("cuDevicePrimaryCtxRetain")) == 4
         assert len(run.node.calls("cuMemCreate")) == 2
-        # A source and a destination for each GPU, and a few bytes for the result of the check.
+        # A source and a destination for each GPU, and a page for what kernels find.
         sizes = [int(call.arguments["size"]) for call in run.node.calls("cuMemAlloc")]
-        assert sorted(sizes) == [16] * 4 + [3000 * 1024] * 8
+        assert sorted(sizes) == [4096] * 4 + [44 * 3000 * 1024] * 8
         assert run.node.leaks() == []
 
     def test_every_kernel_is_loaded_on_every_gpu_before_the_first_gate(self, run: Run) -> None:
@@ -205,15 +208,17 @@ class TestOnAnEgmNode:
 
     def test_a_sample_is_poison_gate_event_copies_event_check(self, run: Run) -> None:
         calls = run.worker_calls()
-        words = {"cuMemsetD32Async": "poison", "cuEventRecord": "event", "cuMemcpyAsync": "copy"}
+        words = {"cuMemsetD32Async": "set", "cuEventRecord": "event", "cuMemcpyAsync": "copy"}
         steps = [
             words.get(call.name) or call.arguments["kernel"]
             for call in calls
             if call.name in words or (call.name == "cuLaunchKernel" and "fill" not in call.arguments["kernel"])
         ]
-        first = steps.index("poison")
-        # The check sets its result to nothing, looks, and reads the result.
-        sample = ["poison", "gate", "event", "copy", "copy", "event", "copy", "verify_pattern", "copy"]
+        first = steps.index("set")
+        # The ends of the stream, of the flow and of the task are marked. The check clears its result, looks, and
+        # fetches it.
+        timed = ["gate", "event", "copy", "copy", "event", "event", "event"]
+        sample = ["set", *timed, "set", "verify_pattern", "copy"]
         assert steps[first : first + 5 * len(sample)] == sample * 5
 
 
@@ -272,36 +277,36 @@ class TestWithoutNvrtc:
         assert run.node.leaks() == []
 
     def test_corruption_is_found_there_too(self, bench: Bench) -> None:
-        # Filling is the first copy, four warm the path up, the seventh is the last of the first sample.
-        run = bench(*TWO_GPUS, faults="cuMemcpyAsync@7=corrupt:4096", env={"EGMCTL_NO_NVRTC": "1"})
+        # Filling is the first copy, two warm the path up, the fifth is the last of the first sample: the second MiB.
+        run = bench(*TWO_GPUS, faults="cuMemcpyAsync@5=corrupt:4096", env={"EGMCTL_NO_NVRTC": "1"})
         assert run.code == 1
         corrupt = run.result["measurements"][0]
         assert (corrupt["status"], corrupt["mismatch"]["words"]) == ("corrupt", 1)
-        assert corrupt["mismatch"]["first_offset_bytes"] == 4096
+        assert corrupt["mismatch"]["first_offset_bytes"] == MIB + 4096
 
 
 class TestCorruption:
     def test_one_byte_is_found_and_located_and_the_run_goes_on(self, bench: Bench) -> None:
-        # The check's own two copies follow: 4 to warm up, 2 a sample, so the sixth is the last of the first sample.
-        run = bench(*TWO_GPUS, faults="cuMemcpyAsync@6=corrupt:524291")
+        # 2 warm the path up, then there are 2 in a sample, the second one of the second MiB.
+        run = bench(*TWO_GPUS, faults="cuMemcpyAsync@4=corrupt:524291")
         assert run.code == 1
         corrupt, *others = run.result["measurements"]
         assert corrupt["status"] == "corrupt"
         mismatch = corrupt["mismatch"]
-        assert (mismatch["sample"], mismatch["words"], mismatch["first_offset_bytes"]) == (0, 1, 524288)
+        assert (mismatch["sample"], mismatch["words"], mismatch["first_offset_bytes"]) == (0, 1, MIB + 524288)
         assert int(mismatch["expected"], 16) ^ int(mismatch["found"], 16) == 0xFF << 24
         assert re.fullmatch(
-            r"sample 0: 1 of 131072 words differ, the first at offset 524288: expected 0x\w{16}, found 0x\w{16}",
+            r"sample 0: 1 of 262144 words differ, the first at offset 1572864: expected 0x\w{16}, found 0x\w{16}",
             corrupt["reason"],
         )
         assert len(corrupt["samples"]) == 2
         assert {m["status"] for m in others} == {"ok"}
 
     def test_the_text_names_the_pair_and_the_place(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        ended = egmctl(*TWO_GPUS, env=fake_node("gb200-nvl4").environment("cuMemcpyAsync@6=corrupt:524291"))
+        ended = egmctl(*TWO_GPUS, env=fake_node("gb200-nvl4").environment("cuMemcpyAsync@4=corrupt:524291"))
         assert ended.code == 1
         assert "NUMA1  corrupt" in ended.out
-        assert "NUMA1 -> GPU0: corrupt: sample 0: 1 of 131072 words differ" in ended.out
+        assert "NUMA1 -> GPU0: corrupt: sample 0: 1 of 262144 words differ" in ended.out
 
 
 class TestFailure:

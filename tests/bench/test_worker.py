@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench import worker
+from egmctl.bench import bandwidth, flow_run
+from egmctl.bench.bandwidth import measure
 from egmctl.bench.evidence import Witness
+from egmctl.bench.outcomes import EXPIRED_LIMIT
 from egmctl.bench.plan import make_plan
-from egmctl.bench.worker import EXPIRED_LIMIT, measure
+from egmctl.bench.rig import Held
 from egmctl.facts import replay
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gating, Timing
@@ -25,39 +27,47 @@ class StubRig:
 
     how = Gating.KERNEL
     verification = Verification.GPU_EVERY_SAMPLE
-    address = size_bytes = 0
+    bus_id = ""
+    address = 0
+    size_bytes = 1 << 30
+    pageable = False
+    allocate_ms = 1.0
+    touch_ms = None
 
     def __init__(self) -> None:
-        self.gate = self.pattern = self.context = self
+        self.pattern = self.context = self
         self.witness = Witness(Telemetry(()))
 
-    def stream(self, *_arguments: object) -> StubRig:
+    def stream(self, *_arguments: object, pageable: bool = False) -> StubRig:  # noqa: ARG002
         return self
 
-    def source(self, *_arguments: object) -> tuple[StubRig, int]:
-        return self, 1
+    def held(self, _buffer: object) -> Any:
+        memory: Any = self
+        return Held(memory, seed=1)
 
-    def destination(self, _buffer: object) -> StubRig:
-        return self
+    def has(self, _buffer: object) -> bool:
+        return False
 
-    def check(self, *_arguments: object) -> None:
+    def check(self, *_arguments: object) -> Any:
         """Find no difference."""
+        return lambda: None
 
     def placements(self, _buffers: object) -> tuple[()]:
         return ()
 
-    connect = make_current = copy = synchronize = check
+    gate = stream
+    fill = connect = make_current = copy = synchronize = check
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Measure one path with given timings."""
-    monkeypatch.setattr(worker, "poison", lambda *_arguments: None)
+    monkeypatch.setattr(flow_run, "poison", lambda *_arguments: None)
     plan = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], FOUR, SETTINGS)
 
     def run(*timings: Timing) -> Measurement:
         left = list(timings)
-        monkeypatch.setattr(worker, "time_together", lambda *_arguments: (left.pop(0),))
+        monkeypatch.setattr(bandwidth, "time_together", lambda *_arguments: (left.pop(0),))
         rig: Any = StubRig()
         (measurement,) = measure(rig, [plan.tasks[-1].task], SETTINGS)
         return measurement
@@ -67,7 +77,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def sample(elapsed_ms: float, *, expired: bool = False) -> Timing:
     """Return a timing."""
-    return Timing(elapsed_ms, elapsed_ms + 0.02, expired)
+    return Timing(elapsed_ms, (elapsed_ms,), elapsed_ms + 0.02, expired)
 
 
 def test_an_expired_sample_is_thrown_away_and_taken_again(run: Any) -> None:
@@ -80,7 +90,7 @@ def test_an_expired_sample_is_thrown_away_and_taken_again(run: Any) -> None:
 def test_a_gate_that_always_gives_up_is_a_failure_with_a_known_cause(run: Any) -> None:
     measurement = run(*[sample(10, expired=True)] * EXPIRED_LIMIT)
     assert (measurement.status, measurement.known_cause) == (Status.FAILED, True)
-    assert "the host did not queue the copies in time, 3 times" in measurement.reason
+    assert "the host did not queue the work in time, 3 times" in measurement.reason
 
 
 def test_samples_that_differ_are_unstable_with_all_of_them_kept(run: Any) -> None:

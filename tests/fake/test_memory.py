@@ -206,7 +206,7 @@ def test_the_memory_of_a_device_is_counted(fake_node: MakeFakeNode) -> None:
 def kernel_without_access() -> list[int]:
     use_device(0)
     address = mapped(DEVICE, 0, 2 * MIB)
-    results = [launch("fill_pattern", address, 8, 1)]
+    results = [launch("fill_pattern", address, 4, 1, 1, 1)]
     return [*results, code("cuMemAlloc", 4096), code("cuCtxSynchronize"), code("cuStreamCreate", 1)]
 
 
@@ -235,7 +235,7 @@ def peer_memory(enable: bool) -> list[int]:
     local = cu("cuMemAlloc", 4096)
     if enable:
         cu("cuCtxEnablePeerAccess", peer, 0)
-    return [code("cuMemcpyDtoD", local, remote, 4096), launch("fill_pattern", int(remote), 8, 1)]
+    return [code("cuMemcpyDtoD", local, remote, 4096), launch("fill_pattern", int(remote), 4, 1, 1, 1)]
 
 
 def test_kernels_need_peer_access_and_copies_do_not(fake_node: MakeFakeNode) -> None:
@@ -272,8 +272,8 @@ def one_range_of_two_mappings() -> list[int]:
     result = cu("cuMemHostAlloc", 16, 0)
     words = (ctypes.c_uint64 * 2).from_address(int(result))
     words[0], words[1] = 0, 2**64 - 1
-    launch("fill_pattern", address, 4 * MIB // 8, 5)
-    launch("verify_pattern", address, 4 * MIB // 8, 5, int(result))
+    launch("fill_pattern", address, 4 * MIB // 16, 5, 1, 1)
+    launch("verify_pattern", address, 4 * MIB // 16, 5, int(result))
     return [words[0], code("cuMemAddressFree", address, 4 * MIB), code("cuMemUnmap", address, 4 * MIB)]
 
 
@@ -290,7 +290,7 @@ def from_a_pool(give_access: bool) -> list[int]:
         cu("cuMemPoolSetAccess", pool, [access(DEVICE, 0)], 1)
     address = int(cu("cuMemAllocFromPoolAsync", 2 * MIB, pool, 0))
     ctypes.memset(address, 0, 2 * MIB)
-    results = [launch("fill_pattern", address, 8, 1)]
+    results = [launch("fill_pattern", address, 4, 1, 1, 1)]
     return [*results, int.from_bytes(ctypes.string_at(address, 8), "little") != 0]
 
 

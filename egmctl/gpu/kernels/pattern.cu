@@ -1,4 +1,4 @@
-// Test data: fill a buffer with a pattern that a seed makes, and check a buffer against it.
+// Test data: fill a buffer with a pattern that a seed makes, check a buffer against it, and sum it up.
 //
 // Word i (8 bytes, little endian) of the pattern of a seed is the i-th output of the SplitMix64 generator (Steele, Lea
 // and Flood 2014) that starts at the seed, so any part of it can be made or checked alone. egmctl/gpu/pattern.py is the
@@ -9,50 +9,92 @@
 //   z = (z ^ (z >> 27)) * 0x94D049BB133111EB
 //   word = z ^ (z >> 31)                              all modulo 2^64
 //
+// Memory is read and written in 16-byte vectors of two words, past L1: another GPU or a copy engine works on it too.
+//
 // fill_pattern <<<any, any>>>
-//   0  data     unsigned long long *          8-byte aligned
-//   1  words    unsigned long long            number of 8-byte words to write
+//   0  data     ulonglong2 *                  16-byte aligned
+//   1  vectors  unsigned long long            16-byte vectors in one slot
 //   2  seed     unsigned long long
+//   3  passes   unsigned long long            pass p writes slot p % slots, as in copy.cu
+//   4  slots    unsigned long long            at least 1; the pattern runs on from one slot to the next
 //
 // verify_pattern <<<any, any>>>
-//   0  data     const unsigned long long *    8-byte aligned
-//   1  words    unsigned long long            number of 8-byte words to check
+//   0  data     const ulonglong2 *            16-byte aligned
+//   1  vectors  unsigned long long            number of 16-byte vectors to check
 //   2  seed     unsigned long long
-//   3  result   unsigned long long[2]         in device memory; the host sets it to {0, 2^64 - 1} before:
+//   3  result   unsigned long long[2]         in device memory; the host sets it to {0, 0} before:
 //                                             [0] += number of words that differ
-//                                             [1]  = min([1], index of the first word that differs)
+//                                             [1]  = max([1], ~index of the first word that differs)
+//
+// sum_pattern <<<any, any>>>
+//   0  first    unsigned long long            index of the first word
+//   1  words    unsigned long long            number of words
+//   2  seed     unsigned long long
+//   3  result   unsigned long long *          in device memory; the host sets it to 0 before:
+//                                             += the sum of the words, modulo 2^64
 
-__device__ static unsigned long long pattern_word(unsigned long long seed, unsigned long long index)
+typedef unsigned long long u64;
+
+constexpr int UNROLL = 4;
+
+__device__ static u64 pattern_word(u64 seed, u64 index)
 {
-    unsigned long long z = seed + (index + 1) * 0x9E3779B97F4A7C15ULL;
+    u64 z = seed + (index + 1) * 0x9E3779B97F4A7C15ULL;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
     return z ^ (z >> 31);
 }
 
-extern "C" __global__ void fill_pattern(unsigned long long *data, unsigned long long words, unsigned long long seed)
+extern "C" __global__ void fill_pattern(ulonglong2 *data, u64 vectors, u64 seed, u64 passes, u64 slots)
 {
-    const unsigned long long stride = (unsigned long long)gridDim.x * blockDim.x;
-    for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += stride)
-        data[i] = pattern_word(seed, i);
+    const u64 threads = (u64)gridDim.x * blockDim.x;
+    for (u64 pass = 0; pass < passes; ++pass) {
+        const u64 start = pass % slots * vectors;
+        for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < vectors; i += threads) {
+            const u64 word = 2 * (start + i);
+            __stcg(data + start + i, make_ulonglong2(pattern_word(seed, word), pattern_word(seed, word + 1)));
+        }
+    }
 }
 
-extern "C" __global__ void verify_pattern(const unsigned long long *data, unsigned long long words,
-                                          unsigned long long seed, unsigned long long *result)
+extern "C" __global__ void verify_pattern(const ulonglong2 *data, u64 vectors, u64 seed, u64 *result)
 {
-    unsigned long long differ = 0;
-    unsigned long long first = ~0ULL;
-    const unsigned long long stride = (unsigned long long)gridDim.x * blockDim.x;
-    for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += stride) {
-        // Past L1: another GPU or a copy engine wrote this memory.
-        if (__ldcg(data + i) != pattern_word(seed, i)) {
-            if (differ == 0)
-                first = i;
+    const u64 threads = (u64)gridDim.x * blockDim.x;
+    u64 differ = 0;
+    u64 first = ~0ULL;
+    const auto look = [&](u64 index, u64 found) {
+        if (found != pattern_word(seed, index)) {
             ++differ;
+            first = index < first ? index : first;
         }
+    };
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i + (UNROLL - 1) * threads < vectors; i += UNROLL * threads) {
+        ulonglong2 held[UNROLL];
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k)
+            held[k] = __ldcg(data + i + k * threads);
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k) {
+            look(2 * (i + k * threads), held[k].x);
+            look(2 * (i + k * threads) + 1, held[k].y);
+        }
+    }
+    for (; i < vectors; i += threads) {
+        const ulonglong2 found = __ldcg(data + i);
+        look(2 * i, found.x);
+        look(2 * i + 1, found.y);
     }
     if (differ != 0) {
         atomicAdd(result, differ);
-        atomicMin(result + 1, first);
+        atomicMax(result + 1, ~first);
     }
+}
+
+extern "C" __global__ void sum_pattern(u64 first, u64 words, u64 seed, u64 *result)
+{
+    u64 sum = 0;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += (u64)gridDim.x * blockDim.x)
+        sum += pattern_word(seed, first + i);
+    atomicAdd(result, sum);
 }

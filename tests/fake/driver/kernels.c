@@ -44,6 +44,8 @@ static int gate(struct launch *launch, struct stream *stream, double *seconds)
     return 0;
 }
 
+enum { VECTOR = 16 };
+
 /* pattern.cu: SplitMix64, word by word. */
 static uint64_t pattern_word(uint64_t seed, uint64_t index)
 {
@@ -53,41 +55,98 @@ static uint64_t pattern_word(uint64_t seed, uint64_t index)
     return z ^ (z >> 31);
 }
 
+static void damage(const struct launch *launch, void *bytes, uint64_t size)
+{
+    if (launch->corrupt >= 0 && size)
+        ((unsigned char *)bytes)[(uint64_t)launch->corrupt % size] ^= 0xff;
+}
+
+/* Passes over slots: what later ones repeat is not done again. */
+static uint64_t slots_moved(uint64_t passes, uint64_t slots)
+{
+    return passes < slots ? passes : slots;
+}
+
 static int fill_pattern(struct launch *launch, struct stream *stream, double *seconds)
 {
-    uint64_t words = launch->arguments[1], seed = launch->arguments[2];
-    uint64_t *data = kernel_range(launch, stream, 0, words * 8, WRITE);
+    uint64_t slot = launch->arguments[1] * VECTOR, seed = launch->arguments[2], passes = launch->arguments[3];
+    uint64_t size = slot * slots_moved(passes, launch->arguments[4]);
+    uint64_t *data = kernel_range(launch, stream, 0, size, WRITE);
     if (!data)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
-    for (uint64_t i = 0; i < words; ++i)
+    for (uint64_t i = 0; i < size / 8; ++i)
         data[i] = pattern_word(seed, i);
-    if (launch->corrupt >= 0 && words)
-        ((unsigned char *)data)[(uint64_t)launch->corrupt % (words * 8)] ^= 0xff;
-    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], words * 8);
+    damage(launch, data, size);
+    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], slot * passes);
     return 0;
 }
 
 static int verify_pattern(struct launch *launch, struct stream *stream, double *seconds)
 {
-    uint64_t words = launch->arguments[1], seed = launch->arguments[2];
-    const uint64_t *data = kernel_range(launch, stream, 0, words * 8, READ);
+    uint64_t size = launch->arguments[1] * VECTOR, seed = launch->arguments[2];
+    const uint64_t *data = kernel_range(launch, stream, 0, size, READ);
     uint64_t *result = kernel_range(launch, stream, 3, 16, WRITE);
     if (!data || !result)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
-    for (uint64_t i = 0; i < words; ++i)
+    for (uint64_t i = 0; i < size / 8; ++i)
         if (data[i] != pattern_word(seed, i)) {
             ++result[0];
-            if (i < result[1])
-                result[1] = i;
+            if (~i > result[1])
+                result[1] = ~i;
         }
-    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], words * 8);
+    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], size);
+    return 0;
+}
+
+static int sum_pattern(struct launch *launch, struct stream *stream, double *seconds)
+{
+    uint64_t first = launch->arguments[0], words = launch->arguments[1], seed = launch->arguments[2];
+    uint64_t *result = kernel_range(launch, stream, 3, 8, WRITE);
+    if (!result)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (uint64_t i = 0; i < words; ++i)
+        *result += pattern_word(seed, first + i);
+    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[3], 8);
+    return 0;
+}
+
+/* copy.cu */
+static int copy_vectors(struct launch *launch, struct stream *stream, double *seconds)
+{
+    uint64_t slot = launch->arguments[2] * VECTOR, passes = launch->arguments[3];
+    uint64_t size = slot * slots_moved(passes, launch->arguments[4]);
+    void *to = kernel_range(launch, stream, 0, size, WRITE);
+    const void *from = kernel_range(launch, stream, 1, size, READ);
+    if (!to || !from)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    memcpy(to, from, size);
+    damage(launch, to, size);
+    *seconds = copy_seconds(stream_context(stream)->gpu, launch->arguments[0], launch->arguments[1], slot * passes);
+    return 0;
+}
+
+static int sum_vectors(struct launch *launch, struct stream *stream, double *seconds)
+{
+    uint64_t slot = launch->arguments[1] * VECTOR, passes = launch->arguments[2], slots = launch->arguments[3];
+    const uint64_t *from = kernel_range(launch, stream, 0, slot * slots_moved(passes, slots), READ);
+    uint64_t *result = kernel_range(launch, stream, 4, 8, WRITE);
+    if (!from || !result)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (uint64_t pass = 0; pass < passes; ++pass)
+        for (uint64_t i = 0; i < slot / 8; ++i)
+            *result += from[pass % slots * (slot / 8) + i];
+    damage(launch, result, 8);
+    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], slot * passes);
     return 0;
 }
 
 static const struct kernel kernels[] = {
     {"gate", {8, 8, 8}, gate},
-    {"fill_pattern", {8, 8, 8}, fill_pattern},
+    {"fill_pattern", {8, 8, 8, 8, 8}, fill_pattern},
     {"verify_pattern", {8, 8, 8, 8}, verify_pattern},
+    {"sum_pattern", {8, 8, 8, 8}, sum_pattern},
+    {"copy_vectors", {8, 8, 8, 8, 8}, copy_vectors},
+    {"sum_vectors", {8, 8, 8, 8, 8}, sum_vectors},
 };
 
 const struct kernel *kernel_find(const char *name)

@@ -1,0 +1,45 @@
+"""What a failure makes of a task: measurements that ended early."""
+
+from __future__ import annotations
+
+from egmctl.bench.causes import known_cause
+from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
+from egmctl.gpu.program import NoCompiler
+from egmctl.model.measurement import Measurement, Status, Task, finish
+
+EXPIRED_LIMIT = 3
+"""How often a sample whose gate gave up is taken again."""
+
+
+class GateExpired(EgmctlError):
+    """The gate gave up again and again before the host had queued the work."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the host did not queue the work in time, {EXPIRED_LIMIT} times: it is overloaded")
+
+
+FAILURES = (DriverCallError, NoCompiler, GateExpired)
+"""What ends a measurement and not the worker."""
+
+
+def failure(task: Task, error: Exception) -> Measurement:
+    """Return the outcome of a task that one of :data:`FAILURES` ended.
+
+    It is waived where the driver, or this machine, says that it has no such thing.
+    """
+    if isinstance(error, NoCompiler):
+        return finish(task, Status.WAIVED, reason=str(error))
+    if not isinstance(error, DriverCallError):
+        return finish(task, Status.FAILED, reason=str(error), known_cause=True)
+    if isinstance(error, DriverTooOld) or error.name == "CUDA_ERROR_NOT_SUPPORTED":
+        return finish(task, Status.WAIVED, reason=str(error), last_call=error.call)
+    if (error.call, error.name) == ("cuDeviceGetByPCIBusId", "CUDA_ERROR_INVALID_DEVICE"):
+        return finish(task, Status.WAIVED, reason=f"CUDA does not see a GPU of this path: {error}")
+    cause = known_cause(error)
+    return finish(
+        task,
+        Status.FAILED,
+        reason=f"{error}; {cause}" if cause else str(error),
+        known_cause=cause is not None,
+        last_call=error.call,
+    )

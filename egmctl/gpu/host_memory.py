@@ -1,0 +1,241 @@
+"""The kinds of host memory on a NUMA node that GPUs can work with, each one class.
+
+Where the platform has EGM, :class:`HostNumaMemory` and :class:`HostNumaPoolMemory` are EGM memory; the others are what
+to set beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from egmctl.gpu import numa
+from egmctl.gpu.context import Context
+from egmctl.gpu.driver import bindings, call
+from egmctl.gpu.numa import Node
+
+
+class HostNumaMemory:
+    """Memory of one host NUMA node, mapped for the host and for GPUs.
+
+    The calls and their order are those of the CUDA Programming Guide's chapter on Extended GPU Memory: pinned
+    HOST_NUMA memory with the node's own id, padded to the granularity, with access given to the host node and to each
+    GPU. No handle type is asked for: handles that can be exported need an IMEX channel or a file descriptor, and
+    nothing here leaves the process.
+
+    Parameters
+    ----------
+    node
+        By the operating system's id.
+    size_bytes
+        Rounded up to the minimum granularity for the allocation.
+    contexts
+        The GPUs that get access, at least one.
+    """
+
+    pageable = False
+    refused: str | None = None
+    touch_ms: float | None = None
+
+    def __init__(self, node: Node, size_bytes: int, contexts: Sequence[Context]) -> None:
+        started = time.perf_counter()
+        contexts[0].make_current()
+        cuda = bindings()
+        host = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+        properties = cuda.CUmemAllocationProp()
+        properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+        properties.location.type = host
+        properties.location.id = node.id
+        granularity: int = call(
+            "cuMemGetAllocationGranularity",
+            properties,
+            cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+        )
+        padded = -(-size_bytes // granularity) * granularity
+        with ExitStack() as undo:
+            handle = call("cuMemCreate", padded, properties, 0)
+            undo.callback(call, "cuMemRelease", handle)
+            pointer = call("cuMemAddressReserve", padded, 0, 0, 0)
+            undo.callback(call, "cuMemAddressFree", pointer, padded)
+            call("cuMemMap", pointer, padded, 0, handle, 0)
+            undo.callback(call, "cuMemUnmap", pointer, padded)
+            access = [_access(host, node.id), *_access_of_gpus(contexts)]
+            call("cuMemSetAccess", pointer, padded, access, len(access))
+            self._undo = undo.pop_all()
+        self.size_bytes = size_bytes
+        self.address = int(pointer)
+        self.allocate_ms = _ms_since(started)
+
+    def close(self) -> None:
+        """Unmap, free the address range and release the memory."""
+        self._undo.close()
+
+
+class HostNumaPoolMemory:
+    """One allocation from a memory pool of its own on a host NUMA node.
+
+    Parameters
+    ----------
+    node
+        By the operating system's id.
+    size_bytes
+        Also the most that the pool may grow to: one without a limit reserves as much address space as there is memory.
+    contexts
+        The GPUs that get access, at least one; the first one's default stream allocates and frees.
+    """
+
+    pageable = False
+    refused: str | None = None
+    touch_ms: float | None = None
+
+    def __init__(self, node: Node, size_bytes: int, contexts: Sequence[Context]) -> None:
+        started = time.perf_counter()
+        self._context = contexts[0]
+        self._context.make_current()
+        cuda = bindings()
+        properties = cuda.CUmemPoolProps()
+        properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+        properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+        properties.location.id = node.id
+        properties.maxSize = size_bytes
+        with ExitStack() as undo:
+            pool = call("cuMemPoolCreate", properties)
+            undo.callback(call, "cuMemPoolDestroy", pool)
+            access = _access_of_gpus(contexts)
+            call("cuMemPoolSetAccess", pool, access, len(access))
+            pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, _DEFAULT_STREAM)
+            undo.callback(call, "cuMemPoolTrimTo", pool, 0)
+            undo.callback(call, "cuStreamSynchronize", _DEFAULT_STREAM)
+            undo.callback(call, "cuMemFreeAsync", pointer, _DEFAULT_STREAM)
+            call("cuStreamSynchronize", _DEFAULT_STREAM)
+            self._undo = undo.pop_all()
+        self.size_bytes = size_bytes
+        self.address = int(pointer)
+        self.allocate_ms = _ms_since(started)
+
+    def close(self) -> None:
+        """Free the memory, empty the pool and destroy it."""
+        self._context.make_current()
+        self._undo.close()
+
+
+class PinnedMemory:
+    """Host memory from cuMemHostAlloc, asked for by a thread that is bound to the node; every GPU reaches it.
+
+    Parameters
+    ----------
+    context
+        Any GPU of the process: the memory is portable.
+    """
+
+    pageable = False
+    touch_ms: float | None = None
+
+    def __init__(self, node: Node, size_bytes: int, context: Context) -> None:
+        started = time.perf_counter()
+        self._context = context
+        self._pointer, self.refused = numa.on_node(node, lambda: _host_alloc(context, size_bytes))
+        self.address = int(self._pointer)
+        self.size_bytes = size_bytes
+        self.allocate_ms = _ms_since(started)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._context.make_current()
+        call("cuMemFreeHost", self._pointer)
+
+
+class SystemMemory:
+    """Plain memory of the process on a node, written once; only GPUs with access to pageable memory reach it."""
+
+    pageable = True
+
+    def __init__(self, node: Node, size_bytes: int) -> None:
+        started = time.perf_counter()
+        self._map = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._start = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._start)
+        self.size_bytes = size_bytes
+        self.refused = numa.bind_pages(node, self.address, size_bytes)
+        self.allocate_ms = _ms_since(started)
+        started = time.perf_counter()
+        numa.touch(node, self.address, size_bytes)
+        self.touch_ms: float | None = _ms_since(started)
+
+    def close(self) -> None:
+        """Unmap the memory."""
+        # Python keeps a mapping whose memory is exported.
+        del self._start
+        self._map.close()
+
+
+class RegisteredMemory:
+    """Memory of the process on a node, written once and then pinned by cuMemHostRegister; every GPU reaches it.
+
+    Parameters
+    ----------
+    context
+        Any GPU of the process: the memory is portable.
+    """
+
+    pageable = False
+
+    def __init__(self, node: Node, size_bytes: int, context: Context) -> None:
+        cuda = bindings()
+        self._context = context
+        with ExitStack() as undo:
+            self._memory = SystemMemory(node, size_bytes)
+            undo.callback(self._memory.close)
+            context.make_current()
+            started = time.perf_counter()
+            call(
+                "cuMemHostRegister",
+                self._memory.address,
+                size_bytes,
+                cuda.CU_MEMHOSTREGISTER_PORTABLE | cuda.CU_MEMHOSTREGISTER_DEVICEMAP,
+            )
+            undo.callback(call, "cuMemHostUnregister", self._memory.address)
+            self._undo = undo.pop_all()
+        self.address = self._memory.address
+        self.size_bytes = size_bytes
+        self.refused = self._memory.refused
+        self.allocate_ms = self._memory.allocate_ms + _ms_since(started)
+        self.touch_ms = self._memory.touch_ms
+
+    def close(self) -> None:
+        """Unpin the memory and unmap it."""
+        self._context.make_current()
+        self._undo.close()
+
+
+_DEFAULT_STREAM = 0
+
+
+def _host_alloc(context: Context, size_bytes: int) -> Any:
+    cuda = bindings()
+    context.make_current()
+    return call("cuMemHostAlloc", size_bytes, cuda.CU_MEMHOSTALLOC_PORTABLE | cuda.CU_MEMHOSTALLOC_DEVICEMAP)
+
+
+def _access_of_gpus(contexts: Sequence[Context]) -> list[object]:
+    device = bindings().CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    return [_access(device, context.ordinal) for context in contexts]
+
+
+def _access(kind: object, identity: int) -> object:
+    cuda = bindings()
+    descriptor = cuda.CUmemAccessDesc()
+    descriptor.location.type = kind
+    descriptor.location.id = identity
+    descriptor.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return descriptor
+
+
+def _ms_since(started: float) -> float:
+    return (time.perf_counter() - started) * 1e3

@@ -1,0 +1,82 @@
+// What the multiprocessors move: copying, and reading without writing. (Writing without reading is fill_pattern.)
+//
+// All threads take neighbouring 16-byte vectors at a time, and each has UNROLL of them under way, so that enough bytes
+// are in flight to cover the latency of the wire. Loads and stores are .cg, cached in L2 only: L1 is not kept coherent
+// with other GPUs, and nothing is used twice.
+//
+// A pass moves `vectors`, whatever the number of threads: what UNROLL does not divide is moved one by one. Pass p works
+// on slot p % slots, slots being neighbours in memory: a buffer smaller than the L2 caches on its way would be answered
+// by them if each pass took the same bytes.
+//
+// copy_vectors <<<any, at most 512>>>
+//   0  destination  uint4 *                16-byte aligned
+//   1  source       const uint4 *          16-byte aligned
+//   2  vectors      unsigned long long     16-byte vectors in one slot
+//   3  passes       unsigned long long
+//   4  slots        unsigned long long     at least 1
+//
+// sum_vectors <<<any multiple of 32, at most 512>>>
+//   0  source       const uint4 *          16-byte aligned
+//   1  vectors      unsigned long long     16-byte vectors in one slot
+//   2  passes       unsigned long long
+//   3  slots        unsigned long long     at least 1
+//   4  result       unsigned long long *   in device memory; the host sets it to 0 before: += the sum of all 8-byte
+//                                          words read in all passes, modulo 2^64
+
+typedef unsigned long long u64;
+
+constexpr int UNROLL = 8;
+
+__device__ static u64 sum_of(uint4 vector)
+{
+    return (((u64)vector.y << 32) | vector.x) + (((u64)vector.w << 32) | vector.z);
+}
+
+extern "C" __launch_bounds__(512, 2) __global__ void copy_vectors(uint4 *destination, const uint4 *source, u64 vectors,
+                                                                  u64 passes, u64 slots)
+{
+    const u64 threads = (u64)gridDim.x * blockDim.x;
+    for (u64 pass = 0; pass < passes; ++pass) {
+        uint4 *to = destination + pass % slots * vectors;
+        const uint4 *from = source + pass % slots * vectors;
+        u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+        for (; i + (UNROLL - 1) * threads < vectors; i += UNROLL * threads) {
+            uint4 held[UNROLL];
+#pragma unroll
+            for (int k = 0; k < UNROLL; ++k)
+                held[k] = __ldcg(from + i + k * threads);
+#pragma unroll
+            for (int k = 0; k < UNROLL; ++k)
+                __stcg(to + i + k * threads, held[k]);
+        }
+        for (; i < vectors; i += threads)
+            __stcg(to + i, __ldcg(from + i));
+    }
+}
+
+extern "C" __launch_bounds__(512, 2) __global__ void sum_vectors(const uint4 *source, u64 vectors, u64 passes,
+                                                                 u64 slots, u64 *result)
+{
+    const u64 threads = (u64)gridDim.x * blockDim.x;
+    u64 sum = 0;
+    for (u64 pass = 0; pass < passes; ++pass) {
+        const uint4 *from = source + pass % slots * vectors;
+        u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+        for (; i + (UNROLL - 1) * threads < vectors; i += UNROLL * threads) {
+            uint4 held[UNROLL];
+#pragma unroll
+            for (int k = 0; k < UNROLL; ++k)
+                held[k] = __ldcg(from + i + k * threads);
+#pragma unroll
+            for (int k = 0; k < UNROLL; ++k)
+                sum += sum_of(held[k]);
+        }
+        for (; i < vectors; i += threads)
+            sum += sum_of(__ldcg(from + i));
+    }
+    // One addition a warp: as many as there are threads would take a noticeable part of the time.
+    for (int lane = 16; lane > 0; lane /= 2)
+        sum += __shfl_down_sync(~0u, sum, lane);
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(result, sum);
+}

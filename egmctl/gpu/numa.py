@@ -1,0 +1,126 @@
+"""Put host memory on a NUMA node: where a thread runs, from where its new pages come, and which pages exist already.
+
+All of it is asked for and none of it required: containers forbid some of these calls (Docker's seccomp profile forbids
+mbind and set_mempolicy without CAP_SYS_NICE). Each function says what was refused; where the memory then lies is for
+others to find out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+from egmctl.facts.system_calls import NUMBERS
+from egmctl.launch import breadcrumb
+
+T = TypeVar("T")
+
+TOUCH_THREADS = 8
+"""Threads that write memory for the first time; the kernel zeroes a page at a few GB/s a thread."""
+
+_MPOL_BIND = 2  # linux/mempolicy.h
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A NUMA node of the host."""
+
+    id: int
+    cpus: tuple[int, ...] = ()
+    """Its CPUs; none where it has memory only, or where they are not known."""
+
+
+def on_node(node: Node, work: Callable[[], T]) -> tuple[T, str | None]:
+    """Do something in a thread that runs on a node's CPUs and gets its new pages there.
+
+    The thread ends with it, so nothing has to be set back.
+
+    Returns
+    -------
+    tuple
+        What the work returned, and what of the binding was refused: one phrase, ``None`` if nothing was.
+    """
+    found: list[T] = []
+    refused: list[str] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        refused.extend(_bind_thread(node))
+        try:
+            found.append(work())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return found[0], "; ".join(refused) or None
+
+
+def bind_pages(node: Node, address: int, size_bytes: int) -> str | None:
+    """Have the pages of a mapping come from a node once they are touched; return what was refused."""
+    mask, bits = _mask(node)
+    return _call("mbind", ctypes.c_void_p(address), ctypes.c_ulong(size_bytes), _MPOL_BIND, mask, bits, 0)
+
+
+def touch(node: Node, address: int, size_bytes: int) -> None:
+    """Write memory for the first time, by threads that run on the node."""
+    count = max(1, min(TOUCH_THREADS, len(_usable(node))))
+    edges = [size_bytes * number // count for number in range(count + 1)]
+
+    def write(start: int, end: int) -> None:
+        _bind_thread(node)
+        ctypes.memset(address + start, 0, end - start)
+
+    threads = [threading.Thread(target=write, args=part) for part in pairwise(edges)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _bind_thread(node: Node) -> Sequence[str]:
+    refused = []
+    if cpus := _usable(node):
+        os.sched_setaffinity(0, cpus)
+    elif node.cpus:
+        refused.append(f"no CPU of NUMA node {node.id} may be used")
+    mask, bits = _mask(node)
+    if failed := _call("set_mempolicy", _MPOL_BIND, mask, bits):
+        refused.append(failed)
+    return refused
+
+
+def _usable(node: Node) -> set[int]:
+    return set(node.cpus) & os.sched_getaffinity(0)
+
+
+def _mask(node: Node) -> tuple[ctypes.Array[ctypes.c_ulong], ctypes.c_ulong]:
+    """Return a set of nodes as the kernel takes it, and its size in bits plus the one that the kernel takes off."""
+    width = 8 * ctypes.sizeof(ctypes.c_ulong)
+    words = (ctypes.c_ulong * (node.id // width + 1))()
+    words[node.id // width] = 1 << node.id % width
+    return words, ctypes.c_ulong(len(words) * width + 1)
+
+
+def _call(name: str, *arguments: object) -> str | None:
+    number = NUMBERS.get(platform.machine(), {}).get(name)
+    if number is None:
+        return f"{name} is not known on {platform.machine()}"
+    # An int would leave half of its register to chance.
+    words = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    breadcrumb.enter(name)
+    result = _libc.syscall(ctypes.c_long(number), *words)
+    breadcrumb.leave()
+    return None if result == 0 else f"{name}: {os.strerror(ctypes.get_errno())}"
