@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from egmctl.model.measurement import Chase, Engine, MemoryKind, Pattern, Quantity
 
-BUILT_ENGINES = frozenset(Engine) - {Engine.CPU}
+BUILT_ENGINES = frozenset(Engine)
 """What the worker can do; tasks that need more are waived."""
 
 

@@ -215,6 +215,8 @@ class Rig:
         if end.memory is MemoryKind.SYSTEM:
             return SystemMemory(node, buffer.size_bytes)
         contexts = [self._contexts[bus_id] for bus_id in access.gpus if bus_id in self._contexts]
+        if not contexts:
+            raise self._unusable[access.gpus[0]]
         if end.memory is MemoryKind.HOST_NUMA:
             return HostNumaMemory(node, buffer.size_bytes, contexts)
         if end.memory is MemoryKind.HOST_NUMA_POOL:

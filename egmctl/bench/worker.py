@@ -12,7 +12,7 @@ from dataclasses import replace
 from threading import Thread
 from typing import Any
 
-from egmctl.bench import bandwidth, latency
+from egmctl.bench import bandwidth, cpu, latency
 from egmctl.bench.buffers import Buffer
 from egmctl.bench.outcomes import failure
 from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
@@ -23,7 +23,7 @@ from egmctl.gpu.context import architectures
 from egmctl.gpu.driver import initialise
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Measurement, Quantity, Settings, Status, Task
+from egmctl.model.measurement import Engine, Measurement, Quantity, Settings, Status, Task
 
 
 def run(parent: Channel, _arguments: dict[str, Any]) -> None:
@@ -68,6 +68,8 @@ def _release(rig: Rig, buffers: Sequence[Buffer]) -> str | None:
 def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step, which are of one case, at the same time."""
     started = time.perf_counter()
+    if tasks[0].engine is Engine.CPU:
+        return [_by_cpus(rig, task, settings) for task in tasks]
     if tasks[0].quantity is Quantity.LATENCY:
         with rig.witness.watch(tasks) as watch:
             measured = latency.measure(rig, tasks, settings, failure)
@@ -77,3 +79,12 @@ def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measure
     together = sum(bool(measurement.samples) for measurement in found) or None
     wall_s = time.perf_counter() - started
     return [replace(measurement, concurrent=together, wall_s=wall_s) for measurement in found]
+
+
+def _by_cpus(rig: Rig, task: Task, settings: Settings) -> Measurement:
+    started = time.perf_counter()
+    try:
+        found = cpu.measure(rig, task, settings)
+    except DriverCallError as error:
+        found = failure(task, error)
+    return replace(found, wall_s=time.perf_counter() - started)

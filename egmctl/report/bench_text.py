@@ -25,6 +25,7 @@ _GATING = {
 _VERIFICATION = {
     Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
     Verification.HOST_FIRST_AND_LAST_SAMPLE: "verified after the first and the last sample on the host",
+    Verification.CHECKSUM_EVERY_SAMPLE: "what is only read or only written by its checksum",
     Verification.WALK_EVERY_SAMPLE: "each walk verified by where it ended",
 }
 _PATHS_SHOWN = 4

@@ -1,0 +1,93 @@
+"""How CPU threads of a NUMA node are measured: they read or write host memory, and what they saw is summed."""
+
+from __future__ import annotations
+
+from egmctl.bench.buffers import assign
+from egmctl.bench.rig import Rig
+from egmctl.bench.statistics import bandwidth_gb_s, summarize
+from egmctl.gpu.cpu_threads import CpuThreads, NoCpus, cpus_of, words_of
+from egmctl.gpu.memory import Memory
+from egmctl.model.measurement import (
+    Measurement,
+    MemoryKind,
+    Mismatch,
+    Sample,
+    Settings,
+    Status,
+    Task,
+    Verification,
+    finish,
+)
+
+WARM_UP_PASSES = 2
+_WORD = 0x9E3779B97F4A7C15
+"""What is written, multiplied by the sample's number: no two samples leave the same."""
+_MASK = (1 << 64) - 1
+
+
+def measure(rig: Rig, task: Task, settings: Settings) -> Measurement:
+    """Measure one task: its one flow is from memory to CPUs or the other way. Its samples are never judged.
+
+    Raises
+    ------
+    DriverCallError
+        If the memory cannot be had.
+    """
+    flow = task.flows[0]
+    reads = flow.destination.memory is MemoryKind.REGISTERS
+    cpus, end = (flow.destination, flow.source) if reads else (flow.source, flow.destination)
+    try:
+        threads = CpuThreads(cpus_of(cpus.numa_node or 0))
+    except NoCpus as why:
+        return finish(task, Status.WAIVED, reason=str(why))
+    ((buffers,),) = assign([task])
+    buffer = buffers.source or buffers.destination
+    if buffer is None:
+        raise ValueError(f"{task.case} has no memory at {end.label}")
+    memory = rig.destination(buffer)
+    threads.write(memory, WARM_UP_PASSES, _word(0))
+    samples: list[Sample] = []
+    mismatch: Mismatch | None = None
+    for number in range(settings.samples):
+        if reads:
+            word = _word(0)
+            elapsed_ms, total = threads.read(memory, task.copies)
+        else:
+            word = _word(number + 1)
+            elapsed_ms = threads.write(memory, task.copies, word)
+            _, total = threads.read(memory, 1)
+        gb_s = bandwidth_gb_s(task.copies * task.size_bytes, elapsed_ms)
+        samples.append(Sample(bandwidth_gb_s=gb_s, flows_gb_s=(gb_s,), elapsed_ms=elapsed_ms, wall_ms=elapsed_ms))
+        if total != word * (memory.size_bytes // 8) & _MASK and mismatch is None:
+            mismatch = _difference(memory, word, number)
+    summary = summarize([sample.bandwidth_gb_s or 0 for sample in samples])
+    return finish(
+        task,
+        Status.OK if mismatch is None else Status.CORRUPT,
+        reason=None if mismatch is None else f"sample {mismatch.sample}: the sum over all words is not as expected",
+        samples=tuple(samples),
+        bandwidth_gb_s=summary,
+        flows_gb_s=(summary,),
+        verification=Verification.CHECKSUM_EVERY_SAMPLE,
+        mismatch=mismatch,
+        concurrent=1,
+        placements=rig.placements((buffer,)),
+    )
+
+
+def _word(number: int) -> int:
+    return _WORD * (number + 1) & _MASK
+
+
+def _difference(memory: Memory, word: int, sample: int) -> Mismatch:
+    words = words_of(memory)
+    wrong = (words != word).nonzero()[0]
+    # Nothing is wrong any more if only the reading went wrong.
+    first = int(wrong[0]) if len(wrong) else 0
+    return Mismatch(
+        sample=sample,
+        words=len(wrong),
+        first_offset_bytes=8 * first,
+        expected=f"{word:#018x}",
+        found=f"{int(words[first]):#018x}",
+    )

@@ -1,0 +1,138 @@
+"""CPU threads read and write what is there, all of it, and a word that is wrong is found."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import pytest
+
+from egmctl.bench import cpu
+from egmctl.gpu.cpu_threads import THREADS_LIMIT, CpuThreads, NoCpus, cpus_of, words_of
+from egmctl.model.measurement import Settings, Status, Verification
+from egmctl.model.task import Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
+from tests.facts.sysroot import Tree
+
+SETTINGS = Settings(size_bytes=1 << 20, copies=2, samples=3, timeout_s=1)
+NODE = Endpoint(memory=MemoryKind.HOST_NUMA, label="NUMA0", numa_node=0)
+CPUS = Endpoint(memory=MemoryKind.REGISTERS, label="CPU0", numa_node=0)
+
+
+class Memory:
+    """Memory of this process; its size is no multiple of the threads."""
+
+    def __init__(self, size_bytes: int = 1 << 20) -> None:
+        self._bytes = ctypes.create_string_buffer(size_bytes)
+        self.address, self.size_bytes = ctypes.addressof(self._bytes), size_bytes
+
+
+class StubRig:
+    """A rig whose one buffer is memory of this process."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def destination(self, _buffer: object) -> Memory:
+        return self._memory
+
+    def placements(self, _buffers: object) -> tuple[()]:
+        return ()
+
+
+@pytest.fixture
+def threads() -> CpuThreads:
+    """Three threads, whatever CPUs there are."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return CpuThreads([cpus[place % len(cpus)] for place in range(3)])
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Tree:
+    """A machine whose node 0 has this process' CPUs, and whose node 1 has others."""
+    tree = Tree(tmp_path)
+    allowed = sorted(os.sched_getaffinity(0))
+    tree.write("/sys/devices/system/node/node0/cpulist", ",".join(map(str, allowed)) + "\n")
+    tree.write("/sys/devices/system/node/node1/cpulist", "4000-4071\n")
+    monkeypatch.setenv("EGMCTL_SYSROOT", str(tmp_path))
+    return tree
+
+
+def task(source: Endpoint, destination: Endpoint) -> Task:
+    flow = Flow(source=source, destination=destination, initiator=None, initiator_label="CPU0", wire="own", egm=None)
+    return Task(
+        case="host_numa_read_cpu",
+        family="egm",
+        quantity=Quantity.BANDWIDTH,
+        engine=Engine.CPU,
+        pattern=Pattern.PAIR,
+        flows=(flow,),
+        counted="each byte read or written by the CPUs",
+        size_bytes=1 << 20,
+        copies=2,
+    )
+
+
+def test_every_word_is_written_and_summed(threads: CpuThreads) -> None:
+    memory: Any = Memory(8 * 1001)
+    threads.write(memory, 1, (1 << 64) - 3)
+    assert (words_of(memory) == (1 << 64) - 3).all()
+    elapsed_ms, total = threads.read(memory, 2)
+    assert total == -3 * 1001 % (1 << 64)
+    assert elapsed_ms > 0
+
+
+@pytest.mark.usefixtures("here")
+class TestMeasurement:
+    @pytest.mark.parametrize(("source", "destination"), [(NODE, CPUS), (CPUS, NODE)], ids=["read", "write"])
+    def test_a_sample_is_so_many_passes_over_the_memory(self, source: Endpoint, destination: Endpoint) -> None:
+        rig: Any = StubRig(Memory())
+        found = cpu.measure(rig, task(source, destination), SETTINGS)
+        assert (found.status, found.verification) == (Status.OK, Verification.CHECKSUM_EVERY_SAMPLE)
+        assert len(found.samples) == 3
+        for sample in found.samples:
+            assert sample.bandwidth_gb_s == pytest.approx((2 << 20) / sample.elapsed_ms / 1e6)
+
+    def test_a_word_that_is_wrong_is_found_and_located(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        memory = Memory()
+        whole = CpuThreads.write
+
+        def damaging(self: CpuThreads, where: Any, passes: int, word: int) -> float:
+            elapsed_ms = whole(self, where, passes, word)
+            words_of(where)[77] ^= 1 << 5
+            return elapsed_ms
+
+        monkeypatch.setattr(CpuThreads, "write", damaging)
+        rig: Any = StubRig(memory)
+        found = cpu.measure(rig, task(CPUS, NODE), SETTINGS)
+        assert found.status is Status.CORRUPT
+        assert found.mismatch is not None
+        assert (found.mismatch.sample, found.mismatch.words, found.mismatch.first_offset_bytes) == (0, 1, 8 * 77)
+        assert int(found.mismatch.expected, 16) ^ int(found.mismatch.found, 16) == 1 << 5
+
+    def test_a_node_whose_cpus_are_not_allowed_is_waived(self) -> None:
+        elsewhere = Endpoint(memory=MemoryKind.REGISTERS, label="CPU1", numa_node=1)
+        rig: Any = StubRig(Memory())
+        found = cpu.measure(rig, task(NODE, elsewhere), SETTINGS)
+        assert found.status is Status.WAIVED
+        assert found.reason == "this process may run on none of the CPUs of NUMA node 1"
+
+    def test_the_threads_are_bound_to_the_nodes_cpus_and_the_caller_stays_free(self) -> None:
+        before = os.sched_getaffinity(0)
+        assert set(cpus_of(0)) <= before
+        rig: Any = StubRig(Memory())
+        cpu.measure(rig, task(NODE, CPUS), SETTINGS)
+        assert os.sched_getaffinity(0) == before
+
+
+def test_of_many_cpus_some_spread_over_the_node_are_used(here: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.write("/sys/devices/system/node/node0/cpulist", "0-71\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(72)))
+    assert cpus_of(0) == tuple(range(0, 72, 3))
+    assert len(cpus_of(0)) <= THREADS_LIMIT
+
+
+def test_a_node_that_is_not_there_has_no_cpus(here: Tree) -> None:
+    del here
+    with pytest.raises(NoCpus, match="node7"):
+        cpus_of(7)
