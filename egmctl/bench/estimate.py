@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.bench.buffers import buffers_of
+from egmctl.bench.buffers import Buffer, buffers_of
 from egmctl.bench.flows import HOST_MEMORY
-from egmctl.bench.plan import Plan, PlannedTask, shortened
+from egmctl.bench.plan import Plan, PlannedTask, flows_on_a_wire, shortened
 from egmctl.bench.schedule import Step
-from egmctl.model.measurement import Pattern, Quantity, Task
+from egmctl.model.measurement import Quantity, Task
 from egmctl.units import GB, GIB
 
 START_S = 3.0
@@ -30,7 +30,7 @@ _CHECK_GB_S = 1500.0
 
 def plan_seconds(plan: Plan) -> float:
     """Return about how many seconds a run takes."""
-    return plan.settings.duration_s or START_S + sum(step_seconds(plan, step) for step in plan.steps)
+    return plan.settings.duration_s or START_S + sum(steps_seconds(plan))
 
 
 def plan_bytes(plan: Plan) -> int:
@@ -43,14 +43,19 @@ def plan_bytes(plan: Plan) -> int:
     )
 
 
-def step_seconds(plan: Plan, step: Step) -> float:
-    """Return about how many seconds a step takes."""
-    tasks = [replace(plan.tasks[n], task=_asked(plan.tasks[n].task, step)) for n in step.tasks]
-    samples = 1 if step.proof else plan.settings.samples
-    host_bytes = sum(
-        buffer.size_bytes for buffer in buffers_of([p.task for p in tasks]) if buffer.end.memory in HOST_MEMORY
-    )
-    return _STEP_S + max(_task_seconds(task, samples) for task in tasks) + _ALLOCATE_S_PER_GIB * host_bytes / GIB
+def steps_seconds(plan: Plan) -> list[float]:
+    """Return about how many seconds each step takes; a buffer costs time where it is used for the first time."""
+    seen: set[Buffer] = set()
+    seconds = []
+    for step in plan.steps:
+        tasks = [replace(plan.tasks[n], task=_asked(plan.tasks[n].task, step)) for n in step.tasks]
+        new = buffers_of([planned.task for planned in tasks]) - seen
+        seen |= new
+        host_bytes = sum(buffer.size_bytes for buffer in new if buffer.end.memory in HOST_MEMORY)
+        samples = 1 if step.proof else plan.settings.samples
+        task_s = max(_task_seconds(planned, samples) for planned in tasks)
+        seconds.append(_STEP_S + task_s + _ALLOCATE_S_PER_GIB * host_bytes / GIB)
+    return seconds
 
 
 def _asked(task: Task, step: Step) -> Task:
@@ -61,8 +66,7 @@ def _task_seconds(planned: PlannedTask, samples: int) -> float:
     task = planned.task
     if task.chase is not None:
         return samples * task.chase.loads * _LOAD_S
-    flows = len(task.flows) if task.pattern in (Pattern.ONE_NODE, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE) else 1
-    copy_s = flows * task.size_bytes / (planned.rate_gb_s * GB)
+    copy_s = flows_on_a_wire(task) * task.size_bytes / (planned.rate_gb_s * GB)
     on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
     check_s = 2 * (copy_s if on_host else len(task.flows) * task.size_bytes / (_CHECK_GB_S * GB))
     return samples * (task.copies * copy_s + check_s) + _WARM_UP_COPIES * copy_s

@@ -32,6 +32,8 @@ COPIES_LIMIT = 128
 SAMPLE_S = 0.02
 """How long one sample is to take at least; see :func:`copies_for`."""
 
+_ROUND_COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, COPIES_LIMIT)
+
 _USUAL_L2_BYTES = 128 * MIB
 """Of a GPU that does not say how large its L2 cache is: no GPU that is supported has more."""
 
@@ -133,11 +135,22 @@ def make_plan(
 
 
 def copies_for(size_bytes: int, rate_gb_s: float) -> int:
-    """Return how many copies make a sample of :data:`SAMPLE_S` or more: a power of two, at most what can be queued."""
-    copies = 1
-    while copies < COPIES_LIMIT and copies * size_bytes < SAMPLE_S * rate_gb_s * GB:
-        copies *= 2
-    return copies
+    """Return how many copies make a sample of :data:`SAMPLE_S` or more, at most what can be queued.
+
+    A round number: a power of two, or half as much again.
+    """
+    return next(
+        copies for copies in _ROUND_COPIES if copies == COPIES_LIMIT or copies * size_bytes >= SAMPLE_S * rate_gb_s * GB
+    )
+
+
+def flows_on_a_wire(task: Task) -> int:
+    """Return how many flows of a task share the busiest wire: the one of the GPU that sends or receives them all."""
+    if task.pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
+        return len(task.flows)
+    if task.pattern is Pattern.ALL_PAIRS:
+        return len({flow.source.bus_id for flow in task.flows}) - 1
+    return 1
 
 
 def shortened(task: Task) -> Task:
@@ -192,10 +205,13 @@ def _planned_tasks(
             flows=tuple(flows),
             counted="" if latency else _COUNTED.get(case.engine, _COUNTED_COPY),
             size_bytes=size_bytes,
-            copies=1 if latency else settings.copies or copies_for(size_bytes, rate),
+            copies=1,
             streams=case.streams,
             chase=case.chase,
         )
+        if not latency:
+            copies = settings.copies or copies_for(size_bytes * flows_on_a_wire(task), rate)
+            task = replace(task, copies=copies)
         waiver = _not_built(case) or next((waiver for waiver in waivers if waiver), None)
         if case.footprint is not None:
             waiver = waiver or too_large(machine, task, settings.memory_percent)

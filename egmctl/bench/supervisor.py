@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from egmctl.bench.buffers import Lifetimes
-from egmctl.bench.estimate import step_seconds
+from egmctl.bench.estimate import steps_seconds
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.plan import Plan, shortened
 from egmctl.bench.protocol import Event, NodeAccess, OrderedStep, OrderedTask, Preparation, Request
@@ -131,7 +131,7 @@ class _Run:
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
         self._differences: dict[str, float] = {}
         """By group, how much a pair alone differed from the same one among others."""
-        self._seconds = {step: step_seconds(plan, step) for step in plan.steps}
+        self._seconds = dict(zip(plan.steps, steps_seconds(plan), strict=True))
         self._soak = Soak(plan.settings.duration_s) if plan.settings.duration_s else None
 
     @property

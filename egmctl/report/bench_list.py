@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from egmctl.bench.case import Case
-from egmctl.bench.estimate import plan_bytes, plan_seconds, step_seconds
+from egmctl.bench.estimate import plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan import Plan, shortened
 from egmctl.bench.suites import SUITES
 from egmctl.model.measurement import Quantity
@@ -43,7 +43,7 @@ def bench_plan(plan: Plan) -> Text:
     text = Text()
     samples = plan.settings.samples
     case = None
-    for number, step in enumerate(plan.steps, 1):
+    for number, (step, seconds) in enumerate(zip(plan.steps, steps_seconds(plan), strict=True), 1):
         tasks = [plan.tasks[task].task for task in step.tasks]
         if tasks[0].case != case:
             case = tasks[0].case
@@ -54,7 +54,7 @@ def bench_plan(plan: Plan) -> Text:
             much = f"{1 if step.proof else samples} x {task.copies} x {much}"
         paths = ", ".join(task.path for task in tasks)
         alone = ", once more alone" if step.proof else ""
-        text.append(f"  {number:4}  {paths}{alone}  ").append(f"{much}, {step_seconds(plan, step):.2f} s\n", DIM)
+        text.append(f"  {number:4}  {paths}{alone}  ").append(f"{much}, {seconds:.2f} s\n", DIM)
     waived = Counter(planned.waiver for planned in plan.tasks if planned.waiver is not None)
     if waived or plan.notes:
         text.append("Not measured\n", HEADING)

@@ -1,0 +1,81 @@
+"""What ``egmctl bench`` would do, on machines that are not here: suites, lists, dry runs, sweeps."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from egmctl.bench.estimate import plan_bytes, plan_seconds, steps_seconds
+from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.registry import CASES
+from egmctl.bench.suites import SUITES, select_cases
+from egmctl.facts import replay
+from egmctl.model.measurement import Settings
+from egmctl.units import MIB
+from tests.bench.four import NAMES
+from tests.conftest import RunEgmctl
+from tests.fake.plugin import MakeFakeNode
+
+pytest_plugins = ["tests.fake.plugin"]
+
+DGX = replay.load("dgx-h100")
+
+
+def plan_of(suite: str, *, serial: bool = False, gpus: int = 8) -> Plan:
+    """Plan a suite on a DGX H100."""
+    settings = Settings(size_bytes=512 * MIB, copies=None, samples=SUITES[suite].samples, timeout_s=60, serial=serial)
+    return make_plan(DGX, (DGX.gpus or ())[:gpus], [0], select_cases([], [suite]), settings)
+
+
+def test_a_dry_run_of_the_gb200_has_every_family_and_touches_nothing(egmctl: RunEgmctl) -> None:
+    ended = egmctl("bench", "--machine", "gb200-nvl4", "--dry-run", "--full", "--numa", "1", "--gpus", "0-3")
+    assert ended.code == 0
+    for family in {case.family for case in CASES}:
+        assert any(f"\n{case.name}\n" in f"\n{ended.out}" for case in CASES if case.family == family)
+    assert "GPU0 -> GPU3, GPU1 -> GPU2" in ended.out
+    assert "once more alone" in ended.out
+    assert re.search(r"NUMA1: \d", ended.out)
+    assert "NUMA0" not in ended.out
+    assert re.search(r"\d+ measurements in \d+ steps, [0-9.]+ TB, about \d+ s\n$", ended.out)
+
+
+def test_serial_is_one_pair_at_a_time(egmctl: RunEgmctl) -> None:
+    ended = egmctl("bench", "--machine", "dgx-h100", "--dry-run", "--serial", "--suite", "p2p", "--gpus", "0-2")
+    assert "once more alone" not in ended.out
+    assert not re.search(r"GPU\d -> GPU\d, GPU", ended.out)
+
+
+def test_a_list_of_another_machine_has_its_reasons(egmctl: RunEgmctl) -> None:
+    ended = egmctl("bench", "--machine", "gh200", "--list", "--suite", "p2p")
+    assert ended.code == 0
+    assert "would not run: it needs two GPUs" in ended.out
+    assert all(f"  {name} " in ended.out for name in SUITES)
+
+
+def test_a_sweep_measures_every_case_at_every_size(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    options = ("--gpus", "0", "--numa", "0", "--samples", "1", "--json")
+    node = fake_node("gb200-nvl4")
+    ended = egmctl("bench", "--sweep", "size", "--size", "1M", "--case", NAMES[0], *options, env=node.environment())
+    measurements = json.loads(ended.out)["result"]["measurements"]
+    assert [m["size_bytes"] for m in measurements] == [4096, 16384, 65536, 262144, 1048576]
+    assert {m["status"] for m in measurements} <= {"ok", "unstable"}
+    assert {m["copies"] for m in measurements} == {128}
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_measuring_disjoint_pairs_at_once_is_never_slower(suite: str) -> None:
+    assert plan_seconds(plan_of(suite)) <= plan_seconds(plan_of(suite, serial=True))
+
+
+def test_an_estimate_adds_up() -> None:
+    plan = plan_of("matrices")
+    assert plan_seconds(plan) > sum(steps_seconds(plan)) > 0
+
+
+def test_the_bytes_are_those_of_the_samples_and_of_the_proofs() -> None:
+    settings = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
+    plan = make_plan(DGX, DGX.gpus or (), [0], select_cases([NAMES[2]]), settings)
+    # 56 ordered pairs, and after each of 14 rounds one pair alone for a quarter of a sample.
+    assert plan_bytes(plan) == (56 * 3 * 16 + 14 * 4) * 512 * MIB
