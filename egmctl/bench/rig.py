@@ -15,13 +15,12 @@ from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import call
 from egmctl.gpu.host_memory import (
-    HostNumaMemory,
     HostNumaPoolMemory,
     PinnedMemory,
     RegisteredMemory,
     SystemMemory,
 )
-from egmctl.gpu.memory import DeviceMemory, Memory, PinnedWords
+from egmctl.gpu.memory import BufferMemory, DeviceMemory, HostNumaMemory, Memory, PinnedWords
 from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
 from egmctl.gpu.placement import Before
@@ -43,7 +42,7 @@ T = TypeVar("T", bound=_Closable)
 class Held:
     """A buffer that there is."""
 
-    memory: Memory
+    memory: BufferMemory
     seed: int
     """No two buffers have the same one, so that data that came from the wrong one is seen."""
     filled_bytes: int = 0
@@ -205,7 +204,7 @@ class Rig:
             for buffer in self._buffers:
                 self._undo.callback(self.release, buffer)
 
-    def _allocate(self, buffer: Buffer) -> Memory:
+    def _allocate(self, buffer: Buffer) -> BufferMemory:
         end = buffer.end
         if end.memory is MemoryKind.DEVICE:
             return DeviceMemory(self.stream(end.bus_id or "").context, buffer.size_bytes)
@@ -218,9 +217,9 @@ class Rig:
         if not contexts:
             raise self._unusable[access.gpus[0]]
         if end.memory is MemoryKind.HOST_NUMA:
-            return HostNumaMemory(node, buffer.size_bytes, contexts)
+            return HostNumaMemory(node.id, buffer.size_bytes, contexts)
         if end.memory is MemoryKind.HOST_NUMA_POOL:
-            return HostNumaPoolMemory(node, buffer.size_bytes, contexts)
+            return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts)
         # Portable memory can be made through any context.
         kind = PinnedMemory if end.memory is MemoryKind.PINNED else RegisteredMemory
         return kind(node, buffer.size_bytes, contexts[0])

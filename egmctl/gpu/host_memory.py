@@ -1,7 +1,7 @@
-"""The kinds of host memory on a NUMA node that GPUs can work with, each one class.
+"""More kinds of memory on a host NUMA node, each one class.
 
-Where the platform has EGM, :class:`HostNumaMemory` and :class:`HostNumaPoolMemory` are EGM memory; the others are what
-to set beside it.
+:class:`HostNumaPoolMemory` is the pool's way to HOST_NUMA memory (:class:`egmctl.gpu.memory.HostNumaMemory`); the
+others are what to set beside it.
 """
 
 from __future__ import annotations
@@ -16,64 +16,8 @@ from typing import Any
 from egmctl.gpu import numa
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
+from egmctl.gpu.memory import access_of_gpus
 from egmctl.gpu.numa import Node
-
-
-class HostNumaMemory:
-    """Memory of one host NUMA node, mapped for the host and for GPUs.
-
-    The calls and their order are those of the CUDA Programming Guide's chapter on Extended GPU Memory: pinned
-    HOST_NUMA memory with the node's own id, padded to the granularity, with access given to the host node and to each
-    GPU. No handle type is asked for: handles that can be exported need an IMEX channel or a file descriptor, and
-    nothing here leaves the process.
-
-    Parameters
-    ----------
-    node
-        By the operating system's id.
-    size_bytes
-        Rounded up to the minimum granularity for the allocation.
-    contexts
-        The GPUs that get access, at least one.
-    """
-
-    pageable = False
-    refused: str | None = None
-    touch_ms: float | None = None
-
-    def __init__(self, node: Node, size_bytes: int, contexts: Sequence[Context]) -> None:
-        started = time.perf_counter()
-        contexts[0].make_current()
-        cuda = bindings()
-        host = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-        properties = cuda.CUmemAllocationProp()
-        properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
-        properties.location.type = host
-        properties.location.id = node.id
-        granularity: int = call(
-            "cuMemGetAllocationGranularity",
-            properties,
-            cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-        )
-        padded = -(-size_bytes // granularity) * granularity
-        with ExitStack() as undo:
-            handle = call("cuMemCreate", padded, properties, 0)
-            undo.callback(call, "cuMemRelease", handle)
-            pointer = call("cuMemAddressReserve", padded, 0, 0, 0)
-            undo.callback(call, "cuMemAddressFree", pointer, padded)
-            call("cuMemMap", pointer, padded, 0, handle, 0)
-            undo.callback(call, "cuMemUnmap", pointer, padded)
-            access = [_access(host, node.id), *_access_of_gpus(contexts)]
-            call("cuMemSetAccess", pointer, padded, access, len(access))
-            self._undo = undo.pop_all()
-        self.size_bytes = size_bytes
-        self.address = int(pointer)
-        self.allocate_ms = _ms_since(started)
-
-    def close(self) -> None:
-        """Unmap, free the address range and release the memory."""
-        self._undo.close()
 
 
 class HostNumaPoolMemory:
@@ -82,7 +26,7 @@ class HostNumaPoolMemory:
     Parameters
     ----------
     node
-        By the operating system's id.
+        The operating system's NUMA node id.
     size_bytes
         Also the most that the pool may grow to: one without a limit reserves as much address space as there is memory.
     contexts
@@ -93,7 +37,7 @@ class HostNumaPoolMemory:
     refused: str | None = None
     touch_ms: float | None = None
 
-    def __init__(self, node: Node, size_bytes: int, contexts: Sequence[Context]) -> None:
+    def __init__(self, node: int, size_bytes: int, contexts: Sequence[Context]) -> None:
         started = time.perf_counter()
         self._context = contexts[0]
         self._context.make_current()
@@ -102,12 +46,12 @@ class HostNumaPoolMemory:
         properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
         properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-        properties.location.id = node.id
+        properties.location.id = node
         properties.maxSize = size_bytes
         with ExitStack() as undo:
             pool = call("cuMemPoolCreate", properties)
             undo.callback(call, "cuMemPoolDestroy", pool)
-            access = _access_of_gpus(contexts)
+            access = access_of_gpus(contexts)
             call("cuMemPoolSetAccess", pool, access, len(access))
             pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, _DEFAULT_STREAM)
             undo.callback(call, "cuMemPoolTrimTo", pool, 0)
@@ -221,20 +165,6 @@ def _host_alloc(context: Context, size_bytes: int) -> Any:
     cuda = bindings()
     context.make_current()
     return call("cuMemHostAlloc", size_bytes, cuda.CU_MEMHOSTALLOC_PORTABLE | cuda.CU_MEMHOSTALLOC_DEVICEMAP)
-
-
-def _access_of_gpus(contexts: Sequence[Context]) -> list[object]:
-    device = bindings().CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    return [_access(device, context.ordinal) for context in contexts]
-
-
-def _access(kind: object, identity: int) -> object:
-    cuda = bindings()
-    descriptor = cuda.CUmemAccessDesc()
-    descriptor.location.type = kind
-    descriptor.location.id = identity
-    descriptor.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return descriptor
 
 
 def _ms_since(started: float) -> float:

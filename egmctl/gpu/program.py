@@ -114,9 +114,15 @@ class CompileError(EgmctlError):
 
 
 def load_compiler() -> None:
-    """Load NVRTC, if it is there: it is a large file, and whoever asks for it later need not wait."""
+    """Load NVRTC, if it is there and may be needed; whoever asks for it later need not wait.
+
+    The first compilation of a process loads another large file: half a second where a kernel takes a hundredth.
+    """
     with suppress(NoCompiler):
         nvrtc_version()
+        folder = _cache_folder()
+        if folder is None or not any(folder.iterdir()):
+            compile_source("nothing", b"", ARCHITECTURES[0])
 
 
 def compile_ahead(architectures: Iterable[str]) -> None:
