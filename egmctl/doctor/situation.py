@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
-from egmctl.model.machine import Fabric, Gpu, Machine
+from egmctl.model.machine import Confinement, Fabric, Gpu, Machine
+from egmctl.model.process import INITIAL_NAMESPACES
 from egmctl.topo.health import Block, C2c, c2c, obstacle
 
 K = TypeVar("K", bound=Hashable)
@@ -52,8 +53,15 @@ def in_domain(machine: Machine) -> bool:
 
 
 def in_container(machine: Machine) -> bool:
-    """Say whether this process sees its own processes only, so that a service of the host may run unseen."""
+    """Say whether there are signs of a container."""
     return bool(machine.process and machine.process.container_signs)
+
+
+def services_hidden(machine: Machine) -> bool:
+    """Say whether a service of the host may run unseen, because this process sees those of its PID namespace only."""
+    namespaces = (machine.confinement or Confinement()).namespaces or {}
+    number = namespaces.get("pid")
+    return in_container(machine) if number is None else number != INITIAL_NAMESPACES["pid"]
 
 
 def virtual(machine: Machine) -> bool:

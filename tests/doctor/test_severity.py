@@ -189,7 +189,7 @@ class TestFabric:
         assert (found.status, "stale" in found.summary) == (Status.FAIL, True)
 
     @pytest.mark.parametrize(
-        ("daemons", "state", "reason", "container", "status"),
+        ("daemons", "state", "reason", "hidden", "status"),
         [
             (("nvidia-imex",), "READY", None, False, Status.PASS),
             (("nvidia-imex",), "WAITING_FOR_PEERS", None, False, Status.WARN),
@@ -201,11 +201,13 @@ class TestFabric:
         ],
     )
     def test_the_imex_service(
-        self, daemons: tuple[str, ...], state: str | None, reason: Reason | None, container: bool, status: Status
+        self, daemons: tuple[str, ...], state: str | None, reason: Reason | None, hidden: bool, status: Status
     ) -> None:
         unread = {"daemon_state": Unread(reason=reason)} if reason else {}
         machine = patched(healthy(), "system", daemons=daemons, imex=Imex(daemon_state=state, unread=unread))
-        machine = patched(machine, "process", container_signs=("/.dockerenv",) if container else ())
+        # What counts is whose processes are seen: a container with the host's PID namespace sees them all.
+        machine = patched(machine, "process", container_signs=("/.dockerenv",))
+        machine = patched(machine, "confinement", namespaces={"pid": 4026532281 if hidden else 0xEFFFFFFC})
         assert run_one("imex.daemon", machine).status is status
 
     def test_one_node_needs_no_service(self) -> None:

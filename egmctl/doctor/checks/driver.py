@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import in_container
+from egmctl.doctor.situation import services_hidden
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Machine, Process, System
 
@@ -127,13 +127,13 @@ def _mps(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             note="its clients share the server's context: CUDA_VISIBLE_DEVICES counts among the server's GPUs, and "
             "what the server cannot open, no client has",
         )
-    elif named and daemons is not None and not in_container(machine):
+    elif named and daemons is not None and not services_hidden(machine):
         yield passed(
             "CUDA_MPS_PIPE_DIRECTORY is set, and no MPS server runs",
             evidence=evidence,
             note="CUDA works without it then, as if the variable were not set",
         )
-    elif daemons is None or in_container(machine):
+    elif daemons is None or services_hidden(machine):
         yield skipped("whether MPS runs: the host's processes cannot be seen from here", evidence=evidence)
     else:
         yield passed("MPS does not run", evidence=evidence)

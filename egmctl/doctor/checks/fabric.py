@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NO_GPU, by_value, fabric, in_container, in_domain, kept_away, usable
+from egmctl.doctor.situation import NO_GPU, by_value, fabric, in_domain, kept_away, services_hidden, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Fabric, Gpu, Machine, System
 
@@ -198,7 +198,7 @@ def _manager(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield passed("the fabric manager runs", evidence=evidence)
     elif complete:
         yield passed("every GPU is registered in the fabric", evidence=evidence)
-    elif daemons is None or in_container(machine):
+    elif daemons is None or services_hidden(machine):
         yield unknown("the host's processes cannot be seen from here", evidence=evidence)
     else:
         yield failed(

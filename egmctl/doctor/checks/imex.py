@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NO_GPU, in_container, in_domain, usable
+from egmctl.doctor.situation import NO_GPU, in_domain, services_hidden, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, System
 
@@ -157,7 +157,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
             cause="peers of nodes_config.cfg do not answer",
         )
-    elif state == "UNAVAILABLE" and not runs and in_container(machine):
+    elif state == "UNAVAILABLE" and not runs and services_hidden(machine):
         yield unknown("the IMEX service of the host cannot be seen from this container", evidence=evidence)
     elif state is not None:
         yield failed(f"the IMEX service is not ready ({state})", restart, evidence=evidence)
@@ -165,7 +165,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield failed("the IMEX service runs and does not answer", restart, evidence=evidence)
     elif runs:
         yield passed("the IMEX service runs", evidence=evidence, note="its state could not be asked for")
-    elif system.daemons is None or in_container(machine):
+    elif system.daemons is None or services_hidden(machine):
         yield unknown("the IMEX service of the host cannot be seen from here", evidence=evidence)
     else:
         yield failed(
