@@ -64,6 +64,20 @@ def test_a_sweep_measures_every_case_at_every_size(egmctl: RunEgmctl, fake_node:
     assert {m["copies"] for m in measurements} == {128}
 
 
+def test_by_itself_it_measures_every_family_of_a_gb200(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    node = fake_node("gb200-nvl4")
+    small = ("--size", "1M", "--samples", "1", "--copies", "1", "--json")
+    ended = egmctl("bench", "--numa", "1", "--gpus", "0-3", *small, env=node.environment(), timeout_s=110)
+    assert ended.code == 0
+    result = json.loads(ended.out)["result"]
+    measured = [m for m in result["measurements"] if m["status"] in ("ok", "unstable")]
+    assert {m["family"] for m in measured} == {case.family for case in CASES}
+    # The fake's second node has CPUs that this machine has not.
+    assert {m["engine"] for m in result["measurements"] if m not in measured} <= {"cpu"}
+    assert result["problems"] == []
+    assert node.leaks() == []
+
+
 @pytest.mark.parametrize("suite", SUITES)
 def test_measuring_disjoint_pairs_at_once_is_never_slower(suite: str) -> None:
     assert plan_seconds(plan_of(suite)) <= plan_seconds(plan_of(suite, serial=True))
