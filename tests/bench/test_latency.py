@@ -146,6 +146,7 @@ def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
 
 
 KINDS = (
+    "host_device_latency_sm",
     "device_to_device_latency_sm",
     "device_local_latency_cached",
     "device_to_device_latency_uncached",
