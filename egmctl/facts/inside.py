@@ -15,11 +15,11 @@ from typing import Any
 from egmctl import launch
 from egmctl.errors import ChildFailed
 from egmctl.facts import nodes
-from egmctl.facts.cgroup import device_cgroup
+from egmctl.facts.cgroup import cgroups, device_cgroup
 from egmctl.facts.nodes import DeviceNodes
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.machine import DeviceNode, Reason, Unread
+from egmctl.model.machine import Cgroup, DeviceNode, Reason, Unread
 
 _TIMEOUT_S = 5.0
 
@@ -91,7 +91,9 @@ def look(_parent: launch.Channel, arguments: dict[str, Any]) -> Any:
 
 
 def _joinable(root: Root, folder: str) -> list[str]:
-    """Return the files by which the process' device cgroups are joined."""
+    """Return the files by which the process' device cgroups are joined; none where we are in the same ones."""
+    if _deciding(root, folder) == _deciding(root, "/proc/self"):
+        return []
     found, why = [], None
     for version in (1, 2):
         try:
@@ -101,6 +103,11 @@ def _joinable(root: Root, folder: str) -> list[str]:
     if not found and why is not None:
         raise why
     return found
+
+
+def _deciding(root: Root, folder: str) -> list[Cgroup]:
+    """Return the cgroups that decide over a process' devices."""
+    return [group for group in cgroups(root, folder) if group.version == 2 or "devices" in group.controllers]
 
 
 def _numbers(root: Root, folder: str, key: str) -> list[int]:

@@ -185,6 +185,7 @@ def test_programs_of_the_cgroup_and_of_those_above() -> None:
 
 @pytest.mark.needs_root
 def test_only_root_may_ask_for_programs() -> None:
-    found = snapshot(confined.become_nobody)
+    with denying_v2(7):
+        found = snapshot(confined.become_nobody)
     assert found.device_programs is None
     assert found.unread["device_programs"].reason is Reason.NO_PERMISSION
