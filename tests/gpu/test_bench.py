@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from egmctl.facts.collect import collect
+from tests.bench.four import OPTIONS
 from tests.conftest import ROOT, RunEgmctl, command_environment
 
 pytestmark = pytest.mark.gpu
 
-ARGUMENTS = ("bench", "--numa", "0", "--gpus", "0-1")
+ARGUMENTS = ("bench", "--numa", "0", "--gpus", "0-1", *OPTIONS)
 
 D2D_WRITE_GB_S = 396.4
 HOST_TO_GPU_GB_S = 55.5
@@ -153,3 +154,63 @@ def test_nothing_is_left_when_the_command_is_stopped(
     if number is not signal.SIGKILL:
         assert code == 130
         assert json.loads((tmp_path / "out.json").read_text())["result"]["interrupted"] is True
+
+
+def test_disjoint_pairs_at_once_are_as_fast_as_one_alone(egmctl: RunEgmctl, names: list[str]) -> None:  # noqa: ARG001
+    if len(collect(("gpus",)).gpus or ()) < 4:
+        pytest.skip("two pairs at once need four GPUs")
+    ended = egmctl("bench", "--json", "--gpus", "0-3", "--case", "device_to_device_memcpy_*_ce", timeout_s=110)
+    result = json.loads(ended.out)["result"]
+    assert ended.code == 0, ended.out
+    assert {m["concurrent"] for m in result["measurements"]} == {2}
+    proven = [m for m in result["measurements"] if m["alone"]]
+    assert len(proven) == 2 * 6
+    for measurement in proven:
+        assert measurement["bandwidth_gb_s"]["median"] == pytest.approx(measurement["alone"], rel=0.01)
+    assert not any("one at a time" in note for note in result["notes"])
+
+
+def test_a_soak_goes_round_and_keeps_the_worst(egmctl: RunEgmctl, names: list[str]) -> None:  # noqa: ARG001
+    case = ("--case", "device_to_device_memcpy_write_ce")
+    ended = egmctl("bench", "--gpus", "0-1", *case, "--duration", "6", "--json", timeout_s=60)
+    result = json.loads(ended.out)["result"]
+    assert ended.code == 0, ended.out
+    for measurement in result["measurements"]:
+        assert measurement["attempts"] > 5
+        assert 0 <= measurement["slowest_at_s"] <= result["wall_s"]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, "crashed"), (signal.SIGSTOP, "timed-out")])
+def test_a_worker_that_is_killed_or_stopped_costs_its_step_and_leaves_nothing(
+    names: list[str],  # noqa: ARG001
+    number: signal.Signals,
+    status: str,
+    tmp_path: Path,
+) -> None:
+    before = used_memory_mib()
+    options = ("--case", "device_to_device_memcpy_write_ce", "--samples", "100", "--timeout", "5", "--json")
+    arguments = [sys.executable, "-m", "egmctl", "bench", "--gpus", "0-1", *options]
+    with (tmp_path / "out.json").open("w+") as out:
+        command = subprocess.Popen(arguments, stdout=out, cwd=ROOT, env=command_environment({}))
+        deadline = time.monotonic() + 30
+        while max(used_memory_mib()) < max(before) + 800 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(worker_of(command.pid), number)
+        assert command.wait(60) == 4
+    measurements = json.loads((tmp_path / "out.json").read_text())["result"]["measurements"]
+    assert sorted(m["status"] for m in measurements) == sorted([status, "ok"])
+    assert used_memory_mib() == before
+    assert not compute_processes()
+
+
+def worker_of(command: int) -> int:
+    """Return the process id of the worker that a command has started."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == command and b"egmctl.bench.worker" in words:
+            return int(folder.name)
+    raise AssertionError("the command has no worker")
