@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from egmctl.bench.buffers import assign
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import bandwidth_gb_s, summarize
@@ -44,7 +46,8 @@ def measure(rig: Rig, task: Task, settings: Settings) -> Measurement:
     buffer = buffers.source or buffers.destination
     if buffer is None:
         raise ValueError(f"{task.case} has no memory at {end.label}")
-    memory = rig.destination(buffer)
+    # The buffer is larger where the size is small: copies then go from place to place.
+    memory = _Part(rig.destination(buffer).address, task.size_bytes)
     threads.write(memory, WARM_UP_PASSES, _word(0))
     samples: list[Sample] = []
     mismatch: Mismatch | None = None
@@ -73,6 +76,17 @@ def measure(rig: Rig, task: Task, settings: Settings) -> Measurement:
         concurrent=1,
         placements=rig.placements((buffer,)),
     )
+
+
+@dataclass(slots=True)
+class _Part:
+    """The beginning of a buffer."""
+
+    address: int
+    size_bytes: int
+
+    def close(self) -> None:
+        """Give nothing back: the buffer is the rig's."""
 
 
 def _word(number: int) -> int:

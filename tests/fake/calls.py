@@ -31,7 +31,9 @@ def read_log(path: Path) -> tuple[Call, ...]:
     """Return the calls of all processes in the order in which they returned."""
     if not path.exists():
         return ()
-    return tuple(_call(line) for line in path.read_text().splitlines())
+    # What comes after the last line's end is being written right now.
+    whole, _, _ = path.read_text().rpartition("\n")
+    return tuple(_call(line) for line in whole.splitlines())
 
 
 def leaks(calls: Iterable[Call]) -> list[str]:
