@@ -30,3 +30,54 @@ def test_every_bandwidth_is_measured_and_verified_and_everything_given_back(benc
         pageable = "system" in (end["memory"] for flow in m["flows"] for end in (flow["source"], flow["destination"]))
         assert m["gating"] == ("none" if pageable and m["engine"] == Engine.COPY_ENGINE else "kernel")
     assert run.node.leaks() == []
+
+
+OTHER_MEMORY = (
+    *("bench", "--numa", "1", "--gpus", "0-1", *FEW),
+    *("--case", "host_numa_pool_to_device_memcpy_ce", "--case", "device_to_registered_memcpy_ce"),
+    *("--case", "host_numa_to_device_memcpy_ce_4_streams", "--case", "device_to_device_read_sm"),
+)
+STAYS = {
+    "cuMemFreeAsync": {"pool", "memory"},
+    "cuMemPoolDestroy": {"pool"},
+    "cuMemHostUnregister": {"registered"},
+}
+"""What cannot be given back where the call that would do it fails, by the first word of the fake's account."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuMemPoolCreate",
+        "cuMemPoolSetAccess",
+        "cuMemAllocFromPoolAsync",
+        "cuMemFreeAsync",
+        "cuMemPoolTrimTo",
+        "cuMemPoolDestroy",
+        "cuMemHostRegister",
+        "cuMemHostUnregister",
+        "cuStreamWaitEvent",
+    ],
+)
+def test_each_call_for_other_memory_and_streams_that_fails_is_named_and_all_else_given_back(
+    bench: Bench, call: str
+) -> None:
+    run = bench(*OTHER_MEMORY, faults=f"{call}@1=error:719")
+    assert run.node.calls(call), "the call is made"
+    said = " ".join([*run.reasons(), *run.result["problems"]])
+    assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in said
+    assert run.code == 4
+    assert {line.split(": ")[1].split()[0] for line in run.node.leaks()} <= STAYS.get(call, set()), run.node.leaks()
+
+
+def test_a_byte_that_a_kernel_damages_is_found_in_every_way_of_moving(bench: Bench) -> None:
+    for case, fault in (
+        ("device_to_device_memcpy_write_sm", "cuLaunchKernel@4=corrupt:100"),
+        ("device_to_device_read_sm", "cuLaunchKernel@4=corrupt:1"),
+        ("device_to_device_write_sm", "cuLaunchKernel@3=corrupt:100"),
+    ):
+        run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", case, faults=fault)
+        kernels = [call.arguments["kernel"] for call in run.worker_calls() if call.name == "cuLaunchKernel"]
+        corrupt = [m for m in run.result["measurements"] if m["status"] == "corrupt"]
+        assert run.code == 1, kernels[:12]
+        assert len(corrupt) == 1, kernels[:12]
