@@ -24,7 +24,7 @@ from egmctl.errors import ChildFailed
 from egmctl.launch import ChannelClosed, Child, signals, spawn
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task, finish
+from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Summary, Task, finish
 from egmctl.units import parse_kernel_list
 
 Progress = Callable[[float, Task | None], None]
@@ -242,10 +242,11 @@ class _Run:
 
     def _compare(self, step: Step, number: int, among: Measurement, proof: Measurement) -> None:
         """Note how a pair that was measured among others does alone."""
-        headline, alone = _headline(among), _headline(proof)
-        self.found[number] = replace(among, alone=alone)
-        if headline and alone and step.group is not None:
-            difference = abs(headline / alone - 1)
+        summary, alone = _headline(among), _headline(proof)
+        self.found[number] = replace(among, alone=alone.median if alone else None)
+        if summary and alone and step.group is not None:
+            # What lies between the samples does not differ from them: a latency depends on the SM by a percent or two.
+            difference = max(summary.min / alone.median - 1, 1 - summary.max / alone.median, 0)
             self._differences[step.group] = max(difference, self._differences.get(step.group, 0))
 
     def _repeat(self, step: Step) -> None:
@@ -298,10 +299,9 @@ _STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
 """Which of two outcomes of the same task counts: corrupt data does, whatever else was seen."""
 
 
-def _headline(measurement: Measurement) -> float | None:
-    """Return the number that a measurement is about, if it has one."""
-    summary = measurement.latency_ns or measurement.bandwidth_gb_s
-    return summary.median if summary else None
+def _headline(measurement: Measurement) -> Summary | None:
+    """Return the quantity that a measurement is about, if it has one."""
+    return measurement.latency_ns or measurement.bandwidth_gb_s
 
 
 def _ask(worker: Child, request: Request, **content: object) -> None:
