@@ -19,11 +19,12 @@ PERCENTILE_SAMPLES = 20
 def summarize(values: Sequence[float]) -> Summary:
     """Return median, extremes, coefficient of variation and, of enough values, percentiles of at least one value."""
     enough = len(values) >= PERCENTILE_SAMPLES
+    mean = statistics.fmean(values)
     return Summary(
         median=statistics.median(values),
         min=min(values),
         max=max(values),
-        cv=statistics.stdev(values) / statistics.fmean(values) if len(values) > 1 else None,
+        cv=statistics.stdev(values) / mean if len(values) > 1 and mean else None,
         p05=percentile(values, 5) if enough else None,
         p95=percentile(values, 95) if enough else None,
     )

@@ -116,7 +116,7 @@ class Summary:
     min: float
     max: float
     cv: float | None
-    """Coefficient of variation: sample standard deviation by mean; ``None`` for a single sample."""
+    """Coefficient of variation: sample standard deviation by mean; ``None`` for a single sample or a mean of 0."""
     p05: float | None = None
     """Percentiles, from :data:`egmctl.bench.statistics.PERCENTILE_SAMPLES` samples on."""
     p95: float | None = None

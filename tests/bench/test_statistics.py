@@ -57,3 +57,8 @@ def test_bandwidth_is_1e9_bytes_a_second_and_keeps_fractions_of_a_millisecond() 
     assert bandwidth_gb_s(16 * (512 << 20), 21.6699) == pytest.approx(396.3994, abs=1e-4)
     # 64 KiB in 1.6 us: truncated to whole microseconds this would be 65.5.
     assert bandwidth_gb_s(64 << 10, 0.0016) == pytest.approx(40.96)
+
+
+def test_samples_that_are_all_0_have_no_spread_to_speak_of() -> None:
+    # What a path that nothing loads carries.
+    assert summarize([0.0, 0.0]).cv is None
