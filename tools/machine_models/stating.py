@@ -145,6 +145,7 @@ def machine(
     """Put a modelled machine together; a section that is ``Unread`` is missing for that reason."""
     optional = {"nics": nics, "switches": switches}
     missing = {section: why for section, why in optional.items() if isinstance(why, Unread)}
+    missing["probes"] = Unread(reason=Reason.NOT_ASKED, detail="on a model nothing can be tried")
     return Machine(
         origin=Origin(
             kind=OriginKind.MODELLED,
