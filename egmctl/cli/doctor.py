@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from egmctl.cli.doctor_options import (
     SUFFIXES,
+    ActiveOption,
     BriefOption,
     CheckOption,
     DoctorForm,
@@ -48,6 +49,7 @@ def doctor(
     numa: NumaOption = None,
     check: CheckOption = None,
     skip: SkipOption = None,
+    active: ActiveOption = False,
     expect: ExpectOption = None,
     pid: PidOption = 0,
     strict: StrictOption = False,
@@ -66,7 +68,7 @@ def doctor(
 ) -> int:
     """Say what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA here, and what to do about it.
 
-    Files and NVML are read, CUDA is not loaded, and nothing is changed: it may run beside jobs.
+    Files and NVML are read, CUDA is loaded by --active only, and nothing is changed: it may run beside jobs.
     """
     try:
         chosen = choose_form(json, form, output)
@@ -75,6 +77,8 @@ def doctor(
             raise UsageError("--brief and --verbose exclude each other; give one of them")
         if pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
+        if active and (pid or machine is not None):
+            raise UsageError("--active tries things from this process on this node: without --pid and --machine")
         if machine == "list":
             return list_machines(_text_or_json(chosen, "--machine list"), output, force, color)
         guards = _guards(purposes)
@@ -87,8 +91,14 @@ def doctor(
         checks = select(guards, check or (), skip or ())
         expected = _expectation(expect)
         sections = dict.fromkeys((*ALWAYS, *(section for one in checks for section in one.sections)))
-        seen = read_machine(machine, sections, quiet=quiet, cuda=False, pid=pid)
-        diagnosis = diagnose(seen, _scope(seen, gpus, numa, guards, expected), checks, strict=strict)
+        seen = read_machine(machine, sections, quiet=quiet, cuda=active, pid=pid)
+        scope = _scope(seen, gpus, numa, guards, expected)
+        if active:
+            from egmctl.doctor.checks.active import kinds_of
+            from egmctl.doctor.probes import probed
+
+            seen = probed(seen, scope, kinds_of(checks))
+        diagnosis = diagnose(seen, scope, checks, strict=strict)
         emit(_render(diagnosis, chosen, verbose=verbose, brief=brief), output=output, force=force, color=color)
     except EgmctlError as error:
         if exit_style is ExitStyle.NAGIOS:

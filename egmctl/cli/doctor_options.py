@@ -61,6 +61,14 @@ CheckOption = Annotated[
 SkipOption = Annotated[
     list[str] | None, typer.Option("--skip", metavar="ID", help="Not this check or glob; may be given several times.")
 ]
+ActiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--active",
+        help="Also try what can only be tried: HOST_NUMA memory, copies between GPUs, memory shared by two processes. "
+        "Takes seconds, a little GPU memory, and loads CUDA.",
+    ),
+]
 ListOption = Annotated[bool, typer.Option("--list", help="List the checks and what each guards; check nothing.")]
 ExplainOption = Annotated[
     str | None,

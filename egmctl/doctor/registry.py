@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from egmctl.doctor.check import Check
 from egmctl.doctor.checks import (
     access,
+    active,
     device_nodes,
     driver,
     egm,
@@ -46,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     *imex.CHECKS,
     *ipc.CHECKS,
     *rdma.CHECKS,
+    *active.CHECKS,
 )
 
 

@@ -17,8 +17,22 @@ from typing import Any
 from egmctl.launch import Channel, breadcrumb
 
 NUMBERS: Mapping[str, Mapping[str, int]] = {
-    "x86_64": {"mbind": 237, "set_mempolicy": 238, "get_mempolicy": 239, "bpf": 321, "pidfd_open": 434},
-    "aarch64": {"mbind": 235, "get_mempolicy": 236, "set_mempolicy": 237, "bpf": 280, "pidfd_open": 434},
+    "x86_64": {
+        "mbind": 237,
+        "set_mempolicy": 238,
+        "get_mempolicy": 239,
+        "bpf": 321,
+        "pidfd_open": 434,
+        "pidfd_getfd": 438,
+    },
+    "aarch64": {
+        "mbind": 235,
+        "get_mempolicy": 236,
+        "set_mempolicy": 237,
+        "bpf": 280,
+        "pidfd_open": 434,
+        "pidfd_getfd": 438,
+    },
 }
 """By the architecture that uname(2) names: arch/x86/entry/syscalls/syscall_64.tbl and, for aarch64,
 include/uapi/asm-generic/unistd.h. On others nothing is called."""
@@ -68,6 +82,21 @@ def device_programs(_parent: Channel, arguments: dict[str, Any]) -> dict[str, An
         return {"errno": error.errno}
     found = [{"id": number, "name": _name(number), "cgroup": attached.get(number)} for number in in_force]
     return {"programs": found}
+
+
+def take_descriptor(pid: int, fd: int) -> int:
+    """Return a copy of another process' descriptor, by pidfd_getfd(2): it needs the rights of ptrace(2).
+
+    Raises
+    ------
+    OSError
+        EPERM where Yama or a missing capability forbids it, ENOSYS on kernels before 5.6.
+    """
+    process = _call("pidfd_open", pid, 0)
+    try:
+        return _call("pidfd_getfd", process, fd, 0)
+    finally:
+        os.close(process)
 
 
 def _answer(trial: Callable[[], object]) -> str:

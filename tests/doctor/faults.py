@@ -5,9 +5,12 @@ The machines are modelled: a shipped one with the fault in it, as the check's ow
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from egmctl.doctor.checks.active import KINDS
+from egmctl.doctor.probes import plan
 from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
 from egmctl.model.finding import Guard
 from egmctl.model.machine import (
@@ -18,8 +21,11 @@ from egmctl.model.machine import (
     Mount,
     NicPort,
     NvSwitch,
+    Outcome,
     PcieLink,
     PciFunction,
+    Probe,
+    ProbeKind,
     VerbsNode,
 )
 from tests.doctor.machines import patched, shipped, with_gpu_denied
@@ -33,10 +39,17 @@ class Fault:
     scope: Scope = EVERYTHING
 
 
+def tried(machine: Machine) -> tuple[Probe, ...]:
+    """All that ``--active`` tries, and it works."""
+    gpus = [gpu.bus_id for gpu in machine.gpus or ()]
+    return tuple(dataclasses.replace(probe, outcome=Outcome.OK) for probe in plan(gpus, (0, 1), tuple(ProbeKind)))
+
+
 def healthy() -> Machine:
     """A tray of a GB200 NVL72 rack on which everything that checks ask for is stated, and is as it should be."""
     machine = shipped("gb200-nvl72")
     machine = patched(machine, "origin", name="nvl72-healthy", description="What is not stated is made up.")
+    machine = patched(machine, "", probes=tried(machine))
     machine = patched(
         machine,
         "driver",
@@ -254,6 +267,14 @@ FAULTS: Mapping[str, Fault] = {
     "pcie.link": changed("nics[0].pci", link=PcieLink(speed_gt_s=16.0, width=8, max_speed_gt_s=32.0, max_width=16)),
     "pcie.acs": Fault(weak_switch),
     "pcie.iommu": Fault(weak_switch),
+    **{
+        check: changed(
+            f"probes[{[probe.kind for probe in tried(healthy())].index(kind)}]",
+            outcome=Outcome.CORRUPT,
+            detail="1 of 262144 words differ",
+        )
+        for check, (kind,) in KINDS.items()
+    },
 }
 
 

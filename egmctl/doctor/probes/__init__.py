@@ -1,0 +1,286 @@
+"""Active probes: small trials on the GPUs in child processes, each with a deadline; their results are facts.
+
+Nothing is judged here and nothing is left behind: a buffer is 2 MiB, a process has at most one or two at a time, and
+the driver frees what a process held when it ends. Fit to run beside jobs, as far as their GPUs take other processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from egmctl import launch
+from egmctl.doctor.scope import Scope
+from egmctl.doctor.situation import usable
+from egmctl.errors import ChildFailed
+from egmctl.model.machine import SECTION_VERSIONS, Machine, Outcome, Probe, ProbeKind, SectionStatus
+
+START_TIMEOUT_S = 30.0
+"""cuInit takes about a second with 8 GPUs; beside a driver that resets one, much longer."""
+PROBE_TIMEOUT_S = 10.0
+"""One takes milliseconds."""
+DEADLINE_S = 60.0
+"""Of all probes together; what has not been tried by then is not run."""
+
+SHARING: tuple[tuple[ProbeKind, bool], ...] = (
+    (ProbeKind.LEGACY_IPC, False),
+    (ProbeKind.POSIX_FD, False),
+    (ProbeKind.POSIX_FD, True),
+    (ProbeKind.POOL, False),
+    (ProbeKind.POOL, True),
+    (ProbeKind.FABRIC, False),
+    (ProbeKind.FABRIC, True),
+    (ProbeKind.PIDFD, False),
+)
+"""What two processes share, and whether it is memory of a NUMA node."""
+
+Message = dict[str, Any]
+
+
+def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind]) -> Machine:
+    """Return the machine with the results of active probes of its usable GPUs in scope.
+
+    Host memory is tried on every chosen CPU NUMA node by every GPU, peers as all ordered pairs, and what two processes
+    share along a ring of the GPUs (with one GPU: between two processes on it); pools of host memory by disjoint pairs.
+    """
+    started = time.monotonic()
+    asked = frozenset(kinds)
+    gpus = [gpu.bus_id for gpu in usable(machine, scope.gpus_of(machine))]
+    nodes = scope.numa_of(machine)
+    results: list[Probe] = []
+    if gpus and asked:
+        deadline = started + DEADLINE_S
+        try:
+            visible = _try_alone(gpus, nodes, asked, deadline, results)
+        except ChildFailed as error:
+            results += (_failed(blank, error) for blank in plan(gpus, nodes, asked))
+        else:
+            results += _try_sharing(visible, nodes, asked, deadline)
+    status = SectionStatus(version=SECTION_VERSIONS["probes"], duration_ms=round(1e3 * (time.monotonic() - started), 3))
+    return replace(machine, probes=tuple(results), sections={**machine.sections, "probes": status})
+
+
+class Part:
+    """A probing process of :mod:`egmctl.doctor.probes.parts`, started at once and ready when it is first asked.
+
+    Parameters
+    ----------
+    gpu
+        Bus id of a partner's GPU; ``None`` for the one that works alone.
+    before, before_arguments
+        As for :func:`egmctl.launch.spawn`.
+    """
+
+    def __init__(
+        self, gpu: str | None = None, *, before: str | None = None, before_arguments: Message | None = None, **more: Any
+    ) -> None:
+        target = f"egmctl.doctor.probes.parts:{'alone' if gpu is None else 'partner'}"
+        self.gpu = gpu
+        self._greeting: Message | None = None
+        self._child = launch.spawn(
+            target, {"gpu": gpu}, before=before, before_arguments=before_arguments, grace_s=0, **more
+        )
+
+    def greeting(self) -> Message:
+        """Wait until the driver is initialised; return what the process says first."""
+        if self._greeting is None:
+            self._greeting, _ = self._child.receive(START_TIMEOUT_S)
+        return self._greeting
+
+    def ask(self, order: Message, fds: Sequence[int] = ()) -> tuple[Message, list[int]]:
+        """Have an order carried out; return the answer and its descriptors, which the caller closes."""
+        self.greeting()
+        # Where that fails, the next line says what has become of the process.
+        with contextlib.suppress(launch.ChannelClosed, TimeoutError):
+            self._child.channel.send(order, fds, timeout_s=PROBE_TIMEOUT_S)
+        return self._child.receive(PROBE_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.close()
+
+
+def _try_alone(
+    gpus: Sequence[str], nodes: Sequence[int], asked: Collection[ProbeKind], deadline: float, results: list[Probe]
+) -> list[str]:
+    """Append what one process finds; return the GPUs that CUDA shows."""
+    with contextlib.ExitStack() as parts:
+
+        def start() -> Part:
+            return parts.enter_context(contextlib.closing(Part()))
+
+        part = start()
+        shown = part.greeting()["visible"]
+        visible = [gpu for gpu in gpus if gpu in shown]
+        for blank in _alone(gpus, nodes, asked):
+            if hidden := [gpu for gpu in blank.gpus if gpu not in visible]:
+                results.append(_not_run(blank, f"CUDA does not show {' and '.join(hidden)} to this process"))
+            elif time.monotonic() > deadline:
+                results.append(_not_run(blank, _NO_TIME))
+            else:
+                order = {"kind": blank.kind, "gpus": blank.gpus, "node": blank.numa_node, "mapped": visible}
+                result, is_lost = _attempt(blank, blank.gpus[0], lambda part=part, order=order: part.ask(order)[0])  # type: ignore[misc]
+                results.append(result or replace(blank, outcome=Outcome.OK))
+                if is_lost:
+                    part.close()
+                    part = start()
+    return visible
+
+
+def _try_sharing(
+    gpus: Sequence[str], nodes: Sequence[int], asked: Collection[ProbeKind], deadline: float
+) -> Iterator[Probe]:
+    """Try what is shared between processes on each GPU and on the next one."""
+    blanks = list(_sharing(gpus, nodes, asked))
+    if not blanks:
+        return
+    places = range(max(len(gpus), 2))
+    with contextlib.ExitStack() as ended:
+        parts: dict[int, Part] = {}
+
+        def part(place: int) -> Part:
+            if place not in parts:
+                parts[place] = ended.enter_context(contextlib.closing(Part(gpus[place % len(gpus)])))
+            return parts[place]
+
+        for place in places:
+            # All initialise at the same time.
+            part(place)
+        for place, blank in blanks:
+            if time.monotonic() > deadline:
+                yield _not_run(blank, _NO_TIME)
+                continue
+            other = (place + 1) % len(places)
+            result, lost = share(blank, part(place), part(other))
+            yield result
+            for one in (place, other):
+                if parts[one] in lost:
+                    parts.pop(one).close()
+
+
+def share(blank: Probe, owner: Part, importer: Part) -> tuple[Probe, tuple[Part, ...]]:
+    """Have one process share something with another and both compare what the other left there.
+
+    Parameters
+    ----------
+    blank
+        What to try; its outcome does not matter.
+
+    Returns
+    -------
+    tuple
+        The result, and the processes that are of no more use.
+    """
+    given: list[int] = []
+    made: Message = {}
+
+    def export() -> Message:
+        if blank.kind is ProbeKind.PIDFD:
+            answer = owner.greeting()
+            made.update(pid=answer["pid"])
+            return {}
+        answer, fds = owner.ask({"do": "export", "kind": blank.kind, "node": blank.numa_node})
+        given.extend(fds)
+        made.update(answer)
+        return answer
+
+    def open_it() -> Message:
+        if blank.kind is ProbeKind.PIDFD:
+            # Its standard input: every process has one.
+            return importer.ask({"do": "take", "pid": made["pid"], "fd": 0})[0]
+        order = {"do": "import", "kind": blank.kind, "handle": made["handle"], "size": made["size"]}
+        return importer.ask(order, given)[0]
+
+    steps: list[tuple[Part, Callable[[], Message]]] = [(owner, export), (importer, open_it)]
+    if blank.kind is not ProbeKind.PIDFD:
+        steps.append((owner, lambda: owner.ask({"do": "verify"})[0]))
+    try:
+        for part, step in steps:
+            result, is_lost = _attempt(blank, part.gpu, step)
+            if result is not None:
+                return result, (part,) if is_lost else ()
+    finally:
+        for fd in given:
+            os.close(fd)
+    return replace(blank, outcome=Outcome.OK), ()
+
+
+def _attempt(blank: Probe, by: str | None, step: Callable[[], Message]) -> tuple[Probe | None, bool]:
+    """Return how a step failed, ``None`` where it did not, and whether its process is of no more use."""
+    try:
+        answer = step()
+    except ChildFailed as error:
+        return _failed(blank, error, by), True
+    if failed := answer.get("failed"):
+        return _error(blank, failed, by), bool(answer.get("broken"))
+    if difference := answer.get("corrupt"):
+        return replace(blank, outcome=Outcome.CORRUPT, by=by, detail=difference), False
+    return None, False
+
+
+def _failed(blank: Probe, error: ChildFailed, by: str | None = None) -> Probe:
+    """Return a probe whose process ended: by a call that failed before it was ready, in a crash, or hanging."""
+    if error.how == "raised":
+        return _error(blank, {**error.details, "detail": str(error)}, by)
+    outcome = Outcome.TIMED_OUT if error.how == "timed-out" else Outcome.CRASHED
+    return replace(blank, outcome=outcome, by=by, call=error.last_call, detail=str(error))
+
+
+def _error(blank: Probe, failed: Mapping[str, Any], by: str | None) -> Probe:
+    return replace(
+        blank,
+        outcome=Outcome.ERROR,
+        by=by,
+        call=failed.get("call"),
+        error_number=failed.get("number"),
+        error_name=failed.get("name"),
+        detail=failed["detail"],
+    )
+
+
+def _not_run(blank: Probe, why: str) -> Probe:
+    return replace(blank, outcome=Outcome.NOT_RUN, detail=why)
+
+
+_NO_TIME = f"the probes before took all of {DEADLINE_S:g} s"
+
+
+def plan(gpus: Sequence[str], nodes: Sequence[int], asked: Collection[ProbeKind]) -> Iterator[Probe]:
+    """Return what is to be tried on these GPUs and NUMA nodes, in order, as probes that were not run."""
+    yield from _alone(gpus, nodes, asked)
+    for _, blank in _sharing(gpus, nodes, asked):
+        yield blank
+
+
+def _alone(gpus: Sequence[str], nodes: Sequence[int], asked: Collection[ProbeKind]) -> Iterator[Probe]:
+    """Return what one process is to try, in order."""
+    if ProbeKind.HOST_NUMA in asked:
+        for node in nodes:
+            yield from (_blank(ProbeKind.HOST_NUMA, gpu, node=node) for gpu in gpus)
+    if ProbeKind.P2P in asked:
+        yield from (_blank(ProbeKind.P2P, one, other) for one in gpus for other in gpus if one != other)
+
+
+def _sharing(gpus: Sequence[str], nodes: Sequence[int], asked: Collection[ProbeKind]) -> Iterator[tuple[int, Probe]]:
+    """Return what two processes are to try, and the place of the owner in the ring."""
+    if not gpus:
+        return
+    ring = list(zip(gpus, [*gpus[1:], gpus[0]], strict=True))
+    for kind, on_node in SHARING:
+        if kind not in asked:
+            continue
+        for place, (owner, importer) in enumerate(ring):
+            # H200, driver 580: a process that has imported a HOST_NUMA pool gets CUDA_ERROR_OUT_OF_MEMORY from one of
+            # its own. So each process is either owner or importer of such pools.
+            if kind is ProbeKind.POOL and on_node and (place % 2 or (place and place + 1 == len(ring))):
+                continue
+            for node in nodes if on_node else (None,):
+                yield place, _blank(kind, owner, importer, node=node)
+
+
+def _blank(kind: ProbeKind, *gpus: str, node: int | None = None) -> Probe:
+    return Probe(kind=kind, gpus=gpus, numa_node=node, outcome=Outcome.NOT_RUN)

@@ -1,0 +1,192 @@
+"""``doctor --active``: what is tried on fake nodes, and what is made of how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from egmctl.doctor.checks.active import CHECKS, KINDS, NOT_ASKED
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.model.finding import Finding, Guard, Status
+from egmctl.model.machine import Machine, Outcome, Probe, ProbeKind
+from tests.conftest import RunEgmctl
+from tests.doctor.machines import patched, shipped
+from tests.fake.machines import nvl4, with_imex_channel
+from tests.fake.node import FakeNode
+from tests.fake.plugin import MakeFakeNode
+
+ONLY_ACTIVE = tuple(word for check in KINDS for word in ("--check", check))
+
+GPUS = [gpu.bus_id for gpu in shipped("gb200-nvl4").gpus or ()]
+
+
+def active(
+    egmctl: RunEgmctl, node: FakeNode, *arguments: str, faults: str = "", **variables: str
+) -> tuple[int, list[dict[str, Any]]]:
+    """Run the command on a fake node; return its exit code and the findings."""
+    environment = node.environment(faults) | variables
+    done = egmctl("doctor", "--active", "--json", *arguments, env=environment, timeout_s=110)
+    assert "Traceback" not in done.err
+    found: list[dict[str, Any]] = json.loads(done.out)["result"]["findings"]
+    return done.code, found
+
+
+def statuses(findings: Sequence[dict[str, Any]], check: str) -> list[str]:
+    return [finding["status"] for finding in findings if finding["check"] == check]
+
+
+class TestOnFakeNodes:
+    def test_everything_is_tried_and_given_back(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        node = fake_node(with_imex_channel(nvl4()))
+        code, findings = active(egmctl, node, *ONLY_ACTIVE)
+        assert code == 0
+        assert {check: set(statuses(findings, check)) for check in KINDS} == {
+            check: {"unknown" if check == "ipc.pool-active" else "pass"} for check in KINDS
+        }, "the fake driver exports no pools"
+        assert [leak for leak in node.leaks() if "primary context" not in leak] == []
+        made = [call.arguments["location"] for call in node.calls("cuMemCreate")]
+        assert {"HOST_NUMA:0", "HOST_NUMA:1"} <= set(made)
+        sizes = {int(call.arguments["size"]) for name in ("cuMemCreate", "cuMemAlloc") for call in node.calls(name)}
+        assert sizes == {2 << 20}
+
+    def test_chosen_gpus_and_nodes_only(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        node = fake_node(nvl4())
+        options = ("--gpus", "2", "--numa", "1", "--check", "egm.alloc-active", "--check", "p2p.verify")
+        code, findings = active(egmctl, node, *options, "--check", "ipc.legacy-active")
+        assert code == 0
+        assert statuses(findings, "egm.alloc-active") == ["pass"]
+        assert statuses(findings, "p2p.verify") == ["skip"]
+        assert statuses(findings, "ipc.legacy-active") == ["pass"], "between two processes on one GPU"
+        assert {call.arguments["location"] for call in node.calls("cuMemCreate")} == {"HOST_NUMA:1"}
+
+    def test_what_cuda_visible_devices_hides_is_left_out(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        options = ("--check", "p2p.verify", "--check", "ipc.legacy-active")
+        code, findings = active(egmctl, fake_node(nvl4()), *options, CUDA_VISIBLE_DEVICES="0,2")
+        assert code == 0
+        assert "pass" in statuses(findings, "p2p.verify")
+        assert "skip" in statuses(findings, "p2p.verify")
+        assert statuses(findings, "ipc.legacy-active") == ["pass"]
+
+    def test_lost_bytes_are_seen_though_every_call_succeeds(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        faults = "cuMemcpyAsync@3=corrupt:4096"
+        code, findings = active(egmctl, fake_node(nvl4()), "--check", "p2p.verify", faults=faults)
+        assert code == 1
+        (failure,) = [finding for finding in findings if finding["status"] == "fail"]
+        assert failure["place"]["label"] == "GPU0>GPU2"
+        assert "bytes are wrong" in failure["summary"]
+        assert "written to the peer: 1 of 262144 words differ, the first at offset 4096" in json.dumps(failure)
+
+    @pytest.mark.parametrize(("fault", "words"), [("kill:11", "ended its process"), ("abort", "ended its process")])
+    def test_a_crash_costs_one_probe(self, egmctl: RunEgmctl, fake_node: MakeFakeNode, fault: str, words: str) -> None:
+        faults = f"cuCtxEnablePeerAccess@2={fault},once"
+        code, findings = active(egmctl, fake_node(nvl4()), "--check", "p2p.verify", faults=faults)
+        assert code == 1
+        assert sorted(statuses(findings, "p2p.verify")) == ["fail", "pass"]
+        (failure,) = [finding for finding in findings if finding["status"] == "fail"]
+        assert failure["summary"] == f"copies between peers: {words} in cuCtxEnablePeerAccess"
+
+    def test_a_hang_is_ended_and_named(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        options = ("--check", "ipc.vmm-active", "--gpus", "0-1")
+        faults = "cuMemImportFromShareableHandle=hang,once"
+        code, findings = active(egmctl, fake_node(nvl4()), *options, faults=faults)
+        assert code == 1
+        assert sorted(statuses(findings, "ipc.vmm-active")) == ["fail", "pass", "pass"]
+        (failure,) = [finding for finding in findings if finding["status"] == "fail"]
+        assert failure["summary"].endswith("did not come to an end in cuMemImportFromShareableHandle")
+
+    def test_without_a_driver_nothing_can_be_told(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        options = ("--check", "egm.alloc-active", "--check", "ipc.legacy-active")
+        _, findings = active(egmctl, fake_node(nvl4()), *options, faults="cuInit=error:304")
+        assert {finding["status"] for finding in findings} == {"fail"}
+        assert {finding["cause"] for finding in findings} == {
+            "the process is in a PID namespace whose /proc is another one's"
+        }
+
+    def test_without_active_cuda_is_not_loaded_and_nothing_tried(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode
+    ) -> None:
+        node = fake_node(nvl4())
+        done = egmctl("doctor", *ONLY_ACTIVE, "--json", env=node.environment())
+        findings = json.loads(done.out)["result"]["findings"]
+        assert {(finding["status"], finding["summary"]) for finding in findings} == {("skip", NOT_ASKED)}
+        assert not [call for call in node.calls() if call.name.startswith("cu")]
+
+    @pytest.mark.parametrize("other", [("--machine", "gh200"), ("--pid", "1")])
+    def test_it_is_about_this_process_on_this_node(self, egmctl: RunEgmctl, other: tuple[str, ...]) -> None:
+        done = egmctl("doctor", "--active", *other)
+        assert done.code == 2
+        assert "--active tries things from this process on this node" in done.err
+
+
+def judged(machine: Machine, *probes: Probe, scope: Scope = EVERYTHING) -> Finding:
+    """Return the one finding about these probes that is no skip for want of a probe."""
+    machine = patched(machine, "", probes=probes)
+    checks = [check for check in CHECKS if probes[0].kind in KINDS[check.id]]
+    (finding,) = diagnose(machine, scope, checks).findings
+    return finding
+
+
+def failing(kind: ProbeKind, call: str, number: int, *, node: int | None = None, name: str = "CUDA_ERROR") -> Probe:
+    return Probe(
+        kind=kind,
+        gpus=tuple(GPUS[:1] if kind is ProbeKind.HOST_NUMA else GPUS[:2]),
+        numa_node=node,
+        outcome=Outcome.ERROR,
+        by=GPUS[1],
+        call=call,
+        error_number=number,
+        error_name=name,
+        detail=f"{call} failed: {name} ({number})",
+    )
+
+
+class TestJudgement:
+    @pytest.mark.parametrize(
+        ("kind", "call", "number"),
+        [
+            (ProbeKind.LEGACY_IPC, "cuIpcOpenMemHandle", 1),
+            (ProbeKind.POSIX_FD, "cuMemImportFromShareableHandle", 101),
+            (ProbeKind.FABRIC, "cuMemImportFromShareableHandle", 801),
+        ],
+    )
+    def test_an_owner_out_of_reach_is_named_as_the_cause(self, kind: ProbeKind, call: str, number: int) -> None:
+        finding = judged(shipped("gb200-nvl4"), failing(kind, call, number))
+        assert finding.status is Status.FAIL
+        assert "device cgroup or container denies it" in finding.cause
+        assert finding.remedy is not None
+        assert "CUDA_VISIBLE_DEVICES" in finding.remedy.text
+
+    def test_without_an_imex_channel_only_those_who_need_one_fail(self) -> None:
+        probe = failing(ProbeKind.FABRIC, "cuMemCreate", 800)
+        assert judged(shipped("dgx-h100"), probe).status is Status.SKIP
+        asked = judged(shipped("dgx-h100"), probe, scope=Scope(purposes=(Guard.FABRIC,)))
+        assert asked.status is Status.FAIL
+        assert "IMEX channel" in asked.cause
+        assert judged(shipped("gb200-nvl72"), probe).status is Status.FAIL
+
+    def test_host_memory_that_a_cpuset_or_seccomp_forbids(self) -> None:
+        probe = failing(ProbeKind.HOST_NUMA, "cuMemCreate", 1, node=1)
+        machine = patched(shipped("gb200-nvl4"), "host", allowed_numa_nodes="0")
+        assert "cpuset" in judged(machine, probe).cause
+        machine = patched(shipped("gb200-nvl4"), "confinement", system_calls={"mbind": "EPERM"})
+        assert "mbind is forbidden" in judged(machine, probe).cause
+
+    def test_what_the_driver_does_not_have_is_no_fault(self) -> None:
+        machine = shipped("gb200-nvl4")
+        assert judged(machine, failing(ProbeKind.POOL, "cuMemPoolCreate", 801)).status is Status.SKIP
+        assert judged(machine, failing(ProbeKind.P2P, "cuCtxEnablePeerAccess", 217)).status is Status.SKIP
+
+    def test_yama_forbids_taking_descriptors(self) -> None:
+        finding = judged(shipped("gb200-nvl4"), failing(ProbeKind.PIDFD, "pidfd_getfd", 1, name="EPERM"))
+        assert finding.status is Status.FAIL
+        assert "ptrace" in finding.cause
+
+    def test_a_gpu_that_the_machine_does_not_have_is_no_traceback(self) -> None:
+        probe = Probe(kind=ProbeKind.P2P, gpus=("0009:01:00.0", "0009:02:00.0"), outcome=Outcome.OK)
+        assert judged(shipped("gb200-nvl4"), probe).status is Status.PASS
+        probe = Probe(kind=ProbeKind.HOST_NUMA, gpus=(), outcome=Outcome.CORRUPT)
+        assert judged(shipped("gb200-nvl4"), probe).status is Status.SKIP

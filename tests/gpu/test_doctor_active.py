@@ -1,0 +1,158 @@
+"""``doctor --active`` on real GPUs: all paths carry data, and what the EGM guide warns of can be shown.
+
+The table that was measured by hand (docs/hardware-notes.md): memory of one GPU, opened by a process on another one,
+which has the owner hidden by CUDA_VISIBLE_DEVICES, or denied by a device cgroup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from egmctl.doctor.checks.active import CHECKS
+from egmctl.doctor.probes import Part, share
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING
+from egmctl.facts.collect import collect
+from egmctl.model.finding import Status
+from egmctl.model.machine import Gpu, Machine, Origin, OriginKind, Outcome, Probe, ProbeKind
+from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.cgroups import denying_v2
+
+pytestmark = pytest.mark.gpu
+
+LEGACY, POSIX_FD, POOL, FABRIC = ProbeKind.LEGACY_IPC, ProbeKind.POSIX_FD, ProbeKind.POOL, ProbeKind.FABRIC
+COLUMNS = (
+    (LEGACY, None),
+    (POSIX_FD, None),
+    (POSIX_FD, 0),
+    (POOL, None),
+    (POOL, 0),
+    (FABRIC, None),
+    (FABRIC, 0),
+)
+"""What is shared: the kind of handle, and the NUMA node of host memory."""
+
+UNDER_A_CGROUP = {
+    (LEGACY, None): ("cuIpcOpenMemHandle", 1),
+    (POSIX_FD, None): ("cuMemImportFromShareableHandle", 101),
+    (POSIX_FD, 0): ("cuMemImportFromShareableHandle", 101),
+    (FABRIC, None): ("cuMemImportFromShareableHandle", 801),
+    (FABRIC, 0): ("cuMemImportFromShareableHandle", 801),
+}
+"""Measured on H200, driver 580. Pools were not."""
+
+Table = dict[tuple[ProbeKind, int | None], Probe]
+
+
+@pytest.fixture(scope="module")
+def gpus() -> tuple[Gpu, ...]:
+    found = collect(("gpus",)).gpus or ()
+    if len(found) < 2:
+        pytest.skip("two GPUs are needed")
+    return found
+
+
+@pytest.fixture
+def imex_channel() -> Iterator[None]:
+    """Make IMEX channel 0, as nvidia-modprobe -c 0 does, where there is none; take it away again."""
+    channel = Path("/dev/nvidia-caps-imex-channels/channel0")
+    if channel.exists():
+        yield
+        return
+    words = (line.split() for line in Path("/proc/devices").read_text().splitlines())
+    major = next((int(found[0]) for found in words if found[1:] == ["nvidia-caps-imex-channels"]), None)
+    if major is None:
+        pytest.skip("the driver has no IMEX channels")
+    made = not channel.parent.exists()
+    channel.parent.mkdir(exist_ok=True)
+    os.mknod(channel, stat.S_IFCHR | 0o666, os.makedev(major, 0))
+    try:
+        yield
+    finally:
+        channel.unlink()
+        if made:
+            channel.parent.rmdir()
+
+
+def table(owner: Part, importer: Part) -> Table:
+    """Share everything once."""
+    found = {}
+    for kind, node in COLUMNS:
+        blank = Probe(kind=kind, gpus=(owner.gpu or "", importer.gpu or ""), numa_node=node, outcome=Outcome.NOT_RUN)
+        found[kind, node], lost = share(blank, owner, importer)
+        assert not lost
+    return found
+
+
+def shown(found: Table) -> str:
+    """Return a table to read in a failure."""
+    return "\n".join(
+        f"{kind} {'DEVICE' if node is None else 'HOST_NUMA'}: {probe.outcome} {probe.detail}"
+        for (kind, node), probe in found.items()
+    )
+
+
+@pytest.mark.needs_root
+@pytest.mark.usefixtures("imex_channel")
+def test_the_same_import_works_with_cuda_visible_devices_and_fails_under_a_device_cgroup(
+    gpus: tuple[Gpu, ...],
+) -> None:
+    first, second = gpus[:2]
+    assert first.proc is not None
+    assert first.proc.minor is not None
+    with contextlib.ExitStack() as ended, denying_v2(first.proc.minor) as cgroup:
+
+        def part(gpu: Gpu, visible: str | None = None, cgroup: Path | None = None) -> Part:
+            made = Part(
+                gpu.bus_id,
+                environment={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": visible},
+                before="tests.doctor.hooks:join_cgroup" if cgroup else None,
+                before_arguments={"directory": str(cgroup)},
+            )
+            return ended.enter_context(contextlib.closing(made))
+
+        owner = part(first)
+        unrestricted, hiding = part(second), part(second, visible=second.uuid)
+        confined = part(second, cgroup=cgroup.directory)
+        tables = [table(owner, importer) for importer in (unrestricted, hiding, confined)]
+        # The process must have left the cgroup before that is removed.
+        confined.close()
+    for found in tables:
+        print(shown(found))  # noqa: T201 - with -s: the measured table
+    for found in tables[:2]:
+        assert {probe.outcome for probe in found.values()} == {Outcome.OK}, shown(found)
+    denied = tables[2]
+    answers = {column: (denied[column].call, denied[column].error_number) for column in UNDER_A_CGROUP}
+    assert answers == UNDER_A_CGROUP, shown(denied)
+    assert {probe.outcome for probe in denied.values()} == {Outcome.ERROR}, shown(denied)
+    machine = Machine(origin=Origin(kind=OriginKind.LIVE), gpus=gpus, probes=tuple(denied.values()))
+    findings = diagnose(machine, EVERYTHING, CHECKS).findings
+    failures = [finding for finding in findings if finding.status is Status.FAIL]
+    assert {finding.check for finding in failures} >= {"ipc.legacy-active", "ipc.vmm-active", "fabric.alloc-active"}
+    for finding in failures:
+        assert "device cgroup" in finding.cause
+        assert finding.remedy is not None
+        assert "CUDA_VISIBLE_DEVICES" in finding.remedy.text
+
+
+def test_a_healthy_node_passes_in_time_and_nothing_is_left(egmctl: RunEgmctl, gpus: tuple[Gpu, ...]) -> None:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    before = subprocess.check_output(query, text=True)
+    started = time.monotonic()
+    done = egmctl("doctor", "--active", "--check", "*active", "--check", "p2p.verify", "--json")
+    elapsed_s = time.monotonic() - started
+    findings = json.loads(done.out)["result"]["findings"]
+    assert done.code == 0, done.out
+    passed = {finding["check"] for finding in findings if finding["status"] == "pass"}
+    assert passed >= {"egm.alloc-active", "p2p.verify", "ipc.legacy-active", "ipc.vmm-active", "ipc.pool-active"}
+    assert subprocess.check_output(query, text=True) == before
+    assert elapsed_s < 15 * max(1, len(gpus) / 4)
