@@ -7,9 +7,6 @@ from enum import StrEnum
 
 from egmctl.model.measurement import Chase, Engine, MemoryKind, Pattern, Quantity
 
-BUILT_ENGINES = frozenset(Engine)
-"""What the worker can do; tasks that need more are waived."""
-
 
 class End(StrEnum):
     """One end of a flow."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from egmctl.bench.budget import too_large
 from egmctl.bench.buffers import Peak, peaks
 from egmctl.bench.busy import in_use
-from egmctl.bench.case import BUILT_ENGINES, Case, Footprint
+from egmctl.bench.case import Case, Footprint
 from egmctl.bench.flows import HOST_MEMORY, Ends, endpoint, initiator, tasks_of
 from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.schedule import Slot, Step, make_steps
@@ -213,7 +213,7 @@ def _planned_tasks(
         if not latency:
             copies = settings.copies or copies_for(size_bytes * flows_on_a_wire(task), rate)
             task = replace(task, copies=copies)
-        waiver = _not_built(case) or next((waiver for waiver in waivers if waiver), None)
+        waiver = next((waiver for waiver in waivers if waiver), None)
         if case.footprint is not None:
             waiver = waiver or too_large(machine, task, settings.memory_percent)
         yield PlannedTask(task, waiver, rate, all(path.disjoint for path in paths))
@@ -236,10 +236,6 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
         egm=path.egm,
     )
     return flow, path
-
-
-def _not_built(case: Case) -> str | None:
-    return None if case.engine in BUILT_ENGINES else "this version cannot measure it yet"
 
 
 def _footprint(footprint: Footprint, ends: Ends) -> int:

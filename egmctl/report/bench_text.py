@@ -12,6 +12,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status, Verification
 from egmctl.report.bench_latency import latency_text
 from egmctl.report.bench_matrix import matrices, wires
+from egmctl.report.bench_soak import soak_lines
 from egmctl.report.bench_summary import side_by_side, summary
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.table import DIM, HEADING, WIDTH
@@ -45,6 +46,7 @@ def bench_text(report: RunReport, machine: Machine | None = None) -> Text:
     notes = [*filter(None, [route_line(report)]), *report.notes, *report.problems]
     for title, lines in (
         ("Not plainly measured", _exceptions(report)),
+        ("Soak", soak_lines(report)),
         ("Warnings", warnings(report)),
         ("Notes", notes),
     ):

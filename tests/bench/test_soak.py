@@ -10,7 +10,8 @@ from egmctl.bench.plan import make_plan
 from egmctl.bench.soak import SAMPLES_KEPT, Soak
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay
-from egmctl.model.measurement import Measurement, Sample, Settings, Status, finish
+from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, finish
+from egmctl.report.bench_soak import soak_lines
 from tests.bench.four import FOUR
 
 DGX = replay.load("dgx-h100")
@@ -86,3 +87,23 @@ def test_the_time_is_up_when_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     soak = Soak(6)
     assert soak.part_over == 0.5
     assert soak.over
+
+
+def test_the_text_says_what_was_worst_and_when() -> None:
+    settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=9, duration_s=60)
+    plan = make_plan(DGX, (DGX.gpus or ())[:2], [0], FOUR, settings)
+    report = RunReport(
+        settings=settings,
+        gpus=plan.gpus,
+        numa_nodes=(0,),
+        driver_version=None,
+        cuda_driver_version=None,
+        started_at="2026-11-20T12:00:00+00:00",
+        wall_s=60,
+        interrupted=False,
+        measurements=(replace(measured(396.4, 391.25), attempts=7, slowest_at_s=42.3),),
+    )
+    assert list(soak_lines(report)) == [
+        "device_to_device_memcpy_read_ce: 7 passes or more, the worst sample 391.25 GB/s after 42 s, GPU0 -> GPU1"
+    ]
+    assert not list(soak_lines(replace(report, settings=replace(settings, duration_s=None))))
