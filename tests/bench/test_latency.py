@@ -153,6 +153,7 @@ KINDS = (
     "host_numa_to_device_latency_cached",
     "device_to_device_ping_pong_latency",
     "host_numa_ping_pong_latency",
+    "device_to_device_latency_loaded_0",
     "device_to_device_latency_loaded_4",
     "host_numa_to_device_footprint_2mib",
 )
@@ -172,7 +173,8 @@ class TestOnAFakeNode:
                 assert all(sample["p50_ns"] <= sample["p99_ns"] for sample in m["samples"])
             else:
                 assert m["verification"] == "walk-every-sample"
-            assert ("loaded" in m["case"]) == (m["bandwidth_gb_s"] is not None)
+            load = m["bandwidth_gb_s"] and m["bandwidth_gb_s"]["median"] > 0
+            assert load == {"loaded_0": False, "loaded_4": True}.get(m["case"][-8:])
         assert run.node.leaks() == []
 
     def test_a_sample_of_nvbandwidth_s_definition_has_loads_enough_on_several_multiprocessors(

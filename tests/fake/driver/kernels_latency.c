@@ -74,7 +74,7 @@ static int chase(struct launch *launch, struct stream *stream, double *seconds)
     return 0;
 }
 
-/* Two warps' worth of load, whatever the number of blocks: the buffer is read once. */
+/* Whatever the number of blocks beside the first, they read the buffer once. */
 static int chase_loaded(struct launch *launch, struct stream *stream, double *seconds)
 {
     uint64_t size = launch->arguments[5], offset, nanoseconds;
@@ -86,7 +86,7 @@ static int chase_loaded(struct launch *launch, struct stream *stream, double *se
     shared[1] = shared[9] = 1000 + nanoseconds;
     shared[2] = offset;
     shared[6] = 2;
-    shared[7] = size;
+    shared[7] = launch->blocks > 1 ? size : 0;
     *seconds = (double)nanoseconds * 1e-9;
     return 0;
 }

@@ -183,6 +183,7 @@ struct launch {
     struct operation operation;
     const struct kernel *kernel;
     uint64_t arguments[KERNEL_PARAMETERS];
+    unsigned int blocks; /* of the grid, along x */
     double started;    /* real time at which it first ran, 0: not yet */
     long long corrupt; /* byte of its output to damage, -1 */
 };

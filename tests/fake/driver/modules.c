@@ -154,6 +154,7 @@ static int launch(const CUlaunchConfig *shape, CUfunction handle, void **paramet
     TRY(check_shape(shape));
     struct launch *launch = operation_new(sizeof *launch, run_launch);
     launch->kernel = function->kernel;
+    launch->blocks = shape->gridDimX;
     launch->corrupt = call_current()->corrupt;
     for (int i = 0; i < KERNEL_PARAMETERS && launch->kernel->sizes[i]; ++i)
         memcpy(&launch->arguments[i], parameters[i], launch->kernel->sizes[i]);
