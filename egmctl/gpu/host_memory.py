@@ -28,7 +28,8 @@ class HostNumaPoolMemory:
     node
         The operating system's NUMA node id.
     size_bytes
-        Also the most that the pool may grow to: one without a limit reserves as much address space as there is memory.
+        Also, rounded up, the most that the pool may grow to: one without a limit reserves as much address space as
+        there is memory.
     contexts
         The GPUs that get access, at least one; the first one's default stream allocates and frees.
     """
@@ -47,7 +48,7 @@ class HostNumaPoolMemory:
         properties.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
         properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
         properties.location.id = node
-        properties.maxSize = size_bytes
+        properties.maxSize = -(-size_bytes // _POOL_UNIT_BYTES) * _POOL_UNIT_BYTES
         with ExitStack() as undo:
             pool = call("cuMemPoolCreate", properties)
             undo.callback(call, "cuMemPoolDestroy", pool)
@@ -159,6 +160,8 @@ class RegisteredMemory:
 
 
 _DEFAULT_STREAM = 0
+_POOL_UNIT_BYTES = 32 << 20
+"""A pool takes its memory in larger pieces than it is asked for (2 MiB on H200)."""
 
 
 def _host_alloc(context: Context, size_bytes: int) -> Any:

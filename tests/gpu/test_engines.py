@@ -75,7 +75,8 @@ def test_h200_reaches_what_it_did(measured: list[dict[str, Any]], gpus: list[str
 
 @pytest.mark.parametrize("size", ["16", "4080", "1000016", "70000048"])
 def test_sizes_that_nothing_divides_are_moved_whole(egmctl: RunEgmctl, gpus: list[str], size: str) -> None:  # noqa: ARG001
-    cases = ("device_to_device_memcpy_*", "device_to_device_read_sm", "device_to_device_write_sm", "host_numa_*_sm")
+    kernels = ("device_to_device_memcpy_*", "device_to_device_read_sm", "device_to_device_write_sm", "host_numa_*_sm")
+    cases = (*kernels, "host_numa_pool_*", "registered_*")
     measured = run(
         egmctl, "--size", size, "--samples", "2", "--copies", "5", *(w for c in cases for w in ("--case", c))
     )
