@@ -21,6 +21,10 @@ _KINDS = {
     MemoryKind.REGISTERED: "registered",
     MemoryKind.SYSTEM: "system",
 }
+_WORST = 8
+"""Rows of the table of a soak."""
+_FEW = 3
+"""Flows whose ends fit beside a case's name."""
 _ALONE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
 """Each flow has its wire to itself; in the others several share one."""
 _ONE_WIRE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
@@ -91,6 +95,28 @@ def _reached(cases: Mapping[tuple[str, int], Sequence[tuple[float, float | None]
         "wire": [_percent(found) for found in cases.values()],
     }
     return table(labels, [[Column(cells, (name,), ">")] for name, cells in columns.items()])
+
+
+def soak(report: RunReport) -> Text | None:
+    """Render the paths of a soak whose worst sample was farthest from their median, and when it was taken."""
+    found = [
+        (m, m.bandwidth_gb_s.min / m.bandwidth_gb_s.median)
+        for m in report.measurements
+        if m.slowest_at_s is not None and m.bandwidth_gb_s is not None
+    ]
+    if not found:
+        return None
+    worst = sorted(found, key=lambda pair: pair[1])[:_WORST]
+    rows = [(m, m.bandwidth_gb_s, m.slowest_at_s or 0) for m, _ in worst if m.bandwidth_gb_s is not None]
+    text = Text()
+    text.append(f"Worst of {report.settings.duration_s or 0:g} s (GB/s)\n", HEADING)
+    columns = {
+        "median": [f"{summary.median:.1f}" for _, summary, _ in rows],
+        "least": [f"{summary.min:.1f}" for _, summary, _ in rows],
+        "at": [f"{at_s:.0f} s" for _, _, at_s in rows],
+    }
+    labels = [f"{m.case} {m.path if len(m.flows) < _FEW else ''}".rstrip() for m, _, _ in rows]
+    return text.append_text(table(labels, [[Column(cells, (name,), ">")] for name, cells in columns.items()]))
 
 
 def _kinds(cells: dict[MemoryKind, dict[tuple[str, str], Measurement]], order: Sequence[str]) -> Text:

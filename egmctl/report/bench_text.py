@@ -13,7 +13,7 @@ from egmctl.model.measurement import Measurement, Quantity, RunReport, Status, V
 from egmctl.report.bench_latency import latency_text
 from egmctl.report.bench_matrix import matrices, wires
 from egmctl.report.bench_soak import soak_lines
-from egmctl.report.bench_summary import side_by_side, summary
+from egmctl.report.bench_summary import side_by_side, soak, summary
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.table import DIM, HEADING, WIDTH
 from egmctl.units import format_size, printable
@@ -64,8 +64,7 @@ def _tables(report: RunReport, machine: Machine | None) -> Iterator[Text]:
         yield from matrices([m for m in bandwidths if m.case == case], order)
     yield from side_by_side(bandwidths, order)
     yield from latency_text([m for m in report.measurements if m.quantity is Quantity.LATENCY], order, wires)
-    if (found := summary(report, machine)) is not None:
-        yield found
+    yield from filter(None, (soak(report), summary(report, machine)))
 
 
 def _head(report: RunReport) -> Text:

@@ -167,6 +167,25 @@ all_pairs_write_ce                1   281.0  281.0       -     -
     )
 
 
+def test_a_soak_shows_the_paths_that_fell_farthest_and_when() -> None:
+    report = report_of("device_to_device_memcpy_write_ce", gpus=2)
+    found = [
+        replace(m, bandwidth_gb_s=summarize([100.0, 100.0, least]), slowest_at_s=at_s)
+        for m, least, at_s in zip(report.measurements, (99.0, 60.0), (12.0, 47.4), strict=True)
+    ]
+    report = replace(report, settings=replace(SETTINGS, duration_s=60), measurements=tuple(found))
+    text = bench_text(report).plain
+    assert (
+        text[text.index("Worst of") : text.index("\nSummary")]
+        == """\
+Worst of 60 s (GB/s)
+                                               median  least    at
+device_to_device_memcpy_write_ce GPU1 -> GPU0   100.0   60.0  47 s
+device_to_device_memcpy_write_ce GPU0 -> GPU1   100.0   99.0  12 s
+"""
+    )
+
+
 def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None:
     report = report_of("device_to_device_memcpy_write_ce", "ring_write_ce", gpus=2)
     waived = [finish(m, Status.WAIVED, reason="no peer access") for m in report.measurements]
