@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol, TypeVar
 
@@ -167,6 +167,8 @@ class Rig:
             if buffer in self._buffers and buffer not in self._placements:
                 memory = self._buffers[buffer].memory
                 where = self._before[buffer].where(buffer.end.label, memory.address, memory.size_bytes)
+                if where.right is None and memory.refused is not None:
+                    where = replace(where, detail=f"{where.detail}; binding refused: {memory.refused}")
                 self._placements[buffer] = where
         return tuple(self._placements[buffer] for buffer in buffers if buffer in self._placements)
 
