@@ -48,7 +48,7 @@ UNDER_A_CGROUP = {
     (FABRIC, None): ("cuMemImportFromShareableHandle", 801),
     (FABRIC, 0): ("cuMemImportFromShareableHandle", 801),
 }
-"""Measured on H200, driver 580. Pools were not."""
+"""Measured on H200, driver 580. What pools answer is shown and not asserted."""
 
 Table = dict[tuple[ProbeKind, int | None], Probe]
 
@@ -129,12 +129,12 @@ def test_the_same_import_works_with_cuda_visible_devices_and_fails_under_a_devic
     for found in tables:
         print(shown(found))  # noqa: T201 - with -s: the measured table
     for found in tables[:2]:
-        assert {probe.outcome for probe in found.values()} == {Outcome.OK}, shown(found)
+        assert {found[column].outcome for column in UNDER_A_CGROUP} == {Outcome.OK}, shown(found)
     denied = tables[2]
     answers = {column: (denied[column].call, denied[column].error_number) for column in UNDER_A_CGROUP}
     assert answers == UNDER_A_CGROUP, shown(denied)
-    assert {probe.outcome for probe in denied.values()} == {Outcome.ERROR}, shown(denied)
-    machine = Machine(origin=Origin(kind=OriginKind.LIVE), gpus=gpus, probes=tuple(denied.values()))
+    probes = tuple(denied[column] for column in UNDER_A_CGROUP)
+    machine = Machine(origin=Origin(kind=OriginKind.LIVE), gpus=gpus, probes=probes)
     findings = diagnose(machine, EVERYTHING, CHECKS).findings
     failures = [finding for finding in findings if finding.status is Status.FAIL]
     assert {finding.check for finding in failures} >= {"ipc.legacy-active", "ipc.vmm-active", "fabric.alloc-active"}
