@@ -65,11 +65,11 @@ _BY_CALL: dict[tuple[str, int], Cause] = {
     ),
     ("cuInit", 304): _PID_NAMESPACE,
 }
-"""facts measured on H200 (docs/hardware-notes.md); cuda.h on 800; Open MPI issue 11949, vLLM issue 52607 (1 and 201);
+"""Measured on H200 (docs/hardware-notes.md); cuda.h on 800; Open MPI issue 11949, vLLM issue 52607 (1 and 201);
 kubernetes-sigs/dra-driver-nvidia-gpu issues 294 and 1417 (400); Talos issue 14087 (3)."""
 
 _ANYWHERE: dict[int, Cause] = {
-    2: Cause("there is not enough free memory", "A smaller --size, or end what else uses it."),
+    2: Cause("there is not enough free memory", "End what else uses it; in a bench, a smaller --size."),
     46: Cause(
         "the GPU is in exclusive use by another process, or its compute mode forbids it",
         "End what uses it, or nvidia-smi -c DEFAULT as root.",
