@@ -53,8 +53,8 @@ step topo.json egmctl topo --json
 step topo.csv egmctl topo --csv
 step snapshot.txt egmctl snapshot -o "$out/snapshot.json" --force
 step topo-replayed.txt egmctl topo --machine "$out/snapshot.json"
-step bench.txt egmctl bench
-step bench.json egmctl bench --json
+step bench-quick.txt egmctl bench --quick
+step bench.log egmctl bench -o "$out/bench.json" --force
 
 printf '== results in %s\n' "$out"
 if [ -n "$failed" ]; then
