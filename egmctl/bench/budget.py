@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import Peak, peaks
@@ -27,18 +28,23 @@ def check_memory(plan: Plan, machine: Machine, cgroup_left_bytes: int | None = N
     UsageError
         Naming the first place that is too small and the size that would fit it.
     """
-    share = plan.settings.memory_percent
-    for peak in plan.peaks:
-        free = free_bytes(machine, peak)
-        if peak.place is None and cgroup_left_bytes is not None:
-            free = cgroup_left_bytes if free is None else min(free, cgroup_left_bytes)
-        if free is not None and peak.bytes > free * share // 100:
-            fits = plan.settings.size_bytes * (free * share // 100) // peak.bytes // MIB
-            raise UsageError(
-                f"--size {format_size(plan.settings.size_bytes)} takes {format_size(peak.bytes)} on {_name(peak)}, "
-                f"more than {_of(share)} of the {format_size(free)} free there; "
-                + (f"at most --size {fits}M fits" if fits else "nothing fits")
-            )
+    for peak, free in _too_much(plan, machine, cgroup_left_bytes):
+        fits = _fitting_mib(plan, peak, free)
+        raise UsageError(
+            f"--size {format_size(plan.settings.size_bytes)} takes {format_size(peak.bytes)} on {_name(peak)}, "
+            f"more than {_of(plan.settings.memory_percent)} of the {format_size(free)} free there; "
+            + (f"at most --size {fits}M fits" if fits else "nothing fits")
+        )
+
+
+def smaller_size(plan: Plan, machine: Machine, cgroup_left_bytes: int | None = None) -> tuple[int, str] | None:
+    """Return a size with which a plan fits and the place that asks for it; ``None`` where it fits, or none would.
+
+    For a size that nobody chose: it gives way to what is free, and the report says so.
+    """
+    too_much = [(_fitting_mib(plan, peak, free), peak) for peak, free in _too_much(plan, machine, cgroup_left_bytes)]
+    fits, peak = min(too_much, key=lambda item: item[0], default=(0, None))
+    return (fits * MIB, _name(peak)) if fits and peak else None
 
 
 def too_large(machine: Machine, task: Task, share: int) -> str | None:
@@ -69,6 +75,20 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
     if nvml is None or nvml.memory_total_bytes is None or nvml.memory_used_bytes is None:
         return None
     return nvml.memory_total_bytes - nvml.memory_used_bytes
+
+
+def _too_much(plan: Plan, machine: Machine, cgroup_left_bytes: int | None) -> Iterator[tuple[Peak, int]]:
+    """Yield what takes more than its share of a place, with the bytes free there."""
+    for peak in plan.peaks:
+        free = free_bytes(machine, peak)
+        if peak.place is None and cgroup_left_bytes is not None:
+            free = cgroup_left_bytes if free is None else min(free, cgroup_left_bytes)
+        if free is not None and peak.bytes > free * plan.settings.memory_percent // 100:
+            yield peak, free
+
+
+def _fitting_mib(plan: Plan, peak: Peak, free: int) -> int:
+    return plan.settings.size_bytes * (free * plan.settings.memory_percent // 100) // peak.bytes // MIB
 
 
 def _name(peak: Peak) -> str:

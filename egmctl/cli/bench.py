@@ -40,7 +40,7 @@ from egmctl.cli.options import (
 )
 from egmctl.cli.output import Color, Form, check_output, choose_form, emit
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.units import MIB, parse_size, printable
+from egmctl.units import MIB, format_size, parse_size, printable
 
 if TYPE_CHECKING:
     from egmctl.bench.case import Case
@@ -91,7 +91,9 @@ def bench(
     if machine is not None and measuring:
         raise UsageError("--machine is not this node: only --list and --dry-run go with it")
 
-    from egmctl.bench.budget import check_memory
+    from dataclasses import replace
+
+    from egmctl.bench.budget import check_memory, smaller_size
     from egmctl.bench.plan import SECTIONS
     from egmctl.bench.suites import select_cases
     from egmctl.bench.supervisor import start_worker
@@ -117,7 +119,12 @@ def bench(
             text = bench_list(plan, cases) if list_cases else bench_plan(plan)
             emit(text, output=output, force=force, color=color)
             return
-        check_memory(plan, seen, memory_left(Root.from_environment()))
+        left = memory_left(Root.from_environment())
+        if size is None and sweep is None and (smaller := smaller_size(plan, seen, left)):
+            plan = _plan(seen, gpus, numa, cases, _with(settings, size_bytes=smaller[0]), swept=False, size=size)
+            why = f"buffers of {format_size(smaller[0])}, not of the usual size: {smaller[1]} has no room for more"
+            plan = replace(plan, notes=(*plan.notes, why))
+        check_memory(plan, seen, left)
         report = _measure(plan, seen, worker, quiet=quiet)
     _emit(report, seen, form, output=output, force=force, color=color)
     raise typer.Exit(report.exit_code)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.budget import check_memory
+from egmctl.bench.budget import check_memory, smaller_size
 from egmctl.bench.paths import cuda_visible
 from egmctl.bench.plan import Plan, PlannedTask, make_plan
 from egmctl.bench.registry import CASES
@@ -238,6 +238,19 @@ class TestMemory:
         machine = self.node_with(**free)
         with pytest.raises(UsageError, match=rf"--size 512 MiB takes {taken}, .* at most --size 511M fits"):
             check_memory(plan_of(machine), machine)
+
+    @pytest.mark.parametrize("free", [{"gpu_free": 2 * GIB - 1}, {"node_free": 400 * MIB}, {"available": GIB - 1}])
+    def test_a_size_that_nobody_chose_gives_way_to_what_is_free(self, free: dict[str, int]) -> None:
+        machine = self.node_with(**free)
+        smaller = smaller_size(plan_of(machine), machine)
+        assert smaller is not None
+        check_memory(plan_of(machine, settings=replace(SETTINGS, size_bytes=smaller[0])), machine)
+        with pytest.raises(UsageError):
+            check_memory(plan_of(machine, settings=replace(SETTINGS, size_bytes=smaller[0] + MIB)), machine)
+
+    def test_where_the_usual_size_fits_or_none_does_there_is_no_smaller_one(self) -> None:
+        for machine in (self.node_with(), self.node_with(gpu_free=0)):
+            assert smaller_size(plan_of(machine), machine) is None
 
     def test_the_limit_of_the_cgroup_counts_for_the_host(self) -> None:
         machine = self.node_with()
