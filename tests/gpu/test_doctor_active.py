@@ -89,7 +89,7 @@ def table(owner: Part, importer: Part) -> Table:
     for kind, node in COLUMNS:
         blank = Probe(kind=kind, gpus=(owner.gpu or "", importer.gpu or ""), numa_node=node, outcome=Outcome.NOT_RUN)
         found[kind, node], lost = share(blank, owner, importer)
-        assert not lost
+        assert not lost, shown(found)
     return found
 
 
