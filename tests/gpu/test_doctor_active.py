@@ -34,12 +34,13 @@ COLUMNS = (
     (LEGACY, None),
     (POSIX_FD, None),
     (POSIX_FD, 0),
-    (POOL, None),
-    (POOL, 0),
     (FABRIC, None),
     (FABRIC, 0),
+    (POOL, None),
+    (POOL, 0),
 )
-"""What is shared: the kind of handle, and the NUMA node of host memory."""
+"""What is shared: the kind of handle, and the NUMA node of host memory. Pools are last: an import of one that fails may
+leave a process that is of no more use."""
 
 UNDER_A_CGROUP = {
     (LEGACY, None): ("cuIpcOpenMemHandle", 1),
