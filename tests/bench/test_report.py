@@ -34,6 +34,7 @@ from egmctl.report.bench_text import bench_text
 from egmctl.report.table import WIDTH
 from egmctl.units import MIB
 from tests.bench.four import FOUR
+from tests.bench.reports import report
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/bench.schema.json").read_text())
@@ -66,17 +67,8 @@ def measured(task: Task, *values: float) -> Measurement:
 
 def report_of(plan: Plan, *measurements: Measurement) -> RunReport:
     """Return a report; without measurements each task of the plan gets 100 and its number GB/s."""
-    return RunReport(
-        settings=plan.settings,
-        gpus=plan.gpus,
-        numa_nodes=plan.numa_nodes,
-        driver_version="580.159.04",
-        cuda_driver_version=13000,
-        started_at="2026-11-20T12:00:00+00:00",
-        wall_s=12.5,
-        interrupted=False,
-        measurements=measurements
-        or tuple(measured(planned.task, 100.0 + number) for number, planned in enumerate(plan.tasks)),
+    return report(
+        plan, measurements or tuple(measured(planned.task, 100.0 + number) for number, planned in enumerate(plan.tasks))
     )
 
 

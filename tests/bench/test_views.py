@@ -16,6 +16,7 @@ from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, S
 from egmctl.report.bench_text import bench_text
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.table import WIDTH
+from tests.bench.reports import report
 
 SETTINGS = Settings(size_bytes=512 << 20, copies=16, samples=5, timeout_s=60)
 
@@ -39,17 +40,7 @@ def report_of(*cases: str, machine: str = "gb200-nvl4", gpus: int = 3, sizes: Se
     node = replay.load(machine)
     chosen = [case for case in CASES if case.name in cases or not cases]
     plan = make_plan(node, (node.gpus or ())[:gpus], [0, 1], chosen, SETTINGS, *([tuple(sizes)] if sizes else []))
-    return RunReport(
-        settings=SETTINGS,
-        gpus=plan.gpus,
-        numa_nodes=plan.numa_nodes,
-        driver_version="580.159.04",
-        cuda_driver_version=13000,
-        started_at="2026-11-20T12:00:00+00:00",
-        wall_s=12.5,
-        interrupted=False,
-        measurements=tuple(measured(planned.task, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)),
-    )
+    return report(plan, tuple(measured(planned.task, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)))
 
 
 def text_of(*cases: str, **how: object) -> str:
