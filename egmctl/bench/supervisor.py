@@ -21,6 +21,7 @@ from egmctl.bench.protocol import Event, NodeAccess, OrderedStep, OrderedTask, P
 from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
 from egmctl.errors import ChildFailed
+from egmctl.facts.redact import redact
 from egmctl.launch import ChannelClosed, Child, signals, spawn
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
@@ -107,6 +108,7 @@ def supervise(
         notes=(*plan.notes, *run.notes),
         problems=tuple(run.problems),
         measurements=tuple(run.found[number] for number in range(len(plan.tasks))),
+        machines=(redact(machine),),
     )
 
 

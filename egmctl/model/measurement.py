@@ -13,6 +13,8 @@ from typing import Any
 
 from egmctl.errors import ExitCode
 from egmctl.model.evidence import BufferCost, Evidence, GpuEvidence, Placement
+from egmctl.model.machine import Machine
+from egmctl.model.rank import Rank
 from egmctl.model.record import BusId, Plain, Uuid
 from egmctl.model.task import (
     Chase,
@@ -20,11 +22,13 @@ from egmctl.model.task import (
     Endpoint,
     Engine,
     Flow,
+    HandleKind,
     MemoryKind,
     Pattern,
     Quantity,
     Task,
 )
+from egmctl.model.verdict import RunVerdict
 
 __all__ = [
     "BENCH_SCHEMA",
@@ -37,6 +41,7 @@ __all__ = [
     "Evidence",
     "Flow",
     "GpuEvidence",
+    "HandleKind",
     "Measurement",
     "MemoryKind",
     "Mismatch",
@@ -46,6 +51,7 @@ __all__ = [
     "RunReport",
     "Sample",
     "Settings",
+    "Stage",
     "Status",
     "Summary",
     "Task",
@@ -123,6 +129,15 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of a handle's life cycle."""
+
+    name: Plain
+    """``allocate``, ``export``, ``transfer``, ``open``, ``map``, ``first-touch``, ``close``, ``free``."""
+    ms: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
     """Where a destination differed from what was sent, in the first sample that differed."""
 
@@ -152,6 +167,10 @@ class Measurement(Task):
     flows_gb_s: tuple[Summary, ...] = ()
     """Of each flow; empty where none was timed."""
     latency_ns: Summary | None = None
+    stages: tuple[Stage, ...] = ()
+    """Of a life cycle."""
+    in_process: float | None = None
+    """Where the memory is another process': the median of the same path within one process, in the same run."""
     gating: Plain | None = None
     """What held the copies until all were queued: ``kernel``, ``stream-wait`` or ``none``."""
     verification: Verification | None = None
@@ -176,6 +195,8 @@ class Measurement(Task):
     """The failure has a known cause in the environment, which the reason names."""
     last_call: Plain | None = None
     """The driver call that failed, or that was under way when the worker died or hung."""
+    failed_rank: int | None = None
+    """Of several processes, the one that failed, died or hung."""
     wall_s: float | None = None
     """All of it: buffers, filling, warm-up, samples and verification."""
 
@@ -230,7 +251,13 @@ class RunReport:
     """What a reader of every number has to know."""
     problems: tuple[Plain, ...] = ()
     """What went wrong outside of any measurement."""
+    ranks: tuple[Rank, ...] = ()
+    """The processes of the measurements by several."""
     measurements: tuple[Measurement, ...]
+    verdict: RunVerdict | None = None
+    """``None`` where none was asked for."""
+    machines: tuple[Machine, ...] = ()
+    """The nodes that were measured, with the facts that the plan was made from and pseudonyms for what is private."""
 
     @property
     def exit_code(self) -> ExitCode:

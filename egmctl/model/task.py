@@ -27,6 +27,19 @@ class MemoryKind(StrEnum):
     """No memory: the end of a kernel or of a CPU thread that only reads or only writes."""
 
 
+class HandleKind(StrEnum):
+    """How one process opens memory that another one has made."""
+
+    LEGACY = "legacy"
+    """cuIpcGetMemHandle and cuIpcOpenMemHandle."""
+    POSIX_FD = "posix-fd"
+    """cuMemExportToShareableHandle to a file descriptor, which goes over a socket."""
+    POOL = "pool"
+    """cuMemPoolExportToShareableHandle to a file descriptor, and cuMemPoolExportPointer."""
+    FABRIC = "fabric"
+    """cuMemExportToShareableHandle to 64 bytes that are good on every node of an IMEX domain."""
+
+
 class Engine(StrEnum):
     """What moves the bytes."""
 
@@ -44,6 +57,12 @@ class Engine(StrEnum):
     """One thread of one kernel that follows a chain of offsets."""
     PING_PONG = "ping-pong"
     """One thread on each of two GPUs that wait for each other's flag."""
+    EVENT = "event"
+    """Two processes that wait for each other's interprocess event."""
+    SOCKET = "socket"
+    """Two processes that wait for each other's message: what of an event's round trip is not the event."""
+    LIFE_CYCLE = "life-cycle"
+    """Nothing is moved: memory is exported, sent, opened, mapped, touched and closed."""
 
 
 class Pattern(StrEnum):
@@ -76,6 +95,8 @@ class Quantity(StrEnum):
 
     BANDWIDTH = "bandwidth"
     LATENCY = "latency"
+    DURATION = "duration"
+    """Of the stages of a handle's life cycle."""
 
 
 class ChaseOrder(StrEnum):
@@ -96,6 +117,10 @@ class Endpoint:
     """Of the GPU, for device memory and a GPU's registers."""
     numa_node: int | None = None
     """For host memory and a CPU's registers."""
+    rank: int | None = None
+    """In a measurement by several processes, the one that has made the memory (``RunReport.ranks``)."""
+    handle: HandleKind | None = None
+    """How the process that issues the work has opened it; ``None`` where the memory is its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +133,8 @@ class Flow:
     """The GPU whose context issues the work: it writes to the destination (push) or reads from the source (pull);
     ``None`` where CPU threads do."""
     initiator_label: Plain
+    initiator_rank: int | None = None
+    """In a measurement by several processes, the one that issues the work."""
     wire: Plain
     """The way the bytes are expected to take, e.g. ``NV18`` or ``HOST_NUMA over PCIe, not EGM``."""
     egm: bool | None = None

@@ -224,7 +224,14 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     }
     assert [sample["bandwidth_gb_s"] for sample in one["samples"]] == [200.0, 210.0, 220.0]
     (flow,) = one["flows"]
-    assert flow["source"] == {"memory": "host-numa", "label": "NUMA0", "bus_id": None, "numa_node": 0}
+    assert flow["source"] == {
+        "memory": "host-numa",
+        "label": "NUMA0",
+        "bus_id": None,
+        "numa_node": 0,
+        "rank": None,
+        "handle": None,
+    }
     assert (flow["egm"], flow["wire"], one["counted"]) == (True, "EGM over C2C", "each byte copied, once")
     assert (waived["status"], waived["reason"], waived["bandwidth_gb_s"]) == ("waived", "not here", None)
 

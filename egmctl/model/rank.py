@@ -1,0 +1,21 @@
+"""The processes of a measurement by several: one a GPU, on one node or on many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from egmctl.model.record import BusId, Plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One process and its GPU."""
+
+    number: int
+    label: Plain
+    """Of its GPU, for people: ``GPU0``; in a run over several nodes ``node1:GPU0``."""
+    bus_id: BusId
+    numa_node: int | None = None
+    """Where host memory that it makes lies: the nearest node with memory, ``None`` where that is not known."""
+    host: str | None = None
+    """Its node's name, in a run over several; private, as every name of a host."""

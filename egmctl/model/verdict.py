@@ -1,0 +1,118 @@
+"""Whether what was measured is what it should be: three independent judgements on each measurement, and their sum.
+
+Made by ``egmctl.profiles`` from a report and nothing else; views only show it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from egmctl.model.record import BusId, Plain
+
+
+class Grade(StrEnum):
+    """How a judgement ended, the gravest first."""
+
+    FAIL = "fail"
+    WARN = "warn"
+    PASS = "pass"  # noqa: S105
+    NO_REFERENCE = "no-reference"
+    """There is nothing to judge by, and the reason says what is missing; never healthy, never a fault."""
+
+
+class Yardstick(StrEnum):
+    """What a measurement is held against."""
+
+    PROFILE = "profile"
+    """The typical value of its path class on its platform."""
+    WIRE = "wire"
+    """The links, their rate, and the part of it that is payload."""
+    SIBLINGS = "siblings"
+    """The same class between other GPUs of the same run."""
+
+
+class Direction(StrEnum):
+    """Which half of a GPU's links."""
+
+    EGRESS = "egress"
+    """What leaves the GPU: a row of a matrix."""
+    INGRESS = "ingress"
+    """What arrives at it: a column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """One measurement held against one yardstick."""
+
+    yardstick: Yardstick
+    grade: Grade
+    reason: Plain
+    """One sentence with both numbers."""
+    value: float
+    """The measurement's median, in its own unit."""
+    expected: float | None = None
+    warn: float | None = None
+    """The bound beyond which it is a warning: below it for a bandwidth, above it for a latency."""
+    fail: float | None = None
+    source: Plain | None = None
+    """Where the expectation comes from and how sure it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A measurement and what was judged of it."""
+
+    measurement: int
+    """Its place in ``RunReport.measurements``."""
+    judgements: tuple[Judgement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """A GPU all of whose paths in one direction are weak, or a single pair that is."""
+
+    path_class: Plain
+    gpus: tuple[BusId, ...]
+    """One GPU, or source and destination of a pair."""
+    label: Plain
+    """``GPU3``, ``GPU1 -> GPU3``."""
+    direction: Direction | None
+    """``None`` for a pair."""
+    ratio: float
+    """What it reaches, by what its siblings reach; of a latency, how many times theirs."""
+    grade: Grade
+    reason: Plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassVerdict:
+    """All measurements of one path class together."""
+
+    path_class: Plain
+    """Case and wire: ``device_to_device_memcpy_write_ce over NV18``."""
+    grade: Grade
+    reason: Plain
+    measurements: tuple[int, ...]
+    median: float
+    worst: float
+    unit: Plain
+    expected: float | None = None
+    source: Plain | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunVerdict:
+    """A whole run."""
+
+    grade: Grade
+    reason: Plain
+    profile: Plain | None
+    """The profile's name; ``None`` where none fits, and the reason says so."""
+    profile_reason: Plain
+    """Why that one."""
+    classes: tuple[ClassVerdict, ...]
+    culprits: tuple[Culprit, ...]
+    judged: tuple[Judged, ...]
+    warnings: tuple[Plain, ...] = ()
+    """What no yardstick measures: error counters that rose."""
