@@ -47,7 +47,9 @@ def read_all(root: Root, minors: Iterable[int]) -> DeviceNodes:
         The GPUs that the driver knows; nodes beyond these are found by their names.
     """
     why = Reasons()
-    present = {int(match[1]) for name in _names(root, "/dev") if (match := re.fullmatch(r"nvidia([0-9]{1,3})", name))}
+    present = {
+        int(match[1]) for name in root.names_if_any("/dev") if (match := re.fullmatch(r"nvidia([0-9]{1,3})", name))
+    }
     caps = why.read("nodes.nvidia-caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
     return DeviceNodes(
         gpus={minor: read(root, f"/dev/nvidia{minor}") for minor in sorted(present | set(minors))},
@@ -89,17 +91,8 @@ def read(root: Root, path: str) -> DeviceNode:
 
 def _listed(root: Root, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
     """Look at the nodes in a folder whose names fit, in the order of their numbers."""
-    names = [name for name in _names(root, folder) if re.fullmatch(pattern, name)]
+    names = [name for name in root.names_if_any(folder) if re.fullmatch(pattern, name)]
     return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=lambda name: (len(name), name)))
-
-
-def _names(root: Root, folder: str) -> list[str]:
-    try:
-        return root.names(folder)
-    except Unreadable as error:
-        if error.unread.reason is Reason.NOT_PRESENT:
-            return []
-        raise
 
 
 def _access(path: str) -> str:

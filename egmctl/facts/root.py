@@ -183,6 +183,21 @@ class Root:
         except OSError as error:
             raise Unreadable.from_os_error(error, path) from None
 
+    def names_if_any(self, path: str) -> list[str]:
+        """Return the names in a directory, in order; none where it is missing.
+
+        Raises
+        ------
+        Unreadable
+            If it is not permitted.
+        """
+        try:
+            return self.names(path)
+        except Unreadable as error:
+            if error.unread.reason is Reason.NOT_PRESENT:
+                return []
+            raise
+
     def file_system(self, path: str) -> os.statvfs_result:
         """Return what the file system that ``path`` lies on says of itself; nothing is opened.
 

@@ -42,7 +42,7 @@ def system(root: Root) -> System:
         uptime_s=why.read("uptime_s", lambda: _uptime(root)),
         kernel_configuration=why.read("kernel_configuration", lambda: _configuration(root)),
         acpi_egm=why.read("acpi_egm", lambda: _acpi_egm(root)),
-        egm_regions=tuple(_names(root, "/sys/class/egm")),
+        egm_regions=tuple(root.names_if_any("/sys/class/egm")),
         max_map_count=why.read("max_map_count", lambda: root.number("/proc/sys/vm/max_map_count")),
         remove_ipc=why.read("remove_ipc", lambda: _remove_ipc(root)),
         iommu_domains=None if functions is None else _iommu_domains(root, functions),
@@ -50,7 +50,9 @@ def system(root: Root) -> System:
         daemons=why.read("daemons", lambda: services.daemons(root)),
         imex=services.imex(root),
         module_versions=why.read("module_versions", lambda: _module_versions(root)),
-        peer_memory_clients=why.read("peer_memory_clients", lambda: tuple(_names(root, "/sys/kernel/mm/memory_peers"))),
+        peer_memory_clients=why.read(
+            "peer_memory_clients", lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers"))
+        ),
         verbs=why.read("verbs", lambda: _verbs(root)),
         unread=why.unread,
     )
@@ -93,7 +95,7 @@ def _acpi_egm(root: Root) -> bool:
 
 def _remove_ipc(root: Root) -> bool:
     # Drop-ins outrank the file, and the last line wins (logind.conf(5)).
-    drop_ins = [f"{path}.d/{name}" for path in reversed(LOGIND_FILES) for name in _names(root, f"{path}.d")]
+    drop_ins = [f"{path}.d/{name}" for path in reversed(LOGIND_FILES) for name in root.names_if_any(f"{path}.d")]
     main = next((path for path in LOGIND_FILES if root.exists(path)), None)
     found = None
     for path in ([main] if main else []) + [path for path in drop_ins if path.endswith(".conf")]:
@@ -169,7 +171,7 @@ def _module_version(root: Root, name: str) -> str:
 
 def _verbs(root: Root) -> tuple[VerbsNode, ...]:
     found = []
-    for name in sorted(_names(root, _VERBS), key=lambda name: (len(name), name)):
+    for name in sorted(root.names_if_any(_VERBS), key=lambda name: (len(name), name)):
         if re.fullmatch("uverbs[0-9]{1,4}", name):
             why = Reasons()
             nic = why.read("nic", lambda name=name: root.read(f"{_VERBS}/{name}/ibdev"))  # type: ignore[misc]
@@ -179,13 +181,3 @@ def _verbs(root: Root) -> tuple[VerbsNode, ...]:
         why.null("nic", Reason.NOT_SUPPORTED, "rdma_cm belongs to no NIC")
         found.append(VerbsNode(node=nodes.read(root, "/dev/infiniband/rdma_cm"), unread=why.unread))
     return tuple(found)
-
-
-def _names(root: Root, folder: str) -> list[str]:
-    """Return the names in a folder, none where it is missing."""
-    try:
-        return root.names(folder)
-    except Unreadable as error:
-        if error.unread.reason is Reason.NOT_PRESENT:
-            return []
-        raise
