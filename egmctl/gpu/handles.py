@@ -1,102 +1,111 @@
 """Memory that another process opens: by legacy IPC handle, file descriptor, pool or fabric handle.
 
-What the owner makes has an address and what to send, bytes or a descriptor; what the importer makes of that is the same
-memory at an address of its own. The importer closes first.
+What the owner makes has an address and an offer to send: a description and, of two kinds, a file descriptor. What the
+importer makes of that is the same memory at an address of its own; it closes first. Both keep what each stage of that
+life cost them (:attr:`egmctl.model.measurement.Stage.name`)::
+
+    memory = SharedMemory(HandleKind.POSIX_FD, context, size_bytes)
+    description, fds = memory.offer()
+    ...                                           # in the other process, which closes the descriptors it was sent:
+    memory = ImportedMemory(context, description, fds)
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import ExitStack
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
-from egmctl.model.probes import ProbeKind
+from egmctl.gpu.memory import (
+    access_from,
+    create_allocation,
+    create_pool,
+    handle_type,
+    map_allocation,
+    on_gpu,
+    on_node,
+    round_up,
+)
+from egmctl.model.task import HandleKind
 
 HANDLE_BYTES = 64
 """Of CUipcMemHandle, CUmemFabricHandle and CUmemPoolPtrExportData (cuda.h)."""
 
+LEGACY_UNIT_BYTES = 2 << 20
+"""Memory that legacy handles share is whole multiples of this: cuMemAlloc may take smaller pieces from one block, and
+the handle shares all of the block (CUDA Programming Guide, chapter "Interprocess Communication")."""
+
 
 class SharedMemory:
-    """Memory on a GPU or on a NUMA node, mapped for one GPU, with what another process needs to open it.
+    """Memory on a GPU or on a NUMA node that other processes can open.
 
     Parameters
     ----------
     kind
-        LEGACY_IPC, POSIX_FD, POOL or FABRIC.
+        How they open it.
     context
-        The GPU that owns the memory; for host memory the one that is current when it is made.
+        The GPU that owns the memory; for host memory the one that is current when it is made. It gets access, and
+        where memory is made by cuMemCreate on a NUMA node, that node's CPUs do too.
     size_bytes
-        Rounded up to the granularity where the kind has one: :attr:`size_bytes` is what the importer maps.
+        The importers map it rounded up to the granularity that the kind has.
     node
-        NUMA node of host memory, which LEGACY_IPC cannot share; ``None`` for the GPU's own.
+        NUMA node of host memory, which legacy handles cannot share; ``None`` for the GPU's own.
+
+    Raises
+    ------
+    DriverCallError
+        Nothing is left behind.
+    ValueError
+        Host memory by legacy handle.
     """
 
-    def __init__(self, kind: ProbeKind, context: Context, size_bytes: int, node: int | None = None) -> None:
+    pageable = False
+    refused: str | None = None
+    touch_ms: float | None = None
+
+    def __init__(self, kind: HandleKind, context: Context, size_bytes: int, node: int | None = None) -> None:
+        if kind is HandleKind.LEGACY and node is not None:
+            raise ValueError("legacy handles share the memory of GPUs only")
         context.make_current()
-        self.context = context
+        self._context = context
+        self.kind = kind
         self.size_bytes = size_bytes
-        self.handle = b""
-        self.fd: int | None = None
+        self.stages_ms: dict[str, float] = {}
+        """``allocate`` (until this process can use it), ``export`` and, when it is over, ``free``: milliseconds by the
+        host's clock."""
+        way = _WAYS[kind]
         with ExitStack() as undo:
-            make = {ProbeKind.LEGACY_IPC: self._make_legacy, ProbeKind.POOL: self._make_pool}.get(kind)
-            if make is not None:
-                make(undo, node)
-            else:
-                self._make_allocation(undo, _HANDLE_TYPES[kind], node)
+            with _timed(self.stages_ms, "allocate"):
+                made = way.allocate(undo, context, size_bytes, node)
+            with _timed(self.stages_ms, "export"):
+                self._handle, self._fd = way.export(undo, made)
             self._undo = undo.pop_all()
+        self.address = made.address
+        self._mapped_bytes = made.mapped_bytes
+        self.allocate_ms = self.stages_ms["allocate"]
+
+    def offer(self) -> tuple[dict[str, Any], list[int]]:
+        """Return what another process needs: a description, JSON data, and descriptors, which stay this memory's."""
+        description = {
+            "kind": self.kind.value,
+            "size_bytes": self.size_bytes,
+            "mapped_bytes": self._mapped_bytes,
+            "handle": self._handle.hex(),
+        }
+        return description, [] if self._fd is None else [self._fd]
 
     def close(self) -> None:
-        """Give the memory back."""
-        self.context.make_current()
-        self._undo.close()
-
-    def _make_legacy(self, undo: ExitStack, _node: int | None) -> None:
-        pointer = call("cuMemAlloc", self.size_bytes)
-        undo.callback(call, "cuMemFree", pointer)
-        self.address = int(pointer)
-        self.handle = _bytes_of(call("cuIpcGetMemHandle", pointer))
-
-    def _make_allocation(self, undo: ExitStack, handle_type: str, node: int | None) -> None:
-        cuda = bindings()
-        kind = _handle_type(handle_type)
-        properties = cuda.CUmemAllocationProp()
-        properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.requestedHandleTypes = kind
-        properties.location = _location(self.context, node)
-        minimum = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        granularity: int = call("cuMemGetAllocationGranularity", properties, minimum)
-        self.size_bytes = -(-self.size_bytes // granularity) * granularity
-        allocation = call("cuMemCreate", self.size_bytes, properties, 0)
-        undo.callback(call, "cuMemRelease", allocation)
-        exported = call("cuMemExportToShareableHandle", allocation, kind, 0)
-        if isinstance(exported, int):
-            undo.callback(os.close, exported)
-            self.fd = exported
-        else:
-            self.handle = bytes(exported.data)
-        self.address = _map(undo, self.context, allocation, self.size_bytes)
-
-    def _make_pool(self, undo: ExitStack, node: int | None) -> None:
-        cuda = bindings()
-        kind = _handle_type(_HANDLE_TYPES[ProbeKind.POOL])
-        properties = cuda.CUmemPoolProps()
-        properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.handleTypes = kind
-        properties.location = _location(self.context, node)
-        pool = call("cuMemPoolCreate", properties)
-        undo.callback(call, "cuMemPoolDestroy", pool)
-        call("cuMemPoolSetAccess", pool, [_access(self.context)], 1)
-        exported: int = call("cuMemPoolExportToShareableHandle", pool, kind, 0)
-        undo.callback(os.close, exported)
-        self.fd = exported
-        pointer = call("cuMemAllocFromPoolAsync", self.size_bytes, pool, 0)
-        undo.callback(_free_async, pointer)
-        call("cuCtxSynchronize")
-        self.address = int(pointer)
-        self.handle = _bytes_of(call("cuMemPoolExportPointer", pointer))
+        """Give the memory back; those who opened it have closed it."""
+        with _timed(self.stages_ms, "free"):
+            self._context.make_current()
+            self._undo.close()
 
 
 class ImportedMemory:
@@ -104,65 +113,175 @@ class ImportedMemory:
 
     Parameters
     ----------
-    kind, size_bytes
-        As the owner has made it.
     context
         The GPU that works on it here.
-    handle, fd
-        What the owner sent; the descriptor stays the caller's.
+    description, fds
+        The owner's offer; the descriptors stay the caller's, and may be closed once this is made.
+
+    Raises
+    ------
+    DriverCallError
+        Nothing is left behind. :func:`egmctl.gpu.causes.cause_of` knows what it may mean.
+    ValueError
+        What was sent is no offer.
     """
 
-    def __init__(self, kind: ProbeKind, context: Context, size_bytes: int, handle: bytes, fd: int | None) -> None:
+    pageable = False
+    refused: str | None = None
+    touch_ms: float | None = None
+
+    def __init__(self, context: Context, description: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        way = _WAYS[HandleKind(description["kind"])]
+        offer = _Offer(bytes.fromhex(description["handle"]), next(iter(fds), None), int(description["mapped_bytes"]))
         context.make_current()
-        self.context = context
-        self.size_bytes = size_bytes
+        self._context = context
+        self.size_bytes = int(description["size_bytes"])
+        self.stages_ms: dict[str, float] = {}
+        """``open``, ``map`` (a legacy handle's is part of its ``open``) and, when it is over, ``close``: milliseconds
+        by the host's clock."""
         with ExitStack() as undo:
-            if kind is ProbeKind.LEGACY_IPC:
-                self.address = _open_legacy(undo, handle)
-            elif kind is ProbeKind.POOL:
-                self.address = _open_pool(undo, context, handle, fd)
-            else:
-                shareable = fd if fd is not None else _fabric_handle(handle).getPtr()
-                kind_of_handle = _handle_type(_HANDLE_TYPES[kind])
-                allocation = call("cuMemImportFromShareableHandle", shareable, kind_of_handle)
-                undo.callback(call, "cuMemRelease", allocation)
-                self.address = _map(undo, context, allocation, size_bytes)
+            self.address = way.open(undo, context, offer, partial(_timed, self.stages_ms))
             self._undo = undo.pop_all()
+        self.allocate_ms = sum(self.stages_ms.values())
 
     def close(self) -> None:
         """Let go of the memory; its owner keeps it."""
-        self.context.make_current()
-        self._undo.close()
+        with _timed(self.stages_ms, "close"):
+            self._context.make_current()
+            self._undo.close()
 
 
-_HANDLE_TYPES = {
-    ProbeKind.POSIX_FD: "POSIX_FILE_DESCRIPTOR",
-    ProbeKind.POOL: "POSIX_FILE_DESCRIPTOR",
-    ProbeKind.FABRIC: "FABRIC",
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What the owner has made."""
+
+    address: int
+    mapped_bytes: int
+    exported: Any
+    """What the export takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What the importer was sent."""
+
+    handle: bytes
+    fd: int | None
+    mapped_bytes: int
+
+    def bytes_into(self, structure: Any) -> Any:
+        """Return a structure of the bindings that shows no fields, filled with the handle."""
+        if len(self.handle) != HANDLE_BYTES:
+            raise ValueError(f"a handle of {len(self.handle)} bytes, not {HANDLE_BYTES}")
+        ctypes.memmove(structure.getPtr(), self.handle, HANDLE_BYTES)
+        return structure
+
+    def descriptor(self) -> int:
+        """Return the file descriptor."""
+        if self.fd is None:
+            raise ValueError("an offer without its file descriptor")
+        return self.fd
+
+
+_Stage = Callable[[str], AbstractContextManager[None]]
+
+
+class _Way(Protocol):
+    """One kind of handle; each call gives ``undo`` the way back of what it did."""
+
+    def allocate(self, undo: ExitStack, context: Context, size_bytes: int, node: int | None) -> _Made:
+        """Make memory that this process can use."""
+
+    def export(self, undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
+        """Return bytes and a descriptor, either of which may be missing."""
+
+    def open(self, undo: ExitStack, context: Context, offer: _Offer, stage: _Stage) -> int:
+        """Open and map what another process has exported; return its address here."""
+
+
+class _Legacy:
+    def allocate(self, undo: ExitStack, _context: Context, size_bytes: int, _node: int | None) -> _Made:
+        mapped_bytes = round_up(size_bytes, LEGACY_UNIT_BYTES)
+        pointer = call("cuMemAlloc", mapped_bytes)
+        undo.callback(call, "cuMemFree", pointer)
+        return _Made(int(pointer), mapped_bytes, pointer)
+
+    def export(self, _undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
+        return _bytes_of(call("cuIpcGetMemHandle", made.exported)), None
+
+    def open(self, undo: ExitStack, _context: Context, offer: _Offer, stage: _Stage) -> int:
+        cuda = bindings()
+        handle = offer.bytes_into(cuda.CUipcMemHandle())
+        with stage("open"):
+            pointer = call("cuIpcOpenMemHandle", handle, cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+        undo.callback(call, "cuIpcCloseMemHandle", pointer)
+        return int(pointer)
+
+
+class _Allocation:
+    """Memory of cuMemCreate: by file descriptor or by fabric handle."""
+
+    def __init__(self, handle_type_name: str) -> None:
+        self._type = handle_type_name
+
+    def allocate(self, undo: ExitStack, context: Context, size_bytes: int, node: int | None) -> _Made:
+        place = on_gpu(context) if node is None else on_node(node)
+        allocation, mapped_bytes = create_allocation(undo, place, size_bytes, self._type)
+        access = [on_gpu(context)] if node is None else [on_node(node), on_gpu(context)]
+        return _Made(map_allocation(undo, allocation, mapped_bytes, access), mapped_bytes, allocation)
+
+    def export(self, undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
+        exported = call("cuMemExportToShareableHandle", made.exported, handle_type(self._type), 0)
+        if isinstance(exported, int):
+            undo.callback(os.close, exported)
+            return b"", exported
+        return bytes(exported.data), None
+
+    def open(self, undo: ExitStack, context: Context, offer: _Offer, stage: _Stage) -> int:
+        fabric = offer.bytes_into(bindings().CUmemFabricHandle()) if offer.fd is None else None
+        shareable = offer.descriptor() if fabric is None else fabric.getPtr()
+        with stage("open"):
+            allocation = call("cuMemImportFromShareableHandle", shareable, handle_type(self._type))
+        undo.callback(call, "cuMemRelease", allocation)
+        with stage("map"):
+            return map_allocation(undo, allocation, offer.mapped_bytes, [on_gpu(context)])
+
+
+class _Pool:
+    def allocate(self, undo: ExitStack, context: Context, size_bytes: int, node: int | None) -> _Made:
+        place = on_gpu(context) if node is None else on_node(node)
+        pool = create_pool(undo, place, size_bytes, [context], _FD)
+        pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, 0)
+        undo.callback(_free_async, pointer)
+        call("cuCtxSynchronize")
+        return _Made(int(pointer), size_bytes, (pool, pointer))
+
+    def export(self, undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
+        pool, pointer = made.exported
+        fd: int = call("cuMemPoolExportToShareableHandle", pool, handle_type(_FD), 0)
+        undo.callback(os.close, fd)
+        return _bytes_of(call("cuMemPoolExportPointer", pointer)), fd
+
+    def open(self, undo: ExitStack, context: Context, offer: _Offer, stage: _Stage) -> int:
+        exported = offer.bytes_into(bindings().CUmemPoolPtrExportData())
+        with stage("open"):
+            pool = call("cuMemPoolImportFromShareableHandle", offer.descriptor(), handle_type(_FD), 0)
+        undo.callback(call, "cuMemPoolDestroy", pool)
+        with stage("map"):
+            call("cuMemPoolSetAccess", pool, access_from([on_gpu(context)]), 1)
+            pointer = call("cuMemPoolImportPointer", pool, exported)
+        undo.callback(_free_async, pointer)
+        return int(pointer)
+
+
+_FD = "POSIX_FILE_DESCRIPTOR"
+
+_WAYS: dict[HandleKind, _Way] = {
+    HandleKind.LEGACY: _Legacy(),
+    HandleKind.POSIX_FD: _Allocation(_FD),
+    HandleKind.POOL: _Pool(),
+    HandleKind.FABRIC: _Allocation("FABRIC"),
 }
-
-
-def _open_legacy(undo: ExitStack, handle: bytes) -> int:
-    cuda = bindings()
-    ipc_handle = cuda.CUipcMemHandle()
-    ctypes.memmove(ipc_handle.getPtr(), handle, HANDLE_BYTES)
-    flags = cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-    pointer = call("cuIpcOpenMemHandle", ipc_handle, flags)
-    undo.callback(call, "cuIpcCloseMemHandle", pointer)
-    return int(pointer)
-
-
-def _open_pool(undo: ExitStack, context: Context, handle: bytes, fd: int | None) -> int:
-    cuda = bindings()
-    kind = _handle_type(_HANDLE_TYPES[ProbeKind.POOL])
-    pool = call("cuMemPoolImportFromShareableHandle", fd, kind, 0)
-    undo.callback(call, "cuMemPoolDestroy", pool)
-    call("cuMemPoolSetAccess", pool, [_access(context)], 1)
-    exported = cuda.CUmemPoolPtrExportData()
-    ctypes.memmove(exported.getPtr(), handle, HANDLE_BYTES)
-    pointer = call("cuMemPoolImportPointer", pool, exported)
-    undo.callback(_free_async, pointer)
-    return int(pointer)
 
 
 def _free_async(pointer: Any) -> None:
@@ -171,42 +290,13 @@ def _free_async(pointer: Any) -> None:
     call("cuCtxSynchronize")
 
 
-def _map(undo: ExitStack, context: Context, allocation: Any, size_bytes: int) -> int:
-    pointer = call("cuMemAddressReserve", size_bytes, 0, 0, 0)
-    undo.callback(call, "cuMemAddressFree", pointer, size_bytes)
-    call("cuMemMap", pointer, size_bytes, 0, allocation, 0)
-    undo.callback(call, "cuMemUnmap", pointer, size_bytes)
-    call("cuMemSetAccess", pointer, size_bytes, [_access(context)], 1)
-    return int(pointer)
-
-
-def _location(context: Context, node: int | None) -> Any:
-    cuda = bindings()
-    location = cuda.CUmemLocation()
-    kinds = cuda.CUmemLocationType
-    location.type = kinds.CU_MEM_LOCATION_TYPE_DEVICE if node is None else kinds.CU_MEM_LOCATION_TYPE_HOST_NUMA
-    location.id = context.ordinal if node is None else node
-    return location
-
-
-def _access(context: Context) -> Any:
-    cuda = bindings()
-    descriptor = cuda.CUmemAccessDesc()
-    descriptor.location = _location(context, None)
-    descriptor.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return descriptor
-
-
-def _handle_type(name: str) -> Any:
-    return getattr(bindings().CUmemAllocationHandleType, f"CU_MEM_HANDLE_TYPE_{name}")
-
-
-def _fabric_handle(handle: bytes) -> Any:
-    fabric = bindings().CUmemFabricHandle()
-    fabric.data = handle
-    return fabric
-
-
 def _bytes_of(structure: Any) -> bytes:
     # The bindings show no fields of these structures: their bytes are taken as they lie.
     return ctypes.string_at(structure.getPtr(), HANDLE_BYTES)
+
+
+@contextmanager
+def _timed(stages_ms: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    stages_ms[name] = (time.perf_counter() - started) * 1e3

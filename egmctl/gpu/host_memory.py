@@ -16,7 +16,7 @@ from typing import Any
 from egmctl.gpu import numa
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
-from egmctl.gpu.memory import access_of_gpus
+from egmctl.gpu.memory import create_pool, on_node
 from egmctl.gpu.numa import Node
 
 
@@ -28,8 +28,7 @@ class HostNumaPoolMemory:
     node
         The operating system's NUMA node id.
     size_bytes
-        Also, rounded up, the most that the pool may grow to: one without a limit reserves as much address space as
-        there is memory.
+        Also, rounded up, the most that the pool may grow to.
     contexts
         The GPUs that get access, at least one; the first one's default stream allocates and frees.
     """
@@ -42,18 +41,8 @@ class HostNumaPoolMemory:
         started = time.perf_counter()
         self._context = contexts[0]
         self._context.make_current()
-        cuda = bindings()
-        properties = cuda.CUmemPoolProps()
-        properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
-        properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-        properties.location.id = node
-        properties.maxSize = -(-size_bytes // _POOL_UNIT_BYTES) * _POOL_UNIT_BYTES
         with ExitStack() as undo:
-            pool = call("cuMemPoolCreate", properties)
-            undo.callback(call, "cuMemPoolDestroy", pool)
-            access = access_of_gpus(contexts)
-            call("cuMemPoolSetAccess", pool, access, len(access))
+            pool = create_pool(undo, on_node(node), size_bytes, contexts)
             pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, _DEFAULT_STREAM)
             undo.callback(call, "cuMemPoolTrimTo", pool, 0)
             undo.callback(call, "cuStreamSynchronize", _DEFAULT_STREAM)
@@ -160,8 +149,6 @@ class RegisteredMemory:
 
 
 _DEFAULT_STREAM = 0
-_POOL_UNIT_BYTES = 32 << 20
-"""A pool takes its memory in larger pieces than it is asked for (2 MiB on H200)."""
 
 
 def _host_alloc(context: Context, size_bytes: int) -> Any:

@@ -10,7 +10,7 @@ import ctypes
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from typing import Any, Protocol
 
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
@@ -96,31 +96,12 @@ class HostNumaMemory:
     def __init__(self, node: int, size_bytes: int, contexts: Sequence[Context]) -> None:
         started = time.perf_counter()
         contexts[0].make_current()
-        cuda = bindings()
-        host = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-        properties = cuda.CUmemAllocationProp()
-        properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
-        properties.location.type = host
-        properties.location.id = node
-        granularity: int = call(
-            "cuMemGetAllocationGranularity",
-            properties,
-            cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-        )
-        padded = -(-size_bytes // granularity) * granularity
         with ExitStack() as undo:
-            handle = call("cuMemCreate", padded, properties, 0)
-            undo.callback(call, "cuMemRelease", handle)
-            pointer = call("cuMemAddressReserve", padded, 0, 0, 0)
-            undo.callback(call, "cuMemAddressFree", pointer, padded)
-            call("cuMemMap", pointer, padded, 0, handle, 0)
-            undo.callback(call, "cuMemUnmap", pointer, padded)
-            access = [_access(host, node), *access_of_gpus(contexts)]
-            call("cuMemSetAccess", pointer, padded, access, len(access))
+            allocation, mapped_bytes = create_allocation(undo, on_node(node), size_bytes)
+            places = [on_node(node), *map(on_gpu, contexts)]
+            self.address = map_allocation(undo, allocation, mapped_bytes, places)
             self._undo = undo.pop_all()
         self.size_bytes = size_bytes
-        self.address = int(pointer)
         self.allocate_ms = (time.perf_counter() - started) * 1e3
 
     def close(self) -> None:
@@ -148,16 +129,105 @@ class PinnedWords:
         call("cuMemFreeHost", self._pointer)
 
 
-def access_of_gpus(contexts: Sequence[Context]) -> list[object]:
-    """Return what cuMemSetAccess and cuMemPoolSetAccess take to let GPUs read and write."""
-    device = bindings().CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    return [_access(device, context.ordinal) for context in contexts]
+def on_gpu(context: Context) -> Any:
+    """Return a GPU as the driver takes it where it asks for a place: of memory, or of who has access."""
+    return _location("DEVICE", context.ordinal)
 
 
-def _access(kind: object, identity: int) -> object:
+def on_node(node: int) -> Any:
+    """Return a host NUMA node as the driver takes it, by the operating system's id."""
+    return _location("HOST_NUMA", node)
+
+
+def access_from(places: Sequence[Any]) -> list[Any]:
+    """Return what cuMemSetAccess and cuMemPoolSetAccess take to let GPUs, or a node's CPUs, read and write."""
     cuda = bindings()
-    descriptor = cuda.CUmemAccessDesc()
-    descriptor.location.type = kind
-    descriptor.location.id = identity
-    descriptor.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return descriptor
+    access = []
+    for place in places:
+        descriptor = cuda.CUmemAccessDesc()
+        descriptor.location = place
+        descriptor.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        access.append(descriptor)
+    return access
+
+
+def handle_type(name: str) -> Any:
+    """Return a CUmemAllocationHandleType by its name without ``CU_MEM_HANDLE_TYPE_``."""
+    return getattr(bindings().CUmemAllocationHandleType, f"CU_MEM_HANDLE_TYPE_{name}")
+
+
+def create_allocation(undo: ExitStack, place: Any, size_bytes: int, shared_by: str = "NONE") -> tuple[Any, int]:
+    """Make physical memory; return the driver's handle and the size, rounded up to the minimum granularity.
+
+    Parameters
+    ----------
+    undo
+        Gets the way back.
+    shared_by
+        The :func:`handle_type` that other processes are to open it by.
+    """
+    cuda = bindings()
+    properties = cuda.CUmemAllocationProp()
+    properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.requestedHandleTypes = handle_type(shared_by)
+    properties.location = place
+    minimum = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    granularity: int = call("cuMemGetAllocationGranularity", properties, minimum)
+    padded = round_up(size_bytes, granularity)
+    allocation = call("cuMemCreate", padded, properties, 0)
+    undo.callback(call, "cuMemRelease", allocation)
+    return allocation, padded
+
+
+def map_allocation(undo: ExitStack, allocation: Any, mapped_bytes: int, places: Sequence[Any]) -> int:
+    """Map all of an allocation at an address of this process, for those who get access; return the address."""
+    pointer = call("cuMemAddressReserve", mapped_bytes, 0, 0, 0)
+    undo.callback(call, "cuMemAddressFree", pointer, mapped_bytes)
+    call("cuMemMap", pointer, mapped_bytes, 0, allocation, 0)
+    undo.callback(call, "cuMemUnmap", pointer, mapped_bytes)
+    access = access_from(places)
+    call("cuMemSetAccess", pointer, mapped_bytes, access, len(access))
+    return int(pointer)
+
+
+def create_pool(
+    undo: ExitStack, place: Any, size_bytes: int, contexts: Sequence[Context], shared_by: str = "NONE"
+) -> Any:
+    """Make a memory pool that GPUs have access to.
+
+    Parameters
+    ----------
+    size_bytes
+        Rounded up, the most that the pool may grow to: one without a limit reserves as much address space as there is
+        memory.
+    shared_by
+        As for :func:`create_allocation`.
+    """
+    cuda = bindings()
+    properties = cuda.CUmemPoolProps()
+    properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.handleTypes = handle_type(shared_by)
+    properties.location = place
+    properties.maxSize = round_up(size_bytes, _POOL_UNIT_BYTES)
+    pool = call("cuMemPoolCreate", properties)
+    undo.callback(call, "cuMemPoolDestroy", pool)
+    access = access_from([on_gpu(context) for context in contexts])
+    call("cuMemPoolSetAccess", pool, access, len(access))
+    return pool
+
+
+def round_up(size_bytes: int, unit_bytes: int) -> int:
+    """Return the least multiple of a unit that holds so many bytes."""
+    return -(-size_bytes // unit_bytes) * unit_bytes
+
+
+_POOL_UNIT_BYTES = 32 << 20
+"""A pool takes its memory in larger pieces than it is asked for (2 MiB on H200)."""
+
+
+def _location(kind: str, identity: int) -> Any:
+    cuda = bindings()
+    location = cuda.CUmemLocation()
+    location.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{kind}")
+    location.id = identity
+    return location

@@ -192,8 +192,7 @@ def share(blank: Probe, owner: Part, importer: Part) -> tuple[Probe, tuple[Part,
         if blank.kind is ProbeKind.PIDFD:
             # Its standard input: every process has one.
             return importer.ask({"do": "take", "pid": made["pid"], "fd": 0})[0]
-        order = {"do": "import", "kind": blank.kind, "handle": made["handle"], "size": made["size"]}
-        return importer.ask(order, given)[0]
+        return importer.ask({"do": "import", "offer": made["offer"]}, given)[0]
 
     steps: list[tuple[Part, Callable[[], Message]]] = [(owner, export), (importer, open_it)]
     if blank.kind is not ProbeKind.PIDFD:

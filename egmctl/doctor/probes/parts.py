@@ -22,9 +22,18 @@ from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.memory import HostNumaMemory
 from egmctl.launch import Channel
 from egmctl.model.probes import ProbeKind
+from egmctl.model.task import HandleKind
 
 OUTGOING_SEED, RETURN_SEED = 0x0E6D, 0x1E6D
 """Of what the owner leaves for the importer, and of what the importer leaves for the owner."""
+
+HANDLES = {
+    ProbeKind.LEGACY_IPC: HandleKind.LEGACY,
+    ProbeKind.POSIX_FD: HandleKind.POSIX_FD,
+    ProbeKind.POOL: HandleKind.POOL,
+    ProbeKind.FABRIC: HandleKind.FABRIC,
+}
+"""How the probes that share memory do it."""
 
 Message = dict[str, Any]
 
@@ -81,21 +90,20 @@ class _Partner:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._memory: SharedMemory | None = None
-        self._sent = True
+        self._unsent: list[int] = []
 
     def export(self, order: Message) -> Message:
         self._free()
-        self._memory = memory = SharedMemory(ProbeKind(order["kind"]), self._context, trials.SIZE_BYTES, order["node"])
+        kind = HANDLES[ProbeKind(order["kind"])]
+        self._memory = memory = SharedMemory(kind, self._context, trials.SIZE_BYTES, order["node"])
         trials.put(self._context, memory, OUTGOING_SEED)
-        self._sent = False
-        return {"handle": memory.handle.hex(), "size": memory.size_bytes, "fd": memory.fd}
+        description, self._unsent = memory.offer()
+        return {"offer": description}
 
     def to_send(self) -> list[int]:
-        """Return the descriptor that goes with the answer to an export."""
-        if self._sent or self._memory is None or self._memory.fd is None:
-            return []
-        self._sent = True
-        return [self._memory.fd]
+        """Return the descriptors that go with the answer to an export."""
+        fds, self._unsent = self._unsent, []
+        return fds
 
     def verify(self, _order: Message) -> None:
         if self._memory is not None:
@@ -103,9 +111,7 @@ class _Partner:
         self._free()
 
     def open(self, order: Message, fds: list[int]) -> None:
-        handle, fd = bytes.fromhex(order["handle"]), fds[0] if fds else None
-        kind = ProbeKind(order["kind"])
-        with closing(ImportedMemory(kind, self._context, order["size"], handle, fd)) as memory:
+        with closing(ImportedMemory(self._context, order["offer"], fds)) as memory:
             trials.check(self._context, memory, OUTGOING_SEED, "read by the importer")
             trials.put(self._context, memory, RETURN_SEED)
 
