@@ -1,15 +1,15 @@
-"""Latencies as text: matrices of idle paths, round trips, and the curves over load and over the footprint."""
+"""Latencies for people: matrices of idle paths, round trips, and the curves over load and over the footprint."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
-from rich.text import Text
-
 from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Measurement, MemoryKind, Pattern, Status
-from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, wrap
+from egmctl.report.bench_matrix import wires
+from egmctl.report.grid import EMPTY, Cell, Grid, Line, Plot, Point, Shade, square, style_of
 from egmctl.units import MIB, format_size
 
 KNEE = 1.1
@@ -25,15 +25,12 @@ _NAMES = {
     MemoryKind.REGISTERED: "registered",
     MemoryKind.SYSTEM: "system",
 }
-_STYLES = {Status.UNSTABLE: WARN, Status.WAIVED: DIM}
+
+View = Callable[[Sequence[Measurement], Sequence[str]], Grid]
 
 
-View = Callable[[Sequence[Measurement], Sequence[str]], Text]
-Wires = Callable[[Sequence[Measurement]], Iterable[str]]
-
-
-def latency_text(measurements: Sequence[Measurement], order: Sequence[str], wires: Wires) -> Iterator[Text]:
-    """Render latencies, one table each.
+def latencies(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Grid]:
+    """Yield the tables of latencies.
 
     Parameters
     ----------
@@ -41,16 +38,14 @@ def latency_text(measurements: Sequence[Measurement], order: Sequence[str], wire
         All of them latencies.
     order
         The labels of the ends, as rows and columns are ordered.
-    wires
-        Says which wires measurements are expected to use, one sentence each.
     """
     tables: dict[object, list[Measurement]] = {}
     for measurement in measurements:
         tables.setdefault(_table_of(measurement), []).append(measurement)
     for those in tables.values():
-        heading = _heading(those)
-        heading.append("".join(wrap(wire, "") for wire in wires(those)), DIM)
-        yield heading.append_text(_view(those[0])(those, order))
+        caption, names = _heading(those)
+        grid = _view(those[0])(those, order)
+        yield replace(grid, caption=caption, names=names, notes=(*wires(those), *grid.notes))
 
 
 def _table_of(measurement: Measurement) -> object:
@@ -73,7 +68,7 @@ def _view(measurement: Measurement) -> View:
     return _footprints if _is_footprint(measurement) else _matrix
 
 
-def _heading(measurements: Sequence[Measurement]) -> Text:
+def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
     """Say what a table shows, and which cases."""
     first = measurements[-1]
     source, reader = _source(first), first.flows[0].initiator_label
@@ -91,62 +86,65 @@ def _heading(measurements: Sequence[Measurement]) -> Text:
     else:
         ways = "GPU(row) <- GPU(column)" if kind == "GPU" else f"{kind}(row) -> GPU(column)"
         caption = f"latency {ways}, {_how(first)} (ns)"
-    return Text().append(f"{caption}\n", HEADING).append(f"{names}\n", DIM)
+    return caption, names
 
 
-def _matrix(measurements: Sequence[Measurement], order: Sequence[str]) -> Text:
-    cells: dict[tuple[str, str], tuple[str, str]] = {}
+def _matrix(measurements: Sequence[Measurement], order: Sequence[str]) -> Grid:
+    cells: dict[tuple[str, str], Cell] = {}
     for measurement in measurements:
         source, reader = _source(measurement), measurement.flows[0].initiator_label
         on_gpu = source.bus_id is not None
         row, column = (reader, source.label) if on_gpu else (source.label, reader)
-        cells[row, column] = _cell(measurement), _style(measurement)
-    return _square(cells, order)
+        cells[row, column] = _cell(measurement)
+    rows, groups = square(cells, order)
+    return Grid(caption="", rows=rows, groups=groups, shade=Shade.LOW)
 
 
-def _round_trips(measurements: Sequence[Measurement], order: Sequence[str]) -> Text:
+def _round_trips(measurements: Sequence[Measurement], order: Sequence[str]) -> Grid:
     cells = {}
     slowest: tuple[float, str] | None = None
     for measurement in measurements:
         one, other = (flow.initiator_label for flow in measurement.flows)
         halves = [sample.p50_ns for sample in measurement.samples if sample.p50_ns is not None]
-        cell = f"{median(halves):.0f}" if halves and _is_measured(measurement) else measurement.status.value
-        cells[one, other] = cell, _style(measurement)
+        value = median(halves) if halves and _is_measured(measurement) else None
+        text = measurement.status.value if value is None else f"{value:.0f}"
+        cells[one, other] = Cell(text=text, style=style_of(measurement), value=value, of=measurement)
         tails = [(sample.p99_ns, f"{one} <-> {other}") for sample in measurement.samples if sample.p99_ns is not None]
         slowest = max([*tails, *([slowest] if slowest else [])], default=None)
-    text = Text()
-    if slowest:
-        text.append(f"p99 at most {slowest[0]:.0f} ns ({slowest[1]})\n", DIM)
-    return text.append_text(_square(cells, order))
+    notes = (f"p99 at most {slowest[0]:.0f} ns ({slowest[1]})",) if slowest else ()
+    rows, groups = square(cells, order)
+    return Grid(caption="", notes=notes, rows=rows, groups=groups, shade=Shade.LOW)
 
 
-def _loaded(measurements: Sequence[Measurement], _order: Sequence[str]) -> Text:
-    rows = sorted(measurements, key=lambda m: _chase(m).load_blocks)
-    text = Text()
-    text.append(
-        wrap(
-            f"Other SMs of {rows[0].flows[0].initiator_label} read the same memory meanwhile: blocks of 128 threads "
-            "with 8 KiB under way each, and the GB/s that they reached.",
-            "",
+def _loaded(measurements: Sequence[Measurement], _order: Sequence[str]) -> Grid:
+    found = sorted(measurements, key=lambda m: _chase(m).load_blocks)
+    reader = found[0].flows[0].initiator_label
+    note = (
+        f"Other SMs of {reader} read the same memory meanwhile: blocks of 128 threads with 8 KiB under way each, and "
+        "the GB/s that they reached."
+    )
+    load = [Cell(text=f"{m.bandwidth_gb_s.median:.1f}") if m.bandwidth_gb_s else EMPTY for m in found]
+    points = [
+        _point(m.bandwidth_gb_s.median if m.bandwidth_gb_s else 0, m)
+        for m in found
+        if m.bandwidth_gb_s or not _chase(m).load_blocks
+    ]
+    return Grid(
+        caption="",
+        notes=(note,),
+        rows=tuple(f"{_chase(m).load_blocks} blocks" for m in found),
+        groups=(
+            (
+                Line(header=("GB/s",), cells=tuple(load)),
+                Line(header=("ns",), cells=tuple(map(_cell, found))),
+                Line(header=("min-max",), cells=tuple(Cell(text=_span(m)) for m in found)),
+            ),
         ),
-        DIM,
-    )
-    load = [f"{m.bandwidth_gb_s.median:.1f}" if m.bandwidth_gb_s else "-" for m in rows]
-    return text.append_text(
-        table(
-            [f"{_chase(m).load_blocks} blocks" for m in rows],
-            [
-                [
-                    Column(load, ("GB/s",), ">"),
-                    Column([_cell(m) for m in rows], ("ns",), ">", {_cell(m): _style(m) for m in rows}),
-                    Column([_span(m) for m in rows], ("min-max",), ">"),
-                ]
-            ],
-        )
+        plot=Plot(x="load in GB/s", y="ns", curves=((reader, tuple(filter(None, points))),)),
     )
 
 
-def _footprints(measurements: Sequence[Measurement], _order: Sequence[str]) -> Text:
+def _footprints(measurements: Sequence[Measurement], _order: Sequence[str]) -> Grid:
     curves: dict[str, dict[int, Measurement]] = {}
     for measurement in measurements:
         flow = measurement.flows[0]
@@ -154,25 +152,27 @@ def _footprints(measurements: Sequence[Measurement], _order: Sequence[str]) -> T
         name = f"{flow.source.label}{kind} -> {flow.initiator_label}"
         curves.setdefault(name, {})[measurement.size_bytes] = measurement
     sizes = sorted({measurement.size_bytes for measurement in measurements})
-    text = Text()
-    text.append(
-        wrap(
-            f"Knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than "
-            f"{format_size(KNEE_FROM_BYTES)}; from there on finding the page costs time too (TLB).",
-            "",
-        ),
-        DIM,
+    note = (
+        f"Knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than {format_size(KNEE_FROM_BYTES)}; "
+        "from there on finding the page costs time too (TLB)."
     )
-    columns = []
+    columns, drawn = [], []
     for name, curve in curves.items():
         at = knee({size: m.latency_ns.median for size, m in curve.items() if m.latency_ns and _is_measured(m)})
         cells = [
-            f"{_cell(curve[size]) if size in curve else '-'}{' knee' if size == at else '     ' if at else ''}"
+            replace(found, text=f"{found.text}{' knee' if size == at else '     ' if at else ''}")
             for size in sizes
+            for found in [_cell(curve[size]) if size in curve else EMPTY]
         ]
-        styles = {cell: _style(curve[size]) for cell, size in zip(cells, sizes, strict=True) if size in curve}
-        columns.append([Column(cells, (name,), ">", styles)])
-    return text.append_text(table([format_size(size) for size in sizes], columns))
+        columns.append((Line(header=(name,), cells=tuple(cells)),))
+        drawn.append((name, tuple(filter(None, (_point(size, curve[size]) for size in sizes if size in curve)))))
+    return Grid(
+        caption="",
+        notes=(note,),
+        rows=tuple(map(format_size, sizes)),
+        groups=tuple(columns),
+        plot=Plot(x="footprint", y="ns", curves=tuple(drawn), sizes=True),
+    )
 
 
 def knee(latencies_ns: dict[int, float]) -> int | None:
@@ -184,19 +184,6 @@ def knee(latencies_ns: dict[int, float]) -> int | None:
     return min(slow, default=None)
 
 
-def _square(cells: dict[tuple[str, str], tuple[str, str]], order: Sequence[str]) -> Text:
-    rows = [label for label in order if any(label == row for row, _ in cells)]
-    columns = [label for label in order if any(label == column for _, column in cells)]
-    styles = dict(cells.values())
-    return table(
-        rows,
-        [
-            [Column([cells.get((row, column), ("-", ""))[0] for row in rows], (column,), ">", styles)]
-            for column in columns
-        ],
-    )
-
-
 def _how(measurement: Measurement) -> str:
     chase = _chase(measurement)
     size = format_size(measurement.size_bytes)
@@ -205,19 +192,24 @@ def _how(measurement: Measurement) -> str:
     return f"random lines of {size}, {'read before' if chase.warm else 'read once'}"
 
 
-def _cell(measurement: Measurement) -> str:
-    if measurement.latency_ns is None or not _is_measured(measurement):
-        return measurement.status.value
-    return f"{measurement.latency_ns.median:.1f}{'*' if measurement.status is Status.UNSTABLE else ''}"
+def _cell(measurement: Measurement) -> Cell:
+    text, value = measurement.status.value, None
+    if measurement.latency_ns is not None and _is_measured(measurement):
+        value = measurement.latency_ns.median
+        text = f"{value:.1f}{'*' if measurement.status is Status.UNSTABLE else ''}"
+    return Cell(text=text, style=style_of(measurement), value=value, of=measurement)
+
+
+def _point(x: float, measurement: Measurement) -> Point | None:
+    latency = measurement.latency_ns
+    if latency is None or not _is_measured(measurement):
+        return None
+    return Point(x=x, y=latency.median, low=latency.min, high=latency.max)
 
 
 def _span(measurement: Measurement) -> str:
     latency = measurement.latency_ns
     return f"{latency.min:.1f}-{latency.max:.1f}" if latency else "-"
-
-
-def _style(measurement: Measurement) -> str:
-    return "" if measurement.status is Status.OK else _STYLES.get(measurement.status, BAD)
 
 
 def _is_measured(measurement: Measurement) -> bool:

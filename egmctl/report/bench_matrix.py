@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
-from rich.text import Text
-
 from egmctl.model.measurement import Endpoint, Engine, Flow, Measurement, MemoryKind, Pattern, Status
-from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, wrap
+from egmctl.report.grid import Cell, Grid, Line, Plot, Point, Shade, square, style_of
 from egmctl.units import format_size, printable
-
-STYLES = {Status.UNSTABLE: WARN, Status.WAIVED: DIM}
-"""Of cells that are not ``ok``; the others are bad."""
 
 _ENGINES = {
     Engine.COPY_ENGINE: "memcpy CE",
@@ -40,13 +36,9 @@ _AT_ONCE = {
     Pattern.ONE_NODE: ", all GPUs at once",
 }
 
-Cells = Mapping[tuple[str, str], tuple[str, str]]
-"""Text and style by row and column."""
-Wires = Callable[[Sequence[Measurement]], Iterable[str]]
 
-
-def matrices(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Text]:
-    """Render the bandwidths of one case: one size as matrices, several as a table of sizes; nothing if all are waived.
+def matrices(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Grid]:
+    """Yield the bandwidths of one case: one size as matrices, several as a table of sizes; nothing if all are waived.
 
     Parameters
     ----------
@@ -59,24 +51,24 @@ def matrices(measurements: Sequence[Measurement], order: Sequence[str]) -> Itera
         yield _sizes(measurements)
         return
     first = measurements[0]
-    heading = Text().append(f"{first.case}\n", DIM).append("".join(wrap(line, "") for line in wires(measurements)), DIM)
+    notes = tuple(wires(measurements))
     if first.pattern in _ONE_ROW:
-        yield _caption(first).append_text(heading).append_text(_one_row(measurements))
+        yield _one_row(measurements, notes)
         return
     host = any(end.bus_id is None for end in (first.flows[0].source, first.flows[0].destination))
     if first.pattern is Pattern.BOTH_DIRECTIONS and host:
-        for way in (0, 1):
-            yield _caption(first, way).append_text(heading).append_text(_matrix(measurements, order, way))
-            heading = Text().append(f"{first.case}\n", DIM)
+        yield _matrix(measurements, order, notes, 0)
+        yield _matrix(measurements, order, (), 1)
     else:
-        yield _caption(first).append_text(heading).append_text(_matrix(measurements, order))
+        yield _matrix(measurements, order, notes)
     if first.pattern is Pattern.BOTH_DIRECTIONS:
         cells = {}
         for measurement in measurements:
             one, other = sorted((end.label for end in ends(measurement.flows[0])), key=order.index)
             cells[one, other] = cell(measurement)
-        caption = Text().append(f"{_engine(first)} both directions, sum (GB/s)\n", HEADING)
-        yield caption.append(f"{first.case}\n", DIM).append_text(square(cells, order))
+        rows, groups = square(cells, order)
+        caption = f"{_engine(first)} both directions, sum (GB/s)"
+        yield Grid(caption=caption, names=first.case, rows=rows, groups=groups, shade=Shade.HIGH)
 
 
 def wires(measurements: Sequence[Measurement]) -> Iterator[str]:
@@ -114,38 +106,25 @@ def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoin
     return (destination, source) if swap else (source, destination)
 
 
-def cell(measurement: Measurement, flow: int | None = None) -> tuple[str, str]:
-    """Return the text and the style of a measurement's cell: of one flow, or of all of them together."""
-    style = "" if measurement.status is Status.OK else STYLES.get(measurement.status, BAD)
+def cell(measurement: Measurement, flow: int | None = None) -> Cell:
+    """Return a measurement's cell: of one flow, or of all of them together."""
+    text, value = measurement.status.value, None
     if measurement.status in (Status.OK, Status.UNSTABLE):
         summary = measurement.bandwidth_gb_s if flow is None else measurement.flows_gb_s[flow]
         if summary is not None:
-            return f"{summary.median:.2f}{'*' if measurement.status is Status.UNSTABLE else ''}", style
-    return measurement.status.value, style
+            value = summary.median
+            text = f"{value:.2f}{'*' if measurement.status is Status.UNSTABLE else ''}"
+    return Cell(text=text, style=style_of(measurement), value=value, of=measurement)
 
 
-def square(cells: Cells, order: Sequence[str], totals: Mapping[str, tuple[str, str]] | None = None) -> Text:
-    """Lay out cells in the order of their labels, and beside each row its sum."""
-    places = {label: place for place, label in enumerate(order)}
-    rows = sorted({row for row, _ in cells}, key=lambda label: places.get(label, len(places)))
-    columns = sorted({column for _, column in cells}, key=lambda label: places.get(label, len(places)))
-    styles = dict(cells.values()) | dict((totals or {}).values())
-    groups = [
-        [Column([cells.get((row, column), ("-", ""))[0] for row in rows], (column,), ">", styles)] for column in columns
-    ]
-    if totals:
-        groups.append([Column([totals.get(row, ("-", ""))[0] for row in rows], ("sum",), ">", styles)])
-    return table(rows, groups)
-
-
-def _caption(measurement: Measurement, way: int = 0) -> Text:
+def _caption(measurement: Measurement, way: int = 0) -> str:
     flow = measurement.flows[way]
     row, column = ends(flow, measurement.pattern)
     arrow = "->" if row == flow.source else "<-"
     at_once = _AT_ONCE.get(measurement.pattern, "")
     streams = f", {measurement.streams} streams" if measurement.streams > 1 else ""
     sides = "GPU(column)" if measurement.pattern in _ONE_ROW else f"{_kind(row)}(row) {arrow} {_kind(column)}(column)"
-    return Text().append(f"{_engine(measurement)} {sides} bandwidth{at_once}{streams} (GB/s)\n", HEADING)
+    return f"{_engine(measurement)} {sides} bandwidth{at_once}{streams} (GB/s)"
 
 
 def _engine(measurement: Measurement) -> str:
@@ -158,65 +137,99 @@ def _kind(end: Endpoint) -> str:
     return "CPU" if end.memory is MemoryKind.REGISTERS else _MEMORY[end.memory]
 
 
-def _matrix(measurements: Sequence[Measurement], order: Sequence[str], way: int | None = None) -> Text:
-    cells: dict[tuple[str, str], tuple[str, str]] = {}
-    totals: dict[str, tuple[str, str]] = {}
+def _matrix(
+    measurements: Sequence[Measurement], order: Sequence[str], notes: tuple[str, ...], way: int | None = None
+) -> Grid:
+    cells: dict[tuple[str, str], Cell] = {}
+    totals: dict[str, Cell] = {}
     whole: list[str] = []
     for measurement in measurements:
-        rows = set()
+        labels = set()
         for place, flow in enumerate(measurement.flows):
             if way is None or place == way:
                 row, column = ends(flow, measurement.pattern)
                 cells[row.label, column.label] = cell(measurement, place)
-                rows.add(row.label)
+                labels.add(row.label)
         if len(measurement.flows) < 2 or measurement.pattern is Pattern.BOTH_DIRECTIONS:
             continue
-        if len(rows) == 1:
-            totals[rows.pop()] = cell(measurement)
+        if len(labels) == 1:
+            totals[labels.pop()] = _sum(measurement)
         else:
-            whole.append(f"sum of all: {cell(measurement)[0]}\n")
-    return square(cells, order, totals).append("".join(whole))
+            whole.append(f"sum of all: {cell(measurement).text}")
+    rows, groups = square(cells, order, totals)
+    first = measurements[0]
+    return Grid(
+        caption=_caption(first, way or 0),
+        names=first.case,
+        notes=notes,
+        rows=rows,
+        groups=groups,
+        after=tuple(whole),
+        shade=Shade.HIGH,
+    )
 
 
-def _one_row(measurements: Sequence[Measurement]) -> Text:
+def _sum(measurement: Measurement) -> Cell:
+    """Return the cell of all flows together: no number to set against those of single flows."""
+    return replace(cell(measurement), value=None)
+
+
+def _one_row(measurements: Sequence[Measurement], notes: tuple[str, ...]) -> Grid:
     """One column a flow: its two ends above its number."""
     groups = []
     for measurement in measurements:
         for place, flow in enumerate(measurement.flows):
-            text, style = cell(measurement, place)
             header: tuple[str, ...] = (flow.source.label,)
             if measurement.pattern is not Pattern.LOCAL:
                 header = (flow.source.label, f"->{flow.destination.label}")
-            groups.append([Column([text], header, ">", {text: style})])
+            groups.append((Line(header=header, cells=(cell(measurement, place),)),))
         if len(measurement.flows) > 1:
-            text, style = cell(measurement)
-            groups.append([Column([text], ("sum",), ">", {text: style})])
-    return table([""], groups)
+            groups.append((Line(header=("sum",), cells=(_sum(measurement),)),))
+    first = measurements[0]
+    return Grid(
+        caption=_caption(first),
+        names=first.case,
+        notes=notes,
+        rows=("",),
+        groups=tuple(groups),
+        shade=Shade.HIGH,
+    )
 
 
-def _sizes(measurements: Sequence[Measurement]) -> Text:
+def _sizes(measurements: Sequence[Measurement]) -> Grid:
     """A sweep: what all paths of a wire reach at each size."""
     first = measurements[0]
     groups: dict[str, dict[int, list[Measurement]]] = {}
     for measurement in measurements:
         groups.setdefault(measurement.flows[0].wire, {}).setdefault(measurement.size_bytes, []).append(measurement)
     sizes = sorted({measurement.size_bytes for measurement in measurements})
-    text = _caption(first).append(f"{first.case}, by size\n", DIM)
-    columns = []
+    notes, columns, curves = [], [], []
+    picks: tuple[tuple[str, Callable[[list[float]], float]], ...] = (("median", median), ("min", min), ("max", max))
     for wire, curve in groups.items():
         count = max(map(len, curve.values()))
         values = {size: [m.bandwidth_gb_s.median for m in those if m.bandwidth_gb_s] for size, those in curve.items()}
-        text.append(wrap(f"{printable(wire)}: median, least and most of {count} paths", ""), DIM)
+        notes.append(f"{printable(wire)}: median, least and most of {count} paths")
         name = printable(wire.partition(" over ")[2].partition(",")[0] or wire)
-        picks: tuple[tuple[str, Callable[[list[float]], float]], ...] = (("median", median), ("min", min), ("max", max))
         columns.append(
-            [
-                Column(
-                    [f"{pick(values[size]):.2f}" if values.get(size) else "-" for size in sizes],
-                    (name if label == "median" else "", label),
-                    ">",
+            tuple(
+                Line(
+                    header=(name if label == "median" else "", label),
+                    cells=tuple(Cell(text=f"{pick(values[size]):.2f}" if values.get(size) else "-") for size in sizes),
                 )
                 for label, pick in picks
-            ]
+            )
         )
-    return text.append_text(table([format_size(size) for size in sizes], columns))
+        points = [
+            Point(x=size, y=median(found), low=min(found), high=max(found))
+            for size in sizes
+            if (found := values.get(size))
+        ]
+        curves.append((name, tuple(points)))
+    return Grid(
+        caption=_caption(first),
+        names=f"{first.case}, by size",
+        notes=tuple(notes),
+        rows=tuple(map(format_size, sizes)),
+        groups=tuple(columns),
+        plot=Plot(x="buffer", y="GB/s", curves=tuple(curves), sizes=True),
+    )

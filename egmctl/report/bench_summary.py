@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from rich.text import Text
-
 from egmctl.bench.nominal import nominal_gb_s
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, RunReport, Status, Task
 from egmctl.report.bench_matrix import cell, ends
-from egmctl.report.table import DIM, HEADING, Column, table, wrap
+from egmctl.report.grid import EMPTY, Cell, Grid, Line, Shade
 from egmctl.units import format_size, printable
 
 _KINDS = {
@@ -31,8 +29,8 @@ _ONE_WIRE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 """All flows together cross the wire of one GPU."""
 
 
-def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Text]:
-    """Render a table for each direction and engine that were measured with several kinds of host memory."""
+def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Grid]:
+    """Yield a table for each direction and engine that were measured with several kinds of host memory."""
     for engine, word in ((Engine.COPY_ENGINE, "memcpy CE"), (Engine.SM_COPY, "memcpy SM")):
         for to_gpu in (True, False):
             cells: dict[MemoryKind, dict[tuple[str, str], Measurement]] = {}
@@ -43,16 +41,29 @@ def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> I
                     cells.setdefault(host.memory, {})[host.label, gpu.label] = m
             if len(cells) < 2 or len({m.size_bytes for those in cells.values() for m in those.values()}) > 1:
                 continue
-            text = Text()
             arrow = "->" if to_gpu else "<-"
-            text.append(f"{word} host memory(row) {arrow} GPU(column) by kind of memory (GB/s)\n", HEADING)
-            if {MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL} & set(cells):
-                text.append(wrap(_what_is_host_numa(cells), ""), DIM)
-            yield text.append_text(_kinds(cells, order))
+            kinds = [kind for kind in _KINDS if kind in cells]
+            yield Grid(
+                caption=f"{word} host memory(row) {arrow} GPU(column) by kind of memory (GB/s)",
+                notes=(_what_is_host_numa(cells),) if set(_NUMA) & set(cells) else (),
+                rows=tuple(_KINDS[kind] for kind in kinds),
+                groups=tuple(
+                    (Line(header=path, cells=tuple(_cell(cells[kind].get(path)) for kind in kinds)),)
+                    for path in _paths(cells, order)
+                ),
+                shade=Shade.HIGH,
+            )
 
 
-def summary(report: RunReport, machine: Machine | None) -> Text | None:
-    """Render for each wire what each case reaches on its paths, how far they are apart, and how much of the wire.
+SUMMARY = "Summary by wire (GB/s)"
+SUMMARY_NOTE = (
+    "n paths: the median of their medians, the least of them, and its distance from the most; wire: the median against "
+    "the nominal rate in one direction, from which no packet overhead is taken off."
+)
+
+
+def summary(report: RunReport, machine: Machine | None) -> Iterator[Grid]:
+    """Yield for each wire what each case reaches on its paths, how far they are apart, and how much of the wire.
 
     Parameters
     ----------
@@ -64,28 +75,13 @@ def summary(report: RunReport, machine: Machine | None) -> Text | None:
         if m.status in (Status.OK, Status.UNSTABLE) and m.bandwidth_gb_s is not None:
             for wire, value, rate in _values(m, machine):
                 wires.setdefault(wire, {}).setdefault((m.case, m.size_bytes), []).append((value, rate))
-    if not wires:
-        return None
-    text = Text()
-    text.append("Summary by wire (GB/s)\n", HEADING)
-    text.append(
-        wrap(
-            "n paths: the median of their medians, the least of them, and its distance from the most; wire: the "
-            "median against the nominal rate in one direction, from which no packet overhead is taken off.",
-            "",
-        ),
-        DIM,
-    )
     for wire, cases in wires.items():
         rates = {f"{rate:.1f}" for found in cases.values() for _, rate in found if rate is not None}
-        text.append(printable(wire) + (f", {' or '.join(sorted(rates))} GB/s nominal" if rates else "") + "\n", DIM)
-        text.append_text(_reached(cases))
-    return text
+        yield _reached(wire + (f", {' or '.join(sorted(rates))} GB/s nominal" if rates else ""), cases)
 
 
-def _reached(cases: Mapping[tuple[str, int], Sequence[tuple[float, float | None]]]) -> Text:
+def _reached(wire: str, cases: Mapping[tuple[str, int], Sequence[tuple[float, float | None]]]) -> Grid:
     swept = {case for case, _ in cases if sum(case == other for other, _ in cases) > 1}
-    labels = [f"{case} {format_size(size)}" if case in swept else case for case, size in cases]
     values = [[value for value, _ in found] for found in cases.values()]
     columns = {
         "n": [str(len(those)) for those in values],
@@ -94,11 +90,12 @@ def _reached(cases: Mapping[tuple[str, int], Sequence[tuple[float, float | None]
         "spread": [_spread(those) for those in values],
         "wire": [_percent(found) for found in cases.values()],
     }
-    return table(labels, [[Column(cells, (name,), ">")] for name, cells in columns.items()])
+    rows = (f"{case} {format_size(size)}" if case in swept else case for case, size in cases)
+    return Grid(caption=wire, rows=tuple(rows), groups=_groups(columns))
 
 
-def soak(report: RunReport) -> Text | None:
-    """Render the paths of a soak whose worst sample was farthest from their median, and when it was taken."""
+def soak(report: RunReport) -> Grid | None:
+    """Return the paths of a soak whose worst sample was farthest from their median, and when it was taken."""
     found = [
         (m, m.bandwidth_gb_s.min / m.bandwidth_gb_s.median)
         for m in report.measurements
@@ -108,26 +105,33 @@ def soak(report: RunReport) -> Text | None:
         return None
     worst = sorted(found, key=lambda pair: pair[1])[:_WORST]
     rows = [(m, m.bandwidth_gb_s, m.slowest_at_s or 0) for m, _ in worst if m.bandwidth_gb_s is not None]
-    text = Text()
-    text.append(f"Worst of {report.settings.duration_s or 0:g} s (GB/s)\n", HEADING)
     columns = {
         "median": [f"{summary.median:.1f}" for _, summary, _ in rows],
         "least": [f"{summary.min:.1f}" for _, summary, _ in rows],
         "at": [f"{at_s:.0f} s" for _, _, at_s in rows],
     }
-    labels = [f"{m.case} {m.path if len(m.flows) < _FEW else ''}".rstrip() for m, _, _ in rows]
-    return text.append_text(table(labels, [[Column(cells, (name,), ">")] for name, cells in columns.items()]))
+    return Grid(
+        caption=f"Worst of {report.settings.duration_s or 0:g} s (GB/s)",
+        rows=tuple(f"{m.case} {m.path if len(m.flows) < _FEW else ''}".rstrip() for m, _, _ in rows),
+        groups=_groups(columns),
+    )
 
 
-def _kinds(cells: dict[MemoryKind, dict[tuple[str, str], Measurement]], order: Sequence[str]) -> Text:
+def _groups(columns: Mapping[str, Sequence[str]]) -> tuple[tuple[Line, ...], ...]:
+    return tuple(
+        (Line(header=(name,), cells=tuple(Cell(text=text) for text in texts)),) for name, texts in columns.items()
+    )
+
+
+def _paths(
+    cells: Mapping[MemoryKind, Mapping[tuple[str, str], Measurement]], order: Sequence[str]
+) -> list[tuple[str, str]]:
     places = {label: place for place, label in enumerate(order)}
-    paths = sorted({path for those in cells.values() for path in those}, key=lambda path: [places[p] for p in path])
-    kinds = [kind for kind in _KINDS if kind in cells]
-    groups = []
-    for path in paths:
-        found = [cell(cells[kind][path], 0) if path in cells[kind] else ("-", "") for kind in kinds]
-        groups.append([Column([text for text, _ in found], path, ">", dict(found))])
-    return table([_KINDS[kind] for kind in kinds], groups)
+    return sorted({path for those in cells.values() for path in those}, key=lambda path: [places[p] for p in path])
+
+
+def _cell(measurement: Measurement | None) -> Cell:
+    return EMPTY if measurement is None else cell(measurement, 0)
 
 
 def _what_is_host_numa(cells: dict[MemoryKind, dict[tuple[str, str], Measurement]]) -> str:

@@ -10,12 +10,13 @@ from rich.text import Text
 
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status, Verification
-from egmctl.report.bench_latency import latency_text
-from egmctl.report.bench_matrix import matrices, wires
+from egmctl.report.bench_latency import latencies
+from egmctl.report.bench_matrix import matrices
 from egmctl.report.bench_soak import soak_lines
-from egmctl.report.bench_summary import side_by_side, soak, summary
+from egmctl.report.bench_summary import SUMMARY, SUMMARY_NOTE, side_by_side, soak, summary
 from egmctl.report.bench_warnings import route_line, warnings
-from egmctl.report.table import DIM, HEADING, WIDTH
+from egmctl.report.grid import Grid, columns_text, grid_text
+from egmctl.report.table import DIM, HEADING, WIDTH, wrap
 from egmctl.units import format_size, printable
 
 _GATING = {
@@ -56,15 +57,26 @@ def bench_text(report: RunReport, machine: Machine | None = None) -> Text:
     return text
 
 
-def _tables(report: RunReport, machine: Machine | None) -> Iterator[Text]:
+def grids(report: RunReport) -> Iterator[Grid]:
+    """Yield the tables of what was measured, in the order of the cases."""
     order = [f"{kind}{node}" for kind in ("NUMA", "CPU") for node in report.numa_nodes]
     order += [gpu.label for gpu in report.gpus]
     bandwidths = [m for m in report.measurements if m.quantity is Quantity.BANDWIDTH]
     for case in dict.fromkeys(measurement.case for measurement in bandwidths):
         yield from matrices([m for m in bandwidths if m.case == case], order)
     yield from side_by_side(bandwidths, order)
-    yield from latency_text([m for m in report.measurements if m.quantity is Quantity.LATENCY], order, wires)
-    yield from filter(None, (soak(report), summary(report, machine)))
+    yield from latencies([m for m in report.measurements if m.quantity is Quantity.LATENCY], order)
+
+
+def _tables(report: RunReport, machine: Machine | None) -> Iterator[Text]:
+    yield from map(grid_text, grids(report))
+    if (worst := soak(report)) is not None:
+        yield grid_text(worst)
+    if by_wire := list(summary(report, machine)):
+        text = Text().append(f"{SUMMARY}\n", HEADING).append(wrap(SUMMARY_NOTE, ""), DIM)
+        for grid in by_wire:
+            text.append(f"{grid.caption}\n", DIM).append_text(columns_text(grid))
+        yield text
 
 
 def _head(report: RunReport) -> Text:
