@@ -1,7 +1,7 @@
 """Latency on the GPU: one thread follows a chain of lines, alone or under load, or sends another GPU a flag and back.
 
 What a kernel has measured it leaves in memory of its own GPU. Where a walk ends proves that every load of it gave the
-right line. See ``kernels/chase.cu``, ``kernels/inject.cu`` and ``kernels/pingpong.cu``.
+right line. See ``kernels/chase.cu`` and ``kernels/pingpong.cu``.
 """
 
 from __future__ import annotations

@@ -36,13 +36,13 @@ KERNELS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "chase.cu": {
         "make_chain": (_ADDRESS, _U64, _U64, _U64),
         "chase": (_ADDRESS, _U64, _U64, _U64, _U64, _ADDRESS),
+        "chase_loaded": (_ADDRESS, _U64, _U64, _U64, _ADDRESS, _U64, _U64, _ADDRESS),
     },
     "copy.cu": {
         "copy_vectors": (_ADDRESS, _ADDRESS, _U64, _U64, _U64),
         "sum_vectors": (_ADDRESS, _U64, _U64, _U64, _ADDRESS),
     },
     "gate.cu": {"gate": (_ADDRESS, _ADDRESS, _U64)},
-    "inject.cu": {"chase_loaded": (_ADDRESS, _U64, _U64, _U64, _ADDRESS, _U64, _U64, _ADDRESS)},
     "pattern.cu": {
         "fill_pattern": (_ADDRESS, _U64, _U64, _U64, _U64),
         "verify_pattern": (_ADDRESS, _U64, _U64, _ADDRESS),

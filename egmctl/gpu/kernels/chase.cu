@@ -1,4 +1,4 @@
-// Latency: a chain of lines through a buffer, and the one thread that follows it.
+// Latency: a chain of lines through a buffer, and the one thread that follows it, alone or under load.
 //
 // The walk visits line place(0), place(1), place(2) and so on. The first 8 bytes of a line hold the distance in bytes
 // of the next line from the start of the buffer, so that a chain means the same in every address space. As place is a
@@ -22,6 +22,22 @@
 //   3  loads     unsigned long long        loads to be timed
 //   4  block     unsigned long long        the block that walks; the others end at once
 //   5  result    unsigned long long[4]     start and end by %globaltimer, offset of the line reached, %smid
+//
+// chase_loaded <<<1 + blocks that load, a multiple of 32>>>    all of them must fit on the GPU at once
+//   0  chain       const unsigned char *
+//   1  offset      unsigned long long        of the line to begin with
+//   2  warm        unsigned long long        loads under load before the clock starts
+//   3  loads       unsigned long long        loads to be timed
+//   4  data        const uint4 *             what the other blocks read
+//   5  size        unsigned long long        its bytes
+//   6  timeout_ns  unsigned long long        when every block gives up, by %globaltimer since its start
+//   7  shared      unsigned long long[11]    in memory of this GPU; the host sets all to 0, [8] to 2^64 - 1
+//                                            [0] start and [1] end of the chase by %globaltimer
+//                                            [2] offset of the line reached  [3] %smid of the chase
+//                                            [4] 1 if a block gave up        [5] blocks that have begun to load
+//                                            [6] 0 before, 1 while, 2 after the chase is timed
+//                                            while it was timed: [7] bytes read, [8] first start, [9] last end
+//                                            [10] warps that load on the SM of the chase
 
 __device__ static unsigned long long place(unsigned long long step, unsigned long long lines, unsigned long long seed)
 {
@@ -57,6 +73,13 @@ __device__ static unsigned long long globaltimer_ns()
     return now;
 }
 
+__device__ static unsigned int sm_id()
+{
+    unsigned int sm;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    return sm;
+}
+
 // Past L1, whose answers would say nothing of the path. Volatile, so that the loads stay between the two times.
 __device__ static unsigned long long walk(const unsigned char *chain, unsigned long long offset,
                                           unsigned long long loads)
@@ -77,10 +100,108 @@ extern "C" __global__ void chase(const unsigned char *chain, unsigned long long 
     const unsigned long long start = globaltimer_ns();
     offset = walk(chain, offset, loads);
     const unsigned long long end = globaltimer_ns();
-    unsigned int sm;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
     result[0] = start;
     result[1] = end;
     result[2] = offset;
-    result[3] = sm;
+    result[3] = sm_id();
+}
+
+// Loaded latency: one thread follows the chain while other blocks of the same launch read another buffer as fast as they
+// can. How many blocks there are is how much load there is; what they really move while the chase is timed, they count
+// themselves.
+
+enum { START, END, OFFSET, SM, EXPIRED, BEGUN, PHASE, BYTES, FIRST, LAST, BESIDE };
+enum { BEFORE, TIMED, OVER };
+
+__device__ static void follow(const unsigned char *chain, unsigned long long offset, unsigned long long warm,
+                              unsigned long long loads, unsigned long long timeout_ns,
+                              volatile unsigned long long *shared)
+{
+    const unsigned long long begun = globaltimer_ns();
+    shared[SM] = sm_id();
+    while (shared[BEGUN] < gridDim.x - 1)
+        if (globaltimer_ns() - begun > timeout_ns) {
+            shared[EXPIRED] = 1;
+            shared[PHASE] = OVER;
+            return;
+        }
+    offset = walk(chain, offset, warm);
+    shared[PHASE] = TIMED;
+    const unsigned long long start = globaltimer_ns();
+    offset = walk(chain, offset, loads);
+    const unsigned long long end = globaltimer_ns();
+    shared[START] = start;
+    shared[END] = end;
+    shared[OFFSET] = offset;
+    __threadfence();
+    shared[PHASE] = OVER;
+}
+
+// Each warp for itself: it reads 16 KiB, asks how far the chase is, reads on.
+__device__ static void load(const uint4 *data, unsigned long long size, unsigned long long timeout_ns,
+                            unsigned long long *shared)
+{
+    enum { ROUNDS = 8, IN_FLIGHT = 4, WARP = 32 };
+    volatile unsigned long long *const seen = shared;
+    const unsigned long long begun = globaltimer_ns();
+    const unsigned long long words = size / sizeof(uint4);
+    const unsigned long long warp = (unsigned long long)(blockIdx.x - 1) * (blockDim.x / WARP) + threadIdx.x / WARP;
+    const unsigned long long warps = (unsigned long long)(gridDim.x - 1) * (blockDim.x / WARP);
+    const unsigned int lane = threadIdx.x % WARP;
+    unsigned long long at = words / warps * warp;
+    unsigned long long first = 0, last = 0, bytes = 0;
+    unsigned int sum = 0;
+    bool announced = false;
+    for (unsigned long long phase = BEFORE; phase != OVER;) {
+#pragma unroll 1
+        for (int round = 0; round < ROUNDS; ++round) {
+            if (at + IN_FLIGHT * WARP > words)
+                at = 0;
+            uint4 read[IN_FLIGHT];
+#pragma unroll
+            for (int i = 0; i < IN_FLIGHT; ++i)
+                read[i] = __ldcg(data + at + i * WARP + lane);
+#pragma unroll
+            for (int i = 0; i < IN_FLIGHT; ++i)
+                sum += read[i].x ^ read[i].y ^ read[i].z ^ read[i].w;
+            at += IN_FLIGHT * WARP;
+        }
+        phase = seen[PHASE];
+        const unsigned long long now = globaltimer_ns();
+        if (first != 0) {
+            bytes += ROUNDS * IN_FLIGHT * WARP * sizeof(uint4);
+            last = now;
+        } else if (phase == TIMED) {
+            first = now;
+        }
+        if (!announced && threadIdx.x == 0)
+            atomicAdd(shared + BEGUN, 1);
+        announced = true;
+        if (now - begun > timeout_ns) {
+            seen[EXPIRED] = 1;
+            break;
+        }
+    }
+    // What was read has to be used, or the compiler leaves the loads out.
+    if (sum == 0x9E3779B9U)
+        (void)seen[PHASE];
+    if (lane == 0) {
+        atomicAdd(shared + BYTES, bytes);
+        if (first != 0) {
+            atomicMin(shared + FIRST, first);
+            atomicMax(shared + LAST, last);
+        }
+        if (sm_id() == seen[SM])
+            atomicAdd(shared + BESIDE, 1);
+    }
+}
+
+extern "C" __global__ void chase_loaded(const unsigned char *chain, unsigned long long offset, unsigned long long warm,
+                                        unsigned long long loads, const uint4 *data, unsigned long long size,
+                                        unsigned long long timeout_ns, unsigned long long *shared)
+{
+    if (blockIdx.x != 0)
+        load(data, size, timeout_ns, shared);
+    else if (threadIdx.x == 0)
+        follow(chain, offset, warm, loads, timeout_ns, shared);
 }

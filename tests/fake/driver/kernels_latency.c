@@ -1,4 +1,4 @@
-/* The kernels of latency, natively: chase.cu, inject.cu, pingpong.cu.
+/* The kernels of latency, natively: chase.cu, pingpong.cu.
  *
  * Their walks are really walked, so that a damaged chain leads astray as it would on a GPU. Their times are invented:
  * each load takes what a kernel that reads one line would.
