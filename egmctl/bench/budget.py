@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import Peak, peaks
@@ -28,7 +28,7 @@ def check_memory(plan: Plan, machine: Machine, cgroup_left_bytes: int | None = N
     UsageError
         Naming the first place that is too small and the size that would fit it.
     """
-    for peak, free in _too_much(plan, machine, cgroup_left_bytes):
+    for peak, free in _too_much(plan.peaks, machine, plan.settings.memory_percent, cgroup_left_bytes):
         fits = _fitting_mib(plan, peak, free)
         raise UsageError(
             f"--size {format_size(plan.settings.size_bytes)} takes {format_size(peak.bytes)} on {_name(peak)}, "
@@ -42,8 +42,9 @@ def smaller_size(plan: Plan, machine: Machine, cgroup_left_bytes: int | None = N
 
     For a size that nobody chose: it gives way to what is free, and the report says so.
     """
-    too_much = [(_fitting_mib(plan, peak, free), peak) for peak, free in _too_much(plan, machine, cgroup_left_bytes)]
-    fits, peak = min(too_much, key=lambda item: item[0], default=(0, None))
+    too_much = _too_much(plan.peaks, machine, plan.settings.memory_percent, cgroup_left_bytes)
+    sizes = [(_fitting_mib(plan, peak, free), peak) for peak, free in too_much]
+    fits, peak = min(sizes, key=lambda item: item[0], default=(0, None))
     return (fits * MIB, _name(peak)) if fits and peak else None
 
 
@@ -55,11 +56,9 @@ def too_large(machine: Machine, task: Task, share: int) -> str | None:
     share
         Per cent of what is free.
     """
-    for peak in peaks([[task]]):
-        free = free_bytes(machine, peak)
-        if free is not None and peak.bytes > free * share // 100:
-            taken = f"it takes {format_size(peak.bytes)} on {_name(peak)}"
-            return f"{taken}, more than {_of(share)} of the {format_size(free)} free there"
+    for peak, free in _too_much(peaks([[task]]), machine, share):
+        taken = f"it takes {format_size(peak.bytes)} on {_name(peak)}"
+        return f"{taken}, more than {_of(share)} of the {format_size(free)} free there"
     return None
 
 
@@ -77,13 +76,15 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
     return nvml.memory_total_bytes - nvml.memory_used_bytes
 
 
-def _too_much(plan: Plan, machine: Machine, cgroup_left_bytes: int | None) -> Iterator[tuple[Peak, int]]:
+def _too_much(
+    wanted: Iterable[Peak], machine: Machine, share: int, cgroup_left_bytes: int | None = None
+) -> Iterator[tuple[Peak, int]]:
     """Yield what takes more than its share of a place, with the bytes free there."""
-    for peak in plan.peaks:
+    for peak in wanted:
         free = free_bytes(machine, peak)
         if peak.place is None and cgroup_left_bytes is not None:
             free = cgroup_left_bytes if free is None else min(free, cgroup_left_bytes)
-        if free is not None and peak.bytes > free * plan.settings.memory_percent // 100:
+        if free is not None and peak.bytes > free * share // 100:
             yield peak, free
 
 
