@@ -7,21 +7,16 @@ sentence that names the bad part.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import re
 from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from egmctl import data
+from egmctl.documents import check_schema, read_object, refuse, short
 from egmctl.errors import UsageError
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.machine import MACHINE_SCHEMA, SECTION_VERSIONS, Machine, OriginKind, Reason, SectionStatus, Unread
-from egmctl.units import format_size
-
-FILE_LIMIT = 64 << 20
-"""Bytes of the largest file that is read; a node with 8 GPUs has some 300 KiB."""
 
 _LIMITS = {"gpus": 256, "numa_nodes": 1024, "switches": 256, "nics": 4096}
 """Most that a node can have: minors of ``/dev/nvidia<minor>`` end at 247 (nv-chardev-numbers.h), Linux' NODES_SHIFT
@@ -37,19 +32,42 @@ def load(name_or_path: str) -> Machine:
         If there is no such machine, or the file does not hold one.
     """
     path, source = _find(name_or_path)
-    document = _parse(_read(path, source), source)
-    _check_schema(document, source)
+    document = read_object(path, source, "machine")
+    check_schema(document, (MACHINE_SCHEMA,), source, "machine")
+    return recorded(decode(document, source), path)
+
+
+def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
+    """Return the machine that a document holds, without the sections that are newer than this tool.
+
+    Parameters
+    ----------
+    source
+        How to call the file in a sentence.
+    where
+        Place of the document in the file.
+
+    Raises
+    ------
+    UsageError
+        If it is no machine, or its parts do not fit together.
+    """
     newer = _drop_newer_sections(document)
     try:
-        machine = from_json(Machine, document)
+        machine = from_json(Machine, document, where)
     except DecodeError as error:
-        _refuse(source, f"is not a valid machine: {_short(str(error))}")
+        refuse(source, f"is not a valid machine: {short(str(error))}")
     if fault := _fault(machine):
-        _refuse(source, f"is not a valid machine: {fault}")
-    origin = machine.origin
-    if origin.kind is not OriginKind.MODELLED:
-        origin = dataclasses.replace(origin, kind=OriginKind.RECORDED, name=path.stem)
-    return dataclasses.replace(machine, origin=origin, sections={**machine.sections, **newer})
+        refuse(source, f"is not a valid machine: {where and f'{where}: '}{fault}")
+    return dataclasses.replace(machine, sections={**machine.sections, **newer})
+
+
+def recorded(machine: Machine, path: Path) -> Machine:
+    """Return the machine of a file with the file's stem as its name; what was modelled stays so."""
+    if machine.origin.kind is OriginKind.MODELLED:
+        return machine
+    origin = dataclasses.replace(machine.origin, kind=OriginKind.RECORDED, name=path.stem)
+    return dataclasses.replace(machine, origin=origin)
 
 
 def names() -> list[str]:
@@ -64,55 +82,12 @@ def _find(name_or_path: str) -> tuple[Path, str]:
     if os.path.exists(name_or_path):
         return Path(name_or_path), f"machine file {name_or_path}"
     if "/" in name_or_path or name_or_path.endswith(".json"):
-        raise UsageError(f"machine file {_short(name_or_path)} does not exist; {_valid()}")
-    raise UsageError(f"there is no machine {_short(name_or_path)!r}; {_valid()}")
+        raise UsageError(f"machine file {short(name_or_path)} does not exist; {_valid()}")
+    raise UsageError(f"there is no machine {short(name_or_path)!r}; {_valid()}")
 
 
 def _valid() -> str:
     return f"valid are a file that 'egmctl snapshot' wrote and {', '.join(names()) or 'no name: none ships'}"
-
-
-def _read(path: Path, source: str) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_LIMIT + 1)
-    except OSError as error:
-        _refuse(source, f"cannot be read: {error.strerror}")
-    if len(content) > FILE_LIMIT:
-        _refuse(source, f"is larger than {format_size(FILE_LIMIT)}, which no machine is")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        _refuse(source, f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}")
-
-
-def _parse(text: str, source: str) -> dict[str, Any]:
-    def constant(word: str) -> NoReturn:
-        _refuse(source, f"is not JSON: it holds {word}, which JSON has no number for")
-
-    try:
-        document = json.loads(text, parse_constant=constant)
-    except json.JSONDecodeError as error:
-        _refuse(source, f"is not JSON, or is truncated: {error.msg} at line {error.lineno} column {error.colno}")
-    except RecursionError:
-        _refuse(source, "is nested more deeply than any machine")
-    except ValueError:
-        # Python refuses to read whole numbers of more than 4300 digits.
-        _refuse(source, "holds a whole number of thousands of digits")
-    if not isinstance(document, dict):
-        _refuse(source, f"is not a machine: expected an object with the schema {MACHINE_SCHEMA}")
-    return document
-
-
-def _check_schema(document: dict[str, Any], source: str) -> None:
-    schema = document.get("schema")
-    if schema == MACHINE_SCHEMA:
-        return
-    name, _, major = MACHINE_SCHEMA.partition("/")
-    if isinstance(schema, str) and re.fullmatch(rf"{re.escape(name)}/[0-9]+", schema, re.ASCII):
-        _refuse(source, f"has the schema {_short(schema)}; this egmctl reads up to version {major}: use a newer egmctl")
-    found = f"its schema is {_short(schema)!r}" if isinstance(schema, str) else "it states no schema"
-    _refuse(source, f"is not a machine: {found}, expected {MACHINE_SCHEMA}")
 
 
 def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:
@@ -168,7 +143,7 @@ def _repeated(what: str, values: Iterable[Hashable]) -> str | None:
     seen = set()
     for value in values:
         if value in seen:
-            return f"{what} {_short(str(value))} is there twice"
+            return f"{what} {short(str(value))} is there twice"
         seen.add(value)
     return None
 
@@ -178,11 +153,3 @@ def _disordered(what: str, numbers: list[int]) -> str | None:
         if number <= before:
             return f"{what} {number} after {before}, expected ascending from 0"
     return None
-
-
-def _refuse(source: str, sentence: str) -> NoReturn:
-    raise UsageError(f"{_short(source)} {sentence}")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:197]}..."

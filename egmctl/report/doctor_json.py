@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from egmctl.doctor.check import Check
 from egmctl.doctor.runner import Diagnosis
 from egmctl.errors import ExitCode, NothingToDo
+from egmctl.facts.redact import redact
 from egmctl.model.codec import to_json
 from egmctl.model.finding import Finding, Guard
-from egmctl.model.machine import BusId
+from egmctl.model.machine import BusId, Machine
 from egmctl.report.envelope import dump, envelope
 from egmctl.topo.platform import platform
 
@@ -34,6 +35,10 @@ class DoctorResult:
     """Number of checks by status: that of a check's gravest finding."""
     findings: tuple[Finding, ...]
     """In the order of the checks."""
+    strict: bool = False
+    """Whether a warning is a failure."""
+    machines: tuple[Machine, ...] = ()
+    """The node that was checked, with pseudonyms for what is private."""
 
 
 def doctor_json(diagnosis: Diagnosis) -> str:
@@ -45,6 +50,8 @@ def doctor_json(diagnosis: Diagnosis) -> str:
         purposes=diagnosis.scope.purposes or tuple(Guard),
         counts={status.value: number for status, number in diagnosis.counts.items()},
         findings=diagnosis.findings,
+        strict=diagnosis.strict,
+        machines=(redact(diagnosis.machine),),
     )
     errors = [] if diagnosis.nothing is None else [NothingToDo(diagnosis.nothing)]
     code = diagnosis.exit_code

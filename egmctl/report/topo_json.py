@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from egmctl.facts.redact import redact
 from egmctl.model.codec import to_json
-from egmctl.model.machine import Gpu, NumaKind, NumaNode, Pair, Unread
+from egmctl.model.machine import Gpu, Machine, NumaKind, NumaNode, Pair, Unread
 from egmctl.topo.health import Block, C2c, c2c, egm, obstacle
 from egmctl.topo.links import Link, LinkClass
 from egmctl.topo.missing import Missing
@@ -35,6 +36,8 @@ class TopoResult:
     notes: tuple[str, ...]
     missing: MissingEntry | None
     """Why no matrix could be drawn; null where one could."""
+    machines: tuple[Machine, ...] = ()
+    """The whole node, with pseudonyms for what is private: what the other keys were judged from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +203,7 @@ def topo_result(topology: Topology, missing: Missing | None) -> dict[str, Any]:
         missing=None
         if missing is None
         else MissingEntry(sentence=missing.sentence, missing=missing.missing, advice=missing.advice),
+        machines=(redact(machine),),
     )
     document: dict[str, Any] = to_json(result)
     return document

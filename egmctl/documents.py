@@ -1,0 +1,110 @@
+"""Reads JSON files that come from anywhere: an object, or one sentence that names the file and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from egmctl.errors import UsageError
+from egmctl.units import format_size
+
+FILE_LIMIT = 64 << 20
+"""Bytes of the largest file that is read; a machine with 8 GPUs has some 300 KiB, a full run of the bench 10 MiB."""
+
+
+def read_object(path: Path, source: str, what: str) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Parameters
+    ----------
+    source
+        How to call the file in a sentence, e.g. ``machine file node7.json``.
+    what
+        What it should hold, e.g. ``machine``.
+
+    Raises
+    ------
+    UsageError
+        If it holds no JSON object, or more than any such file does.
+    """
+    return _parse(_read(path, source, what), source, what)
+
+
+def check_schema(document: dict[str, Any], known: Sequence[str], source: str, what: str) -> str:
+    """Return the schema that a document states, one of those that this tool reads.
+
+    Parameters
+    ----------
+    known
+        Such as ``egmctl.machine/1``: a name and the version up to which it is read.
+    source, what
+        As for :func:`read_object`.
+
+    Raises
+    ------
+    UsageError
+        If it states another one, a newer version, or none.
+    """
+    schema = document.get("schema")
+    if isinstance(schema, str):
+        if schema in known:
+            return schema
+        for name, _, version in (one.partition("/") for one in known):
+            if re.fullmatch(rf"{re.escape(name)}/[0-9]+", schema, re.ASCII):
+                refuse(
+                    source,
+                    f"has the schema {short(schema)}; this egmctl reads up to version {version}: use a newer egmctl",
+                )
+    found = f"its schema is {short(schema)!r}" if isinstance(schema, str) else "it states no schema"
+    refuse(source, f"is not a {what}: {found}, expected {', '.join(known)}")
+
+
+def refuse(source: str, sentence: str) -> NoReturn:
+    """Raise the sentence about a file.
+
+    Raises
+    ------
+    UsageError
+        Always.
+    """
+    raise UsageError(f"{short(source)} {sentence}")
+
+
+def short(text: str) -> str:
+    """Return a text from outside, cut to what a sentence bears."""
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _read(path: Path, source: str, what: str) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_LIMIT + 1)
+    except OSError as error:
+        refuse(source, f"cannot be read: {error.strerror}")
+    if len(content) > FILE_LIMIT:
+        refuse(source, f"is larger than {format_size(FILE_LIMIT)}, which no {what} is")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        refuse(source, f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}")
+
+
+def _parse(text: str, source: str, what: str) -> dict[str, Any]:
+    def constant(word: str) -> NoReturn:
+        refuse(source, f"is not JSON: it holds {word}, which JSON has no number for")
+
+    try:
+        document = json.loads(text, parse_constant=constant)
+    except json.JSONDecodeError as error:
+        refuse(source, f"is not JSON, or is truncated: {error.msg} at line {error.lineno} column {error.colno}")
+    except RecursionError:
+        refuse(source, f"is nested more deeply than any {what}")
+    except ValueError:
+        # Python refuses to read whole numbers of more than 4300 digits.
+        refuse(source, "holds a whole number of thousands of digits")
+    if not isinstance(document, dict):
+        refuse(source, f"is not a {what}: expected an object")
+    return document

@@ -1,0 +1,167 @@
+"""Loads what the commands saved: any of their JSON documents, as the dataclass that it was written from.
+
+A file comes from anywhere. Whatever is in it, loading gives a :class:`Saved`, or one sentence that names the file and
+the bad part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from egmctl.documents import check_schema, read_object, refuse, short
+from egmctl.errors import UsageError
+from egmctl.facts import replay
+from egmctl.model.codec import DecodeError, from_json
+from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin
+from egmctl.model.measurement import BENCH_SCHEMA, RunReport
+from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
+from egmctl.report.envelope import ERROR_SCHEMA
+from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
+
+Result = RunReport | DoctorResult | TopoResult | Machine
+
+
+class SavedKind(StrEnum):
+    """Which command wrote a file."""
+
+    BENCH = "bench"
+    DOCTOR = "doctor"
+    TOPO = "topo"
+    SNAPSHOT = "snapshot"
+    ERROR = "error"
+    """Any of them, which ended before it had a result."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorEntry:
+    """What went wrong, as the envelope has it."""
+
+    code: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One file's content."""
+
+    path: Path
+    kind: SavedKind
+    name: str
+    """The file's stem, which stands for the node: a document without ``--full`` holds no name of a host. Of files
+    with the same stem, their paths (:func:`load_all`)."""
+    result: Result | None
+    """``None`` where the command ended before it had one; ``errors`` says why."""
+    tool: str
+    """What wrote it: ``egmctl 0.1.0``."""
+    exit_code: int | None = None
+    """What the command ended with; ``None`` of a snapshot, which does not say."""
+    origin: Origin | None = None
+    """Where the facts came from; ``None`` where the command ended before it had a machine."""
+    errors: tuple[ErrorEntry, ...] = ()
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The nodes that it is about, with pseudonyms; empty where the file has none, as those of older versions."""
+        if isinstance(self.result, Machine):
+            return (self.result,)
+        return () if self.result is None else self.result.machines
+
+
+_RESULTS: dict[str, tuple[SavedKind, type[RunReport] | type[DoctorResult] | type[TopoResult]]] = {
+    BENCH_SCHEMA: (SavedKind.BENCH, RunReport),
+    DOCTOR_SCHEMA: (SavedKind.DOCTOR, DoctorResult),
+    TOPO_SCHEMA: (SavedKind.TOPO, TopoResult),
+}
+
+
+def load(path: str | os.PathLike[str]) -> Saved:
+    """Return what a file holds that ``egmctl bench``, ``doctor``, ``topo`` or ``snapshot`` wrote.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read or holds none of them; the sentence names the file and the place in it.
+    """
+    source, file = f"file {path}", Path(path)
+    if not file.exists():
+        raise UsageError(f"{short(source)} does not exist; expected one that egmctl wrote with -o FILE.json")
+    document = read_object(file, source, "result of egmctl")
+    schema = check_schema(document, (*_RESULTS, MACHINE_SCHEMA, ERROR_SCHEMA), source, "result of egmctl")
+    if schema == MACHINE_SCHEMA:
+        machine = replay.recorded(replay.decode(document, source), file)
+        return Saved(
+            path=file,
+            kind=SavedKind.SNAPSHOT,
+            name=file.stem,
+            result=machine,
+            tool=f"egmctl {document.get('egmctl', '')}".strip(),
+            origin=machine.origin,
+        )
+    envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
+    body = document.get("result")
+    kind, result = SavedKind.ERROR, None
+    if schema != ERROR_SCHEMA:
+        kind, cls = _RESULTS[schema]
+        result = _result(cls, body, source)
+    return Saved(
+        path=file,
+        kind=kind,
+        name=file.stem,
+        result=result,
+        tool=envelope.tool,
+        exit_code=envelope.exit_code,
+        origin=envelope.machine,
+        errors=envelope.errors,
+    )
+
+
+def load_all(paths: Iterable[str | os.PathLike[str]]) -> tuple[Saved, ...]:
+    """Return what several files hold, each with a name of its own.
+
+    Raises
+    ------
+    UsageError
+        As :func:`load`, and where a file is named twice.
+    """
+    loaded = [load(path) for path in paths]
+    stems = Counter(saved.name for saved in loaded)
+    named = tuple(
+        saved if stems[saved.name] == 1 else dataclasses.replace(saved, name=str(saved.path)) for saved in loaded
+    )
+    for name, times in Counter(saved.name for saved in named).items():
+        if times > 1:
+            raise UsageError(f"file {short(name)} is named {times} times")
+    return named
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Envelope:
+    tool: str
+    exit_code: int
+    machine: Origin | None
+    errors: tuple[ErrorEntry, ...]
+
+
+def _result(cls: type[RunReport] | type[DoctorResult] | type[TopoResult], body: Any, source: str) -> Result:
+    if not isinstance(body, dict):
+        refuse(source, "is not a valid result: result: expected an object")
+    machines = body.get("machines", [])
+    if not isinstance(machines, list) or not all(isinstance(one, dict) for one in machines):
+        refuse(source, "is not a valid result: result.machines: expected a list of objects")
+    result = _decode(cls, {**body, "machines": []}, source, "result")
+    decoded = [replay.decode(one, source, f"result.machines[{place}]") for place, one in enumerate(machines)]
+    whole: Result = dataclasses.replace(result, machines=tuple(decoded))
+    return whole
+
+
+def _decode(cls: type[Any], data: Any, source: str, where: str = "") -> Any:
+    try:
+        return from_json(cls, data, where)
+    except DecodeError as error:
+        refuse(source, f"is not a valid result: {short(str(error))}")

@@ -1,0 +1,174 @@
+"""Loading what a command saved: the very dataclass that was written, or one sentence that names the bad part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from egmctl import saved
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING
+from egmctl.errors import NothingToDo, UsageError
+from egmctl.facts import record, replay
+from egmctl.facts.redact import redact
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.measurement import RunReport
+from egmctl.report.doctor_json import DoctorResult, doctor_json
+from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope
+from egmctl.report.topo_json import TopoResult
+from egmctl.saved import SavedKind
+from tests.conftest import RunEgmctl
+from tests.saved.documents import bench_document, machine_of, measured_report
+
+Document = dict[str, Any]
+
+
+def write(folder: Path, content: object, name: str = "node7.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+# --- what was written is what is loaded ------------------------------------------------------------------------------
+
+
+def test_a_run_of_the_bench(tmp_path: Path) -> None:
+    report = measured_report("hgx-h200x4")
+    loaded = saved.load(write(tmp_path, bench_document(report)))
+    assert (loaded.kind, loaded.name, loaded.exit_code) == (SavedKind.BENCH, "node7", 0)
+    assert loaded.result == report
+    assert loaded.machines == report.machines
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    name=st.sampled_from(replay.names()),
+    values=st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False), min_size=1, max_size=9),
+)
+def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> None:
+    report = measured_report(name, values)
+    assert from_json(RunReport, json.loads(json.dumps(to_json(report)))) == report
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_a_diagnosis(tmp_path: Path, name: str) -> None:
+    diagnosis = diagnose(replay.load(name), EVERYTHING, CHECKS, strict=True)
+    loaded = saved.load(write(tmp_path, doctor_json(diagnosis)))
+    assert loaded.kind is SavedKind.DOCTOR
+    assert isinstance(loaded.result, DoctorResult)
+    assert loaded.result.findings == diagnosis.findings
+    assert loaded.result.strict
+    assert loaded.machines == (redact(replay.load(name)),)
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_a_topology(tmp_path: Path, egmctl: RunEgmctl, name: str) -> None:
+    path = tmp_path / "topo.json"
+    assert egmctl("topo", "--machine", name, "-o", str(path)).code == 0
+    loaded = saved.load(path)
+    assert loaded.kind is SavedKind.TOPO
+    assert isinstance(loaded.result, TopoResult)
+    written = json.loads(path.read_text())["result"]
+    assert to_json(loaded.result) == written, "and it would be written the same"
+
+
+def test_a_snapshot(tmp_path: Path) -> None:
+    machine = machine_of("hgx-h200x4")
+    loaded = saved.load(write(tmp_path, record.text(machine)))
+    assert (loaded.kind, loaded.name) == (SavedKind.SNAPSHOT, "node7")
+    assert loaded.tool.startswith("egmctl ")
+    assert loaded.machines[0].gpus == machine.gpus
+    assert loaded.machines[0].origin.name == "node7"
+
+
+def test_the_document_of_a_command_that_had_no_result(tmp_path: Path) -> None:
+    error = NothingToDo("there is no GPU to measure")
+    loaded = saved.load(write(tmp_path, dump(envelope(ERROR_SCHEMA, 3, None, machine=None, errors=[error]))))
+    assert (loaded.kind, loaded.result, loaded.exit_code) == (SavedKind.ERROR, None, 3)
+    assert [(entry.code, entry.message) for entry in loaded.errors] == [("nothing", "there is no GPU to measure")]
+
+
+def test_a_document_of_a_version_that_kept_no_machine(tmp_path: Path) -> None:
+    document = bench_document(measured_report("hgx-h200x4"))
+    del document["result"]["machines"]
+    assert saved.load(write(tmp_path, document)).machines == ()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        saved.load(path)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"file {path}"), "it names the file"
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("", "is not JSON, or is truncated"),
+        ("[]", "expected an object"),
+        ("{}", "it states no schema, expected egmctl.bench/1, egmctl.doctor/1, egmctl.topo/1, egmctl.machine/1"),
+        ('{"schema": "egmctl.bench/2"}', "this egmctl reads up to version 1: use a newer egmctl"),
+        ('{"schema": "egmctl.bench/1"}', "the key 'tool' is missing"),
+    ],
+)
+def test_a_file_that_is_none_of_ours(tmp_path: Path, content: str, part: str) -> None:
+    assert part in refusal(write(tmp_path, content))
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    assert "cannot be read: Is a directory" in refusal(tmp_path)
+
+
+def test_a_wrong_value_is_named_with_its_place(tmp_path: Path) -> None:
+    document = bench_document(measured_report("hgx-h200x4"))
+    document["result"]["measurements"][3]["status"] = "wonderful"
+    assert "result.measurements[3].status: expected one of ok, unstable" in refusal(write(tmp_path, document))
+
+
+def test_so_is_one_in_the_machine(tmp_path: Path) -> None:
+    document = bench_document(measured_report("hgx-h200x4"))
+    document["result"]["machines"][0]["gpus"][1]["index"] = "one"
+    assert "result.machines[0].gpus[1].index: expected a whole number" in refusal(write(tmp_path, document))
+
+
+@pytest.mark.parametrize("cut", [1, 100, 5000, -2])
+def test_a_truncated_file(tmp_path: Path, cut: int) -> None:
+    text = json.dumps(bench_document(measured_report("hgx-h200x4")))
+    assert "is not JSON, or is truncated" in refusal(write(tmp_path, text[:cut]))
+
+
+# --- several files ---------------------------------------------------------------------------------------------------
+
+
+def test_files_with_the_same_stem_are_told_apart_by_their_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = bench_document(measured_report("hgx-h200x4"))
+    for folder in ("monday", "tuesday"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder, report)
+    write(tmp_path, report, "node8.json")
+    monkeypatch.chdir(tmp_path)
+    loaded = saved.load_all(["monday/node7.json", "tuesday/node7.json", "node8.json"])
+    assert [one.name for one in loaded] == ["monday/node7.json", "tuesday/node7.json", "node8"]
+
+
+def test_a_file_named_twice(tmp_path: Path) -> None:
+    path = write(tmp_path, bench_document(measured_report("hgx-h200x4")))
+    with pytest.raises(UsageError, match="is named 2 times"):
+        saved.load_all([path, path])
