@@ -7,8 +7,11 @@ odd one, where N (N - 1) / 2 pairs one at a time would take that many.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from random import Random
 from typing import TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -37,20 +40,68 @@ class Step:
 
 
 def tournament(players: Sequence[T]) -> tuple[tuple[tuple[T, T], ...], ...]:
-    """Return the rounds of a round-robin tournament: every unordered pair once, no player twice in a round.
+    """Return the rounds of a round-robin tournament: every unordered pair once, no player twice in a round."""
+    count = len(players)
+    return tuple(
+        tuple((players[one], players[other]) for one, other in zip(*round_of(count, number), strict=True))
+        for number in range(round_count(count))
+    )
+
+
+def round_count(count: int) -> int:
+    """Return how many rounds the tournament of ``count`` players has: one less for an even number of them."""
+    return max(0, count - 1 + count % 2)
+
+
+def round_of(count: int, number: int) -> tuple[array[int], array[int]]:
+    """Return one round of the tournament of the players 0 to ``count`` - 1: the first and the second of each pair.
+
+    Parameters
+    ----------
+    number
+        Of the round, from 0. No other round is made for it: ten thousand players have fifty million pairs.
 
     Notes
     -----
-    The circle method: one player stays, the others move round; with an odd number a bye stays, and who meets it rests.
+    The circle method: one player stays, the others move round; with an odd number a bye moves too, and who meets it
+    rests.
     """
-    circle: list[T | None] = [*players, *([None] if len(players) % 2 else [])]
-    half = len(circle) // 2
-    rounds = []
-    for _ in range(len(circle) - 1):
-        meetings = zip(circle[:half], reversed(circle[half:]), strict=True)
-        rounds.append(tuple((a, b) for a, b in meetings if a is not None and b is not None))
-        circle = [circle[0], circle[-1], *circle[1:-1]]
-    return tuple(rounds)
+    size = count + count % 2
+    others = _others(size)
+    turn = number % len(others)
+    moved = others[-turn:] + others[:-turn] if turn else others
+    firsts, seconds = array("i", [0]) + moved[: size // 2 - 1], moved[size // 2 - 1 :][::-1]
+    if count % 2:
+        bye = count
+        place = firsts.index(bye) if bye in firsts else seconds.index(bye)
+        firsts.pop(place)
+        seconds.pop(place)
+    return firsts, seconds
+
+
+@cache
+def _others(size: int) -> array[int]:
+    return array("i", range(1, size))
+
+
+def sampled_rounds(count: int, peers: int, seed: int) -> Iterator[tuple[array[int], array[int]]]:
+    """Yield rounds in which every player meets at least ``peers`` others, chosen at random, no pair twice.
+
+    They are rounds of the tournament of the players in random order; of an odd number one rests in each round, so there
+    is one more.
+
+    Parameters
+    ----------
+    seed
+        The same one gives the same rounds on every node.
+    """
+    chance = Random(seed)  # noqa: S311 - a sample, not a secret
+    players = array("i", range(count))
+    chance.shuffle(players)
+    there_are = round_count(count)
+    for number in sorted(chance.sample(range(there_are), min(peers + count % 2, there_are))):
+        firsts, seconds = round_of(count, number)
+        yield array("i", map(players.__getitem__, firsts)), array("i", map(players.__getitem__, seconds))
 
 
 def make_steps(slots: Iterable[Slot], *, serial: bool = False) -> tuple[Step, ...]:

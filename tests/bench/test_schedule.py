@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from itertools import combinations, permutations
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.schedule import Slot, make_steps, tournament
+from egmctl.bench.schedule import Slot, make_steps, round_count, round_of, sampled_rounds, tournament
 
 GPUS = st.lists(st.text("0123456789abcdef", min_size=1, max_size=4), unique=True, max_size=17)
 
@@ -27,6 +28,56 @@ def test_a_tournament_has_every_pair_once_and_no_player_twice_in_a_round(players
 @pytest.mark.parametrize(("players", "rounds"), [(0, 0), (2, 1), (3, 3), (4, 3), (5, 5), (8, 7), (16, 15)])
 def test_a_tournament_is_as_short_as_it_can_be(players: int, rounds: int) -> None:
     assert len(tournament(range(players))) == rounds
+
+
+def pairs_of(one_round: tuple[array[int], array[int]]) -> list[tuple[int, int]]:
+    return list(zip(*one_round, strict=True))
+
+
+@given(st.integers(0, 80))
+def test_the_rounds_of_any_number_of_players_have_every_pair_once_each_made_by_itself(count: int) -> None:
+    rounds = [pairs_of(round_of(count, number)) for number in reversed(range(round_count(count)))]
+    assert Counter(frozenset(pair) for pairs in rounds for pair in pairs) == Counter(
+        frozenset(pair) for pair in combinations(range(count), 2)
+    )
+    for pairs in rounds:
+        playing = [player for pair in pairs for player in pair]
+        assert len(playing) == len(set(playing)) == count - count % 2
+
+
+@pytest.mark.parametrize("count", [9_999, 10_000])
+def test_ten_thousand_players_meet_each_other_once(count: int) -> None:
+    met: dict[int, set[int]] = {0: set(), count - 1: set()}
+    for number in range(round_count(count)):
+        firsts, seconds = round_of(count, number)
+        assert len(firsts) == len(seconds) == count // 2
+        if number % 1_000 == 0:
+            assert len({*firsts, *seconds}) == count - count % 2
+        for player, others in met.items():
+            for here, there in ((firsts, seconds), (seconds, firsts)):
+                if player in here:
+                    others.add(there[here.index(player)])
+    for player, others in met.items():
+        assert others == set(range(count)) - {player}
+
+
+@given(st.integers(2, 60), st.integers(1, 70), st.integers(0, 3))
+def test_a_sample_covers_every_player_with_as_many_peers_as_asked_for_and_no_pair_twice(
+    count: int, peers: int, seed: int
+) -> None:
+    rounds = [pairs_of(one) for one in sampled_rounds(count, peers, seed)]
+    met = Counter(frozenset(pair) for pairs in rounds for pair in pairs)
+    assert set(met.values()) == {1}
+    for pairs in rounds:
+        playing = [player for pair in pairs for player in pair]
+        assert len(playing) == len(set(playing)) >= count - 1
+    for player in range(count):
+        assert sum(player in pair for pair in met) >= min(peers, count - 1)
+
+
+def test_a_sample_is_random_and_the_same_for_the_same_seed() -> None:
+    drawn = [[pairs_of(one) for one in sampled_rounds(16, 3, seed)] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 @st.composite
