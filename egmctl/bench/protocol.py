@@ -14,6 +14,16 @@ from egmctl.bench.buffers import Buffer
 from egmctl.model.machine import BusId
 from egmctl.model.measurement import Settings, Task
 
+ENVIRONMENT = {
+    # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.paths).
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # A kernel that is loaded at its first launch waits for the GPU to be idle, which it never is behind a gate.
+    "CUDA_MODULE_LOADING": "EAGER",
+    # The launch of a gate that waits for the gate to open would never return.
+    "CUDA_LAUNCH_BLOCKING": None,
+}
+"""Changes to the environment of a process that works GPUs for the bench."""
+
 
 class Request(StrEnum):
     """The command's messages, under the key ``do``."""
@@ -24,6 +34,10 @@ class Request(StrEnum):
     """``step``: the next one."""
     FINISH = "finish"
     """There is nothing more: release everything."""
+    EXCHANGED = "exchanged"
+    """To a rank: ``items``, what each rank has given (``data``, and how many descriptors, ``fds``), by rank."""
+    ABANDON = "abandon"
+    """To a rank, in place of that: another one failed, ``why``."""
 
 
 class Event(StrEnum):
@@ -38,6 +52,8 @@ class Event(StrEnum):
     process; ``problem``: why a buffer could not be given back, or null."""
     DONE = "done"
     """Everything is released."""
+    EXCHANGE = "exchange"
+    """A rank gives ``data`` to all and waits for what they give; ``call`` is which call of the exchange it makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

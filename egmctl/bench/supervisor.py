@@ -17,7 +17,7 @@ from egmctl.bench.buffers import Lifetimes
 from egmctl.bench.estimate import steps_seconds
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.plan import Plan, shortened
-from egmctl.bench.protocol import Event, NodeAccess, OrderedStep, OrderedTask, Preparation, Request
+from egmctl.bench.protocol import ENVIRONMENT, Event, NodeAccess, OrderedStep, OrderedTask, Preparation, Request
 from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
 from egmctl.errors import ChildFailed
@@ -42,16 +42,6 @@ by more, all of the group are measured one at a time. On NVSwitch 0.0004 was see
 
 ATTEMPTS = 4
 """How often a step is measured whose samples differ too much: three times more."""
-
-ENVIRONMENT = {
-    # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.paths).
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # A kernel that is loaded at its first launch waits for the GPU to be idle, which it never is behind a gate.
-    "CUDA_MODULE_LOADING": "EAGER",
-    # The launch of a gate that waits for the gate to open would never return.
-    "CUDA_LAUNCH_BLOCKING": None,
-}
-"""Changes to the worker's environment."""
 
 
 def start_worker(target: str = WORKER) -> Child:

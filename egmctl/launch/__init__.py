@@ -12,6 +12,6 @@ taking the command, its results or the terminal with it::
 
 from egmctl.launch import breadcrumb, signals
 from egmctl.launch.channel import Channel, ChannelClosed
-from egmctl.launch.process import Child, run, spawn
+from egmctl.launch.process import Child, run, spawn, wait_for_any
 
-__all__ = ["Channel", "ChannelClosed", "Child", "breadcrumb", "run", "signals", "spawn"]
+__all__ = ["Channel", "ChannelClosed", "Child", "breadcrumb", "run", "signals", "spawn", "wait_for_any"]

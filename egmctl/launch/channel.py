@@ -87,6 +87,17 @@ class Channel:
         _, message, fds = self._take_frame()
         return message, fds
 
+    def fileno(self) -> int:
+        """Return the socket, for waiting on several channels at once."""
+        return self._socket.fileno()
+
+    def has_message(self) -> bool:
+        """Say whether a whole message, or what makes none, has been read off the socket already."""
+        if len(self._data) < _HEADER.size:
+            return False
+        magic, _, _, length = _HEADER.unpack_from(self._data)
+        return magic != _MAGIC or len(self._data) >= _HEADER.size + length
+
     def close(self) -> None:
         """Close this end, and descriptors that came and were never asked for."""
         self._socket.close()

@@ -12,6 +12,7 @@ import contextlib
 import io
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from egmctl.errors import ChildFailed, ExitCode
@@ -136,6 +137,17 @@ def spawn(
             raise ChildFailed(f"a child process cannot be started: {error}", how="crashed") from None
         kept.pop_all()
         return Child(target, process, Channel(our_end), trail, output, grace_s)
+
+
+def wait_for_any(children: Collection[Child], timeout_s: float) -> list[Child]:
+    """Wait until a child has sent something or has ended; return those that have, none if ``timeout_s`` went by."""
+    if said := [child for child in children if child.channel.has_message()]:
+        return said
+    poll = select.poll()
+    by_fd = {child.channel.fileno(): child for child in children}
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    return [by_fd[fd] for fd, _ in poll.poll(max(0, timeout_s) * 1000)]
 
 
 class Child:

@@ -1,0 +1,271 @@
+"""The processes of a measurement by several, as the command holds them: started, asked, heard, and ended cleanly.
+
+A step of a group is a series of rounds. In each, every rank says one word: what it gives to an exchange, or that it is
+through with the step; a process that has died or hangs is given a word of its own, that it failed. The words of all
+ranks are joined and every command comes to the same conclusion from them: hand them on, end the step, or release the
+ranks that wait for one that will never come (docs/decisions/0004-words-of-ranks.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from egmctl.bench.protocol import ENVIRONMENT, Event, Request
+from egmctl.errors import ChildFailed
+from egmctl.launch import ChannelClosed, Child, spawn, wait_for_any
+
+RELEASE_S = 15.0
+"""How long ranks may take to come to the end of a step that another one has failed in: kernels that wait for another
+GPU give up after 5 s (:data:`egmctl.gpu.chase.TIMEOUT_NS`), a gate after 10."""
+
+RANK = "egmctl.bench.ranks.rank:run"
+
+Message = dict[str, Any]
+
+
+def start_rank(number: int, size: int, target: str = RANK) -> Child:
+    """Start the process of one rank of ``size``, which initialises CUDA and waits for what it is asked for.
+
+    Parameters
+    ----------
+    target
+        As :func:`egmctl.launch.spawn` takes it; another one only in tests.
+    """
+    return spawn(target, {"rank": number, "size": size}, environment=ENVIRONMENT)
+
+
+class Said(StrEnum):
+    """What a word says."""
+
+    GIVES = "gives"
+    """The rank gives something to an exchange, and waits for what the others give."""
+    OVER = "over"
+    """The rank is through with what it was asked for."""
+    FAILED = "failed"
+    """The rank's process is dead, killed after its time was up, or out of order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What one rank says in a round."""
+
+    rank: int
+    said: Said
+    call: str = ""
+    """Which exchange it is in: all ranks have to be in the same."""
+    data: Any = None
+    """What it gives; of ``OVER`` the message of the rank, of ``FAILED`` the fields of :class:`Failure`. JSON data."""
+    fds: tuple[int, ...] = field(default=(), compare=False)
+    """Descriptors of this process; a transport between nodes has none."""
+
+
+class Transport(Protocol):
+    """Joins the ranks of this command with those of all others that take part in the same run.
+
+    Every command calls it once a round and gives the words of the ranks that it has started.
+    """
+
+    def all_gather(self, words: Sequence[Word]) -> list[Word]:
+        """Return the words of all ranks of the run, in the order of their numbers."""
+
+
+class Local:
+    """The transport where this command has started all ranks itself."""
+
+    def all_gather(self, words: Sequence[Word]) -> list[Word]:
+        """Return the words as they are."""
+        return list(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What became of the rank that failed first."""
+
+    rank: int
+    how: str
+    """As of :class:`egmctl.errors.ChildFailed`: ``crashed``, ``timed-out`` or ``raised``."""
+    reason: str
+    last_call: str | None = None
+
+
+class GroupFailed(ChildFailed):
+    """A rank failed: the group is of no more use. ``rank`` is its number."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"rank {failure.rank}: {failure.reason}", how=failure.how, last_call=failure.last_call)
+        self.rank = failure.rank
+
+
+class Group:
+    """Ranks that have been started, and their exchange.
+
+    Parameters
+    ----------
+    members
+        This command's ranks by number; the group ends them.
+    transport
+        To the ranks of other commands.
+    """
+
+    def __init__(self, members: Mapping[int, Child], transport: Transport | None = None) -> None:
+        self._members = dict(members)
+        self._transport = transport or Local()
+
+    def ask(
+        self,
+        request: Message,
+        timeout_s: float,
+        on_event: Callable[[Message], None] | None = None,
+    ) -> list[Message]:
+        """Send a request to this command's ranks, and serve their exchanges until every rank of the run is through.
+
+        Parameters
+        ----------
+        timeout_s
+            Until a rank has to have said its next word.
+        on_event
+            Called with each message of this command's ranks that is none of the exchange's.
+
+        Returns
+        -------
+        list
+            The last message of every rank of the run, by number.
+
+        Raises
+        ------
+        GroupFailed
+            A rank died, hung or came out of step; this command's others have been released, or killed where they did
+            not come to an end in :data:`RELEASE_S`.
+        """
+        for child in self._members.values():
+            _send(child, request)
+        while True:
+            words = self._transport.all_gather(self._listen(self._members, timeout_s, on_event))
+            try:
+                if (failure := _failure(words)) is not None:
+                    self._release(words, failure, on_event)
+                    raise GroupFailed(failure)
+                if all(word.said is Said.OVER for word in words):
+                    return [word.data for word in words]
+                self._hand_on(words, timeout_s)
+            finally:
+                for word in words:
+                    for fd in word.fds:
+                        os.close(fd)
+
+    def close(self) -> None:
+        """End the processes."""
+        with ExitStack() as ended:
+            for child in self._members.values():
+                ended.callback(child.close)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _listen(
+        self, members: Mapping[int, Child], timeout_s: float, on_event: Callable[[Message], None] | None
+    ) -> list[Word]:
+        """Wait for one word of each member; after a failure for the others' no longer than :data:`RELEASE_S`."""
+        words: dict[int, Word] = {}
+        rank_of = {child: rank for rank, child in members.items()}
+        deadline = time.monotonic() + timeout_s
+        while len(words) < len(members):
+            silent = [child for rank, child in members.items() if rank not in words]
+            ready = wait_for_any(silent, deadline - time.monotonic())
+            # None is ready: the time is up for all that are silent.
+            for child in ready or silent:
+                word = _word(rank_of[child], child, timeout_s if ready else 0, timeout_s, on_event)
+                if word is None:
+                    continue
+                words[word.rank] = word
+                if word.said is Said.FAILED:
+                    deadline = min(deadline, time.monotonic() + RELEASE_S)
+        return [words[rank] for rank in members]
+
+    def _hand_on(self, words: Sequence[Word], timeout_s: float) -> None:
+        items = [{"data": word.data, "fds": len(word.fds)} for word in words]
+        fds = [fd for word in words for fd in word.fds]
+        for child in self._members.values():
+            _send(child, {"do": Request.EXCHANGED, "items": items}, fds, timeout_s)
+
+    def _release(self, words: Sequence[Word], failure: Failure, on_event: Callable[[Message], None] | None) -> None:
+        """Tell members that wait in an exchange that it is over, and wait until they have let go of everything."""
+        waiting = {word.rank: self._members[word.rank] for word in words if self._waits(word)}
+        until = time.monotonic() + RELEASE_S
+        while waiting and time.monotonic() < until:
+            for child in waiting.values():
+                _send(child, {"do": Request.ABANDON, "why": f"rank {failure.rank}: {failure.reason}"})
+            said = self._listen(waiting, max(0, until - time.monotonic()), on_event)
+            for word in said:
+                for fd in word.fds:
+                    os.close(fd)
+            # One that unwinds may come to another exchange, and is told again.
+            waiting = {word.rank: self._members[word.rank] for word in said if self._waits(word)}
+
+    def _waits(self, word: Word) -> bool:
+        return word.said is Said.GIVES and word.rank in self._members
+
+
+def _word(
+    rank: int, child: Child, patience_s: float, timeout_s: float, on_event: Callable[[Message], None] | None
+) -> Word | None:
+    """Hear one message of a rank; return the word that it is, ``None`` for an event that is none."""
+    try:
+        message, fds = child.receive(patience_s)
+    except ChildFailed as error:
+        reason = str(error)
+        if error.how == "timed-out":
+            reason = f"gave no sign within {timeout_s:g} s" + (
+                f", it is in {error.last_call}" if error.last_call else ""
+            )
+        return Word(rank=rank, said=Said.FAILED, data=_fields(rank, error.how, reason, error.last_call))
+    event = message.get("event")
+    if event == Event.EXCHANGE and isinstance(message.get("call"), str):
+        return Word(rank=rank, said=Said.GIVES, call=message["call"], data=message.get("data"), fds=tuple(fds))
+    for fd in fds:
+        os.close(fd)
+    if event in (Event.READY, Event.OVER, Event.DONE):
+        return Word(rank=rank, said=Said.OVER, data=message)
+    if on_event is not None:
+        on_event(message)
+    return None
+
+
+def _failure(words: Sequence[Word]) -> Failure | None:
+    """Return what is to blame where the words of a round do not fit together; the same for every command.
+
+    A process that died explains one that hangs, and that one ranks out of step.
+    """
+    failed = [Failure(**word.data) for word in words if word.said is Said.FAILED]
+    if failed:
+        return min(failed, key=lambda failure: (failure.how == "timed-out", failure.rank))
+    first = words[0]
+    odd = next((word for word in words if (word.said, word.call) != (first.said, first.call)), None)
+    if odd is None:
+        return None
+    reason = f"out of step: it is {_place(odd)}, and rank {first.rank} is {_place(first)}"
+    return Failure(rank=odd.rank, how="crashed", reason=reason)
+
+
+def _place(word: Word) -> str:
+    return "through with the step" if word.said is Said.OVER else f"in {word.call}"
+
+
+def _fields(rank: int, how: str, reason: str, last_call: str | None) -> dict[str, Any]:
+    return asdict(Failure(rank=rank, how=how, reason=reason, last_call=last_call))
+
+
+def _send(child: Child, message: Message, fds: Sequence[int] = (), timeout_s: float = RELEASE_S) -> None:
+    # One that is gone or does not read is noticed, with what became of it, when its next word is waited for.
+    with contextlib.suppress(ChannelClosed, TimeoutError):
+        child.channel.send(message, fds, timeout_s=timeout_s)
