@@ -31,6 +31,7 @@ from egmctl.cli.options import (
     ColorOption,
     CsvOption,
     ForceOption,
+    FormatOption,
     GpusOption,
     JsonOption,
     MachineOption,
@@ -38,8 +39,9 @@ from egmctl.cli.options import (
     OutputOption,
     QuietOption,
 )
-from egmctl.cli.output import Color, Form, check_output, choose_form, emit
+from egmctl.cli.output import Color, check_output, choose_form, emit
 from egmctl.errors import NothingToDo, UsageError
+from egmctl.report.forms import BENCH, Form, render
 from egmctl.units import MIB, format_size, parse_size, printable
 
 if TYPE_CHECKING:
@@ -75,13 +77,14 @@ def bench(
     machine: MachineOption = None,
     json: JsonOption = False,
     csv: CsvOption = False,
+    format: FormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
     color: ColorOption = Color.AUTO,
     quiet: QuietOption = False,
 ) -> None:
     """Measure, verified, the paths between GPUs and to host memory (EGM where the node has it)."""
-    form = choose_form(json, csv, output)
+    form = choose_form(BENCH, output, json=json, csv=csv, form=format)
     measuring = not (list_cases or dry_run)
     if not measuring and form is not Form.TEXT:
         raise UsageError(f"{'--list' if list_cases else '--dry-run'} is text: it has no other form")
@@ -126,7 +129,7 @@ def bench(
             plan = replace(plan, notes=(*plan.notes, why))
         check_memory(plan, seen, left)
         report = _measure(plan, seen, worker, quiet=quiet)
-    _emit(report, seen, form, output=output, force=force, color=color)
+    emit(render(report, form), output=output, force=force, color=color)
     raise typer.Exit(report.exit_code)
 
 
@@ -150,19 +153,6 @@ def _measure(plan: Plan, machine: Machine, worker: Child | None, *, quiet: bool)
 
     with _progress(quiet) as on_progress:
         return supervise(plan, machine, on_progress=on_progress, worker=worker)
-
-
-def _emit(report: RunReport, machine: Machine, form: Form, *, output: OutputOption, force: bool, color: Color) -> None:
-    from egmctl.report.bench_csv import bench_csv
-    from egmctl.report.bench_json import bench_json
-    from egmctl.report.bench_text import bench_text
-
-    if form is Form.JSON:
-        emit(bench_json(report, machine), output=output, force=force)
-    elif form is Form.CSV:
-        emit(bench_csv(report), output=output, force=force)
-    else:
-        emit(bench_text(report, machine), output=output, force=force, color=color)
 
 
 def _suites(suite: str | None, *, quick: bool, full: bool, sweep: str | None, cases: bool) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def doctor(
 
             seen = probed(seen, scope, kinds_of(checks))
         diagnosis = diagnose(seen, scope, checks, strict=strict)
-        emit(_render(diagnosis, chosen, verbose=verbose, brief=brief), output=output, force=force, color=color)
+        emit(render(diagnosis, chosen, verbose=verbose, brief=brief), output=output, force=force, color=color)
     except EgmctlError as error:
         if exit_style is ExitStyle.NAGIOS:
             # 2 would be CRITICAL: what could not be checked is UNKNOWN, which is 3 in both worlds.
@@ -190,7 +190,8 @@ def _told(explain: str | None, guards: tuple[Guard, ...] | None, form: DoctorFor
     return checks_text(checks) if explain is None else explain_text(checks[0])
 
 
-def _render(diagnosis: Diagnosis, form: DoctorForm, *, verbose: int, brief: bool) -> Text | str:
+def render(diagnosis: Diagnosis, form: DoctorForm, *, verbose: int, brief: bool) -> Text | str:
+    """Return a diagnosis in one of its forms."""
     from egmctl.report import doctor_monitoring
     from egmctl.report.doctor_json import doctor_json
     from egmctl.report.doctor_text import doctor_text

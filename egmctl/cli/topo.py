@@ -7,6 +7,7 @@ from egmctl.cli.options import (
     ColorOption,
     CsvOption,
     ForceOption,
+    FormatOption,
     GpusOption,
     JsonOption,
     MachineOption,
@@ -15,8 +16,9 @@ from egmctl.cli.options import (
     QuietOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, Form, check_output, choose_form, emit, say
-from egmctl.errors import ExitCode, NothingToDo
+from egmctl.cli.output import Color, check_output, choose_form, emit, say
+from egmctl.errors import ExitCode
+from egmctl.report.forms import TOPO, Form, render
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 """The sections of a machine that the command shows something of."""
@@ -28,6 +30,7 @@ def topo(
     machine: MachineOption = None,
     json: JsonOption = False,
     csv: CsvOption = False,
+    format: FormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
     verbose: VerboseOption = 0,
@@ -35,16 +38,11 @@ def topo(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show how GPUs, NICs and host memory are connected, and which routes are Extended GPU Memory (EGM)."""
-    form = choose_form(json, csv, output)
+    form = choose_form(TOPO, output, json=json, csv=csv, form=format)
     check_output(output, force)
     if machine == "list":
         return list_machines(form, output, force, color)
 
-    from egmctl.report.envelope import dump, envelope
-    from egmctl.report.topo_csv import topo_csv
-    from egmctl.report.topo_json import TOPO_SCHEMA, topo_result
-    from egmctl.report.topo_missing import missing_text
-    from egmctl.report.topo_text import topo_text
     from egmctl.selectors import select_gpus, select_numa
     from egmctl.topo.missing import missing
     from egmctl.topo.topology import topology
@@ -55,17 +53,8 @@ def topo(
     if chosen or gpus != "all":
         chosen = select_gpus(gpus, chosen)
     nodes = select_numa(numa, seen, chosen) if numa != "all" else None
-    judged = topology(seen, chosen, nodes)
-    code = ExitCode.OK if lacking is None else ExitCode.NOTHING
-    if form is Form.JSON:
-        errors = [] if lacking is None else [NothingToDo(lacking.sentence)]
-        document = envelope(TOPO_SCHEMA, code, topo_result(judged, lacking), machine=seen, errors=errors)
-        emit(dump(document), output=output, force=force)
-    elif form is Form.CSV:
-        emit(topo_csv(judged), output=output, force=force)
-        if lacking is not None:
-            say(lacking.sentence)
-    else:
-        text = topo_text(judged, verbose=verbose) if lacking is None else missing_text(seen, lacking)
-        emit(text, output=output, force=force, color=color)
-    return code
+    content = render(topology(seen, chosen, nodes), form, verbose=verbose)
+    emit(content, output=output, force=force, color=color)
+    if lacking is not None and form not in (Form.TEXT, Form.JSON):
+        say(lacking.sentence)
+    return ExitCode.OK if lacking is None else ExitCode.NOTHING

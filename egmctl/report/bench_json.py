@@ -10,7 +10,7 @@ from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.report.envelope import dump, envelope
 
 
-def bench_json(report: RunReport, machine: Machine) -> str:
+def bench_json(report: RunReport, machine: Machine | None) -> str:
     """Return the document's text."""
     body: dict[str, Any] = to_json(report)
     return dump(envelope(BENCH_SCHEMA, report.exit_code, body, machine=machine))
