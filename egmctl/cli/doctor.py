@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from egmctl.cli.doctor_options import (
-    SUFFIXES,
     ActiveOption,
     BriefOption,
     CheckOption,
-    DoctorForm,
     ExitStyle,
     ExitStyleOption,
     ExpectOption,
     ExplainOption,
-    FormatOption,
     GpusOption,
     ListOption,
     NumaOption,
-    OutputOption,
     PidOption,
     PurposeOption,
     SkipOption,
     StrictOption,
 )
 from egmctl.cli.machine import list_machines, read_machine
-from egmctl.cli.options import ColorOption, ForceOption, JsonOption, MachineOption, QuietOption, VerboseOption
-from egmctl.cli.output import Color, Form, check_output, emit, say
+from egmctl.cli.options import (
+    ColorOption,
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    MachineOption,
+    OutputOption,
+    QuietOption,
+    VerboseOption,
+)
+from egmctl.cli.output import Color, check_output, choose_form, emit, say
 from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.report.forms import DOCTOR, Form, render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from egmctl.doctor.runner import Diagnosis
     from egmctl.doctor.scope import Expectation, Scope
     from egmctl.model.finding import Guard
     from egmctl.model.machine import Machine
@@ -57,7 +61,7 @@ def doctor(
     list_checks: ListOption = False,
     explain: ExplainOption = None,
     json: JsonOption = False,
-    form: FormatOption = None,
+    format: FormatOption = None,
     brief: BriefOption = False,
     verbose: VerboseOption = 0,
     exit_style: ExitStyleOption = ExitStyle.EGMCTL,
@@ -71,7 +75,7 @@ def doctor(
     Files and NVML are read, CUDA is loaded by --active only, and nothing is changed: it may run beside jobs.
     """
     try:
-        chosen = choose_form(json, form, output)
+        form = choose_form(DOCTOR, output, json=json, form=format)
         check_output(output, force)
         if brief and verbose:
             raise UsageError("--brief and --verbose exclude each other; give one of them")
@@ -80,10 +84,10 @@ def doctor(
         if active and (pid or machine is not None):
             raise UsageError("--active tries things from this process on this node: without --pid and --machine")
         if machine == "list":
-            return list_machines(_text_or_json(chosen, "--machine list"), output, force, color)
+            return list_machines(_text_or_json(form, "--machine list"), output, force, color)
         guards = _guards(purposes)
         if list_checks or explain is not None:
-            emit(_told(explain, guards, chosen), output=output, force=force, color=color)
+            emit(_told(explain, guards, form), output=output, force=force, color=color)
             return ExitCode.OK
         from egmctl.doctor.registry import select
         from egmctl.doctor.runner import diagnose
@@ -99,7 +103,7 @@ def doctor(
 
             seen = probed(seen, scope, kinds_of(checks))
         diagnosis = diagnose(seen, scope, checks, strict=strict)
-        emit(render(diagnosis, chosen, verbose=verbose, brief=brief), output=output, force=force, color=color)
+        emit(render(diagnosis, form, verbose=verbose, brief=brief), output=output, force=force, color=color)
     except EgmctlError as error:
         if exit_style is ExitStyle.NAGIOS:
             # 2 would be CRITICAL: what could not be checked is UNKNOWN, which is 3 in both worlds.
@@ -110,31 +114,10 @@ def doctor(
     return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
 
 
-def choose_form(json: bool, form: DoctorForm | None, output: Path | None) -> DoctorForm:
-    """Return the form that the options ask for; text if they ask for none.
-
-    Raises
-    ------
-    UsageError
-        For options that contradict each other, and for a suffix that names no form.
-    """
-    if json and form not in (None, DoctorForm.JSON):
-        raise UsageError(f"--json and --format {form} exclude each other; give one of them")
-    asked = DoctorForm.JSON if json else form
-    if output is None:
-        return asked or DoctorForm.TEXT
-    by_suffix = SUFFIXES.get(output.suffix.lower())
-    if asked is None and by_suffix is None:
-        raise UsageError(
-            f"{printable(str(output))}: its suffix names no form; valid are {', '.join(SUFFIXES)}, or any with --format"
-        )
-    return asked or by_suffix or DoctorForm.TEXT
-
-
-def _text_or_json(form: DoctorForm, option: str) -> Form:
-    if form not in (DoctorForm.TEXT, DoctorForm.JSON):
+def _text_or_json(form: Form, option: str) -> Form:
+    if form not in (Form.TEXT, Form.JSON):
         raise UsageError(f"{option} is text or JSON: it has no form {form}")
-    return Form(form.value)
+    return form
 
 
 def _guards(text: str | None) -> tuple[Guard, ...] | None:
@@ -177,7 +160,7 @@ def _scope(
     )
 
 
-def _told(explain: str | None, guards: tuple[Guard, ...] | None, form: DoctorForm) -> Text | str:
+def _told(explain: str | None, guards: tuple[Guard, ...] | None, form: Form) -> Text | str:
     """Return what ``--list`` or ``--explain`` shows."""
     from egmctl.doctor import registry
     from egmctl.report.doctor_json import checks_json
@@ -188,26 +171,3 @@ def _told(explain: str | None, guards: tuple[Guard, ...] | None, form: DoctorFor
     if plain is Form.JSON:
         return checks_json(checks)
     return checks_text(checks) if explain is None else explain_text(checks[0])
-
-
-def render(diagnosis: Diagnosis, form: DoctorForm, *, verbose: int, brief: bool) -> Text | str:
-    """Return a diagnosis in one of its forms."""
-    from egmctl.report import doctor_monitoring
-    from egmctl.report.doctor_json import doctor_json
-    from egmctl.report.doctor_text import doctor_text
-
-    match form:
-        case DoctorForm.TEXT:
-            return doctor_text(diagnosis, verbose=verbose, brief=brief)
-        case DoctorForm.JSON:
-            return doctor_json(diagnosis)
-        case DoctorForm.NAGIOS:
-            return doctor_monitoring.nagios(diagnosis)
-        case DoctorForm.PROM:
-            return doctor_monitoring.prom(diagnosis)
-        case DoctorForm.JUNIT:
-            return doctor_monitoring.junit(diagnosis)
-        case DoctorForm.SVG:
-            from egmctl.report.picture import picture
-
-            return picture(doctor_text(diagnosis, verbose=verbose, brief=brief), "egmctl doctor")

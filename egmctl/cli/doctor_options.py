@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
-
-
-class DoctorForm(StrEnum):
-    """The forms of findings."""
-
-    TEXT = "text"
-    JSON = "json"
-    NAGIOS = "nagios"
-    PROM = "prom"
-    JUNIT = "junit"
-    SVG = "svg"
 
 
 class ExitStyle(StrEnum):
@@ -25,16 +13,6 @@ class ExitStyle(StrEnum):
 
     EGMCTL = "egmctl"
     NAGIOS = "nagios"
-
-
-SUFFIXES = {
-    ".txt": DoctorForm.TEXT,
-    ".json": DoctorForm.JSON,
-    ".prom": DoctorForm.PROM,
-    ".xml": DoctorForm.JUNIT,
-    ".svg": DoctorForm.SVG,
-}
-"""The form that the suffix of ``-o FILE`` asks for."""
 
 
 PurposeOption = Annotated[
@@ -92,18 +70,8 @@ PidOption = Annotated[
     ),
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="A warning is a failure.")]
-FormatOption = Annotated[DoctorForm | None, typer.Option("--format", help="The form of the findings.")]
 BriefOption = Annotated[bool, typer.Option("--brief", help="One line a problem and the counts, nothing else.")]
 ExitStyleOption = Annotated[
     ExitStyle,
     typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),
-]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Write to FILE; without --format its suffix says the form: .txt, .json, .prom, .xml (JUnit), .svg.",
-    ),
 ]

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from egmctl.cli.output import Color, Form, emit, say
-from egmctl.errors import ExitCode
+from egmctl.cli.output import Color, emit, say
+from egmctl.errors import ExitCode, UsageError
+from egmctl.report.forms import Form
 
 if TYPE_CHECKING:
     from egmctl.model.machine import Machine
@@ -44,6 +45,8 @@ def list_machines(form: Form, output: Path | None, force: bool, color: Color) ->
     from egmctl.facts.replay import load, names
     from egmctl.report.topo_machines import machines_csv, machines_json, machines_text
 
+    if form not in (Form.TEXT, Form.JSON, Form.CSV):
+        raise UsageError(f"--machine list is text, JSON or CSV: it has no form {form}")
     machines = [load(name) for name in names()]
     if form is Form.JSON:
         emit(machines_json(machines), output=output, force=force)

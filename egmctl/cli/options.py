@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from egmctl.cli.output import Color
+from egmctl.report.forms import Form
 
 GpusOption = Annotated[
     str,
@@ -27,9 +28,22 @@ MachineOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document, also on failure.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Write CSV, one row a fact.")]
+FormatOption = Annotated[
+    Form | None,
+    typer.Option(
+        "--format",
+        metavar="FORM",
+        help="The form: text, json, csv, html, svg, md, prom, nagios, junit, as far as a command has it.",
+    ),
+]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write to FILE; its suffix says the form: .txt, .json, .csv."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write to FILE; its suffix says the form: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit).",
+    ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 ColorOption = Annotated[

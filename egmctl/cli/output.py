@@ -10,23 +10,17 @@ import io
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from egmctl.errors import EgmctlError, UsageError
+from egmctl.report.forms import SUFFIXES, Form
 from egmctl.units import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-
-class Form(StrEnum):
-    """The forms of a result; the values name the options."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
 
 
 class Color(StrEnum):
@@ -37,30 +31,44 @@ class Color(StrEnum):
     NEVER = "never"
 
 
-SUFFIXES = {".txt": Form.TEXT, ".json": Form.JSON, ".csv": Form.CSV}
-"""The form that the suffix of ``-o FILE`` asks for."""
-
-
-def choose_form(json: bool, csv: bool, output: Path | None) -> Form:
+def choose_form(
+    valid: Sequence[Form], output: Path | None, *, json: bool = False, csv: bool = False, form: Form | None = None
+) -> Form:
     """Return the form that the options ask for; text if they ask for none.
+
+    Parameters
+    ----------
+    valid
+        The forms of the command's result.
+    output
+        Its suffix says the form, unless an option does.
+    form
+        What ``--format`` says; ``--json`` and ``--csv`` are short for two of its words.
 
     Raises
     ------
     UsageError
-        For options that contradict each other, and for a suffix that names no form.
+        For options that contradict each other, for a suffix that names no form, and for a form that the result has not.
     """
-    if json and csv:
-        raise UsageError("--json and --csv exclude each other; give one of them")
-    asked = Form.JSON if json else Form.CSV if csv else None
+    options = {"--json": Form.JSON if json else None, "--csv": Form.CSV if csv else None, f"--format {form}": form}
+    given = {option: asked for option, asked in options.items() if asked is not None}
+    if len(set(given.values())) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
+    asked = next(iter(given.values()), None)
+    if asked is not None and asked not in valid:
+        raise UsageError(f"{next(iter(given))}: there is no such form of this; valid are {', '.join(valid)}")
     if output is None:
         return asked or Form.TEXT
     by_suffix = SUFFIXES.get(output.suffix.lower())
-    if by_suffix is None:
+    if by_suffix not in valid:
+        by_suffix = None
+    if asked is not None and by_suffix not in (None, asked):
+        raise UsageError(f"{next(iter(given))} and the suffix of {_name(output)} exclude each other; give one of them")
+    if asked is None and by_suffix is None:
         found = f"suffix {output.suffix!r}" if output.suffix else "missing suffix"
-        raise UsageError(f"{_name(output)}: the {found} names no form; valid are {', '.join(SUFFIXES)}")
-    if asked is not None and asked is not by_suffix:
-        raise UsageError(f"--{asked} and the suffix of {_name(output)} exclude each other; give one of them")
-    return by_suffix
+        suffixes = ", ".join(suffix for suffix, one in SUFFIXES.items() if one in valid)
+        raise UsageError(f"{_name(output)}: the {found} names no form; valid are {suffixes}, or any with --format")
+    return asked or by_suffix or Form.TEXT
 
 
 def check_output(output: Path | None, force: bool) -> None:

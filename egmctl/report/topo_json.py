@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from egmctl.errors import ExitCode, NothingToDo
 from egmctl.facts.redact import redact
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Gpu, Machine, NumaKind, NumaNode, Pair, Unread
+from egmctl.report.envelope import dump, envelope
 from egmctl.topo.health import Block, C2c, c2c, egm, obstacle
 from egmctl.topo.links import Link, LinkClass
-from egmctl.topo.missing import Missing
+from egmctl.topo.missing import Missing, missing
 from egmctl.topo.platform import PlatformKind
 from egmctl.topo.routes import Route, RouteKind, Wire
 from egmctl.topo.topology import Topology, gpu_numa_id
@@ -174,7 +176,15 @@ class MissingEntry:
     advice: tuple[str, ...]
 
 
-def topo_result(topology: Topology, missing: Missing | None) -> dict[str, Any]:
+def topo_json(topology: Topology) -> str:
+    """Return the whole document, with an error where no matrix could be drawn."""
+    lacking = missing(topology.machine)
+    code = ExitCode.OK if lacking is None else ExitCode.NOTHING
+    errors = [] if lacking is None else [NothingToDo(lacking.sentence)]
+    return dump(envelope(TOPO_SCHEMA, code, topo_result(topology, lacking), machine=topology.machine, errors=errors))
+
+
+def topo_result(topology: Topology, lacking: Missing | None) -> dict[str, Any]:
     """Return the envelope's ``result`` as JSON data."""
     machine = topology.machine
     verdict = topology.platform
@@ -201,8 +211,8 @@ def topo_result(topology: Topology, missing: Missing | None) -> dict[str, Any]:
         p2p=tuple(_p2p(source, target, pair) for source, target, pair in pairs if pair is not None),
         notes=topology.notes,
         missing=None
-        if missing is None
-        else MissingEntry(sentence=missing.sentence, missing=missing.missing, advice=missing.advice),
+        if lacking is None
+        else MissingEntry(sentence=lacking.sentence, missing=lacking.missing, advice=lacking.advice),
         machines=(redact(machine),),
     )
     document: dict[str, Any] = to_json(result)

@@ -1,0 +1,183 @@
+"""The forms of a result, and the one table of what draws which kind of result in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from egmctl.doctor.runner import Diagnosis
+    from egmctl.model.measurement import RunReport
+    from egmctl.topo.topology import Topology
+
+    Result = RunReport | Topology | Diagnosis
+
+
+class Form(StrEnum):
+    """The forms of results; the values are the words of ``--format``."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+    HTML = "html"
+    """One page that needs nothing else: no network, no script."""
+    SVG = "svg"
+    """A picture: a bench's matrices, the drawing of a topology, the text of a doctor."""
+    MARKDOWN = "md"
+    """For tickets and pull requests, as GitHub reads it."""
+    PROM = "prom"
+    """Metrics for the textfile collector of Prometheus' node_exporter."""
+    NAGIOS = "nagios"
+    JUNIT = "junit"
+
+
+SUFFIXES: Mapping[str, Form] = {
+    ".txt": Form.TEXT,
+    ".json": Form.JSON,
+    ".csv": Form.CSV,
+    ".html": Form.HTML,
+    ".svg": Form.SVG,
+    ".md": Form.MARKDOWN,
+    ".prom": Form.PROM,
+    ".xml": Form.JUNIT,
+}
+"""The form that the suffix of ``-o FILE`` asks for."""
+
+BENCH: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN, Form.PROM)
+TOPO: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
+DOCTOR: Sequence[Form] = (
+    Form.TEXT,
+    Form.JSON,
+    Form.HTML,
+    Form.SVG,
+    Form.MARKDOWN,
+    Form.PROM,
+    Form.NAGIOS,
+    Form.JUNIT,
+)
+
+
+def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False) -> Text | str:
+    """Return a result in one of the forms of its kind: :data:`BENCH`, :data:`TOPO`, :data:`DOCTOR`.
+
+    Parameters
+    ----------
+    verbose, brief
+        More or less detail, for the forms that are text.
+
+    Raises
+    ------
+    ValueError
+        If there is no such form of such a result.
+    """
+    from egmctl.model.measurement import RunReport
+    from egmctl.topo.topology import Topology
+
+    if isinstance(result, RunReport):
+        return _bench(result, form)
+    if isinstance(result, Topology):
+        return _topo(result, form, verbose)
+    return _doctor(result, form, verbose, brief)
+
+
+def _bench(report: RunReport, form: Form) -> Text | str:
+    match form:
+        case Form.TEXT:
+            from egmctl.report.bench_text import bench_text
+
+            return bench_text(report, next(iter(report.machines), None))
+        case Form.JSON:
+            from egmctl.report.bench_json import bench_json
+
+            return bench_json(report, next(iter(report.machines), None))
+        case Form.CSV:
+            from egmctl.report.bench_csv import bench_csv
+
+            return bench_csv(report)
+        case Form.HTML:
+            from egmctl.report.bench_html import bench_html
+
+            return bench_html(report)
+        case Form.SVG:
+            from egmctl.report.bench_svg import bench_svg
+
+            return bench_svg(report)
+        case Form.MARKDOWN:
+            from egmctl.report.bench_markdown import bench_markdown
+
+            return bench_markdown(report)
+        case Form.PROM:
+            from egmctl.report.bench_prom import bench_prom
+
+            return bench_prom(report)
+    raise ValueError(f"a run of the bench has no form {form}")
+
+
+def _topo(topology: Topology, form: Form, verbose: int) -> Text | str:
+    match form:
+        case Form.TEXT:
+            from egmctl.report.topo_missing import missing_text
+            from egmctl.report.topo_text import topo_text
+            from egmctl.topo.missing import missing
+
+            lacking = missing(topology.machine)
+            return topo_text(topology, verbose=verbose) if lacking is None else missing_text(topology.machine, lacking)
+        case Form.JSON:
+            from egmctl.report.topo_json import topo_json
+
+            return topo_json(topology)
+        case Form.CSV:
+            from egmctl.report.topo_csv import topo_csv
+
+            return topo_csv(topology)
+        case Form.HTML:
+            from egmctl.report.topo_html import topo_html
+
+            return topo_html(topology)
+        case Form.SVG:
+            from egmctl.report.topo_svg import topo_svg
+
+            return topo_svg(topology)
+        case Form.MARKDOWN:
+            from egmctl.report.topo_markdown import topo_markdown
+
+            return topo_markdown(topology)
+    raise ValueError(f"a topology has no form {form}")
+
+
+def _doctor(diagnosis: Diagnosis, form: Form, verbose: int, brief: bool) -> Text | str:
+    match form:
+        case Form.TEXT | Form.SVG:
+            from egmctl.report.doctor_text import doctor_text
+            from egmctl.report.picture import picture
+
+            text = doctor_text(diagnosis, verbose=verbose, brief=brief)
+            return text if form is Form.TEXT else picture(text, "egmctl doctor")
+        case Form.JSON:
+            from egmctl.report.doctor_json import doctor_json
+
+            return doctor_json(diagnosis)
+        case Form.HTML:
+            from egmctl.report.doctor_html import doctor_html
+
+            return doctor_html(diagnosis)
+        case Form.MARKDOWN:
+            from egmctl.report.doctor_markdown import doctor_markdown
+
+            return doctor_markdown(diagnosis)
+        case Form.PROM:
+            from egmctl.report.doctor_monitoring import prom
+
+            return prom(diagnosis)
+        case Form.NAGIOS:
+            from egmctl.report.doctor_monitoring import nagios
+
+            return nagios(diagnosis)
+        case Form.JUNIT:
+            from egmctl.report.doctor_monitoring import junit
+
+            return junit(diagnosis)
+    raise ValueError(f"a diagnosis has no form {form}")
