@@ -1,0 +1,40 @@
+"""Whether this process was started by mpirun or srun as one of several: from the environment alone, before MPI itself.
+
+A launcher says so in variables of its own, and importing mpi4py without one would cost time, or end the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What a launcher says of this process."""
+
+    rank: int
+    size: int
+    """Of the job, 2 or more."""
+    by: str
+    """The launcher, for people."""
+
+
+def launched(environment: Mapping[str, str]) -> Launched | None:
+    """Return what the launcher says of this process; ``None`` if it was started alone, or as the only one."""
+    for rank_name, size_name, by in _VARIABLES:
+        rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
+        if rank.isascii() and rank.isdigit() and size.isascii() and size.isdigit():
+            return Launched(int(rank), int(size), by) if int(size) > 1 else None
+    return None
+
+
+_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
+    ("PMI_RANK", "PMI_SIZE", "a PMI launcher (mpiexec of MPICH or Intel MPI, srun --mpi=pmi2)"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "mpirun of MVAPICH"),
+    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", "srun --mpi=pmix"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "srun"),
+)
+"""Open MPI's manual (mpirun, "Environment Variables"), Hydra's and Slurm's PMI-1 and PMI-2 servers, MVAPICH's user
+guide, Slurm's srun(1), "OUTPUT ENVIRONMENT VARIABLES". srun sets its own with any ``--mpi``, also with none."""

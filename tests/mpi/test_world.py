@@ -1,0 +1,53 @@
+"""Four real processes under mpirun: calls with deadlines, and who is named when one does not come."""
+
+from __future__ import annotations
+
+import pytest
+
+from egmctl.mpi.environment import Launched, launched
+from tests.mpi.jobs import alone, mpirun
+
+PROGRAM = "tests/mpi/world_program.py"
+
+
+def test_four_ranks_gather_broadcast_and_wait_for_each_other() -> None:
+    done = mpirun(4, [PROGRAM, "calls"])
+    assert done.code == 0, done.err
+    assert sorted(done.out.split("\n"))[1:] == [f"rank {rank} of 4: all calls" for rank in range(4)]
+
+
+def test_who_is_dead_and_who_does_not_come_are_named_and_the_job_ends() -> None:
+    # Without the option mpirun itself ends the job when a process is killed.
+    done = mpirun(4, [PROGRAM, "one_is_away"], options=("--enable-recovery",))
+    assert "missing (2, 3): ranks 2, 3 did not answer any more" in done.out, done.err
+
+
+def test_a_launcher_of_another_mpi_is_a_usage_error() -> None:
+    # As under srun without PMIx: more were started than MPI knows of.
+    done = alone([PROGRAM, "unknown_to_mpi"], env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"})
+    assert "srun has started 8 processes and MPI knows 1" in done.out
+    assert "--mpi=pmix" in done.out
+    assert done.code == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+        ({"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "72", "SLURM_PROCID": "1"}, (1, 72)),
+        ({"SLURM_PROCID": "7", "SLURM_STEP_NUM_TASKS": "8"}, (7, 8)),
+        # An interactive shell of srun, a batch script, and a single process of mpirun, are no jobs of several.
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"PMI_RANK": "no", "PMI_SIZE": "2"}, None),
+    ],
+)
+def test_the_environment_says_whether_there_are_several(
+    environment: dict[str, str], expected: tuple[int, int] | None
+) -> None:
+    found = launched(environment)
+    assert (None if found is None else (found.rank, found.size)) == expected
+    assert not isinstance(found, Launched) or found.by

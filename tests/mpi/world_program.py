@@ -1,0 +1,76 @@
+"""What each process of the job does in test_world.py: one of the scenes, named on the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from egmctl.errors import UsageError
+from egmctl.mpi.environment import launched
+from egmctl.mpi.world import RanksMissing, World
+
+
+def calls(world: World) -> None:
+    """Make every call, with much, little and no data."""
+    me = world.rank
+    gathered = world.all_gather(b"x" * me * 100_000, 10)
+    assert [len(part) for part in gathered] == [rank * 100_000 for rank in range(world.size)]
+    assert world.all_gather(b"", 10) == [b""] * world.size
+    assert world.all_gather(bytes([me]) * (me == 2), 10) == [bytes([2]) if r == 2 else b"" for r in range(world.size)]
+    assert world.gather(str(me).encode(), 10) == ([b"0", b"1", b"2", b"3"] if me == 0 else [])
+    assert world.broadcast(b"from three" if me == 3 else b"?", 10, root=3) == b"from three"
+    assert world.broadcast(b"", 10) == b""
+    world.barrier(10)
+    assert world.roll_call(10) == ()
+    world.finish()
+    say(f"rank {me} of {world.size}: all calls")
+
+
+def one_is_away(world: World) -> None:
+    """Rank 2 does not come to a call in time, rank 3 is dead."""
+    world.barrier(10)
+    if world.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if world.rank == 2:
+        time.sleep(8)
+    try:
+        world.all_gather(b"here", 1)
+    except RanksMissing as missing:
+        if world.rank == 0:
+            say(f"missing {missing.ranks}: {missing}")
+            world.abort(4)
+    time.sleep(2)
+
+
+def unknown_to_mpi(_world: World) -> None:
+    """Be told of more processes than MPI knows."""
+
+
+SCENES: dict[str, Callable[[World], None]] = {
+    function.__name__: function for function in (calls, one_is_away, unknown_to_mpi)
+}
+
+
+def say(line: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Play the scene."""
+    started = launched(os.environ)
+    assert started is not None
+    try:
+        world = World(started)
+    except UsageError as error:
+        say(str(error))
+        sys.exit(2)
+    assert (world.rank, world.size) == (started.rank, started.size)
+    SCENES[sys.argv[1]](world)
+
+
+main()
