@@ -39,6 +39,7 @@ _HEALTH: Mapping[str, tuple[int, int, Mapping[int, str]]] = {
 }
 """Shift, mask and words of each field (``NVML_GPU_FABRIC_HEALTH_MASK_*`` of nvml.h)."""
 
+_PLACE = "chassis_serial slot tray host_id peer_type"
 _PEER_TYPES = {0: "direct", 1: "switch"}
 """nvml.h says no more than "switch present or not"."""
 
@@ -58,7 +59,7 @@ def read_platform(gpu: Reading, handle: Any) -> None:
     try:
         info = ask_struct("nvmlDeviceGetPlatformInfo", "PlatformInfo_v2_t", handle)
     except Unavailable as why:
-        platform.miss("chassis_serial slot tray host_id peer_type", why)
+        platform.miss(_PLACE, why)
     else:
         _read_place(platform, info)
     gpu.values["platform"] = platform.json()
@@ -107,8 +108,13 @@ def _read_place(platform: Reading, info: Any) -> None:
         return string_at(addressof(info) + field.offset, field.size)
 
     serial = raw("chassisSerialNumber").split(b"\0", 1)[0]
+    if not serial:
+        # Seen in an HGX H200 virtual machine: slot 0, tray 0, host 1, "direct". nvidia-smi -q prints N/A for them all.
+        why = Unavailable(NOT_SUPPORTED, "nvmlDeviceGetPlatformInfo: a place without a chassis")
+        platform.miss(_PLACE, why)
+        return
     values = {
-        "chassis_serial": serial.decode() if serial and serial.isascii() else None,
+        "chassis_serial": serial.decode() if serial.isascii() else None,
         "slot": _number(raw("slotNumber")),
         "tray": _number(raw("trayIndex")),
         "host_id": _number(raw("hostId")),

@@ -315,6 +315,17 @@ def test_the_platform_is_read_byte_by_byte(answer: Answer) -> None:
     }
 
 
+def test_a_place_without_a_chassis_is_none(answer: Answer) -> None:
+    answer("nvmlDeviceGetPlatformInfo", filling(hostId=b"\x01"))
+    answer("nvmlDeviceGetModuleId", 6)
+    gpu = Reading()
+
+    read_platform(gpu, None)
+
+    assert gpu.values["platform"]["module_id"] == 6
+    assert set(gpu.values["platform"]["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}
+
+
 def test_the_module_id_is_known_where_the_platform_is_not(answer: Answer) -> None:
     answer("nvmlDeviceGetPlatformInfo", pynvml.NVMLError(3))
     answer("nvmlDeviceGetModuleId", 2)

@@ -253,6 +253,8 @@ def _platform(platform: Platform | None, key: str) -> Iterator[tuple[str, str]]:
     }
     if any(value is not None for value in values.values()):
         yield f"{key}.platform", "1"
+        # A place is one of a chassis; its number belongs to a real part and is in no modelled machine.
+        values["chassis_serial"] = platform.chassis_serial or "FAKE"
     for name, value in values.items():
         if value is not None:
             yield f"{key}.platform.{name}", str(value)

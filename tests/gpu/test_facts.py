@@ -147,6 +147,7 @@ def test_fabric_platform_and_egm_agree_with_nvidia_smi(machine: Machine) -> None
         assert nvml.platform is not None
         assert value(text, "CliqueId") == ("n/a" if nvml.fabric is None else str(nvml.fabric.clique_id))
         assert value(text, "Module Id") == ("n/a" if nvml.platform.module_id is None else str(nvml.platform.module_id))
+        assert value(text, "Slot Number") == ("n/a" if nvml.platform.slot is None else str(nvml.platform.slot))
         assert value(text, "EGM") == ("enabled" if nvml.egm_capable else "disabled")
         assert value(text, "GPU C2C Mode") == {True: "enabled", False: "disabled", None: "n/a"}[nvml.c2c_enabled]
         assert value(text, "Addressing Mode") == ("n/a" if nvml.addressing_mode is None else nvml.addressing_mode)
