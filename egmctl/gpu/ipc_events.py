@@ -45,7 +45,7 @@ class SharedEvent:
         call("cuEventRecord", self._event, stream.handle)
 
     def close(self) -> None:
-        """Destroy the event; the driver keeps it for those who have opened it."""
+        """Destroy the event; those who opened it have closed it: what they did with it then would be undefined."""
         self._context.make_current()
         self._undo.close()
 

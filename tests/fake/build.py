@@ -31,6 +31,7 @@ _OF_LIBRARY = {
         "rates.c",
         "queues.c",
         "streams.c",
+        "ipc_events.c",
         "values.c",
         "copies.c",
         "kernels.c",

@@ -6,8 +6,8 @@
  *
  * Modelled: devices and their visibility (device nodes, CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER), contexts, memory of
  * devices and NUMA nodes with its limits and its access rules, memory that processes share (file descriptors, legacy
- * IPC and fabric handles), pools, streams and events in simulated time, the project's kernels by name, the NVML
- * queries of egmctl.facts. What real drivers answer where they refuse follows what was measured on H200s.
+ * IPC and fabric handles, pools), streams and events in simulated time, interprocess events, the project's kernels by
+ * name, the NVML queries of egmctl.facts. What real drivers answer where they refuse follows what was measured on H200s.
  *
  * Not modelled: sharing of a link (streams that run at once each get the whole of it), caches, graphs, textures,
  * multicast, host callbacks, managed memory, work that goes on without the host ever waiting for it (a stream runs

@@ -90,6 +90,16 @@ struct region {
 size_t whole_pages(size_t size); /* rounded up */
 int physical_create(struct physical **made, size_t size, CUmemLocation location, int owner_gpu, int handle_types);
 int physical_import(struct physical **made, int fd); /* takes the descriptor */
+
+/* What a file of the fake's says of itself to other processes; a pool's has no bytes. */
+struct identity {
+    size_t size;
+    CUmemLocation location;
+    int owner_gpu, handle_types;
+};
+
+int physical_file(size_t size, CUmemLocation location, int owner_gpu, int handle_types); /* a new one's descriptor */
+int physical_identify(int fd, struct identity *identity);
 void physical_keep(struct physical *physical);
 void physical_drop(struct physical *physical);
 struct physical *physical_find(unsigned long long handle); /* of a CUmemGenericAllocationHandle; NULL */
@@ -118,6 +128,9 @@ const struct mapping *mapping_at(uintptr_t address); /* NULL */
 /* Where the memory at an address is. */
 CUmemLocation address_location(uintptr_t address);
 
+/* The device whose driver answers for a location: its own (the machine's number), for host memory the current
+ * context's. */
+int answering_gpu(CUmemLocation location);
 size_t memory_free(int gpu);
 size_t memory_total(int gpu);
 /* Checks a location and handle types as cuMemCreate and cuMemPoolCreate do; makes DEVICE ids the machine's numbers. */
@@ -129,17 +142,17 @@ const char *access_text(const CUmemAccessDesc *descriptors, size_t count);
 /* pools.c */
 int pool_access(const struct pool *pool, int gpu);
 
-/* share.c: a handle of bytes by which another process finds a memfd. */
+/* share.c: a handle of bytes by which another process finds a file of this one. */
 
 struct handle {
     char magic[8];
     int pid, fd;
-    unsigned long long start, size;
-    char unused[32];
+    unsigned long long size;
+    char unused[40];
 };
 
-void handle_make(struct handle *handle, const char *magic, const struct physical *physical, size_t start);
-/* A descriptor of the memory, or -1. */
+void handle_make(struct handle *handle, const char *magic, int fd, size_t size);
+/* A descriptor of the file, or -1. */
 int handle_open(const struct handle *handle, const char *magic);
 
 /* rates.c: the link model. */

@@ -88,13 +88,9 @@ static void copy_bus_id(char bus_id[16], int gpu)
         snprintf(bus_id, 16, "%s", gpu_bus_id(gpu));
 }
 
-int physical_create(struct physical **made, size_t size, CUmemLocation location, int owner_gpu, int handle_types)
+int physical_file(size_t size, CUmemLocation location, int owner_gpu, int handle_types)
 {
-    size_t used = used_at(location), limit = limit_of(location), span = whole_pages(size);
-    if (!size)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (used > limit || span > limit - used)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    size_t span = whole_pages(size);
     struct trailer trailer = {
         .size = size,
         .location_type = location.type,
@@ -108,6 +104,36 @@ int physical_create(struct physical **made, size_t size, CUmemLocation location,
     if (fd < 0 || ftruncate(fd, (off_t)(span + TRAILER_SIZE)) < 0 ||
         pwrite(fd, &trailer, sizeof trailer, (off_t)span) != sizeof trailer)
         fake_abort("cannot make a memory file of %zu bytes: %s", size, strerror(errno));
+    return fd;
+}
+
+int physical_identify(int fd, struct identity *identity)
+{
+    struct trailer trailer;
+    struct stat status;
+    if (fstat(fd, &status) < 0 || status.st_size < TRAILER_SIZE ||
+        pread(fd, &trailer, sizeof trailer, status.st_size - TRAILER_SIZE) != sizeof trailer ||
+        memcmp(trailer.magic, TRAILER_MAGIC, sizeof trailer.magic))
+        return CUDA_ERROR_INVALID_VALUE;
+    identity->size = trailer.size;
+    identity->location = (CUmemLocation){trailer.location_type, trailer.location_id};
+    if (trailer.location_type == CU_MEM_LOCATION_TYPE_DEVICE)
+        identity->location.id = gpu_by_bus_id(trailer.location_bus_id);
+    identity->owner_gpu = gpu_by_bus_id(trailer.owner_bus_id);
+    identity->handle_types = trailer.handle_types;
+    /* Measured on H200s: memory cannot be imported where its owner's device node is out of reach, host memory included. */
+    bool reached = identity->owner_gpu >= 0 && gpu_is_accessible(identity->owner_gpu);
+    return reached ? 0 : CUDA_ERROR_INVALID_DEVICE;
+}
+
+int physical_create(struct physical **made, size_t size, CUmemLocation location, int owner_gpu, int handle_types)
+{
+    size_t used = used_at(location), limit = limit_of(location), span = whole_pages(size);
+    if (!size)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (used > limit || span > limit - used)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    int fd = physical_file(size, location, owner_gpu, handle_types);
     *made = physical_new(fd, size, location, owner_gpu, handle_types);
     (*made)->counted = true;
     return 0;
@@ -115,24 +141,15 @@ int physical_create(struct physical **made, size_t size, CUmemLocation location,
 
 int physical_import(struct physical **made, int fd)
 {
-    struct trailer trailer;
-    struct stat status;
-    if (fstat(fd, &status) < 0 || status.st_size < TRAILER_SIZE ||
-        pread(fd, &trailer, sizeof trailer, status.st_size - TRAILER_SIZE) != sizeof trailer ||
-        memcmp(trailer.magic, TRAILER_MAGIC, sizeof trailer.magic)) {
+    struct identity is;
+    int result = physical_identify(fd, &is);
+    if (!result && !is.size)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result) {
         close(fd);
-        return CUDA_ERROR_INVALID_VALUE;
+        return result;
     }
-    /* Measured on H200s: memory cannot be imported where its owner's device node is out of reach, host memory included. */
-    int owner = gpu_by_bus_id(trailer.owner_bus_id);
-    if (owner < 0 || !gpu_is_accessible(owner)) {
-        close(fd);
-        return CUDA_ERROR_INVALID_DEVICE;
-    }
-    CUmemLocation location = {trailer.location_type, trailer.location_id};
-    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        location.id = gpu_by_bus_id(trailer.location_bus_id);
-    *made = physical_new(fd, trailer.size, location, owner, trailer.handle_types);
+    *made = physical_new(fd, is.size, is.location, is.owner_gpu, is.handle_types);
     return 0;
 }
 
@@ -161,8 +178,7 @@ struct physical *physical_find(unsigned long long handle)
     return NULL;
 }
 
-/* The device whose driver answers for a location: its own, for host memory the current context's. */
-static int answering_gpu(CUmemLocation location)
+int answering_gpu(CUmemLocation location)
 {
     struct context *context;
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)

@@ -1,11 +1,19 @@
-/* Stream-ordered memory pools. Memory is there as soon as it is asked for, and goes when the stream comes to the free. */
+/* Stream-ordered memory pools. Memory is there as soon as it is asked for, and goes when the stream comes to the free.
+ *
+ * A pool that can be shared has a file of its own, without memory, that says what it is.
+ */
 #include "libcuda.h"
 
+#include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 struct pool {
     CUmemLocation location;
     int handle_types;
+    int fd;        /* of a pool that can be shared, -1 */
+    bool imported; /* another process' */
     unsigned char access[MAX_GPUS];
     unsigned long long release_threshold;
     struct pool *next;
@@ -32,6 +40,7 @@ static struct pool *pool_new(CUmemLocation location, int handle_types)
     struct pool *pool = calloc(1, sizeof *pool);
     pool->location = location;
     pool->handle_types = handle_types;
+    pool->fd = -1;
     /* Memory of a device is open to that device, host memory to the host only (CUDA driver API, cuMemPoolCreate). */
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
         pool->access[location.id] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -47,6 +56,8 @@ static int create(CUmemoryPool *pool, const CUmemPoolProps *properties)
         return CUDA_ERROR_INVALID_VALUE;
     TRY(location_check(&location, properties->handleTypes));
     *pool = pool_new(location, properties->handleTypes);
+    if (properties->handleTypes)
+        (*pool)->fd = physical_file(0, location, answering_gpu(location), properties->handleTypes);
     return 0;
 }
 
@@ -69,6 +80,8 @@ static int destroy(struct pool *pool)
     while (*link != pool)
         link = &(*link)->next;
     *link = pool->next;
+    if (pool->fd >= 0)
+        close(pool->fd);
     /* Memory that is still allocated outlives the pool's handle: the pool itself stays for its regions. */
     return 0;
 }
@@ -166,7 +179,7 @@ static int alloc(CUdeviceptr *pointer, size_t size, struct pool *pool, CUstream 
         TRY(get_pool(&found, stream_context(stream)->device, true));
         pool = found;
     }
-    if (!exists(pool))
+    if (!exists(pool) || pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
     TRY(physical_create(&physical, size, pool->location, stream_context(stream)->gpu, pool->handle_types));
     int result = region_of_physical(&region, REGION_POOL, physical, size);
@@ -243,4 +256,91 @@ EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *va
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     CALL("cuMemPoolTrimTo", exists(pool) ? 0 : CUDA_ERROR_INVALID_VALUE, "pool=%p keep=%zu", (void *)pool, keep);
+}
+
+/* --- pools of other processes -------------------------------------------------------------------------------------- */
+
+static const char POINTER[8] = "pointer";
+
+static int export_pool(void *shareable, const struct pool *pool, int type, unsigned long long flags)
+{
+    TRY(initialised());
+    if (!exists(pool) || pool->imported || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        !(pool->handle_types & type))
+        return CUDA_ERROR_INVALID_VALUE;
+    int fd = fcntl(pool->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    *(int *)shareable = fd;
+    return 0;
+}
+
+EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, int type, unsigned long long flags)
+{
+    CALL("cuMemPoolExportToShareableHandle", export_pool(shareable, pool, type, flags), "pool=%p handle=%s",
+         (void *)pool, handle_types_text(type));
+}
+
+static int import_pool(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags)
+{
+    struct identity is;
+    TRY(initialised());
+    if (flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_INVALID_VALUE;
+    int result = physical_identify((int)(intptr_t)shareable, &is);
+    /* Measured on H200, driver 580: of a GPU that a device cgroup denies this call ends the process; host memory is
+     * refused when a pointer is imported. */
+    if (result == CUDA_ERROR_INVALID_DEVICE && is.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        raise(SIGSEGV);
+    if (result == CUDA_ERROR_INVALID_VALUE || is.size)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pool = pool_new(is.location, is.handle_types);
+    (*pool)->imported = true;
+    return 0;
+}
+
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type,
+                                                   unsigned long long flags)
+{
+    CALL("cuMemPoolImportFromShareableHandle", import_pool(pool, shareable, type, flags), "handle=%s pool=%p",
+         handle_types_text(type), (void *)*pool);
+}
+
+static int export_pointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer)
+{
+    TRY(initialised());
+    const struct region *region = region_find(pointer);
+    if (!region || region->kind != REGION_POOL || region->pool->imported || !region->pool->handle_types)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct physical *physical = region->mappings->physical;
+    handle_make((struct handle *)data, POINTER, physical->fd, physical->size);
+    return 0;
+}
+
+EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer)
+{
+    CALL("cuMemPoolExportPointer", export_pointer(data, pointer), "address=0x%llx", pointer);
+}
+
+static int import_pointer(CUdeviceptr *pointer, struct pool *pool, const CUmemPoolPtrExportData *data)
+{
+    struct physical *physical;
+    struct region *region;
+    TRY(initialised());
+    int fd = exists(pool) && pool->imported ? handle_open((const struct handle *)data, POINTER) : -1;
+    if (fd < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(physical_import(&physical, fd));
+    int result = region_of_physical(&region, REGION_POOL, physical, physical->size);
+    physical_drop(physical);
+    TRY(result);
+    region->pool = pool;
+    *pointer = region->base;
+    return 0;
+}
+
+EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+{
+    CALL("cuMemPoolImportPointer", import_pointer(pointer, pool, data), "pool=%p address=0x%llx", (void *)pool,
+         *pointer);
 }

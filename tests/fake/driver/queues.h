@@ -14,7 +14,9 @@ struct record {
 struct event {
     struct context *context;
     unsigned int flags;
-    struct record *record; /* the latest, NULL before the first */
+    struct record *record;       /* the latest, NULL before the first */
+    struct ipc_record *shared;   /* of an interprocess event, in place of that */
+    int fd;                      /* of its file */
     struct event *next;
 };
 
@@ -28,7 +30,18 @@ struct stream {
     struct stream *next;
 };
 
-enum { STREAM_NON_BLOCKING = 1 };
+enum { STREAM_NON_BLOCKING = 1, EVENT_DISABLE_TIMING = 2, EVENT_INTERPROCESS = 4 };
+
+/* ipc_events.c: what processes know of an event that they share. */
+int ipc_record_create(struct event *event);
+void ipc_record_close(struct event *event);
+/* Records; as a stream runs only when its process waits for something, it runs now. */
+void ipc_record_add(struct event *event, struct stream *stream);
+void ipc_wait_add(struct event *event, struct stream *stream);
+bool ipc_record_is_reached(const struct event *event);
+
+struct event *event_new(struct context *context, unsigned int flags);
+struct event *event_find(CUevent handle);
 
 struct stream *stream_new(struct context *context, unsigned int flags, int priority);
 /* An operation that ends a record's wait, or that waits for one. */

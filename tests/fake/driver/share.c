@@ -11,14 +11,13 @@
 
 static const char FABRIC[8] = "fabric", LEGACY[8] = "legacy";
 
-void handle_make(struct handle *handle, const char *magic, const struct physical *physical, size_t start)
+void handle_make(struct handle *handle, const char *magic, int fd, size_t size)
 {
     memset(handle, 0, sizeof *handle);
     memcpy(handle->magic, magic, sizeof handle->magic);
     handle->pid = getpid();
-    handle->fd = physical->fd;
-    handle->start = start;
-    handle->size = physical->size;
+    handle->fd = fd;
+    handle->size = size;
 }
 
 int handle_open(const struct handle *handle, const char *magic)
@@ -35,7 +34,7 @@ static int export(void *shareable, CUmemGenericAllocationHandle handle, int type
     if (!physical || flags || !(physical->handle_types & type))
         return CUDA_ERROR_INVALID_VALUE;
     if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
-        handle_make(shareable, FABRIC, physical, 0);
+        handle_make(shareable, FABRIC, physical->fd, physical->size);
         return 0;
     }
     int fd = fcntl(physical->fd, F_DUPFD_CLOEXEC, 0);
@@ -90,7 +89,8 @@ static int ipc_get(CUipcMemHandle *handle, CUdeviceptr pointer)
     const struct region *region = region_find(pointer);
     if (!region || region->kind != REGION_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
-    handle_make((struct handle *)handle, LEGACY, region->mappings->physical, 0);
+    const struct physical *physical = region->mappings->physical;
+    handle_make((struct handle *)handle, LEGACY, physical->fd, physical->size);
     return 0;
 }
 

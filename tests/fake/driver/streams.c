@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-enum { EVENT_DISABLE_TIMING = 2, EVENT_INTERPROCESS = 4 };
-
 static struct event *events;
 
 static int create_stream(CUstream *handle, unsigned int flags, int priority)
@@ -75,7 +73,7 @@ void events_of_context_destroy(const struct context *context)
             event->context = NULL;
 }
 
-static struct event *event_find(CUevent handle)
+struct event *event_find(CUevent handle)
 {
     for (struct event *event = events; event; event = event->next)
         if (event == handle && event->context)
@@ -83,15 +81,23 @@ static struct event *event_find(CUevent handle)
     return NULL;
 }
 
+struct event *event_new(struct context *context, unsigned int flags)
+{
+    struct event *event = calloc(1, sizeof *event);
+    *event = (struct event){.context = context, .flags = flags, .next = events};
+    return events = event;
+}
+
 static int create_event(CUevent *handle, unsigned int flags)
 {
     struct context *context;
     TRY(context_current(&context));
+    if (flags & EVENT_INTERPROCESS && !(flags & EVENT_DISABLE_TIMING))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct event *event = event_new(context, flags);
     if (flags & EVENT_INTERPROCESS)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    struct event *event = calloc(1, sizeof *event);
-    *event = (struct event){.context = context, .flags = flags, .next = events};
-    *handle = events = event;
+        TRY(ipc_record_create(event));
+    *handle = event;
     return 0;
 }
 
@@ -110,6 +116,7 @@ static int destroy_event(CUevent handle)
         return CUDA_ERROR_INVALID_HANDLE;
     *link = handle->next;
     record_drop(handle->record);
+    ipc_record_close(handle);
     free(handle);
     return 0;
 }
@@ -126,6 +133,10 @@ static int record_event(CUevent handle, CUstream stream_handle)
     TRY(stream_find(stream_handle, &stream));
     if (!event || event->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (event->shared) {
+        ipc_record_add(event, stream);
+        return 0;
+    }
     record_drop(event->record);
     event->record = record_new();
     stream_add_record(stream, event->record);
@@ -140,11 +151,13 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
 static int wait_event(CUstream stream_handle, CUevent handle)
 {
     struct stream *stream;
-    const struct event *event = event_find(handle);
+    struct event *event = event_find(handle);
     TRY(stream_find(stream_handle, &stream));
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (event->record)
+    if (event->shared)
+        ipc_wait_add(event, stream);
+    else if (event->record)
         stream_add_wait(stream, event->record);
     return 0;
 }
@@ -163,6 +176,8 @@ static int synchronize_event(CUevent handle)
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->record)
         record_await(event->record);
+    for (; event->shared && !ipc_record_is_reached(event); run_all())
+        call_wait();
     return event->context->sticky;
 }
 
@@ -178,7 +193,7 @@ static int query_event(CUevent handle)
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     run_all();
-    if (event->record && !event->record->done)
+    if ((event->record && !event->record->done) || (event->shared && !ipc_record_is_reached(event)))
         return CUDA_ERROR_NOT_READY;
     return event->context->sticky;
 }
