@@ -1,10 +1,13 @@
-"""The seven GPU matrices beside nvbandwidth: each cell's ratio, and the wall time of one process each.
+"""Matrices beside nvbandwidth's: each cell's ratio, and the wall time of one process each.
 
-python benchmarks/matrices.py                            egmctl alone
+python benchmarks/matrices.py                            egmctl alone: the seven between GPUs
 python benchmarks/matrices.py PATH/TO/nvbandwidth        both, one after the other
+python benchmarks/matrices.py --host PATH/TO/nvbandwidth --rounds 5
+                                                         host memory to GPUs and back; in turns, each five times
 python benchmarks/matrices.py --output nvb.txt           egmctl beside an nvbandwidth output that was kept
 
 Needs GPUs. Ends with 1 if a cell's median is below 0.995 of nvbandwidth's, or a latency differs by more than 5 %.
+Over PCIe both tools' numbers drift by half a per cent within minutes: only taking turns tells them apart.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -27,33 +31,52 @@ CASES = (
     "device_to_device_bidirectional_memcpy_write_sm",
     "device_to_device_latency_sm",
 )
+HOST_CASES = (
+    "host_to_device_memcpy_ce",
+    "device_to_host_memcpy_ce",
+    "host_to_device_memcpy_sm",
+    "device_to_host_memcpy_sm",
+)
 LEAST = 0.995
 LATENCY = 0.05
 
 Cells = dict[tuple[int, int], float]
-"""By row and column, which are GPUs."""
+"""By row and column: GPUs, and 0 for the host."""
 
 
 def main(arguments: list[str]) -> int:
     """Return the exit code."""
-    parser = argparse.ArgumentParser(description="The seven GPU matrices beside nvbandwidth.")
+    parser = argparse.ArgumentParser(description="Matrices beside nvbandwidth's.")
     parser.add_argument("nvbandwidth", nargs="?", help="its executable")
-    parser.add_argument("--output", type=Path, help="what it printed for the same seven cases")
+    parser.add_argument("--host", action="store_true", help="pinned memory in place of the seven between GPUs")
+    parser.add_argument("--output", type=Path, help="what it printed for the same cases")
+    parser.add_argument("--rounds", type=int, default=1, help="how often both run, in turns")
     chosen = parser.parse_args(arguments)
-    started = time.perf_counter()
-    ours = run([sys.executable, "-m", "egmctl", "bench", "--suite", "matrices", "--json"])
-    say(f"egmctl       {time.perf_counter() - started:7.2f} s")
-    theirs = chosen.output.read_text() if chosen.output else ""
-    if chosen.nvbandwidth:
-        started = time.perf_counter()
-        theirs = run([chosen.nvbandwidth, "-t", *CASES])
-        say(f"nvbandwidth  {time.perf_counter() - started:7.2f} s")
-    measurements = json.loads(ours)["result"]["measurements"]
-    matrices = read_nvbandwidth(theirs)
+    cases = HOST_CASES if chosen.host else CASES
+    command = [sys.executable, "-m", "egmctl", "bench", "--json"]
+    if chosen.host:
+        command += ["--numa", "local", *(word for case in cases for word in ("--case", case))]
+    else:
+        command += ["--suite", "matrices"]
+    ours: list[list[dict[str, Any]]] = []
+    theirs = [read_nvbandwidth(chosen.output.read_text())] if chosen.output else []
+    for _ in range(chosen.rounds):
+        ours.append(json.loads(timed("egmctl", command))["result"]["measurements"])
+        if chosen.nvbandwidth:
+            theirs.append(read_nvbandwidth(timed("nvbandwidth", [chosen.nvbandwidth, "-t", *cases])))
     good = True
-    for case in CASES:
-        good &= compare(case, [m for m in measurements if m["case"] == case], matrices.get(case))
+    for case in cases:
+        measured = [[m for m in measurements if m["case"] == case] for measurements in ours]
+        good &= compare(case, measured, [matrices[case] for matrices in theirs if case in matrices])
     return 0 if good else 1
+
+
+def timed(name: str, command: list[str]) -> str:
+    """Return what a command prints, and say how long it took."""
+    started = time.perf_counter()
+    printed = run(command)
+    say(f"{name:12} {time.perf_counter() - started:7.2f} s")
+    return printed
 
 
 def say(line: str) -> None:
@@ -67,26 +90,40 @@ def run(command: list[str]) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout  # noqa: S603
 
 
-def compare(case: str, measurements: list[dict[str, Any]], theirs: tuple[str, Cells] | None) -> bool:
-    """Print one line for a case; return whether every cell is as good as nvbandwidth's."""
+def compare(case: str, ours: list[list[dict[str, Any]]], theirs: list[tuple[str, Cells]]) -> bool:
+    """Print one line for a case; return whether every cell is as good as nvbandwidth's.
+
+    Parameters
+    ----------
+    ours
+        The measurements of each round.
+    theirs
+        The arrow and the cells of each round.
+    """
     latency = case.endswith("latency_sm")
-    arrow = theirs[0] if theirs else "->"
-    ours = read_egmctl(measurements, arrow)
-    statuses = sorted({m["status"] for m in measurements})
+    arrow = theirs[0][0] if theirs else "->"
+    mine = medians([read_egmctl(measurements, arrow) for measurements in ours])
+    statuses = sorted({m["status"] for measurements in ours for m in measurements})
     line = (
-        f"{case:47} {min(ours.values(), default=0):8.2f} .. {max(ours.values(), default=0):8.2f} {' '.join(statuses)}"
+        f"{case:47} {min(mine.values(), default=0):8.2f} .. {max(mine.values(), default=0):8.2f} {' '.join(statuses)}"
     )
-    if theirs is None:
+    if not theirs:
         say(line)
         return statuses == ["ok"]
-    missing = set(theirs[1]) - set(ours)
-    ratios = [ours[cell] / theirs[1][cell] for cell in set(ours) & set(theirs[1])]
+    other = medians([cells for _, cells in theirs])
+    missing = set(other) - set(mine)
+    ratios = [mine[cell] / other[cell] for cell in set(mine) & set(other)]
     say(
         f"{line}, of nvbandwidth's {min(ratios, default=0):.4f} .. {max(ratios, default=0):.4f}, {len(missing)} missing"
     )
     if latency:
         return not missing and all(abs(ratio - 1) <= LATENCY for ratio in ratios)
     return not missing and all(ratio >= LEAST for ratio in ratios)
+
+
+def medians(rounds: list[Cells]) -> Cells:
+    """Return of each cell the median of the rounds."""
+    return {cell: statistics.median(cells[cell] for cells in rounds if cell in cells) for cell in rounds[0]}
 
 
 def read_egmctl(measurements: list[dict[str, Any]], arrow: str) -> Cells:
@@ -99,8 +136,9 @@ def read_egmctl(measurements: list[dict[str, Any]], arrow: str) -> Cells:
     """
     cells = {}
     for m in measurements:
-        for place, flow in enumerate(m["flows"]):
-            ends = [int(flow[end]["label"].removeprefix("GPU")) for end in ("source", "destination")]
+        for number, flow in enumerate(m["flows"]):
+            # All host memory is one row to nvbandwidth.
+            ends = [place(flow[end]) for end in ("source", "destination")]
             row, column = ends[::-1] if arrow == "<-" else ends
             if m["latency_ns"]:
                 # The thread that reads is the row's.
@@ -108,8 +146,13 @@ def read_egmctl(measurements: list[dict[str, Any]], arrow: str) -> Cells:
             elif arrow == "<->":
                 cells[row, column] = m["bandwidth_gb_s"]["median"]
             elif m["flows_gb_s"]:
-                cells[row, column] = m["flows_gb_s"][place]["median"]
+                cells[row, column] = m["flows_gb_s"][number]["median"]
     return cells
+
+
+def place(end: dict[str, Any]) -> int:
+    """Return the row or column of one end of a flow."""
+    return int(end["label"].removeprefix("GPU")) if end["memory"] == "device" else 0
 
 
 def read_nvbandwidth(text: str) -> dict[str, tuple[str, Cells]]:
@@ -119,7 +162,7 @@ def read_nvbandwidth(text: str) -> dict[str, tuple[str, Cells]]:
     for line in text.splitlines():
         if match := re.fullmatch(r"Running (\w+)\.", line):
             case = match[1]
-        elif match := re.search(r"GPU\(row\) (<->|<-|->) GPU\(column\)", line):
+        elif match := re.search(r"[CG]PU\(row\) (<->|<-|->) GPU\(column\)", line):
             arrow, cells = match[1], {}
             found[case] = arrow, cells
         elif case and re.fullmatch(r"\s*\d+(\s+(N/A|[0-9.]+))+", line):
