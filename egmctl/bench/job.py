@@ -1,0 +1,156 @@
+"""One run by the commands of an MPI job: rank 0 leads, the others follow, and each has one rank's process.
+
+Rank 0 supervises as it would on one node. Whatever it asks of its ranks it first tells the other commands, which ask
+the same of theirs; then all join the words of their ranks round by round (:mod:`egmctl.bench.group`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from egmctl.bench.group import RANK, RELEASE_S, Failure, Group, GroupFailed, Said, Word, start_rank
+from egmctl.launch import Child
+from egmctl.mpi.world import RanksMissing, World
+
+MARGIN_S = RELEASE_S + 10.0
+"""What a command may need, besides its rank's own time, until it says a word: to release a rank, and to kill it."""
+IDLE_S = 600.0
+"""How long a command waits for an order: between two of them rank 0 plans, writes, or waits for a person."""
+
+Message = dict[str, Any]
+OnEvent = Callable[[Message], None]
+
+
+class Leader:
+    """The ranks of all commands, as that of rank 0 has them.
+
+    Parameters
+    ----------
+    child
+        Its own rank's process, started already; all other commands have started theirs too.
+    name
+        Of a rank's place, for people.
+    target
+        Of the processes that take the place of failed ones; another one only in tests.
+    """
+
+    def __init__(self, world: World, child: Child, name: Callable[[int], str], target: str = RANK) -> None:
+        self._world = world
+        self._target = target
+        self._name = name
+        self._first: Child | None = child
+        self.lost: tuple[int, ...] = ()
+        """Ranks whose commands are gone: nothing can be asked of this job any more."""
+
+    def start(self) -> Led:
+        """Return a group of all ranks: the processes that there are, or, after a failure, new ones."""
+        child, self._first = self._first, None
+        if child is None:
+            self.order(0, {"do": "start"})
+        return Led(self, _Member(self._world, child, self._target))
+
+    def finish(self) -> None:
+        """Tell the other commands that there is nothing more."""
+        if not self.lost:
+            self.order(0, {"do": "finish"})
+
+    def order(self, timeout_s: float, order: Message) -> None:
+        """Tell the other commands what to do."""
+        if self.lost:
+            raise self.failed(self.lost)
+        try:
+            self._world.broadcast(json.dumps(order).encode(), timeout_s + MARGIN_S)
+        except RanksMissing as error:
+            raise self.failed(error.ranks) from None
+
+    def failed(self, ranks: tuple[int, ...]) -> GroupFailed:
+        """Note that commands are gone; return what that makes of a request."""
+        self.lost = ranks
+        gone = ", ".join(f"rank {rank} ({self._name(rank)})" for rank in ranks) or "a rank that cannot be told"
+        reason = f"the process that MPI started is gone or does not answer: {gone}"
+        return GroupFailed(Failure(rank=min(ranks, default=0), how="crashed", reason=reason))
+
+
+class Led:
+    """One group of all ranks, until one of them fails."""
+
+    def __init__(self, leader: Leader, member: _Member) -> None:
+        self._leader = leader
+        self._member = member
+
+    def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
+        """Have a request carried out by all ranks: see :meth:`egmctl.bench.group.Group.ask`."""
+        self._leader.order(timeout_s, {"do": "ask", "request": request, "timeout_s": timeout_s})
+        try:
+            return self._member.ask(request, timeout_s, on_event)
+        except RanksMissing as error:
+            raise self._leader.failed(error.ranks) from None
+
+    def close(self) -> None:
+        """End this command's process; the others end theirs when they are told to start anew, or to finish."""
+        self._member.close()
+
+    def __enter__(self) -> Led:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def follow(world: World, child: Child, target: str = RANK) -> None:
+    """Do what rank 0 orders, until there is nothing more; parameters as for :class:`Leader`.
+
+    Raises
+    ------
+    RanksMissing
+        If the job is broken: rank 0 reports, and ends it.
+    """
+    member = _Member(world, child, target)
+    try:
+        while (order := json.loads(world.broadcast(b"", IDLE_S)))["do"] != "finish":
+            if order["do"] == "start":
+                member.close()
+                member = _Member(world, None, target)
+                continue
+            try:
+                member.ask(order["request"], order["timeout_s"])
+            except GroupFailed:
+                # Rank 0 knows it from the same words.
+                continue
+    finally:
+        member.close()
+
+
+class _Words:
+    """The :class:`egmctl.bench.group.Transport` between the commands of a job, each with one rank."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.timeout_s = 0.0
+        """Until a rank has to have said its word."""
+
+    def all_gather(self, words: Sequence[Word]) -> list[Word]:
+        (own,) = words
+        given = json.dumps({"said": own.said, "call": own.call, "data": own.data}).encode()
+        heard = map(json.loads, self._world.all_gather(given, self.timeout_s + MARGIN_S))
+        return [
+            Word(rank=rank, said=Said(one["said"]), call=one["call"], data=one["data"])
+            for rank, one in enumerate(heard)
+        ]
+
+
+class _Member:
+    """This command's part of a group: its rank's process."""
+
+    def __init__(self, world: World, child: Child | None, target: str) -> None:
+        self._words = _Words(world)
+        self._group = Group({world.rank: child or start_rank(world.rank, world.size, target)}, self._words)
+
+    def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
+        self._words.timeout_s = timeout_s
+        return self._group.ask(request, timeout_s, on_event)
+
+    def close(self) -> None:
+        self._group.close()
