@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.model.codec import field_types
+from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
         "topo": command_schema(TOPO_SCHEMA, TopoResult),
         "bench": command_schema(BENCH_SCHEMA, RunReport),
         "doctor": command_schema(DOCTOR_SCHEMA, DoctorResult),
+        "fleet": command_schema(FLEET_SCHEMA, FleetReport, one_machine=False),
     }
     for name, schema in schemas.items():
         path = SCHEMAS / f"{name}.schema.json"
@@ -78,7 +80,7 @@ def machine_schema() -> dict[str, Any]:
     }
 
 
-def command_schema(name: str, result_type: type) -> dict[str, Any]:
+def command_schema(name: str, result_type: type, *, one_machine: bool = True) -> dict[str, Any]:
     """Return the schema of what a command writes with ``--json`` when it has a result: the envelope with it inside.
 
     Parameters
@@ -87,9 +89,12 @@ def command_schema(name: str, result_type: type) -> dict[str, Any]:
         What the document's key ``schema`` holds.
     result_type
         The dataclass of its key ``result``.
+    one_machine
+        Whether the result is about one machine; where not, the key ``machine`` is null.
     """
     definitions: dict[str, Any] = {}
-    origin, result = _schema(Origin, definitions), _schema(result_type, definitions)
+    origin = _schema(Origin, definitions) if one_machine else {"type": "null"}
+    result = _schema(result_type, definitions)
     error = {
         "type": "object",
         "properties": {"code": {"type": "string"}, "message": {"type": "string"}, "details": {"type": "object"}},

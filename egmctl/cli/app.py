@@ -19,6 +19,7 @@ import typer
 from egmctl.cli import output
 from egmctl.cli.bench import bench
 from egmctl.cli.doctor import doctor
+from egmctl.cli.fleet import fleet
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
@@ -36,6 +37,7 @@ app.command()(topo)
 app.command()(bench)
 app.command()(doctor)
 app.command()(snapshot)
+app.command()(fleet)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's UsageError. typer exports only its subclass, and from 0.26 on there is no click to import it from."""

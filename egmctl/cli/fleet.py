@@ -1,0 +1,247 @@
+"""``egmctl fleet``: ask many nodes at once, by ssh or srun, and show which are alike and which are not."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from egmctl.cli.options import ColorOption, JsonOption, QuietOption, VerboseOption
+from egmctl.cli.output import Color, emit, say
+from egmctl.errors import UsageError
+from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from egmctl.fleet.run import Progress
+    from egmctl.model.fleet import Command
+
+    Word = TypeVar("Word", bound=StrEnum)
+
+CommandArgument = Annotated[
+    str, typer.Argument(metavar="snapshot|topo|doctor|bench", help="What each node is asked.", show_default=False)
+]
+RemoteArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- OPTIONS...]", help="Options of that command, after --.")
+]
+NodesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--nodes",
+        "-w",
+        metavar="NODESET",
+        help="Nodes as ClusterShell writes them: node[01-72], @gpu; may be given several times.",
+    ),
+]
+ExcludeOption = Annotated[
+    list[str] | None, typer.Option("--exclude", "-x", metavar="NODESET", help="Not these; may be given several times.")
+]
+LauncherOption = Annotated[
+    str, typer.Option("--launcher", metavar="ssh|srun", help="What starts the command on a node.")
+]
+LauncherOptionsOption = Annotated[
+    str,
+    typer.Option(
+        "--launcher-options",
+        metavar="TEXT",
+        help="More options for ssh or srun: '-l root -i KEY', '--partition=gpu --gpus-per-node=4'.",
+    ),
+]
+FanoutOption = Annotated[int, typer.Option("--fanout", min=1, max=256, help="Nodes at once.")]
+ConnectOption = Annotated[
+    int,
+    typer.Option("--connect-timeout", metavar="SECONDS", min=1, max=3600, help="For reaching a node."),
+]
+TimeoutOption = Annotated[
+    int | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=1,
+        max=30 * 86400,
+        help="For the command on a node; then it is stopped there. Without it 120, of a bench 3600.",
+    ),
+]
+RemoteCommandOption = Annotated[
+    str | None,
+    typer.Option("--remote-command", metavar="PATH", help="egmctl on the nodes, if it is not in the PATH there."),
+]
+AnyVersionOption = Annotated[
+    bool, typer.Option("--any-version", help="Ask nodes that have another version of egmctl, too.")
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", help="A new folder for the results; without it one with the date."),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option("--resume", metavar="DIR", help="Go on in the folder of an earlier run: ask the nodes it lacks."),
+]
+
+USUAL_TIMEOUT_S = 120
+BENCH_TIMEOUT_S = 3600
+
+NO_DOCUMENT = {
+    "output": "-o",
+    "csv": "--csv",
+    "format": "--format",
+    "form": "--format",
+    "exit_style": "--exit-style",
+    "machine": "--machine",
+    "list_cases": "--list",
+    "list_checks": "--list",
+    "explain": "--explain",
+    "dry_run": "--dry-run",
+}
+"""Parameters of commands, with their options, under which a node would send no result of its own."""
+
+
+def fleet(
+    command: CommandArgument,
+    remote: RemoteArgument = None,
+    nodes: NodesOption = None,
+    exclude: ExcludeOption = None,
+    launcher: LauncherOption = "ssh",
+    launcher_options: LauncherOptionsOption = "",
+    fanout: FanoutOption = 64,
+    connect_timeout: ConnectOption = 10,
+    timeout: TimeoutOption = None,
+    remote_command: RemoteCommandOption = None,
+    any_version: AnyVersionOption = False,
+    output: FolderOption = None,
+    resume: ResumeOption = None,
+    json: JsonOption = False,
+    verbose: VerboseOption = 0,
+    quiet: QuietOption = False,
+    color: ColorOption = Color.AUTO,
+) -> int:
+    """Ask many nodes at once by ssh or srun: snapshot, topo, doctor or bench; alike nodes are shown together.
+
+    egmctl fleet doctor -w node[01-72] -- --for egm
+    """
+    from egmctl.fleet.nodes import require_clustershell
+    from egmctl.model.fleet import Command, Launcher
+
+    require_clustershell()
+    from egmctl.fleet.run import Launch
+    from egmctl.fleet.session import ask, new_session, old_session
+
+    what = _word(Command, command, "there is no such command for a fleet")
+    try:
+        options = tuple(shlex.split(launcher_options))
+    except ValueError as error:
+        raise UsageError(f"--launcher-options {printable(launcher_options)!r}: {error}") from error
+    launch = Launch(
+        launcher=_word(Launcher, launcher, "--launcher: there is no such launcher"),
+        options=options,
+        fanout=fanout,
+        connect_timeout_s=connect_timeout,
+        timeout_s=timeout or (BENCH_TIMEOUT_S if what is Command.BENCH else USUAL_TIMEOUT_S),
+    )
+    if resume is None:
+        _check_remote(what, remote or ())
+        session = new_session(
+            what,
+            remote or (),
+            nodes or (),
+            exclude or (),
+            remote_command=remote_command or "egmctl",
+            any_version=any_version,
+            path=output,
+        )
+    else:
+        given = {"-w": nodes, "-x": exclude, "-o": output, "an option after --": remote}
+        if wrong := next((name for name, value in given.items() if value), None):
+            raise UsageError(
+                f"--resume asks the nodes that lack what the others were asked: {wrong} does not go with it"
+            )
+        session = old_session(what, resume, remote_command=remote_command, any_version=any_version)
+    with _progress(quiet) as on_tick:
+        report = ask(session, launch, on_tick)
+    if json:
+        from egmctl.report.fleet_json import fleet_json
+
+        emit(fleet_json(report), output=None, force=False)
+    else:
+        from egmctl.report.fleet_text import fleet_text
+
+        emit(fleet_text(report, verbose=verbose), output=None, force=False, color=color)
+    if not quiet and len(report.answers) > report.counts.get("answered", 0):
+        say(f"'egmctl fleet {what} --resume {shlex.quote(report.folder)}' asks the nodes that lack")
+    return report.exit_code
+
+
+def _word(kind: type[Word], text: str, sentence: str) -> Word:
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise UsageError(f"{sentence} as {printable(text[:40])!r}; valid are {', '.join(kind)}") from error
+
+
+def _check_remote(command: Command, arguments: Sequence[str]) -> None:
+    """Refuse here what every node would refuse, or would answer without a document.
+
+    Raises
+    ------
+    UsageError
+        If the command has no such option, or it leads to no document.
+    """
+    from typing import cast
+
+    from typer.core import TyperGroup
+    from typer.main import get_command
+
+    from egmctl.cli.app import app
+
+    one = cast(TyperGroup, get_command(app)).commands[command.value]
+    with one.make_context(f"egmctl {command}", [*arguments]) as context:
+        usual = {parameter.name: parameter.get_default(context) for parameter in one.params}
+        for name, option in NO_DOCUMENT.items():
+            if name in context.params and context.params[name] != usual[name]:
+                raise UsageError(f"after --, {option} has no place: a node's answer is its result as JSON")
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Show on standard error how many nodes are done, if that is a terminal and is wanted."""
+    import os
+    import sys
+
+    if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda _progress: None
+        return
+
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.completed} of {task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    # No thread of its own: the engine forks.
+    with Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("", total=1)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=len(progress.answers), total=progress.total, description=_told(progress))
+            bar.refresh()
+
+        yield show
+
+
+def _told(progress: Progress) -> str:
+    from egmctl.model.fleet import Reach
+
+    failed = [answer.node for answer in progress.answers if answer.reach is not Reach.ANSWERED]
+    told = [f"{len(progress.under_way)} under way"]
+    if failed:
+        told.append(f"{len(failed)} failed, the last {printable(failed[-1])}")
+    if progress.stopping:
+        told.append("stopping them; once more to leave at once")
+    return ", ".join(told)

@@ -1,0 +1,139 @@
+"""The folder that a fleet's results are in: ``fleet.json``, and one file a node under ``nodes``.
+
+Every file appears whole, and no run writes into the folder of another.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from egmctl.documents import read_object, refuse
+from egmctl.errors import EgmctlError, UsageError
+from egmctl.model.codec import DecodeError, from_json
+from egmctl.model.fleet import FLEET_SCHEMA, Command, FleetReport
+from egmctl.units import printable
+
+REPORT = "fleet.json"
+NODES = "nodes"
+
+
+class Folder:
+    """A folder of results.
+
+    Parameters
+    ----------
+    path
+        It has to be there already, with its folder of nodes: see :func:`new_folder` and :func:`old_folder`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def spool(self, node: str) -> BinaryIO:
+        """Return a file for what a node sends while it sends it; :meth:`discard` or :meth:`keep` end it."""
+        try:
+            return self.part(node).open("wb", buffering=0)
+        except OSError as error:
+            raise EgmctlError(f"cannot write {printable(str(self.part(node)))}: {error.strerror}") from error
+
+    def part(self, node: str) -> Path:
+        """Return the path of the file that :meth:`spool` makes."""
+        return self.path / NODES / f".{node}.part"
+
+    def keep(self, node: str, document: bytes) -> str:
+        """Put a node's document in its place and return its path in the folder."""
+        name = f"{NODES}/{node}.json"
+        self.discard(node)
+        self._write(name, document if document.endswith(b"\n") else document + b"\n")
+        return name
+
+    def discard(self, node: str) -> None:
+        """Remove what a node sent."""
+        self.part(node).unlink(missing_ok=True)
+
+    def write_report(self, text: str) -> None:
+        """Put ``fleet.json`` in its place, over an earlier one of this run."""
+        self._write(REPORT, text.encode("ascii"))
+
+    def read_report(self) -> FleetReport:
+        """Return what an earlier run wrote.
+
+        Raises
+        ------
+        UsageError
+            If it is no report.
+        """
+        path = self.path / REPORT
+        source = f"file {path}"
+        document = read_object(path, source, "report of egmctl fleet")
+        if document.get("schema") != FLEET_SCHEMA:
+            refuse(source, f"is not a report of egmctl fleet: expected the schema {FLEET_SCHEMA}")
+        try:
+            return from_json(FleetReport, document.get("result"), "result")
+        except DecodeError as error:
+            refuse(source, f"is not a valid report: {error}")
+
+    def _write(self, name: str, content: bytes) -> None:
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except OSError as error:
+            raise EgmctlError(f"cannot write {printable(str(target))}: {error.strerror}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
+    """Make the folder of a run.
+
+    Parameters
+    ----------
+    path
+        Where; ``None`` is a new folder of this directory, named by the command and the time.
+
+    Raises
+    ------
+    UsageError
+        If there is something in it, or it cannot be made.
+    """
+    stamp = f"egmctl-fleet-{command}-{now:%Y%m%dT%H%M%SZ}"
+    tries = [path] if path else [Path(stamp), *(Path(f"{stamp}-{number}") for number in range(2, 100))]
+    for number, one in enumerate(tries, 1):
+        try:
+            if path is not None and one.is_dir() and not any(one.iterdir()):
+                (one / NODES).mkdir()
+            else:
+                one.mkdir()
+                (one / NODES).mkdir()
+        except FileExistsError as error:
+            if number < len(tries):
+                continue
+            sentence = f"{printable(str(one))} exists; give a new folder, or --resume {printable(str(one))} to go on"
+            raise UsageError(sentence) from error
+        except OSError as error:
+            raise UsageError(f"{printable(str(one))} cannot be made: {error.strerror}") from error
+        return Folder(one)
+    raise AssertionError("unreachable: the last of the tries returned or raised")
+
+
+def old_folder(path: Path) -> Folder:
+    """Return the folder of an earlier run.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or it cannot be written to.
+    """
+    if not (path / REPORT).is_file():
+        raise UsageError(f"{printable(str(path))} is no folder of egmctl fleet: it has no {REPORT}")
+    if not os.access(path / NODES, os.W_OK | os.X_OK):
+        raise UsageError(f"{printable(str(path / NODES))} cannot be written to")
+    return Folder(path)

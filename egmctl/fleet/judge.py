@@ -1,0 +1,149 @@
+"""Judges how asking one node ended, from what came back."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from egmctl.documents import check_schema, read_object
+from egmctl.errors import ExitCode, UsageError
+from egmctl.fleet.folder import Folder
+from egmctl.fleet.remote import Output, read_output
+from egmctl.model.fleet import Answer, Asked, Command, Reach
+from egmctl.model.machine import MACHINE_SCHEMA
+from egmctl.model.measurement import BENCH_SCHEMA
+from egmctl.report.doctor_json import DOCTOR_SCHEMA
+from egmctl.report.envelope import ERROR_SCHEMA
+from egmctl.report.topo_json import TOPO_SCHEMA
+from egmctl.units import format_size, printable
+
+OUTPUT_LIMIT = 64 << 20
+"""Bytes that a node may send: a full run of the bench on 8 GPUs has some 10 MiB."""
+REASON_LIMIT = 300
+"""Characters of a launcher's or a node's own words in a reason."""
+
+SCHEMAS = {
+    Command.SNAPSHOT: MACHINE_SCHEMA,
+    Command.TOPO: TOPO_SCHEMA,
+    Command.DOCTOR: DOCTOR_SCHEMA,
+    Command.BENCH: BENCH_SCHEMA,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How the launcher's process for one node ended."""
+
+    node: str
+    code: int
+    """Its exit code, or the negative number of the signal that ended it."""
+    duration_s: float
+    errors: str
+    """The end of its standard error: the launcher's words and the node's."""
+    flooded: bool = False
+    out_of_time: bool = False
+    """It was killed because nothing had ended it in time."""
+    interrupted: bool = False
+    """It was told to end."""
+
+
+def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> Answer:
+    """Return how asking a node ended; its document goes to its place in the folder, anything else is removed."""
+    output = read_output(b"" if ended.flooded else folder.part(ended.node).read_bytes())
+    reach, reason = _without_document(asked, ended, output, timeout_s)
+    code, file = int(ExitCode.CRASHED), ""
+    if reach is None:
+        reach, reason, code = _document(asked, folder, ended, output)
+    if ended.interrupted and reach is not Reach.ANSWERED:
+        reach, reason = Reach.INTERRUPTED, "stopped by the interruption"
+    if reach is Reach.ANSWERED:
+        file = folder.keep(ended.node, output.document)
+    else:
+        folder.discard(ended.node)
+    if reach is Reach.INTERRUPTED:
+        code = int(ExitCode.INTERRUPTED)
+    return Answer(
+        node=ended.node,
+        reach=reach,
+        exit_code=code,
+        reason=reason,
+        version=(output.version or "")[:100],
+        duration_s=round(ended.duration_s, 3),
+        file=file,
+    )
+
+
+def _without_document(
+    asked: Asked, ended: Ended, output: Output, timeout_s: float
+) -> tuple[Reach, str] | tuple[None, str]:
+    """Return why there can be no document; ``None`` where there should be one."""
+    words = _words(ended.errors)
+    if ended.flooded:
+        return Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped"
+    if ended.out_of_time:
+        what = "the command did not end" if output.begun else "no command was started there"
+        return Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s"
+    if not output.begun:
+        return Reach.UNREACHABLE, words or f"the launcher {_how(ended.code)} without a word"
+    if output.code is None:
+        return Reach.LOST, words or "the connection ended before the command"
+    if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
+        return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped"
+    if output.version is None:
+        if output.code in (126, 127):
+            return Reach.NO_EGMCTL, words or f"there is no command {asked.remote_command}; --remote-command says where"
+        return Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version"
+    if not output.version.startswith("egmctl "):
+        said = repr(printable(output.version[:80])) if output.version else "nothing"
+        return Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}"
+    if asked.version and output.version != asked.version:
+        return Reach.WRONG_VERSION, f"{printable(output.version[:80])}, not {asked.version}; nothing was run"
+    return None, ""
+
+
+def _document(asked: Asked, folder: Folder, ended: Ended, output: Output) -> tuple[Reach, str, int]:
+    """Judge a document, or what stands in its place."""
+    ended_with = int(ExitCode.CRASHED) if output.code is None else output.code
+    # Interrupted there, by a reboot or a person: nobody interrupted this command.
+    code = ended_with if ended_with in set(ExitCode) - {ExitCode.INTERRUPTED} else int(ExitCode.CRASHED)
+    words = _words(ended.errors)
+    if not output.document:
+        return (
+            Reach.FAILED,
+            words or f"the command ended with {output.code} without a word",
+            code or int(ExitCode.CRASHED),
+        )
+    part = folder.part(ended.node)
+    part.write_bytes(output.document)
+    source = "what it sent"
+    try:
+        document = read_object(part, source, "result of egmctl")
+        schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
+    except UsageError as error:
+        return Reach.GARBAGE, _short("; ".join(filter(None, (str(error), words)))), int(ExitCode.CRASHED)
+    if schema == ERROR_SCHEMA or (schema != MACHINE_SCHEMA and document.get("result") is None):
+        return Reach.FAILED, _short(_first_error(document)) or words, code or int(ExitCode.CRASHED)
+    return Reach.ANSWERED, "", code
+
+
+def _first_error(document: dict[str, Any]) -> str:
+    match document.get("errors"):
+        case [{"message": str(message)}, *_]:
+            return message
+    return ""
+
+
+def _words(errors: str) -> str:
+    """Return the last lines of a standard error that say something, as one line."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    return _short("; ".join(lines[-2:]).removeprefix("egmctl: "))
+
+
+def _short(text: str) -> str:
+    safe = printable(text)
+    return safe if len(safe) <= REASON_LIMIT else f"{safe[: REASON_LIMIT - 3]}..."
+
+
+def _how(code: int) -> str:
+    return f"ended with {code}" if code >= 0 else f"was ended by signal {-code}"

@@ -1,0 +1,75 @@
+"""Node sets: ClusterShell's syntax and groups in, names out, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from egmctl.errors import UsageError
+from egmctl.units import printable
+
+NODES_LIMIT = 100_000
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
+"""A name can be neither an option of the launcher nor a path: it names a file, too."""
+
+
+def require_clustershell() -> None:
+    """Say what is missing where ClusterShell is not installed.
+
+    Raises
+    ------
+    UsageError
+        With the command that installs it.
+    """
+    try:
+        import ClusterShell  # noqa: F401
+    except ImportError as error:
+        raise UsageError("'egmctl fleet' needs ClusterShell: pip install 'egmctl[fleet]'") from error
+
+
+def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, ...]:
+    """Return the nodes of node sets such as ``node[01-72]``, ``node[1-9]!node5`` or ``@gpu``, without others.
+
+    Raises
+    ------
+    UsageError
+        If a set cannot be read, a group is not known, or no node is left.
+    """
+    chosen = _expand("-w", wanted)
+    left_out = set(_expand("-x", excluded))
+    nodes = tuple(node for node in chosen if node not in left_out)
+    if not nodes:
+        raise UsageError("there is no node to ask: -w names none, or -x excludes all of them")
+    if len(nodes) > NODES_LIMIT:
+        raise UsageError(f"-w names {len(nodes)} nodes; at most {NODES_LIMIT} can be asked at once")
+    for node in nodes:
+        if not _NAME.fullmatch(node):
+            raise UsageError(f"{printable(node[:60])!r} is no name of a node: letters, digits and any of . _ : - are")
+    return nodes
+
+
+def fold(nodes: Iterable[str]) -> str:
+    """Return nodes as a short node set: ``node[01-17,19]``."""
+    from ClusterShell.NodeSet import NodeSet
+
+    return str(NodeSet.fromlist(list(nodes), resolver=_no_groups()))
+
+
+def _expand(option: str, sets: Sequence[str]) -> list[str]:
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+    from ClusterShell.NodeUtils import GroupResolverError
+
+    try:
+        found = NodeSet()
+        for one in sets:
+            found.update(NodeSet(one))
+        return list(found)
+    except (NodeSetException, GroupResolverError) as error:
+        raise UsageError(f"{option} cannot be read: {printable(str(error)[:200])}") from error
+
+
+def _no_groups() -> object:
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP
+
+    return RESOLVER_NOGROUP

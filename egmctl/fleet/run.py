@@ -1,0 +1,288 @@
+"""Runs the command on the nodes through ClusterShell's engine: at most so many at once, each against the clock.
+
+What is ours in its workers: a node's output goes to a file with a limit and not to memory, launchers sit in sessions of
+their own (a Ctrl-C of the terminal does not reach them), and an interruption closes their standard input, which ends
+the command on the node in an orderly way (``remote.py``), before anything is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from ClusterShell.Event import EventHandler
+from ClusterShell.Task import Task, task_self
+from ClusterShell.Worker.Exec import ExecClient, ExecWorker
+from ClusterShell.Worker.Ssh import SshClient
+
+from egmctl.errors import EgmctlError
+from egmctl.fleet.folder import Folder
+from egmctl.fleet.judge import OUTPUT_LIMIT, Ended, judge
+from egmctl.fleet.remote import KILL_AFTER_S, remote_line, remote_words
+from egmctl.model.fleet import Answer, Asked, Launcher
+from egmctl.units import printable
+
+ERRORS_KEPT = 4096
+"""Bytes kept of the end of a node's standard error."""
+SLACK_S = 5
+"""What a command that was stopped on its node may take, beyond the time it is killed after, to be heard of."""
+TICK_S = 0.2
+SSH_OPTIONS = (
+    # A node that vanishes is noticed after 45 s of silence.
+    "-oServerAliveInterval=15 -oServerAliveCountMax=3 "
+    # What a user's own configuration may say, and would spoil the document.
+    "-oRequestTTY=no -oRemoteCommand=none"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How commands are started on nodes."""
+
+    launcher: Launcher
+    options: tuple[str, ...]
+    """More options for ssh or srun; they come first, and of an option given twice ssh takes the first."""
+    fanout: int
+    """Nodes at once."""
+    connect_timeout_s: int
+    timeout_s: int
+    """What the command may take on a node."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is."""
+
+    total: int
+    answers: list[Answer] = field(default_factory=list)
+    under_way: list[str] = field(default_factory=list)
+    stopping: bool = False
+
+
+def run(
+    asked: Asked, nodes: Sequence[str], launch: Launch, folder: Folder, on_tick: Callable[[Progress], None]
+) -> tuple[Answer, ...]:
+    """Ask nodes, and return the answers of those that were asked: after an interruption not all of them.
+
+    SIGINT, SIGTERM and SIGHUP end what runs on the nodes, and then this; a second one does not wait for them.
+
+    Parameters
+    ----------
+    nodes
+        Those of ``asked`` that are to be asked now.
+    on_tick
+        Called several times a second.
+
+    Raises
+    ------
+    EgmctlError
+        If the folder cannot be written to.
+    """
+    with _interruptions() as interruptions:
+        task = task_self()
+        task.set_default("stdout_msgtree", False)
+        task.set_default("stderr_msgtree", False)
+        task.set_info("fanout", launch.fanout)
+        task.set_info("connect_timeout", launch.connect_timeout_s)
+        task.set_info("ssh_path", "setsid ssh")
+        task.set_info("ssh_options", _ssh_options(launch))
+        fleet = _Fleet(asked, nodes, launch, folder, on_tick, interruptions)
+        fleet.run(task)
+    return tuple(fleet.progress.answers)
+
+
+def srun_words(node: str, launch: Launch, words: Sequence[str]) -> list[str]:
+    """Return the command line that runs words on one node of a Slurm cluster: https://slurm.schedmd.com/srun.html.
+
+    One srun a node: one that fails takes no other with it. Inside an allocation ``--overlap`` lets the step share what
+    other steps hold; outside of one srun makes an allocation of its own, for which it waits the connection's time.
+    """
+    own = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", f"--immediate={launch.connect_timeout_s}"]
+    return ["setsid", "srun", *launch.options, *own, *words]
+
+
+class _Fleet(EventHandler):  # type: ignore[misc]
+    """The nodes that are being asked: what ClusterShell calls."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        nodes: Sequence[str],
+        launch: Launch,
+        folder: Folder,
+        on_tick: Callable[[Progress], None],
+        interruptions: list[int],
+    ) -> None:
+        self.progress = Progress(total=len(nodes))
+        self._asked, self._nodes, self._launch, self._folder = asked, nodes, launch, folder
+        self._on_tick, self._interruptions = on_tick, interruptions
+        self._talks: dict[str, _Talk] = {}
+        self._stop_by: float | None = None
+        self._worker: Any = None
+        self._failure: EgmctlError | None = None
+
+    def run(self, task: Task) -> None:
+        launch = self._launch
+        kind = _SshWorker if launch.launcher is Launcher.SSH else _SrunWorker
+        self._worker = kind(
+            ",".join(self._nodes),
+            handler=self,
+            # The clock on the node comes first: this one is for nodes that cannot be heard any more.
+            timeout=launch.connect_timeout_s + launch.timeout_s + KILL_AFTER_S + SLACK_S,
+            stderr=True,
+            # Taken for a pattern (%host) by the worker: each client puts its own in its place.
+            command="egmctl",
+        )
+        self._worker.asked, self._worker.launch = self._asked, launch
+        task.schedule(self._worker)
+        task.timer(TICK_S, handler=self, interval=TICK_S, autoclose=True)
+        try:
+            task.resume()
+        finally:
+            for node, talk in self._talks.items():
+                talk.close()
+                self._folder.discard(node)
+        if self._failure is not None:
+            raise self._failure
+
+    def ev_pickup(self, worker: Any, node: str) -> None:  # noqa: ARG002
+        self._talks[node] = _Talk(self._folder.spool(node))
+
+    def ev_timer(self, timer: Any) -> None:  # noqa: ARG002
+        if self._failure is not None:
+            self._worker.abort()
+            return
+        self.progress.under_way = list(self._talks)
+        if self._interruptions and self._stop_by is None:
+            self._stop_by = time.monotonic() + KILL_AFTER_S + SLACK_S
+            self.progress.stopping = True
+            self._worker.stop()
+        elif self._stop_by is not None and (len(self._interruptions) > 1 or time.monotonic() > self._stop_by):
+            self._worker.abort()
+        self._on_tick(self.progress)
+
+    def took(self, node: str, stream: str, chunk: bytes) -> bool:
+        """Keep what a node sent; return whether it may go on."""
+        talk = self._talks[node]
+        if stream == self._worker.SNAME_STDERR:
+            talk.errors = (talk.errors + chunk)[-ERRORS_KEPT:]
+            return True
+        talk.size += len(chunk)
+        talk.flooded = talk.size > OUTPUT_LIMIT
+        if talk.flooded:
+            return False
+        try:
+            talk.file.write(chunk)
+        except OSError as error:
+            self._failure = EgmctlError(f"cannot write {printable(str(self._folder.part(node)))}: {error.strerror}")
+            return False
+        return True
+
+    def ended(self, node: str, code: int, out_of_time: bool) -> None:
+        """Judge a node whose launcher has ended."""
+        talk = self._talks.pop(node)
+        talk.close()
+        ended = Ended(
+            node=node,
+            code=code,
+            duration_s=time.monotonic() - talk.began,
+            errors=talk.errors.decode(errors="replace"),
+            flooded=talk.flooded,
+            out_of_time=out_of_time,
+            interrupted=self._stop_by is not None,
+        )
+        try:
+            self.progress.answers.append(judge(self._asked, self._folder, ended, self._launch.timeout_s))
+        except EgmctlError as error:
+            # Raised here it would tear down the engine under the other nodes.
+            self._failure = error
+
+
+@dataclass(slots=True)
+class _Talk:
+    """What a node has sent so far."""
+
+    file: BinaryIO
+    began: float = field(default_factory=time.monotonic)
+    size: int = 0
+    errors: bytes = b""
+    flooded: bool = False
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _Client(ExecClient):  # type: ignore[misc]
+    """A launcher's process for one node, whose output the fleet keeps."""
+
+    def _handle_read(self, sname: str) -> None:
+        if not self.worker.eh.took(self.key, sname, self._read(sname)):
+            self.abort()
+
+    def _close(self, abort: bool, timeout: bool) -> None:
+        super()._close(abort, timeout)
+        self.worker.eh.ended(self.key, self.popen.returncode, timeout)
+
+
+class _SshNode(_Client, SshClient):  # type: ignore[misc]
+    """An ssh."""
+
+    def _build_cmd(self) -> Any:
+        self.command = remote_line(self.worker.asked, self.worker.launch.timeout_s)
+        return super()._build_cmd()
+
+
+class _SrunNode(_Client):
+    """An srun."""
+
+    def _build_cmd(self) -> tuple[list[str], None]:
+        words = remote_words(self.worker.asked, self.worker.launch.timeout_s)
+        return srun_words(self.key, self.worker.launch, words), None
+
+
+class _Worker(ExecWorker):  # type: ignore[misc]
+    """All nodes."""
+
+    asked: Asked
+    launch: Launch
+
+    def stop(self) -> None:
+        """Start no more, and have what runs end."""
+        for client in self._clients:
+            if not client.registered:
+                client.abort()
+        self.set_write_eof()
+
+
+class _SshWorker(_Worker):
+    SHELL_CLASS = _SshNode
+
+
+class _SrunWorker(_Worker):
+    SHELL_CLASS = _SrunNode
+
+
+def _ssh_options(launch: Launch) -> str:
+    import shlex
+
+    return f"{shlex.join(launch.options)} {SSH_OPTIONS}".strip()
+
+
+@contextlib.contextmanager
+def _interruptions() -> Iterator[list[int]]:
+    """Collect signals that ask this process to end, inside the block."""
+    caught: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    usual = {number: signal.getsignal(number) for number in numbers}
+    heeded = {number: handler for number, handler in usual.items() if handler is not signal.SIG_IGN}
+    for number in heeded:
+        signal.signal(number, lambda got, _frame: caught.append(got))
+    try:
+        yield caught
+    finally:
+        for number, handler in heeded.items():
+            signal.signal(number, handler)

@@ -1,0 +1,155 @@
+"""One run of ``egmctl fleet``, new or gone on with: asks the nodes that lack, keeps the report, folds the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from egmctl import __version__
+from egmctl.errors import ExitCode, UsageError
+from egmctl.fleet.folder import Folder, new_folder, old_folder
+from egmctl.fleet.folding import groups, lines_of
+from egmctl.fleet.nodes import fold, select_nodes
+from egmctl.fleet.run import Launch, Progress, run
+from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Launcher, Line, Reach, counts
+from egmctl.report.fleet_json import fleet_json
+from egmctl.saved import load
+
+REPORT_EVERY_S = 2.0
+"""How often the report in the folder is brought up to date: what a crash of this process costs."""
+
+
+@dataclasses.dataclass(slots=True)
+class Session:
+    """A folder, what its nodes are asked, and the answers so far."""
+
+    asked: Asked
+    folder: Folder
+    started: datetime
+    answers: dict[str, Answer]
+    """Of nodes that answered in an earlier run."""
+
+
+def new_session(
+    command: Command,
+    arguments: Sequence[str],
+    wanted: Sequence[str],
+    excluded: Sequence[str],
+    *,
+    remote_command: str,
+    any_version: bool,
+    path: Path | None,
+) -> Session:
+    """Begin a run: its folder is made.
+
+    Parameters
+    ----------
+    wanted, excluded
+        Node sets.
+    path
+        Where the folder is to be; ``None`` is a new one with the date.
+
+    Raises
+    ------
+    UsageError
+        For node sets that cannot be read and for a folder that cannot be made.
+    """
+    started = datetime.now(UTC)
+    asked = Asked(
+        command=command,
+        arguments=tuple(arguments),
+        nodes=select_nodes(wanted, excluded),
+        remote_command=remote_command,
+        version="" if any_version else f"egmctl {__version__}",
+    )
+    return Session(asked, new_folder(path, command, started), started, {})
+
+
+def old_session(command: Command, path: Path, *, remote_command: str | None, any_version: bool) -> Session:
+    """Go on with an earlier run: the same question to the nodes that did not answer it.
+
+    Raises
+    ------
+    UsageError
+        If the folder is of another command, or of none.
+    """
+    folder = old_folder(path)
+    report = folder.read_report()
+    if report.asked.command is not command:
+        raise UsageError(f"{path} is of 'egmctl fleet {report.asked.command}', not of 'egmctl fleet {command}'")
+    asked = dataclasses.replace(
+        report.asked,
+        remote_command=remote_command or report.asked.remote_command,
+        version="" if any_version or not report.asked.version else f"egmctl {__version__}",
+    )
+    answered = {
+        answer.node: answer
+        for answer in report.answers
+        if answer.reach is Reach.ANSWERED and (folder.path / answer.file).is_file()
+    }
+    return Session(asked, folder, datetime.fromisoformat(report.started_at), answered)
+
+
+def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) -> FleetReport:
+    """Ask the nodes that lack, and return the report, which is in the folder then.
+
+    Raises
+    ------
+    EgmctlError
+        If the folder cannot be written to.
+    """
+    asked, folder = session.asked, session.folder
+    lacking = [node for node in asked.nodes if node not in session.answers]
+    written = (time.monotonic(), 0)
+    folder.write_report(fleet_json(_report(session, launch.launcher, {})))
+
+    def tick(progress: Progress) -> None:
+        nonlocal written
+        on_tick(progress)
+        now = time.monotonic()
+        if len(progress.answers) > written[1] and now > written[0] + REPORT_EVERY_S:
+            written = (now, len(progress.answers))
+            new = {answer.node: answer for answer in progress.answers}
+            folder.write_report(fleet_json(_report(session, launch.launcher, new)))
+
+    new = {answer.node: answer for answer in run(asked, lacking, launch, folder, tick)} if lacking else {}
+    report = _report(session, launch.launcher, new)
+    lines: dict[str, tuple[Line, ...]] = {}
+    answers = []
+    for answer in report.answers:
+        if answer.reach is Reach.ANSWERED:
+            try:
+                lines[answer.node] = lines_of(load(folder.path / answer.file))
+            except UsageError as error:
+                answer = dataclasses.replace(
+                    answer, reach=Reach.GARBAGE, reason=str(error), exit_code=int(ExitCode.CRASHED), file=""
+                )
+        answers.append(answer)
+    report = dataclasses.replace(
+        report, answers=tuple(answers), counts=counts(answers), groups=groups(answers, lines, fold)
+    )
+    folder.write_report(fleet_json(report))
+    return report
+
+
+def _report(session: Session, launcher: Launcher, new: dict[str, Answer]) -> FleetReport:
+    """Return the report with the answers that there are; the others were not asked."""
+    known = session.answers | new
+    answers = tuple(known.get(node) or _not_asked(node) for node in session.asked.nodes)
+    return FleetReport(
+        asked=session.asked,
+        folded=fold(session.asked.nodes),
+        launcher=launcher,
+        folder=str(session.folder.path),
+        started_at=f"{session.started:%Y-%m-%dT%H:%M:%SZ}",
+        finished=not any(answer.reach in (Reach.NOT_ASKED, Reach.INTERRUPTED) for answer in answers),
+        counts=counts(answers),
+        answers=answers,
+    )
+
+
+def _not_asked(node: str) -> Answer:
+    return Answer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="its turn did not come")

@@ -1,0 +1,160 @@
+"""What ``egmctl fleet`` found: how each node answered, and which nodes are alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from egmctl.errors import ExitCode
+from egmctl.model.record import Plain
+
+FLEET_SCHEMA = "egmctl.fleet/1"
+
+
+class Reach(StrEnum):
+    """How asking a node ended; everything but ``answered`` has a reason."""
+
+    ANSWERED = "answered"
+    """Its document is in the folder."""
+    FAILED = "failed"
+    """egmctl ran there and ended without a result."""
+    GARBAGE = "garbage"
+    """What came back is no document of egmctl's."""
+    WRONG_VERSION = "wrong-version"
+    """Another version than the one that asks; nothing was run."""
+    NO_EGMCTL = "no-egmctl"
+    FLOODED = "flooded"
+    """It sent more than any document holds, and was stopped."""
+    TIMED_OUT = "timed-out"
+    """The command there did not end in time, and was stopped."""
+    LOST = "lost"
+    """The connection ended before the command there did."""
+    UNREACHABLE = "unreachable"
+    """The launcher got no command started there."""
+    INTERRUPTED = "interrupted"
+    """The command there was stopped because this one was interrupted."""
+    NOT_ASKED = "not-asked"
+    """Its turn had not come when this command was interrupted."""
+
+
+class Command(StrEnum):
+    """What a fleet can be asked."""
+
+    SNAPSHOT = "snapshot"
+    TOPO = "topo"
+    DOCTOR = "doctor"
+    BENCH = "bench"
+
+
+class Launcher(StrEnum):
+    """What starts the command on a node."""
+
+    SSH = "ssh"
+    SRUN = "srun"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the nodes were asked: what ``--resume`` repeats."""
+
+    command: Command
+    arguments: tuple[str, ...] = ()
+    """Options of the command, as they were given after ``--``."""
+    nodes: tuple[str, ...]
+    remote_command: str
+    """egmctl on the nodes."""
+    version: Plain
+    """What ``egmctl --version`` had to say there; empty: any version was welcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How asking one node ended."""
+
+    node: str
+    reach: Reach
+    exit_code: int
+    """What it counts as: the exit code of egmctl there where it answered or failed, else 4; of a node that was stopped
+    or not asked because of an interruption 130."""
+    reason: str = ""
+    """Why there is no document, in words, with what the launcher said."""
+    version: str = ""
+    """What ``egmctl --version`` said there; empty where it was not asked."""
+    duration_s: float | None = None
+    file: str = ""
+    """Its document, relative to the folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One thing that a group of nodes has in common."""
+
+    key: str
+    """What it is about: ``egm.cgroup-route GPU0``, ``GPU0-GPU1``."""
+    value: str
+    """Empty where these nodes have nothing of the kind, and others do."""
+    status: str = ""
+    """``fail``, ``warn``, ..., or how asking ended; empty where nothing is wrong."""
+    detail: bool = False
+    """Worth showing only where it differs."""
+    usual: str | None = None
+    """What the largest group has in its place, where that differs; empty where that has nothing of the kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Nodes whose answers are the same in what matters."""
+
+    nodes: tuple[str, ...]
+    folded: str
+    """The nodes in short: ``node[01-17]``."""
+    lines: tuple[Line, ...]
+    """Of the largest group that answered all; of the others what differs from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetReport:
+    """One run of ``egmctl fleet``."""
+
+    asked: Asked
+    folded: str
+    """All nodes in short."""
+    launcher: Launcher
+    folder: str
+    started_at: Plain
+    """UTC, ISO 8601, to the second."""
+    finished: bool
+    """Whether every node was asked until it answered, failed or ran out of time."""
+    counts: Mapping[Plain, int]
+    """Number of nodes by how asking them ended."""
+    answers: tuple[Answer, ...]
+    """In the order of the nodes."""
+    groups: tuple[Group, ...] = ()
+    """The largest first."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The worst of the nodes' exit codes (``docs/exit-codes.md``)."""
+        return worst(answer.exit_code for answer in self.answers)
+
+
+def worst(codes: Iterable[int]) -> ExitCode:
+    """Return the gravest of exit codes; one that is none of egmctl's is a crash."""
+    order = (
+        ExitCode.OK,
+        ExitCode.NOTHING,
+        ExitCode.FAILED,
+        ExitCode.USAGE,
+        ExitCode.CRASHED,
+        ExitCode.INTERRUPTED,
+    )
+    known = [ExitCode(code) if code in order else ExitCode.CRASHED for code in codes]
+    return max(known, key=order.index, default=ExitCode.OK)
+
+
+def counts(answers: Iterable[Answer]) -> dict[str, int]:
+    """Return the number of nodes by how asking them ended, in the order of :class:`Reach`, without zeros."""
+    found = Counter(answer.reach for answer in answers)
+    return {reach.value: found[reach] for reach in Reach if found[reach]}
