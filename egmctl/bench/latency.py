@@ -302,16 +302,18 @@ class _PingPong(Probe):
         if laps.expired:
             self._expired += 1
             return
-        timed = laps.laps_ns[WARM_UP_LAPS:]
-        self._samples.append(
-            Sample(
-                latency_ns=statistics.fmean(timed),
-                p50_ns=statistics.median(timed),
-                p99_ns=statistics.quantiles(timed, n=100)[98],
-                elapsed_ms=sum(timed) / 1e6,
-                wall_ms=_since(started),
-            )
-        )
+        self._samples.append(round_trips(laps.laps_ns[WARM_UP_LAPS:], _since(started)))
+
+
+def round_trips(laps_ns: Sequence[float], wall_ms: float) -> Sample:
+    """Return the sample that timed round trips make."""
+    return Sample(
+        latency_ns=statistics.fmean(laps_ns),
+        p50_ns=statistics.median(laps_ns),
+        p99_ns=statistics.quantiles(laps_ns, n=100)[98],
+        elapsed_ms=sum(laps_ns) / 1e6,
+        wall_ms=wall_ms,
+    )
 
 
 def _probe(task: Task) -> type[Probe]:
