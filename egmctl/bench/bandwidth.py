@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from egmctl.bench.buffers import FlowBuffers, Window, assign, window
 from egmctl.bench.evidence import Watch
@@ -12,7 +13,7 @@ from egmctl.bench.flow_run import FlowRun
 from egmctl.bench.outcomes import EXPIRED_LIMIT, FAILURES, GateExpired, failure
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import bandwidth_gb_s, is_unstable, summarize
-from egmctl.gpu.pattern import WORD_BYTES
+from egmctl.gpu.pattern import WORD_BYTES, Difference
 from egmctl.gpu.timing import Gate, Timing, time_together
 from egmctl.model.measurement import (
     BufferCost,
@@ -140,36 +141,73 @@ def _check(runs: Sequence[_Run], parts: dict[int, Window], number: int) -> None:
     for run, place, finish_check in checks:
         difference = finish_check()
         if difference is not None and run.mismatch is None:
-            run.mismatch = Mismatch(
-                sample=number,
-                flow=place,
-                words=difference.words,
-                first_offset_bytes=difference.first_offset_bytes,
-                expected=f"{difference.expected:#018x}",
-                found=f"{difference.found:#018x}",
-            )
+            run.mismatch = mismatch_of(difference, number, place)
+
+
+def mismatch_of(difference: Difference, sample: int, flow: int) -> Mismatch:
+    """Return a difference as results show it."""
+    return Mismatch(
+        sample=sample,
+        flow=flow,
+        words=difference.words,
+        first_offset_bytes=difference.first_offset_bytes,
+        expected=f"{difference.expected:#018x}",
+        found=f"{difference.found:#018x}",
+    )
 
 
 def _to_sample(task: Task, timing: Timing) -> Sample:
+    return to_sample(task, timing.elapsed_ms, timing.flows_ms, timing.wall_ms)
+
+
+def to_sample(task: Task, elapsed_ms: float, flows_ms: Sequence[float], wall_ms: float) -> Sample:
+    """Return a sample by the time that all flows took and each of them."""
     size_bytes = task.copies * task.size_bytes
     return Sample(
-        bandwidth_gb_s=bandwidth_gb_s(len(task.flows) * size_bytes, timing.elapsed_ms),
-        flows_gb_s=tuple(bandwidth_gb_s(size_bytes, flow_ms) for flow_ms in timing.flows_ms),
-        elapsed_ms=timing.elapsed_ms,
-        wall_ms=timing.wall_ms,
+        bandwidth_gb_s=bandwidth_gb_s(len(task.flows) * size_bytes, elapsed_ms),
+        flows_gb_s=tuple(bandwidth_gb_s(size_bytes, flow_ms) for flow_ms in flows_ms),
+        elapsed_ms=elapsed_ms,
+        wall_ms=wall_ms,
     )
 
 
 def _conclude(rig: Rig, gate: Gate, run: _Run, watch: Watch) -> Measurement:
     task, samples = run.task, run.samples
+    pageable = any(flow.pageable for flow in run.flows)
+    return conclude(
+        task,
+        samples,
+        run.mismatch,
+        "measured without a gate: copies of memory that is not pinned keep the host until they are done"
+        if pageable
+        else None,
+        gating=gate.how,
+        verification=Verification.CHECKSUM_EVERY_SAMPLE if task.engine is Engine.SM_READ else rig.verification,
+        seeds=tuple(flow.seed for flow in run.flows),
+        costs=tuple(run.costs),
+        placements=rig.placements(buffer for flow in run.buffers for buffer in flow.there),
+        evidence=watch.of(task, len(samples)),
+    )
+
+
+def conclude(
+    task: Task, samples: Sequence[Sample], mismatch: Mismatch | None, remark: str | None = None, **more: Any
+) -> Measurement:
+    """Return the measurement that samples make.
+
+    Parameters
+    ----------
+    remark
+        The reason of one that is plainly ``ok``.
+    more
+        Further fields of it.
+    """
     summary = summarize([sample.bandwidth_gb_s or 0 for sample in samples])
-    status, reason = Status.OK, None
-    if run.mismatch is not None:
-        status, reason = Status.CORRUPT, describe(run.mismatch, task)
+    status, reason = Status.OK, remark
+    if mismatch is not None:
+        status, reason = Status.CORRUPT, describe(mismatch, task)
     elif is_unstable(summary):
         status, reason = Status.UNSTABLE, f"the samples vary by {100 * (summary.cv or 0):.1f} % (CV)"
-    elif any(flow.pageable for flow in run.flows):
-        reason = "measured without a gate: copies of memory that is not pinned keep the host until they are done"
     return finish(
         task,
         status,
@@ -179,13 +217,8 @@ def _conclude(rig: Rig, gate: Gate, run: _Run, watch: Watch) -> Measurement:
         flows_gb_s=tuple(
             summarize([sample.flows_gb_s[place] for sample in samples]) for place in range(len(task.flows))
         ),
-        gating=gate.how,
-        verification=Verification.CHECKSUM_EVERY_SAMPLE if task.engine is Engine.SM_READ else rig.verification,
-        mismatch=run.mismatch,
-        seeds=tuple(flow.seed for flow in run.flows),
-        costs=tuple(run.costs),
-        placements=rig.placements(buffer for flow in run.buffers for buffer in flow.there),
-        evidence=watch.of(task, len(samples)),
+        mismatch=mismatch,
+        **more,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from egmctl.model.measurement import Chase, Engine, MemoryKind, Pattern, Quantity
+from egmctl.model.measurement import Chase, Engine, HandleKind, MemoryKind, Pattern, Quantity
 
 
 class End(StrEnum):
@@ -46,5 +46,11 @@ class Case:
     """For a latency."""
     footprint: Footprint | None = None
     """For a latency; a bandwidth's buffers have the size of the run."""
+    processes: bool = False
+    """Measured by several processes, one a GPU (``bench/ranks``); without it by the one worker."""
+    handle: HandleKind | None = None
+    """How the process that issues the work opens the memory at the flow's other end, which is another process'."""
+    in_process: str | None = None
+    """The case that takes the same path within one process."""
     one_path: bool = False
     """Measured over one path of each wire only: it is about the wire, and takes long or fills tables."""

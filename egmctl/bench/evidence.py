@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from egmctl.bench.wires import sends, wire_of
@@ -41,11 +41,13 @@ class Witness:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        self.ours = {os.getpid()}
+        """The processes of this run: they are not others."""
 
     @contextmanager
     def watch(self, tasks: Iterable[Task]) -> Iterator[Watch]:
         """Watch the GPUs of the tasks of a step while their samples are taken."""
-        watch = Watch(self._telemetry, tuple(tasks))
+        watch = Watch(self._telemetry, tuple(tasks), self.ours)
         over = threading.Event()
         thread = threading.Thread(target=watch.look, args=(over,), daemon=True)
         watch.begin()
@@ -61,8 +63,10 @@ class Witness:
 class Watch:
     """What is seen of the GPUs of one step."""
 
-    def __init__(self, telemetry: Telemetry, tasks: Sequence[Task]) -> None:
+    def __init__(self, telemetry: Telemetry, tasks: Sequence[Task], ours: Collection[int]) -> None:
         self._telemetry = telemetry
+        self._ours = ours
+        self._tasks = tasks
         flows = [flow for task in tasks for flow in task.flows]
         self._gpus = [bus_id for bus_id in _gpus(tasks) if telemetry.knows(bus_id)]
         self._counted = [bus_id for bus_id in self._gpus if any(flow.initiator == bus_id for flow in flows)]
@@ -102,8 +106,18 @@ class Watch:
         return Evidence(
             gpus=tuple(self._gpu(bus_id, label) for bus_id, label in _gpus([task]).items()),
             route=route(task, samples, self.traffic),
-            unread=self._telemetry.why_not,
+            unread=self.unread,
         )
+
+    @property
+    def unread(self) -> str | None:
+        """Why nothing can be told."""
+        return self._telemetry.why_not
+
+    def seen(self) -> tuple[GpuEvidence, ...]:
+        """Return what was seen of the GPUs that are this process'."""
+        labels = _gpus(self._tasks)
+        return tuple(self._gpu(bus_id, labels[bus_id]) for bus_id in self._gpus)
 
     def _count(self, bus_id: str, wires: Iterable[str]) -> None:
         """Add what the counters rose by: that of PCIe often enough that it does not go round unseen."""
@@ -131,7 +145,7 @@ class Watch:
             sent_bytes=traffic.sent_bytes,
             received_bytes=traffic.received_bytes,
             errors=self._errors.get(bus_id, {}),
-            other_processes=None if pids is None else tuple(pid for pid in pids if pid != os.getpid()),
+            other_processes=None if pids is None else tuple(pid for pid in pids if pid not in self._ours),
         )
 
 

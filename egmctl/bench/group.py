@@ -100,6 +100,7 @@ class GroupFailed(ChildFailed):
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"rank {failure.rank}: {failure.reason}", how=failure.how, last_call=failure.last_call)
+        self.failure = failure
         self.rank = failure.rank
 
 

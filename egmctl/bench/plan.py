@@ -14,10 +14,12 @@ from egmctl.bench.busy import in_use
 from egmctl.bench.case import Case, Footprint
 from egmctl.bench.flows import HOST_MEMORY, Ends, endpoint, initiator, tasks_of
 from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
+from egmctl.bench.rank_plan import flow_of, handle_waiver, legs_of, local_path, ranks_of
 from egmctl.bench.schedule import Slot, Step, make_steps
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Quantity, Settings, Task
+from egmctl.model.rank import Rank
 from egmctl.units import GB, MIB, format_size
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
@@ -68,6 +70,8 @@ class Plan:
     tasks: tuple[PlannedTask, ...]
     steps: tuple[Step, ...]
     """Of the tasks that will be run."""
+    ranks: tuple[Rank, ...] = ()
+    """The processes of the measurements by several, where there are such."""
     notes: tuple[str, ...] = ()
     """Cases that these GPUs and nodes make no task of, and why."""
 
@@ -107,12 +111,22 @@ def make_plan(
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
     visible = cuda_visible(machine)
+    ranks = ranks_of(machine, gpus, numa_nodes, visible)
     made = {
         case.name: tuple(
             task
             for size in (sizes if case.footprint is None else ()) or (settings.size_bytes,)
             for task in _chosen(
-                case, _planned_tasks(case, machine, gpus, numa_nodes, replace(settings, size_bytes=size), visible)
+                case,
+                _planned_tasks(
+                    case,
+                    machine,
+                    _among_ranks(case, machine, ranks, numa_nodes)
+                    if case.processes
+                    else _in_one_process(case, machine, gpus, numa_nodes),
+                    replace(settings, size_bytes=size),
+                    visible,
+                ),
             )
         )
         for case in cases
@@ -173,50 +187,91 @@ def _chosen(case: Case, tasks: Iterable[PlannedTask]) -> list[PlannedTask]:
     return list(by_wire.values())
 
 
-def _planned_tasks(
-    case: Case,
-    machine: Machine,
-    gpus: Sequence[Gpu],
-    numa_nodes: Sequence[int],
-    settings: Settings,
-    visible: frozenset[str] | None,
-) -> Iterator[PlannedTask]:
-    """Yield every task of a case."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a case makes a task of."""
+
+    flows: tuple[Flow, ...]
+    paths: tuple[Path, ...]
+    gpus: tuple[Gpu, ...]
+    """All that take part."""
+    cache: Gpu | None
+    """The GPU that caches what a latency reads: the owner of device memory, and who reads host memory."""
+    waiver: str | None = None
+    """Besides those of GPUs and paths."""
+
+
+def _in_one_process(
+    case: Case, machine: Machine, gpus: Sequence[Gpu], numa_nodes: Sequence[int]
+) -> Iterator[Candidate]:
     for ends_of_flows in tasks_of(case, gpus, numa_nodes):
         made = [
             _flow(case, machine, ends, back=case.pattern is Pattern.BOTH_DIRECTIONS and number == 1)
             for number, ends in enumerate(ends_of_flows)
         ]
-        flows, paths = [flow for flow, _ in made], [path for _, path in made]
         taking_part = {g.bus_id: g for ends in ends_of_flows for g in ends if isinstance(g, Gpu)}
-        waivers = [gpu_waiver(machine, gpu, visible) for gpu in taking_part.values()] + [path.waiver for path in paths]
-        if not settings.allow_busy:
-            waivers += [
-                f"{busy}; --allow-busy measures it all the same" for busy in map(in_use, taking_part.values()) if busy
-            ]
-        rate = min(path.rate_gb_s for path in paths)
-        latency = case.quantity is Quantity.LATENCY
-        size_bytes = settings.size_bytes if case.footprint is None else _footprint(case.footprint, ends_of_flows[0])
-        task = Task(
-            case=case.name,
-            family=case.family,
-            quantity=case.quantity,
-            engine=case.engine,
-            pattern=case.pattern,
-            flows=tuple(flows),
-            counted="" if latency else _COUNTED.get(case.engine, _COUNTED_COPY),
-            size_bytes=size_bytes,
-            copies=1,
-            streams=case.streams,
-            chase=case.chase,
+        yield Candidate(
+            flows=tuple(flow for flow, _ in made),
+            paths=tuple(path for _, path in made),
+            gpus=tuple(taking_part.values()),
+            cache=next((place for place in ends_of_flows[0] if isinstance(place, Gpu)), None),
         )
-        if not latency:
-            copies = settings.copies or copies_for(size_bytes * flows_on_a_wire(task), rate)
-            task = replace(task, copies=copies)
-        waiver = next((waiver for waiver in waivers if waiver), None)
-        if case.footprint is not None:
-            waiver = waiver or too_large(machine, task, settings.memory_percent)
-        yield PlannedTask(task, waiver, rate, all(path.disjoint for path in paths))
+
+
+def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
+    path_of = local_path(machine)
+    for legs in legs_of(case, ranks, numa_nodes):
+        paths = tuple(path_of(case, leg) for leg in legs)
+        gpus = tuple(
+            machine.gpu(bus_id) for bus_id in dict.fromkeys(r.bus_id for g in legs for r in (g.initiator, g.owner))
+        )
+        first = legs[0]
+        yield Candidate(
+            flows=tuple(flow_of(case, leg, path) for leg, path in zip(legs, paths, strict=True)),
+            paths=paths,
+            gpus=gpus,
+            cache=machine.gpu((first.owner if first.numa_node is None else first.initiator).bus_id),
+            waiver=next((waiver for gpu in gpus if (waiver := handle_waiver(machine, case.handle, gpu))), None),
+        )
+
+
+def _planned_tasks(
+    case: Case, machine: Machine, candidates: Iterable[Candidate], settings: Settings, visible: frozenset[str] | None
+) -> Iterator[PlannedTask]:
+    """Yield every task of a case."""
+    for made in candidates:
+        waivers = [gpu_waiver(machine, gpu, visible) for gpu in made.gpus] + [path.waiver for path in made.paths]
+        waivers.append(made.waiver)
+        if not settings.allow_busy:
+            waivers += [f"{busy}; --allow-busy measures it all the same" for busy in map(in_use, made.gpus) if busy]
+        planned = planned_task(case, made, settings, next((waiver for waiver in waivers if waiver), None))
+        if case.footprint is not None and planned.waiver is None:
+            planned = replace(planned, waiver=too_large(machine, planned.task, settings.memory_percent))
+        yield planned
+
+
+def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | None) -> PlannedTask:
+    """Return the task that a case makes of a candidate."""
+    rate = min(path.rate_gb_s for path in made.paths)
+    bandwidth = case.quantity is Quantity.BANDWIDTH
+    size_bytes = settings.size_bytes if case.footprint is None else _footprint(case.footprint, made.cache)
+    task = Task(
+        case=case.name,
+        family=case.family,
+        quantity=case.quantity,
+        engine=case.engine,
+        pattern=case.pattern,
+        flows=made.flows,
+        counted=_COUNTED.get(case.engine, _COUNTED_COPY) if bandwidth else "",
+        size_bytes=size_bytes,
+        copies=1,
+        streams=case.streams,
+        chase=case.chase,
+    )
+    if bandwidth:
+        copies = settings.copies or copies_for(size_bytes * flows_on_a_wire(task), rate)
+        task = replace(task, copies=copies)
+    return PlannedTask(task, waiver, rate, all(path.disjoint for path in made.paths))
 
 
 def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow, Path]:
@@ -238,12 +293,8 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
     return flow, path
 
 
-def _footprint(footprint: Footprint, ends: Ends) -> int:
-    """Return how many bytes a chase visits, a whole number of MiB where the L2 cache decides.
-
-    The GPU that owns the memory caches it; host memory, the GPU that reads it.
-    """
-    gpu = next((place for place in ends if isinstance(place, Gpu)), None)
+def _footprint(footprint: Footprint, gpu: Gpu | None) -> int:
+    """Return how many bytes a chase visits that a GPU caches, a whole number of MiB where the L2 cache decides."""
     l2 = gpu.cuda.attributes.get("L2_CACHE_SIZE") if gpu is not None and gpu.cuda is not None else None
     times = footprint.l2_times * (l2 or _USUAL_L2_BYTES)
     return max(footprint.least_bytes, -(-times // MIB) * MIB)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from egmctl.bench.buffers import Buffer
 from egmctl.model.machine import BusId
 from egmctl.model.measurement import Settings, Task
+from egmctl.model.rank import Rank
 
 ENVIRONMENT = {
     # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.paths).
@@ -73,7 +74,9 @@ class Preparation:
     settings: Settings
     gpus: tuple[BusId, ...]
     """All that take part in some step."""
-    host_access: tuple[NodeAccess, ...]
+    host_access: tuple[NodeAccess, ...] = ()
+    ranks: tuple[Rank, ...] = ()
+    """All processes of measurements by several, if this is for one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

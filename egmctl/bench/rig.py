@@ -14,6 +14,7 @@ from egmctl.bench.protocol import Preparation
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import call
+from egmctl.gpu.handles import SharedMemory
 from egmctl.gpu.host_memory import (
     HostNumaPoolMemory,
     PinnedMemory,
@@ -28,7 +29,7 @@ from egmctl.gpu.program import Kernels, NoCompiler
 from egmctl.gpu.results import Results
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, NoGate, Stream, choose_gate
-from egmctl.model.measurement import MemoryKind, Placement, Verification
+from egmctl.model.measurement import HandleKind, MemoryKind, Placement, Verification
 
 
 class _Closable(Protocol):
@@ -55,10 +56,16 @@ class Rig:
     """The GPUs of one run and everything taken on them, released in reverse order by :meth:`close`.
 
     A GPU that cannot be opened fails the tasks that need it, not the others.
+
+    Parameters
+    ----------
+    first_seed
+        Of several processes, each has seeds of its own.
     """
 
-    def __init__(self, preparation: Preparation) -> None:
+    def __init__(self, preparation: Preparation, first_seed: int = 1) -> None:
         self._nodes = {access.numa_node: access for access in preparation.host_access}
+        self._gpus = preparation.gpus
         self._gated = preparation.settings.gate
         self._contexts: dict[str, Context] = {}
         self._unusable: dict[str, DriverCallError] = {}
@@ -67,7 +74,7 @@ class Rig:
         self._buffers: dict[Buffer, Held] = {}
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
-        self._new_seeds = count(1)
+        self._new_seeds = count(first_seed)
         self._gate: Gate = NoGate()
         self.pattern: Pattern = HostPattern()
         self.verification = Verification.HOST_FIRST_AND_LAST_SAMPLE
@@ -152,6 +159,10 @@ class Rig:
             self._buffers[buffer] = Held(self._allocate(buffer), self.new_seed())
         return self._buffers[buffer]
 
+    def adopt(self, buffer: Buffer, memory: BufferMemory, seed: int) -> None:
+        """Keep another process' memory, which this one has opened, as a buffer."""
+        self._buffers[buffer] = Held(memory, seed)
+
     def destination(self, buffer: Buffer) -> Memory:
         """Return the memory of a buffer, made now if there is none yet."""
         return self.held(buffer).memory
@@ -208,6 +219,8 @@ class Rig:
 
     def _allocate(self, buffer: Buffer) -> BufferMemory:
         end = buffer.end
+        if end.handle is not None:
+            return self._share(buffer, end.handle)
         if end.memory is MemoryKind.DEVICE:
             return DeviceMemory(self.stream(end.bus_id or "").context, buffer.size_bytes)
         access = self._nodes[end.numa_node or 0]
@@ -225,6 +238,13 @@ class Rig:
         # Portable memory can be made through any context.
         kind = PinnedMemory if end.memory is MemoryKind.PINNED else RegisteredMemory
         return kind(node, buffer.size_bytes, contexts[0])
+
+    def _share(self, buffer: Buffer, handle: HandleKind) -> BufferMemory:
+        """Make memory that other processes open, on this process' one GPU or on a NUMA node."""
+        (bus_id,) = self._gpus
+        if buffer.end.numa_node is not None:
+            self._before[buffer] = Before(buffer.end.numa_node)
+        return SharedMemory(handle, self.stream(bus_id).context, buffer.size_bytes, buffer.end.numa_node)
 
     def _keep(self, resource: T) -> T:
         return self._undo.enter_context(closing(resource))

@@ -47,6 +47,8 @@ class Timing:
     """From the opening of the gate until the host saw all of it done, by the host."""
     expired: bool
     """The gate gave up before it was opened: the sample is worth nothing."""
+    opened_s: float = 0.0
+    """When the gate was opened, by :func:`time.perf_counter`, which all processes of a node share."""
 
 
 Part = tuple["Stream", Callable[[], None]]
@@ -139,6 +141,14 @@ class Stream:
 def time_together(gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> tuple[Timing, ...]:
     """Queue work on several streams behind one gate, let all of it run at once, and return how long it took.
 
+    Parameters, result: see :class:`Held`.
+    """
+    return Held(gate, groups).run()
+
+
+class Held:
+    """Work on several streams that waits behind a gate.
+
     The gate holds the very first stream. Every other one waits for that one's start, the first stream of a group
     before the group's others, the first one of a flow before the flow's others, and marks its own start then: nothing
     is timed from before it could run, and nothing of a group or a flow runs before its first stream's start. The
@@ -148,18 +158,44 @@ def time_together(gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> tuple[Ti
     Parameters
     ----------
     groups
-        What is measured as one: its flows, each with its parts. No stream twice.
-
-    Returns
-    -------
-    tuple[Timing, ...]
-        Of each group.
+        What is measured as one: its flows, each with its parts. No stream twice. The work is queued when this is made,
+        and :meth:`run` has to follow.
     """
-    leader = groups[0][0][0][0]
-    try:
+
+    def __init__(self, gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> None:
+        self._gate = gate
+        self._groups = groups
+        try:
+            self._queue()
+        except BaseException:
+            # Whatever waits behind a closed gate can be neither finished nor freed.
+            gate.open()
+            raise
+
+    def run(self) -> tuple[Timing, ...]:
+        """Open the gate, wait for the end, and return the times of each group."""
+        self._gate.open()
+        opened = time.perf_counter()
+        walls_ms = []
+        for flows in self._groups:
+            flows[0][0][0].synchronize()
+            walls_ms.append((time.perf_counter() - opened) * 1e3)
+        return tuple(
+            Timing(
+                elapsed_ms=flows[0][0][0].elapsed_ms(Mark.GROUP_END),
+                flows_ms=tuple(parts[0][0].elapsed_ms(Mark.FLOW_END) for parts in flows),
+                wall_ms=wall_ms,
+                expired=self._gate.expired(),
+                opened_s=opened,
+            )
+            for flows, wall_ms in zip(self._groups, walls_ms, strict=True)
+        )
+
+    def _queue(self) -> None:
+        leader = self._groups[0][0][0][0]
         leader.context.make_current()
-        gate.hold(leader)
-        for flows in groups:
+        self._gate.hold(leader)
+        for flows in self._groups:
             first = flows[0][0][0]
             for parts in flows:
                 for stream, operation in parts:
@@ -169,7 +205,7 @@ def time_together(gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> tuple[Ti
                     operation()
                     stream.end()
         # Only now, behind all the work: where streams share a hardware queue, a wait would hold up what comes after it.
-        for flows in groups:
+        for flows in self._groups:
             first = flows[0][0][0]
             for parts in flows:
                 for stream, _ in parts:
@@ -178,23 +214,6 @@ def time_together(gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> tuple[Ti
             for parts in flows:
                 first.wait_for(parts[0][0], Mark.FLOW_END)
             first.mark(Mark.GROUP_END)
-    finally:
-        # Also when queueing failed: whatever waits behind a closed gate can be neither finished nor freed.
-        gate.open()
-    opened = time.perf_counter()
-    walls_ms = []
-    for flows in groups:
-        flows[0][0][0].synchronize()
-        walls_ms.append((time.perf_counter() - opened) * 1e3)
-    return tuple(
-        Timing(
-            elapsed_ms=flows[0][0][0].elapsed_ms(Mark.GROUP_END),
-            flows_ms=tuple(parts[0][0].elapsed_ms(Mark.FLOW_END) for parts in flows),
-            wall_ms=wall_ms,
-            expired=gate.expired(),
-        )
-        for flows, wall_ms in zip(groups, walls_ms, strict=True)
-    )
 
 
 class KernelGate:

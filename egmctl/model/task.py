@@ -186,6 +186,14 @@ class Task:
     """For a latency."""
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The processes that take part in a measurement by several; of one by the worker, none."""
+        found = (
+            number for flow in self.flows for number in (flow.initiator_rank, flow.source.rank, flow.destination.rank)
+        )
+        return tuple(dict.fromkeys(number for number in found if number is not None))
+
+    @property
     def path(self) -> str:
         """The ends, for people: ``GPU0 -> GPU1``, ``GPU0 <-> GPU1``, ``GPU0,GPU1 -> NUMA0``."""
         if self.pattern is Pattern.BOTH_DIRECTIONS:

@@ -14,7 +14,7 @@ from egmctl.launch import Channel, breadcrumb
 
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
-    """Do what each request asks for: so many ``calls`` of the exchange, and a ``fault`` of rank ``who`` in call ``at``."""
+    """Do what each request asks for: so many ``calls``, and a ``fault`` of rank ``who`` in call ``at``."""
     exchange = ParentExchange(parent, arguments["rank"], arguments["size"])
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         said: list[Any] = []

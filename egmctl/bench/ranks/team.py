@@ -24,7 +24,7 @@ _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemExportToShareableHandle", "cu
 _NOT_PERMITTED = 800
 
 
-class Together:
+class Team:
     """The tasks of a step, in all ranks.
 
     Attributes
@@ -38,11 +38,6 @@ class Together:
         self.ranks = ranks
         self.tasks = tasks
         self.outcomes: list[Measurement | None] = [None] * len(tasks)
-
-    @property
-    def going_on(self) -> bool:
-        """Whether there is a task that has not ended early."""
-        return any(outcome is None for outcome in self.outcomes)
 
     def do(self, part: Callable[[int], Any]) -> list[list[Item]]:
         """Have every rank do its part of each task that goes on, and wait for all of them.

@@ -1,0 +1,211 @@
+"""Memory that one process makes and another one works on, one process a GPU: what training and inference really use.
+
+Each case has beside it the one that takes the same path within one process, so that what IPC costs is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from egmctl.bench.case import Case, End, Footprint
+from egmctl.bench.cases.latency import LAPS, LINE_BYTES, LOADS, UNCACHED
+from egmctl.model.measurement import Chase, ChaseOrder, Engine, HandleKind, MemoryKind, Pattern, Quantity
+from egmctl.units import MIB
+
+LIFE_CYCLE_BYTES = 64 * MIB
+"""Of the memory whose export, opening and closing is timed: what of it depends on the size is seen in the first touch,
+what does not is not drowned by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Memory that is opened by handles of a kind."""
+
+    word: str
+    """In the names of its cases."""
+    handle: HandleKind
+    memory: MemoryKind
+    counterpart: str
+    """In the names of the cases within one process."""
+    what: str
+
+
+_HANDLES = {
+    HandleKind.LEGACY: "legacy handle (cuIpcOpenMemHandle)",
+    HandleKind.POSIX_FD: "file descriptor",
+    HandleKind.POOL: "handle of its memory pool",
+    HandleKind.FABRIC: "fabric handle",
+}
+
+
+def shared(handle: HandleKind) -> Iterator[Shared]:
+    """Yield what can be shared by a kind of handle: legacy handles open a GPU's memory only."""
+    word = handle.value.replace("-", "_")
+    yield Shared(
+        f"{word}_device",
+        handle,
+        MemoryKind.DEVICE,
+        "device",
+        f"another process' device memory, opened by {_HANDLES[handle]}",
+    )
+    if handle is not HandleKind.LEGACY:
+        pool = handle is HandleKind.POOL
+        yield Shared(
+            f"{word}_host_numa",
+            handle,
+            MemoryKind.HOST_NUMA_POOL if pool else MemoryKind.HOST_NUMA,
+            "host_numa_pool" if pool else "host_numa",
+            f"another process' HOST_NUMA memory, opened by {_HANDLES[handle]}",
+        )
+
+
+def copies(of: Shared, prefix: str, family: str) -> tuple[Case, ...]:
+    """Return the copies into and out of shared memory, by the process that has opened it."""
+
+    def case(way: str, engine: Engine, suffix: str) -> Case:
+        writes = way == "write"
+        if of.memory is MemoryKind.DEVICE:
+            counterpart = f"device_to_device_memcpy_{way}_{suffix}"
+        elif writes:
+            counterpart = f"device_to_{of.counterpart}_memcpy_{suffix}"
+        else:
+            counterpart = f"{of.counterpart}_to_device_memcpy_{suffix}"
+        by = "by the copy engine" if engine is Engine.COPY_ENGINE else "by a kernel"
+        return Case(
+            name=f"{prefix}{of.word}_{way}_{suffix}",
+            family=family,
+            source=MemoryKind.DEVICE if writes else of.memory,
+            destination=of.memory if writes else MemoryKind.DEVICE,
+            engine=engine,
+            pattern=Pattern.PAIR,
+            initiator=End.SOURCE if writes else End.DESTINATION,
+            description=f"{'to' if writes else 'from'} {of.what}, {by}",
+            processes=True,
+            handle=of.handle,
+            in_process=counterpart,
+        )
+
+    engines = ((Engine.COPY_ENGINE, "ce"), (Engine.SM_COPY, "sm"))
+    return tuple(case(way, engine, suffix) for engine, suffix in engines for way in ("write", "read"))
+
+
+def at_once(of: Shared, prefix: str, family: str) -> tuple[Case, ...]:
+    """Return the ring over all processes."""
+    if of.memory is not MemoryKind.DEVICE:
+        return ()
+    return (
+        Case(
+            name=f"{prefix}{of.word}_ring_write_ce",
+            family=family,
+            source=MemoryKind.DEVICE,
+            destination=MemoryKind.DEVICE,
+            engine=Engine.COPY_ENGINE,
+            pattern=Pattern.RING,
+            initiator=End.SOURCE,
+            description=f"each process to the next one's, all at once: {of.what}",
+            processes=True,
+            handle=of.handle,
+            in_process="ring_write_ce",
+        ),
+    )
+
+
+def latency(of: Shared, prefix: str, family: str) -> Case:
+    """Return a pointer chase through shared memory, which its owner has written."""
+    # Latencies of pools are measured with the other kinds: there is no case of theirs within one process.
+    within = {MemoryKind.DEVICE: "device_to_device", MemoryKind.HOST_NUMA: "host_numa_to_device"}.get(of.memory)
+    return Case(
+        name=f"{prefix}{of.word}_latency",
+        family=family,
+        source=of.memory,
+        destination=MemoryKind.REGISTERS,
+        engine=Engine.CHASE,
+        pattern=Pattern.PAIR,
+        initiator=End.DESTINATION,
+        description=f"latency of {of.what}: random lines of 4 times the L2 cache, each read once",
+        quantity=Quantity.LATENCY,
+        chase=Chase(order=ChaseOrder.RANDOM, stride_bytes=LINE_BYTES, warm=False, loads=LOADS),
+        footprint=UNCACHED,
+        processes=True,
+        handle=of.handle,
+        in_process=f"{within}_latency_uncached" if within else None,
+    )
+
+
+def _life_cycle(of: Shared) -> Case:
+    return Case(
+        name=f"ipc_{of.word}_life_cycle",
+        family="ipc",
+        source=of.memory,
+        destination=MemoryKind.REGISTERS,
+        engine=Engine.LIFE_CYCLE,
+        pattern=Pattern.PAIR,
+        initiator=End.DESTINATION,
+        description=f"what each stage costs, from allocating to freeing: {of.what}",
+        quantity=Quantity.DURATION,
+        footprint=Footprint(least_bytes=LIFE_CYCLE_BYTES),
+        processes=True,
+        handle=of.handle,
+    )
+
+
+def _round_trip(
+    name: str,
+    engine: Engine,
+    description: str,
+    *,
+    memory: MemoryKind = MemoryKind.REGISTERS,
+    pattern: Pattern = Pattern.PAIR,
+    in_process: str | None = None,
+) -> Case:
+    handle = None if memory is MemoryKind.REGISTERS else HandleKind.POSIX_FD
+    return Case(
+        name=name,
+        family="ipc",
+        source=MemoryKind.DEVICE if handle else memory,
+        destination=memory,
+        engine=engine,
+        pattern=pattern,
+        initiator=End.SOURCE,
+        description=f"{description}, every pair",
+        quantity=Quantity.LATENCY,
+        chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=LINE_BYTES, warm=True, loads=LAPS),
+        footprint=Footprint(least_bytes=LINE_BYTES),
+        processes=True,
+        handle=handle,
+        in_process=in_process,
+    )
+
+
+_SIGNALS = (
+    _round_trip(
+        "ipc_flag_device_round_trip",
+        Engine.PING_PONG,
+        "round trip of a flag: each process' kernel polls its own device memory and writes to the other's",
+        memory=MemoryKind.DEVICE,
+        pattern=Pattern.BOTH_DIRECTIONS,
+        in_process="device_to_device_ping_pong_latency",
+    ),
+    _round_trip(
+        "ipc_flag_host_numa_round_trip",
+        Engine.PING_PONG,
+        "round trip of a flag: both processes' kernels write and poll one HOST_NUMA memory",
+        memory=MemoryKind.HOST_NUMA,
+        in_process="host_numa_ping_pong_latency",
+    ),
+    _round_trip(
+        "ipc_event_round_trip", Engine.EVENT, "round trip of interprocess events and the messages that announce them"
+    ),
+    _round_trip("ipc_socket_round_trip", Engine.SOCKET, "round trip of a message alone: the floor of what events take"),
+)
+
+_SHARED = tuple(of for handle in HandleKind for of in shared(handle))
+
+CASES = (
+    *(case for of in _SHARED for case in copies(of, "ipc_", "ipc")),
+    *(case for of in _SHARED for case in at_once(of, "ipc_", "ipc")),
+    *(latency(of, "ipc_", "ipc") for of in _SHARED),
+    *_SIGNALS,
+    *(_life_cycle(of) for of in _SHARED),
+)

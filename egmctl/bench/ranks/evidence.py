@@ -1,0 +1,45 @@
+"""What the ranks have seen of their GPUs, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from egmctl.bench.evidence import Watch, route
+from egmctl.bench.exchange import Item
+from egmctl.gpu.telemetry import Traffic
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.evidence import Evidence, GpuEvidence
+from egmctl.model.measurement import Task
+from egmctl.model.rank import Rank
+
+
+def told(watch: Watch) -> dict[str, Any]:
+    """Return what this rank has seen, as JSON data."""
+    return {
+        "gpus": [to_json(gpu) for gpu in watch.seen()],
+        "traffic": {bus_id: [dict(of.sent_bytes), dict(of.received_bytes)] for bus_id, of in watch.traffic.items()},
+        "unread": watch.unread,
+    }
+
+
+def gathered(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item], key: str) -> Evidence:
+    """Return what ranks have told (:func:`told`), under a key of what each has given, of the GPUs of a task.
+
+    Whether the bytes took their wire is told on one node only: bus ids of several may be alike.
+    """
+    parts = [item.data[key] for item in items]
+    gpus = [
+        replace(from_json(GpuEvidence, gpu), label=ranks[number].label)
+        for number, part in enumerate(parts)
+        if number in task.ranks
+        for gpu in part["gpus"]
+    ]
+    traffic = {bus_id: Traffic(*rises) for part in parts for bus_id, rises in part["traffic"].items()}
+    one_node = len({rank.host for rank in ranks}) == 1
+    return Evidence(
+        gpus=tuple(gpus),
+        route=route(task, samples, traffic) if one_node else None,
+        unread=next((part["unread"] for part in parts if part["unread"]), None),
+    )
