@@ -2,7 +2,7 @@
 
 The owner allocates and exports, and sends its offer; the importer opens it, maps it, touches all of it twice and leaves
 a pattern, which the owner checks; the importer closes, the owner frees. Times are the host's; the transfer is between
-the clocks of two processes of one node, which are one clock (CLOCK_MONOTONIC).
+the clocks of two processes of one node, which are one clock (CLOCK_MONOTONIC), and is left out between nodes.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from egmctl.bench.bandwidth import mismatch_of
 from egmctl.bench.exchange import Exchange, Item
-from egmctl.bench.ranks.together import Ended, Together, close_all
+from egmctl.bench.ranks.holding import Holding, holding
+from egmctl.bench.ranks.team import Team, close_all
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import summarize
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
-from egmctl.gpu.pattern import Region, poison
+from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
-from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Endpoint, Flow, HandleKind, Measurement, Mismatch, Stage, Status, Task, finish
+from egmctl.model.measurement import Endpoint, Flow, HandleKind, Measurement, Stage, Status, Task, finish
+from egmctl.model.rank import Rank
 
-CYCLES = 20
+LIVES = 20
 """Timed lives of each task: enough for percentiles."""
-WARM_UP_CYCLES = 1
+WARM_UP_LIVES = 1
 """The first one opens what the driver keeps open."""
 
 STAGES = ("allocate", "export", "transfer", "open", "map", "first-touch", "second-touch", "close", "free")
@@ -31,170 +33,158 @@ STAGES = ("allocate", "export", "transfer", "open", "map", "first-touch", "secon
 
 
 def measure(
-    exchange: Exchange, rig: Rig, bus_id: str, task: Task, cycles: int = CYCLES, *, one_node: bool = True
-) -> Measurement:
-    """Take shared memory through its life, several times in the same processes.
-
-    All ranks of the exchange call it with the same task and number of cycles; those that have no part in the task only
-    take part in the exchange.
+    exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], lives: int = LIVES
+) -> list[Measurement]:
+    """Take the shared memory of each task through its life, several times in the same processes.
 
     Parameters
     ----------
     rig
         This rank's: streams, and the pattern.
-    bus_id
-        Of this rank's GPU.
-    task
-        One flow: the end that has a handle is memory of the rank ``Endpoint.rank``, opened by the flow's
-        ``initiator_rank``.
-    cycles
-        To be timed, after :data:`WARM_UP_CYCLES`.
-    one_node
-        Whether both ends of the flow run on one node: the clocks of two say nothing about each other, so that there is
-        no ``transfer`` then.
+    tasks
+        The same in all ranks, also in those that have no part in them; they go on side by side, so that what one costs
+        is known of one at a time only. Each has one flow: the end that has a handle is memory of the rank
+        ``Endpoint.rank``, which the flow's ``initiator_rank`` opens.
+    lives
+        To be timed, after :data:`WARM_UP_LIVES`.
 
     Returns
     -------
-    Measurement
-        The same on all ranks, with ``stages`` in milliseconds; ``corrupt`` with a mismatch where the owner did not find
-        what the importer had written.
+    list[Measurement]
+        Of each task, the same in all ranks: ``stages`` in milliseconds; ``corrupt`` with a mismatch where the owner did
+        not find what the importer had written.
 
     Raises
     ------
     Abandoned
         Another rank has died or hangs; what this one held it has let go of.
     """
-    life = _Life(Together(exchange, task), rig, bus_id, task)
-    seeds = range(1, 1 + WARM_UP_CYCLES + cycles)
-    try:
-        lives = [life.live(seed) for seed in seeds]
-    except Ended as ended:
-        return ended.outcome
-    timed = lives[WARM_UP_CYCLES:]
-    names = [name for name in STAGES if name in timed[0] and (one_node or name != "transfer")]
+    team = Team(exchange, ranks, tasks)
+    seeds = range(1, 1 + WARM_UP_LIVES + lives)
+    timed: list[list[dict[str, float]]] = [[] for _ in tasks]
+    for seed in seeds:
+        if None in team.outcomes:
+            for place, stages_ms in enumerate(_live(team, rig, seed)):
+                timed[place].append(stages_ms)
+    return [
+        outcome or _conclude(task, timed[place][WARM_UP_LIVES:], rig, seeds[-1])
+        for place, (task, outcome) in enumerate(zip(tasks, team.outcomes, strict=True))
+    ]
+
+
+def _conclude(task: Task, timed: Sequence[dict[str, float]], rig: Rig, seed: int) -> Measurement:
+    names = [name for name in STAGES if name in timed[0]]
     return finish(
         task,
         Status.OK,
         stages=tuple(Stage(name=name, ms=summarize([stages_ms[name] for stages_ms in timed])) for name in names),
         verification=rig.verification,
-        seeds=(seeds[-1],),
+        seeds=(seed,),
     )
 
 
+def _live(team: Team, rig: Rig, seed: int) -> list[dict[str, float]]:
+    """Go through one life of each task; return the milliseconds of all its stages."""
+    with holding(team) as held:
+        lives = [_Life(team, rig, place, held[place], seed) for place in range(len(team.tasks))]
+        team.do(lambda place: lives[place].make())
+        offered = team.do(lambda place: lives[place].offer())
+        received_s = time.monotonic()
+        try:
+            team.do(lambda place: lives[place].open(offered[place], received_s))
+        finally:
+            close_all(offered)
+        for place, items in enumerate(team.do(lambda place: lives[place].check())):
+            lives[place].judge(items)
+    told = team.do(lambda place: lives[place].stages_ms)
+    return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in told]
+
+
 class _Life:
-    """One rank's part in the lives of a task."""
+    """One life of one task's memory, as one rank sees it: the owner, the importer, or one that has no part in it."""
 
-    def __init__(self, together: Together, rig: Rig, bus_id: str, task: Task) -> None:
-        self._together = together
+    def __init__(self, team: Team, rig: Rig, place: int, held: Holding, seed: int) -> None:
+        self._team = team
         self._rig = rig
-        self._bus_id = bus_id
-        self._task = task
-        self._end = shared_end(task.flows[0])
-        self._owner, self._importer = self._end.rank, task.flows[0].initiator_rank
+        self._place = place
+        self._held = held
+        self._seed = seed
+        self._task = team.tasks[place]
+        flow = self._task.flows[0]
+        self._end = shared_end(flow)
+        self._owner, self._importer = self._end.rank or 0, flow.initiator_rank or 0
+        me = team.exchange.rank
+        self._owns, self._imports = me == self._owner, me == self._importer
+        self._bus_id = team.ranks[me].bus_id
+        self._shared: SharedMemory | None = None
+        self._imported: ImportedMemory | None = None
+        self._touches_ms: dict[str, float] = {}
 
-    def live(self, seed: int) -> dict[str, float]:
-        """Go through one life; return the milliseconds of all its stages.
+    def make(self) -> None:
+        if self._owns:
+            kind, size_bytes = kind_of(self._end), self._task.size_bytes
+            self._shared = SharedMemory(kind, self._stream.context, size_bytes, self._end.numa_node)
+            self._held.own.append(self._shared)
 
-        Raises
-        ------
-        Ended
-            A driver call failed, or the bytes did not arrive.
-        """
-        if self._together.rank == self._owner:
-            stages_ms = self._own(seed)
-        elif self._together.rank == self._importer:
-            stages_ms = self._import(seed)
-        else:
-            stages_ms = self._look_on(seed)
-        told = self._together.gather(lambda: (stages_ms, ()))
-        return {name: ms for item in told for name, ms in item.data.items()}
+    def offer(self) -> Item:
+        if self._shared is None:
+            return Item(None)
+        description, fds = self._shared.offer()
+        return Item({"offer": description, "sent_s": time.monotonic()}, tuple(fds))
 
-    def _own(self, seed: int) -> dict[str, float]:
-        with self._together.sharing() as memory:
-            made: list[SharedMemory] = []
-
-            def make() -> None:
-                kind, context = _kind(self._end), self._rig.stream(self._bus_id).context
-                made.append(SharedMemory(kind, context, self._task.size_bytes, self._end.numa_node))
-                memory.own += made
-
-            def send() -> tuple[Any, Sequence[int]]:
-                description, fds = made[0].offer()
-                return {"offer": description, "sent_s": time.monotonic()}, fds
-
-            self._together.do(make)
-            for item in self._together.gather(send):
-                close_all(item.fds)
-            self._together.listen()
-            self._judge(self._together.gather(lambda: (self._check(made[0], seed), ())), seed)
-        return made[0].stages_ms
-
-    def _import(self, seed: int) -> dict[str, float]:
-        with self._together.sharing() as memory:
-            opened: list[ImportedMemory] = []
-            stages_ms: dict[str, float] = {}
-
-            def open_it() -> None:
-                stream = self._rig.stream(self._bus_id)
-                try:
-                    opened.append(ImportedMemory(stream.context, offered.data["offer"], offered.fds))
-                finally:
-                    close_all(offered.fds)
-                memory.opened += opened
-                region = Region(opened[0].address, self._task.size_bytes, seed)
-                for touch in ("first-touch", "second-touch"):
-                    stages_ms[touch] = _timed(stream, lambda: poison(stream, region))
-                self._rig.pattern.fill(stream, region)
-                stream.synchronize()
-
-            self._together.listen()
-            offered = self._together.listen()[self._owner or 0]
-            stages_ms["transfer"] = (time.monotonic() - offered.data["sent_s"]) * 1e3
-            self._together.do(open_it)
-            self._judge(self._together.listen(), seed)
-        return stages_ms | opened[0].stages_ms
-
-    def _look_on(self, seed: int) -> dict[str, float]:
-        with self._together.sharing():
-            self._together.listen()
-            for item in self._together.listen():
-                close_all(item.fds)
-            self._together.listen()
-            self._judge(self._together.listen(), seed)
-        return {}
-
-    def _check(self, memory: SharedMemory, seed: int) -> Any:
-        """Return how what the importer has left differs from what it should have, as JSON data."""
-        region = Region(memory.address, self._task.size_bytes, seed)
-        difference = self._rig.pattern.check(self._rig.stream(self._bus_id), region)()
-        if difference is None:
-            return None
-        return to_json(
-            Mismatch(
-                sample=seed - 1,
-                words=difference.words,
-                first_offset_bytes=difference.first_offset_bytes,
-                expected=f"{difference.expected:#018x}",
-                found=f"{difference.found:#018x}",
-            )
-        )
-
-    def _judge(self, checked: Sequence[Item], seed: int) -> None:
-        """End the task on all ranks where the owner has found a difference."""
-        found = checked[self._owner or 0].data
-        if found is None:
+    def open(self, offered: Sequence[Item], received_s: float) -> None:
+        """Open what the owner has sent, and write all of it."""
+        if not self._imports:
             return
-        mismatch = from_json(Mismatch, found)
-        reason = (
-            f"what the importer wrote in life {seed} of {self._task.path} did not arrive: {mismatch.words} words "
-            f"differ, the first at offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found "
-            f"{mismatch.found}"
+        item = offered[self._owner]
+        if self._team.ranks[self._owner].host == self._team.ranks[self._importer].host:
+            self._touches_ms["transfer"] = (received_s - item.data["sent_s"]) * 1e3
+        self._imported = ImportedMemory(self._stream.context, item.data["offer"], item.fds)
+        self._held.opened.append(self._imported)
+        region = self._region(self._imported)
+        for touch in ("first-touch", "second-touch"):
+            self._touches_ms[touch] = _timed(self._stream, lambda: poison(self._stream, region))
+        self._rig.pattern.fill(self._stream, region)
+        self._stream.synchronize()
+
+    def check(self) -> list[int] | None:
+        """Return how the owner's memory differs from what the importer should have left there."""
+        if self._shared is None:
+            return None
+        found = self._rig.pattern.check(self._stream, self._region(self._shared))()
+        return None if found is None else [found.words, found.first_offset_bytes, found.expected, found.found]
+
+    def judge(self, checked: Sequence[Item]) -> None:
+        """End the task, in all ranks, where the owner has found a difference."""
+        found = checked[self._owner].data if checked else None
+        if found is None or self._team.outcomes[self._place] is not None:
+            return
+        mismatch = mismatch_of(Difference(*found), self._seed - 1, 0)
+        self._team.outcomes[self._place] = finish(
+            self._task,
+            Status.CORRUPT,
+            reason=f"what the importer wrote in life {self._seed} did not arrive: {mismatch.words} words differ, the "
+            f"first at offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}",
+            mismatch=mismatch,
+            verification=self._rig.verification,
+            seeds=(self._seed,),
         )
-        verification = self._rig.verification
-        outcome = finish(
-            self._task, Status.CORRUPT, reason=reason, mismatch=mismatch, verification=verification, seeds=(seed,)
-        )
-        raise Ended(outcome)
+
+    @property
+    def _stream(self) -> Stream:
+        return self._rig.stream(self._bus_id)
+
+    @property
+    def stages_ms(self) -> dict[str, float]:
+        """What this rank has timed."""
+        found = dict(self._touches_ms)
+        for memory in (self._shared, self._imported):
+            if memory is not None:
+                found |= memory.stages_ms
+        return found
+
+    def _region(self, memory: SharedMemory | ImportedMemory) -> Region:
+        return Region(memory.address, self._task.size_bytes, self._seed)
 
 
 def shared_end(flow: Flow) -> Endpoint:
@@ -202,13 +192,14 @@ def shared_end(flow: Flow) -> Endpoint:
     return next(end for end in (flow.source, flow.destination) if end.handle is not None)
 
 
-def _kind(end: Endpoint) -> HandleKind:
+def kind_of(end: Endpoint) -> HandleKind:
+    """Return the kind of handle that an end is shared by."""
     if end.handle is None:
         raise ValueError(f"{end.label} is not shared")
     return end.handle
 
 
-def _timed(stream: Stream, work: Callable[[], None]) -> float:
+def _timed(stream: Stream, work: Callable[[], Any]) -> float:
     started = time.perf_counter()
     work()
     stream.synchronize()

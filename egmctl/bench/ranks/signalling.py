@@ -9,23 +9,27 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
-from egmctl.bench.exchange import Exchange
+from egmctl.bench.exchange import Exchange, Item
 from egmctl.bench.latency import WARM_UP_LAPS, round_trips
-from egmctl.bench.ranks.together import Ended, Sharing, Together, close_all
+from egmctl.bench.outcomes import FAILURES
+from egmctl.bench.ranks.holding import Holding, holding
+from egmctl.bench.ranks.team import Team, close_all
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
 from egmctl.gpu.chase import Reader, clear_flag
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.ipc_events import ImportedEvent, SharedEvent
+from egmctl.gpu.timing import Stream
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Engine, Flow, HandleKind, Measurement, Sample, Settings, Status, Task, finish
+from egmctl.model.measurement import Engine, Measurement, Sample, Settings, Status, Task, finish
+from egmctl.model.rank import Rank
 
 SILENCE_S = 5.0
 """How long a process waits for a message that takes microseconds, as kernels wait for a flag."""
@@ -34,74 +38,99 @@ APART_BYTES = 1 << 20
 """From one flag to the other where one piece of memory has both."""
 
 
-def measure(exchange: Exchange, rig: Rig, bus_id: str, task: Task, settings: Settings) -> Measurement:
-    """Measure the round trips of a task between two ranks.
-
-    All ranks of the exchange call it with the same task; those that have no part in it only take part in the exchange.
+def measure(
+    exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
+) -> list[Measurement]:
+    """Measure the round trips of each task between two ranks, at the same time.
 
     Parameters
     ----------
     rig
         This rank's: stream and kernels.
-    bus_id
-        Of this rank's GPU.
-    task
-        Of the engine PING_PONG, EVENT or SOCKET. The first flow's ``initiator_rank`` sends first and takes the times;
-        the other rank is the second flow's, or that of the first flow's destination. Of a flag each flow's destination
-        is the memory that its initiator writes to: where that is another rank's, it has a handle.
+    tasks
+        The same in all ranks, also in those that have no part in them; no rank is in two. All are of one of the engines
+        PING_PONG, EVENT and SOCKET. The first flow's ``initiator_rank`` sends first and takes the times; the other rank
+        is the second flow's, or that of the first flow's destination. Of a flag each flow's destination is the memory
+        that its initiator writes to: where that is another rank's, it has a handle.
 
     Returns
     -------
-    Measurement
-        The same on all ranks.
+    list[Measurement]
+        Of each task, the same in all ranks.
 
     Raises
     ------
     Abandoned
         Another rank has died or hangs; what this one held it has let go of.
     """
-    together = Together(exchange, task)
+    team = Team(exchange, ranks, tasks)
+    with holding(team) as held:
+        pairs = [_PAIRS[task.engine](team, rig, task, one) for task, one in zip(tasks, held, strict=True)]
+        connect(team, pairs)
+        samples = [sample(team, pairs) for _ in range(settings.samples)]
+    return [
+        outcome or _conclude(task, [taken[place] for taken in samples])
+        for place, (task, outcome) in enumerate(zip(tasks, team.outcomes, strict=True))
+    ]
+
+
+def connect(team: Team, pairs: Sequence[_Pair]) -> None:
+    """Have each pair make what it needs, and send it to each other."""
+    offered = team.do(lambda place: pairs[place].make())
     try:
-        with together.sharing() as memory:
-            pair = _PAIRS[task.engine](together, rig, bus_id, task, memory)
-            pair.connect()
-            samples = [pair.sample() for _ in range(settings.samples)]
-    except Ended as ended:
-        return ended.outcome
-    return _conclude(task, [sample for sample in samples if sample is not None], len(samples))
+        team.do(lambda place: pairs[place].open(offered[place]))
+    finally:
+        close_all(offered)
 
 
-def _conclude(task: Task, samples: Sequence[Sample], asked: int) -> Measurement:
+def sample(team: Team, pairs: Sequence[_Pair]) -> list[Sample | None]:
+    """Take one sample of each task; ``None`` where a side has waited in vain."""
+    team.do(lambda place: pairs[place].ready())
+    told = team.do(lambda place: pairs[place].take())
+    return [pair.joined(items) if items else None for pair, items in zip(pairs, told, strict=True)]
+
+
+def _conclude(task: Task, taken: Sequence[Sample | None]) -> Measurement:
+    samples = tuple(sample for sample in taken if sample is not None)
     if not samples:
         return finish(task, Status.FAILED, reason="one side waited in vain for the other in every sample")
     latency = summarize([sample.latency_ns or 0 for sample in samples])
     status, reason = Status.OK, None
     if is_unstable(latency):
         status, reason = Status.UNSTABLE, unstable_reason(latency)
-    elif len(samples) < asked:
-        reason = f"{asked - len(samples)} samples were thrown away: one side had waited in vain for the other"
-    return finish(task, status, reason=reason, samples=tuple(samples), latency_ns=latency)
+    elif len(samples) < len(taken):
+        reason = f"{len(taken) - len(samples)} samples were thrown away: one side had waited in vain for the other"
+    return finish(task, status, reason=reason, samples=samples, latency_ns=latency)
 
 
 class _Pair(ABC):
-    """Two ranks that answer each other; on all others, nobody."""
+    """Two ranks that answer each other, as one rank sees them; it may have no part in it."""
 
-    def __init__(self, together: Together, rig: Rig, bus_id: str, task: Task, memory: Sharing) -> None:
+    def __init__(self, team: Team, rig: Rig, task: Task, held: Holding) -> None:
         first = task.flows[0]
         other = task.flows[1].initiator_rank if len(task.flows) > 1 else first.destination.rank
-        self.together = together
+        self.me = team.exchange.rank
         self.rig = rig
-        self.bus_id = bus_id
-        self.task = task
-        self.memory = memory
-        self.serving, self.answering = first.initiator_rank, other
-        self.serves = together.rank == self.serving
-        self.takes_part = together.rank in (self.serving, other)
+        self.bus_id = team.ranks[self.me].bus_id
+        self.flows = task.flows
+        self.held = held
+        self.serving, self.answering = first.initiator_rank or 0, other or 0
+        self.serves = self.me == self.serving
+        self.takes_part = self.me in (self.serving, self.answering)
         self.laps = WARM_UP_LAPS + (task.chase.loads if task.chase else 0)
 
+    @property
+    def stream(self) -> Stream:
+        """The stream that this rank works on."""
+        return self.rig.stream(self.bus_id)
+
     @abstractmethod
-    def connect(self) -> None:
-        """Make what the two need, and send it to each other."""
+    def make(self) -> Item:
+        """Make what this side has to give to the other one."""
+
+    @abstractmethod
+    def open(self, offered: Sequence[Item]) -> None:
+        """Open what the other side has given; of its descriptors what is kept is a copy."""
 
     @abstractmethod
     def ready(self) -> None:
@@ -109,134 +138,105 @@ class _Pair(ABC):
 
     @abstractmethod
     def run(self) -> Sequence[float] | None:
-        """Do this side's part; return the nanoseconds of each lap if it serves, ``None`` if it waited in vain."""
+        """Do this side's part of a sample; return the nanoseconds of each lap, ``None`` if it has waited in vain."""
 
-    def sample(self) -> Sample | None:
-        """Take one sample; return it, ``None`` if a side waited in vain."""
-        self.together.do(self.ready if self.takes_part else _nothing)
+    def take(self) -> Any:
+        """Return this side's part of a sample as JSON data, ``None`` where it has none or has waited in vain."""
+        if not self.takes_part:
+            return None
+        started = time.perf_counter()
+        laps_ns = self.run()
+        if laps_ns is None:
+            return None
+        wall_ms = (time.perf_counter() - started) * 1e3
+        return to_json(round_trips(laps_ns[WARM_UP_LAPS:], wall_ms)) if self.serves else {}
 
-        def part() -> tuple[Any, Sequence[int]]:
-            if not self.takes_part:
-                return None, ()
-            started = time.perf_counter()
-            laps_ns = self.run()
-            if laps_ns is None:
-                return None, ()
-            wall_ms = (time.perf_counter() - started) * 1e3
-            return to_json(round_trips(laps_ns[WARM_UP_LAPS:], wall_ms)) if self.serves else {}, ()
-
-        told = self.together.gather(part)
-        sides = [told[rank].data for rank in (self.serving, self.answering) if rank is not None]
+    def joined(self, told: Sequence[Item]) -> Sample | None:
+        """Return the sample of which each rank has told its part."""
+        sides = [told[rank].data for rank in (self.serving, self.answering)]
         return None if None in sides else from_json(Sample, sides[0])
 
 
 class _Flags(_Pair):
     """Kernels poll words in shared memory."""
 
-    def connect(self) -> None:
-        self.reader: Reader | None = None
-        flows = self.task.flows
-        # The flag that a side polls is the one that the other side's flow writes to.
-        mine, theirs = flows if self.serves else (flows[1], flows[0])
-        owners = {flow.destination.rank for flow in flows}
-        made: list[SharedMemory] = []
+    def make(self) -> Item:
+        self._made: SharedMemory | None = None
+        if self.takes_part:
+            self._reader = Reader(self.stream, self.rig.kernels_of(self.bus_id))
+            self.held.own.append(self._reader)
+        end = next((flow.destination for flow in self.flows if flow.destination.rank == self.me), None)
+        if end is None:
+            return Item(None)
+        handle = next(flow.destination.handle for flow in self.flows if flow.destination.handle is not None)
+        self._made = SharedMemory(handle, self.stream.context, 2 * APART_BYTES, end.numa_node)
+        self.held.own.append(self._made)
+        description, fds = self._made.offer()
+        return Item(description, tuple(fds))
 
-        def make() -> tuple[Any, Sequence[int]]:
-            if self.takes_part:
-                stream = self.rig.stream(self.bus_id)
-                self.reader = Reader(stream, self.rig.kernels_of(self.bus_id))
-                self.memory.own.append(self.reader)
-            if self.together.rank not in owners:
-                return None, ()
-            context = self.rig.stream(self.bus_id).context
-            end = theirs.destination if theirs.destination.rank == self.together.rank else mine.destination
-            made.append(SharedMemory(_handle(flows), context, 2 * APART_BYTES, end.numa_node))
-            self.memory.own += made
-            return made[0].offer()
+    def open(self, offered: Sequence[Item]) -> None:
+        if not self.takes_part:
+            return
+        opened: dict[int, ImportedMemory] = {}
 
-        offered = self.together.gather(make)
+        def flag(number: int) -> int:
+            """Return where the flag is that a flow's initiator writes; one memory with both has them apart."""
+            owner = self.flows[number].destination.rank or 0
+            if self._made is not None and owner == self.me:
+                return self._made.address + number * APART_BYTES
+            if owner not in opened:
+                opened[owner] = ImportedMemory(self.stream.context, offered[owner].data, offered[owner].fds)
+                self.held.opened.append(opened[owner])
+            return opened[owner].address + number * APART_BYTES
 
-        def open_it() -> None:
-            def address(flow: Flow) -> int:
-                """Return where a flow's flag is; one memory with both has the second flow's after the first one's."""
-                owner = flow.destination.rank
-                offset = APART_BYTES * (flow is flows[1])
-                if owner == self.together.rank:
-                    return made[0].address + offset
-                if owner not in opened:
-                    item = offered[owner or 0]
-                    context = self.rig.stream(self.bus_id).context
-                    opened[owner] = ImportedMemory(context, item.data, item.fds)
-                    self.memory.opened.append(opened[owner])
-                return opened[owner].address + offset
-
-            opened: dict[int | None, ImportedMemory] = {}
-            if self.takes_part:
-                self.send, self.poll = address(mine), address(theirs)
-
-        try:
-            self.together.do(open_it)
-        finally:
-            close_all(fd for item in offered for fd in item.fds)
+        mine, theirs = (0, 1) if self.serves else (1, 0)
+        self._send, self._poll = flag(mine), flag(theirs)
 
     def ready(self) -> None:
-        clear_flag(self.rig.stream(self.bus_id), self.poll)
+        if self.takes_part:
+            clear_flag(self.stream, self._poll)
 
     def run(self) -> Sequence[float] | None:
-        if self.reader is None:
-            raise ValueError("this rank has no part in it")
-        self.reader.start_laps(self.poll, self.send, self.laps, serves=self.serves)
-        found = self.reader.end_laps(self.laps)
+        self._reader.start_laps(self._poll, self._send, self.laps, serves=self.serves)
+        found = self._reader.end_laps(self.laps)
         return None if found.expired else found.laps_ns
 
 
 class _Messages(_Pair):
     """One byte over a socket between the two processes, and one back."""
 
-    def connect(self) -> None:
-        # The end of the serving side, and the one that it sends to the other.
-        with ExitStack() as sent:
+    def make(self) -> Item:
+        if not self.serves:
+            return Item(None)
+        here, there = socket.socketpair()
+        self._keep(here)
+        self.held.own.append(there)
+        return Item(None, (there.fileno(),))
 
-            def make() -> tuple[Any, Sequence[int]]:
-                if not self.serves:
-                    return None, ()
-                here, there = socket.socketpair()
-                sent.callback(there.close)
-                self._keep(here)
-                return None, (there.fileno(),)
-
-            given = self.together.gather(make)
-        for fd in (fd for item in given for fd in item.fds):
-            end = socket.socket(fileno=fd)
-            if self.takes_part and not self.serves:
-                self._keep(end)
-            else:
-                end.close()
+    def open(self, offered: Sequence[Item]) -> None:
+        if self.serves:
+            # The other side has its own copy of its end, and only so is it seen when it closes that.
+            self.held.own.pop().close()
+        elif self.takes_part:
+            self._keep(socket.socket(fileno=os.dup(offered[self.serving].fds[0])))
 
     def ready(self) -> None:
-        """Nothing is left of the last sample."""
+        """Nothing is left of the sample before."""
 
     def run(self) -> Sequence[float] | None:
         laps_ns = []
         try:
             for _ in range(self.laps):
                 started = time.perf_counter_ns()
-                if self.serves:
-                    self.begin()
-                    self._tell()
-                    self._hear()
-                    self.end()
-                else:
-                    self._hear()
-                    self.answer()
-                    self._tell()
+                self._lap()
                 laps_ns.append(float(time.perf_counter_ns() - started))
-        except (OSError, EOFError):
-            # The other side is silent or gone: what it says in the exchange is the reason.
-            return None
-        except BaseException:
-            self.end_of_talk()
+        except FAILURES:
+            # The other side waits no longer.
+            self._socket.close()
             raise
+        except (OSError, EOFError):
+            # It is silent or gone; why, it says in the exchange, or whoever started it does.
+            return None
         return laps_ns
 
     def begin(self) -> None:
@@ -248,53 +248,51 @@ class _Messages(_Pair):
     def end(self) -> None:
         """Do what comes after the answer, on the side that serves."""
 
-    def end_of_talk(self) -> None:
-        """Let the other side wait no longer."""
-        self._end.close()
+    def _lap(self) -> None:
+        if self.serves:
+            self.begin()
+            self._socket.sendall(b"x")
+            self._hear()
+            self.end()
+        else:
+            self._hear()
+            self.answer()
+            self._socket.sendall(b"x")
+
+    def _hear(self) -> None:
+        if not self._socket.recv(1):
+            raise EOFError("the other side has closed its end")
 
     def _keep(self, end: socket.socket) -> None:
         end.settimeout(SILENCE_S)
-        self._end = end
-        self.memory.own.append(end)
-
-    def _tell(self) -> None:
-        self._end.sendall(b"x")
-
-    def _hear(self) -> None:
-        if not self._end.recv(1):
-            raise EOFError
+        self._socket = end
+        self.held.own.append(end)
 
 
 class _Events(_Messages):
     """As messages, with a recording before each that the other side's stream, or at last the host, waits for."""
 
-    def connect(self) -> None:
-        super().connect()
+    def make(self) -> Item:
+        sockets = super().make()
+        if not self.takes_part:
+            return sockets
+        self._own = SharedEvent(self.stream.context)
+        self.held.own.insert(0, self._own)
+        return Item(self._own.handle.hex(), sockets.fds)
 
-        def make() -> tuple[Any, Sequence[int]]:
-            if not self.takes_part:
-                return None, ()
-            self._own = SharedEvent(self.rig.stream(self.bus_id).context)
-            self.memory.own.append(self._own)
-            return self._own.handle.hex(), ()
-
-        offered = self.together.gather(make)
-
-        def open_it() -> None:
-            if self.takes_part:
-                handle = offered[(self.answering if self.serves else self.serving) or 0].data
-                self._others = ImportedEvent(self.rig.stream(self.bus_id).context, bytes.fromhex(handle))
-                self.memory.opened.append(self._others)
-
-        self.together.do(open_it)
+    def open(self, offered: Sequence[Item]) -> None:
+        super().open(offered)
+        if self.takes_part:
+            handle = offered[self.answering if self.serves else self.serving].data
+            self._others = ImportedEvent(self.stream.context, bytes.fromhex(handle))
+            self.held.opened.append(self._others)
 
     def begin(self) -> None:
-        self._own.record(self.rig.stream(self.bus_id))
+        self._own.record(self.stream)
 
     def answer(self) -> None:
-        stream = self.rig.stream(self.bus_id)
-        self._others.hold(stream)
-        self._own.record(stream)
+        self._others.hold(self.stream)
+        self._own.record(self.stream)
 
     def end(self) -> None:
         self._others.synchronize()
@@ -305,11 +303,3 @@ _PAIRS: dict[Engine, type[_Pair]] = {
     Engine.EVENT: _Events,
     Engine.SOCKET: _Messages,
 }
-
-
-def _handle(flows: Sequence[Flow]) -> HandleKind:
-    return next(flow.destination.handle for flow in flows if flow.destination.handle is not None)
-
-
-def _nothing() -> None:
-    pass

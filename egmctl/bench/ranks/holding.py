@@ -1,0 +1,83 @@
+"""What a rank takes for the tasks of a step and gives back at its end: what is others' before what is its own.
+
+Memory that a legacy handle shares must not be freed before all have closed it, nor an event destroyed (CUDA driver API,
+cuIpcCloseMemHandle and cuIpcOpenEventHandle).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from egmctl.bench.outcomes import FAILURES
+from egmctl.bench.ranks.team import Team
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Holding:
+    """What a rank holds for one task, in the order in which it was taken."""
+
+    own: list[_Closable] = field(default_factory=list)
+    opened: list[_Closable] = field(default_factory=list)
+    """Made by another rank."""
+
+    def close(self) -> None:
+        """Close what others have made, the latest first, whatever fails; raise the last failure."""
+        _close(self.opened)
+
+    def free(self) -> None:
+        """Give back what this rank has made, likewise."""
+        _close(self.own)
+
+
+@contextmanager
+def holding(team: Team) -> Iterator[list[Holding]]:
+    """Hold something for each task; at the end all ranks close what is others', then all give their own back.
+
+    What fails then is an outcome of the task that had none yet.
+    """
+    held = [Holding() for _ in team.tasks]
+    try:
+        yield held
+    except BaseException:
+        # The others are gone, or this process is at its end: there is nobody to agree with.
+        for one in held:
+            for work in (one.close, one.free):
+                with suppress(*FAILURES):
+                    work()
+        raise
+    _everywhere(team, [one.close for one in held])
+    _everywhere(team, [one.free for one in held])
+
+
+def _everywhere(team: Team, works: Sequence[Callable[[], None]]) -> None:
+    """Do something for each task, those that have ended included, and wait until all ranks have."""
+    failed: dict[int, Exception] = {}
+    for place, work in enumerate(works):
+        try:
+            work()
+        except FAILURES as error:
+            failed[place] = error
+
+    def tell(place: int) -> None:
+        if place in failed:
+            raise failed[place]
+
+    team.do(tell)
+
+
+def _close(held: list[_Closable]) -> None:
+    problem: Exception | None = None
+    while held:
+        try:
+            held.pop().close()
+        except FAILURES as error:
+            problem = error
+    if problem is not None:
+        raise problem
