@@ -5,6 +5,7 @@ Nothing is judged by it: the rates are the nominal ones of the wires, and the co
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from egmctl.bench.buffers import Buffer, buffers_of
@@ -17,12 +18,12 @@ from egmctl.units import GB, GIB
 START_S = 3.0
 """Until the first step: the facts, and CUDA on all GPUs."""
 
-_ALLOCATE_S_PER_GIB = 0.5
+ALLOCATE_S_PER_GIB = 0.5
 """Of host memory, with its first touch."""
 _WARM_UP_COPIES = 4
 _LOAD_S = 1.2e-6
 """One load of a pointer chase over NVLink or PCIe."""
-_STEP_S = 0.02
+STEP_S = 0.02
 """Of every step, whatever it measures."""
 _CHECK_GB_S = 1500.0
 """Overwriting and comparing device memory on its own GPU; of host memory it is the wire's rate."""
@@ -51,10 +52,14 @@ def steps_seconds(plan: Plan) -> list[float]:
         tasks = [replace(plan.tasks[n], task=_asked(plan.tasks[n].task, step)) for n in step.tasks]
         new = buffers_of([planned.task for planned in tasks]) - seen
         seen |= new
-        host_bytes = sum(buffer.size_bytes for buffer in new if buffer.end.memory in HOST_MEMORY)
+        host_bytes: Counter[int | None] = Counter()
+        for buffer in new:
+            if buffer.end.memory in HOST_MEMORY:
+                # Processes make theirs at the same time.
+                host_bytes[buffer.end.rank] += buffer.size_bytes
         samples = 1 if step.proof else plan.settings.samples
-        task_s = max(_task_seconds(planned, samples) for planned in tasks)
-        seconds.append(_STEP_S + task_s + _ALLOCATE_S_PER_GIB * host_bytes / GIB)
+        task_s = max(task_seconds(planned, samples) for planned in tasks)
+        seconds.append(STEP_S + task_s + ALLOCATE_S_PER_GIB * max(host_bytes.values(), default=0) / GIB)
     return seconds
 
 
@@ -62,7 +67,8 @@ def _asked(task: Task, step: Step) -> Task:
     return shortened(task) if step.proof else task
 
 
-def _task_seconds(planned: PlannedTask, samples: int) -> float:
+def task_seconds(planned: PlannedTask, samples: int) -> float:
+    """Return about how many seconds a task takes, without the making of its buffers."""
     task = planned.task
     if task.chase is not None:
         return samples * task.chase.loads * _LOAD_S

@@ -8,8 +8,8 @@ from egmctl.bench.flows import HOST_MEMORY, Place
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import MemoryKind
 from egmctl.topo import rates
-from egmctl.topo.health import C2c, c2c, obstacle
-from egmctl.topo.links import LinkClass, cpu_node_ids, gpu_link
+from egmctl.topo.health import C2c, c2c, egm, obstacle
+from egmctl.topo.links import LinkClass, active_nvlinks, cpu_node_ids, gpu_link
 from egmctl.topo.rates import Rate
 from egmctl.topo.routes import RouteKind, route
 
@@ -95,6 +95,44 @@ def cpu_path(node: int, cpu_node: int) -> Path:
     return Path(wire=wire, rate_gb_s=_USUAL_GB_S["CPU"])
 
 
+def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, *, host: bool) -> Path:
+    """Return the path from a GPU of one node to memory of another node of its NVLink domain.
+
+    Parameters
+    ----------
+    owner_machine
+        The owner's node.
+    host
+        Whether it is EGM of the owner's nearest NUMA node, and not the owner's own memory.
+    """
+    count = active_nvlinks(initiator) or 0
+    rate = _planned(rates.nvlink(initiator, count), count * _USUAL_GB_S["NV"])
+    if not count:
+        return Path(
+            wire="no NVLink", waiver=f"GPU{initiator.index} has no active NVLink", rate_gb_s=_USUAL_GB_S["PCIe"]
+        )
+    if not host:
+        return Path(wire=f"NV{count}, across nodes", rate_gb_s=rate, disjoint=True)
+    missing = next(
+        (gpu for gpu in (initiator, owner) if _attribute(gpu, "HOST_NUMA_MULTINODE_IPC_SUPPORTED") == 0), None
+    )
+    waiver = None
+    if missing is not None:
+        name = "CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED"
+        waiver = f"GPU{missing.index} shares no host memory across nodes: {name} is 0"
+    able = egm(owner_machine, owner).able
+    c2c_rate = _planned(rates.c2c(owner), _USUAL_GB_S["C2C"])
+    name = "EGM" if able else "HOST_NUMA"
+    tail = "" if able else ", not EGM" if able is False else ", not known whether EGM"
+    return Path(
+        wire=f"{name} over NV{count}>C2C, across nodes{tail}",
+        egm=able,
+        waiver=waiver,
+        rate_gb_s=min(rate, c2c_rate),
+        disjoint=True,
+    )
+
+
 def path_between(
     machine: Machine, memory: tuple[MemoryKind, MemoryKind], ends: tuple[Place, Place], initiator: Gpu | None
 ) -> Path:
@@ -172,6 +210,10 @@ def _system_wire(machine: Machine, gpu: Gpu, node: int) -> tuple[str, float]:
     planned = _planned(rate, _USUAL_GB_S[wire])
     across = len(cpu_node_ids(machine)) > 1 and gpu.host_numa_id != node
     return f"{wire}>{'?' if gpu.host_numa_id is None else 'SMP'}" if across else wire, planned
+
+
+def _attribute(gpu: Gpu, name: str) -> int | None:
+    return None if gpu.cuda is None else gpu.cuda.attributes.get(name)
 
 
 def _planned(rate: Rate, usual_gb_s: float) -> float:

@@ -16,6 +16,9 @@ from typing import TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
+Rounds = Sequence[Sequence[tuple[str, str]]]
+"""Pairs of GPUs that meet at the same time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -104,7 +107,7 @@ def sampled_rounds(count: int, peers: int, seed: int) -> Iterator[tuple[array[in
         yield array("i", map(players.__getitem__, firsts)), array("i", map(players.__getitem__, seconds))
 
 
-def make_steps(slots: Iterable[Slot], *, serial: bool = False) -> tuple[Step, ...]:
+def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | None = None) -> tuple[Step, ...]:
     """Arrange tasks in steps, in the order of the tasks as far as possible.
 
     A group's tasks are arranged in the rounds of the tournament of its GPUs, each round's pairs in one direction and
@@ -115,6 +118,8 @@ def make_steps(slots: Iterable[Slot], *, serial: bool = False) -> tuple[Step, ..
     ----------
     serial
         Nothing at the same time.
+    rounds
+        Of the GPUs' meetings, where not all of them meet: those of the tournament by default.
     """
     steps: list[Step] = []
     seen: set[str] = set()
@@ -124,17 +129,17 @@ def make_steps(slots: Iterable[Slot], *, serial: bool = False) -> tuple[Step, ..
             steps.append(Step(tasks=(slot.number,)))
         elif slot.group not in seen:
             seen.add(slot.group)
-            steps += _group_steps(slot.group, [other for other in slots if other.group == slot.group])
+            steps += _group_steps(slot.group, [other for other in slots if other.group == slot.group], rounds)
     return tuple(steps)
 
 
-def _group_steps(group: str, slots: Sequence[Slot]) -> list[Step]:
+def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> list[Step]:
     by_gpus = {slot.gpus: slot.number for slot in slots}
     if len(by_gpus) < len(slots):
         raise ValueError(f"two tasks of {group} have the same ends")
     gpus = tuple(dict.fromkeys(gpu for slot in slots for gpu in slot.gpus))
     rounds: list[list[int]] = [[by_gpus[ends] for ends in by_gpus if len(set(ends)) == 1]]
-    for pairs in tournament(gpus):
+    for pairs in tournament(gpus) if meetings is None else meetings:
         ways = [[by_gpus[ends] for ends in (pair, pair[::-1]) if ends in by_gpus] for pair in pairs]
         rounds += [[way[turn] for way in ways if turn < len(way)] for turn in (0, 1)]
     steps: list[Step] = []

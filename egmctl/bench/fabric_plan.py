@@ -1,0 +1,234 @@
+"""What is measured by fabric handles between all ranks of a run, on one node or on many, and in which steps: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from egmctl.bench.budget import too_large
+from egmctl.bench.busy import in_use
+from egmctl.bench.case import Case
+from egmctl.bench.flows import HOST_MEMORY
+from egmctl.bench.paths import Path, path_across
+from egmctl.bench.plan import Candidate, Plan, PlannedTask, planned_task
+from egmctl.bench.rank_plan import Leg, flow_of, handle_waiver, local_path, shared_memory
+from egmctl.bench.schedule import Slot, make_steps, sampled_rounds
+from egmctl.errors import NothingToDo
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.measurement import BenchGpu, Flow, HandleKind, Pattern, Settings
+from egmctl.model.rank import Rank
+from egmctl.units import format_size
+
+PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
+"""What is measured of every pair; the other patterns are of all ranks."""
+
+SEED = 1
+"""Of the sample that ``--sample`` draws: the same pairs in every run, so that runs can be compared."""
+
+TASK_LIMIT = 200_000
+"""Measurements of one run: each is a few kilobytes of the report, in memory and in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """The ranks of a run and the nodes that they are on."""
+
+    ranks: tuple[Rank, ...]
+    machines: Mapping[str, Machine]
+    """By the name of the host."""
+
+    def machine(self, rank: Rank) -> Machine:
+        """Return the node that a rank is on."""
+        return self.machines[rank.host or ""]
+
+    def gpu(self, rank: Rank) -> Gpu:
+        """Return the GPU that a rank works."""
+        return self.machine(rank).gpu(rank.bus_id)
+
+
+def make_fabric_plan(party: Party, cases: Sequence[Case], settings: Settings, sample: int | None = None) -> Plan:
+    """Combine cases of several processes with all ranks of a run.
+
+    Parameters
+    ----------
+    sample
+        Measure each rank with so many others, chosen at random and disjoint in each round, in place of all.
+
+    Raises
+    ------
+    NothingToDo
+        For more measurements than one run can report.
+    """
+    ranks = party.ranks
+    if len(ranks) < 2:
+        raise NothingToDo("fabric handles are measured between ranks, and there is one GPU only")
+    rounds = None
+    pairs: Iterator[tuple[int, int]] = combinations(range(len(ranks)), 2)
+    if sample is not None:
+        drawn = [list(zip(*one, strict=True)) for one in sampled_rounds(len(ranks), sample, SEED)]
+        pairs = iter(sorted((min(pair), max(pair)) for one in drawn for pair in one))
+        rounds = [[(str(a), str(b)) for a, b in one] for one in drawn]
+    met = list(pairs)
+    if len(met) * len(cases) > TASK_LIMIT:
+        raise NothingToDo(
+            f"{len(ranks)} ranks have {len(met)} pairs: more than one run can report; --sample 8 measures some"
+        )
+    make = maker(party, settings)
+    tasks = tuple(
+        planned for case in cases for legs in legs_of(case, ranks, met, sample) for planned in make(case, legs)
+    )
+    return Plan(
+        settings=settings,
+        gpus=tuple(_bench_gpu(rank, party.gpu(rank)) for rank in ranks),
+        numa_nodes=(),
+        tasks=tasks,
+        steps=make_steps(slots(tasks), serial=settings.serial, rounds=rounds),
+        ranks=tuple(ranks),
+        notes=tuple(_notes(party, settings, sample, len(met))),
+    )
+
+
+def legs_of(
+    case: Case, ranks: Sequence[Rank], pairs: Sequence[tuple[int, int]], sample: int | None = None
+) -> Iterator[tuple[Leg, ...]]:
+    """Yield the flows of each task that a case makes of ranks.
+
+    Parameters
+    ----------
+    pairs
+        Places of the ranks that meet.
+    sample
+        Of patterns from or to one rank: that of so many ranks, evenly spread.
+    """
+    count = len(ranks)
+
+    def leg(one: int, other: int) -> Leg:
+        owner = ranks[other]
+        return Leg(ranks[one], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
+
+    ones = range(0, count, max(1, count // sample) if sample else 1)
+    match case.pattern:
+        case Pattern.BOTH_DIRECTIONS:
+            yield from ((leg(one, other), leg(other, one)) for one, other in pairs)
+        case Pattern.RING:
+            yield tuple(leg(one, (one + 1) % count) for one in range(count))
+        case Pattern.BISECT:
+            yield tuple(leg(one, (one + count // 2) % count) for one in range(count))
+        case Pattern.ONE_TO_ALL:
+            yield from (tuple(leg(one, other) for other in range(count) if other != one) for one in ones)
+        case Pattern.ALL_TO_ONE:
+            yield from (tuple(leg(other, one) for other in range(count) if other != one) for one in ones)
+        case _:
+            for one, other in pairs:
+                yield (leg(one, other),)
+                yield (leg(other, one),)
+
+
+def maker(party: Party, settings: Settings) -> Callable[[Case, tuple[Leg, ...]], Iterator[PlannedTask]]:
+    """Return what makes the task of a case's flows: none where another one takes the very same path."""
+    path_of = paths(party)
+    count = len(party.ranks)
+
+    def make(case: Case, legs: tuple[Leg, ...]) -> Iterator[PlannedTask]:
+        way = tuple(path_of(case, leg) for leg in legs)
+        first = legs[0]
+        neighbours = (first.owner.number - first.initiator.number) % count == 1
+        if case.pattern in PAIRS and first.numa_node is not None and not way[0].disjoint and not neighbours:
+            # Host memory over PCIe: the wire is that of the GPU that works on it, whoever has made the memory.
+            return
+        taking_part = {rank.number: rank for leg in legs for rank in (leg.initiator, leg.owner)}
+        made = Candidate(
+            flows=tuple(_named(flow_of(case, leg, path), leg) for leg, path in zip(legs, way, strict=True)),
+            paths=way,
+            gpus=(),
+            cache=party.gpu(first.owner if first.numa_node is None else first.initiator),
+        )
+        waivers = (waiver(rank) for rank in taking_part.values())
+        found = next((why for why in (*waivers, *(path.waiver for path in way)) if why), None)
+        planned = planned_task(case, made, settings, found)
+        if case.footprint is not None and planned.waiver is None:
+            why = too_large(party.machine(first.owner), planned.task, settings.memory_percent)
+            planned = replace(planned, waiver=why)
+        yield planned
+
+    known: dict[int, str | None] = {}
+
+    def waiver(rank: Rank) -> str | None:
+        if rank.number not in known:
+            known[rank.number] = _waiver(party, rank, settings)
+        return known[rank.number]
+
+    return make
+
+
+def paths(party: Party) -> Callable[[Case, Leg], Path]:
+    """Return the paths between ranks of a run; each kind is found once for two GPUs of a node and for two nodes."""
+    found: dict[tuple[object, ...], Path] = {}
+
+    def path(case: Case, leg: Leg) -> Path:
+        issuer, owner = leg.initiator, leg.owner
+        same = issuer.host == owner.host
+        ends = (case.source, case.destination, case.initiator)
+        key = (*ends, issuer.host, issuer.bus_id, owner.bus_id, same or owner.host)
+        if key not in found:
+            if same:
+                found[key] = _within(party, case, leg)
+            else:
+                host = leg.numa_node is not None
+                found[key] = path_across(party.gpu(issuer), party.machine(owner), party.gpu(owner), host=host)
+        return found[key]
+
+    return path
+
+
+def slots(tasks: Sequence[PlannedTask]) -> Iterator[Slot]:
+    """Yield what the schedule has to know: pairs of one case run at the same time where their paths are disjoint."""
+    for number, planned in enumerate(tasks):
+        if planned.waiver is not None:
+            continue
+        task = planned.task
+        flow = task.flows[0]
+        together = planned.disjoint and task.pattern in PAIRS
+        group = f"{task.case}, {format_size(task.size_bytes)}" if together else None
+        issuer = flow.initiator_rank
+        other = flow.destination.rank if flow.source.rank == issuer else flow.source.rank
+        yield Slot(number, (str(issuer), str(other)), group)
+
+
+def _within(party: Party, case: Case, leg: Leg) -> Path:
+    path = local_path(party.machine(leg.initiator))(case, leg)
+    # EGM is reached over the GPU that owns it, which no other pair of the round uses.
+    return replace(path, disjoint=True) if path.egm else path
+
+
+def _waiver(party: Party, rank: Rank, settings: Settings) -> str | None:
+    machine, gpu = party.machine(rank), party.gpu(rank)
+    why = handle_waiver(machine, HandleKind.FABRIC, gpu)
+    if why is None and not settings.allow_busy and (busy := in_use(gpu)):
+        why = f"{busy}; --allow-busy measures it all the same"
+    return why and f"{rank.label}: {why}"
+
+
+def _named(flow: Flow, leg: Leg) -> Flow:
+    """Return a flow whose host memory is named by who has made it: it is reached over that rank's GPU."""
+    if leg.numa_node is None:
+        return flow
+    label = f"{leg.owner.label}:NUMA{leg.numa_node}"
+    if flow.source.numa_node is not None:
+        return replace(flow, source=replace(flow.source, label=label))
+    return replace(flow, destination=replace(flow.destination, label=label))
+
+
+def _bench_gpu(rank: Rank, gpu: Gpu) -> BenchGpu:
+    return BenchGpu(label=rank.label, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, name=gpu.name)
+
+
+def _notes(party: Party, settings: Settings, sample: int | None, pairs: int) -> Iterator[str]:
+    count = len(party.ranks)
+    if sample is not None:
+        of = count * (count - 1) // 2
+        yield f"a sample: {pairs} of the {of} pairs of {count} ranks, chosen at random (seed {SEED})"
+    for rank in party.ranks:
+        if settings.allow_busy and (busy := in_use(party.gpu(rank))):
+            yield f"measured all the same: {rank.label}: {busy}"
