@@ -14,15 +14,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from egmctl.doctor.runner import Diagnosis
+from egmctl.doctor.scope import Scope
 from egmctl.documents import check_schema, read_object, refuse, short
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.codec import DecodeError, from_json
-from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin
+from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
 from egmctl.report.envelope import ERROR_SCHEMA
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
+from egmctl.topo.topology import Topology, topology
+from egmctl.units import printable
 
 Result = RunReport | DoctorResult | TopoResult | Machine
 
@@ -138,6 +142,51 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> tuple[Saved, ...]:
         if times > 1:
             raise UsageError(f"file {short(name)} is named {times} times")
     return named
+
+
+def viewed(saved: Saved) -> RunReport | Diagnosis | Topology:
+    """Return what the views of the command that wrote a file show; a snapshot is shown as its topology.
+
+    Raises
+    ------
+    UsageError
+        If the command ended without a result, or the file lacks the machine that it is about.
+    """
+    source = f"file {saved.path}"
+    if saved.result is None:
+        why = "; ".join(error.message for error in saved.errors) or "it does not say why"
+        refuse(source, f"holds no result: {printable(why)}")
+    if isinstance(saved.result, RunReport):
+        return saved.result
+    if not saved.machines:
+        refuse(source, "was written by a version that kept no machine in it: run the command again")
+    machine = dataclasses.replace(saved.machines[0], origin=saved.origin or saved.machines[0].origin)
+    if isinstance(saved.result, DoctorResult):
+        asked = saved.result
+        scope = Scope(gpus=asked.gpus_asked, numa=asked.numa_asked, purposes=asked.purposes)
+        return Diagnosis(machine=machine, scope=scope, findings=asked.findings, strict=asked.strict)
+    return topology(machine) if isinstance(saved.result, Machine) else _topology(machine, saved.result)
+
+
+def _topology(machine: Machine, result: TopoResult) -> Topology:
+    """Judge the machine again, for the choice of GPUs and nodes that the result is about, in its order."""
+    uuids = {entry.bus_id: entry.uuid for entry in result.gpus}
+    gpus = {gpu.bus_id: _with_uuid(gpu, uuids.get(gpu.bus_id)) for gpu in machine.gpus or ()}
+    if machine.gpus is not None:
+        machine = dataclasses.replace(machine, gpus=tuple(gpus.values()))
+    nodes = dict.fromkeys(route.numa_node for route in result.routes)
+    nodes |= dict.fromkeys(node.id for node in result.numa_nodes if node.selected)
+    return topology(machine, [gpus[bus_id] for bus_id in uuids if bus_id in gpus], list(nodes))
+
+
+def _with_uuid(gpu: Gpu, uuid: str | None) -> Gpu:
+    """Return a GPU with the UUID that the result states in place of the pseudonym."""
+    if uuid is None:
+        return gpu
+    known = {name: source for name in ("proc", "nvml", "cuda") if (source := getattr(gpu, name)) is not None}
+    return dataclasses.replace(
+        gpu, **{name: dataclasses.replace(source, uuid=uuid) for name, source in known.items() if source.uuid}
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.model.codec import field_types
+from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
@@ -42,6 +43,7 @@ def main(arguments: list[str]) -> int:
         "topo": command_schema(TOPO_SCHEMA, TopoResult),
         "bench": command_schema(BENCH_SCHEMA, RunReport),
         "doctor": command_schema(DOCTOR_SCHEMA, DoctorResult),
+        "comparison": command_schema(COMPARISON_SCHEMA, Comparison, one_machine=False),
         "fleet": command_schema(FLEET_SCHEMA, FleetReport, one_machine=False),
     }
     for name, schema in schemas.items():

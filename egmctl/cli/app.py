@@ -18,9 +18,11 @@ import typer
 
 from egmctl.cli import output
 from egmctl.cli.bench import bench
+from egmctl.cli.compare import compare
 from egmctl.cli.doctor import doctor
 from egmctl.cli.fleet import fleet
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
+from egmctl.cli.show import show
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
 from egmctl.errors import ChildFailed, EgmctlError, ExitCode, UsageError
@@ -37,6 +39,8 @@ app.command()(topo)
 app.command()(bench)
 app.command()(doctor)
 app.command()(snapshot)
+app.command()(show)
+app.command()(compare)
 app.command()(fleet)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]

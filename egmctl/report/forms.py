@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from egmctl.doctor.runner import Diagnosis
+    from egmctl.model.comparison import Comparison
     from egmctl.model.measurement import RunReport
     from egmctl.topo.topology import Topology
 
-    Result = RunReport | Topology | Diagnosis
+    Result = RunReport | Topology | Diagnosis | Comparison
 
 
 class Form(StrEnum):
@@ -58,10 +59,11 @@ DOCTOR: Sequence[Form] = (
     Form.NAGIOS,
     Form.JUNIT,
 )
+COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV)
 
 
 def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False) -> Text | str:
-    """Return a result in one of the forms of its kind: :data:`BENCH`, :data:`TOPO`, :data:`DOCTOR`.
+    """Return a result in one of the forms of its kind: :data:`BENCH`, :data:`TOPO`, :data:`DOCTOR`, :data:`COMPARISON`.
 
     Parameters
     ----------
@@ -73,11 +75,14 @@ def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False)
     ValueError
         If there is no such form of such a result.
     """
+    from egmctl.model.comparison import Comparison
     from egmctl.model.measurement import RunReport
     from egmctl.topo.topology import Topology
 
     if isinstance(result, RunReport):
         return _bench(result, form)
+    if isinstance(result, Comparison):
+        return _comparison(result, form, verbose)
     if isinstance(result, Topology):
         return _topo(result, form, verbose)
     return _doctor(result, form, verbose, brief)
@@ -181,3 +186,20 @@ def _doctor(diagnosis: Diagnosis, form: Form, verbose: int, brief: bool) -> Text
 
             return junit(diagnosis)
     raise ValueError(f"a diagnosis has no form {form}")
+
+
+def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:
+    match form:
+        case Form.TEXT:
+            from egmctl.report.compare_text import compare_text
+
+            return compare_text(comparison, verbose=verbose)
+        case Form.JSON:
+            from egmctl.report.compare_json import compare_json
+
+            return compare_json(comparison)
+        case Form.CSV:
+            from egmctl.report.compare_csv import compare_csv
+
+            return compare_csv(comparison)
+    raise ValueError(f"a comparison has no form {form}")

@@ -1,0 +1,65 @@
+"""``egmctl compare``: what differs between saved results, and whether that is worse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from egmctl.cli.options import (
+    ColorOption,
+    CsvOption,
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    OutputOption,
+    VerboseOption,
+)
+from egmctl.cli.output import Color, check_output, choose_form, emit
+from egmctl.errors import UsageError
+from egmctl.report.forms import COMPARISON, render
+
+FilesArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE FILE ...",
+        help="Two results: the second against the first. More: nodes of one kind against each other.",
+    ),
+]
+ToleranceOption = Annotated[
+    float,
+    typer.Option(
+        "--tolerance",
+        metavar="PERCENT",
+        help="What a median may differ by; a little less than one lost NVLink of 18 costs.",
+    ),
+]
+
+
+def compare(
+    files: FilesArgument,
+    tolerance: ToleranceOption = 5.0,
+    json: JsonOption = False,
+    csv: CsvOption = False,
+    format: FormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    verbose: VerboseOption = 0,
+    color: ColorOption = Color.AUTO,
+) -> int:
+    """Say what differs between results of egmctl bench, doctor, topo or snapshot; exit 1 where something is worse."""
+    form = choose_form(COMPARISON, output, json=json, csv=csv, form=format)
+    check_output(output, force)
+    if not 0 <= tolerance < 100:
+        raise UsageError(f"--tolerance {tolerance:g}: it must be from 0 to below 100 per cent")
+
+    from egmctl import comparison
+    from egmctl.nodesets import require_clustershell
+    from egmctl.saved import load_all
+
+    if len(files) > 2:
+        require_clustershell("comparing more than two files")
+    found = comparison.compare(load_all(files), tolerance=tolerance / 100)
+    emit(render(found, form, verbose=verbose), output=output, force=force, color=color)
+    return found.exit_code

@@ -1,0 +1,51 @@
+"""``egmctl show``: a saved result once more, in any form that its command has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from egmctl.cli.doctor_options import BriefOption
+from egmctl.cli.options import (
+    ColorOption,
+    CsvOption,
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    OutputOption,
+    VerboseOption,
+)
+from egmctl.cli.output import Color, check_output, choose_form, emit
+from egmctl.errors import ExitCode
+from egmctl.report.forms import BENCH, DOCTOR, TOPO, Form, render
+
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="What egmctl bench, doctor, topo or snapshot wrote as JSON.")
+]
+
+
+def show(
+    file: FileArgument,
+    json: JsonOption = False,
+    csv: CsvOption = False,
+    format: FormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    verbose: VerboseOption = 0,
+    brief: BriefOption = False,
+    color: ColorOption = Color.AUTO,
+) -> int:
+    """Show a saved result again, in any form: the bytes that the command itself would have written."""
+    from egmctl.saved import SavedKind, load, viewed
+
+    saved = load(file)
+    valid = {SavedKind.BENCH: BENCH, SavedKind.DOCTOR: DOCTOR}.get(saved.kind, TOPO)
+    form = choose_form(valid, output, json=json, csv=csv, form=format)
+    check_output(output, force)
+    content = (
+        file.read_text("utf-8") if form is Form.JSON else render(viewed(saved), form, verbose=verbose, brief=brief)
+    )
+    emit(content, output=output, force=force, color=color)
+    return ExitCode.OK

@@ -1,0 +1,188 @@
+"""Holds saved results of one kind against each other: a second against a first, or the nodes of a fleet against all.
+
+Pure: :func:`compare` reads no file and asks no machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+
+from egmctl.comparison import facts, findings, paths, words
+from egmctl.comparison.affected import affected
+from egmctl.comparison.matching import GpuNames, points
+from egmctl.comparison.spread import TOLERANCE, SpreadOf, default_spread
+from egmctl.comparison.words import Judge, Statement, Subject
+from egmctl.errors import UsageError
+from egmctl.model.comparison import Comparison, Kind, Node, WordDifference
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import RunReport, Settings
+from egmctl.nodesets import fold
+from egmctl.report.doctor_json import DoctorResult
+from egmctl.saved import Saved, SavedKind
+
+
+def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: SpreadOf = default_spread) -> Comparison:
+    """Return what differs between two or more saved results.
+
+    Parameters
+    ----------
+    saved
+        Of one kind; of two, the first is the reference. Those that ended before they had a result are told and count
+        for nothing.
+    tolerance
+        What a median may differ by without being reported, as a part of the reference.
+    spread
+        How much the median of a measurement's path is known to differ from run to run.
+
+    Raises
+    ------
+    UsageError
+        If they are fewer than two, or of several kinds.
+    """
+    kind = _kind(saved)
+    ordered = saved if len(saved) == 2 else sorted(saved, key=lambda one: _natural(one.name))
+    useful = [one for one in ordered if one.result is not None]
+    of_nodes = len(saved) > 2
+    names = [one.name for one in useful]
+    whole = Comparison(
+        kind=kind,
+        nodes=tuple(_node(one) for one in ordered),
+        folded=fold(one.name for one in ordered),
+        tolerance=tolerance,
+        compared=0,
+    )
+    if len(useful) < 2:
+        return whole
+    told: tuple[WordDifference, ...] = ()
+    if kind is Kind.BENCH:
+        whole = _bench(whole, names, [one.result for one in useful if isinstance(one.result, RunReport)], spread)
+    elif kind is Kind.DOCTOR:
+        results = [one.result for one in useful if isinstance(one.result, DoctorResult)]
+        gpus = GpuNames([_indices(result.machines) for result in results])
+        files: Sequence[Mapping[Subject, Statement]] = findings.statements(results, gpus)
+        told = _words(names, files, findings.judge, of_nodes)
+        whole = replace(whole, compared=words.compared(files), words=told, notes=_matched(gpus))
+    machines = [one.machines for one in useful]
+    if all(len(those) == 1 for those in machines):
+        whole = _machines(whole, names, [those[0] for those in machines])
+    if of_nodes:
+        out = {one.node for one in whole.paths} | {node for one in whole.words for node in one.nodes}
+        same = tuple(name for name in names if name not in out)
+        whole = replace(whole, same=same, same_folded=fold(same))
+    return whole
+
+
+def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], spread: SpreadOf) -> Comparison:
+    gpus = GpuNames([{gpu.bus_id: gpu.index for gpu in run.gpus} for run in runs])
+    measured = points(runs, gpus)
+    against = paths.against_all if whole.of_nodes else paths.against_first
+    found = tuple(against(names, measured, whole.tolerance, spread))
+    return replace(
+        whole,
+        compared=paths.compared(measured),
+        paths=found,
+        affected=affected(found, dict(zip(names, measured, strict=True))),
+        notes=(*_matched(gpus), *_settings(names, runs)),
+    )
+
+
+def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machine]) -> Comparison:
+    """Add what differs in the machines; of snapshots and topologies that is the result itself."""
+    gpus = GpuNames([_indices((machine,)) for machine in machines])
+    sections = facts.sections_of(machines)
+    files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
+    told = _words(names, files, facts.judge, whole.of_nodes)
+    if whole.kind in (Kind.BENCH, Kind.DOCTOR):
+        return replace(whole, machines=told, notes=(*whole.notes, *_swapped(machines, whole.of_nodes)))
+    return replace(
+        whole,
+        compared=words.compared(files),
+        words=told,
+        notes=(*_matched(gpus), *_swapped(machines, whole.of_nodes)),
+    )
+
+
+def _words(
+    names: Sequence[str], files: Sequence[Mapping[Subject, Statement]], judge: Judge, of_nodes: bool
+) -> tuple[WordDifference, ...]:
+    against = words.against_usual if of_nodes else words.against_first
+    return against(names, files, judge)
+
+
+def _kind(saved: Sequence[Saved]) -> Kind:
+    """Return the kind that all files are of that have a result.
+
+    Raises
+    ------
+    UsageError
+        If they are fewer than two, or of several kinds.
+    """
+    if len(saved) < 2:
+        raise UsageError("there is nothing to compare with: give two files or more")
+    kinds: dict[SavedKind, Saved] = {}
+    for one in saved:
+        if one.kind is not SavedKind.ERROR:
+            kinds.setdefault(one.kind, one)
+    if len(kinds) > 1:
+        one, other = list(kinds.values())[:2]
+        raise UsageError(
+            f"{one.path} is of egmctl {one.kind} and {other.path} of egmctl {other.kind}: "
+            "only results of one kind can be compared"
+        )
+    if not kinds:
+        raise UsageError(f"none of the {len(saved)} files has a result: {saved[0].path}: {_problem(saved[0])}")
+    return Kind(next(iter(kinds)).value)
+
+
+def _node(saved: Saved) -> Node:
+    at = saved.origin.recorded_at if saved.origin is not None else ""
+    if isinstance(saved.result, RunReport):
+        at = saved.result.started_at
+    return Node(name=saved.name, tool=saved.tool, at=at, problem=_problem(saved))
+
+
+def _problem(saved: Saved) -> str:
+    if saved.result is None:
+        return "; ".join(error.message for error in saved.errors) or f"ended with {saved.exit_code} without a result"
+    if isinstance(saved.result, RunReport) and saved.result.interrupted:
+        return "interrupted, a partial report"
+    return ""
+
+
+def _matched(gpus: GpuNames) -> tuple[str, ...]:
+    return ("the files have no bus id in common: GPUs are matched by index",) if gpus.by_index else ()
+
+
+def _swapped(machines: Sequence[Machine], of_nodes: bool) -> tuple[str, ...]:
+    """Say which GPUs of the second of two machines are others than in the first."""
+    if of_nodes:
+        return ()
+    before, after = ({gpu.bus_id: gpu.uuid for gpu in machine.gpus or () if gpu.uuid} for machine in machines)
+    both = [gpu for gpu in machines[1].gpus or () if gpu.bus_id in before and gpu.bus_id in after]
+    others = [f"GPU{gpu.index}" for gpu in both if before[gpu.bus_id] != after[gpu.bus_id]]
+    if not others:
+        return ()
+    return (f"{', '.join(others)}: another GPU than in the first file, by its UUID",)
+
+
+def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...]:
+    """Say how the runs were measured differently."""
+    told = []
+    for field in fields(Settings):
+        values = [str(getattr(run.settings, field.name)) for run in runs]
+        if len(set(values)) > 1:
+            by_value = {value: fold(n for n, v in zip(names, values, strict=True) if v == value) for value in values}
+            each = ", ".join(f"{value} in {nodes}" for value, nodes in by_value.items())
+            told.append(f"not measured alike: {field.name.replace('_', ' ')} is {each}")
+    return tuple(told)
+
+
+def _indices(machines: Sequence[Machine]) -> dict[str, int]:
+    return {gpu.bus_id: gpu.index for machine in machines for gpu in machine.gpus or ()}
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Return a key by which node9 comes before node10."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name))

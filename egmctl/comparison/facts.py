@@ -1,0 +1,226 @@
+"""The facts of a machine in words, one statement for each thing and fact, without what changes by the minute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from egmctl.comparison.matching import GpuNames
+from egmctl.comparison.words import ABSENT, Statement, Subject
+from egmctl.model.codec import to_json
+from egmctl.model.comparison import Outcome
+from egmctl.model.machine import SECTION_VERSIONS, Machine
+from egmctl.units import format_size
+
+PRESENT = "present"
+
+_MOMENTARY = frozenset(
+    {
+        "memory_available_bytes",
+        "memory_free_bytes",
+        "memory_used_bytes",
+        "free",
+        "shm_free_bytes",
+        "uptime_s",
+        "pid",
+        "processes",
+        "namespaces",
+        "sm_clock_mhz",
+        "memory_clock_mhz",
+        "performance_state",
+        "power_state",
+        "throttle_reasons",
+        "temperature_c",
+        "speed_gt_s",
+    }
+)
+"""Facts of a moment; to the speed of a PCIe link, because it falls while the link is idle."""
+
+_IDENTITY = frozenset(
+    {
+        "bus_id",
+        "index",
+        "ordinal",
+        "major",
+        "minor",
+        "majors",
+        "uuid",
+        "serial",
+        "hostname",
+        "cluster_uuid",
+        "chassis_serial",
+        "slot",
+        "tray",
+        "host_id",
+        "node_guid",
+        "interfaces",
+        "cgroups",
+        "device_programs",
+        "remote_bus_id",
+        "source",
+        "target",
+        "id",
+    }
+)
+"""Facts that tell a node, a part, a boot or a job from its equals."""
+
+_THINGS = {
+    "gpus": "GPU",
+    "numa_nodes": "NUMA",
+    "nics": "NIC",
+    "switches": "NVSwitch",
+    "bridges": "bridge",
+    "nodes": "device node",
+    "imex_channels": "device node",
+    "mounts": "mount",
+}
+"""Lists of things of their own, and what kind of thing each holds."""
+
+_NAMES = ("bus_id", "id", "link", "number", "path", "page_size_bytes", "name", "nic", "version")
+"""What tells the records of a list apart: the first that they have."""
+
+_LESS_IS_WORSE = frozenset({"nvlink_count", "width", "rate_gbit_s"})
+_MORE_IS_WORSE = frozenset(
+    {
+        "errors",
+        "replays",
+        "replays_back_to_back",
+        "crc_errors",
+        "replay_errors",
+        "recovery_errors",
+        "ecc_uncorrected_volatile",
+        "remapped_rows_correctable",
+        "remapped_rows_uncorrectable",
+    }
+)
+_GOOD = {
+    PRESENT: "yes",
+    "access": "ok",
+    "active": "yes",
+    "c2c_enabled": "yes",
+    "can_access_peer": "yes",
+    "responds": "yes",
+    "read": "OK",
+    "write": "OK",
+    "nvlink": "OK",
+    "atomics": "OK",
+    "state": "ACTIVE",
+    "recovery_action": "none",
+    "remapped_rows_pending": "no",
+    "remapped_rows_failure": "no",
+}
+"""Facts of which one word is the good one."""
+
+
+def sections_of(machines: Sequence[Machine]) -> tuple[str, ...]:
+    """Return the sections that all of several machines have; probes are no facts but trials."""
+    every = [name for name in SECTION_VERSIONS if name != "probes"]
+    return tuple(name for name in every if all(getattr(machine, name) is not None for machine in machines))
+
+
+def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file: int) -> Mapping[Subject, Statement]:
+    """Return what there is to say of some sections of a machine."""
+    return {
+        Subject(place.kind, place.name, " ".join(place.words)): Statement(text, place.label)
+        for section in sections
+        for place, text in _walk(to_json(getattr(machine, section)), _Place(names, file), section)
+    }
+
+
+def judge(subject: Subject, before: str, after: str) -> Outcome | None:
+    """Say what it means that a fact is another one; ``None`` for the facts of a thing that is not there at all."""
+    fact = subject.what.rpartition(" ")[2]
+    if subject.what != PRESENT and subject.kind and ABSENT in (before, after):
+        return None
+    if subject.kind in ("device node", "mount", "bridge"):
+        return Outcome.DIFFERENT
+    if fact in _GOOD and _GOOD[fact] in (before, after):
+        return Outcome.BETTER if after == _GOOD[fact] else Outcome.WORSE
+    numbers = _number(before), _number(after)
+    if numbers[0] is not None and numbers[1] is not None and fact in _LESS_IS_WORSE | _MORE_IS_WORSE:
+        more = numbers[1] > numbers[0]
+        return Outcome.WORSE if more is (fact in _MORE_IS_WORSE) else Outcome.BETTER
+    return Outcome.DIFFERENT
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a machine a fact is."""
+
+    names: GpuNames
+    file: int
+    kind: str = ""
+    name: str = ""
+    label: str = ""
+    words: tuple[str, ...] = ()
+
+    def below(self, word: str) -> _Place:
+        return replace(self, words=(*self.words, word))
+
+    def thing(self, kind: str, record: Mapping[str, Any]) -> _Place:
+        """Return the place of a thing of its own."""
+        name = label = _name_of(record)
+        if kind == "GPU":
+            name, label = self.names.name(self.file, name), self.names.label(self.file, name)
+        elif kind == "NUMA":
+            label = f"NUMA{name}"
+        return replace(self, kind=kind, name=name, label=label, words=())
+
+    def pair(self, record: Mapping[str, Any]) -> _Place:
+        """Return the place of an ordered pair of GPUs."""
+        ends = record["source"], record["target"]
+        name = ">".join(self.names.name(self.file, end) for end in ends)
+        label = ">".join(self.names.label(self.file, end) for end in ends)
+        return replace(self, kind="pair", name=name, label=label, words=())
+
+
+def _walk(value: Any, place: _Place, key: str) -> Iterator[tuple[_Place, str]]:
+    """Yield each fact below a value: where it is, and what it says."""
+    if isinstance(value, dict):
+        yield from _record(value, place.below(key))
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for record in value:
+            if key == "pairs":
+                yield from _record(record, place.pair(record))
+            elif key in _THINGS:
+                there = place.thing(_THINGS[key], record)
+                yield there.below(PRESENT), "yes"
+                yield from _record(record, there)
+            else:
+                yield from _record(record, place.below(f"{key} {_name_of(record)}"))
+    elif value not in (None, []):
+        yield place.below(key), _text(value, key)
+
+
+def _record(record: Mapping[str, Any], place: _Place) -> Iterator[tuple[_Place, str]]:
+    for key, value in record.items():
+        if key in _MOMENTARY or key in _IDENTITY or key == "unread":
+            continue
+        yield from _walk(value, place, key)
+    for key, why in record.get("unread", {}).items():
+        if why["reason"] != "not-asked" and not _IDENTITY & {key} and key not in _MOMENTARY:
+            yield replace(place, words=(*place.words, *key.split("."))), f"not read ({why['reason']})"
+
+
+def _name_of(record: Mapping[str, Any]) -> str:
+    if "pci" in record and "bus_id" not in record and "name" not in record:
+        return str(record["pci"]["bus_id"])
+    return next((str(record[key]) for key in _NAMES if record.get(key) is not None), "")
+
+
+def _text(value: Any, key: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and key.endswith("_bytes"):
+        return format_size(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value) or "empty"
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,95 @@
+"""What the checks of ``egmctl doctor`` say, one statement for each check and thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from egmctl.comparison.matching import GpuNames
+from egmctl.comparison.words import Statement, Subject
+from egmctl.model.comparison import Outcome
+from egmctl.model.finding import Finding, PlaceKind, Status
+from egmctl.report.doctor_json import DoctorResult
+
+_NOT_CHECKED = "not checked"
+_KINDS = {PlaceKind.GPU: "GPU", PlaceKind.PAIR: "pair", PlaceKind.NUMA: "NUMA", PlaceKind.NIC: "NIC"}
+_GRAVITY = {Status.PASS: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.FAIL: 3}
+_FAULTS = (Status.WARN, Status.FAIL)
+
+
+def statements(results: Sequence[DoctorResult], names: GpuNames) -> list[Mapping[Subject, Statement]]:
+    """Return what each file's checks say of each thing that a finding of any file is about.
+
+    A check names what it has something against, and the node where it has nothing: of a thing that only other files'
+    findings name, a file says ``pass`` if the check ran.
+    """
+    found = [_found(result, names, file) for file, result in enumerate(results)]
+    labels = {subject: statement.label for one in found for subject, statement in one.items()}
+    ran = [
+        {f.check: f.status is not Status.SKIP or _ran(result, f.check) for f in result.findings} for result in results
+    ]
+    whole: list[Mapping[Subject, Statement]] = []
+    for mine, checks in zip(found, ran, strict=True):
+        words = {subject: _unnamed(checks.get(subject.what)) for subject in labels}
+        whole.append({subject: mine.get(subject, Statement(words[subject], labels[subject])) for subject in labels})
+    return whole
+
+
+def judge(_subject: Subject, before: str, after: str) -> Outcome | None:
+    """Say what it means that a check says something else; ``None`` where neither is a fault or unknown."""
+    was, now = _status(before), _status(after)
+    if {was, now} <= {Status.PASS, Status.SKIP, None}:
+        return None
+    if was in (None, Status.SKIP) or now in (None, Status.SKIP):
+        return Outcome.DIFFERENT
+    if _GRAVITY[now] > _GRAVITY[was] and now in _FAULTS:
+        return Outcome.WORSE
+    if now is Status.PASS or (_GRAVITY[now] < _GRAVITY[was] and now in _FAULTS):
+        return Outcome.BETTER
+    return Outcome.DIFFERENT
+
+
+def _found(result: DoctorResult, names: GpuNames, file: int) -> dict[Subject, Statement]:
+    found: dict[Subject, list[Finding]] = {}
+    labels: dict[Subject, str] = {}
+    for finding in result.findings:
+        for kind, name, label in _things(finding, names, file):
+            subject = Subject(kind, name, finding.check)
+            found.setdefault(subject, []).append(finding)
+            labels[subject] = label
+    return {subject: Statement(_words(those), labels[subject]) for subject, those in found.items()}
+
+
+def _things(finding: Finding, names: GpuNames, file: int) -> Iterator[tuple[str, str, str]]:
+    """Yield kind, name and label of each thing that a finding is about."""
+    kind = _KINDS.get(finding.place.kind, "")
+    if not finding.place.ids:
+        yield "", "", ""
+    for one in finding.place.ids:
+        if finding.place.kind in (PlaceKind.GPU, PlaceKind.PAIR):
+            ends = one.split(">")
+            yield kind, ">".join(names.name(file, end) for end in ends), ">".join(names.label(file, e) for e in ends)
+        else:
+            yield kind, one, f"NUMA{one}" if finding.place.kind is PlaceKind.NUMA else one
+
+
+def _words(those: Sequence[Finding]) -> str:
+    """Return the gravest findings as words: the status, and of a fault or an unknown what it is."""
+    worst = max((finding.status for finding in those), key=lambda status: _GRAVITY.get(status, -1))
+    if worst in (Status.PASS, Status.SKIP):
+        return worst.value
+    return f"{worst.value}: {'; '.join(sorted({f.summary for f in those if f.status is worst}))}"
+
+
+def _ran(result: DoctorResult, check: str) -> bool:
+    return any(f.check == check and f.status is not Status.SKIP for f in result.findings)
+
+
+def _unnamed(ran: bool | None) -> str:
+    """Return what a file says of a thing that none of its findings names."""
+    if ran is None:
+        return _NOT_CHECKED
+    return Status.PASS.value if ran else Status.SKIP.value
+
+
+def _status(words: str) -> Status | None:
+    return None if words == _NOT_CHECKED else Status(words.partition(":")[0])

@@ -1,0 +1,133 @@
+"""Which measurements of several runs are of the same path: by case, ends, size and how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from egmctl.model.measurement import Endpoint, Measurement, Quantity, RunReport, Status, Summary
+
+MEASURED = (Status.OK, Status.UNSTABLE)
+BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
+
+_UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
+
+
+class Key(NamedTuple):
+    """What makes a path of one run the same as that of another."""
+
+    case: str
+    stage: str
+    ends: tuple[tuple[str, ...], ...]
+    size_bytes: int
+    how: tuple[str, ...]
+    again: int
+    """0, unless one run has the same path several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One path of one run."""
+
+    measurement: Measurement
+    stage: str
+    summary: Summary | None
+    """``None`` where nothing was measured."""
+
+    @property
+    def value(self) -> float | None:
+        """The median; ``None`` where there is none that says anything."""
+        return self.summary.median if self.summary is not None and self.summary.median > 0 else None
+
+    @property
+    def unit(self) -> str:
+        """The median's unit."""
+        return _UNITS[self.measurement.quantity]
+
+    @property
+    def wire(self) -> str:
+        """The way of its bytes."""
+        return ", ".join(dict.fromkeys(flow.wire for flow in self.measurement.flows))
+
+    def slower(self, reference: float) -> float:
+        """Return by what part of ``reference`` this path is slower, negative where it is faster."""
+        change = (self.value or 0) / reference - 1
+        return -change if self.measurement.quantity is Quantity.BANDWIDTH else change
+
+
+class GpuNames:
+    """What the GPUs of several files are called, so that the same GPU, or that in the same place, has one name.
+
+    Parameters
+    ----------
+    indices
+        For each file the index of each GPU by its bus id.
+    """
+
+    def __init__(self, indices: Sequence[Mapping[str, int]]) -> None:
+        self.by_index = all(indices) and not set(indices[0]).intersection(*indices[1:])
+        """The files have no bus id in common: their GPUs are matched by index."""
+        self._indices = indices
+
+    def name(self, file: int, bus_id: str) -> str:
+        """Return the name of a GPU of one of the files."""
+        index = self._indices[file].get(bus_id)
+        return f"GPU{index}" if self.by_index and index is not None else bus_id
+
+    def label(self, file: int, bus_id: str) -> str:
+        """Return what people call a GPU of one of the files."""
+        index = self._indices[file].get(bus_id)
+        return bus_id if index is None else f"GPU{index}"
+
+
+def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, Point]]:
+    """Return the paths of each run by what makes them the same."""
+    found: list[dict[Key, Point]] = []
+    for number, run in enumerate(runs):
+        mine: dict[Key, Point] = {}
+        for measurement in run.measurements:
+            for point in _points(measurement):
+                key = _key(point, names, number)
+                while key in mine:
+                    key = key._replace(again=key.again + 1)
+                mine[key] = point
+        found.append(mine)
+    return found
+
+
+def _points(measurement: Measurement) -> Iterator[Point]:
+    measured = measurement.status in MEASURED
+    if measurement.quantity is Quantity.DURATION:
+        for stage in measurement.stages:
+            yield Point(measurement, stage.name, stage.ms if measured else None)
+        if not measurement.stages:
+            yield Point(measurement, "", None)
+    else:
+        latency = measurement.quantity is Quantity.LATENCY
+        summary = measurement.latency_ns if latency else measurement.bandwidth_gb_s
+        yield Point(measurement, "", summary if measured else None)
+
+
+def _key(point: Point, names: GpuNames, run: int) -> Key:
+    measurement = point.measurement
+    chase = measurement.chase
+    how = (
+        measurement.engine.value,
+        measurement.pattern.value,
+        str(measurement.streams),
+        *(() if chase is None else (chase.order.value, str(chase.stride_bytes), str(chase.warm))),
+        *(() if chase is None else (str(chase.load_blocks),)),
+    )
+    ends = tuple(_end(end, names, run) for flow in measurement.flows for end in (flow.source, flow.destination))
+    issuers = tuple(
+        ("by", "" if flow.initiator is None else names.name(run, flow.initiator)) for flow in measurement.flows
+    )
+    return Key(measurement.case, point.stage, ends + issuers, measurement.size_bytes, how, 0)
+
+
+def _end(end: Endpoint, names: GpuNames, run: int) -> tuple[str, ...]:
+    # In a run over several nodes a GPU's label begins with its node's.
+    node = end.label.rpartition(":")[0]
+    place = f"NUMA{end.numa_node}" if end.bus_id is None else names.name(run, end.bus_id)
+    return node, end.memory.value, place, end.handle.value if end.handle else ""

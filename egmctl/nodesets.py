@@ -1,0 +1,41 @@
+"""Names of nodes in short, by ClusterShell: ``node[01-17]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from egmctl.errors import UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+
+
+def require_clustershell(what: str) -> None:
+    """Say what is missing where ClusterShell is not installed.
+
+    Parameters
+    ----------
+    what
+        What needs it, as the beginning of a sentence.
+
+    Raises
+    ------
+    UsageError
+        With the command that installs it.
+    """
+    try:
+        import ClusterShell  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"{what} needs ClusterShell: pip install 'egmctl[fleet]'") from error
+
+
+def fold(names: Iterable[str]) -> str:
+    """Return names as a short node set, ``node[01-17,19]``; one that no node set may hold stands beside it."""
+    known = list(dict.fromkeys(names))
+    if len(known) < 2:
+        return "".join(known)
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    plain = [name for name in known if _NAME.fullmatch(name)]
+    others = [name for name in known if not _NAME.fullmatch(name)]
+    return ",".join(filter(None, (str(NodeSet.fromlist(plain, resolver=RESOLVER_NOGROUP)), *others)))

@@ -1,0 +1,170 @@
+"""What differs between saved results as text for people: the gravest first, then what stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.text import Text
+
+from egmctl.model.comparison import Affected, Comparison, Kind, Outcome, PathDifference, WordDifference
+from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, trimmed, wrap
+from egmctl.units import format_size, printable
+
+_STYLES = {Outcome.WORSE: BAD, Outcome.BETTER: "green", Outcome.DIFFERENT: WARN, Outcome.SAME: ""}
+_THINGS = {Kind.BENCH: "path", Kind.DOCTOR: "finding", Kind.TOPO: "fact", Kind.SNAPSHOT: "fact"}
+_INDENT = " " * (max(map(len, Outcome)) + 2)
+_SHOWN = 40
+"""Lines of facts about machines that are told; ``-v`` tells all."""
+
+
+def compare_text(comparison: Comparison, *, verbose: int = 0) -> Text:
+    """Render a comparison.
+
+    Parameters
+    ----------
+    verbose
+        Above 0, paths that are the same are listed too, and every fact.
+    """
+    text = _head(comparison)
+    rows = [_affected(comparison, row) for row in comparison.affected]
+    rows += [_word(comparison, one) for one in comparison.words]
+    if comparison.same:
+        rows.append(Text(_line("same", printable(comparison.same_folded))))
+    text.append_text(Text().join([Text("\n"), *rows]) if rows else Text())
+    text.append_text(_tables(comparison, verbose))
+    for title, lines in (
+        ("Not compared", list(_one_sided(comparison))),
+        ("Differences of the machines", list(_facts(comparison.machines, comparison.of_nodes))),
+        ("Notes", [*_problems(comparison), *comparison.notes]),
+    ):
+        shown = lines if verbose else lines[:_SHOWN]
+        if shown:
+            text.append(f"\n{title}\n", HEADING).append("".join(wrap(printable(line)) for line in shown))
+        if len(shown) < len(lines):
+            text.append(f"  and {len(lines) - len(shown)} more: -v tells them\n", DIM)
+    text.append(f"\n{_last_line(comparison)}\n", HEADING)
+    return trimmed(text)
+
+
+def _head(comparison: Comparison) -> Text:
+    names = [printable(node.name) for node in comparison.nodes]
+    who = printable(comparison.folded) if comparison.of_nodes else " -> ".join(names)
+    text = Text("Compare ", HEADING).append(f"{comparison.kind}: ", HEADING).append(f"{who}\n")
+    if comparison.kind is Kind.BENCH:
+        of = "from the median of the nodes" if comparison.of_nodes else "from the first run"
+        words = (
+            f"reported: medians that are farther {of} than {100 * comparison.tolerance:g} % "
+            "and three times the known spread from run to run"
+        )
+        text.append(wrap(words, ""), DIM)
+    return text
+
+
+def _affected(comparison: Comparison, row: Affected) -> Text:
+    paths = [comparison.paths[place] for place in row.paths]
+    words = f"{row.where}: " if not comparison.of_nodes else f"{row.node}: {row.where} "
+    words += _change(row) if row.change is not None else "; ".join(dict.fromkeys(path.reason for path in paths))
+    if row.of > 1 or len(paths) > 1:
+        words += f" ({len(paths)} of {row.of} paths)"
+    text = Text()
+    text.append(row.outcome.upper().ljust(len(_INDENT)), _STYLES[row.outcome])
+    text.append(wrap(printable(words), _INDENT, _INDENT)[len(_INDENT) :])
+    if comparison.of_nodes:
+        for path in paths[:4]:
+            text.append(wrap(printable(f"{_name(path)}, {path.path}: {_numbers(path)}"), _INDENT), DIM)
+        if len(paths) > 4:
+            text.append(f"{_INDENT}and {len(paths) - 4} more\n", DIM)
+    else:
+        text.append(wrap(printable(", ".join(row.cases)), _INDENT), DIM)
+    return text
+
+
+def _change(row: Affected) -> str:
+    change = row.change or 0
+    return f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"
+
+
+def _numbers(path: PathDifference) -> str:
+    if path.value is None or path.reference is None:
+        return path.reason
+    return f"{path.value:.2f} {path.unit}, all: {path.reference:.2f}"
+
+
+def _word(comparison: Comparison, one: WordDifference) -> Text:
+    text = Text()
+    text.append(one.outcome.upper().ljust(len(_INDENT)), _STYLES[one.outcome])
+    return text.append(wrap(printable(_told(one, comparison.of_nodes)), _INDENT, _INDENT)[len(_INDENT) :])
+
+
+def _told(one: WordDifference, of_nodes: bool) -> str:
+    who = f"{one.folded}: " if of_nodes else ""
+    subject = " ".join(filter(None, (one.about, one.what)))
+    if of_nodes:
+        return f"{who}{subject}: {one.value}; most: {one.reference}"
+    return f"{subject}: {one.reference} -> {one.value}"
+
+
+def _facts(words: Iterable[WordDifference], of_nodes: bool) -> Iterator[str]:
+    return (_told(one, of_nodes) for one in words)
+
+
+def _tables(comparison: Comparison, verbose: int) -> Text:
+    """Return a table for each case in which one run is against another; of more nodes the rows above tell all."""
+    text = Text()
+    if comparison.of_nodes or not comparison.paths:
+        return text
+    cases: dict[str, list[PathDifference]] = {}
+    for path in comparison.paths:
+        both = path.reference is not None and path.value is not None
+        if both and (verbose or path.outcome is not Outcome.SAME):
+            cases.setdefault(f"{_name(path)} over {path.wire} ({path.unit})", []).append(path)
+    names = tuple(printable(node.name) for node in comparison.nodes)
+    for name, paths in cases.items():
+        text.append(f"\n{printable(name)}\n", HEADING).append_text(_table(paths, names))
+    return text
+
+
+def _table(paths: Sequence[PathDifference], names: Sequence[str]) -> Text:
+    changes = [f"{100 * (path.change or 0):+.1f} %" for path in paths]
+    outcomes = [path.outcome.value for path in paths]
+    columns = (
+        Column(cells=[f"{path.reference:.2f}" for path in paths], header=(names[0],), align=">"),
+        Column(cells=[f"{path.value:.2f}" for path in paths], header=(names[1],), align=">"),
+        Column(cells=changes, header=("change",), align=">"),
+        Column(
+            cells=outcomes, header=("",), styles={outcome.value: style for outcome, style in _STYLES.items() if style}
+        ),
+    )
+    return table([printable(path.path) for path in paths], [columns])
+
+
+def _one_sided(comparison: Comparison) -> Iterator[str]:
+    """Say which paths have no number on one side, or an uncertain one; those with the same reason share a line."""
+    by_reason: dict[tuple[str, str, str], list[PathDifference]] = {}
+    for path in comparison.paths:
+        if path.reason and (path.outcome is Outcome.DIFFERENT or path.value is not None):
+            node = f"{path.node}: " if comparison.of_nodes else ""
+            by_reason.setdefault((node, _name(path), path.reason), []).append(path)
+    for (node, name, reason), paths in by_reason.items():
+        which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
+        yield f"{node}{name}, {which}: {reason}"
+
+
+def _name(path: PathDifference) -> str:
+    stage = f", {path.stage}" if path.stage else ""
+    return f"{path.case}{stage}, {format_size(path.size_bytes)}"
+
+
+def _problems(comparison: Comparison) -> Iterator[str]:
+    return (f"{node.name}: {node.problem}" for node in comparison.nodes if node.problem)
+
+
+def _line(word: str, words: str) -> str:
+    return word.upper().ljust(len(_INDENT)) + wrap(words, _INDENT, _INDENT)[len(_INDENT) :]
+
+
+def _last_line(comparison: Comparison) -> str:
+    counts = {outcome: comparison.outcomes.count(outcome) for outcome in Outcome}
+    thing = _THINGS[comparison.kind]
+    told = [f"{counts[outcome]} {outcome}" for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)]
+    return f"{comparison.compared} {thing}{'s' * (comparison.compared != 1)} compared: {', '.join(told)}"
