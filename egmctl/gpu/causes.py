@@ -11,6 +11,24 @@ from dataclasses import dataclass
 from egmctl.errors import DriverCallError
 
 
+def cause_of(call: str | None, number: int | None) -> Cause | None:
+    """Return what makes this call return this CUresult; ``None`` if that is not known."""
+    if number is None:
+        return None
+    return _BY_CALL.get((call, number)) or _BY_CALL.get((None, number))
+
+
+def cause_of_crash(call: str | None) -> Cause | None:
+    """Return what makes this call end its process; ``None`` if that is not known."""
+    return OWNER_DENIED if call == _IMPORT_POOL else None
+
+
+def known_cause(error: DriverCallError) -> str | None:
+    """Return what in the environment causes an error and what to do; ``None`` if that is not known."""
+    cause = cause_of(error.call, error.number)
+    return None if cause is None else str(cause)
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """What in the environment makes a call fail."""
@@ -24,76 +42,129 @@ class Cause:
         return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"
 
 
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a call returns, and why."""
+
+    call: str | None
+    """``None``: any call."""
+    number: int
+    """The CUresult."""
+    cause: Cause
+    source: str
+    """Where it was seen or is written."""
+
+
 OWNER_DENIED = Cause(
     "the importing process cannot use the GPU that owns the memory: its device cgroup or container denies it",
     "Give every process all GPUs of the node and choose with CUDA_VISIBLE_DEVICES, under which such imports work.",
 )
-"""Measured on H200 under a device cgroup: 1 from a legacy handle, 101 from a file descriptor, 801 from a fabric handle,
-also for host memory. With CUDA_VISIBLE_DEVICES hiding the owner all of them work."""
 _NO_CHANNEL = Cause(
     "there is no IMEX channel that this process may read and write",
     "Make one (nvidia-modprobe -c 0) or give the container one; the node needs multi-node NVLink or NVSwitch.",
 )
-_PID_NAMESPACE = Cause(
-    "the process is in a PID namespace whose /proc is another one's", "Mount a /proc of its own (unshare --mount-proc)."
+_IMPORT, _IMPORT_POOL = "cuMemImportFromShareableHandle", "cuMemPoolImportFromShareableHandle"
+_H200 = "measured on H200, driver 580 (docs/hardware-notes.md)"
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature("cuIpcOpenMemHandle", 1, OWNER_DENIED, f"{_H200}; open-mpi/ompi issue 11949"),
+    Signature(
+        "cuIpcOpenMemHandle",
+        201,
+        Cause(
+            "the two processes are in different PID namespaces, which legacy handles do not cross",
+            "Share the PID namespace (docker --pid, hostPID), or use file descriptors.",
+        ),
+        "vllm-project/vllm issue 52607",
+    ),
+    # Of a file descriptor, then of a fabric handle: for host memory too.
+    Signature(_IMPORT, 101, OWNER_DENIED, _H200),
+    Signature(_IMPORT, 801, OWNER_DENIED, _H200),
+    Signature(_IMPORT_POOL, 101, OWNER_DENIED, "as of other memory; driver 580 ends the process instead"),
+    Signature("cuMemPoolImportPointer", 101, OWNER_DENIED, f"{_H200}, pool of host memory"),
+    Signature(
+        _IMPORT,
+        400,
+        Cause(
+            "the IMEX domain is broken, or the two processes' device cgroups have no GPU in common",
+            "Look at nvidia-imex-ctl -N, and give both processes all GPUs of the node.",
+        ),
+        "kubernetes-sigs/dra-driver-nvidia-gpu issues 294 and 1417",
+    ),
+    Signature(_IMPORT, 800, _NO_CHANNEL, f"{_H200}; cuda.h"),
+    Signature("cuMemCreate", 800, _NO_CHANNEL, f"{_H200}; cuda.h"),
+    Signature("cuMemPoolCreate", 800, _NO_CHANNEL, f"{_H200}; cuda.h"),
+    Signature(
+        "cuInit",
+        3,
+        Cause(
+            "on Grace, the kernel is built without CONFIG_ARM_SMMU_V3_SVA",
+            "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA=y.",
+        ),
+        "siderolabs/talos issue 14087",
+    ),
+    Signature(
+        "cuInit",
+        100,
+        Cause(
+            "no GPU can be opened from this process; a device cgroup that denies /dev/nvidiactl looks like this",
+            "Look at what doctor says of device nodes.",
+        ),
+        _H200,
+    ),
+    Signature(
+        "cuInit",
+        304,
+        Cause(
+            "the process is in a PID namespace whose /proc is another one's",
+            "Mount a /proc of its own (unshare --mount-proc).",
+        ),
+        _H200,
+    ),
+    Signature(
+        None,
+        2,
+        Cause("there is not enough free memory", "End what else uses it; in a bench, a smaller --size."),
+        "cuda.h",
+    ),
+    Signature(
+        None,
+        46,
+        Cause(
+            "the GPU is in exclusive use by another process, or its compute mode forbids it",
+            "End what uses it, or nvidia-smi -c DEFAULT as root.",
+        ),
+        "cuda.h",
+    ),
+    Signature(
+        None,
+        800,
+        Cause("the driver does not permit it to this process", "Look at what doctor says of this node."),
+        "cuda.h",
+    ),
+    Signature(
+        None,
+        802,
+        Cause(
+            "the fabric or confidential computing is not ready yet", "Wait, then look at nvidia-fabricmanager's state."
+        ),
+        "cuda.h",
+    ),
+    Signature(
+        None,
+        803,
+        Cause("the driver's libraries are not of the kernel module's version", "Reload the kernel module, or reboot."),
+        "cuda.h",
+    ),
+    Signature(
+        None,
+        804,
+        Cause(
+            "the CUDA forward compatibility libraries do not support these GPUs",
+            "Take their folder out of LD_LIBRARY_PATH.",
+        ),
+        "cuda.h",
+    ),
 )
-_IMPORT = "cuMemImportFromShareableHandle"
 
-_BY_CALL: dict[tuple[str, int], Cause] = {
-    ("cuIpcOpenMemHandle", 1): OWNER_DENIED,
-    ("cuIpcOpenMemHandle", 201): Cause(
-        "the two processes are in different PID namespaces, which legacy handles do not cross",
-        "Share the PID namespace (docker --pid, hostPID), or use file descriptors.",
-    ),
-    (_IMPORT, 101): OWNER_DENIED,
-    (_IMPORT, 801): OWNER_DENIED,
-    ("cuMemPoolImportFromShareableHandle", 101): OWNER_DENIED,
-    (_IMPORT, 400): Cause(
-        "the IMEX domain is broken, or the two processes' device cgroups have no GPU in common",
-        "Look at nvidia-imex-ctl -N, and give both processes all GPUs of the node.",
-    ),
-    (_IMPORT, 800): _NO_CHANNEL,
-    ("cuMemCreate", 800): _NO_CHANNEL,
-    ("cuMemPoolCreate", 800): _NO_CHANNEL,
-    ("cuInit", 3): Cause(
-        "on Grace, the kernel is built without CONFIG_ARM_SMMU_V3_SVA",
-        "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA=y.",
-    ),
-    ("cuInit", 100): Cause(
-        "no GPU can be opened from this process; a device cgroup that denies /dev/nvidiactl looks like this",
-        "Look at what doctor says of device nodes.",
-    ),
-    ("cuInit", 304): _PID_NAMESPACE,
-}
-"""Measured on H200 (docs/hardware-notes.md); cuda.h on 800; Open MPI issue 11949, vLLM issue 52607 (1 and 201);
-kubernetes-sigs/dra-driver-nvidia-gpu issues 294 and 1417 (400); Talos issue 14087 (3)."""
-
-_ANYWHERE: dict[int, Cause] = {
-    2: Cause("there is not enough free memory", "End what else uses it; in a bench, a smaller --size."),
-    46: Cause(
-        "the GPU is in exclusive use by another process, or its compute mode forbids it",
-        "End what uses it, or nvidia-smi -c DEFAULT as root.",
-    ),
-    800: Cause("the driver does not permit it to this process", "Look at what doctor says of this node."),
-    802: Cause(
-        "the fabric or confidential computing is not ready yet", "Wait, then look at nvidia-fabricmanager's state."
-    ),
-    803: Cause("the driver's libraries are not of the kernel module's version", "Reload the kernel module, or reboot."),
-    804: Cause(
-        "the CUDA forward compatibility libraries do not support these GPUs",
-        "Take their folder out of LD_LIBRARY_PATH.",
-    ),
-}
-
-
-def cause_of(call: str | None, number: int | None) -> Cause | None:
-    """Return what makes this call return this CUresult; ``None`` if that is not known."""
-    if number is None:
-        return None
-    return _BY_CALL.get((call or "", number)) or _ANYWHERE.get(number)
-
-
-def known_cause(error: DriverCallError) -> str | None:
-    """Return what in the environment causes an error and what to do; ``None`` if that is not known."""
-    cause = cause_of(error.call, error.number)
-    return None if cause is None else str(cause)
+_BY_CALL = {(signature.call, signature.number): signature.cause for signature in SIGNATURES}

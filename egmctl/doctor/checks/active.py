@@ -8,7 +8,7 @@ from dataclasses import replace
 from egmctl.doctor.check import Check, Judge, failed, passed, skipped, unknown
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, in_domain
-from egmctl.gpu.causes import Cause, cause_of
+from egmctl.gpu.causes import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus, on_pairs
 from egmctl.model.machine import Confinement, Gpu, Host, Machine, Outcome, Probe, ProbeKind
 from egmctl.units import format_kernel_list, parse_kernel_list
@@ -99,7 +99,13 @@ def _verdict(machine: Machine, scope: Scope, probes: list[Probe]) -> Finding:
         case Outcome.TIMED_OUT | Outcome.CRASHED:
             how = "did not come to an end" if first.outcome is Outcome.TIMED_OUT else "ended its process"
             where = f" in {first.call}" if first.call else ""
-            return failed(f"{what}: {how}{where}", HANGING, evidence=evidence)
+            cause = cause_of_crash(first.call) if first.outcome is Outcome.CRASHED else None
+            return failed(
+                f"{what}: {how}{where}",
+                HANGING if cause is None else Remedy(text=cause.remedy),
+                evidence=evidence,
+                cause=cause.cause if cause else "",
+            )
         case Outcome.ERROR:
             return _error(machine, scope, first, what, evidence)
 
