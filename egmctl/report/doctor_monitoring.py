@@ -6,6 +6,7 @@ import html
 
 from egmctl.doctor.runner import Diagnosis
 from egmctl.model.finding import Finding, Status
+from egmctl.report.prometheus import gauge
 from egmctl.units import printable
 
 PROM_VALUES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
@@ -28,29 +29,18 @@ def nagios(diagnosis: Diagnosis) -> str:
 
 
 def prom(diagnosis: Diagnosis) -> str:
-    """Return metrics for node_exporter's textfile collector; without times: the collector has the file's.
-
-    https://prometheus.io/docs/instrumenting/exposition_formats/
-    """
+    """Return metrics for node_exporter's textfile collector."""
     worst: dict[tuple[str, str], int] = {}
     for finding in diagnosis.findings:
         if finding.status in PROM_VALUES:
             key = finding.check, finding.place.label
             worst[key] = max(worst.get(key, 0), PROM_VALUES[finding.status])
-    lines = [
-        "# HELP egmctl_doctor_check What a check of egmctl doctor says: 0 pass, 1 warn, 2 fail, 3 unknown.",
-        "# TYPE egmctl_doctor_check gauge",
-    ]
-    lines += [
-        f'egmctl_doctor_check{{check="{check}",place="{_label(place)}"}} {value}'
-        for (check, place), value in worst.items()
-    ]
-    lines += [
-        "# HELP egmctl_doctor_findings Number of findings of egmctl doctor.",
-        "# TYPE egmctl_doctor_findings gauge",
-    ]
-    lines += [f'egmctl_doctor_findings{{status="{status}"}} {number}' for status, number in diagnosis.counts.items()]
-    return "\n".join(lines) + "\n"
+    checks = [({"check": check, "place": place}, value) for (check, place), value in worst.items()]
+    counts = [({"status": status.value}, number) for status, number in diagnosis.counts.items()]
+    meaning = "What a check of egmctl doctor says: 0 pass, 1 warn, 2 fail, 3 unknown."
+    return gauge("egmctl_doctor_check", meaning, checks) + gauge(
+        "egmctl_doctor_findings", "Number of findings of egmctl doctor.", counts
+    )
 
 
 def junit(diagnosis: Diagnosis) -> str:
@@ -96,7 +86,3 @@ def _advice(finding: Finding, before: str = "") -> str:
 
 def _xml(text: str) -> str:
     return html.escape(printable(text))
-
-
-def _label(text: str) -> str:
-    return printable(text).replace("\\", "\\\\").replace('"', '\\"')

@@ -67,12 +67,9 @@ def _titled(title: str, body: Text) -> Text:
 
 def _gpu_matrix(topology: Topology) -> Text:
     gpus = list(topology.gpus.values())
-    affinity = [
-        Column([_affinity(gpu) for gpu in gpus], ("CPU", "affinity")),
-        Column([_nvml_text(gpu, "numa_affinity") for gpu in gpus], ("NUMA", "aff.")),
-        Column([_number(gpu.host_numa_id) for gpu in gpus], ("HOST_", "NUMA_ID")),
-        Column([_number(gpu_numa_id(gpu)) for gpu in gpus], ("GPU", "NUMA ID")),
-    ]
+    headers = (("CPU", "affinity"), ("NUMA", "aff."), ("HOST_", "NUMA_ID"), ("GPU", "NUMA ID"))
+    cells = [affinity_cells(gpu) for gpu in gpus]
+    affinity = [Column([cell[place] for cell in cells], header) for place, header in enumerate(headers)]
     return table(list(topology.gpus), [*_link_columns(topology, list(topology.gpus), list(topology.gpus)), affinity])
 
 
@@ -85,12 +82,13 @@ def _nic_matrix(topology: Topology) -> Text:
 
 def _link_columns(topology: Topology, rows: list[str], columns: list[str]) -> Iterator[list[Column]]:
     for column in columns:
-        cells = [" X" if row == column else _link_cell(topology, row, column) for row in rows]
+        cells = [" X" if row == column else link_cell(topology, row, column) for row in rows]
         styles = {cell: WARN for cell in cells if cell == "?" or cell.endswith("*")}
         yield [Column(cells, (column,), styles=styles)]
 
 
-def _link_cell(topology: Topology, row: str, column: str) -> str:
+def link_cell(topology: Topology, row: str, column: str) -> str:
+    """Return the symbol between two labels, marked where links are missing."""
     link = topology.link(row, column)
     return f"{link.symbol}*" if link.nvlinks_expected else link.symbol
 
@@ -99,18 +97,20 @@ def _route_matrix(topology: Topology) -> Text:
     groups = []
     for node in topology.nodes:
         routes = [route for route in topology.routes if route.node == node]
-        cells = [_route_cell(route) for route in routes]
+        cells = [route_cell(route) for route in routes]
         styles = {cell: BAD for cell in cells if cell.startswith("blocked")} | {"?": WARN}
         symbols = Column(cells, (f"NUMA {node}",), styles=styles)
-        groups.append([symbols, Column([_rate(route) for route in routes], align=">")])
+        groups.append([symbols, Column([rate_text(route) for route in routes], align=">")])
     return table(list(topology.gpus), groups)
 
 
-def _route_cell(route: Route) -> str:
+def route_cell(route: Route) -> str:
+    """Return the wires of a route, or what blocks it."""
     return route.symbol if route.blocked_by is None else f"{route.symbol}: {route.blocked_by.value}"
 
 
-def _rate(route: Route) -> str:
+def rate_text(route: Route) -> str:
+    """Return the nominal GB/s of a route, as far as they are known."""
     if not route.hops:
         return ""
     if route.nominal_gb_s is not None:
@@ -143,11 +143,20 @@ def _bullets(lines: Iterable[str]) -> Text:
 
 
 def _legend(topology: Topology) -> Text:
+    shown = legend_rows(topology)
+    width = max((len(symbol) for symbol, _ in shown), default=0)
+    text = Text()
+    for symbol, meaning in shown:
+        text.append(f"  {symbol.ljust(width)}  ").append(f"{meaning}\n", DIM)
+    return text
+
+
+def legend_rows(topology: Topology) -> list[tuple[str, str]]:
     """Explain the symbols that appear, in the order of nvidia-smi's legend and then of how good a route is."""
     links = {link.kind for link in topology.links.values()}
     kinds = {route.kind for route in topology.routes}
     statuses = {status for matrix in topology.p2p for status in matrix.cells.values()}
-    routes = {word for route in topology.routes for word in (route.symbol, _rate(route))}
+    routes = {word for route in topology.routes for word in (route.symbol, rate_text(route))}
     symbols = [
         ("X", "self", bool(topology.gpus or topology.nics)),
         ("SYS", "PCIe and the interconnect between NUMA nodes", LinkClass.SYS in links),
@@ -172,12 +181,13 @@ def _legend(topology: Topology) -> Text:
         ("U", "unknown to the driver", "U" in statuses),
         ("?", "could not be told", LinkClass.UNKNOWN in links or "?" in statuses or any("?" in w for w in routes)),
     ]
-    shown = [(symbol, meaning) for symbol, meaning, appears in symbols if appears]
-    width = max((len(symbol) for symbol, _ in shown), default=0)
-    text = Text()
-    for symbol, meaning in shown:
-        text.append(f"  {symbol.ljust(width)}  ").append(f"{meaning}\n", DIM)
-    return text
+    return [(symbol, meaning) for symbol, meaning, appears in symbols if appears]
+
+
+def affinity_cells(gpu: Gpu) -> tuple[str, str, str, str]:
+    """Return a GPU's CPUs and NUMA nodes: by NVML, NVML's affinity, HOST_NUMA_ID, and of its own memory."""
+    numbers = _number(gpu.host_numa_id), _number(gpu_numa_id(gpu))
+    return _affinity(gpu), _nvml_text(gpu, "numa_affinity"), *numbers
 
 
 def _affinity(gpu: Gpu) -> str:

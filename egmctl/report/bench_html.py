@@ -1,0 +1,143 @@
+"""A run of the bench as one HTML page to hand on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from egmctl.errors import ExitCode
+from egmctl.model.measurement import RunReport, Status
+from egmctl.report.bench_parts import exceptions, families, how, tally
+from egmctl.report.bench_rates import rates
+from egmctl.report.bench_soak import soak_lines
+from egmctl.report.bench_summary import SUMMARY_NOTE, soak, summary
+from egmctl.report.bench_warnings import route_line, warnings
+from egmctl.report.grid_html import grid_html, legend_html
+from egmctl.report.heat import marks
+from egmctl.report.machine_html import machine_facts
+from egmctl.report.markup import Child, element
+from egmctl.report.page import Section, bullets, origin_banner, page
+from egmctl.report.topo_html import parts
+from egmctl.report.verdict_html import call, verdict_html
+from egmctl.topo.topology import Topology, topology
+
+_FAMILIES = {
+    "egm": "Memory of NUMA nodes",
+    "host": "Other host memory",
+    "p2p": "Between GPUs",
+    "ipc": "Between processes",
+    "latency": "Latency",
+}
+
+
+def bench_html(report: RunReport) -> str:
+    """Return the page."""
+    return page(heading(report), subtitle(report), banners(report), list(_sections(report)))
+
+
+def heading(report: RunReport) -> str:
+    """Return what was measured."""
+    names = Counter(gpu.name or "GPU of unknown name" for gpu in report.gpus)
+    return f"egmctl bench: {', '.join(f'{number} x {name}' for name, number in names.items())}"
+
+
+def subtitle(report: RunReport) -> str:
+    """Return when it was measured, with which driver, and how measurements ended."""
+    when = report.started_at.replace("T", " ").replace("+00:00", " UTC")
+    driver = report.driver_version or "unknown"
+    return f"Measured {when} in {report.wall_s:.0f} s, driver {driver}. {tally(report)}."
+
+
+def banners(report: RunReport) -> list[str]:
+    """Return what everybody has to know before any number of a run."""
+    found = ["Fake GPUs: nothing here was measured on hardware"] if _fake(report) else []
+    found += filter(None, (origin_banner(machine.origin) for machine in report.machines))
+    if report.interrupted:
+        found.append("Interrupted: this is a part of the run")
+    return list(dict.fromkeys(found))
+
+
+def _sections(report: RunReport) -> Iterator[Section]:
+    yield Section("verdict", "Verdict", tuple(_verdict(report)))
+    for number, machine in enumerate(report.machines):
+        suffix = f"-{number}" if number else ""
+        yield Section(f"machine{suffix}", "Machine", tuple(machine_facts(machine)))
+        judged = topology(machine, [gpu for gpu in machine.gpus or () if gpu.bus_id in _bus_ids(report)])
+        yield Section(f"topology{suffix}", "Topology", tuple(_topology(judged, report)))
+    marked = marks(report)
+    for family, grids in families(report):
+        drawn = element("div", (grid_html(grid, marked) for grid in grids), class_="grids")
+        yield Section(family, _FAMILIES.get(family, family), (drawn, legend_html(grids)))
+    yield from _wires(report)
+    yield Section("reasons", "Not plainly measured", (_reasons(report),))
+    yield Section("notes", "How it was measured", tuple(_notes(report)))
+
+
+def _verdict(report: RunReport) -> Iterator[Child]:
+    if report.verdict is not None:
+        yield from verdict_html(report.verdict)
+    else:
+        look = {ExitCode.OK: "plain", ExitCode.NOTHING: "plain", ExitCode.FAILED: "fail"}.get(report.exit_code, "warn")
+        word = "No verdict" if report.exit_code == ExitCode.OK else "Not everything was measured"
+        yield call(look, word, f"No profile was asked for. {tally(report)}.")
+    for heading, lines in (("What went wrong", report.problems), ("Warnings", list(warnings(report)))):
+        if lines:
+            yield element("h3", heading)
+            yield bullets(lines)
+
+
+def _topology(judged: Topology, report: RunReport) -> Iterator[Child]:
+    found, cases = rates(report)
+    yield element("p", judged.platform.line)
+    yield from parts(judged, found)
+    if found:
+        told = (
+            "Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
+            "single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: "
+        )
+        yield element("p", told, element("span", ", ".join(cases), class_="case"), ".", class_="dim")
+
+
+def _wires(report: RunReport) -> Iterator[Section]:
+    grids = list(summary(report, next(iter(report.machines), None)))
+    if grids:
+        told, worst = list(soak_lines(report)), soak(report)
+        body: list[Child] = [element("p", SUMMARY_NOTE, class_="dim")]
+        body += [element("div", map(grid_html, grids), class_="grids")]
+        body += [grid_html(worst) if worst is not None else None, bullets(told)]
+        yield Section("wires", "By wire", tuple(body))
+
+
+def _reasons(report: RunReport) -> Child:
+    rows = [
+        element(
+            "tr",
+            element("th", element("span", status.value, class_=f"word-{_look(status)}"), scope="row"),
+            element("td", ", ".join(paths)),
+            element("td", reason),
+        )
+        for status, reason, paths in exceptions(report)
+    ]
+    if not rows:
+        return element("p", "Every measurement was made, verified and steady.")
+    head = element("tr", (element("th", name, scope="col") for name in ("status", "what", "why")))
+    return element(
+        "div", element("table", element("thead", head), element("tbody", rows), class_="rows"), class_="scroll"
+    )
+
+
+def _look(status: Status) -> str:
+    return {Status.WAIVED: "plain", Status.UNSTABLE: "warn"}.get(status, "fail")
+
+
+def _notes(report: RunReport) -> Iterator[Child]:
+    yield element("p", f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once.")
+    yield bullets([*filter(None, [route_line(report)]), *report.notes])
+
+
+def _fake(report: RunReport) -> bool:
+    return any((gpu.name or "").startswith("FAKE ") for gpu in report.gpus)
+
+
+def _bus_ids(report: RunReport) -> set[str]:
+    return {gpu.bus_id for gpu in report.gpus}

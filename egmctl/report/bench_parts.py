@@ -1,0 +1,91 @@
+"""What every form of a run tells: its tables, how it was measured, and why some was not plainly measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from egmctl.model.measurement import Measurement, Quantity, RunReport, Status, Verification
+from egmctl.report.bench_latency import latencies
+from egmctl.report.bench_matrix import matrices
+from egmctl.report.bench_summary import side_by_side
+from egmctl.report.grid import Grid
+from egmctl.units import format_size
+
+_GATING = {
+    "kernel": "held back by a gate kernel until all are queued",
+    "stream-wait": "held back by a stream wait until all are queued",
+    "none": "not held back: the time holds their queueing",
+}
+_VERIFICATION = {
+    Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
+    Verification.HOST_FIRST_AND_LAST_SAMPLE: "verified after the first and the last sample on the host",
+    Verification.CHECKSUM_EVERY_SAMPLE: "what is only read or only written by its checksum",
+    Verification.WALK_EVERY_SAMPLE: "each walk verified by where it ended",
+}
+
+
+def grids(report: RunReport) -> Iterator[Grid]:
+    """Yield the tables of what was measured: bandwidths by case, kinds of host memory side by side, latencies."""
+    order = _order(report)
+    bandwidths = [m for m in report.measurements if m.quantity is Quantity.BANDWIDTH]
+    yield from _grids(bandwidths, order)
+    yield from side_by_side(bandwidths, order)
+    yield from _grids([m for m in report.measurements if m.quantity is Quantity.LATENCY], order)
+
+
+def families(report: RunReport) -> Iterator[tuple[str, list[Grid]]]:
+    """Yield the tables of each family, in the order in which they were measured."""
+    order = _order(report)
+    for family in dict.fromkeys(m.family for m in report.measurements):
+        found = list(_grids([m for m in report.measurements if m.family == family], order))
+        if family == "host":
+            found += side_by_side([m for m in report.measurements if m.quantity is Quantity.BANDWIDTH], order)
+        if found:
+            yield family, found
+
+
+def how(report: RunReport) -> list[str]:
+    """Return how everything was measured, in a few words each."""
+    settings = report.settings
+    told = [f"buffers of {format_size(settings.size_bytes)}", f"median of {settings.samples} samples"]
+    measured = [m for m in report.measurements if m.samples]
+    if copies := sorted({m.copies for m in measured if m.quantity is Quantity.BANDWIDTH}):
+        told.insert(1, f"copied {' or '.join(map(str, copies))} times a sample")
+    told += dict.fromkeys(_GATING[m.gating] for m in measured if m.gating in _GATING)
+    told += dict.fromkeys(_VERIFICATION[m.verification] for m in measured if m.verification)
+    return told
+
+
+def exceptions(report: RunReport) -> Iterator[tuple[Status, str, list[str]]]:
+    """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths."""
+    groups: dict[tuple[Status, str], list[Measurement]] = {}
+    for measurement in report.measurements:
+        if measurement.status is not Status.OK:
+            groups.setdefault((measurement.status, measurement.reason or ""), []).append(measurement)
+    for (status, reason), those in groups.items():
+        cases = {m.case for m in those}
+        whole = status is Status.WAIVED and len(those) == sum(m.case in cases for m in report.measurements)
+        yield status, reason, list(dict.fromkeys(m.case if whole else m.path for m in those))
+
+
+def tally(report: RunReport) -> str:
+    """Return how many measurements ended how."""
+    counts = Counter(measurement.status for measurement in report.measurements)
+    words = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+    return f"{len(report.measurements)} measurements: {words or 'none'}"
+
+
+def _grids(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Grid]:
+    bandwidths = [m for m in measurements if m.quantity is Quantity.BANDWIDTH]
+    for case in dict.fromkeys(measurement.case for measurement in bandwidths):
+        yield from matrices([m for m in bandwidths if m.case == case], order)
+    yield from latencies([m for m in measurements if m.quantity is Quantity.LATENCY], order)
+
+
+def _order(report: RunReport) -> list[str]:
+    """Return the labels of the ends, as rows and columns are ordered."""
+    return [
+        *(f"{kind}{node}" for kind in ("NUMA", "CPU") for node in report.numa_nodes),
+        *(gpu.label for gpu in report.gpus),
+    ]

@@ -1,0 +1,46 @@
+"""Figures stacked into one SVG file that fetches nothing, in the reader's light or dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element
+
+from egmctl.report.markup import element, raw, xml
+from egmctl.report.page import style
+
+_PAD, _BANNER = 16.0, 30.0
+
+
+def stack(title: str, banners: Sequence[str], figures: Sequence[Element]) -> str:
+    """Return a document with figures (``svg`` elements with a width and a height) below each other.
+
+    Parameters
+    ----------
+    banners
+        What everybody has to know first, on the picture's face.
+    """
+    width = max((float(figure.get("width", "0")) for figure in figures), default=320.0) + 2 * _PAD
+    y = _PAD
+    parts: list[Element] = []
+    for text in banners:
+        parts.append(element("text", text, x=_PAD, y=y + 16, class_="warn"))
+        y += _BANNER
+    for figure in figures:
+        figure.set("x", f"{_PAD:g}")
+        figure.set("y", f"{y:g}")
+        parts.append(figure)
+        y += float(figure.get("height", "0")) + _PAD
+    return xml(
+        element(
+            "svg",
+            element("title", title),
+            raw("style", style("colors", "figure")),
+            element("rect", width=width, height=y, class_="sheet"),
+            parts,
+            xmlns="http://www.w3.org/2000/svg",
+            class_="figure",
+            viewBox=f"0 0 {width:g} {y:g}",
+            width=width,
+            height=y,
+        )
+    )

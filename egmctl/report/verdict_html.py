@@ -1,0 +1,122 @@
+"""A run's verdict as HTML: the word and its reason on top, then who is to blame and each class of paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.etree.ElementTree import Element
+
+from egmctl.model.verdict import ClassVerdict, Culprit, Grade, RunVerdict
+from egmctl.report.markup import Child, element
+
+_LOOKS = {Grade.FAIL: "fail", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "plain"}
+_WORDS = {Grade.FAIL: "Fail", Grade.WARN: "Warning", Grade.PASS: "Pass", Grade.NO_REFERENCE: "No reference"}
+_SIGNS = {
+    "pass": ("M12 2.5a9.5 9.5 0 1 0 0 19a9.5 9.5 0 1 0 0 -19", "M7.5 12.5l3 3l6 -6.5"),
+    "warn": ("M12 3L22 20.5H2Z", "M12 9.5v5", "M12 17.6v.01"),
+    "fail": ("M8 2.5h8l5.5 5.5v8l-5.5 5.5h-8l-5.5 -5.5v-8Z", "M8.5 8.5l7 7", "M15.5 8.5l-7 7"),
+    "plain": ("M12 2.5a9.5 9.5 0 1 0 0 19a9.5 9.5 0 1 0 0 -19", "M8 12h8"),
+}
+"""Circle and tick, triangle, octagon and cross, circle and bar: told apart without colour."""
+
+
+def verdict_html(verdict: RunVerdict) -> Iterator[Element]:
+    """Yield the parts of the section."""
+    yield call(_LOOKS[verdict.grade], _WORDS[verdict.grade], verdict.reason)
+    profile = f"Held against the profile {verdict.profile}" if verdict.profile else "Held against no profile"
+    yield element("p", f"{profile}: {verdict.profile_reason}")
+    if verdict.culprits:
+        yield element("h3", "Out of line")
+        yield _table(
+            ("what", "of", "reaches", "verdict", "why"),
+            [_culprit(culprit) for culprit in verdict.culprits],
+        )
+    if verdict.warnings:
+        yield element("h3", "Warnings of the run")
+        yield element("ul", (element("li", line) for line in verdict.warnings), class_="sentences")
+    if verdict.classes:
+        yield element("h3", "Each class of paths")
+        yield _table(
+            (
+                "class",
+                "paths",
+                "median",
+                "worst",
+                "expected",
+                "verdict",
+                "profile",
+                "wire",
+                "siblings",
+                "why",
+                "source",
+            ),
+            [_class(one) for one in verdict.classes],
+        )
+
+
+def call(look: str, word: str, why: str) -> Element:
+    """Return a verdict's box: ``look`` is ``pass``, ``warn``, ``fail`` or ``plain``."""
+    sign = element("svg", (element("path", d=path) for path in _SIGNS[look]), viewBox="0 0 24 24", aria_hidden="true")
+    return element(
+        "div",
+        sign,
+        element("div", element("p", word, class_="word"), element("p", why, class_="why")),
+        class_=f"verdict {look}",
+    )
+
+
+def word(grade: Grade) -> Element:
+    """Return a grade as a small label."""
+    return element("span", _WORDS[grade].lower(), class_=f"word-{_LOOKS[grade]}")
+
+
+_NUMBERS = frozenset({"paths", "median", "worst", "expected", "reaches"})
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Child, ...]]) -> Element:
+    classes = ["number" if name in _NUMBERS else None for name in head]
+    return element(
+        "div",
+        element(
+            "table",
+            element(
+                "thead",
+                element(
+                    "tr",
+                    (element("th", name, scope="col", class_=look) for name, look in zip(head, classes, strict=True)),
+                ),
+            ),
+            element("tbody", (_row(row, classes) for row in rows)),
+            class_="rows",
+        ),
+        class_="scroll",
+    )
+
+
+def _row(row: tuple[Child, ...], classes: list[str | None]) -> Element:
+    first, *others = row
+    return element(
+        "tr",
+        element("th", first, scope="row"),
+        (element("td", cell, class_=look) for cell, look in zip(others, classes[1:], strict=True)),
+    )
+
+
+def _culprit(culprit: Culprit) -> tuple[Child, ...]:
+    what = f"{culprit.label} {culprit.direction}" if culprit.direction else culprit.label
+    return what, culprit.path_class, f"{100 * culprit.ratio:.0f} %", word(culprit.grade), culprit.reason
+
+
+def _class(one: ClassVerdict) -> tuple[Child, ...]:
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1f} {one.unit}"
+
+    return (
+        one.path_class,
+        str(len(one.measurements)),
+        number(one.median),
+        number(one.worst),
+        number(one.expected),
+        *map(word, (one.grade, one.profile, one.wires, one.siblings)),
+        one.reason,
+        one.source or "-",
+    )
