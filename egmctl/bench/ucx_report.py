@@ -1,0 +1,165 @@
+"""UCX's own report of the protocols that it used, read, and what it means for the bytes of a measurement: pure.
+
+The report is a table for each operation and kind of memory (UCX 1.22, ``UCX_PROTO_INFO=used``)::
+
+    +-------+-----------+-----------------------------------+-------------+
+    | ucp_context_0 intra-node cfg#0                                      |
+    | rendezvous data fetch into host memory from host                    |
+    +-------+-----------+-----------------------------------+-------------+
+    | Count |   Range   |            Description            |   Config    |
+    +-------+-----------+-----------------------------------+-------------+
+    |     9 | 1728..inf | zero-copy read from remote        | cma/memory  |
+    +-------+-----------+-----------------------------------+-------------+
+
+What a sender knows of the receiver's part it guesses; that is in the receiver's report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from egmctl.model.measurement import MemoryKind, Task
+from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_RDMA = ("rc", "dc", "ud", "gga", "srd")
+"""InfiniBand and RoCE transports begin so: ``rc_mlx5``, ``dc_mlx5``, ``ud_verbs``, ``srd`` (as ``ucx_info -d`` lists)."""
+_SHARED_MEMORY = ("posix", "sysv", "cma", "knem", "xpmem")
+_SENDING = "tagged message by ucp_tag_send*"
+_STAGED = re.compile(r"cuda_copy|gdr_copy|copy-in|copy-out|\bfrag\b|fragmented")
+"""In the description of a protocol that copies; of host memory that is no detour worth the name."""
+
+
+def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
+    """Yield every line of the tables of a report.
+
+    Parameters
+    ----------
+    rank
+        Whose report it is.
+    """
+    operation = ""
+    line: UcxProtocol | None = None
+    for cells in _rows(text):
+        if len(cells) == 1:
+            operation = cells[0]
+        elif len(cells) == 4 and cells[0].isdigit():
+            if line is not None:
+                yield line
+            line = UcxProtocol(
+                rank=rank,
+                operation=operation,
+                sizes=cells[1],
+                description=cells[2],
+                transports=cells[3],
+                messages=int(cells[0]),
+            )
+        elif len(cells) == 4 and not cells[0] and line is not None:
+            # One more lane of the line above.
+            line = UcxProtocol(
+                rank=rank,
+                operation=line.operation,
+                sizes=line.sizes,
+                description=" ".join(filter(None, (line.description, cells[2]))),
+                transports=", ".join(filter(None, (line.transports, cells[3]))),
+                messages=line.messages,
+            )
+    if line is not None:
+        yield line
+
+
+def path_of(
+    task: Task,
+    message_bytes: int,
+    protocols: Sequence[UcxProtocol],
+    version: str,
+    components: Iterable[str],
+    settings: Mapping[str, str],
+) -> UcxPath:
+    """Return the way that the messages of a task took.
+
+    Parameters
+    ----------
+    message_bytes
+        Of each message.
+    protocols
+        What both processes reported.
+    """
+    used = tuple(one for one in protocols if _was_used(one, message_bytes))
+    pairs = dict.fromkeys(re.findall(r"\b([a-z][a-z0-9_]*/[\w:.-]+)", " ".join(one.transports for one in used)))
+    names = {pair.partition("/")[0] for pair in pairs}
+    flow = task.flows[0]
+    on_gpu = MemoryKind.DEVICE in (flow.source.memory, flow.destination.memory)
+    staged = on_gpu and any(_STAGED.search(one.description) for one in used)
+    if any(name.split("_")[0] in _RDMA for name in names):
+        route = UcxRoute.RDMA if not on_gpu else UcxRoute.RDMA_STAGED if staged else UcxRoute.GPUDIRECT_RDMA
+    elif "cuda_ipc" in names:
+        route = UcxRoute.CUDA_IPC
+    elif "tcp" in names:
+        route = UcxRoute.TCP
+    elif names & set(_SHARED_MEMORY):
+        route = UcxRoute.SHARED_MEMORY
+    else:
+        route = UcxRoute.UNKNOWN
+    return UcxPath(
+        route=route,
+        staged=staged,
+        verdict=_verdict(route, staged, on_gpu, tuple(pairs)),
+        transports=tuple(pairs),
+        protocols=used,
+        version=version,
+        components=tuple(components),
+        settings=dict(settings),
+    )
+
+
+def _verdict(route: UcxRoute, staged: bool, on_gpu: bool, transports: Sequence[str]) -> str:
+    by = ", ".join(transports) or "nothing that its report names"
+    detour = ", copied through host memory" if staged else ""
+    match route:
+        case UcxRoute.GPUDIRECT_RDMA:
+            return f"GPUDirect RDMA in use: the NIC reads and writes GPU memory ({by})"
+        case UcxRoute.RDMA_STAGED:
+            return f"no GPUDirect RDMA: RDMA staged through host memory ({by})"
+        case UcxRoute.RDMA:
+            return f"RDMA between host memories ({by})"
+        case UcxRoute.CUDA_IPC:
+            return f"CUDA IPC within the node, no NIC and no GPUDirect RDMA ({by}){detour}"
+        case UcxRoute.TCP:
+            return f"{'no GPUDirect RDMA: ' * on_gpu}TCP{detour} ({by})"
+        case UcxRoute.SHARED_MEMORY:
+            return f"{'no GPUDirect RDMA: ' * on_gpu}shared memory within the node{detour} ({by})"
+        case _:
+            return "UCX's report does not tell which way it was"
+
+
+def _was_used(protocol: UcxProtocol, message_bytes: int) -> bool:
+    """Say whether messages of a size came under a line.
+
+    The shortest ones from host memory are sent without being counted.
+    """
+    if not protocol.transports:
+        return False
+    if protocol.operation.startswith(_SENDING):
+        return _holds(protocol.sizes, message_bytes)
+    return protocol.messages > 0
+
+
+def _holds(sizes: str, size: int) -> bool:
+    first, _, last = sizes.partition("..")
+    return _bytes(first) <= size <= (_bytes(last) if last else _bytes(first))
+
+
+def _bytes(text: str) -> float:
+    if text == "inf":
+        return float("inf")
+    match = re.fullmatch(r"([0-9]+)([KMG]?)", text)
+    return int(match[1]) * _UNITS[match[2]] if match else float("nan")
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        _, bar, rest = line.partition("|")
+        if bar and rest.rstrip().endswith("|"):
+            yield [cell.strip() for cell in rest.rstrip()[:-1].split("|")]

@@ -1,0 +1,65 @@
+"""The way that UCX took between two processes, as UCX itself reports it, and what that is in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from egmctl.model.record import Plain
+
+
+class UcxRoute(StrEnum):
+    """What the way of the bytes is, by UCX's report."""
+
+    GPUDIRECT_RDMA = "gpudirect-rdma"
+    """A NIC reads or writes GPU memory itself."""
+    RDMA_STAGED = "rdma-staged"
+    """NICs carry the bytes, which are copied through host memory at a GPU's end."""
+    RDMA = "rdma"
+    """NICs read and write host memory; no GPU memory takes part."""
+    CUDA_IPC = "cuda-ipc"
+    """A GPU copies to or from another process' memory on the same node."""
+    TCP = "tcp"
+    SHARED_MEMORY = "shared-memory"
+    """Host memory that both processes map, or the kernel's copy from process to process."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UcxProtocol:
+    """One line of UCX's protocol report (``UCX_PROTO_INFO``): what it does for messages of some sizes."""
+
+    rank: int
+    """Whose report it is in."""
+    operation: Plain
+    """``tagged message by ucp_tag_send* from host memory``."""
+    sizes: Plain
+    """Of the messages, in bytes: ``8K..inf``."""
+    description: Plain
+    """``rendezvous zero-copy read from remote``; UCX marks by ``(?)`` what depends on the other side."""
+    transports: Plain
+    """Transport and device of each lane: ``rc_mlx5/mlx5_0:1``; empty where nothing is sent."""
+    messages: int
+    """How often it was used; UCX does not count the shortest messages from host memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UcxPath:
+    """What UCX did with the messages of one measurement."""
+
+    route: UcxRoute
+    staged: bool
+    """The bytes of GPU memory were copied through host memory."""
+    verdict: Plain
+    """The same in one sentence."""
+    transports: tuple[Plain, ...]
+    """With their devices: ``tcp/lo``."""
+    protocols: tuple[UcxProtocol, ...]
+    """The lines that messages of this size came under."""
+    version: Plain
+    """Of UCX."""
+    components: tuple[Plain, ...]
+    """The transports that UCX has found it can use, on both sides: ``cuda_ipc``, ``ib``, ``tcp``."""
+    settings: Mapping[Plain, Plain]
+    """The variables ``UCX_...`` of the first rank."""
