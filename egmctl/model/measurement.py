@@ -28,6 +28,7 @@ from egmctl.model.task import (
     Quantity,
     Task,
 )
+from egmctl.model.ucx import UcxPath
 from egmctl.model.verdict import RunVerdict
 
 __all__ = [
@@ -191,6 +192,8 @@ class Measurement(Task):
     placements: tuple[Placement, ...] = ()
     """Of the buffers in host memory."""
     evidence: Evidence | None = None
+    ucx: UcxPath | None = None
+    """The way that UCX took."""
     known_cause: bool = False
     """The failure has a known cause in the environment, which the reason names."""
     last_call: Plain | None = None

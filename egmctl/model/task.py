@@ -61,6 +61,8 @@ class Engine(StrEnum):
     """Two processes that wait for each other's interprocess event."""
     SOCKET = "socket"
     """Two processes that wait for each other's message: what of an event's round trip is not the event."""
+    UCX = "ucx"
+    """Messages between two processes, carried by whatever UCX finds best for them."""
     LIFE_CYCLE = "life-cycle"
     """Nothing is moved: memory is exported, sent, opened, mapped, touched and closed."""
 
