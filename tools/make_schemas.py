@@ -25,6 +25,7 @@ from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
+from egmctl.model.profile import PROFILE_SCHEMA, Profile
 from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
 
@@ -45,6 +46,7 @@ def main(arguments: list[str]) -> int:
         "doctor": command_schema(DOCTOR_SCHEMA, DoctorResult),
         "comparison": command_schema(COMPARISON_SCHEMA, Comparison, one_machine=False),
         "fleet": command_schema(FLEET_SCHEMA, FleetReport, one_machine=False),
+        "profile": profile_schema(),
     }
     for name, schema in schemas.items():
         path = SCHEMAS / f"{name}.schema.json"
@@ -78,6 +80,21 @@ def machine_schema() -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "required": ["schema", *machine["required"]],
+        "$defs": definitions,
+    }
+
+
+def profile_schema() -> dict[str, Any]:
+    """Return the schema of a profile, once its TOML is read; keys that it does not know are errors, as for the tool."""
+    definitions: dict[str, Any] = {}
+    profile = _record(Profile, definitions)
+    profile["properties"]["schema"] = {"const": PROFILE_SCHEMA}
+    for record in (profile, *definitions.values()):
+        record["additionalProperties"] = False
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": PROFILE_SCHEMA,
+        **profile,
         "$defs": definitions,
     }
 

@@ -10,10 +10,16 @@ def wire_of(flow: Flow) -> Wire | None:
     """Return the wire that a flow is expected to use at the GPU that issues it; ``None`` if it leaves no GPU."""
     if flow.initiator is None or {flow.source.bus_id, flow.destination.bus_id} == {flow.initiator}:
         return None
-    # The names are those of egmctl.bench.paths: "NV18", "EGM over NV18>C2C", "HOST_NUMA over PCIe, not EGM", "PHB".
-    symbol = flow.wire.partition(" over ")[2].partition(",")[0] or flow.wire
-    first = symbol.partition(">")[0]
+    first = symbol(flow).partition(">")[0]
     return Wire.NVLINK if first.startswith("NV") else Wire.C2C if first == "C2C" else Wire.PCIE
+
+
+def symbol(flow: Flow) -> str:
+    """Return the way of a flow without the kind of memory: ``NV18>C2C`` of ``EGM over NV18>C2C``.
+
+    The names are those of :mod:`egmctl.bench.paths`: ``NV18``, ``HOST_NUMA over PCIe, not EGM``, ``PHB``.
+    """
+    return flow.wire.partition(" over ")[2].partition(",")[0] or flow.wire
 
 
 def sends(flow: Flow) -> bool:

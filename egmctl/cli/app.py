@@ -23,6 +23,7 @@ from egmctl.cli.doctor import doctor
 from egmctl.cli.fleet import fleet
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.show import show
+from egmctl.cli.profile import app as profile
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
 from egmctl.errors import ChildFailed, EgmctlError, ExitCode, UsageError
@@ -39,6 +40,7 @@ app.command()(topo)
 app.command()(bench)
 app.command()(doctor)
 app.command()(snapshot)
+app.add_typer(profile, name="profile", help="What kinds of machines reach, and which kind this one is.")
 app.command()(show)
 app.command()(compare)
 app.command()(fleet)

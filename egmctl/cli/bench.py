@@ -18,10 +18,13 @@ from egmctl.cli.bench_options import (
     ListOption,
     MemoryOption,
     NoGateOption,
+    NoVerdictOption,
+    ProfileOption,
     QuickOption,
     SamplesOption,
     SerialOption,
     SizeOption,
+    StrictOption,
     SuiteOption,
     SweepOption,
     TimeoutOption,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from egmctl.launch import Child
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport, Settings
+    from egmctl.model.profile import Profile
 
 DEFAULT_SIZE_BYTES = 512 * MIB
 
@@ -72,6 +76,9 @@ def bench(
     allow_busy: AllowBusyOption = False,
     memory: MemoryOption = 50,
     timeout: TimeoutOption = 60.0,
+    profile: ProfileOption = None,
+    no_verdict: NoVerdictOption = False,
+    strict: StrictOption = False,
     list_cases: ListOption = False,
     dry_run: DryRunOption = False,
     machine: MachineOption = None,
@@ -93,6 +100,8 @@ def bench(
         raise typer.Exit(list_machines(form, output, force, color))
     if machine is not None and measuring:
         raise UsageError("--machine is not this node: only --list and --dry-run go with it")
+    if no_verdict and (strict or profile is not None):
+        raise UsageError(f"--no-verdict and {'--strict' if strict else '--profile'} exclude each other")
 
     from dataclasses import replace
 
@@ -108,6 +117,7 @@ def bench(
     settings = _settings(suites, size, samples, copies, timeout, duration)
     if not 1 <= memory <= 95:
         raise UsageError(f"--memory {memory}: it must be from 1 to 95 per cent")
+    profiles = _profiles(profile) if measuring and not no_verdict else None
     settings = _with(settings, serial=serial, gate=not no_gate, allow_busy=allow_busy, memory_percent=memory)
     with contextlib.ExitStack() as early:
         # CUDA takes a second to initialise: the worker does so while the facts are read.
@@ -129,6 +139,8 @@ def bench(
             plan = replace(plan, notes=(*plan.notes, why))
         check_memory(plan, seen, left)
         report = _measure(plan, seen, worker, quiet=quiet)
+    if profiles is not None:
+        report = _judge(report, seen, profiles, named=profile is not None, strict=strict)
     emit(render(report, form), output=output, force=force, color=color)
     raise typer.Exit(report.exit_code)
 
@@ -153,6 +165,26 @@ def _measure(plan: Plan, machine: Machine, worker: Child | None, *, quiet: bool)
 
     with _progress(quiet) as on_progress:
         return supervise(plan, machine, on_progress=on_progress, worker=worker)
+
+
+def _profiles(name: str | None) -> tuple[Profile, ...]:
+    """Return the profile that is asked for, or all: before anything is measured, as one may be broken."""
+    from egmctl.profiles.load import load, load_all
+
+    return (load(name),) if name is not None else tuple(profile for profile, _ in load_all())
+
+
+def _judge(report: RunReport, machine: Machine, profiles: Sequence[Profile], *, named: bool, strict: bool) -> RunReport:
+    from dataclasses import replace
+
+    from egmctl.profiles.judge import judge
+    from egmctl.profiles.match import choose, match_profile
+
+    chosen, why = choose(machine, profiles)
+    if named:
+        fits = match_profile(machine, profiles[0])
+        chosen, why = profiles[0], "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
+    return replace(report, verdict=judge(report, machine, chosen, profile_reason=why, strict=strict))
 
 
 def _suites(suite: str | None, *, quick: bool, full: bool, sweep: str | None, cases: bool) -> tuple[str, ...]:

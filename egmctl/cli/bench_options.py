@@ -53,6 +53,16 @@ MemoryOption = Annotated[
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", help="Give one step up after this time and go on.")
 ]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE|NAME",
+        help="Judge by this profile, not by the one that fits; 'egmctl profile list' names them.",
+    ),
+]
+NoVerdictOption = Annotated[bool, typer.Option("--no-verdict", help="Only measure: judge nothing.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="End with 1 for warnings of the verdict too.")]
 ListOption = Annotated[
     bool, typer.Option("--list", help="Show the cases, whether each would run here, and why not; measure nothing.")
 ]

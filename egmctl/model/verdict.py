@@ -1,6 +1,6 @@
 """Whether what was measured is what it should be: three independent judgements on each measurement, and their sum.
 
-Made by ``egmctl.profiles`` from a report and nothing else; views only show it.
+Made by ``egmctl.profiles`` from a report, its machine and a profile; views only show it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Culprit:
     label: Plain
     """``GPU3``, ``GPU1 -> GPU3``."""
     direction: Direction | None
-    """``None`` for a pair."""
+    """``None`` for a pair, and for a GPU's own memory."""
     ratio: float
     """What it reaches, by what its siblings reach; of a latency, how many times theirs."""
     grade: Grade
@@ -91,13 +91,23 @@ class ClassVerdict:
 
     path_class: Plain
     """Case and wire: ``device_to_device_memcpy_write_ce over NV18``."""
+    case: Plain
+    wire: Plain
     grade: Grade
+    """The gravest of its measurements, and a pass only where a reference was met; one that broke is a fault."""
     reason: Plain
+    profile: Grade
+    """The gravest judgement against each yardstick."""
+    wires: Grade
+    siblings: Grade
     measurements: tuple[int, ...]
-    median: float
-    worst: float
+    median: float | None
+    """``None`` where none was measured."""
+    worst: float | None
     unit: Plain
     expected: float | None = None
+    warn: float | None = None
+    fail: float | None = None
     source: Plain | None = None
 
 
@@ -115,4 +125,11 @@ class RunVerdict:
     culprits: tuple[Culprit, ...]
     judged: tuple[Judged, ...]
     warnings: tuple[Plain, ...] = ()
-    """What no yardstick measures: error counters that rose."""
+    """What no yardstick measures: error counters that rose, bytes that took another way."""
+    strict: bool = False
+    """Warnings end the command with 1 too."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the command ends with 1 because of it."""
+        return self.grade is Grade.FAIL or (self.strict and self.grade is Grade.WARN)

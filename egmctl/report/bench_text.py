@@ -17,6 +17,7 @@ from egmctl.report.bench_summary import SUMMARY, SUMMARY_NOTE, side_by_side, soa
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.grid import Grid, columns_text, grid_text
 from egmctl.report.table import DIM, HEADING, WIDTH, wrap
+from egmctl.report.verdict_text import verdict_line, verdict_text
 from egmctl.units import format_size, printable
 
 _GATING = {
@@ -53,7 +54,11 @@ def bench_text(report: RunReport, machine: Machine | None = None) -> Text:
     ):
         if lines := list(lines):
             text.append(f"\n{title}\n", HEADING).append(_bullets(lines))
+    if report.verdict is not None:
+        text.append("\n").append_text(verdict_text(report, report.verdict))
     text.append(f"\n{_tally(report)}\n")
+    if report.verdict is not None:
+        text.append_text(verdict_line(report.verdict))
     return text
 
 

@@ -1,0 +1,131 @@
+"""``egmctl profile``: what kinds of machines are known to reach, and which kind this one is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from egmctl.cli.machine import read_machine
+from egmctl.cli.options import ColorOption, ForceOption, JsonOption, MachineOption, QuietOption
+from egmctl.cli.output import Color, check_output, emit, say
+from egmctl.errors import ExitCode, UsageError
+from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from egmctl.model.machine import Machine
+    from egmctl.profiles.learn import Run
+    from egmctl.saved import Saved
+
+PROFILES_SCHEMA = "egmctl.profiles/1"
+MATCH_SCHEMA = "egmctl.match/1"
+SECTIONS = ("host", "gpus", "pairs", "driver", "process")
+"""What a machine is recognised by."""
+
+app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or its file NAME.toml.")]
+RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="What egmctl bench wrote as JSON.")]
+TomlOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE.toml", help="Write to FILE.toml, which gives the name.")
+]
+
+
+@app.command("list")
+def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
+    """Show the profiles there are: the user's, the system's (/etc/egmctl/profiles), those that ship."""
+    from egmctl.data import profiles_dir
+    from egmctl.model.codec import to_json
+    from egmctl.profiles.load import load_all
+    from egmctl.report.profile_text import profiles_text
+
+    found = load_all()
+    if json:
+        body = {"profiles": [{"file": str(path), "profile": to_json(profile)} for profile, path in found]}
+        emit(_document(PROFILES_SCHEMA, ExitCode.OK, body, None), output=None, force=False)
+    else:
+        emit(profiles_text(found, profiles_dir()), output=None, force=False, color=color)
+    return ExitCode.OK
+
+
+@app.command("show")
+def show_profile(name: NameArgument, json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
+    """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
+    from egmctl.model.codec import to_json
+    from egmctl.profiles.load import load
+    from egmctl.report.profile_text import profile_text
+
+    profile = load(name)
+    if json:
+        body = {"profiles": [{"file": None, "profile": to_json(profile)}]}
+        emit(_document(PROFILES_SCHEMA, ExitCode.OK, body, None), output=None, force=False)
+    else:
+        emit(profile_text(profile), output=None, force=False, color=color)
+    return ExitCode.OK
+
+
+@app.command("match")
+def match_profiles(
+    machine: MachineOption = None, json: JsonOption = False, quiet: QuietOption = False, color: ColorOption = Color.AUTO
+) -> int:
+    """Say which profile this machine is of, and why; ends with 3 if none fits."""
+    from egmctl.model.codec import to_json
+    from egmctl.profiles.load import load_all
+    from egmctl.profiles.match import choose, match_profile
+    from egmctl.report.profile_text import match_text
+
+    seen = read_machine(machine, SECTIONS, quiet=quiet)
+    profiles = [profile for profile, _ in load_all()]
+    chosen, why = choose(seen, profiles)
+    matches = [match_profile(seen, profile) for profile in profiles]
+    code = ExitCode.OK if chosen else ExitCode.NOTHING
+    if json:
+        body = {"profile": chosen.name if chosen else None, "reason": why, "matches": to_json(matches)}
+        emit(_document(MATCH_SCHEMA, code, body, seen), output=None, force=False)
+    else:
+        text = match_text(seen, next((match for match in matches if match.fits), None), why)
+        emit(text, output=None, force=False, color=color)
+    return code
+
+
+@app.command("learn")
+def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOption = False) -> int:
+    """Make a profile of your own runs: each path's median, and bounds from how far runs and paths are apart."""
+    if output is not None and output.suffix != ".toml":
+        raise UsageError(f"{printable(str(output))}: a profile is a file NAME.toml")
+    check_output(output, force)
+
+    import datetime
+
+    from egmctl.profiles.learn import learn
+    from egmctl.profiles.write import dump
+    from egmctl.saved import load_all
+
+    name = "site" if output is None else output.stem
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    profile = learn([_run(saved) for saved in load_all(runs)], name, today)
+    emit(dump(profile), output=output, force=force)
+    say(f"{profile.title}: {len(profile.references)} path classes")
+    return ExitCode.OK
+
+
+def _run(saved: Saved) -> Run:
+    from egmctl.model.measurement import RunReport
+    from egmctl.profiles.learn import Run
+
+    report = saved.result
+    if not isinstance(report, RunReport):
+        raise UsageError(f"file {saved.path} is no run of egmctl bench: it is of egmctl {saved.kind}")
+    if len(report.machines) != 1:
+        raise UsageError(f"file {saved.path} holds {len(report.machines)} machines: give runs of one each")
+    (machine,) = report.machines
+    # A node's name is not in the file; its GPUs have pseudonyms that stay the same.
+    node = ",".join(sorted(gpu.uuid or gpu.bus_id for gpu in machine.gpus or ()))
+    return Run(report, machine, node)
+
+
+def _document(schema: str, code: ExitCode, body: dict[str, Any], machine: Machine | None) -> str:
+    from egmctl.report.envelope import dump, envelope
+
+    return dump(envelope(schema, code, body, machine=machine))

@@ -1,0 +1,170 @@
+"""What a kind of machine is known to reach: how it is recognised, its wires, and a typical value for each path.
+
+A profile is a TOML file: one that ships with the tool, or one that a site has made of its own runs
+(``docs/profiles.md``). No number stands in one without the source it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+from egmctl.model.record import Plain, Share, Spelling
+
+PROFILE_SCHEMA = "egmctl.profile/1"
+
+PciId = Annotated[str, Share.PLAIN, Spelling(example="10de:2335", pattern=r"[0-9a-f]{4}:[0-9a-f]{4}")]
+"""PCI vendor and device id, lower case."""
+
+NvLinkSymbol = Annotated[str, Share.PLAIN, Spelling(example="NV18", pattern=r"NV[0-9]{1,2}")]
+
+
+class SourceKind(StrEnum):
+    """How sure a number is, the surest first."""
+
+    MEASURED = "measured"
+    """By this tool, on real machines."""
+    PUBLISHED = "published"
+    """Somebody else's measurement or threshold."""
+    NOMINAL = "nominal"
+    """The wire's rate by its maker: nothing reaches it."""
+    RULE = "rule"
+    """Chosen, and the text says why."""
+
+
+class Unit(StrEnum):
+    """What a reference counts."""
+
+    GB_S = "GB/s"
+    """1e9 bytes a second: the more the better. Of all flows of a measurement together."""
+    NS = "ns"
+    """Nanoseconds: the fewer the better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a number comes from."""
+
+    kind: SourceKind
+    text: Plain
+    """One sentence: who measured or published it, where, when."""
+    url: Plain | None = None
+    machines: int | None = None
+    """Of what was measured: on how many machines."""
+    runs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """How a machine is recognised: all of it has to fit."""
+
+    gpu_names: tuple[Plain, ...]
+    """The product name of every GPU is one of these, letter for letter."""
+    device_ids: tuple[PciId, ...]
+    """The PCI id of every GPU is one of these."""
+    least_gpus: int = 1
+    most_gpus: int
+    """Of the node. A cgroup or a virtual machine may show fewer than there are."""
+    nvlinks: int | None = None
+    """NVLinks that one GPU has, up or down; ``None`` where that differs or is not published."""
+    link: NvLinkSymbol | None = None
+    """The wire between two GPUs, ``NV18``; ``None`` where it is not published."""
+    c2c: bool
+    """Whether the GPUs are joined to their CPU by NVLink-C2C."""
+    nvlink_domain: bool | None = None
+    """Whether the GPUs belong to an NVLink domain of several nodes; ``None`` where both do."""
+    source: Plain
+    """A key of the profile's sources."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireFacts:
+    """A GPU's wire of one kind, in one direction."""
+
+    wire: Plain
+    """``nvlink``, ``c2c`` or ``pcie``."""
+    links: int
+    """NVLinks, C2C links or PCIe lanes."""
+    rate_gb_s: float
+    """Of one of them, on the wire."""
+    payload: float
+    """The part of the rate that carries data: 16/17 of NVLink, 128/130 of PCIe up to 5.0."""
+    source: Plain
+    """A key of the profile's sources."""
+
+    @property
+    def gb_s(self) -> float:
+        """Links times rate times payload."""
+        return self.links * self.rate_gb_s * self.payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What one class of paths reaches."""
+
+    case: Plain
+    wire: Plain
+    """As the bench calls it: ``NV18``, ``PCIe``, ``C2C``, ``NV18>C2C``, ``local``."""
+    unit: Unit
+    typical: float | None = None
+    """The middle of what is known; ``None`` where only a bound is."""
+    warn: float | None = None
+    """Beyond this it is a warning: below it in GB/s, above it in ns."""
+    fail: float | None = None
+    """Beyond this it is a fault."""
+    flows: int | None = None
+    """Only of measurements with so many flows at the same time; ``None``: of any."""
+    least_bytes: int = 0
+    """Only of buffers of this size or larger."""
+    run_to_run: float | None = None
+    """How far one run's median of a path was from the path's middle over all runs, at most, as a part of it."""
+    source: Plain
+    """A key of the profile's sources: of the typical value, where there is one."""
+    bounds_source: Plain | None = None
+    """Of the bounds; ``None`` where they come from the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One kind of machine."""
+
+    schema: Plain
+    name: Plain
+    title: Plain
+    """One line for people."""
+    match: Signature
+    sources: Mapping[Plain, Source]
+    wires: tuple[WireFacts, ...] = ()
+    references: tuple[Reference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One thing that a machine was asked for a profile."""
+
+    what: Plain
+    """``GPU name``, ``PCI device id``, ``GPUs``, ``NVLinks``, ``link``, ``C2C``, ``NVLink domain``."""
+    fits: bool
+    reason: Plain
+    """What is expected and what was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Whether a machine is of a profile's kind, and why."""
+
+    profile: Plain
+    points: tuple[Point, ...] = field(default=())
+
+    @property
+    def fits(self) -> bool:
+        """Whether everything fits."""
+        return all(point.fits for point in self.points)
+
+    @property
+    def reason(self) -> str:
+        """What does not fit, or else what does."""
+        wrong = [point.reason for point in self.points if not point.fits]
+        return "; ".join(wrong or [point.reason for point in self.points])

@@ -1,0 +1,78 @@
+"""Holds a measurement against what its platform's profile says of its path. Pure."""
+
+from __future__ import annotations
+
+from egmctl.model.measurement import Measurement
+from egmctl.model.profile import Profile, Reference, Unit
+from egmctl.model.verdict import Grade, Judgement, Yardstick
+from egmctl.profiles.classes import alike, class_of, unit_of
+from egmctl.units import format_size
+
+
+def against_profile(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
+    """Judge by the profile's reference for the case, the wire and the number of flows."""
+    if profile is None:
+        return _none(value, "no profile fits this machine")
+    reference, why = reference_for(measurement, profile)
+    if reference is None:
+        return _none(value, why)
+    sign = 1 if reference.unit is Unit.GB_S else -1
+    beyond = "below" if sign > 0 else "above"
+    grade, against = Grade.PASS, ""
+    for word, bound in ((Grade.FAIL, reference.fail), (Grade.WARN, reference.warn)):
+        if bound is not None and sign * value < sign * bound:
+            grade, against = word, f", {beyond} {bound:.4g}"
+            break
+    unit = reference.unit
+    wire = class_of(measurement).wire
+    usual = "" if reference.typical is None else f"; typical is {reference.typical:.4g}"
+    over = "" if wire == reference.wire else f", over {wire}, not {reference.wire}"
+    return Judgement(
+        yardstick=Yardstick.PROFILE,
+        grade=grade,
+        reason=f"{measurement.path}: {value:.4g} {unit}{against}{usual}{over}",
+        value=value,
+        expected=reference.typical,
+        warn=reference.warn,
+        fail=reference.fail,
+        source=cite(profile, reference),
+    )
+
+
+def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference | None, str]:
+    """Return the reference that a measurement is to be held against, or why there is none.
+
+    A pair of GPUs is held against the wire that its platform has between GPUs even where it took another one: fewer
+    NVLinks, or none, is what is to be found. Host memory that is farther away is another path.
+    """
+    of_case = [r for r in profile.references if r.case == measurement.case and r.unit is unit_of(measurement)]
+    if not of_case:
+        return None, f"{profile.name} says nothing of {measurement.case}"
+    wire = class_of(measurement).wire
+    flow = measurement.flows[0]
+    between_gpus = None not in (flow.source.bus_id, flow.destination.bus_id)
+    over_wire = [r for r in of_case if between_gpus or alike(r.wire, wire)]
+    if not over_wire:
+        return None, f"{profile.name} says nothing of {measurement.case} over {wire}"
+    count = len(measurement.flows)
+    fitting = [r for r in over_wire if r.flows in (None, count)]
+    if not fitting:
+        return None, f"{profile.name} knows it of {over_wire[0].flows} flows, these are {count}"
+    reference = fitting[0]
+    if measurement.size_bytes < reference.least_bytes:
+        return None, f"{profile.name} knows it of buffers of {format_size(reference.least_bytes)} or more"
+    return reference, ""
+
+
+def cite(profile: Profile, reference: Reference) -> str:
+    """Return where a reference's numbers come from, and how sure they are."""
+    source = profile.sources[reference.source]
+    said = f"{source.kind}: {source.text}"
+    if reference.bounds_source is None or (reference.warn is None and reference.fail is None):
+        return said
+    bounds = profile.sources[reference.bounds_source]
+    return f"{said}; bounds, {bounds.kind}: {bounds.text}"
+
+
+def _none(value: float, why: str) -> Judgement:
+    return Judgement(yardstick=Yardstick.PROFILE, grade=Grade.NO_REFERENCE, reason=why, value=value)

@@ -1,0 +1,119 @@
+"""Holds the measurements of one class against each other, and says who is out of line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from egmctl.model.measurement import Measurement, Pattern, Quantity, RunReport, Summary
+from egmctl.model.task import Flow
+from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
+from egmctl.profiles.classes import too_small
+from egmctl.profiles.siblings import BANDWIDTH, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
+
+_SOURCE = "this run: the same class between its other GPUs"
+_OF_GPUS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+_ORDER = (Grade.FAIL, Grade.WARN, Grade.PASS)
+
+
+def against_siblings(
+    report: RunReport, path_class: str, values: Mapping[int, float]
+) -> tuple[dict[int, Judgement], tuple[Culprit, ...]]:
+    """Judge the measurements of one class by each other.
+
+    Parameters
+    ----------
+    path_class
+        What the class is called.
+    values
+        Of each of its measurements, by its place in the report.
+
+    Returns
+    -------
+    tuple
+        A judgement for each, and who is out of line.
+    """
+    measurements = [report.measurements[number] for number in values]
+    tolerance = LATENCY if measurements and measurements[0].quantity is Quantity.LATENCY else BANDWIDTH
+    groups: dict[tuple[bool, bool], list[Cell]] = {}
+    if not any(map(too_small, measurements)):
+        for number, value in values.items():
+            for cell in _cells(number, report.measurements[number], value):
+                groups.setdefault((cell.source is None, cell.destination is None), []).append(cell)
+    labels = {gpu.bus_id: gpu.label for gpu in report.gpus}
+    found: dict[int, Judgement] = {}
+    culprits: list[Culprit] = []
+    for cells in groups.values():
+        fitted = fit(cells, tolerance)
+        if fitted.typical is None:
+            continue
+        for cell in cells:
+            judgement = _judgement(cell, values[cell.measurement], report.measurements, fitted.typical, tolerance)
+            before = found.get(cell.measurement)
+            if before is None or _ORDER.index(judgement.grade) < _ORDER.index(before.grade):
+                found[cell.measurement] = judgement
+        culprits += [_culprit(outlier, fitted, path_class, labels, tolerance) for outlier in fitted.outliers]
+    return {
+        number: found.get(number) or _none(value, report.measurements[number]) for number, value in values.items()
+    }, tuple(culprits)
+
+
+def _cells(number: int, measurement: Measurement, value: float) -> Iterator[Cell]:
+    """Yield what a measurement says of single GPUs or pairs; nothing where all work at the same time."""
+    flow = measurement.flows[0]
+    if measurement.pattern is Pattern.ONE_TO_ALL:
+        yield Cell(number, flow.source.bus_id, None, value)
+    elif measurement.pattern is Pattern.ALL_TO_ONE:
+        yield Cell(number, None, flow.destination.bus_id, value)
+    elif measurement.pattern is Pattern.BOTH_DIRECTIONS and measurement.flows_gb_s:
+        for one, summary in zip(measurement.flows, measurement.flows_gb_s, strict=True):
+            yield from _cell(number, one, summary)
+    elif measurement.pattern in (Pattern.PAIR, Pattern.LOCAL) and len(measurement.flows) == 1:
+        yield Cell(number, flow.source.bus_id, flow.destination.bus_id, value)
+
+
+def _cell(number: int, flow: Flow, summary: Summary) -> Iterator[Cell]:
+    if summary.median > 0:
+        yield Cell(number, flow.source.bus_id, flow.destination.bus_id, summary.median)
+
+
+def _judgement(
+    cell: Cell, value: float, measurements: tuple[Measurement, ...], typical: float, tolerance: Tolerance
+) -> Judgement:
+    ratio = cell.value / typical
+    return Judgement(
+        yardstick=Yardstick.SIBLINGS,
+        grade=tolerance.grade(ratio),
+        reason=f"{measurements[cell.measurement].path}: {100 * ratio:.0f} % of its siblings' {typical:.4g}",
+        value=value,
+        expected=typical,
+        warn=tolerance.bound(typical, tolerance.warn),
+        fail=tolerance.bound(typical, tolerance.fail),
+        source=_SOURCE,
+    )
+
+
+def _none(value: float, measurement: Measurement) -> Judgement:
+    few = measurement.pattern in _OF_GPUS
+    why = f"no siblings: fewer than {LEAST_GPUS} GPUs" if few else "no siblings: several GPUs at the same time"
+    return Judgement(yardstick=Yardstick.SIBLINGS, grade=Grade.NO_REFERENCE, reason=why, value=value)
+
+
+def _culprit(
+    outlier: Outlier, fitted: Fit, path_class: str, labels: Mapping[str, str], tolerance: Tolerance
+) -> Culprit:
+    label = " -> ".join(labels.get(gpu, gpu) for gpu in outlier.gpus)
+    side = {Direction.EGRESS: "what leaves it", Direction.INGRESS: "what arrives at it", None: "it"}
+    takes = "takes" if tolerance.latency else "reaches"
+    reason = (
+        f"{side[outlier.direction] if len(outlier.gpus) == 1 else 'this pair alone'} {takes} "
+        f"{100 * outlier.ratio:.0f} % of its siblings' {fitted.typical:.4g}"
+    )
+    return Culprit(
+        path_class=path_class,
+        gpus=outlier.gpus,
+        label=label,
+        direction=outlier.direction,
+        ratio=outlier.ratio,
+        grade=outlier.grade,
+        reason=reason,
+    )

@@ -1,0 +1,57 @@
+"""Holds a measurement against what its wire can carry: links times rate times payload. Pure."""
+
+from __future__ import annotations
+
+from egmctl.bench.nominal import nominal_gb_s
+from egmctl.bench.wires import wire_of
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, Pattern, Quantity
+from egmctl.model.profile import Profile
+from egmctl.model.verdict import Grade, Judgement, Yardstick
+
+WARN_BELOW, FAIL_BELOW = 0.5, 0.25
+"""Parts of the wire's payload rate. Chosen: of the healthy paths in docs/profiles.md the least is 55 % (kernels reading
+host memory over PCIe on H100); a quarter is what a link of two PCIe generations less, or of a quarter of the lanes,
+carries."""
+MORE_THAN_IT_CARRIES = 1.01
+"""Above this the bytes cannot all have crossed the wire: they came from a cache, or took another way."""
+
+_ONE_WAY = (Pattern.PAIR, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+"""All bytes of these cross one GPU's wire in one direction."""
+
+
+def against_wire(measurement: Measurement, value: float, machine: Machine, profile: Profile | None) -> Judgement:
+    """Judge by the wire's nominal rate, as the driver reports it or, where it does not, the profile."""
+    if measurement.quantity is not Quantity.BANDWIDTH:
+        return _none(value, "a wire's rate bounds no latency")
+    if measurement.pattern not in _ONE_WAY:
+        return _none(value, "its flows do not share one wire in one direction")
+    flow = measurement.flows[0]
+    wire = wire_of(flow)
+    if wire is None:
+        return _none(value, "it crosses no wire")
+    limit, source = nominal_gb_s(machine, flow), "nominal: the links and their rate as the driver reports them"
+    facts = next((facts for facts in (profile.wires if profile else ()) if facts.wire == wire), None)
+    if limit is None and facts is not None and profile is not None and ">" not in flow.wire:
+        limit, source = facts.gb_s, f"{profile.sources[facts.source].kind}: {profile.sources[facts.source].text}"
+    if limit is None:
+        return _none(value, "the wire's rate is not known")
+    part = value / limit
+    grade = Grade.FAIL if part < FAIL_BELOW else Grade.WARN if part < WARN_BELOW else Grade.PASS
+    reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of the {limit:.4g} that its wire carries"
+    if part > MORE_THAN_IT_CARRIES:
+        grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed it"
+    return Judgement(
+        yardstick=Yardstick.WIRE,
+        grade=grade,
+        reason=reason,
+        value=value,
+        expected=limit,
+        warn=WARN_BELOW * limit,
+        fail=FAIL_BELOW * limit,
+        source=source,
+    )
+
+
+def _none(value: float, why: str) -> Judgement:
+    return Judgement(yardstick=Yardstick.WIRE, grade=Grade.NO_REFERENCE, reason=why, value=value)

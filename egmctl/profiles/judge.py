@@ -1,0 +1,199 @@
+"""Judges a run: each measurement against its platform's profile, its wire and its siblings. Pure.
+
+The three know nothing of each other: a reference that is wrong, a wire that is not known, or siblings that are all
+slow leave the other two standing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from egmctl.model.evidence import Verdict
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.profile import Profile, Reference, Unit
+from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judged, Judgement, RunVerdict, Yardstick
+from egmctl.profiles.against_profile import against_profile, cite, reference_for
+from egmctl.profiles.against_siblings import against_siblings
+from egmctl.profiles.against_wire import against_wire
+from egmctl.profiles.classes import BROKEN, PathClass, class_of, names, too_small, unit_of, value_of
+
+FAKE = "FAKE "
+"""What the names of GPUs begin with that are none (the fake driver of the tests)."""
+
+
+def judge(
+    report: RunReport,
+    machine: Machine,
+    profile: Profile | None,
+    *,
+    profile_reason: str = "",
+    strict: bool = False,
+) -> RunVerdict:
+    """Judge what a run measured.
+
+    Parameters
+    ----------
+    machine
+        The one that was measured: its wires.
+    profile
+        What its kind reaches, ``None`` where that is not known.
+    profile_reason
+        Why this profile, or why none.
+    strict
+        Warnings are to end the command with 1.
+    """
+    measurements = report.measurements
+    members: dict[PathClass, list[int]] = {}
+    for number, measurement in enumerate(measurements):
+        if value_of(measurement) is not None or measurement.status in BROKEN:
+            members.setdefault(class_of(measurement), []).append(number)
+    called = names(tuple(members))
+    culprits: list[Culprit] = []
+    judged: dict[int, Judged] = {}
+    for one, numbers in members.items():
+        valued = {n: value for n in numbers if (value := value_of(measurements[n])) is not None}
+        siblings, odd = against_siblings(report, called[one], valued)
+        culprits += odd
+        for number, value in valued.items():
+            judged[number] = _judged(number, measurements[number], value, machine, profile, siblings[number])
+    classes = tuple(
+        _class_verdict(called[one], one, numbers, measurements, judged, profile) for one, numbers in members.items()
+    )
+    warnings = tuple(_warnings(measurements))
+    grade = _run_grade(classes, warnings)
+    return RunVerdict(
+        grade=grade,
+        reason=_run_reason(report, grade, classes, warnings),
+        profile=profile.name if profile else None,
+        profile_reason=profile_reason,
+        classes=classes,
+        culprits=tuple(culprits),
+        judged=tuple(judged[number] for number in sorted(judged)),
+        warnings=warnings,
+        strict=strict,
+    )
+
+
+def _judged(
+    number: int,
+    measurement: Measurement,
+    value: float,
+    machine: Machine,
+    profile: Profile | None,
+    siblings: Judgement,
+) -> Judged:
+    if (small := too_small(measurement)) is not None:
+        return Judged(
+            measurement=number,
+            judgements=tuple(
+                Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=small, value=value)
+                for yardstick in Yardstick
+            ),
+        )
+    return Judged(
+        measurement=number,
+        judgements=(
+            against_profile(measurement, value, profile),
+            against_wire(measurement, value, machine, profile),
+            siblings,
+        ),
+    )
+
+
+def worst(grades: Iterable[Grade]) -> Grade:
+    """Return the gravest grade; that there is no reference counts only where nothing else is known."""
+    order = (Grade.FAIL, Grade.WARN, Grade.PASS, Grade.NO_REFERENCE)
+    return min(grades, key=order.index, default=Grade.NO_REFERENCE)
+
+
+def _class_verdict(
+    name: str,
+    one: PathClass,
+    numbers: Sequence[int],
+    measurements: Sequence[Measurement],
+    judged: dict[int, Judged],
+    profile: Profile | None,
+) -> ClassVerdict:
+    mine = [judgement for n in numbers if n in judged for judgement in judged[n].judgements]
+    by = {yardstick: worst(j.grade for j in mine if j.yardstick is yardstick) for yardstick in Yardstick}
+    broken = [measurements[n] for n in numbers if measurements[n].status in BROKEN]
+    grade = worst(by.values())
+    if broken:
+        grade = Grade.FAIL
+    elif grade is Grade.PASS and by[Yardstick.PROFILE] is not Grade.PASS:
+        # That nothing stands out among paths of unknown worth says too little.
+        grade = Grade.NO_REFERENCE
+    values = [value for n in numbers if (value := value_of(measurements[n])) is not None]
+    unit = unit_of(measurements[numbers[0]])
+    reference = _used(mine, measurements[numbers[0]], profile)
+    return ClassVerdict(
+        path_class=name,
+        case=one.case,
+        wire=one.wire,
+        grade=grade,
+        reason=_class_reason(grade, broken, mine, len(numbers)),
+        profile=by[Yardstick.PROFILE],
+        wires=by[Yardstick.WIRE],
+        siblings=by[Yardstick.SIBLINGS],
+        measurements=tuple(numbers),
+        median=median(values) if values else None,
+        worst=(min(values) if unit is Unit.GB_S else max(values)) if values else None,
+        unit=unit,
+        expected=reference.typical if reference else None,
+        warn=reference.warn if reference else None,
+        fail=reference.fail if reference else None,
+        source=cite(profile, reference) if profile and reference else None,
+    )
+
+
+def _used(judgements: Sequence[Judgement], measurement: Measurement, profile: Profile | None) -> Reference | None:
+    judged = any(j.yardstick is Yardstick.PROFILE and j.grade is not Grade.NO_REFERENCE for j in judgements)
+    return reference_for(measurement, profile)[0] if judged and profile else None
+
+
+def _class_reason(grade: Grade, broken: Sequence[Measurement], judgements: Sequence[Judgement], count: int) -> str:
+    if broken:
+        return f"{len(broken)} of {count} broke: {broken[0].path} is {broken[0].status}"
+    gravest = [j for j in judgements if j.grade is grade]
+    if grade in (Grade.FAIL, Grade.WARN):
+        first = gravest[0]
+        off = [j for j in gravest if j.yardstick is first.yardstick]
+        return f"{len(off)} of {count}: {first.reason}"
+    by_profile = [j for j in judgements if j.yardstick is Yardstick.PROFILE]
+    return by_profile[0].reason if by_profile else "nothing was measured"
+
+
+def _warnings(measurements: Sequence[Measurement]) -> Iterable[str]:
+    """Say which error counters rose, and where the bytes did not take the expected wire."""
+    rises: dict[tuple[str, str], int] = {}
+    refuted: dict[str, int] = {}
+    for measurement in measurements:
+        if (evidence := measurement.evidence) is None:
+            continue
+        for gpu in evidence.gpus:
+            for counter, rise in gpu.errors.items():
+                rises[counter, gpu.label] = rises.get((counter, gpu.label), 0) + rise
+        if evidence.route is not None and evidence.route.verdict is Verdict.REFUTED:
+            refuted[measurement.case] = refuted.get(measurement.case, 0) + 1
+    for (counter, label), rise in rises.items():
+        yield f"{counter} of {label} rose by {rise}"
+    for case, count in refuted.items():
+        yield f"{count} of {case} did not take the expected wire"
+
+
+def _run_grade(classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> Grade:
+    grade = worst(one.grade for one in classes)
+    return Grade.WARN if warnings and grade is not Grade.FAIL else grade
+
+
+def _run_reason(report: RunReport, grade: Grade, classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> str:
+    counts = {one: sum(verdict.grade is one for verdict in classes) for one in Grade}
+    words = {Grade.FAIL: "fail", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "have no reference"}
+    parts = [f"{counts[one]} {words[one]}" for one in Grade if counts[one]]
+    reason = f"of {len(classes)} path classes {', '.join(parts) or 'none was measured'}"
+    if grade is Grade.WARN and not counts[Grade.WARN]:
+        reason += f"; {warnings[0]}"
+    fake = any((gpu.name or "").startswith(FAKE) for gpu in report.gpus)
+    return f"FAKE GPUs, nothing of this is hardware: {reason}" if fake else reason

@@ -1,0 +1,193 @@
+"""Makes a profile of one's own runs: what each class of paths reached, and how far apart runs and paths are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import median
+
+from egmctl.errors import UsageError
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, Pattern, RunReport, Status
+from egmctl.model.profile import PROFILE_SCHEMA, Profile, Reference, Signature, Source, SourceKind, Unit
+from egmctl.profiles.classes import JUDGED_FROM_BYTES, class_of, too_small, unit_of, value_of
+from egmctl.profiles.match import pci_id
+from egmctl.topo.health import C2c, c2c
+from egmctl.topo.links import LinkClass, gpu_link
+from egmctl.topo.platform import platform
+
+SPREADS_WARN, LEAST_WARN = 3.0, 0.025
+"""A warning begins at so many times the distance that any path of any run had from the typical value, and not before
+so much of it."""
+SPREADS_FAIL, LEAST_FAIL = 6.0, 0.05
+"""The same of a fault. One NVLink of 18 carries 5.6 %."""
+LATENCY_WARN, LATENCY_FAIL = 0.05, 0.1
+"""In place of the least, for latencies."""
+RULE = (
+    f"a warning begins at {SPREADS_WARN:g} times, a fault at {SPREADS_FAIL:g} times the largest distance of any path "
+    f"in any run from the typical value, and at {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % at least, for "
+    f"latencies at {100 * LATENCY_WARN:g} and {100 * LATENCY_FAIL:g} %"
+)
+
+_COUNTED_FLOWS = (
+    Pattern.RING,
+    Pattern.BISECT,
+    Pattern.ALL_PAIRS,
+    Pattern.ONE_NODE,
+    Pattern.ONE_TO_ALL,
+    Pattern.ALL_TO_ONE,
+)
+"""What these reach together depends on how many GPUs take part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run to learn from."""
+
+    report: RunReport
+    machine: Machine
+    node: str
+    """What tells its node from others."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What all runs say of one class."""
+
+    unit: Unit
+    by_path: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """The medians of each path of each node, one for each run."""
+    size_bytes: int = 0
+    """The largest that was seen in a sweep."""
+
+
+def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
+    """Return a profile of what the runs measured.
+
+    Only what is ``ok`` is learnt from: corrupt data and samples that differ too much are no measure of anything. A
+    sweep is learnt from at its largest size.
+
+    Parameters
+    ----------
+    runs
+        At least one.
+    name
+        Of the profile.
+    date
+        Of today, for people.
+
+    Raises
+    ------
+    UsageError
+        If the machines are not of one kind, or nothing was measured.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        if _kind(run.machine) != _kind(first.machine):
+            raise UsageError(
+                "the runs are of machines that differ: "
+                f"{first.node} has {_kind(first.machine)}, {run.node} has {_kind(run.machine)}"
+            )
+    seen: dict[tuple[str, str, int | None], _Seen] = {}
+    for run in runs:
+        for measurement in run.report.measurements:
+            _add(seen, run, measurement)
+    if not seen:
+        raise UsageError("the runs hold nothing to learn from: no measurement is ok and large enough")
+    nodes = len({run.node for run in runs})
+    base = f"{_many(len(runs), 'run')} on {_many(nodes, 'machine')}"
+    source = Source(kind=SourceKind.MEASURED, text=f"by egmctl, {base}, learnt {date}", machines=nodes, runs=len(runs))
+    return Profile(
+        schema=PROFILE_SCHEMA,
+        name=name,
+        title=f"{_kind(first.machine)}, learnt from {base}",
+        match=_signature([run.machine for run in runs]),
+        sources={"runs": source, "bounds": Source(kind=SourceKind.RULE, text=RULE)},
+        references=tuple(_reference(key, one) for key, one in seen.items()),
+    )
+
+
+def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: Measurement) -> None:
+    value = value_of(measurement)
+    if value is None or measurement.status is not Status.OK or too_small(measurement):
+        return
+    one = class_of(measurement)
+    flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
+    found = seen.setdefault((one.case, one.wire, flows), _Seen(unit_of(measurement)))
+    if _is_swept(run.report, measurement):
+        if measurement.size_bytes < found.size_bytes:
+            return
+        if measurement.size_bytes > found.size_bytes:
+            found.by_path.clear()
+            found.size_bytes = measurement.size_bytes
+    found.by_path.setdefault((run.node, measurement.path), []).append(value)
+
+
+def _reference(key: tuple[str, str, int | None], seen: _Seen) -> Reference:
+    values = [value for runs in seen.by_path.values() for value in runs]
+    typical, off = median(values), _off(values)
+    latency = seen.unit is Unit.NS
+    warn = max(SPREADS_WARN * off, LATENCY_WARN if latency else LEAST_WARN)
+    fail = max(SPREADS_FAIL * off, LATENCY_FAIL if latency else LEAST_FAIL)
+    sign = 1 if latency else -1
+    repeated = [runs for runs in seen.by_path.values() if len(runs) > 1]
+    case, wire, flows = key
+    return Reference(
+        case=case,
+        wire=wire,
+        unit=seen.unit,
+        typical=_round(typical),
+        warn=_round(typical * max(0.0, 1 + sign * warn)),
+        fail=_round(typical * max(0.0, 1 + sign * fail)),
+        flows=flows,
+        least_bytes=0 if latency else JUDGED_FROM_BYTES,
+        run_to_run=_round(max(map(_off, repeated))) if repeated else None,
+        source="runs",
+        bounds_source="bounds",
+    )
+
+
+def _signature(machines: Sequence[Machine]) -> Signature:
+    gpus = [gpu for machine in machines for gpu in machine.gpus or ()]
+    nvlinks = {gpu.nvml.nvlink_count if gpu.nvml else None for gpu in gpus}
+    joined = [
+        link.nvlinks or 0
+        for machine in machines
+        for one, other in combinations(machine.gpus or (), 2)
+        if (link := gpu_link(machine, one, other)).kind is LinkClass.NVLINK
+    ]
+    return Signature(
+        gpu_names=tuple(dict.fromkeys(gpu.name for gpu in gpus if gpu.name)),
+        device_ids=tuple(dict.fromkeys(found for gpu in gpus if (found := pci_id(gpu)))),
+        most_gpus=max(len(machine.gpus or ()) for machine in machines),
+        nvlinks=nvlinks.pop() if len(nvlinks) == 1 else None,
+        link=f"NV{max(joined)}" if joined else None,
+        c2c=any(c2c(machine, gpu) in (C2c.UP, C2c.DOWN) for machine in machines for gpu in machine.gpus or ()),
+        nvlink_domain=platform(machines[0]).clique_id is not None,
+        source="runs",
+    )
+
+
+def _kind(machine: Machine) -> str:
+    """Name what has to be the same in all machines of a profile."""
+    kinds = {f"{gpu.name or 'GPU of unknown name'} ({pci_id(gpu) or 'PCI id unknown'})" for gpu in machine.gpus or ()}
+    return ", ".join(sorted(kinds)) or "no GPU"
+
+
+def _is_swept(report: RunReport, measurement: Measurement) -> bool:
+    return any(m.case == measurement.case and m.size_bytes != measurement.size_bytes for m in report.measurements)
+
+
+def _off(values: Sequence[float]) -> float:
+    """Return how far the farthest of some values is from their middle, as a part of it."""
+    middle = median(values)
+    return max(abs(value / middle - 1) for value in values)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"

@@ -1,0 +1,104 @@
+"""Which profile a machine is of, and why: never by one string alone. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.profile import Match, Point, Profile, Signature
+from egmctl.topo.health import C2c, c2c
+from egmctl.topo.links import LinkClass, gpu_link
+from egmctl.topo.platform import platform
+
+
+def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | None, str]:
+    """Return the first profile that fits, and why it does; or none, and why none does."""
+    for profile in profiles:
+        if (match := match_profile(machine, profile)).fits:
+            return profile, match.reason
+    if not machine.gpus:
+        return None, "there is no GPU"
+    kinds = Counter(f"{gpu.name or 'GPU of unknown name'} ({pci_id(gpu) or 'PCI id unknown'})" for gpu in machine.gpus)
+    found = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    near = [m for p in profiles if (m := match_profile(machine, p)).points[0].fits]
+    why = "".join(f"; {match.profile} does not fit: {match.reason}" for match in near)
+    return None, f"no profile fits {found}{why}"
+
+
+def match_profile(machine: Machine, profile: Profile) -> Match:
+    """Ask of a machine everything that the profile's signature states."""
+    signature, gpus = profile.match, machine.gpus or ()
+    points = [
+        _all("GPU name", [gpu.name for gpu in gpus], signature.gpu_names),
+        _all("PCI device id", [pci_id(gpu) for gpu in gpus], signature.device_ids),
+        _count(len(gpus), signature),
+        _nvlinks(gpus, signature),
+        _link(machine, gpus, signature),
+        _c2c(machine, gpus, signature),
+        _domain(machine, signature),
+    ]
+    return Match(profile=profile.name, points=tuple(point for point in points if point is not None))
+
+
+def _all(what: str, found: Sequence[str | None], expected: Sequence[str]) -> Point:
+    words = ", ".join(dict.fromkeys(one or "unknown" for one in found)) or "no GPU"
+    fits = bool(found) and all(one in expected for one in found)
+    return _point(what, fits, words, " or ".join(expected))
+
+
+def _count(found: int, signature: Signature) -> Point:
+    least, most = signature.least_gpus, signature.most_gpus
+    expected = str(most) if least == most else f"{least} to {most}"
+    return _point("GPUs", least <= found <= most, str(found), expected)
+
+
+def _nvlinks(gpus: Sequence[Gpu], signature: Signature) -> Point | None:
+    if signature.nvlinks is None:
+        return None
+    counts = {gpu.nvml.nvlink_count if gpu.nvml else None for gpu in gpus}
+    words = ", ".join(sorted("unknown" if count is None else str(count) for count in counts)) or "no GPU"
+    return _point("NVLinks a GPU", counts == {signature.nvlinks}, words, str(signature.nvlinks))
+
+
+def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point | None:
+    """Compare the best wire between two GPUs: one whose links are down is still of its kind, and no faster."""
+    if signature.link is None or len(gpus) < 2:
+        return None
+    links = [gpu_link(machine, one, other) for one, other in combinations(gpus, 2)]
+    joined = [link.nvlinks or 0 for link in links if link.kind is LinkClass.NVLINK]
+    if not joined:
+        return _point("link", True, f"{links[0].symbol} (no NVLink is up)", signature.link)
+    most = int(signature.link.removeprefix("NV"))
+    return _point("link", max(joined) <= most, f"NV{max(joined)}", signature.link)
+
+
+def _c2c(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point:
+    found = {c2c(machine, gpu) for gpu in gpus}
+    expected = "NVLink-C2C" if signature.c2c else "no NVLink-C2C"
+    fits = found <= ({C2c.UP, C2c.DOWN} if signature.c2c else {C2c.ABSENT})
+    reason = expected if fits else f"NVLink-C2C {', '.join(sorted(found))}, expected {expected}"
+    return Point(what="C2C", fits=fits, reason=reason)
+
+
+def _domain(machine: Machine, signature: Signature) -> Point | None:
+    if signature.nvlink_domain is None:
+        return None
+    found = platform(machine).clique_id is not None
+    words = {True: "an NVLink domain of several nodes", False: "no NVLink domain of several nodes"}
+    fits = found is signature.nvlink_domain
+    reason = words[found] if fits else f"{words[found]}, expected {words[signature.nvlink_domain]}"
+    return Point(what="NVLink domain", fits=fits, reason=reason)
+
+
+def _point(what: str, fits: bool, found: str, expected: str) -> Point:
+    reason = f"{what} {found}" if fits else f"{what} {found}, not {expected}"
+    return Point(what=what, fits=fits, reason=reason)
+
+
+def pci_id(gpu: Gpu) -> str | None:
+    pci = gpu.pci
+    if pci is None or pci.vendor_id is None or pci.device_id is None:
+        return None
+    return f"{pci.vendor_id:04x}:{pci.device_id:04x}"
