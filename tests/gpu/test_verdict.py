@@ -85,7 +85,8 @@ def test_a_healthy_node_passes_and_each_class_says_by_what(egmctl: RunEgmctl, pr
     assert verdict["classes"]
     for one in verdict["classes"]:
         assert one["grade"] == "pass", one
-        assert one["expected"] > 0 and one["source"].startswith("measured"), one
+        assert one["expected"] > 0, one
+        assert one["source"].startswith("measured"), one
     assert not verdict["culprits"]
 
 
