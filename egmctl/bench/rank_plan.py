@@ -13,6 +13,7 @@ from itertools import combinations, permutations
 from egmctl.bench.case import Case, End
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.paths import Path, gpu_waiver, path_between
+from egmctl.bench.ucx_plan import ucx_flow, ucx_path
 from egmctl.gpu.causes import cause_of
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind, Pattern
@@ -73,7 +74,7 @@ def legs_of(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator
     count = len(ranks)
     if count < 2:
         return
-    if shared_memory(case) in HOST_MEMORY:
+    if case.engine is not Engine.UCX and shared_memory(case) in HOST_MEMORY:
         for node in nodes:
             if case.engine is Engine.PING_PONG:
                 yield from ((Leg(one, one, node), Leg(other, one, node)) for one, other in combinations(ranks, 2))
@@ -101,6 +102,8 @@ def legs_of(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator
 def flow_of(case: Case, leg: Leg, path: Path) -> Flow:
     """Return a leg as results name it."""
     issuer, owner = leg.initiator, leg.owner
+    if case.engine is Engine.UCX:
+        return ucx_flow(case, issuer, owner, path)
     pushed = case.initiator is End.SOURCE
     near = Endpoint(
         memory=case.source if pushed else case.destination,
@@ -139,6 +142,8 @@ def local_path(machine: Machine) -> PathOf:
     def path(case: Case, leg: Leg) -> Path:
         if case.engine in (Engine.EVENT, Engine.SOCKET):
             return _NO_PATH
+        if case.engine is Engine.UCX:
+            return ucx_path(case, leg.initiator, machine, leg.owner, machine)
         issuer, owner = machine.gpu(leg.initiator.bus_id), machine.gpu(leg.owner.bus_id)
         far = owner if leg.numa_node is None else leg.numa_node
         ends = (issuer, far) if case.initiator is End.SOURCE else (far, issuer)
