@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
 
 from rich.text import Text
 
@@ -69,25 +70,21 @@ def _affected(comparison: Comparison, row: Affected) -> Text:
     text = Text()
     text.append(row.outcome.upper().ljust(len(_INDENT)), _STYLES[row.outcome])
     text.append(wrap(printable(words), _INDENT, _INDENT)[len(_INDENT) :])
-    if comparison.of_nodes:
-        for path in paths[:4]:
-            text.append(wrap(printable(f"{_name(path)}, {path.path}: {_numbers(path)}"), _INDENT), DIM)
-        if len(paths) > 4:
-            text.append(f"{_INDENT}and {len(paths) - 4} more\n", DIM)
-    else:
-        text.append(wrap(printable(", ".join(row.cases)), _INDENT), DIM)
+    if not comparison.of_nodes or row.change is None:
+        return text.append(wrap(printable(", ".join(row.cases)), _INDENT), DIM)
+    cases: dict[str, list[PathDifference]] = {}
+    for path in paths:
+        cases.setdefault(f"{_name(path)} ({path.unit})", []).append(path)
+    for name, those in cases.items():
+        found = median(path.value for path in those if path.value is not None)
+        usual = median(path.reference for path in those if path.reference is not None)
+        text.append(wrap(printable(f"{name}: {found:.2f}, all nodes {usual:.2f}"), _INDENT), DIM)
     return text
 
 
 def _change(row: Affected) -> str:
     change = row.change or 0
     return f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"
-
-
-def _numbers(path: PathDifference) -> str:
-    if path.value is None or path.reference is None:
-        return path.reason
-    return f"{path.value:.2f} {path.unit}, all: {path.reference:.2f}"
 
 
 def _word(comparison: Comparison, one: WordDifference) -> Text:

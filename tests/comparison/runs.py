@@ -1,0 +1,83 @@
+"""Runs as they could have been: one real plan with seeded noise of a real spread, and one path or GPU made slow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from egmctl.bench.statistics import summarize
+from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.saved import Saved, SavedKind
+from tests.saved.documents import measured_report
+
+REAL_SPREAD = 0.001
+"""Repeats of one path on an idle H200 node differ by about a thousandth (egmctl/bench/statistics.py)."""
+
+Change = Callable[[Measurement], Measurement]
+
+
+def run(machine: str = "hgx-h200x4", *, seed: int = 0, spread: float = REAL_SPREAD) -> RunReport:
+    """Return a run whose paths have 400 GB/s with noise."""
+    noise = random.Random(seed)  # noqa: S311
+    report = measured_report(machine)
+    return changed(report, lambda m: reaching(m, 400 * noise.gauss(1, spread)))
+
+
+def saved(name: str, result: RunReport) -> Saved:
+    """Return a run as if it had been loaded from ``name``.json."""
+    return Saved(
+        path=Path(f"{name}.json"),
+        kind=SavedKind.BENCH,
+        name=name,
+        result=result,
+        tool="egmctl 0.1.0",
+        exit_code=int(result.exit_code),
+        origin=result.machines[0].origin if result.machines else None,
+    )
+
+
+def changed(report: RunReport, change: Change) -> RunReport:
+    """Return a run with each measurement changed."""
+    return replace(report, measurements=tuple(map(change, report.measurements)))
+
+
+def reaching(measurement: Measurement, gb_s: float) -> Measurement:
+    """Return a measurement that reached this bandwidth."""
+    found = summarize([gb_s * 0.999, gb_s, gb_s * 1.001])
+    return replace(measurement, bandwidth_gb_s=found, flows_gb_s=(found,))
+
+
+def times(factor: float, where: Callable[[Measurement], bool]) -> Change:
+    """Return the change that multiplies the bandwidth of some measurements."""
+
+    def change(measurement: Measurement) -> Measurement:
+        if not where(measurement) or measurement.bandwidth_gb_s is None:
+            return measurement
+        return reaching(measurement, factor * measurement.bandwidth_gb_s.median)
+
+    return change
+
+
+def ended(status: Status, reason: str, where: Callable[[Measurement], bool]) -> Change:
+    """Return the change that makes some measurements end otherwise, without a number."""
+
+    def change(measurement: Measurement) -> Measurement:
+        if not where(measurement):
+            return measurement
+        return replace(measurement, status=status, reason=reason, samples=(), bandwidth_gb_s=None, flows_gb_s=())
+
+    return change
+
+
+def on_path(path: str) -> Callable[[Measurement], bool]:
+    """Return whether a measurement is of a path."""
+    return lambda measurement: measurement.path == path
+
+
+def from_gpu(label: str) -> Callable[[Measurement], bool]:
+    """Return whether bytes of a measurement leave a GPU for another one."""
+    return lambda measurement: (
+        measurement.flows[0].source.label == label and measurement.flows[0].destination.bus_id is not None
+    )

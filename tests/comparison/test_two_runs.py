@@ -1,0 +1,239 @@
+"""A second run against a first one: what is reported, what is not, and what it is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from egmctl.comparison import compare
+from egmctl.comparison.spread import Spread
+from egmctl.errors import ExitCode, UsageError
+from egmctl.model.comparison import Comparison, Kind, Outcome, PathDifference
+from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.report.compare_text import compare_text
+from egmctl.saved import SavedKind
+from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
+
+CASE = "device_to_device_memcpy_write_ce"
+
+
+def two(before: RunReport, after: RunReport) -> Comparison:
+    return compare([saved("before", before), saved("after", after)])
+
+
+def differing(comparison: Comparison) -> list[PathDifference]:
+    return [one for one in comparison.paths if one.outcome is not Outcome.SAME]
+
+
+def test_two_runs_of_one_node_show_no_regression() -> None:
+    found = two(run(seed=1), run(seed=2))
+    assert found.kind is Kind.BENCH
+    assert found.compared == len(run().measurements) == len(found.paths)
+    assert differing(found) == []
+    assert found.exit_code is ExitCode.OK
+    assert compare_text(found).plain.endswith("paths compared: 0 worse, 0 better, 0 different\n")
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(), spread=st.floats(0, 0.5), machine=st.sampled_from(["hgx-h200x4", "gb200-nvl4", "gh200"]))
+def test_a_run_with_itself_finds_nothing(seed: int, spread: float, machine: str) -> None:
+    report = run(machine, seed=seed, spread=spread)
+    found = two(report, report)
+    assert differing(found) == []
+    assert not (found.affected or found.words or found.machines or found.notes)
+
+
+def test_a_slow_path_is_named_with_both_medians() -> None:
+    slow = changed(run(seed=2), times(0.8, lambda m: m.case == CASE and m.path == "GPU1 -> GPU2"))
+    found = two(run(seed=1), slow)
+    (one,) = differing(found)
+    assert (one.case, one.path, one.outcome, one.unit) == (CASE, "GPU1 -> GPU2", Outcome.WORSE, "GB/s")
+    assert one.change == pytest.approx(-0.2, abs=0.01)
+    assert found.exit_code is ExitCode.FAILED
+    text = compare_text(found).plain
+    assert "WORSE      GPU1 -> GPU2: 20.1 % slower\n" in text
+    assert f"{CASE}, 512 MiB over NV18 (GB/s)\n" in text
+
+
+def test_a_faster_path_is_shown_and_is_no_regression() -> None:
+    found = two(run(seed=1), changed(run(seed=2), times(1.2, on_path("GPU1 -> GPU2"))))
+    assert {one.outcome for one in differing(found)} == {Outcome.BETTER}
+    assert found.exit_code is ExitCode.OK
+    assert "faster" in compare_text(found).plain
+
+
+def test_paths_that_begin_at_one_gpu_are_told_as_its() -> None:
+    found = two(run(seed=1), changed(run(seed=2), times(0.8, from_gpu("GPU1"))))
+    (row,) = found.affected
+    assert (row.where, len(row.paths), row.of) == ("GPU1 -> *", 6, 6)
+    assert len(row.cases) == 2
+
+
+@pytest.mark.parametrize(("percent", "told"), [(4.5, 0), (5.6, 1)])
+def test_what_a_lost_nvlink_costs_is_just_outside_the_tolerance(percent: float, told: int) -> None:
+    where = lambda m: m.case == CASE and m.path == "GPU0 -> GPU1"  # noqa: E731
+    found = two(run(spread=0), changed(run(spread=0), times(1 - percent / 100, where)))
+    assert len(differing(found)) == told
+
+
+def test_a_known_spread_counts_three_times() -> None:
+    slow = changed(run(spread=0), times(0.9, on_path("GPU0 -> GPU1")))
+    pair = [saved("before", run(spread=0)), saved("after", slow)]
+    for spread, told in ((0.03, True), (0.04, False)):
+        found = compare(pair, spread=lambda _m, spread=spread: Spread(spread, "measured"))  # type: ignore[misc]
+        assert bool(differing(found)) is told
+    assert all("3 x the spread from run to run, 4 %: measured" in one.bound_reason for one in found.paths)
+
+
+def test_the_tolerance_can_be_set() -> None:
+    slow = changed(run(spread=0), times(0.9, on_path("GPU0 -> GPU1")))
+    pair = [saved("before", run(spread=0)), saved("after", slow)]
+    assert differing(compare(pair, tolerance=0.2)) == []
+
+
+# --- a number on one side only ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT])
+def test_a_path_that_broke_is_worse(status: Status) -> None:
+    broken = changed(run(), ended(status, "3 words differ", on_path("GPU0 -> GPU1")))
+    found = two(run(), broken)
+    assert {(one.outcome, one.reason) for one in differing(found)} == {
+        (Outcome.WORSE, f"{status} in after: 3 words differ")
+    }
+    assert found.exit_code is ExitCode.FAILED
+    assert f"GPU0 -> GPU1: {status} in after: 3 words differ" in compare_text(found).plain
+    assert {one.outcome for one in differing(two(broken, run()))} == {Outcome.BETTER}
+    assert differing(two(broken, broken)) == []
+
+
+def test_a_path_that_was_waived_is_told_and_counts_for_nothing() -> None:
+    found = two(run(), changed(run(), ended(Status.WAIVED, "MIG is on", on_path("GPU0 -> GPU1"))))
+    assert {(one.outcome, one.reason) for one in differing(found)} == {
+        (Outcome.DIFFERENT, "waived in after: MIG is on")
+    }
+    assert found.exit_code is ExitCode.OK
+    assert "GPU0 -> GPU1: waived in after: MIG is on " in " ".join(compare_text(found).plain.split())
+
+
+def test_a_path_that_only_one_run_has_is_told() -> None:
+    fewer = replace(run(), measurements=run().measurements[4:])
+    found = two(fewer, run())
+    assert [one.reason for one in differing(found)] == ["not measured in before"] * 4
+    assert found.compared == len(fewer.measurements)
+    assert "4 paths: not measured in before\n" in compare_text(found).plain
+
+
+def test_an_unstable_path_is_compared_and_told() -> None:
+    def unstable(measurement: Measurement) -> Measurement:
+        return replace(measurement, status=Status.UNSTABLE, reason="the samples vary by 9 % (CV)")
+
+    shaky = changed(run(), lambda m: unstable(m) if m.path == "GPU0 -> GPU1" else m)
+    assert {one.outcome for one in differing(two(run(), shaky))} == {Outcome.DIFFERENT}
+    slow = changed(shaky, times(0.8, on_path("GPU0 -> GPU1")))
+    assert {(one.outcome, one.reason) for one in differing(two(run(), slow))} == {
+        (Outcome.WORSE, "unstable in after: the samples vary by 9 % (CV)")
+    }
+
+
+def test_nothing_in_common_is_nothing_compared() -> None:
+    sized = changed(run(), lambda m: replace(m, size_bytes=4096))
+    found = two(run(), sized)
+    assert (found.compared, found.exit_code) == (0, ExitCode.NOTHING)
+
+
+# --- which GPU is which ----------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_matched_by_bus_id_though_their_indices_have_changed() -> None:
+    """Without GPU0, a cgroup's other GPUs are called GPU0, GPU1 and GPU2."""
+    report = run(spread=0)
+    lost = report.gpus[0].bus_id
+
+    def renamed(text: str) -> str:
+        return f"GPU{int(text[3:]) - 1}" if text.startswith("GPU") else text
+
+    def relabel(m: Measurement) -> Measurement:
+        ends = [
+            replace(
+                flow,
+                source=replace(flow.source, label=renamed(flow.source.label)),
+                destination=replace(flow.destination, label=renamed(flow.destination.label)),
+            )
+            for flow in m.flows
+        ]
+        return replace(m, flows=tuple(ends))
+
+    kept = [
+        relabel(m) for m in report.measurements if lost not in (m.flows[0].source.bus_id, m.flows[0].destination.bus_id)
+    ]
+    slow = [reaching(m, 300) if m.path == "GPU0 -> GPU1" else m for m in kept]
+    gpus = tuple(replace(gpu, index=gpu.index - 1, label=renamed(gpu.label)) for gpu in report.gpus[1:])
+    found = two(report, replace(report, gpus=gpus, measurements=tuple(slow)))
+    assert {one.path for one in found.paths if one.outcome is Outcome.WORSE} == {"GPU0 -> GPU1"}
+    assert found.compared == len(kept)
+
+
+# --- what stands beside it -------------------------------------------------------------------------------------------
+
+
+def test_what_differs_in_the_machines_stands_beside() -> None:
+    before = run()
+    machine = before.machines[0]
+    assert machine.driver is not None
+    assert machine.gpus is not None
+    driver = replace(machine.driver, driver_version="600.1")
+    gpus = tuple(replace(gpu, nvml=gpu.nvml and replace(gpu.nvml, vbios="97.00")) for gpu in machine.gpus)
+    found = two(before, replace(before, machines=(replace(machine, driver=driver, gpus=gpus),)))
+    assert {(one.about, one.what, one.value) for one in found.machines} == {
+        ("", "driver driver_version", "600.1"),
+        ("GPU0-3", "nvml vbios", "97.00"),
+    }
+    assert found.exit_code is ExitCode.OK
+    assert "GPU0-3 nvml vbios: 96.00.A5.00.1A -> 97.00\n" in compare_text(found).plain
+
+
+def test_another_gpu_in_the_same_place_is_told() -> None:
+    before = run()
+    machine = before.machines[0]
+    assert machine.gpus is not None
+    first = machine.gpus[0]
+    assert first.nvml is not None
+    swapped = replace(first, nvml=replace(first.nvml, uuid="GPU-00000000-0000-0000-0000-000000000001"))
+    found = two(before, replace(before, machines=(replace(machine, gpus=(swapped, *machine.gpus[1:])),)))
+    assert found.notes == ("GPU0: another GPU than in the first file, by its UUID",)
+
+
+def test_settings_that_differ_are_told() -> None:
+    after = run()
+    found = two(run(), replace(after, settings=replace(after.settings, serial=True)))
+    assert found.notes == ("not measured alike: serial is False in before, True in after",)
+
+
+# --- what cannot be compared -----------------------------------------------------------------------------------------
+
+
+def test_one_file_is_nothing_to_compare() -> None:
+    with pytest.raises(UsageError, match="give two files or more"):
+        compare([saved("before", run())])
+
+
+def test_kinds_do_not_mix() -> None:
+    other = replace(saved("after", run()), kind=SavedKind.DOCTOR)
+    with pytest.raises(UsageError, match=r"before.json is of egmctl bench and after.json of egmctl doctor"):
+        compare([saved("before", run()), other])
+
+
+def test_a_run_without_a_result_is_told() -> None:
+    dead = replace(saved("after", run()), kind=SavedKind.ERROR, result=None, exit_code=4)
+    found = compare([saved("before", run()), dead])
+    assert found.exit_code is ExitCode.NOTHING
+    assert "after: ended with 4 without a result" in compare_text(found).plain
+
+
+def test_an_interrupted_run_is_told() -> None:
+    found = two(run(), replace(run(), interrupted=True))
+    assert "after: interrupted, a partial report" in compare_text(found).plain
