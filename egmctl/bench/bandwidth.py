@@ -12,7 +12,7 @@ from egmctl.bench.evidence import Watch
 from egmctl.bench.flow_run import FlowRun
 from egmctl.bench.outcomes import EXPIRED_LIMIT, FAILURES, GateExpired, failure
 from egmctl.bench.rig import Rig
-from egmctl.bench.statistics import bandwidth_gb_s, is_unstable, summarize
+from egmctl.bench.statistics import bandwidth_gb_s, is_unstable, summarize, unstable_reason
 from egmctl.gpu.pattern import WORD_BYTES, Difference
 from egmctl.gpu.timing import Gate, Timing, time_together
 from egmctl.model.measurement import (
@@ -207,7 +207,7 @@ def conclude(
     if mismatch is not None:
         status, reason = Status.CORRUPT, describe(mismatch, task)
     elif is_unstable(summary):
-        status, reason = Status.UNSTABLE, f"the samples vary by {100 * (summary.cv or 0):.1f} % (CV)"
+        status, reason = Status.UNSTABLE, unstable_reason(summary)
     return finish(
         task,
         status,

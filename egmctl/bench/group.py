@@ -165,6 +165,8 @@ class Group:
         """End the processes."""
         with ExitStack() as ended:
             for child in self._members.values():
+                # They all take the hint before the first one is waited for.
+                child.channel.close()
                 ended.callback(child.close)
 
     def __enter__(self) -> Group:

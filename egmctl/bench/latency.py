@@ -11,10 +11,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from typing import Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers, assign
 from egmctl.bench.rig import Rig
-from egmctl.bench.statistics import is_unstable, summarize
+from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
 from egmctl.errors import DriverCallError
 from egmctl.gpu.chase import Chain, Reader, Walk, clear_flag
 from egmctl.gpu.program import Kernels
@@ -139,23 +140,17 @@ class Probe(ABC):
         """Return the outcome."""
         if not self._samples:
             return finish(self.task, Status.FAILED, reason="one side waited in vain for the other in every sample")
-        latency = summarize([sample.latency_ns or 0 for sample in self._samples])
-        loads = [sample.bandwidth_gb_s for sample in self._samples if sample.bandwidth_gb_s is not None]
-        status, reason = Status.OK, None
-        if self._astray is not None:
-            status, reason = Status.CORRUPT, self._astray
-        elif is_unstable(latency):
-            status, reason = Status.UNSTABLE, f"the samples vary by {100 * (latency.cv or 0):.1f} % (CV)"
-        elif self._expired:
-            reason = f"{self._expired} samples were thrown away: one side had waited in vain for the other"
+        remark = None
+        if self._expired:
+            remark = f"{self._expired} samples were thrown away: one side had waited in vain for the other"
         elif self._beside:
-            reason = f"{self._beside} warps of the load ran on the multiprocessor of the chase"
-        return finish(
+            remark = f"{self._beside} warps of the load ran on the multiprocessor of the chase"
+        loads = [sample.bandwidth_gb_s for sample in self._samples if sample.bandwidth_gb_s is not None]
+        return conclude(
             self.task,
-            status,
-            reason=reason,
-            samples=tuple(self._samples),
-            latency_ns=latency,
+            self._samples,
+            self._astray,
+            remark,
             bandwidth_gb_s=summarize(loads) if loads else None,
             verification=self.verification,
             seeds=tuple(self._seeds),
@@ -186,9 +181,7 @@ class Probe(ABC):
         return chain
 
     def _keep(self, walk: Walk, elapsed_ms: float, latency_ns: float, started: float) -> None:
-        if walk.wrong_offset is not None and self._astray is None:
-            where = f"at offset {walk.wrong_offset}, where its chain does not lead"
-            self._astray = f"sample {len(self._samples)}: the walk ended {where}"
+        self._astray = self._astray or went_astray(len(self._samples), walk.wrong_offset)
         self._samples.append(
             Sample(
                 bandwidth_gb_s=walk.load_gb_s if self.task.pattern is Pattern.LOADED else None,
@@ -197,6 +190,36 @@ class Probe(ABC):
                 wall_ms=_since(started),
             )
         )
+
+
+def conclude(
+    task: Task, samples: Sequence[Sample], astray: str | None, remark: str | None = None, **more: Any
+) -> Measurement:
+    """Return the measurement that samples of a latency make.
+
+    Parameters
+    ----------
+    astray
+        Which walk ended where its chain does not lead, as a sentence.
+    remark
+        The reason of one that is plainly ``ok``.
+    more
+        Further fields of it.
+    """
+    latency = summarize([sample.latency_ns or 0 for sample in samples])
+    status, reason = Status.OK, remark
+    if astray is not None:
+        status, reason = Status.CORRUPT, astray
+    elif is_unstable(latency):
+        status, reason = Status.UNSTABLE, unstable_reason(latency)
+    return finish(task, status, reason=reason, samples=tuple(samples), latency_ns=latency, **more)
+
+
+def went_astray(sample: int, offset: int | None) -> str | None:
+    """Say in one sentence that a walk ended where its chain does not lead; ``None`` if it did not."""
+    if offset is None:
+        return None
+    return f"sample {sample}: the walk ended at offset {offset}, where its chain does not lead"
 
 
 class _Chase(Probe):

@@ -13,8 +13,10 @@ from egmctl.bench.buffers import Peak, peaks
 from egmctl.bench.busy import in_use
 from egmctl.bench.case import Case, Footprint
 from egmctl.bench.flows import HOST_MEMORY, Ends, endpoint, initiator, tasks_of
+from egmctl.bench.in_process import counterparts
 from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.rank_plan import flow_of, handle_waiver, legs_of, local_path, ranks_of
+from egmctl.bench.registry import CASES
 from egmctl.bench.schedule import Slot, Step, make_steps
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
@@ -111,9 +113,15 @@ def make_plan(
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
     visible = cuda_visible(machine)
-    ranks = ranks_of(machine, gpus, numa_nodes, visible)
-    made = {
-        case.name: tuple(
+    usable = [
+        gpu
+        for gpu in gpus
+        if gpu_waiver(machine, gpu, visible) is None and (settings.allow_busy or in_use(gpu) is None)
+    ]
+    ranks = ranks_of([*usable, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
+
+    def make(case: Case) -> tuple[PlannedTask, ...]:
+        return tuple(
             task
             for size in (sizes if case.footprint is None else ()) or (settings.size_bytes,)
             for task in _chosen(
@@ -129,9 +137,12 @@ def make_plan(
                 ),
             )
         )
-        for case in cases
-    }
-    tasks = tuple(task for of_case in made.values() for task in of_case)
+
+    made = {case.name: make(case) for case in cases}
+    by_ranks = [case for case in cases if case.processes and any(task.waiver is None for task in made[case.name])]
+    # What is to be set beside them comes first, as in the registry.
+    beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
+    tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
     none = [name for name, of_case in made.items() if not of_case]
     return Plan(
         settings=settings,
@@ -140,6 +151,7 @@ def make_plan(
         ),
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
+        ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
         steps=make_steps(_slots(tasks), serial=settings.serial),
         notes=(
             *((f"these need two GPUs: {', '.join(none)}",) if none else ()),

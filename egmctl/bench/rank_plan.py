@@ -7,12 +7,12 @@ has made; how the two reach each other on their machine is asked of the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
 from egmctl.bench.case import Case, End
 from egmctl.bench.flows import HOST_MEMORY
-from egmctl.bench.paths import Path, gpu_waiver, path_between
+from egmctl.bench.paths import Path, path_between
 from egmctl.bench.ucx_plan import ucx_flow, ucx_path
 from egmctl.gpu.causes import cause_of
 from egmctl.model.machine import Gpu, Machine
@@ -43,17 +43,14 @@ PathOf = Callable[[Case, Leg], Path]
 """The way that a leg's bytes take, with the reason why it cannot be measured."""
 
 
-def ranks_of(machine: Machine, gpus: Sequence[Gpu], nodes: Sequence[int], visible: frozenset[str] | None) -> list[Rank]:
-    """Return a rank for each GPU of a node: first those that can be used, which get processes, then the others.
+def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
+    """Return a rank for each GPU of a node, in their order: only the first ones, which can be used, get processes.
 
     Parameters
     ----------
     nodes
         The NUMA nodes that were asked for: host memory lies on the nearest of them.
-    visible
-        As for :func:`egmctl.bench.paths.gpu_waiver`.
     """
-    usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu, visible) is None]
     return [
         Rank(
             number=number,
@@ -61,7 +58,7 @@ def ranks_of(machine: Machine, gpus: Sequence[Gpu], nodes: Sequence[int], visibl
             bus_id=gpu.bus_id,
             numa_node=gpu.host_numa_id if gpu.host_numa_id in nodes else next(iter(nodes), None),
         )
-        for number, gpu in enumerate([*usable, *(gpu for gpu in gpus if gpu not in usable)])
+        for number, gpu in enumerate(gpus)
     ]
 
 
@@ -147,7 +144,10 @@ def local_path(machine: Machine) -> PathOf:
         issuer, owner = machine.gpu(leg.initiator.bus_id), machine.gpu(leg.owner.bus_id)
         far = owner if leg.numa_node is None else leg.numa_node
         ends = (issuer, far) if case.initiator is End.SOURCE else (far, issuer)
-        return path_between(machine, (case.source, case.destination), ends, issuer)
+        path = path_between(machine, (case.source, case.destination), ends, issuer)
+        # What the host has a part in is disturbed by whatever else it does; round trips have one pair of ranks.
+        alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
+        return replace(path, disjoint=False) if alone else path
 
     return path
 

@@ -149,6 +149,11 @@ class Rig:
             raise self._no_kernels or NoCompiler("there are no kernels")
         return self.kernels[bus_id]
 
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All that there are."""
+        return tuple(self._buffers)
+
     def has(self, buffer: Buffer) -> bool:
         """Say whether a buffer has been made."""
         return buffer in self._buffers

@@ -88,6 +88,7 @@ SUITES: Mapping[str, Suite] = {
     "host": Suite("pinned, registered and system memory", family="host"),
     "p2p": Suite("between GPUs and within one", family="p2p"),
     "latency": Suite("latencies", family="latency"),
+    "ipc": Suite("memory that one process makes and another one works on, one a GPU", family="ipc", samples=3),
     "matrices": Suite(
         "the seven GPU matrices of nvbandwidth",
         (

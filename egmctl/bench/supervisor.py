@@ -1,12 +1,12 @@
-"""Runs a plan in worker processes and keeps what they found, whatever becomes of them.
+"""Runs a plan in processes that measure, and keeps what they found, whatever becomes of them.
 
-A worker that dies or hangs costs the step that was under way: its tasks are ``crashed`` or ``timed-out`` with the
-driver call it was in, and a new worker goes on with the rest.
+Most steps are one worker's; those of cases by several processes a group's of ranks. A process that dies or hangs costs
+the step that was under way: its tasks are ``crashed`` or ``timed-out`` with the driver call it was in, and a new
+worker, or a new group, goes on with the rest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import time
 from collections import deque
@@ -14,15 +14,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from egmctl.bench.buffers import Lifetimes
+from egmctl.bench.crew import WORKER, Crew, Worker, start_group, start_worker
 from egmctl.bench.estimate import steps_seconds
 from egmctl.bench.flows import HOST_MEMORY
+from egmctl.bench.group import GroupFailed
+from egmctl.bench.in_process import set_beside
 from egmctl.bench.plan import Plan, shortened
-from egmctl.bench.protocol import ENVIRONMENT, Event, NodeAccess, OrderedStep, OrderedTask, Preparation, Request
+from egmctl.bench.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
+from egmctl.bench.registry import CASES
 from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
 from egmctl.errors import ChildFailed
 from egmctl.facts.redact import redact
-from egmctl.launch import ChannelClosed, Child, signals, spawn
+from egmctl.launch import Child, signals
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Summary, Task, finish
@@ -31,10 +35,9 @@ from egmctl.units import parse_kernel_list
 Progress = Callable[[float, Task | None], None]
 """Called with the part of the run that is over, 0 to 1, and a task that is under way, ``None`` between two."""
 
-WORKER = "egmctl.bench.worker:run"
-
 WORKER_LIMIT = 4
-"""Workers in one run. What makes the fourth one end would end the next one too, each time after a whole timeout."""
+"""Workers, and groups, that may fail in one run. What makes the fourth one end would end the next one too, each time
+after a whole timeout."""
 
 PROOF_TOLERANCE = 0.01
 """How much a pair that is measured alone may differ from the same pair measured with others; if one of a group differs
@@ -44,19 +47,14 @@ ATTEMPTS = 4
 """How often a step is measured whose samples differ too much: three times more."""
 
 
-def start_worker(target: str = WORKER) -> Child:
-    """Start a worker, which initialises CUDA while its caller finds out what to ask of it; close it if nothing.
-
-    Parameters
-    ----------
-    target
-        As :func:`egmctl.launch.spawn` takes it; another one only in tests.
-    """
-    return spawn(target, {}, environment=ENVIRONMENT)
-
-
 def supervise(
-    plan: Plan, machine: Machine, *, on_progress: Progress, worker: Child | None = None, target: str = WORKER
+    plan: Plan,
+    machine: Machine,
+    *,
+    on_progress: Progress,
+    worker: Child | None = None,
+    target: str = WORKER,
+    start_ranks: Callable[[int], Crew] = start_group,
 ) -> RunReport:
     """Measure every step of a plan.
 
@@ -72,20 +70,28 @@ def supervise(
         The first worker, if it has been started already.
     target
         The others, as :func:`start_worker` takes it.
+    start_ranks
+        Starts so many ranks.
     """
     started_at = datetime.datetime.now(datetime.UTC)
     started = time.perf_counter()
     run = _Run(plan, machine, on_progress)
     interrupted = False
+
+    def start(by_ranks: bool) -> Crew:
+        nonlocal worker
+        if by_ranks:
+            return start_ranks(len(plan.ranks))
+        first, worker = worker, None
+        return Worker(first or start_worker(target))
+
     try:
         with signals.interruptible():
-            while run.goes_on and run.workers < WORKER_LIMIT:
-                run.work(worker, target)
-                worker = None
+            while run.goes_on:
+                run.work(start)
     except KeyboardInterrupt:
         interrupted = True
-    why = "interrupted before it was over" if interrupted else f"not run: {WORKER_LIMIT} workers have failed before it"
-    run.waive_rest(why)
+    run.waive_rest("interrupted before it was over" if interrupted else None)
     return RunReport(
         settings=plan.settings,
         gpus=plan.gpus,
@@ -97,7 +103,8 @@ def supervise(
         interrupted=interrupted,
         notes=(*plan.notes, *run.notes),
         problems=tuple(run.problems),
-        measurements=tuple(run.found[number] for number in range(len(plan.tasks))),
+        ranks=plan.ranks,
+        measurements=set_beside([run.found[number] for number in range(len(plan.tasks))], CASES),
         machines=(redact(machine),),
     )
 
@@ -112,10 +119,11 @@ class _Run:
             if planned.waiver is not None
         }
         self.pending = deque(plan.steps)
-        self.workers = 0
         self.notes: list[str] = []
         self.problems: list[str] = []
         self._plan = plan
+        self._failures = {False: 0, True: 0}
+        """Of workers, and of groups of ranks."""
         nodes = (machine.host and machine.host.numa_nodes) or ()
         self._cpus = {node.id: parse_kernel_list(node.cpus) for node in nodes}
         self._tasks = [planned.task for planned in plan.tasks]
@@ -131,38 +139,54 @@ class _Run:
         """Whether there is something to measure; a soak begins again when it has come to the end."""
         if self._soak and not self.pending and not self._soak.over:
             self.pending.extend(step for step in self._plan.steps if not step.proof)
+        self.pending = deque(s for s in self.pending if self._failures[self._by_ranks(s)] < WORKER_LIMIT)
         return bool(self.pending)
 
-    def work(self, worker: Child | None, target: str) -> None:
-        """Have one worker measure the pending steps, until they are over or it fails."""
-        self.workers += 1
+    def work(self, start: Callable[[bool], Crew]) -> None:
+        """Have a worker, or a group of ranks, measure the steps that are pending for it, until it is through or fails.
+
+        Parameters
+        ----------
+        start
+            Starts a group of ranks, or a worker.
+        """
+        by_ranks = self._by_ranks(self.pending[0])
         under_way: Step | None = None
         try:
-            with worker or start_worker(target) as child:
-                self._prepare(child)
-                while self.goes_on:
+            with start(by_ranks) as crew:
+                self._prepare(crew, by_ranks)
+                while self.goes_on and self._by_ranks(self.pending[0]) is by_ranks:
                     under_way = self.pending.popleft()
-                    if not self._measure(child, under_way):
+                    if not self._measure(crew, under_way):
+                        self._failures[by_ranks] += 1
                         return
                     under_way = None
-                _ask(child, Request.FINISH)
-                child.receive(self._plan.settings.timeout_s)
+                crew.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
         except ChildFailed as error:
-            self._blame(error, under_way)
+            self._failures[by_ranks] += 1
+            self._blame(error, under_way, by_ranks)
 
-    def waive_rest(self, why: str) -> None:
-        """Give every task that has no outcome one."""
+    def waive_rest(self, why: str | None) -> None:
+        """Give every task that has no outcome one; without a reason, that too much has failed before it."""
         for number, task in enumerate(self._tasks):
             if number not in self.found:
-                self.found[number] = finish(task, Status.WAIVED, reason=why)
+                them = "groups of processes" if task.ranks else "workers"
+                reason = why or f"not run: {WORKER_LIMIT} {them} have failed before it"
+                self.found[number] = finish(task, Status.WAIVED, reason=reason)
 
-    def _prepare(self, worker: Child) -> None:
+    def _by_ranks(self, step: Step) -> bool:
+        return bool(self._tasks[step.tasks[0]].ranks)
+
+    def _prepare(self, crew: Crew, by_ranks: bool) -> None:
         settings = self._plan.settings
-        preparation = Preparation(settings=settings, gpus=self._taking_part(), host_access=self._host_access())
-        _ask(worker, Request.PREPARE, preparation=to_json(preparation))
-        message, _ = worker.receive(settings.timeout_s)
-        if message["note"] and message["note"] not in self.notes:
-            self.notes.append(message["note"])
+        if by_ranks:
+            ranks = self._plan.ranks
+            preparation = Preparation(settings=settings, gpus=tuple(rank.bus_id for rank in ranks), ranks=ranks)
+        else:
+            preparation = Preparation(settings=settings, gpus=self._taking_part(), host_access=self._host_access())
+        for message in crew.ask({"do": Request.PREPARE, "preparation": to_json(preparation)}, settings.timeout_s):
+            if message["note"] and message["note"] not in self.notes:
+                self.notes.append(message["note"])
 
     def _taking_part(self) -> tuple[str, ...]:
         taking_part = {
@@ -185,10 +209,11 @@ class _Run:
         )
 
     def _pending_flows(self) -> list[Flow]:
-        return [flow for step in self.pending for task in self._of(step) for flow in task.flows]
+        steps = [step for step in self.pending if not self._by_ranks(step)]
+        return [flow for step in steps for task in self._of(step) for flow in task.flows]
 
-    def _measure(self, worker: Child, step: Step) -> bool:
-        """Have a step measured; return whether the worker can go on."""
+    def _measure(self, crew: Crew, step: Step) -> bool:
+        """Have a step measured; return whether the crew can go on."""
         ordered = OrderedStep(
             tasks=tuple(
                 OrderedTask(number=number, task=shortened(self._tasks[number]) if step.proof else self._tasks[number])
@@ -199,17 +224,18 @@ class _Run:
             release=() if self._soak else tuple(self._lifetimes.finish(self._of(step))),
         )
         self._on_progress(self._part_over(step), self._tasks[step.tasks[0]])
-        _ask(worker, Request.MEASURE, step=to_json(ordered))
         # Many samples of large buffers may take longer than it takes to be sure that something hangs.
         timeout_s = max(self._plan.settings.timeout_s, 4 * self._seconds.get(step, 0))
-        while (message := worker.receive(timeout_s)[0])["event"] == Event.MEASURED:
-            self._keep(step, message["task"], from_json(Measurement, message["measurement"]))
+        over = crew.ask(
+            {"do": Request.MEASURE, "step": to_json(ordered)},
+            timeout_s,
+            lambda message: self._keep(step, message["task"], from_json(Measurement, message["measurement"])),
+        )
         self._on_progress(self._part_over(), None)
-        if message["problem"]:
-            self.problems.append(message["problem"])
+        self.problems += [message["problem"] for message in over if message["problem"]]
         self._repeat(step)
         self._judge(step)
-        return not message["broken"]
+        return not any(message["broken"] for message in over)
 
     def _part_over(self, under_way: Step | None = None) -> float:
         """Return how much of the run is over, by the time that it was estimated to take."""
@@ -266,21 +292,25 @@ class _Run:
             self._lifetimes.add(self._of(single))
             self.pending.appendleft(single)
 
-    def _blame(self, error: ChildFailed, under_way: Step | None) -> None:
-        """Give the step under way, or all that are pending where there is none, what became of the worker."""
+    def _blame(self, error: ChildFailed, under_way: Step | None, by_ranks: bool) -> None:
+        """Give the step under way, or all that are pending for it where there is none, what became of the crew."""
         status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
         if under_way is not None:
             again = self._soak is not None and not under_way.proof
             blamed = [number for number in under_way.tasks if again or number not in self.found]
         else:
             # It failed at setting up: the next one would fail there too.
-            blamed = [number for step in self.pending for number in step.tasks if number not in self.found]
+            lost = [step for step in self.pending if self._by_ranks(step) is by_ranks]
+            blamed = [number for step in lost for number in step.tasks if number not in self.found]
             status = Status.FAILED if error.how == "raised" else status
-            self.pending.clear()
+            self.pending = deque(step for step in self.pending if step not in lost)
         if not blamed:
             self.problems.append(str(error))
         for number in blamed:
-            outcome = finish(self._tasks[number], status, reason=str(error), last_call=error.last_call)
+            rank = error.rank if isinstance(error, GroupFailed) else None
+            outcome = finish(
+                self._tasks[number], status, reason=str(error), last_call=error.last_call, failed_rank=rank
+            )
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
 
     def _of(self, step: Step) -> list[Task]:
@@ -294,9 +324,3 @@ _STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
 def _headline(measurement: Measurement) -> Summary | None:
     """Return the quantity that a measurement is about, if it has one."""
     return measurement.latency_ns or measurement.bandwidth_gb_s
-
-
-def _ask(worker: Child, request: Request, **content: object) -> None:
-    # A worker that is gone is noticed, with what became of it, when its answer is waited for.
-    with contextlib.suppress(ChannelClosed):
-        worker.channel.send({"do": request, **content})

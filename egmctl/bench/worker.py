@@ -28,12 +28,7 @@ from egmctl.model.measurement import Engine, Measurement, Quantity, Settings, St
 
 def run(parent: Channel, _arguments: dict[str, Any]) -> None:
     """Do what the command asks for (:mod:`egmctl.bench.protocol`): the target of the worker."""
-    # Both take a second or so: the driver wakes all GPUs, and the compiler is loaded from a large file.
-    compiler = Thread(target=program.load_compiler, daemon=True)
-    compiler.start()
-    initialise()
-    compiler.join()
-    program.compile_ahead(architectures())
+    start_driver()
     message, _ = parent.receive()
     preparation = from_json(Preparation, message["preparation"])
     rig = Rig(preparation)
@@ -52,6 +47,16 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
             return
     rig.close()
     parent.send({"event": Event.DONE})
+
+
+def start_driver() -> None:
+    """Initialise CUDA and compile the kernels."""
+    # Both take a second or so: the driver wakes all GPUs, and the compiler is loaded from a large file.
+    compiler = Thread(target=program.load_compiler, daemon=True)
+    compiler.start()
+    initialise()
+    compiler.join()
+    program.compile_ahead(architectures())
 
 
 def _release(rig: Rig, buffers: Sequence[Buffer]) -> str | None:

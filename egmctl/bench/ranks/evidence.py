@@ -24,12 +24,14 @@ def told(watch: Watch) -> dict[str, Any]:
     }
 
 
-def gathered(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item], key: str) -> Evidence:
-    """Return what ranks have told (:func:`told`), under a key of what each has given, of the GPUs of a task.
+def gathered(
+    task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item], key: str | None = None
+) -> Evidence:
+    """Return what ranks have told (:func:`told`; under a key, if there is one) of the GPUs of a task.
 
     Whether the bytes took their wire is told on one node only: bus ids of several may be alike.
     """
-    parts = [item.data[key] for item in items]
+    parts = [item.data[key] if key else item.data for item in items]
     gpus = [
         replace(from_json(GpuEvidence, gpu), label=ranks[number].label)
         for number, part in enumerate(parts)
