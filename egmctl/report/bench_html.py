@@ -12,6 +12,7 @@ from egmctl.report.bench_rates import rates
 from egmctl.report.bench_soak import soak_lines
 from egmctl.report.bench_summary import SUMMARY_NOTE, soak, summary
 from egmctl.report.bench_warnings import route_line, warnings
+from egmctl.report.grid import Shade
 from egmctl.report.grid_html import grid_html, legend_html
 from egmctl.report.heat import marks
 from egmctl.report.machine_html import machine_facts
@@ -30,15 +31,25 @@ _FAMILIES = {
 }
 
 
+_ENDS = {
+    ExitCode.OK: ("plain", "No verdict"),
+    ExitCode.FAILED: ("fail", "Something is wrong"),
+    ExitCode.NOTHING: ("plain", "Nothing was measured"),
+    ExitCode.CRASHED: ("fail", "The run broke"),
+    ExitCode.INTERRUPTED: ("warn", "Interrupted"),
+}
+"""Look and word of a run that has no verdict."""
+
+
 def bench_html(report: RunReport) -> str:
     """Return the page."""
-    return page(heading(report), subtitle(report), banners(report), list(_sections(report)))
+    return page("egmctl bench", heading(report), subtitle(report), banners(report), list(_sections(report)))
 
 
 def heading(report: RunReport) -> str:
     """Return what was measured."""
     names = Counter(gpu.name or "GPU of unknown name" for gpu in report.gpus)
-    return f"egmctl bench: {', '.join(f'{number} x {name}' for name, number in names.items())}"
+    return ", ".join(f"{number} x {name}" for name, number in names.items())
 
 
 def subtitle(report: RunReport) -> str:
@@ -64,10 +75,12 @@ def _sections(report: RunReport) -> Iterator[Section]:
         yield Section(f"machine{suffix}", "Machine", tuple(machine_facts(machine)))
         judged = topology(machine, [gpu for gpu in machine.gpus or () if gpu.bus_id in _bus_ids(report)])
         yield Section(f"topology{suffix}", "Topology", tuple(_topology(judged, report)))
-    marked = marks(report)
+    marked, explained = marks(report), list[Shade]()
     for family, grids in families(report):
         drawn = element("div", (grid_html(grid, marked) for grid in grids), class_="grids")
-        yield Section(family, _FAMILIES.get(family, family), (drawn, legend_html(grids)))
+        shades = [shade for shade in Shade if shade not in explained and any(grid.shade is shade for grid in grids)]
+        explained += shades
+        yield Section(family, _FAMILIES.get(family, family), (drawn, *map(legend_html, shades)))
     yield from _wires(report)
     yield Section("reasons", "Not plainly measured", (_reasons(report),))
     yield Section("notes", "How it was measured", tuple(_notes(report)))
@@ -77,9 +90,7 @@ def _verdict(report: RunReport) -> Iterator[Child]:
     if report.verdict is not None:
         yield from verdict_html(report.verdict)
     else:
-        look = {ExitCode.OK: "plain", ExitCode.NOTHING: "plain", ExitCode.FAILED: "fail"}.get(report.exit_code, "warn")
-        word = "No verdict" if report.exit_code == ExitCode.OK else "Not everything was measured"
-        yield call(look, word, f"No profile was asked for. {tally(report)}.")
+        yield call(*_ENDS[report.exit_code], f"{tally(report)}.")
     for heading, lines in (("What went wrong", report.problems), ("Warnings", list(warnings(report)))):
         if lines:
             yield element("h3", heading)
@@ -103,7 +114,7 @@ def _wires(report: RunReport) -> Iterator[Section]:
     if grids:
         told, worst = list(soak_lines(report)), soak(report)
         body: list[Child] = [element("p", SUMMARY_NOTE, class_="dim")]
-        body += [element("div", map(grid_html, grids), class_="grids")]
+        body += [element("div", map(grid_html, grids), class_="stack")]
         body += [grid_html(worst) if worst is not None else None, bullets(told)]
         yield Section("wires", "By wire", tuple(body))
 

@@ -108,7 +108,9 @@ def _round_trips(measurements: Sequence[Measurement], order: Sequence[str]) -> G
         halves = [sample.p50_ns for sample in measurement.samples if sample.p50_ns is not None]
         value = median(halves) if halves and _is_measured(measurement) else None
         text = measurement.status.value if value is None else f"{value:.0f}"
-        cells[one, other] = Cell(text=text, style=style_of(measurement), value=value, of=measurement)
+        cells[one, other] = Cell(
+            text=text, style=style_of(measurement), value=value, wire=measurement.flows[0].wire, of=measurement
+        )
         tails = [(sample.p99_ns, f"{one} <-> {other}") for sample in measurement.samples if sample.p99_ns is not None]
         slowest = max([*tails, *([slowest] if slowest else [])], default=None)
     notes = (f"p99 at most {slowest[0]:.0f} ns ({slowest[1]})",) if slowest else ()
@@ -197,7 +199,7 @@ def _cell(measurement: Measurement) -> Cell:
     if measurement.latency_ns is not None and _is_measured(measurement):
         value = measurement.latency_ns.median
         text = f"{value:.1f}{'*' if measurement.status is Status.UNSTABLE else ''}"
-    return Cell(text=text, style=style_of(measurement), value=value, of=measurement)
+    return Cell(text=text, style=style_of(measurement), value=value, wire=_wire(measurement), of=measurement)
 
 
 def _point(x: float, measurement: Measurement) -> Point | None:
@@ -222,6 +224,10 @@ def _is_footprint(measurement: Measurement) -> bool:
 
 def _source(measurement: Measurement) -> Endpoint:
     return measurement.flows[0].source
+
+
+def _wire(measurement: Measurement) -> str:
+    return measurement.flows[0].wire
 
 
 def _host(measurement: Measurement) -> Endpoint | None:

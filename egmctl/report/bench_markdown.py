@@ -19,7 +19,7 @@ def bench_markdown(report: RunReport) -> str:
 
 
 def _parts(report: RunReport) -> Iterator[str]:
-    yield f"## {escaped(heading(report))}\n"
+    yield f"## egmctl bench: {escaped(heading(report))}\n"
     yield warning(banners(report))
     yield f"{escaped(subtitle(report))}\n"
     if report.verdict is not None:

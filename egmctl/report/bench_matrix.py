@@ -114,7 +114,8 @@ def cell(measurement: Measurement, flow: int | None = None) -> Cell:
         if summary is not None:
             value = summary.median
             text = f"{value:.2f}{'*' if measurement.status is Status.UNSTABLE else ''}"
-    return Cell(text=text, style=style_of(measurement), value=value, of=measurement)
+    wire = "" if flow is None else measurement.flows[flow].wire
+    return Cell(text=text, style=style_of(measurement), value=value, wire=wire, of=measurement)
 
 
 def _caption(measurement: Measurement, way: int = 0) -> str:

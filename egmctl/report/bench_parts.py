@@ -9,7 +9,7 @@ from egmctl.model.measurement import Measurement, Quantity, RunReport, Status, V
 from egmctl.report.bench_latency import latencies
 from egmctl.report.bench_matrix import matrices
 from egmctl.report.bench_summary import side_by_side
-from egmctl.report.grid import Grid
+from egmctl.report.grid import Grid, lines
 from egmctl.units import format_size
 
 _GATING = {
@@ -35,14 +35,18 @@ def grids(report: RunReport) -> Iterator[Grid]:
 
 
 def families(report: RunReport) -> Iterator[tuple[str, list[Grid]]]:
-    """Yield the tables of each family, in the order in which they were measured."""
+    """Yield the tables of each family, in the order in which they were measured; none of what was waived."""
     order = _order(report)
     for family in dict.fromkeys(m.family for m in report.measurements):
         found = list(_grids([m for m in report.measurements if m.family == family], order))
         if family == "host":
             found += side_by_side([m for m in report.measurements if m.quantity is Quantity.BANDWIDTH], order)
-        if found:
-            yield family, found
+        if measured := [grid for grid in found if not _is_waived(grid)]:
+            yield family, measured
+
+
+def _is_waived(grid: Grid) -> bool:
+    return all(cell.of is not None and cell.of.status is Status.WAIVED for line in lines(grid) for cell in line.cells)
 
 
 def how(report: RunReport) -> list[str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from xml.etree.ElementTree import Element
 
 from egmctl.model.measurement import RunReport
 from egmctl.report.bench_html import banners
-from egmctl.report.bench_parts import grids
+from egmctl.report.bench_parts import families
 from egmctl.report.grid import Cell, Grid, lines
 from egmctl.report.grid_html import arrows
-from egmctl.report.heat import Marks, best, marks, step
+from egmctl.report.heat import Marks, best, marks, step_of
 from egmctl.report.markup import element
 from egmctl.report.plot import plot
 from egmctl.report.svg import stack
@@ -24,7 +24,7 @@ def bench_svg(report: RunReport) -> str:
     """Return the document: a heat map for each matrix, a plot for each curve."""
     marked = marks(report)
     figures = []
-    for grid in grids(report):
+    for grid in (grid for _, grids in families(report) for grid in grids):
         if grid.shade is not None:
             figures.append(_heat_map(grid, marked))
         elif grid.plot is not None and any(curve for _, curve in grid.plot.curves):
@@ -39,7 +39,7 @@ def _heading(grid: Grid) -> Element:
 
 def _heat_map(grid: Grid, marked: Marks) -> Element:
     words = list(_words(grid))
-    columns = list(lines(grid))
+    columns, best_of = list(lines(grid)), best(grid)
     depth = max((len(line.header) for line in columns), default=1)
     top = len(words) * _LINE + 6
     body = top + depth * _LINE
@@ -52,7 +52,7 @@ def _heat_map(grid: Grid, marked: Marks) -> Element:
         y = body + place * _ROW
         parts.append(element("text", row, x=0, y=y + 19, class_="dim"))
         for number, line in enumerate(columns):
-            parts += _cell(line.cells[place], grid, marked, _LABEL + number * _CELL, y)
+            parts += _cell(line.cells[place], grid, best_of, marked, _LABEL + number * _CELL, y)
     height = body + len(grid.rows) * _ROW
     for after in grid.after:
         height += _LINE
@@ -62,12 +62,10 @@ def _heat_map(grid: Grid, marked: Marks) -> Element:
     )
 
 
-def _cell(cell: Cell, grid: Grid, marked: Marks, x: float, y: float) -> Iterator[Element]:
-    top = best(grid)
+def _cell(cell: Cell, grid: Grid, best_of: Mapping[str, float], marked: Marks, x: float, y: float) -> Iterator[Element]:
     style = _CLASSES.get(cell.style, "dim" if cell.text == "-" else "")
     mark = marked.get(id(cell.of)) if cell.of is not None else None
-    if top is not None and grid.shade is not None and cell.value is not None:
-        place = step(cell.value, top, grid.shade)
+    if (place := step_of(cell, best_of, grid.shade)) is not None:
         yield element("rect", x=x, y=y, width=_CELL - 2, height=_ROW - 2, rx=4, class_=f"heat-{place}")
         style = f"on-heat-{place}"
     if mark is not None:

@@ -28,8 +28,9 @@ def doctor_html(diagnosis: Diagnosis) -> str:
     """Return the page."""
     machine = diagnosis.machine
     banners = [text for text in [origin_banner(machine.origin)] if text]
-    title = "egmctl doctor: " + (machine.origin.name or "this node")
-    return page(title, platform(machine).line, banners, list(_sections(diagnosis)))
+    return page(
+        "egmctl doctor", machine.origin.name or "this node", platform(machine).line, banners, list(_sections(diagnosis))
+    )
 
 
 def told(diagnosis: Diagnosis) -> tuple[str, str, str]:

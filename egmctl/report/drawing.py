@@ -22,7 +22,7 @@ from egmctl.units import format_size
 Rates = Mapping[tuple[str, str], float]
 """Measured GB/s by the labels of source and destination: ``("NUMA0", "GPU1")``, ``("GPU0", "GPU1")``."""
 
-_COLUMN, _GAP, _PAD = 132, 14, 14
+_COLUMN, _GAP, _PAD = 144, 14, 14
 _CARD_HEIGHT, _HOST_HEIGHT, _NIC_HEIGHT = 66, 44, 36
 _LINK_HEIGHT = 58
 _SWITCH_GAP, _SWITCH_HEIGHT = 66, 34
@@ -259,7 +259,7 @@ def _switch(
         back = _middle([rates[other, label] for other in centres if (other, label) in rates])
         parts += _words(words, out, back, line + 10, bottom + 28)
     seen = len(topology.machine.switches or ())
-    name = f"{seen} NVSwitch{'es' * (seen != 1)}" if seen else "NVLink switches, which this node does not show"
+    name = f"{seen} NVSwitch{'es' * (seen != 1)}" if seen else "NVLink switches (this node does not list them)"
     parts.append(element("rect", x=_PAD, y=bar, width=width - 2 * _PAD, height=_SWITCH_HEIGHT, rx=8, class_="switch"))
     parts.append(element("text", name, x=width / 2, y=bar + 22, class_="strong middle"))
     return parts, bar + _SWITCH_HEIGHT + _PAD

@@ -30,6 +30,8 @@ class Cell:
     """As in :mod:`egmctl.report.table`."""
     value: float | None = None
     """The number, where it may be set against the grid's others."""
+    wire: str = ""
+    """The way of its bytes: numbers are set against those of the same way."""
     of: Measurement | None = None
     """Whose it is; ``None`` where it is of several."""
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from xml.etree.ElementTree import Element
 
-from egmctl.report.grid import Cell, Grid, lines
-from egmctl.report.heat import Marks, best, legend, step
+from egmctl.report.grid import Cell, Grid, Shade, lines
+from egmctl.report.heat import Marks, best, legend, step_of
 from egmctl.report.markup import element
 from egmctl.report.plot import plot
 from egmctl.report.table import BAD, DIM, WARN
 
 _CLASSES = {BAD: "bad", WARN: "warn", DIM: "waived"}
-_WIDE = 8
-"""Columns from which a table may be wider than the page: it can then be scrolled by keyboard."""
+_FEW, _WIDE = 2, 8
+"""Columns up to which a table is not stretched, and from which it may be wider than the page: then it can be scrolled
+by keyboard."""
 
 
 def grid_html(grid: Grid, marks: Marks | None = None) -> Element:
     """Return a figure: the plot of a grid, where it has one, and its table."""
-    body = _body(grid, marks or {})
-    columns = list(lines(grid))
+    columns, best_of = list(lines(grid)), best(grid)
     depth = max((len(line.header) for line in columns), default=1)
     head = [
         element(
@@ -33,38 +33,38 @@ def grid_html(grid: Grid, marks: Marks | None = None) -> Element:
         "table",
         element("caption", _caption(grid)),
         element("thead", head),
-        element("tbody", body),
-        class_="heat" if best(grid) is not None else "numbers",
+        element("tbody", _body(grid, best_of, marks or {})),
+        class_=f"heat{' few' if len(columns) <= _FEW else ''}" if best_of else "numbers",
     )
     wide = len(columns) >= _WIDE
     drawn = plot(grid.plot, grid.caption) if grid.plot and any(points for _, points in grid.plot.curves) else None
     return element(
         "figure",
-        element("div", drawn, class_="scroll") if drawn is not None else None,
         element(
             "div",
             table,
+            (element("p", line, class_="after") for line in grid.after),
             class_="scroll",
             tabindex="0" if wide else None,
             role="region" if wide else None,
             aria_label=grid.caption if wide else None,
         ),
-        (element("p", line, class_="after") for line in grid.after),
-        class_="grid wide" if wide or grid.plot else "grid",
+        element("div", drawn, class_="scroll drawn") if drawn is not None else None,
+        class_=" ".join(filter(None, ("grid", "wide" if wide else "", "plotted" if drawn is not None else ""))),
     )
 
 
-def legend_html(grids: list[Grid]) -> Element | None:
-    """Return the key to the shades of some grids; ``None`` where none is shaded."""
-    shade = next((grid.shade for grid in grids if grid.shade is not None), None)
-    if shade is None:
-        return None
+def legend_html(shade: Shade) -> Element:
+    """Return the key to the shades of bandwidths or latencies."""
     steps = [
-        element("li", element("span", f"{place}", class_=f"swatch heat-{place}", aria_hidden="true"), f" {words}")
+        element("li", element("span", class_=f"swatch heat-{place}", aria_hidden="true"), f" {words}")
         for place, words in legend(shade)
     ]
     return element(
-        "div", element("p", "Shade: how near a cell comes to the best of its table"), element("ul", steps), class_="key"
+        "div",
+        element("p", "The stronger the shade, the nearer a cell comes to the best of the same wire in its table:"),
+        element("ul", steps),
+        class_="key",
     )
 
 
@@ -87,20 +87,19 @@ def _header(header: tuple[str, ...], row: int, depth: int) -> str:
     return header[place] if place >= 0 else ""
 
 
-def _body(grid: Grid, marks: Marks) -> Iterator[Element]:
-    top = best(grid)
+def _body(grid: Grid, best_of: Mapping[str, float], marks: Marks) -> Iterator[Element]:
     for place, row in enumerate(grid.rows):
         yield element(
             "tr",
             element("th", row, scope="row") if any(grid.rows) else None,
-            (_cell(line.cells[place], grid, top, marks) for line in lines(grid)),
+            (_cell(line.cells[place], step_of(line.cells[place], best_of, grid.shade), marks) for line in lines(grid)),
         )
 
 
-def _cell(cell: Cell, grid: Grid, top: float | None, marks: Marks) -> Element:
+def _cell(cell: Cell, step: int | None, marks: Marks) -> Element:
     classes = [_CLASSES[cell.style]] if cell.style in _CLASSES else []
-    if top is not None and grid.shade is not None and cell.value is not None:
-        classes.append(f"heat-{step(cell.value, top, grid.shade)}")
+    if step is not None:
+        classes.append(f"heat-{step}")
     mark = marks.get(id(cell.of)) if cell.of is not None else None
     if mark is not None:
         classes.append(f"judged-{mark}")

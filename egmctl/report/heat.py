@@ -1,13 +1,14 @@
-"""The scale of heat maps: how near a number comes to the best of its table, in eight steps."""
+"""The scale of heat maps: how near a number comes to the best of its wire in its table, in eight steps."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import pairwise
 
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import Grade
-from egmctl.report.grid import Grid, Shade, lines
+from egmctl.report.grid import Cell, Grid, Shade, lines
 
 BOUNDS = (0.40, 0.65, 0.80, 0.90, 0.95, 0.97, 0.99)
 """Shares of the best at which a step ends. They lie closer near the best: cells that are alike within one per cent, as
@@ -17,12 +18,21 @@ Marks = Mapping[int, Grade]
 """By a measurement's ``id``: what the verdict says of it, where that is a warning or a failure."""
 
 
-def best(grid: Grid) -> float | None:
-    """Return the best number of a grid; ``None`` where it is not to be shaded."""
-    values = [cell.value for line in lines(grid) for cell in line.cells if cell.value]
-    if grid.shade is None or not values:
+def best(grid: Grid) -> dict[str, float]:
+    """Return the best number of each wire of a grid; nothing where it is not to be shaded."""
+    found: dict[str, float] = {}
+    better = max if grid.shade is Shade.HIGH else min
+    for cell in (cell for line in lines(grid) for cell in line.cells):
+        if grid.shade is not None and cell.value:
+            found[cell.wire] = better(found.get(cell.wire, cell.value), cell.value)
+    return found
+
+
+def step_of(cell: Cell, best_of: Mapping[str, float], shade: Shade | None) -> int | None:
+    """Return the step of a cell, ``None`` where it has no shade."""
+    if shade is None or not cell.value or cell.wire not in best_of:
         return None
-    return max(values) if grid.shade is Shade.HIGH else min(values)
+    return step(cell.value, best_of[cell.wire], shade)
 
 
 def step(value: float, of: float, shade: Shade) -> int:
@@ -44,8 +54,12 @@ def marks(report: RunReport) -> Marks:
 
 def legend(shade: Shade) -> list[tuple[int, str]]:
     """Return each step with the words that explain it, the best first."""
-    percents = [f"{100 * bound:.0f}" for bound in BOUNDS]
-    of = "of the most" if shade is Shade.HIGH else "of the pace of the least"
-    steps = [(7, f"{percents[-1]} % {of} and above")]
-    steps += [(place, f"{percents[place - 1]} to {percents[place]} %") for place in range(6, 0, -1)]
-    return [*steps, (0, f"below {percents[0]} %")]
+    if shade is Shade.HIGH:
+        ends = [f"{100 * bound:.0f}" for bound in reversed(BOUNDS)]
+        between = [f"{low} to {high} %" for high, low in pairwise(ends)]
+        words = (f"{ends[0]} % of the most and above", *between, f"below {ends[-1]} %")
+    else:
+        ends = [f"{100 / bound - 100:.0f}" for bound in reversed(BOUNDS)]
+        between = [f"{low} to {high} % longer" for low, high in pairwise(ends)]
+        words = (f"the least, and up to {ends[0]} % longer", *between, f"more than {ends[-1]} % longer")
+    return list(zip(range(len(BOUNDS), -1, -1), words, strict=True))

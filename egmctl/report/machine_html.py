@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
 from egmctl.model.machine import Machine
-from egmctl.report.page import facts
+from egmctl.report.page import facts, table
 from egmctl.report.topo_detail import numa_lines
 from egmctl.units import format_size
 
@@ -15,6 +15,8 @@ from egmctl.units import format_size
 def machine_facts(machine: Machine) -> Iterator[Element]:
     """Yield the parts of the section."""
     yield facts([(name, value) for name, value in _facts(machine) if value])
+    if machine.gpus:
+        yield _gpus(machine)
 
 
 def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
@@ -44,12 +46,25 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "NICs", ", ".join(f"{number} x {rate}" if rate else f"{number}" for rate, number in nics.items())
     if machine.switches:
         yield "NVSwitches", str(len(machine.switches))
+
+
+def _gpus(machine: Machine) -> Element:
+    rows = []
     for gpu in machine.gpus or ():
-        nvml = gpu.nvml
-        parts = [gpu.bus_id]
-        if nvml is not None:
-            parts += [f"VBIOS {nvml.vbios}"] if nvml.vbios else []
-            parts += [f"{nvml.sm_clock_max_mhz} MHz at most"] if nvml.sm_clock_max_mhz else []
-            parts += ["ECC on" if nvml.ecc_mode else "ECC off"] if nvml.ecc_mode is not None else []
-            parts += ["MIG on"] if nvml.mig_mode else []
-        yield f"GPU{gpu.index}", ", ".join(parts)
+        nvml, link = gpu.nvml, (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
+        memory = (nvml and nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
+        speed, width = (link.max_speed_gt_s, link.width or link.max_width) if link else (None, None)
+        switches = [] if nvml is None else [("ECC", nvml.ecc_mode), ("MIG", nvml.mig_mode)]
+        rows.append(
+            [
+                gpu.name or "unnamed",
+                gpu.bus_id,
+                format_size(memory) if memory else "-",
+                f"{speed:g} GT/s x{width}" if speed and width else "-",
+                (nvml and nvml.vbios) or "-",
+                f"{nvml.sm_clock_max_mhz} MHz" if nvml and nvml.sm_clock_max_mhz else "-",
+                ", ".join(f"{name} {'on' if on else 'off'}" for name, on in switches if on is not None) or "-",
+            ]
+        )
+    head = ["name", "bus id", "memory", "PCIe", "VBIOS", "SM clock at most", "modes"]
+    return table("GPUs", head, [f"GPU{gpu.index}" for gpu in machine.gpus or ()], rows)

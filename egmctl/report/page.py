@@ -30,11 +30,13 @@ class Section:
     body: tuple[Child, ...]
 
 
-def page(title: str, subtitle: str, banners: Sequence[str], sections: Sequence[Section]) -> str:
+def page(command: str, title: str, subtitle: str, banners: Sequence[str], sections: Sequence[Section]) -> str:
     """Return the whole document.
 
     Parameters
     ----------
+    command
+        Which command made it: ``egmctl bench``.
     title, subtitle
         What the report is of, and when and how it was made.
     banners
@@ -51,7 +53,7 @@ def page(title: str, subtitle: str, banners: Sequence[str], sections: Sequence[S
         element("meta", name="referrer", content="no-referrer"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="generator", content=f"egmctl {__version__}"),
-        element("title", title),
+        element("title", f"{command}: {title}"),
         raw("style", sheet),
     )
     contents = [element("li", element("a", section.title, href=f"#{section.id}")) for section in sections]
@@ -61,6 +63,7 @@ def page(title: str, subtitle: str, banners: Sequence[str], sections: Sequence[S
         element(
             "header",
             [element("p", text, class_="banner") for text in banners],
+            element("p", command, class_="kicker"),
             element("h1", title),
             element("p", subtitle, class_="subtitle"),
         ),
@@ -97,6 +100,30 @@ def facts(rows: Sequence[tuple[str, Child]]) -> Element:
 def bullets(lines: Sequence[str]) -> Element | None:
     """Return a list of sentences, ``None`` of none."""
     return element("ul", (element("li", line) for line in lines), class_="sentences") if lines else None
+
+
+def table(caption: str, head: Sequence[str], labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
+    """Return a table whose first column and first row are its headings."""
+    return element(
+        "div",
+        element(
+            "table",
+            element("caption", element("strong", caption)),
+            element("thead", element("tr", element("td"), (element("th", name, scope="col") for name in head))),
+            element(
+                "tbody",
+                (
+                    element("tr", element("th", label, scope="row"), (element("td", cell) for cell in row))
+                    for label, row in zip(labels, rows, strict=True)
+                ),
+            ),
+            class_="links",
+        ),
+        class_="scroll",
+        tabindex="0" if len(head) > 8 else None,
+        role="region" if len(head) > 8 else None,
+        aria_label=caption if len(head) > 8 else None,
+    )
 
 
 def _section(section: Section) -> Element:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from xml.etree.ElementTree import Element
+from collections.abc import Iterator
 
 from egmctl.report.drawing import Rates, drawing
 from egmctl.report.grid_html import arrows
 from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
-from egmctl.report.page import Section, bullets, origin_banner, page
+from egmctl.report.page import Section, bullets, origin_banner, page, table
 from egmctl.report.topo_text import affinity_cells, legend_rows, link_cell, rate_text, route_cell
 from egmctl.report.verdict_html import call
 from egmctl.topo.missing import missing
@@ -20,8 +19,9 @@ def topo_html(topology: Topology) -> str:
     """Return the page."""
     machine = topology.machine
     banners = [text for text in [origin_banner(machine.origin)] if text]
-    title = "egmctl topo: " + (machine.origin.name or "this node")
-    return page(title, topology.platform.line, banners, list(_sections(topology)))
+    return page(
+        "egmctl topo", machine.origin.name or "this node", topology.platform.line, banners, list(_sections(topology))
+    )
 
 
 def parts(topology: Topology, rates: Rates | None = None) -> Iterator[Child]:
@@ -105,30 +105,6 @@ def _p2p(topology: Topology) -> Iterator[Child]:
             yield table(f"P2P {', '.join(matrix.names)} ({matrix.source})", labels, labels, rows)
 
 
-def _legend(topology: Topology) -> Element:
-    rows = [element("div", element("dt", symbol), element("dd", words)) for symbol, words in legend_rows(topology)]
-    return element("dl", rows, class_="facts")
-
-
-def table(caption: str, head: Sequence[str], labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
-    """Return a table whose first column and first row are its headings."""
-    return element(
-        "div",
-        element(
-            "table",
-            element("caption", element("strong", caption)),
-            element("thead", element("tr", element("td"), (element("th", name, scope="col") for name in head))),
-            element(
-                "tbody",
-                (
-                    element("tr", element("th", label, scope="row"), (element("td", cell) for cell in row))
-                    for label, row in zip(labels, rows, strict=True)
-                ),
-            ),
-            class_="links",
-        ),
-        class_="scroll",
-        tabindex="0" if len(head) > 8 else None,
-        role="region" if len(head) > 8 else None,
-        aria_label=caption if len(head) > 8 else None,
-    )
+def _legend(topology: Topology) -> Child:
+    rows = [(arrows(symbol), words) for symbol, words in legend_rows(topology)]
+    return table("Symbols", ["meaning"], [symbol for symbol, _ in rows], [[words] for _, words in rows])
