@@ -45,6 +45,8 @@ def holding(team: Team) -> Iterator[list[Holding]]:
     held = [Holding() for _ in team.tasks]
     try:
         yield held
+        _everywhere(team, [one.close for one in held])
+        _everywhere(team, [one.free for one in held])
     except BaseException:
         # The others are gone, or this process is at its end: there is nobody to agree with.
         for one in held:
@@ -52,8 +54,6 @@ def holding(team: Team) -> Iterator[list[Holding]]:
                 with suppress(*FAILURES):
                     work()
         raise
-    _everywhere(team, [one.close for one in held])
-    _everywhere(team, [one.free for one in held])
 
 
 def _everywhere(team: Team, works: Sequence[Callable[[], None]]) -> None:

@@ -1,0 +1,191 @@
+"""Ranks that measure life cycles and round trips, and say what they hold before and after: run in real processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from egmctl.bench.exchange import Abandoned
+from egmctl.bench.group import Group, start_rank
+from egmctl.bench.protocol import Event, Preparation, Request
+from egmctl.bench.ranks import life_cycle, signalling
+from egmctl.bench.ranks.parent import ParentExchange
+from egmctl.bench.rig import Rig
+from egmctl.bench.worker import start_driver
+from egmctl.gpu.driver import call
+from egmctl.launch import Channel
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.measurement import (
+    Chase,
+    ChaseOrder,
+    Endpoint,
+    Engine,
+    Flow,
+    HandleKind,
+    Measurement,
+    MemoryKind,
+    Pattern,
+    Quantity,
+    Settings,
+    Task,
+)
+from egmctl.model.rank import Rank
+
+TARGET = "tests.handles.ranks:run"
+MIB = 1 << 20
+SETTINGS = Settings(size_bytes=2 * MIB, copies=1, samples=2, timeout_s=30)
+
+SHARED = (
+    (HandleKind.LEGACY, None),
+    (HandleKind.POSIX_FD, None),
+    (HandleKind.POSIX_FD, 0),
+    (HandleKind.FABRIC, None),
+    (HandleKind.FABRIC, 0),
+    (HandleKind.POOL, None),
+    (HandleKind.POOL, 0),
+)
+"""Kinds of handles, and the NUMA node of host memory."""
+
+
+def run(parent: Channel, arguments: dict[str, Any]) -> None:
+    """Measure the ``tasks`` of each request, of one engine, among the ``ranks``; answer with what came of it."""
+    start_driver()
+    exchange = ParentExchange(parent, arguments["rank"], arguments["size"])
+    rig: Rig | None = None
+    while (message := parent.receive()[0])["do"] == Request.MEASURE:
+        ranks = [from_json(Rank, rank) for rank in message["ranks"]]
+        if rig is None:
+            rig = Rig(Preparation(settings=SETTINGS, gpus=(ranks[exchange.rank].bus_id,)))
+        tasks = [from_json(Task, task) for task in message["tasks"]]
+        before = held()
+        try:
+            if tasks[0].engine is Engine.LIFE_CYCLE:
+                found = life_cycle.measure(exchange, rig, ranks, tasks, message["lives"])
+            else:
+                found = signalling.measure(exchange, rig, ranks, tasks, SETTINGS)
+            said: dict[str, Any] = {"measurements": [to_json(measurement) for measurement in found]}
+        except Abandoned as error:
+            said = {"abandoned": str(error)}
+        parent.send({"event": Event.OVER, "before": before, "after": held(), **said})
+    if rig is not None:
+        rig.close()
+    parent.send({"event": Event.DONE})
+
+
+def held() -> dict[str, int]:
+    """Return how much this process has open, has of the driver's files mapped, and has left of its GPU's memory."""
+    free, _ = call("cuMemGetInfo")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    of_driver = [line for line in maps if "/dev/nvidia" in line or "fake-gpu" in line]
+    return {"files": len(os.listdir("/proc/self/fd")), "mappings": len(of_driver), "free_bytes": int(free)}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What all ranks have said of a request."""
+
+    measurements: list[Measurement]
+    """The same in all."""
+    before: list[Mapping[str, int]]
+    after: list[Mapping[str, int]]
+
+
+def start(count: int) -> Group:
+    """Start ranks in this process' environment."""
+    return Group({number: start_rank(number, count, TARGET) for number in range(count)})
+
+
+def ask(group: Group, ranks: Sequence[Rank], *tasks: Task, lives: int = 2, timeout_s: float = 30) -> Said:
+    """Have a group measure tasks."""
+    request = {
+        "do": Request.MEASURE,
+        "ranks": [to_json(rank) for rank in ranks],
+        "tasks": [to_json(task) for task in tasks],
+        "lives": lives,
+    }
+    said = group.ask(request, timeout_s)
+    (measurements,) = {str(one.get("measurements")): one["measurements"] for one in said}.values()
+    return Said(
+        [from_json(Measurement, one) for one in measurements],
+        [one["before"] for one in said],
+        [one["after"] for one in said],
+    )
+
+
+def finish(group: Group) -> None:
+    """Have a group give everything back and end."""
+    group.ask({"do": Request.FINISH}, 30)
+
+
+def ranks_on(bus_ids: Sequence[str]) -> list[Rank]:
+    return [Rank(number=number, label=f"GPU{number}", bus_id=bus_id) for number, bus_id in enumerate(bus_ids)]
+
+
+def life_cycle_task(
+    ranks: Sequence[Rank],
+    handle: HandleKind,
+    node: int | None = None,
+    *,
+    size_bytes: int = 2 * MIB,
+    owner: int = 0,
+    importer: int = 1,
+) -> Task:
+    """Return the life cycle of memory that one rank makes and another one opens."""
+    memory = _end(ranks, owner, node, handle)
+    registers = Endpoint(memory=MemoryKind.REGISTERS, label=ranks[importer].label, rank=importer)
+    flow = _flow(ranks, importer, source=memory, destination=registers)
+    return _task(Engine.LIFE_CYCLE, Quantity.DURATION, [flow], size_bytes=size_bytes)
+
+
+def flag_task(ranks: Sequence[Rank], node: int | None = None, *, first: int = 0, other: int = 1) -> Task:
+    """Return the round trip of a flag between two ranks: in each one's device memory, or on a node in the first's."""
+    flows = []
+    for initiator, partner in ((first, other), (other, first)):
+        owner = partner if node is None else first
+        far = _end(ranks, owner, node, None if owner == initiator else HandleKind.POSIX_FD)
+        near = Endpoint(memory=MemoryKind.DEVICE, label=ranks[initiator].label, rank=initiator)
+        flows.append(_flow(ranks, initiator, source=near, destination=far))
+    return _task(Engine.PING_PONG, Quantity.LATENCY, flows)
+
+
+def message_task(ranks: Sequence[Rank], engine: Engine, *, first: int = 0, other: int = 1) -> Task:
+    """Return the round trip of an event or of a message alone."""
+    ends = [Endpoint(memory=MemoryKind.REGISTERS, label=ranks[rank].label, rank=rank) for rank in (first, other)]
+    return _task(engine, Quantity.LATENCY, [_flow(ranks, first, source=ends[0], destination=ends[1])])
+
+
+def _end(ranks: Sequence[Rank], owner: int, node: int | None, handle: HandleKind | None) -> Endpoint:
+    if node is None:
+        return Endpoint(memory=MemoryKind.DEVICE, label=ranks[owner].label, rank=owner, handle=handle)
+    return Endpoint(memory=MemoryKind.HOST_NUMA, label=f"NUMA{node}", numa_node=node, rank=owner, handle=handle)
+
+
+def _flow(ranks: Sequence[Rank], initiator: int, *, source: Endpoint, destination: Endpoint) -> Flow:
+    return Flow(
+        source=source,
+        destination=destination,
+        initiator=ranks[initiator].bus_id,
+        initiator_label=ranks[initiator].label,
+        initiator_rank=initiator,
+        wire="NV18",
+    )
+
+
+def _task(engine: Engine, quantity: Quantity, flows: Sequence[Flow], size_bytes: int = 128) -> Task:
+    return Task(
+        case=f"a {engine}",
+        family="ipc",
+        quantity=quantity,
+        engine=engine,
+        pattern=Pattern.PAIR,
+        flows=tuple(flows),
+        counted="",
+        size_bytes=size_bytes,
+        copies=1,
+        chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=128, warm=True, loads=100)
+        if quantity is Quantity.LATENCY
+        else None,
+    )

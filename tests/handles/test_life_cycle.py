@@ -1,0 +1,244 @@
+"""Memory that two processes share, on fake nodes: every kind arrives and is given back, and each call may fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from egmctl.bench.group import Group, GroupFailed
+from egmctl.bench.ranks.life_cycle import STAGES
+from egmctl.model.measurement import HandleKind, Status, Verification
+from tests.conftest import ROOT
+from tests.fake.machines import nvl4, with_access, with_imex_channel
+from tests.fake.node import FakeNode
+from tests.fake.plugin import MakeFakeNode
+from tests.handles.ranks import MIB, SHARED, Said, ask, finish, life_cycle_task, ranks_on, start
+
+RANKS = ranks_on(["0008:01:00.0", "0009:01:00.0"])
+FABRIC, LEGACY, POOL, POSIX_FD = HandleKind.FABRIC, HandleKind.LEGACY, HandleKind.POOL, HandleKind.POSIX_FD
+
+Launch = Callable[..., Group]
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    """Start ranks on a node; ends them."""
+    groups = []
+
+    def start_on(node: FakeNode, faults: str = "", count: int = 2) -> Group:
+        for name, value in (node.environment(faults) | {"PYTHONPATH": str(ROOT)}).items():
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, value)
+        groups.append(start(count))
+        return groups[-1]
+
+    yield start_on
+    for group in groups:
+        group.close()
+
+
+@contextmanager
+def nothing_left(node: FakeNode, group: Group) -> Iterator[None]:
+    """Expect that every rank ends by itself and has given back all that it took of the driver."""
+    yield
+    finish(group)
+    assert node.leaks() == []
+
+
+def test_each_kind_of_each_memory_arrives_and_each_stage_is_timed(fake_node: MakeFakeNode, launch: Launch) -> None:
+    node = fake_node(with_imex_channel(nvl4()))
+    group = launch(node)
+    with nothing_left(node, group):
+        for handle, numa_node in SHARED:
+            said = ask(group, RANKS, life_cycle_task(RANKS, handle, numa_node), lives=3)
+            (found,) = said.measurements
+            assert (found.status, found.reason) == (Status.OK, None), (handle, numa_node)
+            assert found.verification is Verification.GPU_EVERY_SAMPLE
+            expected = [stage for stage in STAGES if stage != "map" or handle is not LEGACY]
+            assert [stage.name for stage in found.stages] == expected
+            assert all(0 < stage.ms.min <= stage.ms.median <= stage.ms.max for stage in found.stages)
+            assert said.before == said.after, (handle, numa_node)
+
+
+@pytest.mark.parametrize(("handle", "numa_node"), SHARED)
+def test_a_hundred_lives_leave_no_file_no_mapping_and_no_memory(
+    fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, numa_node: int | None
+) -> None:
+    node = fake_node(with_imex_channel(nvl4()))
+    group = launch(node)
+    with nothing_left(node, group):
+        task = life_cycle_task(RANKS, handle, numa_node)
+        first = ask(group, RANKS, task, lives=1)
+        last = ask(group, RANKS, task, lives=100)
+    assert last.measurements[0].status is Status.OK
+    assert last.after == first.after == first.before
+
+
+def test_legacy_memory_is_whole_multiples_of_two_mib(fake_node: MakeFakeNode, launch: Launch) -> None:
+    node = fake_node(nvl4())
+    ask(launch(node), RANKS, life_cycle_task(RANKS, LEGACY, size_bytes=2 * MIB + 16), lives=1)
+    sizes = {int(made.arguments["size"]) for made in node.calls("cuMemAlloc")}
+    assert 4 * MIB in sizes
+    assert 2 * MIB + 16 not in sizes
+
+
+def test_those_who_have_no_part_only_keep_step(fake_node: MakeFakeNode, launch: Launch) -> None:
+    ranks = ranks_on(["0008:01:00.0", "0009:01:00.0", "0018:01:00.0"])
+    node = fake_node(nvl4())
+    group = launch(node, count=3)
+    with nothing_left(node, group):
+        tasks = [
+            life_cycle_task(ranks, POSIX_FD, owner=2, importer=0),
+            life_cycle_task(ranks, POOL, owner=1, importer=2),
+        ]
+        said = ask(group, ranks, *tasks)
+    assert [found.status for found in said.measurements] == [Status.OK, Status.OK]
+    assert said.before == said.after
+
+
+def test_bytes_that_do_not_arrive_are_seen_by_the_owner(fake_node: MakeFakeNode, launch: Launch) -> None:
+    node = fake_node(nvl4())
+    # The importer fills by a kernel, the owner checks by one: the first launch of both; the damage is the importer's.
+    group = launch(node, "cuLaunchKernel@1=corrupt:4096")
+    with nothing_left(node, group):
+        (found,) = ask(group, RANKS, life_cycle_task(RANKS, POSIX_FD)).measurements
+    assert found.status is Status.CORRUPT
+    assert found.mismatch is not None
+    assert (found.mismatch.sample, found.mismatch.first_offset_bytes) == (0, 4096)
+    assert "what the importer wrote in life 1 did not arrive: 1 words differ" in (found.reason or "")
+
+
+OWNERS_CALLS = {
+    LEGACY: ("cuMemAlloc", "cuIpcGetMemHandle"),
+    POSIX_FD: (
+        "cuMemGetAllocationGranularity",
+        "cuMemCreate",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemExportToShareableHandle",
+    ),
+    FABRIC: ("cuMemCreate", "cuMemExportToShareableHandle"),
+    POOL: (
+        "cuMemPoolCreate",
+        "cuMemPoolSetAccess",
+        "cuMemAllocFromPoolAsync",
+        "cuMemPoolExportToShareableHandle",
+        "cuMemPoolExportPointer",
+    ),
+}
+IMPORTERS_CALLS = {
+    LEGACY: ("cuIpcOpenMemHandle",),
+    POSIX_FD: ("cuMemImportFromShareableHandle",),
+    FABRIC: ("cuMemImportFromShareableHandle",),
+    POOL: ("cuMemPoolImportFromShareableHandle", "cuMemPoolImportPointer"),
+}
+
+
+def failing() -> Iterator[tuple[HandleKind, str]]:
+    for handle in HandleKind:
+        for name in (*OWNERS_CALLS[handle], *IMPORTERS_CALLS[handle], "cuMemsetD32Async", "cuLaunchKernel"):
+            yield handle, name
+
+
+@pytest.mark.parametrize(("handle", "call"), list(failing()))
+def test_a_call_that_fails_ends_the_life_in_both_and_leaves_nothing(
+    fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, call: str
+) -> None:
+    node = fake_node(with_imex_channel(nvl4()))
+    nth = 3 if call in ("cuMemAlloc", "cuMemsetD32Async") else 2
+    group = launch(node, f"{call}@{nth}=error:999,once")
+    with nothing_left(node, group):
+        said = ask(group, RANKS, life_cycle_task(RANKS, handle), lives=3)
+        (found,) = said.measurements
+        again = ask(group, RANKS, life_cycle_task(RANKS, handle)).measurements[0]
+    assert found.status is Status.FAILED, found
+    assert found.last_call == call
+    assert re.match(r"rank [01] \(GPU[01]\): ", found.reason or "")
+    assert said.before == said.after
+    assert again.status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("handle", "call"),
+    [
+        (POSIX_FD, "cuMemRelease"),
+        (POSIX_FD, "cuMemAddressFree"),
+        (LEGACY, "cuIpcCloseMemHandle"),
+        (POOL, "cuMemFreeAsync"),
+        (POOL, "cuMemPoolDestroy"),
+    ],
+)
+def test_a_failure_to_give_back_is_said_and_the_rest_is_given_back(
+    fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, call: str
+) -> None:
+    node = fake_node(nvl4())
+    group = launch(node, f"{call}@2=error:999,once")
+    (found,) = ask(group, RANKS, life_cycle_task(RANKS, handle), lives=3).measurements
+    finish(group)
+    assert (found.status, found.last_call) == (Status.FAILED, call)
+    (leak,) = {re.sub(r"0x\w+", "it", line.partition(": ")[2]) for line in node.leaks()} or {""}
+    assert leak, "what could not be given back is still there, and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("handle", "numa_node", "call", "number"),
+    [
+        (LEGACY, None, "cuIpcOpenMemHandle", 1),
+        (POSIX_FD, None, "cuMemImportFromShareableHandle", 101),
+        (POSIX_FD, 0, "cuMemImportFromShareableHandle", 101),
+        (POOL, 0, "cuMemPoolImportPointer", 101),
+    ],
+)
+def test_an_owner_that_a_device_cgroup_denies_to_the_importer_is_named_as_the_cause(
+    fake_node: MakeFakeNode,
+    launch: Launch,
+    handle: HandleKind,
+    numa_node: int | None,
+    call: str,
+    number: int,
+) -> None:
+    said = between(fake_node, launch, handle, numa_node)
+    (found,) = said.measurements
+    assert (found.status, found.known_cause, found.failed_rank) == (Status.FAILED, True, 1)
+    assert f"{call} failed" in (found.reason or "")
+    assert f"({number})" in (found.reason or "")
+    assert "device cgroup" in (found.reason or "")
+    assert said.before == said.after
+
+
+def between(fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, numa_node: int | None) -> Said:
+    """Share memory of the first GPU with a rank that may not use it."""
+    node, confined = fake_node(nvl4()), fake_node(with_access(nvl4(), "/dev/nvidia0", "EPERM"))
+    owner, importer = launch(node, count=2), launch(confined, count=2)
+    owner._members[1], importer._members[1] = importer._members[1], owner._members[1]
+    return ask(owner, RANKS, life_cycle_task(RANKS, handle, numa_node))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+        "cuMemMap",
+        "cuMemsetD32Async",
+        "cuMemUnmap",
+        "cuMemRelease",
+    ],
+)
+def test_a_rank_that_dies_releases_the_other(fake_node: MakeFakeNode, launch: Launch, call: str) -> None:
+    node = fake_node(nvl4())
+    nth = 3 if call == "cuMemsetD32Async" else 2
+    group = launch(node, f"{call}@{nth}=kill:9,once")
+    with pytest.raises(GroupFailed) as failed:
+        ask(group, RANKS, life_cycle_task(RANKS, POSIX_FD), lives=3)
+    assert (failed.value.how, failed.value.last_call) == ("crashed", call)
+    dead = {one.pid for one in node.calls() if one.ending}
+    assert len(dead) == 1
+    left = [line for line in node.leaks() if not any(line.startswith(f"process {pid}:") for pid in dead)]
+    assert not [line for line in left if "mapping" in line or "allocation" in line or "addresses" in line]

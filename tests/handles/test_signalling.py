@@ -1,0 +1,150 @@
+"""Round trips between two processes, on fake nodes: who sends what, and what becomes of a side that fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from egmctl.bench.group import GroupFailed
+from egmctl.bench.latency import WARM_UP_LAPS
+from egmctl.bench.ranks.signalling import APART_BYTES
+from egmctl.gpu.chase import FLAG_BYTES
+from egmctl.model.measurement import Engine, Status, Task
+from tests.fake.machines import nvl4
+from tests.fake.plugin import MakeFakeNode
+from tests.handles.ranks import MIB, SETTINGS, ask, flag_task, message_task, ranks_on
+from tests.handles.test_life_cycle import RANKS, Launch, launch, nothing_left
+
+__all__ = ["launch"]
+
+LAPS = WARM_UP_LAPS + 100
+TASKS = {
+    "flag-device": flag_task(RANKS),
+    "flag-host-numa": flag_task(RANKS, node=1),
+    "event": message_task(RANKS, Engine.EVENT),
+    "socket": message_task(RANKS, Engine.SOCKET),
+}
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_both_sides_agree_on_what_the_first_one_has_timed(fake_node: MakeFakeNode, launch: Launch, task: Task) -> None:
+    node = fake_node(nvl4())
+    group = launch(node)
+    with nothing_left(node, group):
+        said = ask(group, RANKS, task)
+        (found,) = said.measurements
+    assert found.status in (Status.OK, Status.UNSTABLE), found.reason
+    assert len(found.samples) == SETTINGS.samples
+    for sample in found.samples:
+        assert 0 < (sample.p50_ns or 0) <= (sample.p99_ns or 0)
+        assert sample.elapsed_ms == pytest.approx(100 * (sample.latency_ns or 0) / 1e6)
+    assert said.before == said.after
+
+
+def test_flags_in_device_memory_are_polled_at_home_and_written_far_away(
+    fake_node: MakeFakeNode, launch: Launch
+) -> None:
+    node = fake_node(nvl4())
+    ask(launch(node), RANKS, TASKS["flag-device"])
+    made = node.calls("cuMemCreate")
+    assert sorted(call.arguments["location"] for call in made) == ["DEVICE:0", "DEVICE:1"]
+    assert len({call.pid for call in made}) == 2
+    assert len(node.calls("cuMemImportFromShareableHandle")) == 2
+
+
+def test_flags_in_host_memory_lie_apart_in_one_allocation(fake_node: MakeFakeNode, launch: Launch) -> None:
+    node = fake_node(nvl4())
+    ask(launch(node), RANKS, TASKS["flag-host-numa"])
+    (made,) = node.calls("cuMemCreate")
+    assert (made.arguments["location"], int(made.arguments["size"])) == ("HOST_NUMA:1", 2 * MIB)
+    flags = [call for call in node.calls("cuMemsetD32Async") if int(call.arguments["count"]) == FLAG_BYTES // 4]
+    cleared = {(call.pid, int(call.arguments["to"], 16) % (2 * MIB)) for call in flags}
+    assert sorted(offset for _, offset in cleared) == [0, APART_BYTES]
+
+
+def test_an_events_round_trip_is_two_recordings_a_wait_by_a_stream_and_one_by_the_host(
+    fake_node: MakeFakeNode, launch: Launch
+) -> None:
+    node = fake_node(nvl4())
+    ask(launch(node), RANKS, TASKS["event"])
+    laps = SETTINGS.samples * LAPS
+    counts = {
+        name: len(node.calls(name))
+        for name in ("cuIpcGetEventHandle", "cuIpcOpenEventHandle", "cuEventRecord", "cuEventSynchronize")
+    }
+    assert counts == {
+        "cuIpcGetEventHandle": 2,
+        "cuIpcOpenEventHandle": 2,
+        "cuEventRecord": 2 * laps,
+        "cuEventSynchronize": laps,
+    }
+
+
+def test_a_message_alone_asks_nothing_of_the_driver(fake_node: MakeFakeNode, launch: Launch) -> None:
+    node = fake_node(nvl4())
+    group = launch(node)
+    ask(group, RANKS, TASKS["flag-device"])
+    node.forget_calls()
+    ask(group, RANKS, TASKS["socket"])
+    assert {call.name for call in node.calls()} <= {"cuCtxSetCurrent", "cuMemGetInfo"}
+
+
+def test_disjoint_pairs_are_measured_at_the_same_time(fake_node: MakeFakeNode, launch: Launch) -> None:
+    ranks = ranks_on([f"{domain}:01:00.0" for domain in ("0008", "0009", "0018", "0019")])
+    node = fake_node(nvl4())
+    group = launch(node, count=4)
+    with nothing_left(node, group):
+        found = ask(group, ranks, flag_task(ranks, first=0, other=3), flag_task(ranks, first=2, other=1)).measurements
+    assert [one.status for one in found] == [Status.OK, Status.OK]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("event", "cuEventCreate"),
+        ("event", "cuIpcGetEventHandle"),
+        ("event", "cuIpcOpenEventHandle"),
+        ("event", "cuEventRecord"),
+        ("event", "cuStreamWaitEvent"),
+        ("event", "cuEventSynchronize"),
+        ("flag-device", "cuMemAlloc"),
+        ("flag-device", "cuMemCreate"),
+        ("flag-device", "cuMemImportFromShareableHandle"),
+        ("flag-device", "cuMemsetD32Async"),
+        ("flag-host-numa", "cuMemImportFromShareableHandle"),
+    ],
+)
+def test_a_call_that_fails_ends_it_in_both_and_leaves_nothing(
+    fake_node: MakeFakeNode, launch: Launch, name: str, call: str
+) -> None:
+    node = fake_node(nvl4())
+    # Rank 1, whose stream has events of its own, and memory for results of kernels.
+    nth = {"cuEventCreate": 5, "cuEventRecord": 50, "cuStreamWaitEvent": 50, "cuMemAlloc": 2}.get(call, 1)
+    group = launch(node, f"{call}@{nth}=error:999,once")
+    with nothing_left(node, group):
+        said = ask(group, RANKS, TASKS[name])
+        (found,) = said.measurements
+        again = ask(group, RANKS, TASKS[name]).measurements[0]
+    assert (found.status, found.last_call) == (Status.FAILED, call)
+    assert said.before == said.after
+    assert again.status in (Status.OK, Status.UNSTABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "how"),
+    [
+        ("event", "cuStreamWaitEvent@50=kill:9,once", "crashed"),
+        ("flag-device", "cuLaunchKernel@1=kill:9,once", "crashed"),
+        ("event", "cuStreamWaitEvent@50=hang,once", "timed-out"),
+    ],
+)
+def test_a_side_that_dies_or_hangs_releases_the_other(
+    fake_node: MakeFakeNode, launch: Launch, name: str, fault: str, how: str
+) -> None:
+    node = fake_node(nvl4())
+    group = launch(node, fault)
+    with pytest.raises(GroupFailed) as failed:
+        ask(group, RANKS, TASKS[name], timeout_s=12)
+    assert (failed.value.how, failed.value.last_call) == (how, fault.partition("@")[0])
+    (lost,) = {one.pid for one in node.calls() if one.ending}
+    left = [line for line in node.leaks() if not line.startswith(f"process {lost}:")]
+    assert not [line for line in left if "mapping" in line or "allocation" in line]
