@@ -6,7 +6,7 @@ The planner counts with it and the rig allocates by it, so that what was promise
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from egmctl.bench.case import End
@@ -155,33 +155,47 @@ class Peak:
     place: Endpoint | None
     """The GPU or the NUMA node, whatever the kind of memory; ``None``: the host, all nodes together."""
     bytes: int
+    host: str | None = None
+    """Where there are several."""
 
 
-def peaks(steps: Sequence[Sequence[Task]], *, keep: bool = False) -> tuple[Peak, ...]:
+def peaks(
+    steps: Sequence[Sequence[Task]],
+    *,
+    keep: bool = False,
+    node_of: Callable[[Endpoint], str | None] = lambda _end: None,
+) -> tuple[Peak, ...]:
     """Return the most that steps hold at any time, on each GPU, on each NUMA node and on the host as a whole.
 
     Parameters
     ----------
     keep
         Nothing is given back before the end.
+    node_of
+        The name of the host that an end is on, where there are several.
     """
     lifetimes = Lifetimes(steps)
     held: set[Buffer] = set()
-    most: dict[tuple[str | None, int | None], tuple[Endpoint | None, int]] = {}
+    most: dict[_Place, tuple[Endpoint | None, int]] = {}
     for tasks in steps:
         held |= buffers_of(tasks)
-        now: Counter[tuple[str | None, int | None]] = Counter()
-        ends: dict[tuple[str | None, int | None], Endpoint | None] = {}
+        now: Counter[_Place] = Counter()
+        ends: dict[_Place, Endpoint | None] = {}
         for buffer in held:
-            place = (buffer.end.bus_id, buffer.end.numa_node)
+            host = node_of(buffer.end)
+            place = (host, buffer.end.bus_id, buffer.end.numa_node)
             now[place] += buffer.size_bytes
             ends[place] = buffer.end
             if buffer.end.bus_id is None:
-                now[None, None] += buffer.size_bytes
-                ends[None, None] = None
+                now[host, None, None] += buffer.size_bytes
+                ends[host, None, None] = None
         for place, taken in now.items():
             if taken > most.get(place, (None, 0))[1]:
                 most[place] = (ends[place], taken)
         if not keep:
             held -= lifetimes.finish(tasks)
-    return tuple(Peak(end, taken) for end, taken in most.values())
+    return tuple(Peak(end, taken, host) for (host, _, _), (end, taken) in most.items())
+
+
+_Place = tuple[str | None, str | None, int | None]
+"""A host, and a GPU or a NUMA node of it."""

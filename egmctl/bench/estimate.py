@@ -74,5 +74,7 @@ def task_seconds(planned: PlannedTask, samples: int) -> float:
         return samples * task.chase.loads * _LOAD_S
     copy_s = flows_on_a_wire(task) * task.size_bytes / (planned.rate_gb_s * GB)
     on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
-    check_s = 2 * (copy_s if on_host else len(task.flows) * task.size_bytes / (_CHECK_GB_S * GB))
+    # One process looks at all destinations; of several, each at its own.
+    checked = max(Counter(flow.destination.rank for flow in task.flows).values())
+    check_s = 2 * (copy_s if on_host else checked * task.size_bytes / (_CHECK_GB_S * GB))
     return samples * (task.copies * copy_s + check_s) + _WARM_UP_COPIES * copy_s

@@ -16,12 +16,15 @@ from egmctl.bench.rank_plan import Leg, flow_of, handle_waiver, local_path, shar
 from egmctl.bench.schedule import Slot, make_steps, sampled_rounds
 from egmctl.errors import NothingToDo
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BenchGpu, Flow, HandleKind, Pattern, Settings
+from egmctl.model.measurement import BenchGpu, Endpoint, Flow, HandleKind, Pattern, Settings
 from egmctl.model.rank import Rank
 from egmctl.units import format_size
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
 """What is measured of every pair; the other patterns are of all ranks."""
+
+FROM_ONE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+"""What is measured of every rank with all others."""
 
 SEED = 1
 """Of the sample that ``--sample`` draws: the same pairs in every run, so that runs can be compared."""
@@ -41,6 +44,10 @@ class Party:
     def machine(self, rank: Rank) -> Machine:
         """Return the node that a rank is on."""
         return self.machines[rank.host or ""]
+
+    def node_of(self, end: Endpoint) -> str | None:
+        """Return the name of the host whose memory or GPU an end is."""
+        return None if end.rank is None else self.ranks[end.rank].host
 
     def gpu(self, rank: Rank) -> Gpu:
         """Return the GPU that a rank works."""
@@ -107,7 +114,6 @@ def legs_of(
         owner = ranks[other]
         return Leg(ranks[one], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
 
-    ones = range(0, count, max(1, count // sample) if sample else 1)
     match case.pattern:
         case Pattern.BOTH_DIRECTIONS:
             yield from ((leg(one, other), leg(other, one)) for one, other in pairs)
@@ -116,13 +122,18 @@ def legs_of(
         case Pattern.BISECT:
             yield tuple(leg(one, (one + count // 2) % count) for one in range(count))
         case Pattern.ONE_TO_ALL:
-            yield from (tuple(leg(one, other) for other in range(count) if other != one) for one in ones)
+            yield from (tuple(leg(one, other) for other in range(count) if other != one) for one in ones(count, sample))
         case Pattern.ALL_TO_ONE:
-            yield from (tuple(leg(other, one) for other in range(count) if other != one) for one in ones)
+            yield from (tuple(leg(other, one) for other in range(count) if other != one) for one in ones(count, sample))
         case _:
             for one, other in pairs:
                 yield (leg(one, other),)
                 yield (leg(other, one),)
+
+
+def ones(count: int, sample: int | None) -> range:
+    """Return the ranks that patterns from or to one rank are measured of: all, or so many, evenly spread."""
+    return range(0, count, max(1, count // sample) if sample else 1)
 
 
 def maker(party: Party, settings: Settings) -> Callable[[Case, tuple[Leg, ...]], Iterator[PlannedTask]]:
