@@ -123,10 +123,10 @@ def fleet(
 
     egmctl fleet doctor -w node[01-72] -- --for egm
     """
-    from egmctl.fleet.nodes import require_clustershell
     from egmctl.model.fleet import Command, Launcher
+    from egmctl.nodesets import require_clustershell
 
-    require_clustershell()
+    require_clustershell("'egmctl fleet'")
     from egmctl.fleet.run import Launch
     from egmctl.fleet.session import ask, new_session, old_session
 

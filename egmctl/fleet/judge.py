@@ -90,9 +90,10 @@ def _without_document(
         return Reach.LOST, words or "the connection ended before the command"
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
         return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped"
+    if output.lacks:
+        what = "in the PATH of a session without a login; --remote-command says where it is"
+        return Reach.NO_EGMCTL, f"there is no {printable(asked.remote_command)} {what}"
     if output.version is None:
-        if output.code in (126, 127):
-            return Reach.NO_EGMCTL, words or f"there is no command {asked.remote_command}; --remote-command says where"
         return Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version"
     if not output.version.startswith("egmctl "):
         said = repr(printable(output.version[:80])) if output.version else "nothing"

@@ -1,9 +1,9 @@
-"""Node sets: ClusterShell's syntax and groups in, names out, and back."""
+"""Node sets: ClusterShell's syntax and groups in, names out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from egmctl.errors import UsageError
 from egmctl.units import printable
@@ -12,20 +12,6 @@ NODES_LIMIT = 100_000
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
 """A name can be neither an option of the launcher nor a path: it names a file, too."""
-
-
-def require_clustershell() -> None:
-    """Say what is missing where ClusterShell is not installed.
-
-    Raises
-    ------
-    UsageError
-        With the command that installs it.
-    """
-    try:
-        import ClusterShell  # noqa: F401
-    except ImportError as error:
-        raise UsageError("'egmctl fleet' needs ClusterShell: pip install 'egmctl[fleet]'") from error
 
 
 def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, ...]:
@@ -49,13 +35,6 @@ def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, .
     return nodes
 
 
-def fold(nodes: Iterable[str]) -> str:
-    """Return nodes as a short node set: ``node[01-17,19]``."""
-    from ClusterShell.NodeSet import NodeSet
-
-    return str(NodeSet.fromlist(list(nodes), resolver=_no_groups()))
-
-
 def _expand(option: str, sets: Sequence[str]) -> list[str]:
     from ClusterShell.NodeSet import NodeSet, NodeSetException
     from ClusterShell.NodeUtils import GroupResolverError
@@ -67,9 +46,3 @@ def _expand(option: str, sets: Sequence[str]) -> list[str]:
         return list(found)
     except (NodeSetException, GroupResolverError) as error:
         raise UsageError(f"{option} cannot be read: {printable(str(error)[:200])}") from error
-
-
-def _no_groups() -> object:
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP
-
-    return RESOLVER_NOGROUP

@@ -30,7 +30,8 @@ _WATCH = (
     'echo; echo "$mark end $code"; exit "$code"'
 )
 _INNER = (
-    'command -v "$2" >/dev/null 2>&1 || exit 127; seen=$("$2" --version 2>/dev/null | head -n 1); '
+    'command -v "$2" >/dev/null 2>&1 || { echo "$0 lacks"; exit 127; }; '
+    'seen=$("$2" --version 2>/dev/null | head -n 1); '
     'echo "$0 version $seen"; if [ -n "$1" ] && [ "$1" != "$seen" ]; then exit 0; fi; shift; exec "$@"'
 )
 
@@ -54,13 +55,16 @@ class Output:
     begun: bool
     """The scripts ran there."""
     version: str | None
-    """What ``egmctl --version`` said; ``None`` where it was not asked, or there is no egmctl."""
+    """What ``egmctl --version`` said; ``None`` where it was not asked."""
+    lacks: bool
+    """There is no egmctl."""
     document: bytes
     code: int | None
     """The command's exit code; ``None`` where the connection ended before."""
 
 
 _VERSION = re.compile(rf"^{MARK} version (.*)\n".encode(), re.MULTILINE)
+_LACKS = re.compile(rf"\n{MARK} lacks$".encode(), re.MULTILINE)
 _END = re.compile(rf"\n?^{MARK} end ([0-9]+)$".encode(), re.MULTILINE)
 
 
@@ -74,6 +78,7 @@ def read_output(output: bytes) -> Output:
     end = _END.search(output, tail) if begin else None
     return Output(
         begun=begin is not None,
+        lacks=begin is not None and _LACKS.match(output, begin.end()) is not None,
         version=version[1].decode(errors="replace").strip() if version else None,
         document=output[start : end.start() if end else len(output)].strip(),
         code=int(end[1]) if end else None,

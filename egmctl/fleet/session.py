@@ -9,14 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from egmctl import __version__
+from egmctl.comparison import compare
 from egmctl.errors import ExitCode, UsageError
 from egmctl.fleet.folder import Folder, new_folder, old_folder
 from egmctl.fleet.folding import groups, lines_of
-from egmctl.fleet.nodes import fold, select_nodes
+from egmctl.fleet.nodes import select_nodes
 from egmctl.fleet.run import Launch, Progress, run
-from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Launcher, Line, Reach, counts
+from egmctl.model.comparison import Comparison
+from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Launcher, Reach, counts
+from egmctl.nodesets import fold
 from egmctl.report.fleet_json import fleet_json
-from egmctl.saved import load
+from egmctl.saved import Saved, load
 
 REPORT_EVERY_S = 2.0
 """How often the report in the folder is brought up to date: what a crash of this process costs."""
@@ -116,23 +119,33 @@ def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) -
             folder.write_report(fleet_json(_report(session, launch.launcher, new)))
 
     new = {answer.node: answer for answer in run(asked, lacking, launch, folder, tick)} if lacking else {}
-    report = _report(session, launch.launcher, new)
-    lines: dict[str, tuple[Line, ...]] = {}
-    answers = []
+    report = _folded(_report(session, launch.launcher, new), folder)
+    folder.write_report(fleet_json(report))
+    return report
+
+
+def _folded(report: FleetReport, folder: Folder) -> FleetReport:
+    """Return the report with what the answers have in common, and what they differ in."""
+    answers: list[Answer] = []
+    loaded: dict[str, Saved] = {}
     for answer in report.answers:
         if answer.reach is Reach.ANSWERED:
             try:
-                lines[answer.node] = lines_of(load(folder.path / answer.file))
+                loaded[answer.node] = load(folder.path / answer.file)
             except UsageError as error:
                 answer = dataclasses.replace(
                     answer, reach=Reach.GARBAGE, reason=str(error), exit_code=int(ExitCode.CRASHED), file=""
                 )
         answers.append(answer)
-    report = dataclasses.replace(
-        report, answers=tuple(answers), counts=counts(answers), groups=groups(answers, lines, fold)
+    lines = {node: lines_of(saved) for node, saved in loaded.items()}
+    comparison: Comparison | None = compare(list(loaded.values())) if len(loaded) > 1 else None
+    return dataclasses.replace(
+        report,
+        answers=tuple(answers),
+        counts=counts(answers),
+        groups=groups(answers, lines, fold),
+        comparison=comparison,
     )
-    folder.write_report(fleet_json(report))
-    return report
 
 
 def _report(session: Session, launcher: Launcher, new: dict[str, Answer]) -> FleetReport:

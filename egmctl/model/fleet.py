@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from egmctl.errors import ExitCode
+from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.record import Plain
 
 FLEET_SCHEMA = "egmctl.fleet/1"
@@ -92,26 +93,20 @@ class Line:
     """One thing that a group of nodes has in common."""
 
     key: str
-    """What it is about: ``egm.cgroup-route GPU0``, ``GPU0-GPU1``."""
+    """What it is about: ``egm.cgroup-route GPU0``, ``driver``; empty where the value says it."""
     value: str
-    """Empty where these nodes have nothing of the kind, and others do."""
     status: str = ""
-    """``fail``, ``warn``, ..., or how asking ended; empty where nothing is wrong."""
-    detail: bool = False
-    """Worth showing only where it differs."""
-    usual: str | None = None
-    """What the largest group has in its place, where that differs; empty where that has nothing of the kind."""
+    """``fail`` or ``warn``, or how asking ended; empty where nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Nodes whose answers are the same in what matters."""
+    """Nodes on which it stands alike; what they differ in beyond that is in the comparison."""
 
     nodes: tuple[str, ...]
     folded: str
     """The nodes in short: ``node[01-17]``."""
     lines: tuple[Line, ...]
-    """Of the largest group that answered all; of the others what differs from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +127,15 @@ class FleetReport:
     answers: tuple[Answer, ...]
     """In the order of the nodes."""
     groups: tuple[Group, ...] = ()
-    """The largest first."""
+    """The largest first, those that did not answer last."""
+    comparison: Comparison | None = None
+    """What ``egmctl compare`` says of the answers; null of fewer than two."""
 
     @property
     def exit_code(self) -> ExitCode:
-        """The worst of the nodes' exit codes (``docs/exit-codes.md``)."""
-        return worst(answer.exit_code for answer in self.answers)
+        """The worst of the nodes' exit codes and of the comparison's (``docs/exit-codes.md``)."""
+        compared = ExitCode.FAILED if self.comparison and Outcome.WORSE in self.comparison.outcomes else ExitCode.OK
+        return worst((compared, *(answer.exit_code for answer in self.answers)))
 
 
 def worst(codes: Iterable[int]) -> ExitCode:

@@ -37,7 +37,7 @@ UsePAM no
 StrictModes no
 PidFile none
 LogLevel ERROR
-SetEnv PATH={path}
+SetEnv PATH={path} {more}
 """
 
 USER = """
@@ -84,7 +84,7 @@ class Lab:
             process.kill()
             process.communicate()
 
-    def host(self, name: str, script: str | None, *, listening: bool = True) -> Path:
+    def host(self, name: str, script: str | None, *, listening: bool = True, environment: str = "") -> Path:
         """Add a host and return its folder.
 
         Parameters
@@ -93,6 +93,8 @@ class Lab:
             The shell script that is its ``egmctl``; ``None``: it has none.
         listening
             Whether it has an sshd, and its address at all.
+        environment
+            What sshd gives to sessions: ``NAME=VALUE``.
         """
         number = len(self._hosts) + 1
         here, there = f"10.77.{number}.1", f"10.77.{number}.2"
@@ -103,7 +105,7 @@ class Lab:
             (folder / "bin" / "egmctl").chmod(0o755)
         path = f"{folder / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin"
         config = folder / "sshd_config"
-        config.write_text(SSHD.format(address=there, folder=self.folder, path=path))
+        config.write_text(SSHD.format(address=there, folder=self.folder, path=path, more=environment))
         start = START.format(name=name, config=config, log=folder / "sshd.log")
         process = subprocess.Popen(
             (*NAMESPACES, "sh", "-c", start), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0
@@ -124,13 +126,17 @@ class Lab:
         if listening:
             assert process.stdin is not None
             process.stdin.write(b"ready\n")
-            probe = ("nsenter", "-t", str(self._hub.pid), "-n", "bash", "-c", f"exec 3<>/dev/tcp/{there}/22")
-            _wait(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, f"sshd of {name}")
+            self._await_sshd(name)
         return folder
 
     def cut(self, name: str) -> None:
         """Take a host's link away."""
         self.ip(f"link set to{list(self._hosts).index(name) + 1} down")
+
+    def _await_sshd(self, name: str) -> None:
+        address = f"10.77.{list(self._hosts).index(name) + 1}.2"
+        probe = ("nsenter", "-t", str(self._hub.pid), "-n", "bash", "-c", f"exec 3<>/dev/tcp/{address}/22")
+        _wait(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, f"sshd of {name}")
 
     def ip(self, words: str) -> None:
         """Run ip where the network's other ends are."""
@@ -160,7 +166,11 @@ class Lab:
     def run(self, *arguments: str, timeout_s: float = 100, **environment: str) -> Ended:
         """Run egmctl where it reaches the hosts; it writes into ``results`` of the lab's folder."""
         with self.start(*arguments, **environment) as process:
-            out, err = process.communicate(timeout=timeout_s)
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except BaseException:
+                process.kill()
+                raise
         return Ended(process.returncode, out.decode(), err.decode())
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:

@@ -1,0 +1,268 @@
+"""``egmctl fleet`` over real ssh: to hosts with an sshd each, in namespaces of their own (``lab.py``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from egmctl import __version__
+from egmctl.model.machine import Machine
+from tests.conftest import ROOT, Ended
+from tests.fake.node import load
+from tests.fake.plugin import MakeFakeNode
+from tests.fleet.lab import Lab, on
+
+pytestmark = pytest.mark.needs_root
+
+SAYS_VERSION = f'[ "$1" = --version ] && echo egmctl {__version__} && exit'
+ANSWER = json.dumps(
+    {
+        "schema": "egmctl.doctor/1",
+        "tool": f"egmctl {__version__}",
+        "exit_code": 0,
+        "machine": None,
+        "errors": [],
+        "result": {"platform": "none", "gpus_asked": None, "numa_asked": None, "purposes": [], "counts": {}}
+        | {"findings": []},
+    }
+)
+ANSWERS = f"{SAYS_VERSION}; echo '{ANSWER}'"
+"""An egmctl that finds nothing wrong at once: for tests of everything around it."""
+
+BENCH = ("--case", "device_to_device_memcpy_write_ce", "--samples", "1", "--size", "1M", "--gpus", "0-1")
+
+SCHEMA = json.loads((ROOT / "docs/schemas/fleet.schema.json").read_text())
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with Lab(tmp_path) as made:
+        yield made
+
+
+def without_a_link(machine: Machine) -> Machine:
+    """Return the machine with one NVLink of GPU2 down."""
+    gpu = machine.gpus[2]  # type: ignore[index]
+    first, *others = gpu.nvml.nvlinks  # type: ignore[union-attr, misc]
+    nvml = replace(gpu.nvml, nvlinks=(replace(first, active=False), *others))  # type: ignore[type-var]
+    return replace(machine, gpus=tuple(replace(gpu, nvml=nvml) if one is gpu else one for one in machine.gpus or ()))
+
+
+def result(ended: Ended) -> dict[str, Any]:
+    """Return the report that was printed, whatever else was."""
+    document = json.loads(ended.out)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    assert document["exit_code"] == ended.code
+    found: dict[str, Any] = document["result"]
+    return found
+
+
+def answers(ended: Ended) -> dict[str, dict[str, Any]]:
+    return {answer["node"]: answer for answer in result(ended)["answers"]}
+
+
+def finished(process: subprocess.Popen[bytes]) -> Ended:
+    """Return how a command that was started ended."""
+    out, err = process.communicate(timeout=30)
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+def settle(true: Callable[[], bool], seconds: float = 15) -> None:
+    """Wait until something is so."""
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "it did not come true"
+        time.sleep(0.05)
+
+
+def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, fake_node: MakeFakeNode) -> None:
+    real = on(fake_node("gb200-nvl4").environment())
+    lab.host("node01", real)
+    lab.host("node02", real)
+    lab.host("node03", on(fake_node(without_a_link(load("gb200-nvl4"))).environment()))
+    lab.host("other", "touch was-run; echo egmctl 0.0.1")
+    lab.host("hangs", f"{SAYS_VERSION}; exec sleep 1000")
+    lab.host("lacks", None)
+    lab.host("silent", None, listening=False)
+    lab.host("floods", f"{SAYS_VERSION}; exec cat /dev/zero")
+    lab.host("babbles", f"{SAYS_VERSION}; printf 'h\\033[31mello'")
+    nodes = "node[01-03],other,hangs,lacks,silent,floods,babbles"
+    arguments = ("fleet", "doctor", "-w", nodes, "--connect-timeout", "4", "--timeout", "15", "--json", "-o", "out")
+    ended = lab.run(*arguments)
+    found = answers(ended)
+    assert {node: answer["reach"] for node, answer in found.items()} == {
+        "node01": "answered",
+        "node02": "answered",
+        "node03": "answered",
+        "other": "wrong-version",
+        "hangs": "timed-out",
+        "lacks": "no-egmctl",
+        "silent": "unreachable",
+        "floods": "flooded",
+        "babbles": "garbage",
+    }
+    assert found["other"]["reason"] == f"egmctl 0.0.1, not egmctl {__version__}; nothing was run"
+    assert found["hangs"]["reason"] == "the command did not end in 15 s and was stopped"
+    assert found["silent"]["reason"].startswith("ssh: connect to host 10.77.")
+    assert "sent more than 64 MiB" in found["floods"]["reason"]
+    assert "is not JSON" in found["babbles"]["reason"]
+    assert ended.code == 4, "a node without an answer counts as a crash"
+    assert result(ended)["groups"][0]["nodes"] == ["node01", "node02"], "those that are alike are together, and first"
+    assert result(ended)["groups"][1]["folded"] == "node03"
+    assert {"key": "nvlink.links GPU2", "status": "fail"}.items() <= result(ended)["groups"][1]["lines"][2].items()
+    assert [one["folded"] for one in result(ended)["comparison"]["words"]] == ["node03"]
+    folder = lab.folder / "results" / "out"
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [
+        "fleet.json",
+        "node01.json",
+        "node02.json",
+        "node03.json",
+    ]
+    assert json.loads((folder / "fleet.json").read_text()) == json.loads(ended.out)
+    assert json.loads((folder / "nodes" / "node01.json").read_text())["schema"] == "egmctl.doctor/1"
+    for node in found:
+        settle(lambda node=node: not lab.processes(node))  # type: ignore[misc]
+
+
+def test_resume_asks_only_the_nodes_that_lack_and_no_run_overwrites_another(lab: Lab) -> None:
+    first = lab.host("node01", f"{ANSWERS}; echo x >>{lab.folder}/times")
+    second = lab.host("node02", None)
+    ended = lab.run("fleet", "doctor", "-w", "node[01-02]", "-o", "out", "--json")
+    assert (ended.code, answers(ended)["node02"]["reach"]) == (4, "no-egmctl")
+    assert "egmctl fleet doctor --resume out" in ended.err
+    assert "out exists" in lab.run("fleet", "doctor", "-w", "node01", "-o", "out").err
+    (second / "bin" / "egmctl").write_bytes((first / "bin" / "egmctl").read_bytes())
+    (second / "bin" / "egmctl").chmod(0o755)
+    ended = lab.run("fleet", "doctor", "--resume", "out", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    assert [answer["reach"] for answer in result(ended)["answers"]] == ["answered", "answered"]
+    assert (lab.folder / "times").read_text() == "x\nx\n", "each node ran it once"
+    again = lab.run("fleet", "doctor", "--resume", "out")
+    assert again.out.splitlines()[-1] == "2 nodes: 2 answered"
+    assert (lab.folder / "times").read_text() == "x\nx\n"
+    wrong = lab.run("fleet", "topo", "--resume", "out")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "out is of 'egmctl fleet doctor', not of 'egmctl fleet topo'" in wrong.err
+
+
+def slow(lab: Lab) -> str:
+    """Return an egmctl that takes a while to end when it is told to."""
+    end = f"sleep 1; echo ended >{lab.folder}/end; exit 130"
+    return f"{SAYS_VERSION}; trap '{end}' TERM; touch {lab.folder}/runs; while :; do sleep 0.1; done"
+
+
+def test_ctrl_c_ends_what_runs_on_the_nodes_and_keeps_what_is_there(lab: Lab) -> None:
+    lab.host("node01", ANSWERS)
+    lab.host("node02", slow(lab))
+    process = lab.start("fleet", "doctor", "-w", "node[01-02]", "-o", "out", "--json")
+    folder = lab.folder / "results" / "out"
+    settle(lambda: (lab.folder / "runs").exists() and (folder / "nodes" / "node01.json").exists())
+    os.killpg(process.pid, signal.SIGINT)
+    ended = finished(process)
+    assert ended.code == 130, ended.err
+    assert [answer["reach"] for answer in result(ended)["answers"]] == ["answered", "interrupted"]
+    assert (lab.folder / "end").exists(), "it was waited for until it had ended its own children"
+    assert not lab.processes("node02")
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["fleet.json", "node01.json"]
+
+
+def test_nodes_whose_turn_has_not_come_are_not_asked_after_ctrl_c(lab: Lab) -> None:
+    lab.host("node01", slow(lab))
+    lab.host("node02", slow(lab))
+    process = lab.start("fleet", "doctor", "-w", "node[01-02]", "--fanout", "1", "--json")
+    settle(lambda: (lab.folder / "runs").exists())
+    process.terminate()
+    ended = finished(process)
+    assert ended.code == 130
+    assert result(ended)["counts"] == {"interrupted": 1, "not-asked": 1}
+    assert "--resume" in ended.err
+
+
+def test_a_second_ctrl_c_waits_for_no_node(lab: Lab) -> None:
+    lab.host("node01", f"{SAYS_VERSION}; trap '' TERM; touch {lab.folder}/runs; while :; do sleep 0.1; done")
+    process = lab.start("fleet", "bench", "-w", "node01")
+    settle(lambda: (lab.folder / "runs").exists())
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=5)
+    assert process.returncode == 130
+    settle(lambda: not lab.processes("node01"))
+
+
+@pytest.mark.parametrize("way", ["killed", "cut off"])
+def test_a_node_that_is_left_alone_ends_the_command_by_itself(lab: Lab, way: str) -> None:
+    lab.host("node01", f"{SAYS_VERSION}; touch {lab.folder}/runs; exec sleep 1000")
+    alive = ("--launcher-options", f"-F {lab.folder}/ssh_config -oServerAliveInterval=1 -oServerAliveCountMax=2")
+    process = lab.start("fleet", "bench", "-w", "node01", "--timeout", "8", "--json", *alive)
+    settle(lambda: (lab.folder / "runs").exists())
+    if way == "killed":
+        process.kill()
+        process.communicate()
+        settle(lambda: not lab.processes("node01"), seconds=4)
+        return
+    lab.cut("node01")
+    (answer,) = answers(finished(process)).values()
+    assert answer["reach"] == "lost"
+    assert "not responding" in answer["reason"]
+    settle(lambda: not lab.processes("node01"))
+
+
+def test_the_options_reach_the_node_as_they_were_given(lab: Lab) -> None:
+    lab.host("node01", f'{SAYS_VERSION}; printf "%s\\n" "$@" >>{lab.folder}/words; {ANSWERS}')
+    nasty = ["--gpus", f"$(touch {lab.folder}/pwned) `id` 'a' \"b\" ; & | > * ~ \\ %hosts", "--check", "a.*"]
+    ended = lab.run("fleet", "doctor", "-w", "node01", "--", *nasty)
+    assert ended.code == 0, ended.err
+    assert (lab.folder / "words").read_text().splitlines() == ["doctor", "--json", *nasty]
+    assert not (lab.folder / "pwned").exists()
+
+
+def test_what_a_login_shell_says_does_not_spoil_the_answer(lab: Lab) -> None:
+    noise = lab.folder / "noise"
+    noise.write_text(f"echo 'Welcome! {{ \"schema\": 1 }}'; echo on stderr >&2; echo x >>{lab.folder}/made\n")
+    lab.host("node01", ANSWERS, environment=f"BASH_ENV={noise}")
+    ended = lab.run("fleet", "doctor", "-w", "node01", "--json")
+    assert ended.code == 0, ended.out
+    assert (lab.folder / "made").exists(), "noise was made"
+
+
+def test_another_version_is_welcome_where_that_was_said(lab: Lab) -> None:
+    lab.host("node01", ANSWERS.replace(f"egmctl {__version__} ", "egmctl 0.0.1 ", 1))
+    refused = lab.run("fleet", "doctor", "-w", "node01", "-o", "out", "--json")
+    assert answers(refused)["node01"]["reach"] == "wrong-version"
+    ended = lab.run("fleet", "doctor", "--resume", "out", "--any-version", "--json")
+    assert (ended.code, answers(ended)["node01"]["version"]) == (0, "egmctl 0.0.1")
+
+
+def test_a_command_that_ended_without_a_result_says_why(lab: Lab, fake_node: MakeFakeNode) -> None:
+    lab.host("node01", on(fake_node("gb200-nvl4").environment()))
+    ended = lab.run("fleet", "bench", "-w", "node01", "--json", "--", "--gpus", "9")
+    (answer,) = answers(ended).values()
+    assert (ended.code, answer["reach"], answer["exit_code"]) == (2, "failed", 2)
+    assert "there is no GPU 9" in answer["reason"] or "9" in answer["reason"]
+
+
+@pytest.mark.parametrize(("command", "options"), [("snapshot", ()), ("topo", ()), ("bench", BENCH)])
+def test_every_command_of_a_real_egmctl(
+    lab: Lab, fake_node: MakeFakeNode, command: str, options: tuple[str, ...]
+) -> None:
+    lab.host("node01", on(fake_node("hgx-h200x4").environment()))
+    lab.host("node02", on(fake_node("hgx-h200x4").environment()))
+    remote = ("--", *options) if options else ()
+    ended = lab.run("fleet", command, "-w", "node[01-02]", "--json", *remote)
+    found = result(ended)
+    assert ended.code == 0, ended.out
+    assert found["counts"] == {"answered": 2}
+    assert [group["nodes"] for group in found["groups"]] == [["node01", "node02"]]
+    assert any("FAKE" in line["value"] for line in found["groups"][0]["lines"])
