@@ -65,6 +65,11 @@ SUITES: Mapping[str, Suite] = {
             "device_*latency*",
             "host_numa_*latency*",
             "host_device_latency_sm",
+            "ipc_legacy_device_write_ce",
+            "ipc_posix_fd_device_write_ce",
+            "ipc_posix_fd_host_numa_read_ce",
+            "ipc_flag_device_round_trip",
+            "ipc_event_round_trip",
         ),
     ),
     "quick": Suite(
