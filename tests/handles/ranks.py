@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from egmctl.bench.ranks import life_cycle, signalling
 from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.rig import Rig
 from egmctl.bench.worker import start_driver
+from egmctl.gpu import driver
 from egmctl.gpu.driver import call
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
@@ -61,6 +64,8 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
             rig = Rig(Preparation(settings=SETTINGS, gpus=(ranks[exchange.rank].bus_id,)))
         tasks = [from_json(Task, task) for task in message["tasks"]]
         before = held()
+        if (death := message["death"]) and death["rank"] == exchange.rank:
+            die_at(death["call"], death["nth"])
         try:
             if tasks[0].engine is Engine.LIFE_CYCLE:
                 found = life_cycle.measure(exchange, rig, ranks, tasks, message["lives"])
@@ -73,6 +78,19 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     if rig is not None:
         rig.close()
     parent.send({"event": Event.DONE})
+
+
+def die_at(name: str, nth: int) -> None:
+    """Have this process killed when it has made the nth call of a function of the driver; the breadcrumb names it."""
+    make, calls = driver._call, count(1)
+
+    def die(called: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        result = make(called, arguments)
+        if called == name and next(calls) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    vars(driver)["_call"] = die
 
 
 def held() -> dict[str, int]:
@@ -98,13 +116,27 @@ def start(count: int) -> Group:
     return Group({number: start_rank(number, count, TARGET) for number in range(count)})
 
 
-def ask(group: Group, ranks: Sequence[Rank], *tasks: Task, lives: int = 2, timeout_s: float = 30) -> Said:
-    """Have a group measure tasks."""
+def ask(
+    group: Group,
+    ranks: Sequence[Rank],
+    *tasks: Task,
+    lives: int = 2,
+    timeout_s: float = 30,
+    death: Mapping[str, Any] | None = None,
+) -> Said:
+    """Have a group measure tasks.
+
+    Parameters
+    ----------
+    death
+        Which ``rank`` dies, having made which ``call`` for the ``nth`` time: :func:`die_at`.
+    """
     request = {
         "do": Request.MEASURE,
         "ranks": [to_json(rank) for rank in ranks],
         "tasks": [to_json(task) for task in tasks],
         "lives": lives,
+        "death": death,
     }
     said = group.ask(request, timeout_s)
     (measurements,) = {str(one.get("measurements")): one["measurements"] for one in said}.values()

@@ -1,0 +1,143 @@
+"""Memory and events that processes on two real GPUs share: they arrive, are given back, and a death costs nothing else.
+
+What the numbers were on H200 is in docs/hardware-notes.md; here they are printed (``-s``).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from egmctl.bench.group import Group, GroupFailed
+from egmctl.bench.ranks.life_cycle import STAGES
+from egmctl.facts.collect import collect
+from egmctl.model.measurement import Engine, HandleKind, Measurement, Status, Verification
+from egmctl.model.rank import Rank
+from tests.conftest import ROOT
+from tests.gpu.test_doctor_active import imex_channel
+from tests.handles.ranks import (
+    MIB,
+    SHARED,
+    ask,
+    finish,
+    flag_task,
+    life_cycle_task,
+    message_task,
+    ranks_on,
+    start,
+)
+
+__all__ = ["imex_channel"]
+
+pytestmark = pytest.mark.gpu
+
+LEGACY, POSIX_FD, POOL = HandleKind.LEGACY, HandleKind.POSIX_FD, HandleKind.POOL
+
+STEPS = {
+    "allocated": (0, "cuMemCreate", 2),
+    "exported": (0, "cuMemExportToShareableHandle", 2),
+    "imported": (1, "cuMemImportFromShareableHandle", 2),
+    "mapped": (1, "cuMemSetAccess", 2),
+    "copying": (1, "cuMemsetD32Async", 3),
+    "closing": (1, "cuMemUnmap", 2),
+    "freeing": (0, "cuMemRelease", 2),
+}
+"""Which rank dies, having made which call for the how manieth time: in the second life."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[Rank]:
+    gpus = collect(("gpus",)).gpus or ()
+    if len(gpus) < 2:
+        pytest.skip("two GPUs are needed")
+    return ranks_on([gpu.bus_id for gpu in gpus[:2]])
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    with start(2) as made:
+        yield made
+
+
+def show(found: Measurement, of: str) -> None:
+    stages = ", ".join(f"{stage.name} {stage.ms.median:.3f}" for stage in found.stages)
+    latency = found.latency_ns and f"{found.latency_ns.median:.0f} ns"
+    print(f"{of}: {found.status} {latency or stages} {found.reason or ''}")  # noqa: T201 - with -s: what was measured
+
+
+@pytest.mark.needs_root
+@pytest.mark.usefixtures("imex_channel")
+def test_each_kind_of_each_memory_arrives_and_leaves_nothing_behind(group: Group, ranks: list[Rank]) -> None:
+    for handle, node in SHARED:
+        task = life_cycle_task(ranks, handle, node)
+        first = ask(group, ranks, task, lives=1)
+        said = ask(group, ranks, task, lives=100)
+        (found,) = said.measurements
+        show(found, f"{handle} {'device' if node is None else 'HOST_NUMA'} 2 MiB, 100 lives")
+        assert (found.status, found.verification) == (Status.OK, Verification.GPU_EVERY_SAMPLE), found.reason
+        expected = [stage for stage in STAGES if stage != "map" or handle is not LEGACY]
+        assert [stage.name for stage in found.stages] == expected
+        assert said.after == said.before == first.after, (handle, node)
+    finish(group)
+
+
+def test_large_memory_after_large_memory_of_another_kind(group: Group, ranks: list[Rank]) -> None:
+    for size_bytes in (64 * MIB, 512 * MIB):
+        for handle, node in (
+            (LEGACY, None),
+            (POSIX_FD, None),
+            (POSIX_FD, 0),
+            (POOL, None),
+            (LEGACY, None),
+            (POSIX_FD, None),
+        ):
+            said = ask(group, ranks, life_cycle_task(ranks, handle, node, size_bytes=size_bytes), lives=3)
+            (found,) = said.measurements
+            show(found, f"{handle} {'device' if node is None else 'HOST_NUMA'} {size_bytes // MIB} MiB")
+            assert found.status is Status.OK, found.reason
+            assert said.before == said.after
+    finish(group)
+
+
+def test_flags_take_less_than_events_and_events_more_than_messages(group: Group, ranks: list[Rank]) -> None:
+    def latency_ns(of: str) -> float:
+        (found,) = ask(group, ranks, tasks[of]).measurements
+        show(found, of)
+        assert found.status in (Status.OK, Status.UNSTABLE), found.reason
+        assert found.latency_ns is not None
+        return found.latency_ns.median
+
+    tasks = {
+        "flag in device memory": flag_task(ranks),
+        "flag in HOST_NUMA memory": flag_task(ranks, node=0),
+        "event": message_task(ranks, Engine.EVENT),
+        "message": message_task(ranks, Engine.SOCKET),
+    }
+    device, host, event, message = map(latency_ns, tasks)
+    assert device < host < message < event
+    finish(group)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_rank_killed_at_a_step_leaves_no_process_and_no_memory(ranks: list[Rank], step: str) -> None:
+    rank, call, nth = STEPS[step]
+    task = life_cycle_task(ranks, POSIX_FD)
+    before = memory_used()
+    with start(2) as group, pytest.raises(GroupFailed) as failed:
+        ask(group, ranks, task, lives=5, death={"rank": rank, "call": call, "nth": nth})
+    assert (failed.value.rank, failed.value.how, failed.value.last_call) == (rank, "crashed", call)
+    assert memory_used() == before
+
+
+def memory_used() -> str:
+    """Return what all GPUs have in use, and by which processes."""
+    used = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
+    processes = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    return "".join(subprocess.check_output(query, text=True) for query in (used, processes))
