@@ -99,7 +99,7 @@ def style_of(measurement: Measurement) -> str:
 
 def grid_text(grid: Grid) -> Text:
     """Render a grid for people: caption, cases and notes, then the aligned table."""
-    text = Text().append(f"{grid.caption}\n", HEADING)
+    text = Text().append(wrap(grid.caption, ""), HEADING)
     if grid.names:
         text.append(f"{grid.names}\n", DIM)
     text.append("".join(wrap(note, "") for note in grid.notes), DIM)

@@ -7,48 +7,72 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.text import Text
 
 from egmctl.cli import output as module
-from egmctl.cli.output import Color, Form, check_output, choose_form, colored, emit
+from egmctl.cli.output import Color, check_output, choose_form, colored, emit
 from egmctl.errors import EgmctlError, UsageError
+from egmctl.report.forms import BENCH, Form
 from tests.conftest import ROOT, command_environment
 
+SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom"
+
 
 @pytest.mark.parametrize(
-    ("json", "csv", "name", "form"),
+    ("asked", "name", "form"),
     [
-        (False, False, None, Form.TEXT),
-        (True, False, None, Form.JSON),
-        (False, True, None, Form.CSV),
-        (False, False, "a.txt", Form.TEXT),
-        (False, False, "a.json", Form.JSON),
-        (False, False, "a.b.CSV", Form.CSV),
-        (True, False, "a.json", Form.JSON),
+        ({}, None, Form.TEXT),
+        ({"json": True}, None, Form.JSON),
+        ({"csv": True}, None, Form.CSV),
+        ({"form": Form.PROM}, None, Form.PROM),
+        ({}, "a.txt", Form.TEXT),
+        ({}, "a.json", Form.JSON),
+        ({}, "a.b.CSV", Form.CSV),
+        ({}, "a.html", Form.HTML),
+        ({}, "a.svg", Form.SVG),
+        ({}, "a.md", Form.MARKDOWN),
+        ({}, "a.prom", Form.PROM),
+        ({"json": True}, "a.json", Form.JSON),
+        ({"json": True, "form": Form.JSON}, "a.json", Form.JSON),
+        ({"form": Form.MARKDOWN}, "ticket", Form.MARKDOWN),
     ],
 )
-def test_the_form_is_said_by_the_option_or_the_suffix(json: bool, csv: bool, name: str | None, form: Form) -> None:
-    assert choose_form(json, csv, None if name is None else Path(name)) is form
+def test_the_form_is_said_by_the_option_or_the_suffix(asked: dict[str, Any], name: str | None, form: Form) -> None:
+    assert choose_form(BENCH, None if name is None else Path(name), **asked) is form
 
 
 @pytest.mark.parametrize(
-    ("json", "csv", "name", "sentence"),
+    ("asked", "name", "sentence"),
     [
-        (True, True, None, "--json and --csv exclude each other; give one of them"),
-        (True, False, "a.csv", "--json and the suffix of a.csv exclude each other; give one of them"),
-        (False, True, "a.txt", "--csv and the suffix of a.txt exclude each other; give one of them"),
-        (False, False, "a.yaml", "a.yaml: the suffix '.yaml' names no form; valid are .txt, .json, .csv"),
-        (False, False, "result", "result: the missing suffix names no form; valid are .txt, .json, .csv"),
-        (True, False, "/dev/null", "/dev/null: the missing suffix names no form; valid are .txt, .json, .csv"),
+        ({"json": True, "csv": True}, None, "--json and --csv exclude each other; give one of them"),
+        ({"json": True, "form": Form.SVG}, None, "--json and --format svg exclude each other; give one of them"),
+        ({"json": True}, "a.csv", "--json and the suffix of a.csv exclude each other; give one of them"),
+        ({"csv": True}, "a.txt", "--csv and the suffix of a.txt exclude each other; give one of them"),
+        ({"form": Form.SVG}, "a.md", "--format svg and the suffix of a.md exclude each other; give one of them"),
+        (
+            {"form": Form.JUNIT},
+            None,
+            "--format junit: there is no such form of this; valid are text, json, csv, html, svg, md, prom",
+        ),
+        *(
+            ({}, name, f"{name}: the {found} names no form; valid are {SUFFIXES_OF_BENCH}, or any with --format")
+            for name, found in (
+                ("a.yaml", "suffix '.yaml'"),
+                ("a.xml", "suffix '.xml'"),
+                ("result", "missing suffix"),
+                ("/dev/null", "missing suffix"),
+            )
+        ),
     ],
 )
 def test_what_contradicts_itself_or_names_no_form_is_refused(
-    json: bool, csv: bool, name: str | None, sentence: str
+    asked: dict[str, Any], name: str | None, sentence: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_form(json, csv, None if name is None else Path(name))
+        choose_form(BENCH, None if name is None else Path(name), **asked)
     assert str(caught.value) == sentence
 
 
@@ -216,4 +240,3 @@ def test_one_newline_ends_every_result(capsys: pytest.CaptureFixture[str]) -> No
     emit("{}\n", output=None, force=False)
     emit("a,b", output=None, force=False)
     assert capsys.readouterr().out == "{}\na,b\n"
-    assert module.SUFFIXES.keys() == {".txt", ".json", ".csv"}
