@@ -184,5 +184,6 @@ def _library() -> Any:
     os.environ |= _ours()
     try:
         return importlib.import_module("ucxx._lib.libucxx")
-    except (ImportError, OSError) as error:
-        raise NoUcx(f"UCX is not to be had ({error}): {INSTALL_UCXX}") from error
+    except Exception as error:
+        # Importing it loads UCX's libraries and asks NVML: more than ImportError may come of it.
+        raise NoUcx(f"UCX cannot be used: {str(error) or type(error).__name__} ({INSTALL_UCXX})") from error
