@@ -94,6 +94,7 @@ SUITES: Mapping[str, Suite] = {
     "p2p": Suite("between GPUs and within one", family="p2p"),
     "latency": Suite("latencies", family="latency"),
     "ipc": Suite("memory that one process makes and another one works on, one a GPU", family="ipc", samples=3),
+    "rdma": Suite("messages by UCX between processes, and which way they took", family="rdma", samples=3),
     "matrices": Suite(
         "the seven GPU matrices of nvbandwidth",
         (
