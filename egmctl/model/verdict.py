@@ -125,7 +125,7 @@ class RunVerdict:
     culprits: tuple[Culprit, ...]
     judged: tuple[Judged, ...]
     warnings: tuple[Plain, ...] = ()
-    """What no yardstick measures: error counters that rose, bytes that took another way."""
+    """What no yardstick measures: error counters that rose."""
     strict: bool = False
     """Warnings end the command with 1 too."""
 

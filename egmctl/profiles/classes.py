@@ -12,7 +12,8 @@ from egmctl.model.profile import Unit
 from egmctl.units import MIB, format_size
 
 JUDGED_FROM_BYTES = 64 * MIB
-"""Bandwidths of smaller buffers say what it costs to begin a copy, and are not judged."""
+"""Bandwidths of smaller buffers say what it costs to begin a copy, and are not judged. On HGX H200 copies of 64 MiB
+reach 98 % of what copies of 512 MiB do (docs/profiles.md)."""
 
 MEASURED = (Status.OK, Status.UNSTABLE)
 BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)

@@ -18,17 +18,21 @@ from egmctl.topo.links import LinkClass, gpu_link
 from egmctl.topo.platform import platform
 
 SPREADS_WARN, LEAST_WARN = 3.0, 0.025
-"""A warning begins at so many times the distance that any path of any run had from the typical value, and not before
-so much of it."""
+"""A warning begins so many times as far from the typical value as the worst path of any run was, and not before so much
+of it."""
 SPREADS_FAIL, LEAST_FAIL = 6.0, 0.05
 """The same of a fault. One NVLink of 18 carries 5.6 %."""
 LATENCY_WARN, LATENCY_FAIL = 0.05, 0.1
 """In place of the least, for latencies."""
 RULE = (
-    f"a warning begins at {SPREADS_WARN:g} times, a fault at {SPREADS_FAIL:g} times the largest distance of any path "
-    f"in any run from the typical value, and at {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % at least, for "
-    f"latencies at {100 * LATENCY_WARN:g} and {100 * LATENCY_FAIL:g} %"
+    f"a warning begins {SPREADS_WARN:g} times as far from the typical value as the worst path of any run was, a fault "
+    f"{SPREADS_FAIL:g} times as far, and at {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % at least, for latencies at "
+    f"{100 * LATENCY_WARN:g} and {100 * LATENCY_FAIL:g} %"
 )
+
+SMALLER = 4
+"""A reference is good for buffers down to this part of those that it was learnt with: on HGX H200 a quarter of 512 MiB
+costs a copy engine over NVLink 1 % (docs/profiles.md)."""
 
 _COUNTED_FLOWS = (
     Pattern.RING,
@@ -60,6 +64,8 @@ class _Seen:
     """The medians of each path of each node, one for each run."""
     size_bytes: int = 0
     """The largest that was seen in a sweep."""
+    least_bytes: int | None = None
+    """The smallest buffers that were learnt from."""
 
 
 def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
@@ -120,14 +126,17 @@ def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: 
             return
         if measurement.size_bytes > found.size_bytes:
             found.by_path.clear()
+            found.least_bytes = None
             found.size_bytes = measurement.size_bytes
+    found.least_bytes = min(found.least_bytes or measurement.size_bytes, measurement.size_bytes)
     found.by_path.setdefault((run.node, measurement.path), []).append(value)
 
 
 def _reference(key: tuple[str, str, int | None], seen: _Seen) -> Reference:
     values = [value for runs in seen.by_path.values() for value in runs]
-    typical, off = median(values), _off(values)
-    latency = seen.unit is Unit.NS
+    typical, latency = median(values), seen.unit is Unit.NS
+    off = (max(values) if latency else min(values)) / typical - 1
+    off = max(off if latency else -off, 0)
     warn = max(SPREADS_WARN * off, LATENCY_WARN if latency else LEAST_WARN)
     fail = max(SPREADS_FAIL * off, LATENCY_FAIL if latency else LEAST_FAIL)
     sign = 1 if latency else -1
@@ -141,7 +150,7 @@ def _reference(key: tuple[str, str, int | None], seen: _Seen) -> Reference:
         warn=_round(typical * max(0.0, 1 + sign * warn)),
         fail=_round(typical * max(0.0, 1 + sign * fail)),
         flows=flows,
-        least_bytes=0 if latency else JUDGED_FROM_BYTES,
+        least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (seen.least_bytes or 0) // SMALLER),
         run_to_run=_round(max(map(_off, repeated))) if repeated else None,
         source="runs",
         bounds_source="bounds",

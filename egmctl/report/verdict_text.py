@@ -40,9 +40,10 @@ def verdict_text(report: RunReport, verdict: RunVerdict) -> Text:
         ),
         DIM,
     )
-    for wire in dict.fromkeys(one.wire for one in verdict.classes):
+    judged = [one for one in verdict.classes if {one.profile, one.wires, one.siblings} != {Grade.NO_REFERENCE}]
+    for wire in dict.fromkeys(one.wire for one in judged):
         text.append(f"{printable(wire)}\n", DIM)
-        text.append_text(_table([one for one in verdict.classes if one.wire == wire]))
+        text.append_text(_table([one for one in judged if one.wire == wire]))
     for title, lines in (
         ("Out of line", _culprits(verdict.culprits)),
         ("Not as it should be", _faults(report, verdict)),
@@ -109,9 +110,7 @@ def _explained(verdict: RunVerdict, one: ClassVerdict) -> bool:
 
 def _references(verdict: RunVerdict) -> Iterator[str]:
     """Say where the typical values come from, and why there are none."""
-    yield printable(
-        f"profile {verdict.profile}: {verdict.profile_reason}" if verdict.profile else "none: " + verdict.profile_reason
-    )
+    yield printable(f"{f'profile {verdict.profile}' if verdict.profile else 'none'}: {verdict.profile_reason}")
     sources: dict[str, list[str]] = {}
     for one in verdict.classes:
         if one.source is not None:
@@ -119,13 +118,12 @@ def _references(verdict: RunVerdict) -> Iterator[str]:
     for source, classes in sources.items():
         which = "" if len(sources) == 1 else f" ({_several(classes)})"
         yield printable(f"{source}{which}")
-    if verdict.profile is not None:
-        reasons: dict[str, list[str]] = {}
-        for one in verdict.classes:
-            if one.source is None and one.profile is Grade.NO_REFERENCE:
-                reasons.setdefault(one.reason, []).append(one.path_class)
-        if lacking := [name for those in reasons.values() for name in those]:
-            yield printable(f"no reference for {_several(lacking)}: {next(iter(reasons))}")
+    lacking: dict[str, list[str]] = {}
+    for one in verdict.classes:
+        if verdict.profile is not None and one.profile is Grade.NO_REFERENCE:
+            lacking.setdefault(one.reason.replace(one.case, "it"), []).append(one.path_class)
+    for reason, classes in lacking.items():
+        yield printable(f"no reference for {_several(classes)}: {reason}")
 
 
 def _several(items: list[str]) -> str:
