@@ -58,6 +58,9 @@ class Link:
         self._endpoint: Any = None
         self.address: bytes = self._worker.address.tobytes()
         """What the other process connects to."""
+        self._word = (ctypes.c_ubyte * 8)()
+        self.word = self.buffer(ctypes.addressof(self._word), ctypes.sizeof(self._word), on_gpu=False)
+        """A few bytes of host memory, for messages that say nothing but that they came."""
 
     @property
     def version(self) -> str:

@@ -5,7 +5,6 @@ Each task has a connection of its own, so that UCX's report at its end is about 
 
 from __future__ import annotations
 
-import ctypes
 import math
 import statistics
 import time
@@ -93,8 +92,6 @@ class _Side:
         self._source: Source | None = None
         self._destination: Destination | None = None
         self._arrays: list[Any] = []
-        self._answer = (ctypes.c_ubyte * 8)()
-        self._ack: Any = None
 
     @property
     def _own(self) -> Buffer:
@@ -139,7 +136,6 @@ class _Side:
         else:
             self._destination = Destination(self._rig, held, stream, self.seed)
         stream.synchronize()
-        self._ack = self._link.buffer(ctypes.addressof(self._answer), ctypes.sizeof(self._answer), on_gpu=False)
 
     def warm_up(self) -> None:
         """Move a little, and settle how many messages make a sample."""
@@ -216,7 +212,7 @@ class _Side:
 
     def close(self) -> str:
         """Let go of the link, if it is there; return UCX's report."""
-        self._arrays, self._ack = [], None
+        self._arrays = []
         link, self._link = self._link, None
         return "" if link is None else link.close()
 
@@ -260,7 +256,7 @@ class _Side:
             begin = link.send if self._sends else link.receive
             under_way.append(begin(self._arrays[number % len(self._arrays)], _DATA))
         link.wait(*under_way)
-        link.wait(link.receive(self._ack, _ANSWER) if self._sends else link.send(self._ack, _ANSWER))
+        link.wait(link.receive(link.word, _ANSWER) if self._sends else link.send(link.word, _ANSWER))
         return time.perf_counter() - started if self._sends else None
 
     def _laps(self, count: int) -> list[float] | None:
