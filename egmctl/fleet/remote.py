@@ -6,7 +6,8 @@ after its time even where no end of the connection is seen. So a bench never goe
 looks at the version before it runs anything. Lines that begin with :data:`MARK` stand around the document, so that what
 a login shell prints does not spoil it, and so that a broken connection is told from a command that broke.
 
-Neither script holds a newline, a backslash or an exclamation mark: csh and fish would read them inside quotes.
+Neither script holds a newline, a backslash, or an exclamation mark without a space behind it: csh and fish would read
+them inside quotes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ KILL_AFTER_S = 10
 _WATCH = (
     "exec 3<&0 </dev/null; mark=$1 seconds=$2 inner=$3; shift 3; "
     'echo; echo "$mark begin"; '
-    f'timeout -k {KILL_AFTER_S} "$seconds" sh -c "$inner" "$mark" "$@" 3<&- & command=$!; '
-    '( while read -r line <&3; do :; done; kill "$command" ) >/dev/null 2>&1 & watch=$!; '
+    f'timeout -k {KILL_AFTER_S} "$seconds" sh -c "$inner" "$mark" "$@" 3<&- & command=$! ; '
+    '( while read -r line <&3; do :; done; kill "$command" ) >/dev/null 2>&1 & watch=$! ; '
     'exec 3<&-; wait "$command"; code=$?; kill "$watch" 2>/dev/null; '
     'echo; echo "$mark end $code"; exit "$code"'
 )
 _INNER = (
     'command -v "$2" >/dev/null 2>&1 || { echo "$0 lacks"; exit 127; }; '
     'seen=$("$2" --version 2>/dev/null | head -n 1); '
-    'echo "$0 version $seen"; if [ -n "$1" ] && [ "$1" != "$seen" ]; then exit 0; fi; shift; exec "$@"'
+    'echo "$0 version $seen"; case $1 in "" | "$seen") ;; *) exit 0 ;; esac; shift; exec "$@"'
 )
 
 

@@ -1,0 +1,182 @@
+"""What came back from a node, taken apart and judged; and nodes that are alike, put together."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egmctl.errors import ExitCode, UsageError
+from egmctl.fleet.folder import Folder, new_folder, old_folder
+from egmctl.fleet.folding import groups
+from egmctl.fleet.judge import Ended, judge
+from egmctl.fleet.nodes import select_nodes
+from egmctl.fleet.remote import read_output, remote_line
+from egmctl.model.fleet import Answer, Asked, Command, Line, Reach, worst
+from egmctl.nodesets import fold
+
+ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
+DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
+ERROR = json.dumps(
+    {"schema": "egmctl.error/1", "exit_code": 2, "errors": [{"code": "usage", "message": "no"}], "result": None}
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return new_folder(tmp_path / "out", Command.DOCTOR, datetime.now(UTC))
+
+
+def sent(version: str = "egmctl 0.1.0", document: str = DOCUMENT, end: int | None = 0) -> str:
+    told = f"\negmctl-fleet begin\negmctl-fleet version {version}\n{document}\n"
+    return told if end is None else f"{told}\negmctl-fleet end {end}\n"
+
+
+def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> Answer:
+    folder.part("node01").write_text(output)
+    usual = {"node": "node01", "code": 0, "duration_s": 1.0, "errors": errors}
+    return judge(ASKED, folder, Ended(**(usual | ended)), timeout_s=60)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("output", "errors", "ended", "reach", "reason", "code"),
+    [
+        (sent(end=1), "", {}, Reach.ANSWERED, "", 1),
+        (sent(document=ERROR, end=2), "", {}, Reach.FAILED, "no", 2),
+        (sent(document="", end=3), "egmctl: no GPU\n", {}, Reach.FAILED, "no GPU", 3),
+        (sent(document="", end=130), "", {}, Reach.FAILED, "the command ended with 130 without a word", 4),
+        (sent(document="", end=0), "", {}, Reach.FAILED, "the command ended with 0 without a word", 4),
+        (sent(document="{}"), "", {}, Reach.GARBAGE, "what it sent is not a result of egmctl: it states no schema", 4),
+        (sent(document='{"schema": "egmctl.topo/1"}'), "", {}, Reach.GARBAGE, "egmctl.doctor/1", 4),
+        (sent("1.0"), "", {}, Reach.GARBAGE, "'egmctl --version' says '1.0'", 4),
+        (sent("egmctl 9"), "", {}, Reach.WRONG_VERSION, "egmctl 9, not egmctl 0.1.0; nothing was run", 4),
+        (sent(end=None), "", {}, Reach.LOST, "the connection ended before the command", 4),
+        (sent(end=124), "", {}, Reach.TIMED_OUT, "the command did not end in 60 s and was stopped", 4),
+        (sent(end=137), "", {"duration_s": 70.0}, Reach.TIMED_OUT, "did not end in 60 s", 4),
+        (sent(document="", end=137), "", {"duration_s": 5.0}, Reach.FAILED, "ended with 137", 4),
+        (sent(end=None), "", {"out_of_time": True, "duration_s": 85.0}, Reach.TIMED_OUT, "did not end in 85 s", 4),
+        ("", "", {"out_of_time": True}, Reach.TIMED_OUT, "no command was started there in 1 s", 4),
+        ("", "ssh: no route\n", {"code": 255}, Reach.UNREACHABLE, "ssh: no route", 4),
+        ("", "", {"code": 255}, Reach.UNREACHABLE, "the launcher ended with 255 without a word", 4),
+        ("\negmctl-fleet begin\negmctl-fleet lacks\n\negmctl-fleet end 127\n", "", {}, Reach.NO_EGMCTL, "no egmctl", 4),
+        ("\negmctl-fleet begin\n\negmctl-fleet end 127\n", "sh: timeout: not found", {}, Reach.GARBAGE, "timeout", 4),
+        (sent(end=130), "", {"interrupted": True}, Reach.ANSWERED, "", 1),
+        (sent(document="", end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "stopped", 130),
+        ("", "", {"flooded": True}, Reach.FLOODED, "more than 64 MiB", 4),
+        ("", "\x1b[31mred\u202e", {"code": 255}, Reach.UNREACHABLE, "\\x1b[31mred\\u202e", 4),
+    ],
+)
+def test_how_asking_a_node_ended(
+    folder: Folder, output: str, errors: str, ended: dict[str, object], reach: Reach, reason: str, code: int
+) -> None:
+    answer = judged(folder, output, errors, **ended)
+    if reach is Reach.ANSWERED and not output.endswith("end 1\n"):
+        code = ExitCode.CRASHED
+    assert (answer.reach, answer.exit_code) == (reach, code)
+    assert reason in answer.reason
+    kept = [path.name for path in (folder.path / "nodes").iterdir()]
+    assert kept == (["node01.json"] if reach is Reach.ANSWERED else [])
+
+
+def test_the_document_is_found_between_whatever_else_was_printed() -> None:
+    output = read_output(f"Welcome\negmctl-fleet begin?\n{sent()}".encode())
+    assert (output.begun, output.version, output.code) == (True, "egmctl 0.1.0", 0)
+    assert output.document.decode() == DOCUMENT
+
+
+@given(st.binary(max_size=2000))
+def test_nothing_that_is_sent_breaks_the_reading(noise: bytes) -> None:
+    for output in (noise, b"\negmctl-fleet begin\n" + noise, sent().encode() + noise):
+        read_output(output)
+
+
+def test_the_line_for_the_node_is_its_words_for_any_posix_shell() -> None:
+    """A node's login shell makes the words of the line; the scripts hold nothing that csh or fish would read."""
+    asked = Asked(command=Command.TOPO, arguments=("--gpus", "a b'c$(d)"), nodes=(), remote_command="x y", version="v")
+    line = remote_line(asked, 60)
+    words = subprocess.run(["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
+    assert words.stdout.splitlines() == shlex.split(line)
+    assert shlex.split(line)[-5:] == ["x y", "topo", "--json", "--gpus", "a b'c$(d)"]
+    assert not re.search(r"\n|\\|!(?! )", remote_line(ASKED, 60))
+
+
+def test_a_snapshot_is_json_by_itself() -> None:
+    asked = Asked(command=Command.SNAPSHOT, nodes=(), remote_command="egmctl", version="")
+    assert shlex.split(remote_line(asked, 5))[-2:] == ["egmctl", "snapshot"]
+
+
+def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
+    answers = [Answer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0) for n in range(1, 6)]
+    down = "ssh: connect to host {} port 22: Connection timed out"
+    answers += [
+        Answer(node=f"node{n:02}", reach=Reach.UNREACHABLE, exit_code=4, reason=down.format(f"10.0.0.{n}"))
+        for n in (6, 7, 8, 9, 10)
+    ]
+    usual, other = (Line(key="checks", value="40 pass"),), (Line(key="egm.cgroup-route", value="no", status="fail"),)
+    lines = {f"node{n:02}": other if n == 3 else usual for n in range(1, 6)}
+    found = groups(answers, lines, fold)
+    assert [group.folded for group in found] == ["node[01-02,04-05]", "node03", "node[06-10]"]
+    assert found[2].lines == (
+        Line(key="", value="ssh: connect to host NODE port 22: Connection timed out", status="unreachable"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [((), 0), ((0, 3), 3), ((3, 1), 1), ((1, 2), 2), ((2, 4), 4), ((4, 130), 130), ((0, 77), 4)]
+)
+def test_the_worst_exit_code_counts(codes: tuple[int, ...], code: int) -> None:
+    assert worst(codes) == code
+
+
+def test_node_sets() -> None:
+    assert select_nodes(["node[01-03]", "a,b"], ["node02,b"]) == ("a", "node01", "node03")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "excluded", "sentence"),
+    [
+        ([], [], "there is no node to ask: -w names none, or -x excludes all of them"),
+        (["a"], ["a"], "there is no node to ask"),
+        (["node[1-"], [], "-w cannot be read: "),
+        (["a"], ["b["], "-x cannot be read: "),
+        (["@no-such-group"], [], "-w names none"),
+        (["@no-such-source:gpu"], [], "-w cannot be read: "),
+        (["-oProxyCommand=touch"], [], "is no name of a node"),
+        (["../../etc"], [], "is no name of a node"),
+        (["a$(b)"], [], "is no name of a node"),
+        (["node[1-100001]"], [], "at most 100000"),
+    ],
+)
+def test_node_sets_that_name_no_nodes(wanted: list[str], excluded: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        select_nodes(wanted, excluded)
+    assert sentence in str(caught.value)
+
+
+def test_a_folder_that_holds_something_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    (tmp_path / "empty").mkdir()
+    assert new_folder(tmp_path / "empty", Command.TOPO, now).path == tmp_path / "empty"
+    with pytest.raises(UsageError, match="exists; give a new folder, or --resume"):
+        new_folder(tmp_path / "empty", Command.TOPO, now)
+    with pytest.raises(UsageError, match="cannot be made: No such file or directory"):
+        new_folder(tmp_path / "no" / "folder", Command.TOPO, now)
+    monkeypatch.chdir(tmp_path)
+    names = [new_folder(None, Command.TOPO, now).path.name for _ in range(2)]
+    assert names == ["egmctl-fleet-topo-20260102T030405Z", "egmctl-fleet-topo-20260102T030405Z-2"]
+    with pytest.raises(UsageError, match=r"has no fleet\.json"):
+        old_folder(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "egmctl.topo/1"}', '{"schema": "egmctl.fleet/1"}'])
+def test_a_report_that_is_none_is_refused(folder: Folder, content: str) -> None:
+    (folder.path / "fleet.json").write_text(content)
+    with pytest.raises(UsageError, match=r"^file .*fleet\.json is not "):
+        old_folder(folder.path).read_report()

@@ -1,0 +1,58 @@
+"""What is wrong with a command line is told before any node is asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, RunEgmctl, command_environment
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("doctor",), "there is no node to ask: -w names none"),
+        (("nonsense", "-w", "a"), "there is no such command for a fleet as 'nonsense'; valid are snapshot, topo"),
+        (
+            ("doctor", "-w", "a", "--launcher", "rsh"),
+            "--launcher: there is no such launcher as 'rsh'; valid are ssh, srun",
+        ),
+        (("doctor", "-w", "a", "--launcher-options", "'"), '--launcher-options "\'": No closing quotation'),
+        (("doctor", "-w", "a", "--", "--quick"), "no such option: --quick"),
+        (
+            ("bench", "-w", "a", "--", "-o", "x.json"),
+            "after --, -o has no place: a node's answer is its result as JSON",
+        ),
+        (("topo", "-w", "a", "--", "--machine", "gh200"), "after --, --machine has no place"),
+        (("doctor", "-w", "a", "--", "--format", "prom"), "after --, --format has no place"),
+        (("bench", "-w", "a", "--", "--list"), "after --, --list has no place"),
+        (("doctor", "-w", "a", "--fanout", "0"), "0 is not in the range"),
+        (("doctor", "--resume", "x", "-w", "a"), "-w does not go with it"),
+        (("doctor", "--resume", "x"), "x is no folder of egmctl fleet: it has no fleet.json"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    egmctl: RunEgmctl, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    ended = egmctl("fleet", *arguments, cwd=tmp_path)
+    assert (ended.code, ended.out) == (2, ""), ended.err
+    assert sentence in ended.err
+    assert list(tmp_path.iterdir()) == [], "no folder was made"
+
+
+def test_where_clustershell_is_missing_it_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "ClusterShell.py").write_text("raise ImportError('not here')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "egmctl", "fleet", "doctor", "-w", "a"],
+        env=command_environment({"PYTHONPATH": f"{tmp_path}:{ROOT}"}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "egmctl: 'egmctl fleet' needs ClusterShell: pip install 'egmctl[fleet]'\n"
