@@ -1,0 +1,82 @@
+"""Messages by UCX: what they reached between which kinds of memory, and which way UCX took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from egmctl.model.measurement import Measurement, MemoryKind, Quantity, Status
+from egmctl.report.grid import Cell, Grid, Line, style_of
+from egmctl.units import format_size, printable
+
+_MEMORY = {MemoryKind.DEVICE: "device", MemoryKind.HOST_NUMA: "HOST_NUMA", MemoryKind.PINNED: "pinned"}
+
+
+def messages(measurements: Sequence[Measurement]) -> Iterator[Grid]:
+    """Yield one table of bandwidths and one of round trips; neither holds what was waived."""
+    there = [m for m in measurements if m.status is not Status.WAIVED]
+    if bandwidths := [m for m in there if m.quantity is Quantity.BANDWIDTH]:
+        sizes = {m.size_bytes for m in bandwidths}
+        columns: dict[str, Callable[[Measurement], str]] = {"GB/s": _gb_s}
+        if len(sizes) > 1:
+            columns = {"size": lambda m: format_size(m.size_bytes)} | columns
+        of = "" if len(sizes) > 1 else f" of {format_size(bandwidths[0].size_bytes)}"
+        yield _grid(f"Messages{of} by UCX (GB/s)", bandwidths, columns)
+    if latencies := [m for m in there if m.quantity is Quantity.LATENCY]:
+        size = latencies[0].chase.stride_bytes if latencies[0].chase else 0
+        yield _grid(f"Round trips of {size} bytes by UCX (us)", latencies, {"median": _us, "p99": _p99})
+
+
+def _grid(caption: str, those: Sequence[Measurement], columns: Mapping[str, Callable[[Measurement], str]]) -> Grid:
+    shown: dict[str, Callable[[Measurement], str]] = {
+        "from": lambda m: _MEMORY[m.flows[0].source.memory],
+        "to": lambda m: _MEMORY[m.flows[0].destination.memory],
+        **columns,
+        "way": lambda m: "-" if m.ucx is None else f"{m.ucx.route}{', staged' * m.ucx.staged}",
+    }
+    return Grid(
+        caption=caption,
+        rows=tuple(f"{m.flows[0].initiator_label} -> {_receiver(m)}" for m in those),
+        groups=tuple(
+            (Line(header=(name,), cells=tuple(Cell(text=text(m), style=style_of(m), of=m) for m in those)),)
+            for name, text in shown.items()
+        ),
+        after=tuple(_verdicts(those)),
+    )
+
+
+def _receiver(measurement: Measurement) -> str:
+    """Return the receiving rank: what stands before the NUMA node in the label of its host memory."""
+    end = measurement.flows[0].destination
+    return end.label if end.numa_node is None else end.label.rpartition(":")[0]
+
+
+def _verdicts(those: Sequence[Measurement]) -> Iterator[str]:
+    """Yield each verdict once, with the pairs of memory that it is about."""
+    about: dict[str, dict[str, None]] = {}
+    for m in those:
+        if m.ucx is not None:
+            pair = f"{_MEMORY[m.flows[0].source.memory]} to {_MEMORY[m.flows[0].destination.memory]}"
+            about.setdefault(m.ucx.verdict, {})[pair] = None
+    for verdict, pairs in about.items():
+        yield printable(f"{', '.join(pairs)}: {verdict}" if len(about) > 1 else verdict)
+
+
+def _gb_s(measurement: Measurement) -> str:
+    found = measurement.bandwidth_gb_s
+    return _marked(measurement, None if found is None else f"{found.median:.2f}")
+
+
+def _us(measurement: Measurement) -> str:
+    found = measurement.latency_ns
+    return _marked(measurement, None if found is None else f"{found.median / 1e3:.1f}")
+
+
+def _p99(measurement: Measurement) -> str:
+    found = [sample.p99_ns for sample in measurement.samples if sample.p99_ns is not None]
+    return f"{max(found) / 1e3:.1f}" if found else "-"
+
+
+def _marked(measurement: Measurement, number: str | None) -> str:
+    if number is None or measurement.status not in (Status.OK, Status.UNSTABLE):
+        return measurement.status.value
+    return f"{number}{'*' * (measurement.status is Status.UNSTABLE)}"
