@@ -7,7 +7,12 @@ from egmctl.model.task import Flow, MemoryKind
 
 
 def wire_of(flow: Flow) -> Wire | None:
-    """Return the wire that a flow is expected to use at the GPU that issues it; ``None`` if it leaves no GPU."""
+    """Return the wire that a flow is expected to use at the GPU that issues it.
+
+    ``None`` if it leaves no GPU, or UCX chooses the way.
+    """
+    if flow.wire.startswith("UCX"):
+        return None
     if flow.initiator is None or {flow.source.bus_id, flow.destination.bus_id} == {flow.initiator}:
         return None
     first = symbol(flow).partition(">")[0]

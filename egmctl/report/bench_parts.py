@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from egmctl.model.measurement import Measurement, Quantity, RunReport, Status, Verification
+from egmctl.model.measurement import Engine, Measurement, Quantity, RunReport, Status, Verification
 from egmctl.report.bench_latency import latencies
 from egmctl.report.bench_matrix import matrices
+from egmctl.report.bench_rdma import messages
 from egmctl.report.bench_summary import side_by_side
 from egmctl.report.grid import Grid, lines
 from egmctl.units import format_size
@@ -81,10 +82,13 @@ def tally(report: RunReport) -> str:
 
 
 def _grids(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Grid]:
+    by_ucx = [m for m in measurements if m.engine is Engine.UCX]
+    measurements = [m for m in measurements if m.engine is not Engine.UCX]
     bandwidths = [m for m in measurements if m.quantity is Quantity.BANDWIDTH]
     for case in dict.fromkeys(measurement.case for measurement in bandwidths):
         yield from matrices([m for m in bandwidths if m.case == case], order)
     yield from latencies([m for m in measurements if m.quantity is Quantity.LATENCY], order)
+    yield from messages(by_ucx)
 
 
 def _order(report: RunReport) -> list[str]:
