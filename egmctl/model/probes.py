@@ -23,6 +23,8 @@ class ProbeKind(StrEnum):
     """Memory from a pool, the pool by file descriptor."""
     FABRIC = "fabric"
     """By fabric handle, which needs an IMEX channel."""
+    IPC_EVENT = "ipc-event"
+    """An event of one process that another one waits for."""
     PIDFD = "pidfd"
     """A file descriptor that one process takes from the other with pidfd_getfd(2), as UCX and PyTorch do."""
 

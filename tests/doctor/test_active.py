@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ class TestOnFakeNodes:
         assert [leak for leak in node.leaks() if "primary context" not in leak] == []
         made = [call.arguments["location"] for call in node.calls("cuMemCreate")]
         assert {"HOST_NUMA:0", "HOST_NUMA:1"} <= set(made)
+        assert len(node.calls("cuIpcOpenEventHandle")) == len(GPUS)
         sizes = {int(call.arguments["size"]) for name in ("cuMemCreate", "cuMemAlloc") for call in node.calls(name)}
         assert sizes == {2 << 20}
 
@@ -157,6 +159,18 @@ class TestJudgement:
         assert "device cgroup or container denies it" in finding.cause
         assert finding.remedy is not None
         assert "CUDA_VISIBLE_DEVICES" in finding.remedy.text
+
+    def test_a_pool_whose_import_ends_the_process_has_the_same_cause(self) -> None:
+        died = replace(
+            failing(ProbeKind.POOL, "cuMemPoolImportFromShareableHandle", 0), outcome=Outcome.CRASHED, error_number=None
+        )
+        finding = judged(shipped("gb200-nvl4"), died)
+        assert finding.summary.endswith("ended its process in cuMemPoolImportFromShareableHandle")
+        assert "device cgroup or container denies it" in finding.cause
+
+    def test_an_event_that_cannot_be_opened_fails(self) -> None:
+        finding = judged(shipped("gb200-nvl4"), failing(ProbeKind.IPC_EVENT, "cuIpcOpenEventHandle", 201))
+        assert (finding.status, finding.check) == (Status.FAIL, "ipc.event-active")
 
     def test_without_an_imex_channel_only_those_who_need_one_fail(self) -> None:
         probe = failing(ProbeKind.FABRIC, "cuMemCreate", 800)

@@ -30,8 +30,10 @@ from tests.doctor.cgroups import denying_v2
 pytestmark = pytest.mark.gpu
 
 LEGACY, POSIX_FD, POOL, FABRIC = ProbeKind.LEGACY_IPC, ProbeKind.POSIX_FD, ProbeKind.POOL, ProbeKind.FABRIC
+EVENT = ProbeKind.IPC_EVENT
 COLUMNS = (
     (LEGACY, None),
+    (EVENT, None),
     (POSIX_FD, None),
     (POSIX_FD, 0),
     (FABRIC, None),
@@ -133,8 +135,9 @@ def test_the_same_import_works_with_cuda_visible_devices_and_fails_under_a_devic
     for found in tables:
         print(shown(found))  # noqa: T201 - with -s: the measured table
     for found in tables[:2]:
-        assert {found[column].outcome for column in UNDER_A_CGROUP} == {Outcome.OK}, shown(found)
+        assert {found[column].outcome for column in (*UNDER_A_CGROUP, (EVENT, None))} == {Outcome.OK}, shown(found)
     denied = tables[2]
+    assert denied[EVENT, None].outcome is Outcome.OK, shown(denied)
     answers = {column: (denied[column].call, denied[column].error_number) for column in UNDER_A_CGROUP}
     assert answers == UNDER_A_CGROUP, shown(denied)
     probes = tuple(denied[column] for column in UNDER_A_CGROUP)

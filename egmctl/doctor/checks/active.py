@@ -38,6 +38,7 @@ KINDS: Mapping[str, tuple[ProbeKind, ...]] = {
     "ipc.legacy-active": (ProbeKind.LEGACY_IPC,),
     "ipc.vmm-active": (ProbeKind.POSIX_FD,),
     "ipc.pool-active": (ProbeKind.POOL,),
+    "ipc.event-active": (ProbeKind.IPC_EVENT,),
     "ipc.pidfd-active": (ProbeKind.PIDFD,),
 }
 """The probes that each check judges."""
@@ -90,7 +91,7 @@ def _verdict(machine: Machine, scope: Scope, probes: list[Probe]) -> Finding:
             note = ""
             if first.numa_node is not None and coherent(machine) is False:
                 note = "over PCIe, not EGM: no GPU here has NVLink-C2C"
-            how = "works" if first.kind is ProbeKind.PIDFD else "every byte arrived, both ways"
+            how = _WORKS.get(first.kind, "every byte arrived, both ways")
             return passed(f"{what}: {how}", note=note)
         case Outcome.NOT_RUN:
             return skipped(first.detail)
@@ -155,6 +156,9 @@ def _cause(machine: Machine, probe: Probe) -> Cause | None:
     return cause_of(probe.call, probe.error_number)
 
 
+_WORKS = {ProbeKind.IPC_EVENT: "one process waits for another one's", ProbeKind.PIDFD: "works"}
+"""What those probes show that move no bytes."""
+
 _PTRACE = Cause(
     "taking descriptors of another process needs the rights of ptrace(2): Yama or a missing CAP_SYS_PTRACE forbids it",
     "Have the other side allow it (PR_SET_PTRACER), add CAP_SYS_PTRACE, or pass descriptors over a socket.",
@@ -177,6 +181,8 @@ def _subject(machine: Machine, probes: list[Probe]) -> str:
             return f"{memory} of a shared pool"
         case ProbeKind.FABRIC:
             return f"{memory} by fabric handle"
+        case ProbeKind.IPC_EVENT:
+            return "interprocess events"
         case ProbeKind.PIDFD:
             return "a descriptor by pidfd_getfd"
 
@@ -290,6 +296,19 @@ CHECKS = (
         why="Stream-ordered memory is shared by its pool and a pointer into it.",
         read="With --active: as ipc.vmm-active, with memory pools.",
         fix="As for ipc.vmm-active.",
+    ),
+    Check(
+        id="ipc.event-active",
+        title="interprocess events between two processes (--active)",
+        guards=(Guard.IPC,),
+        sections=("gpus",),
+        judge=_judging("ipc.event-active"),
+        why="Processes that share memory by CUDA IPC tell each other by interprocess events when it may be used. Under "
+        "a device cgroup that denies the owner's GPU these can be opened all the same, while its memory cannot "
+        "(measured on H200): an event that works proves nothing of memory.",
+        read="With --active: along a ring of the GPUs one process makes an event and records it, another one opens it "
+        "(cuIpcOpenEventHandle) and waits for it.",
+        fix="As for ipc.legacy-active; look at the PID namespaces of both processes (ipc.pid-namespace).",
     ),
     Check(
         id="ipc.pidfd-active",

@@ -34,6 +34,7 @@ SHARING: tuple[tuple[ProbeKind, bool], ...] = (
     (ProbeKind.POOL, True),
     (ProbeKind.FABRIC, False),
     (ProbeKind.FABRIC, True),
+    (ProbeKind.IPC_EVENT, False),
     (ProbeKind.PIDFD, False),
 )
 """What two processes share, and whether it is memory of a NUMA node."""

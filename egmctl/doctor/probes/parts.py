@@ -19,7 +19,9 @@ from egmctl.gpu import trials
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import call, initialise
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
+from egmctl.gpu.ipc_events import ImportedEvent, SharedEvent
 from egmctl.gpu.memory import HostNumaMemory
+from egmctl.gpu.timing import Stream
 from egmctl.launch import Channel
 from egmctl.model.probes import ProbeKind
 from egmctl.model.task import HandleKind
@@ -72,7 +74,8 @@ def partner(parent: Channel, arguments: Message) -> None:
 
     As the owner it carries out ``export`` (make memory, answer with its handle) and ``verify`` (compare what the
     importer has left there, free it); as the importer ``import`` (open memory, compare, leave something for the owner)
-    and ``take`` (get a descriptor out of the other process).
+    and ``take`` (get a descriptor out of the other process). Of an event the owner exports one that it has recorded,
+    and the importer waits for it.
     """
     initialise()
     one = _Partner(Context(arguments["gpu"]))
@@ -90,12 +93,18 @@ class _Partner:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._memory: SharedMemory | None = None
+        self._event: SharedEvent | None = None
         self._unsent: list[int] = []
 
     def export(self, order: Message) -> Message:
         self._free()
-        kind = HANDLES[ProbeKind(order["kind"])]
-        self._memory = memory = SharedMemory(kind, self._context, trials.SIZE_BYTES, order["node"])
+        kind = ProbeKind(order["kind"])
+        if kind is ProbeKind.IPC_EVENT:
+            self._event = SharedEvent(self._context)
+            with closing(Stream(self._context)) as stream:
+                self._event.record(stream)
+            return {"offer": {"event": self._event.handle.hex()}}
+        self._memory = memory = SharedMemory(HANDLES[kind], self._context, trials.SIZE_BYTES, order["node"])
         trials.put(self._context, memory, OUTGOING_SEED)
         description, self._unsent = memory.offer()
         return {"offer": description}
@@ -111,6 +120,10 @@ class _Partner:
         self._free()
 
     def open(self, order: Message, fds: list[int]) -> None:
+        if "event" in order["offer"]:
+            with closing(ImportedEvent(self._context, bytes.fromhex(order["offer"]["event"]))) as event:
+                event.synchronize()
+            return
         with closing(ImportedMemory(self._context, order["offer"], fds)) as memory:
             trials.check(self._context, memory, OUTGOING_SEED, "read by the importer")
             trials.put(self._context, memory, RETURN_SEED)
@@ -119,9 +132,11 @@ class _Partner:
         os.close(take_descriptor(order["pid"], order["fd"]))
 
     def _free(self) -> None:
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory.close()
+        held = self._memory, self._event
+        self._memory = self._event = None
+        for shared in held:
+            if shared is not None:
+                shared.close()
 
 
 def _answer(do: Callable[[Message], Message | None], order: Message) -> Message:

@@ -1,0 +1,64 @@
+"""What errors of the driver mean: the signatures that people meet, each with its cause in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from egmctl.errors import DriverCallError
+from egmctl.gpu.causes import SIGNATURES, cause_of, cause_of_crash, known_cause
+
+IMPORT = "cuMemImportFromShareableHandle"
+
+KNOWN = [
+    ("cuIpcOpenMemHandle", 1, "device cgroup or container denies it"),
+    (IMPORT, 101, "device cgroup or container denies it"),
+    (IMPORT, 801, "device cgroup or container denies it"),
+    ("cuMemPoolImportFromShareableHandle", 101, "device cgroup or container denies it"),
+    ("cuMemPoolImportPointer", 101, "device cgroup or container denies it"),
+    ("cuIpcOpenMemHandle", 201, "different PID namespaces"),
+    ("cuInit", 304, "PID namespace"),
+    ("cuMemCreate", 800, "no IMEX channel"),
+    ("cuMemPoolCreate", 800, "no IMEX channel"),
+    (IMPORT, 800, "no IMEX channel"),
+    (IMPORT, 400, "IMEX domain"),
+    ("cuInit", 3, "CONFIG_ARM_SMMU_V3_SVA"),
+    ("cuInit", 100, "no GPU can be opened"),
+    ("cuMemAlloc", 2, "not enough free memory"),
+    ("cuDevicePrimaryCtxRetain", 46, "exclusive use"),
+    ("cuCtxSynchronize", 800, "does not permit"),
+    ("cuInit", 802, "fabric or confidential computing"),
+    ("cuInit", 803, "kernel module's version"),
+    ("cuInit", 804, "forward compatibility"),
+]
+
+
+@pytest.mark.parametrize(("call", "number", "words"), KNOWN)
+def test_a_known_signature_has_its_cause_and_a_remedy(call: str, number: int, words: str) -> None:
+    cause = cause_of(call, number)
+    assert cause is not None
+    assert words in cause.cause
+    assert cause.remedy.endswith(".")
+    assert words in (known_cause(DriverCallError(call, number, "CUDA_ERROR")) or "")
+
+
+def test_every_signature_is_tested_and_says_where_it_is_from() -> None:
+    anywhere = {number for call, number, _ in KNOWN if cause_of(None, number) is not None}
+    tested = {(call, number) for call, number, _ in KNOWN} | {(None, number) for number in anywhere}
+    assert {(signature.call, signature.number) for signature in SIGNATURES} <= tested
+    assert len({(signature.call, signature.number) for signature in SIGNATURES}) == len(SIGNATURES)
+    assert all(signature.source for signature in SIGNATURES)
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("cuMemAlloc", 1), (IMPORT, 1), ("cuIpcOpenMemHandle", 101), (None, None)]
+)
+def test_the_same_number_of_another_call_says_nothing(call: str | None, number: int | None) -> None:
+    assert cause_of(call, number) is None
+
+
+def test_a_death_in_the_import_of_a_pool_has_a_cause() -> None:
+    cause = cause_of_crash("cuMemPoolImportFromShareableHandle")
+    assert cause is not None
+    assert "device cgroup" in cause.cause
+    assert cause_of_crash("cuMemPoolImportPointer") is None
+    assert cause_of_crash(None) is None
