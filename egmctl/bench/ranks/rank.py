@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.exchange import Abandoned, Exchange
-from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
+from egmctl.bench.protocol import Event, NodeAccess, OrderedStep, Preparation, Request
 from egmctl.bench.ranks import bandwidth, latency, life_cycle, signalling, ucx
 from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.ranks.sharing import release
@@ -40,7 +40,9 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     message, _ = parent.receive()
     preparation = from_json(Preparation, message["preparation"])
     own = preparation.ranks[exchange.rank]
-    rig = Rig(replace(preparation, gpus=(own.bus_id,)), first_seed=1 + (exchange.rank << 32))
+    access = () if own.numa_node is None else (NodeAccess(numa_node=own.numa_node, gpus=(own.bus_id,)),)
+    preparation = replace(preparation, gpus=(own.bus_id,), host_access=access)
+    rig = Rig(preparation, first_seed=1 + (exchange.rank << 32))
     rig.witness.ours.update(item.data for item in exchange.all_gather(os.getpid()))
     parent.send({"event": Event.READY, "note": rig.note})
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
