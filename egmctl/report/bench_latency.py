@@ -26,6 +26,12 @@ _NAMES = {
     MemoryKind.SYSTEM: "system",
 }
 
+_ROUND_TRIPS = {
+    Engine.PING_PONG: "a flag",
+    Engine.EVENT: "an interprocess event, and of the messages that announce it,",
+    Engine.SOCKET: "a message over a socket",
+}
+
 View = Callable[[Sequence[Measurement], Sequence[str]], Grid]
 
 
@@ -50,7 +56,7 @@ def latencies(measurements: Sequence[Measurement], order: Sequence[str]) -> Iter
 
 def _table_of(measurement: Measurement) -> object:
     """Return what measurements have in common that share a table."""
-    if measurement.engine is Engine.PING_PONG:
+    if measurement.engine in _ROUND_TRIPS:
         return measurement.case, _host(measurement)
     if measurement.pattern is Pattern.LOADED:
         return "loaded", _source(measurement)
@@ -61,7 +67,7 @@ def _table_of(measurement: Measurement) -> object:
 
 
 def _view(measurement: Measurement) -> View:
-    if measurement.engine is Engine.PING_PONG:
+    if measurement.engine in _ROUND_TRIPS:
         return _round_trips
     if measurement.pattern is Pattern.LOADED:
         return _loaded
@@ -78,6 +84,8 @@ def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
         where = _host(first)
         by = f"by flags in {where.label}" if where else "each polls its own"
         caption = f"round trip of a flag GPU(row) <-> GPU(column), {by} (ns, p50)"
+    elif first.engine in _ROUND_TRIPS:
+        caption = f"round trip of {_ROUND_TRIPS[first.engine]} GPU(row) <-> GPU(column) (ns, p50)"
     elif first.pattern is Pattern.LOADED:
         caption = f"latency under load {source.label} -> {reader}, {_how(first)} (ns)"
         names = re.sub("_[0-9]+$", "_*", first.case)
@@ -104,7 +112,9 @@ def _round_trips(measurements: Sequence[Measurement], order: Sequence[str]) -> G
     cells = {}
     slowest: tuple[float, str] | None = None
     for measurement in measurements:
-        one, other = (flow.initiator_label for flow in measurement.flows)
+        flows = measurement.flows
+        one = flows[0].initiator_label
+        other = flows[1].initiator_label if len(flows) > 1 else flows[0].destination.label
         halves = [sample.p50_ns for sample in measurement.samples if sample.p50_ns is not None]
         value = median(halves) if halves and _is_measured(measurement) else None
         text = measurement.status.value if value is None else f"{value:.0f}"

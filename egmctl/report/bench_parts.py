@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from egmctl.model.measurement import Engine, Measurement, Quantity, RunReport, Status, Verification
+from egmctl.report.bench_ipc import beside, life_cycles
 from egmctl.report.bench_latency import latencies
 from egmctl.report.bench_matrix import matrices
 from egmctl.report.bench_rdma import messages
@@ -33,6 +34,8 @@ def grids(report: RunReport) -> Iterator[Grid]:
     yield from _grids(bandwidths, order)
     yield from side_by_side(bandwidths, order)
     yield from _grids([m for m in report.measurements if m.quantity is Quantity.LATENCY], order)
+    yield from life_cycles(report.measurements)
+    yield from beside(report)
 
 
 def families(report: RunReport) -> Iterator[tuple[str, list[Grid]]]:
@@ -42,6 +45,8 @@ def families(report: RunReport) -> Iterator[tuple[str, list[Grid]]]:
         found = list(_grids([m for m in report.measurements if m.family == family], order))
         if family == "host":
             found += side_by_side([m for m in report.measurements if m.quantity is Quantity.BANDWIDTH], order)
+        if family == "ipc":
+            found += [*life_cycles(report.measurements), *beside(report)]
         if measured := [grid for grid in found if not _is_waived(grid)]:
             yield family, measured
 

@@ -6,6 +6,7 @@ different processes take team is told by the clock that the processes of a node 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,11 @@ from egmctl.model.measurement import (
     Verification,
 )
 from egmctl.model.rank import Rank
+
+HEAD_START_S = 0.002
+"""From when the last rank of a node has queued its work until all open their gates: what it takes to tell them."""
+SPIN_S = 0.0005
+"""A sleeping process wakes up this much too late at most, as a rule: the rest of the time it looks at the clock."""
 
 
 def measure(
@@ -120,8 +126,9 @@ class _Step:
         """Take one sample of each task."""
         for attempt in range(EXPIRED_LIMIT + 1):
             self._team.do(lambda place: self._spoil(place, number))
-            self._team.do(lambda place: self._queue(place, number, gate))
-            timed = self._team.do(partial(self._run, last=attempt == EXPIRED_LIMIT))
+            queued = self._team.do(lambda place: self._queue(place, number, gate))
+            start_s = max((item.data for items in queued for item in items if item.data), default=0) + HEAD_START_S
+            timed = self._team.do(partial(self._run, start_s=start_s, last=attempt == EXPIRED_LIMIT))
             if not any(flow["expired"] for items in timed for item in items for flow in item.data or ()):
                 break
         for place, items in enumerate(timed):
@@ -211,17 +218,21 @@ class _Step:
         for stream in {self._rig.stream(self._bus_id), *own.streams}:
             stream.synchronize()
 
-    def _queue(self, place: int, number: int, gate: Gate) -> None:
+    def _queue(self, place: int, number: int, gate: Gate) -> float:
+        """Queue this rank's work behind its gate; return when that was done."""
         own, task = self._parts[place], self._tasks[place]
         part = self._window(place, task.copies, number)
         flows = [mover.parts(part, task.copies) for mover in own.movers.values()]
         own.held = Held(gate, [flows]) if flows else None
+        return time.perf_counter()
 
-    def _run(self, place: int, *, last: bool) -> list[dict[str, Any]]:
-        """Return the times of this rank's flows."""
+    def _run(self, place: int, *, start_s: float, last: bool) -> list[dict[str, Any]]:
+        """Open the gate, on one node at the agreed time; return the times of this rank's flows."""
         own = self._parts[place]
         if own.held is None:
             return []
+        if self._one_node(place):
+            _wait_until(start_s)
         (timing,) = own.held.run()
         if timing.expired and last:
             raise GateExpired
@@ -233,13 +244,15 @@ class _Step:
         """Return the sample that the flows of all ranks make."""
         flows = sorted((flow for item in items for flow in item.data), key=lambda flow: flow["flow"])
         elapsed_ms = max((flow["ended_s"] - flow["opened_s"]) * 1e3 for flow in flows)
-        ranks = self._team.ranks
-        if len({ranks[number].host for number in self._tasks[place].ranks}) == 1:
+        if self._one_node(place):
             # One clock: what lies between the first gate's opening and the end of the last flow.
             first, last = min(flow["opened_s"] for flow in flows), max(flow["ended_s"] for flow in flows)
             elapsed_ms = (last - first) * 1e3
         wall_ms = max(flow["wall_ms"] for flow in flows)
         return to_sample(self._tasks[place], elapsed_ms, [flow["ms"] for flow in flows], wall_ms)
+
+    def _one_node(self, place: int) -> bool:
+        return len({self._team.ranks[number].host for number in self._tasks[place].ranks}) == 1
 
     def _check(self, place: int, number: int) -> list[dict[str, Any]]:
         """Return what is wrong in this rank's memory."""
@@ -264,3 +277,11 @@ class _Step:
 
     def _window(self, place: int, passes: int, number: int) -> Window:
         return window(self._tasks[place].size_bytes, passes, number)
+
+
+def _wait_until(start_s: float) -> None:
+    """Wait for a time of :func:`time.perf_counter` to within microseconds."""
+    if (ahead_s := start_s - time.perf_counter() - SPIN_S) > 0:
+        time.sleep(ahead_s)
+    while time.perf_counter() < start_s:
+        pass
