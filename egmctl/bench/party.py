@@ -106,16 +106,26 @@ def assign(seats: Sequence[Seat]) -> tuple[str, ...]:
     return tuple(taken[rank] for rank in range(len(seats)))
 
 
+def all_well(seats: Sequence[Seat]) -> None:
+    """See that every rank can take part.
+
+    Raises
+    ------
+    NothingToDo
+        With what keeps ranks from it.
+    """
+    if errors := [f"rank {rank} ({printable(of.host)}): {of.error}" for rank, of in enumerate(seats) if of.error]:
+        raise NothingToDo("; ".join(errors))
+
+
 def agree(seats: Sequence[Seat], gpus: Sequence[str]) -> None:
     """See that what has to be the same on all ranks is.
 
     Raises
     ------
     NothingToDo
-        With each difference by node, or what kept ranks from taking part.
+        With each difference by node.
     """
-    if errors := [f"rank {rank} ({printable(of.host)}): {of.error}" for rank, of in enumerate(seats) if of.error]:
-        raise NothingToDo("; ".join(errors))
     wrong = [
         *_difference("the version of egmctl", seats, lambda rank: seats[rank].tool),
         *_difference("the driver's version", seats, lambda rank: seats[rank].driver or "unknown"),

@@ -263,7 +263,7 @@ class _Model:
         """Return what tasks hold at most at one place, and whether that is more than there may be."""
         held: Counter[tuple[str | None, str | None, int | None]] = Counter()
         ends: dict[tuple[str | None, str | None, int | None], Endpoint] = {}
-        for buffer in frozenset[Buffer]().union(*map(buffers_of, tasks)):
+        for buffer in frozenset[Buffer]().union(*(buffers_of([task]) for task in tasks)):
             end = buffer.end
             place = (self._party.node_of(end), end.bus_id, end.numa_node)
             held[place] += buffer.size_bytes

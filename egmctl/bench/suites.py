@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from egmctl.bench.case import Case
-from egmctl.bench.registry import CASES
+from egmctl.bench.registry import CASES, FABRIC_CASES
 from egmctl.errors import UsageError
 from egmctl.units import printable
 
@@ -95,6 +95,7 @@ SUITES: Mapping[str, Suite] = {
     "latency": Suite("latencies", family="latency"),
     "ipc": Suite("memory that one process makes and another one works on, one a GPU", family="ipc", samples=3),
     "rdma": Suite("messages by UCX between processes, and which way they took", family="rdma", samples=3),
+    "fabric": Suite("fabric handles between all GPUs of this node, under MPI of all nodes", family="fabric", samples=3),
     "matrices": Suite(
         "the seven GPU matrices of nvbandwidth",
         (
@@ -122,6 +123,9 @@ SUITES: Mapping[str, Suite] = {
 
 STANDARD = "standard"
 
+FABRIC = "fabric"
+"""A run of its own: its ranks may be on many nodes."""
+
 
 def select_suites(text: str) -> tuple[str, ...]:
     """Return the suites that a comma-separated list names.
@@ -135,6 +139,8 @@ def select_suites(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in SUITES:
             raise UsageError(f"--suite {printable(name)!r}: there are {', '.join(SUITES)}")
+    if FABRIC in names and len(names) > 1:
+        raise UsageError(f"--suite {FABRIC} is a run of its own; give it alone")
     return names
 
 
@@ -154,7 +160,8 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = ()) -> tuple[C
         For a pattern that fits none of the cases.
     """
     chosen = [SUITES[name] for name in suites or ("full" if patterns else STANDARD,)]
-    cases = tuple(case for case in CASES if any(suite.has(case) for suite in chosen))
+    every = FABRIC_CASES if tuple(suites) == (FABRIC,) else CASES
+    cases = tuple(case for case in every if any(suite.has(case) for suite in chosen))
     for pattern in patterns:
         if not any(fnmatchcase(case.name, pattern) for case in cases):
             raise UsageError(

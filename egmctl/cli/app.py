@@ -22,8 +22,8 @@ from egmctl.cli.compare import compare
 from egmctl.cli.doctor import doctor
 from egmctl.cli.fleet import fleet
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
-from egmctl.cli.show import show
 from egmctl.cli.profile import app as profile
+from egmctl.cli.show import show
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
 from egmctl.errors import ChildFailed, EgmctlError, ExitCode, UsageError
@@ -40,9 +40,9 @@ app.command()(topo)
 app.command()(bench)
 app.command()(doctor)
 app.command()(snapshot)
-app.add_typer(profile, name="profile", help="What kinds of machines reach, and which kind this one is.")
 app.command()(show)
 app.command()(compare)
+app.add_typer(profile, name="profile", help="What kinds of machines reach, and which kind this one is.")
 app.command()(fleet)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -133,6 +133,9 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
         traceback.print_exc()
         if isinstance(error, ChildFailed):
             sys.stderr.writelines(f"child: {printable(line)}\n" for line in error.output.splitlines())
+    if output.muted:
+        # mpirun ends a job whose process ends with another code, perhaps before rank 0 has said why.
+        return ExitCode.OK
     say(str(error))
     if output.emitted:
         return error.exit_code

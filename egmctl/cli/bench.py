@@ -21,6 +21,8 @@ from egmctl.cli.bench_options import (
     NoVerdictOption,
     ProfileOption,
     QuickOption,
+    RanksOption,
+    SampleOption,
     SamplesOption,
     SerialOption,
     SizeOption,
@@ -29,7 +31,9 @@ from egmctl.cli.bench_options import (
     SweepOption,
     TimeoutOption,
 )
+from egmctl.cli.fabric import FABRIC, FabricRun, is_fabric
 from egmctl.cli.machine import list_machines, read_machine
+from egmctl.cli.mpi import Mpi, MpiOption, launched
 from egmctl.cli.options import (
     ColorOption,
     CsvOption,
@@ -42,7 +46,7 @@ from egmctl.cli.options import (
     OutputOption,
     QuietOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit
+from egmctl.cli.output import Color, check_output, choose_form, emit, is_terminal
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.forms import BENCH, Form, render
 from egmctl.units import MIB, format_size, parse_size, printable
@@ -76,6 +80,9 @@ def bench(
     allow_busy: AllowBusyOption = False,
     memory: MemoryOption = 50,
     timeout: TimeoutOption = 60.0,
+    sample: SampleOption = None,
+    ranks: RanksOption = None,
+    mpi: MpiOption = Mpi.AUTO,
     profile: ProfileOption = None,
     no_verdict: NoVerdictOption = False,
     strict: StrictOption = False,
@@ -93,6 +100,7 @@ def bench(
     """Measure, verified, the paths between GPUs and to host memory (EGM where the node has it)."""
     form = choose_form(BENCH, output, json=json, csv=csv, form=format)
     measuring = not (list_cases or dry_run)
+    job = launched(mpi) if measuring else None
     if not measuring and form is not Form.TEXT:
         raise UsageError(f"{'--list' if list_cases else '--dry-run'} is text: it has no other form")
     check_output(output, force)
@@ -106,19 +114,36 @@ def bench(
     from dataclasses import replace
 
     from egmctl.bench.budget import check_memory, smaller_size
+    from egmctl.bench.crew import start_worker
     from egmctl.bench.plan import SECTIONS
     from egmctl.bench.suites import select_cases
-    from egmctl.bench.supervisor import start_worker
     from egmctl.facts.cgroup import memory_left
     from egmctl.facts.root import Root
 
-    suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case))
+    suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if job else ())
+    fabric = is_fabric(suites, job, ranks=ranks, sample=sample, dry_run=dry_run)
     cases = select_cases(case or (), suites)
     settings = _settings(suites, size, samples, copies, timeout, duration)
     if not 1 <= memory <= 95:
         raise UsageError(f"--memory {memory}: it must be from 1 to 95 per cent")
     profiles = _profiles(profile) if measuring and not no_verdict else None
     settings = _with(settings, serial=serial, gate=not no_gate, allow_busy=allow_busy, memory_percent=memory)
+    if fabric and not list_cases:
+        run = FabricRun(
+            cases=cases,
+            settings=settings,
+            gpus=gpus,
+            sections=SECTIONS,
+            sample=sample,
+            fixed_size=size is not None,
+            quiet=quiet,
+        )
+        if dry_run:
+            emit(run.planned(machine, ranks), output=output, force=force, color=color)
+            return
+        with run.measured(job, lambda: _progress(quiet)) as report:
+            emit(render(report, form), output=output, force=force, color=color)
+            raise typer.Exit(report.exit_code)
     with contextlib.ExitStack() as early:
         # CUDA takes a second to initialise: the worker does so while the facts are read.
         worker = early.enter_context(start_worker()) if measuring else None
@@ -250,7 +275,7 @@ def _progress(quiet: bool) -> Iterator[Progress]:
     import os
     import sys
 
-    if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None or not sys.stderr.isatty():
+    if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None or not is_terminal(sys.stderr):
         yield lambda _part, _task: None
         return
 

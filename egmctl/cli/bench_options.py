@@ -69,3 +69,19 @@ ListOption = Annotated[
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Show the steps, the bytes, the memory and the time; measure nothing.")
 ]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(
+        "--ranks",
+        metavar="N",
+        help="With --dry-run --suite fabric: what N GPUs cost, on nodes that are all like this machine.",
+    ),
+]
+SampleOption = Annotated[
+    int | None,
+    typer.Option(
+        "--sample",
+        metavar="K",
+        help="With --suite fabric: measure each GPU with K others, chosen at random, in place of all.",
+    ),
+]

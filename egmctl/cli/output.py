@@ -81,6 +81,8 @@ def check_output(output: Path | None, force: bool) -> None:
     EgmctlError
         If the result goes to standard output and that is closed.
     """
+    if muted:
+        return
     if output is None:
         if sys.stdout is None:
             raise EgmctlError("standard output is closed: there is nowhere to write the result to")
@@ -99,6 +101,12 @@ def check_output(output: Path | None, force: bool) -> None:
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise UsageError(f"{_name(output)} cannot be written: no permission to write in {_name(output.parent)}")
 
+
+muted = False
+"""Whether this process keeps silent: of the commands of an MPI job only that of rank 0 prints and writes."""
+
+relayed = False
+"""Whether a launcher stands between this process and the user's terminal: mpirun makes rank 0 one of its own."""
 
 emitted = False
 """Whether this process has written, or tried to write, a result: there is never a second document after it."""
@@ -130,6 +138,8 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
     global emitted
     check_output(output, force)
     emitted = True
+    if muted:
+        return
     if output is not None:
         _write_whole(output, _render(content, colored=False))
         return
@@ -149,7 +159,7 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
 
 def say(sentence: str) -> None:
     """Write one sentence for people to standard error, marked as the tool's, control characters escaped."""
-    if sys.stderr is None:
+    if sys.stderr is None or muted:
         return
     try:
         sys.stderr.write(f"egmctl: {printable(sentence)}\n")
@@ -166,7 +176,12 @@ def colored(stream: TextIO, color: Color) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Say whether what is written to ``stream`` is shown on a terminal."""
+    return not relayed and stream.isatty()
 
 
 def settle_stdout() -> None:

@@ -54,6 +54,8 @@ class World:
         Of this process, and how many there are.
     host
         The name of its node.
+    broken
+        Whether ranks are gone, so that the job can only be ended by force.
 
     Raises
     ------
@@ -67,6 +69,7 @@ class World:
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self.host = socket.gethostname()
+        self.broken = False
         if self.size != launched.size:
             raise UsageError(
                 f"{launched.by} has started {launched.size} processes and MPI knows {self.size}: use the launcher of "
@@ -145,6 +148,7 @@ class World:
 
     def _wait(self, request: Any, timeout_s: float) -> None:
         if not self._poll(request.Test, timeout_s):
+            self.broken = True
             raise RanksMissing(self.roll_call())
 
     @staticmethod

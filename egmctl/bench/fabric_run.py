@@ -1,0 +1,207 @@
+"""A run of the suite ``fabric``: by ranks that this command starts on its node, or by all commands of an MPI job."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from egmctl import __version__
+from egmctl.bench.budget import free_bytes
+from egmctl.bench.buffers import peaks
+from egmctl.bench.case import Case
+from egmctl.bench.crew import Crew, start_group
+from egmctl.bench.fabric_plan import Party, make_fabric_plan
+from egmctl.bench.job import Leader, follow
+from egmctl.bench.party import Seat, agree, all_well, assign, hosts, nearest_node, ranks_of, seat, whole
+from egmctl.bench.paths import cuda_visible, gpu_waiver
+from egmctl.bench.plan import Plan
+from egmctl.bench.supervisor import Progress, supervise
+from egmctl.errors import EgmctlError, UsageError
+from egmctl.facts.redact import redact
+from egmctl.launch import Child
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.measurement import RunReport, Settings
+from egmctl.model.rank import Rank
+from egmctl.mpi.world import World
+from egmctl.units import MIB, format_size
+
+GATHER_S = 120.0
+"""How long the slowest rank may take to read its facts."""
+
+INTERRUPTED_S = 0.4
+"""How long rank 0 listens for who is still there when it is told to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user asked for."""
+
+    cases: tuple[Case, ...]
+    settings: Settings
+    sample: int | None = None
+    fixed_size: bool = False
+    """The size was chosen: it does not give way to what is free."""
+
+
+def measure_here(machine: Machine, chosen: Sequence[Gpu], asked: Asked, on_progress: Progress) -> RunReport:
+    """Measure between ranks on this node, one for each GPU that can be used.
+
+    Raises
+    ------
+    NothingToDo, UsageError
+        As of the plan.
+    """
+    return _supervised(plan_for(alone(machine, chosen), asked), alone(machine, chosen), on_progress, start_group)
+
+
+def alone(machine: Machine, chosen: Sequence[Gpu]) -> Party:
+    """Return the ranks of a run on one node."""
+    visible = cuda_visible(machine)
+    usable = [gpu for gpu in chosen if gpu_waiver(machine, gpu, visible) is None]
+    ranks = (
+        Rank(number=number, label=f"GPU{gpu.index}", bus_id=gpu.bus_id, numa_node=nearest_node(machine, gpu), host="")
+        for number, gpu in enumerate(usable)
+    )
+    return Party(tuple(ranks), {"": machine})
+
+
+def measure_job(
+    world: World,
+    child: Child,
+    facts: Callable[[], tuple[Machine, Sequence[Gpu]]],
+    asked: Asked,
+    on_progress: Progress,
+) -> RunReport | None:
+    """Measure between all ranks of an MPI job.
+
+    Parameters
+    ----------
+    child
+        The process of this command's rank, which is ended.
+    facts
+        Reads the node and returns it with the GPUs that are asked for.
+
+    Returns
+    -------
+    RunReport
+        On rank 0; nothing elsewhere.
+
+    Raises
+    ------
+    EgmctlError
+        What keeps the run from beginning: the same on every rank, or on rank 0 alone once it has told the others.
+    RanksMissing
+        Commands are gone.
+    """
+    try:
+        party = gather_party(world, facts)
+    except BaseException:
+        child.close()
+        raise
+    if party is None:
+        follow(world, child)
+        return None
+    ranks = party.ranks
+    leader = Leader(world, child, lambda number: f"{ranks[number].label} on {ranks[number].host}")
+    try:
+        plan = plan_for(party, asked)
+        report = _supervised(plan, party, on_progress, lambda _count: leader.start())
+    except EgmctlError:
+        leader.finish()
+        child.close()
+        raise
+    if report.interrupted:
+        # The others are told to end too: no word can be waited for.
+        world.broken = True
+        missing = world.roll_call(INTERRUPTED_S)
+        if missing:
+            lost = str(leader.failed(missing))
+            report = replace(report, interrupted=False, problems=(*report.problems, lost))
+    else:
+        leader.finish()
+    return report
+
+
+def gather_party(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]]) -> Party | None:
+    """Tell all ranks what this one has found; return on rank 0 who takes part.
+
+    Raises
+    ------
+    NothingToDo, UsageError
+        On every rank: some cannot take part, do not fit together, or a node has too few GPUs.
+    """
+    machine: Machine | None = None
+    try:
+        machine, chosen = facts()
+        host = (machine.host.hostname if machine.host else None) or world.host
+        own = seat(machine, host, __version__, chosen)
+    except EgmctlError as error:
+        own = Seat(host=world.host, tool=__version__, error=str(error))
+    seats = [
+        from_json(Seat, json.loads(told)) for told in world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S)
+    ]
+    all_well(seats)
+    gpus = assign(seats)
+    agree(seats, gpus)
+    first = {of[0] for of in hosts(seats).values()}
+    assert machine is not None  # noqa: S101 - all is well
+    part = {"machine": to_json(machine)} if world.rank in first else {"gpu": to_json(machine.gpu(gpus[world.rank]))}
+    parts = world.gather(zlib.compress(json.dumps(part).encode()), GATHER_S)
+    if world.rank:
+        return None
+    return _put_together(seats, gpus, [json.loads(zlib.decompress(told)) for told in parts])
+
+
+def plan_for(party: Party, asked: Asked) -> Plan:
+    """Return the plan, with smaller buffers where the usual size has no room.
+
+    Raises
+    ------
+    UsageError
+        If the buffers have no room.
+    NothingToDo
+        As of :func:`make_fabric_plan`.
+    """
+    plan = make_fabric_plan(party, asked.cases, asked.settings, asked.sample)
+    tight = _tight(plan, party)
+    if tight is None:
+        return plan
+    mib, where = tight
+    if asked.fixed_size or not mib:
+        fits = f"at most --size {mib}M fits" if mib else "nothing fits"
+        raise UsageError(f"--size {format_size(asked.settings.size_bytes)} has no room on {where}; {fits}")
+    smaller = replace(asked.settings, size_bytes=mib * MIB)
+    plan = make_fabric_plan(party, asked.cases, smaller, asked.sample)
+    why = f"buffers of {format_size(mib * MIB)}, not of the usual size: {where} has no room for more"
+    return replace(plan, notes=(*plan.notes, why))
+
+
+def _put_together(seats: Sequence[Seat], gpus: Sequence[str], parts: Sequence[dict[str, Any]]) -> Party:
+    machines = {}
+    for host, ranks in hosts(seats).items():
+        base = from_json(Machine, parts[ranks[0]]["machine"])
+        machines[host] = whole(base, [from_json(Gpu, parts[rank]["gpu"]) for rank in ranks[1:]])
+    return Party(ranks_of(seats, gpus, machines), machines)
+
+
+def _supervised(plan: Plan, party: Party, on_progress: Progress, start: Callable[[int], Crew]) -> RunReport:
+    machines = tuple(party.machines.values())
+    report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start)
+    return replace(report, machines=tuple(map(redact, machines)))
+
+
+def _tight(plan: Plan, party: Party) -> tuple[int, str] | None:
+    """Return how many MiB a buffer may have and where, if the plan's have no room somewhere."""
+    steps = [[plan.tasks[number].task for number in step.tasks] for step in plan.steps]
+    found = []
+    for peak in peaks(steps, keep=plan.settings.duration_s is not None, node_of=party.node_of):
+        free = free_bytes(party.machines[peak.host or ""], peak)
+        may = None if free is None else free * plan.settings.memory_percent // 100
+        if may is not None and peak.bytes > may:
+            where = peak.place.label if peak.place else f"{peak.host or 'the host'}"
+            found.append((plan.settings.size_bytes * may // peak.bytes // MIB, where))
+    return min(found, default=None)

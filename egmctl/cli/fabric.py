@@ -1,0 +1,124 @@
+"""``egmctl bench --suite fabric``: between all GPUs of this node, under MPI of all nodes; and what that would cost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from egmctl.cli.machine import read_machine
+from egmctl.cli.mpi import job
+from egmctl.errors import NothingToDo, UsageError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from egmctl.bench.case import Case
+    from egmctl.bench.fabric_run import Asked
+    from egmctl.bench.supervisor import Progress
+    from egmctl.model.machine import Gpu, Machine
+    from egmctl.model.measurement import RunReport, Settings
+    from egmctl.mpi.environment import Launched
+
+FABRIC = "fabric"
+RANKS_LIMIT = 100_000
+"""Of ``--ranks``."""
+
+Bar = Callable[[], AbstractContextManager["Progress"]]
+
+
+def is_fabric(
+    suites: Sequence[str], found: Launched | None, *, ranks: int | None, sample: int | None, dry_run: bool
+) -> bool:
+    """Say whether a run is one of the suite ``fabric``.
+
+    Raises
+    ------
+    UsageError
+        For options that make no sense with the suites.
+    """
+    if tuple(suites) != (FABRIC,):
+        if found is not None:
+            raise UsageError(
+                f"{found.by} has started {found.size} processes, which measure --suite {FABRIC} together; "
+                "with --mpi off each measures for itself"
+            )
+        if ranks is not None or sample is not None:
+            raise UsageError(f"--{'ranks' if ranks is not None else 'sample'} goes with --suite {FABRIC} only")
+        return False
+    if ranks is not None and not dry_run:
+        raise UsageError("--ranks is for --dry-run; a real run has as many ranks as mpirun or srun starts")
+    if ranks is not None and not 2 <= ranks <= RANKS_LIMIT:
+        raise UsageError(f"--ranks {ranks}: it must be from 2 to {RANKS_LIMIT}")
+    if sample is not None and sample < 1:
+        raise UsageError(f"--sample {sample}: it must be 1 or more")
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricRun:
+    """What the user asked for."""
+
+    cases: tuple[Case, ...]
+    settings: Settings
+    gpus: str
+    sections: tuple[str, ...]
+    sample: int | None
+    fixed_size: bool
+    quiet: bool
+
+    def planned(self, machine_name: str | None, ranks: int | None) -> Text:
+        """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what ``ranks`` of them cost."""
+        seen = read_machine(machine_name, self.sections, quiet=self.quiet)
+        if ranks is None:
+            from egmctl.bench.fabric_run import alone, plan_for
+            from egmctl.report.bench_list import bench_plan
+
+            return bench_plan(plan_for(alone(seen, self._chosen(seen)), self._asked()))
+        from egmctl.bench.scale import scale
+        from egmctl.report.bench_scale import bench_scale
+
+        if not seen.gpus:
+            raise NothingToDo("there is no GPU that nodes could be like; --machine names a machine that has some")
+        return bench_scale(scale(seen, ranks, self.cases, self.settings, self.sample), seen)
+
+    @contextlib.contextmanager
+    def measured(self, found: Launched | None, bar: Bar) -> Iterator[RunReport]:
+        """Measure, and hand over the report on the one rank that has it; the block ends with ``typer.Exit``."""
+        from egmctl.bench.fabric_run import measure_here, measure_job
+
+        if found is None:
+            seen, chosen = self._facts()
+            with bar() as on_progress:
+                report = measure_here(seen, chosen, self._asked(), on_progress)
+            yield report
+            return
+        from egmctl.bench.group import start_rank
+
+        with job(found) as world:
+            child = start_rank(world.rank, world.size)
+            with bar() as on_progress:
+                told = measure_job(world, child, self._facts, self._asked(), on_progress)
+            if told is None:
+                raise typer.Exit
+            yield told
+
+    def _facts(self) -> tuple[Machine, Sequence[Gpu]]:
+        seen = read_machine(None, self.sections, quiet=True)
+        if not seen.gpus:
+            raise NothingToDo("there is no GPU to measure; 'egmctl topo' shows what was found")
+        return seen, self._chosen(seen)
+
+    def _chosen(self, machine: Machine) -> Sequence[Gpu]:
+        from egmctl.selectors import select_gpus
+
+        return select_gpus(self.gpus, machine.gpus or ())
+
+    def _asked(self) -> Asked:
+        from egmctl.bench.fabric_run import Asked
+
+        return Asked(cases=self.cases, settings=self.settings, sample=self.sample, fixed_size=self.fixed_size)

@@ -1,0 +1,92 @@
+"""``--mpi``: whether this process is one of several of an MPI job, and how they begin and end together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from egmctl.cli import output
+from egmctl.errors import EgmctlError, ExitCode
+
+if TYPE_CHECKING:
+    from egmctl.mpi.environment import Launched
+    from egmctl.mpi.world import World
+
+
+class Mpi(StrEnum):
+    """What ``--mpi`` says."""
+
+    AUTO = "auto"
+    """The launcher's variables tell."""
+    OFF = "off"
+
+
+MpiOption = Annotated[
+    Mpi,
+    typer.Option(
+        "--mpi",
+        help="auto: be one rank of the job that mpirun or srun has started, if it has; off: each process for itself.",
+    ),
+]
+
+
+def launched(mode: Mpi) -> Launched | None:
+    """Return what the launcher says, if this is one of several processes and they belong together.
+
+    From now on all but rank 0 are silent.
+    """
+    if mode is Mpi.OFF:
+        return None
+    from egmctl.mpi.environment import launched as told
+
+    found = told(os.environ)
+    if found is not None:
+        output.relayed = True
+        output.muted = found.rank > 0
+    return found
+
+
+@contextlib.contextmanager
+def job(found: Launched) -> Iterator[World]:
+    """Join the job, and leave it with all others. The block ends with ``typer.Exit``.
+
+    Raises
+    ------
+    EgmctlError
+        On rank 0, what was raised on all ranks; the others end in silence.
+    """
+    from egmctl.mpi.world import RanksMissing, World
+
+    world = World(found)
+    try:
+        yield world
+    except RanksMissing as error:
+        # Nobody waits for anybody any more: rank 0 says why, and takes all with it.
+        if world.rank == 0:
+            output.say(str(error))
+            world.abort(ExitCode.CRASHED)
+        raise typer.Exit(ExitCode.CRASHED) from None
+    except EgmctlError:
+        world.finish()
+        if world.rank:
+            raise typer.Exit from None
+        raise
+    except KeyboardInterrupt:
+        # Rank 0 wants to know who is still there: mpirun ends all when it has lost one.
+        if world.rank:
+            world.roll_call(ROLL_CALL_S)
+        raise
+    except typer.Exit as ended:
+        if world.broken:
+            world.abort(ended.exit_code)
+        world.finish()
+        raise
+
+
+ROLL_CALL_S = 0.4
+"""mpirun gives a process a second between SIGTERM and SIGKILL."""
