@@ -13,7 +13,7 @@ from egmctl.report.bench_soak import soak_lines
 from egmctl.report.bench_summary import SUMMARY_NOTE, soak, summary
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.grid import Shade
-from egmctl.report.grid_html import grid_html, legend_html
+from egmctl.report.grid_html import grid_html, grids_html, legend_html
 from egmctl.report.heat import marks
 from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
@@ -28,6 +28,7 @@ _FAMILIES = {
     "p2p": "Between GPUs",
     "ipc": "Between processes",
     "latency": "Latency",
+    "rdma": "RDMA",
 }
 
 
@@ -77,7 +78,7 @@ def _sections(report: RunReport) -> Iterator[Section]:
         yield Section(f"topology{suffix}", "Topology", tuple(_topology(judged, report)))
     marked, explained = marks(report), list[Shade]()
     for family, grids in families(report):
-        drawn = element("div", (grid_html(grid, marked) for grid in grids), class_="grids")
+        drawn = grids_html(grids, marked)
         shades = [shade for shade in Shade if shade not in explained and any(grid.shade is shade for grid in grids)]
         explained += shades
         yield Section(family, _FAMILIES.get(family, family), (drawn, *map(legend_html, shades)))

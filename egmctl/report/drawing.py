@@ -49,6 +49,11 @@ class _Node:
     def width(self) -> float:
         return self.columns * (_COLUMN + _GAP) - _GAP + 2 * _PAD
 
+    def centre(self, place: int) -> float:
+        """Return the middle of a GPU, those of a node being in the node's middle."""
+        left = (self.columns - len(self.gpus)) * (_COLUMN + _GAP) / 2
+        return self.x + _PAD + left + place * (_COLUMN + _GAP) + _COLUMN / 2
+
     @property
     def nic_rows(self) -> int:
         return -(-len(self.nics) // self.columns)
@@ -72,11 +77,7 @@ def drawing(topology: Topology, rates: Rates | None = None) -> Element:
     top = _PAD + max((node.nic_rows for node in nodes), default=0) * (_NIC_HEIGHT + 8)
     cards = top + _HOST_HEIGHT + _LINK_HEIGHT
     bottom = cards + _CARD_HEIGHT + _PAD
-    centres = {
-        label: node.x + _PAD + place * (_COLUMN + _GAP) + _COLUMN / 2
-        for node in nodes
-        for place, label in enumerate(node.gpus)
-    }
+    centres = {label: node.centre(place) for node in nodes for place, label in enumerate(node.gpus)}
     parts = [_node(topology, node, rates, top, bottom) for node in nodes]
     parts += [_card(topology, label, gpu, centres[label] - _COLUMN / 2, cards) for label, gpu in topology.gpus.items()]
     below, height = _below(topology, centres, rates, cards + _CARD_HEIGHT, bottom, width)
@@ -120,8 +121,7 @@ def _node(topology: Topology, node: _Node, rates: Rates, top: float, bottom: flo
         row, column = divmod(place, node.columns)
         parts.append(_nic(topology, label, inner + column * (_COLUMN + _GAP), _PAD + row * (_NIC_HEIGHT + 8)))
     for place, label in enumerate(node.gpus):
-        x = inner + place * (_COLUMN + _GAP) + _COLUMN / 2
-        parts.append(_host_link(topology, label, node.node, x, top + _HOST_HEIGHT - 8, rates))
+        parts.append(_host_link(topology, label, node.node, node.centre(place), top + _HOST_HEIGHT - 8, rates))
     return element("g", parts)
 
 
@@ -141,12 +141,12 @@ def _host_words(topology: Topology, node: int | None) -> list[str]:
 def _nic(topology: Topology, label: str, x: float, y: float) -> Element:
     nic = topology.nics[label]
     near = [gpu for gpu in topology.gpus if topology.link(gpu, label).kind in (LinkClass.PIX, LinkClass.PXB)]
-    second = [port_words(nic), *(f"near {gpu}" for gpu in near[:1])]
+    told = " · ".join(filter(None, (port_words(nic), *(f"near {gpu}" for gpu in near[:1]))))
     return element(
         "g",
         element("rect", x=x, y=y, width=_COLUMN, height=_NIC_HEIGHT, rx=6, class_="nic"),
-        element("text", f"{label} ", element("tspan", nic.name, class_="dim"), x=x + 10, y=y + 15),
-        element("text", " · ".join(filter(None, second)), x=x + 10, y=y + 29, class_="dim"),
+        element("text", f"{label} ", element("tspan", nic.name, class_="dim"), x=x + 10, y=y + (15 if told else 22)),
+        element("text", told, x=x + 10, y=y + 29, class_="dim") if told else None,
     )
 
 
@@ -280,7 +280,8 @@ def _direct(
     for pair in pairs:
         for label in pair:
             ports[label].append(pair)
-    parts: list[Element] = []
+    wires: list[Element] = []
+    names: list[Element] = []
     y = bottom
     for pair in pairs:
         y += _ROW
@@ -288,14 +289,13 @@ def _direct(
         ends = [_port(centres[label], ports[label].index(pair), len(ports[label])) for label in pair]
         path = f"M{ends[0]:.1f} {cards:.1f}V{y:.1f}H{ends[1]:.1f}V{cards:.1f}"
         style = "wire down" if link.nvlinks_expected else "wire nvlink"
-        parts.append(element("path", d=path, class_=style))
+        wires.append(element("path", d=path, class_=style))
         nominal = nvlink(topology.gpus[pair[0]], link.nvlinks or 0).gb_s
         words = [f"{pair[0]}-{pair[1]} {link.symbol}" + (f" {nominal:.0f}" if nominal is not None else "")]
         arrows = (("→", rates.get(pair)), ("←", rates.get((pair[1], pair[0]))))
         words += [f"{arrow} {value:.1f}" for arrow, value in arrows if value is not None]
-        text = element("text", "  ".join(words), x=sum(ends) / 2, y=y - 6, class_="dim middle halo")
-        parts.append(text)
-    return parts, y + 2 * _PAD
+        names.append(element("text", "  ".join(words), x=sum(ends) / 2, y=y - 6, class_="dim middle halo"))
+    return [*wires, *names], y + 2 * _PAD
 
 
 def _port(centre: float, place: int, count: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from egmctl.report.grid import Cell, Grid, Shade, lines
@@ -12,23 +12,16 @@ from egmctl.report.plot import plot
 from egmctl.report.table import BAD, DIM, WARN
 
 _CLASSES = {BAD: "bad", WARN: "warn", DIM: "waived"}
-_FEW, _WIDE = 2, 8
-"""Columns up to which a table is not stretched, and from which it may be wider than the page: then it can be scrolled
-by keyboard."""
+_FEW, _DENSE, _WIDE = 2, 7, 12
+"""Columns up to which a table is not stretched; from which it takes more than a third of a page; and from which it may
+be wider than the page: then it can be scrolled by keyboard."""
 
 
 def grid_html(grid: Grid, marks: Marks | None = None) -> Element:
     """Return a figure: the plot of a grid, where it has one, and its table."""
     columns, best_of = list(lines(grid)), best(grid)
     depth = max((len(line.header) for line in columns), default=1)
-    head = [
-        element(
-            "tr",
-            element("td") if any(grid.rows) else None,
-            (element("th", arrows(_header(line.header, row, depth)), scope="col") for line in columns),
-        )
-        for row in range(depth)
-    ]
+    head = [element("tr", element("td") if any(grid.rows) else None, _heads(grid, row, depth)) for row in range(depth)]
     table = element(
         "table",
         element("caption", _caption(grid)),
@@ -50,8 +43,14 @@ def grid_html(grid: Grid, marks: Marks | None = None) -> Element:
             aria_label=grid.caption if wide else None,
         ),
         element("div", drawn, class_="scroll drawn") if drawn is not None else None,
-        class_=" ".join(filter(None, ("grid", "wide" if wide else "", "plotted" if drawn is not None else ""))),
+        class_="plotted" if drawn is not None else "wide" if wide else None,
     )
+
+
+def grids_html(grids: Sequence[Grid], marks: Marks) -> Element:
+    """Return several grids, beside each other as far as the page is wide enough."""
+    broad = any(_DENSE <= len(list(lines(grid))) < _WIDE for grid in grids)
+    return element("div", (grid_html(grid, marks) for grid in grids), class_="grids broad" if broad else "grids")
 
 
 def legend_html(shade: Shade) -> Element:
@@ -81,10 +80,19 @@ def _caption(grid: Grid) -> Iterator[Element]:
         yield element("span", arrows(note), class_="note")
 
 
-def _header(header: tuple[str, ...], row: int, depth: int) -> str:
-    """Return the line of a header that stands in ``row``: the last one is right above the cells."""
-    place = row - (depth - len(header))
-    return header[place] if place >= 0 else ""
+def _heads(grid: Grid, row: int, depth: int) -> Iterator[Element]:
+    """Yield the headings of one row, each over the columns of its group that have none there; the last row is right
+    above the cells."""
+    for group in grid.groups:
+        texts = [line.header[place] if (place := row - depth + len(line.header)) >= 0 else "" for line in group]
+        starts = [number for number, text in enumerate(texts) if text or number == 0]
+        for start, end in zip(starts, [*starts[1:], len(texts)], strict=True):
+            if not texts[start]:
+                yield element("td", colspan=end - start if end - start > 1 else None)
+            elif end - start > 1:
+                yield element("th", arrows(texts[start]), scope="colgroup", colspan=end - start)
+            else:
+                yield element("th", arrows(texts[start]), scope="col")
 
 
 def _body(grid: Grid, best_of: Mapping[str, float], marks: Marks) -> Iterator[Element]:

@@ -36,19 +36,7 @@ def verdict_html(verdict: RunVerdict) -> Iterator[Element]:
     if verdict.classes:
         yield element("h3", "Each class of paths")
         yield _table(
-            (
-                "class",
-                "paths",
-                "median",
-                "worst",
-                "expected",
-                "verdict",
-                "profile",
-                "wire",
-                "siblings",
-                "why",
-                "source",
-            ),
+            ("class", "paths", "median", "worst", "expected", "verdict", "profile", "wire", "siblings", "why"),
             [_class(one) for one in verdict.classes],
         )
 
@@ -117,6 +105,5 @@ def _class(one: ClassVerdict) -> tuple[Child, ...]:
         number(one.worst),
         number(one.expected),
         *map(word, (one.grade, one.profile, one.wires, one.siblings)),
-        one.reason,
-        one.source or "-",
+        (one.reason, element("span", one.source, class_="source") if one.source else None),
     )

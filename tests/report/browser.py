@@ -67,9 +67,7 @@ class Tab:
         """Show a file and return what happened until it was loaded and half a second longer."""
         self.seen = Seen()
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Page.navigate", url=page.resolve().as_uri())
         self._until("Page.loadEventFired")
         self._listen(0.5)
