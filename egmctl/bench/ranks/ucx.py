@@ -131,6 +131,8 @@ class _Side:
         stream = self._rig.stream(self._team.ranks[self._me].bus_id)
         held = self._rig.held(self._own)
         if self._sends:
+            # Of a round trip both ends are written: the one that sends first may have received in the task before.
+            held.filled_bytes = 0
             self._source = Source(self._rig, held, stream)
             self._source.fill(Window(0, 1, held.memory.size_bytes))
         else:
