@@ -55,11 +55,15 @@ def compare(
         raise UsageError(f"--tolerance {tolerance:g}: it must be from 0 to below 100 per cent")
 
     from egmctl import comparison
+    from egmctl.comparison.spread import known_spread
     from egmctl.nodesets import require_clustershell
+    from egmctl.profiles import load as profiles
     from egmctl.saved import load_all
 
     if len(files) > 2:
         require_clustershell("comparing more than two files")
-    found = comparison.compare(load_all(files), tolerance=tolerance / 100)
+    saved = load_all(files)
+    spread = known_spread([machine for one in saved for machine in one.machines], [p for p, _ in profiles.load_all()])
+    found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
     emit(render(found, form, verbose=verbose), output=output, force=force, color=color)
     return found.exit_code

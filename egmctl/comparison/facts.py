@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from egmctl.comparison.matching import GpuNames
-from egmctl.comparison.words import ABSENT, Statement, Subject
+from egmctl.comparison.words import PRESENT, Statement, Subject
 from egmctl.model.codec import to_json
 from egmctl.model.comparison import Outcome
 from egmctl.model.machine import SECTION_VERSIONS, Machine
 from egmctl.units import format_size
-
-PRESENT = "present"
 
 _MOMENTARY = frozenset(
     {
@@ -80,6 +78,8 @@ _THINGS = {
 _NAMES = ("bus_id", "id", "link", "number", "path", "page_size_bytes", "name", "nic", "version")
 """What tells the records of a list apart: the first that they have."""
 
+_UNREAD = "not read"
+
 _LESS_IS_WORSE = frozenset({"nvlink_count", "width", "rate_gbit_s"})
 _MORE_IS_WORSE = frozenset(
     {
@@ -128,12 +128,10 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
     }
 
 
-def judge(subject: Subject, before: str, after: str) -> Outcome | None:
-    """Say what it means that a fact is another one; ``None`` for the facts of a thing that is not there at all."""
+def judge(subject: Subject, before: str, after: str) -> Outcome:
+    """Say what it means that a fact is another one."""
     fact = subject.what.rpartition(" ")[2]
-    if subject.what != PRESENT and subject.kind and ABSENT in (before, after):
-        return None
-    if subject.kind in ("device node", "mount", "bridge"):
+    if subject.kind in ("device node", "mount", "bridge") or any(text.startswith(_UNREAD) for text in (before, after)):
         return Outcome.DIFFERENT
     if fact in _GOOD and _GOOD[fact] in (before, after):
         return Outcome.BETTER if after == _GOOD[fact] else Outcome.WORSE
@@ -186,27 +184,32 @@ def _walk(value: Any, place: _Place, key: str) -> Iterator[tuple[_Place, str]]:
             elif key in _THINGS:
                 there = place.thing(_THINGS[key], record)
                 yield there.below(PRESENT), "yes"
-                yield from _record(record, there)
+                yield from _record(record, there, _named_by(record))
             else:
-                yield from _record(record, place.below(f"{key} {_name_of(record)}"))
+                yield from _record(record, place.below(f"{key} {_name_of(record)}"), _named_by(record))
     elif value not in (None, []):
         yield place.below(key), _text(value, key)
 
 
-def _record(record: Mapping[str, Any], place: _Place) -> Iterator[tuple[_Place, str]]:
+def _record(record: Mapping[str, Any], place: _Place, name: str = "") -> Iterator[tuple[_Place, str]]:
+    """Yield the facts of a record; ``name`` is the key that tells it from others."""
     for key, value in record.items():
-        if key in _MOMENTARY or key in _IDENTITY or key == "unread":
+        if key in _MOMENTARY or key in _IDENTITY or key in ("unread", name):
             continue
         yield from _walk(value, place, key)
     for key, why in record.get("unread", {}).items():
         if why["reason"] != "not-asked" and not _IDENTITY & {key} and key not in _MOMENTARY:
-            yield replace(place, words=(*place.words, *key.split("."))), f"not read ({why['reason']})"
+            yield replace(place, words=(*place.words, *key.split("."))), f"{_UNREAD} ({why['reason']})"
 
 
 def _name_of(record: Mapping[str, Any]) -> str:
     if "pci" in record and "bus_id" not in record and "name" not in record:
         return str(record["pci"]["bus_id"])
-    return next((str(record[key]) for key in _NAMES if record.get(key) is not None), "")
+    return str(record.get(_named_by(record), ""))
+
+
+def _named_by(record: Mapping[str, Any]) -> str:
+    return next((key for key in _NAMES if record.get(key) is not None), "")
 
 
 def _text(value: Any, key: str) -> str:

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from egmctl.model.measurement import Endpoint, Measurement, Quantity, RunReport, Status, Summary
-
-MEASURED = (Status.OK, Status.UNSTABLE)
-BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
+from egmctl.model.measurement import Endpoint, Measurement, Quantity, RunReport, Summary
+from egmctl.profiles.classes import JUDGED_FROM_BYTES, MEASURED
 
 _UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
 
@@ -21,6 +19,8 @@ class Key(NamedTuple):
     stage: str
     ends: tuple[tuple[str, ...], ...]
     size_bytes: int
+    """0 where it does not matter: the runs have the case at one size each, :data:`JUDGED_FROM_BYTES` or more. A run
+    whose usual size did not fit took another."""
     how: tuple[str, ...]
     again: int
     """0, unless one run has the same path several times."""
@@ -84,16 +84,32 @@ class GpuNames:
 def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, Point]]:
     """Return the paths of each run by what makes them the same."""
     found: list[dict[Key, Point]] = []
+    sized = _sized(runs)
     for number, run in enumerate(runs):
         mine: dict[Key, Point] = {}
         for measurement in run.measurements:
             for point in _points(measurement):
                 key = _key(point, names, number)
+                if measurement.case not in sized:
+                    key = key._replace(size_bytes=0)
                 while key in mine:
                     key = key._replace(again=key.again + 1)
                 mine[key] = point
         found.append(mine)
     return found
+
+
+def _sized(runs: Sequence[RunReport]) -> set[str]:
+    """Return the cases whose sizes matter."""
+    sized = set()
+    for run in runs:
+        sizes: dict[str, set[int]] = {}
+        for measurement in run.measurements:
+            sizes.setdefault(measurement.case, set()).add(measurement.size_bytes)
+            if measurement.quantity is not Quantity.BANDWIDTH or measurement.size_bytes < JUDGED_FROM_BYTES:
+                sized.add(measurement.case)
+        sized |= {case for case, those in sizes.items() if len(those) > 1}
+    return sized
 
 
 def _points(measurement: Measurement) -> Iterator[Point]:

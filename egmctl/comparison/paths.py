@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from egmctl.comparison.matching import BROKEN, Key, Point
+from egmctl.comparison.matching import Key, Point
 from egmctl.comparison.spread import OUTLIER, TIMES, Spread, SpreadOf
 from egmctl.model.comparison import Outcome, PathDifference
 from egmctl.model.measurement import Status
+from egmctl.profiles.classes import BROKEN
 
 NORMAL = 1.4826
 """Standard deviation of a normal distribution by its median absolute deviation."""

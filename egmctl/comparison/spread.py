@@ -5,10 +5,14 @@ The samples of one run understate it: buffers lie elsewhere in the next one, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, Measurement, Quantity
+from egmctl.model.profile import Profile
+from egmctl.profiles.against_profile import reference_for
+from egmctl.profiles.match import choose
 
 TOLERANCE = 0.05
 """What a median may differ by: a little less than what one lost NVLink of 18 costs, which is 5.6 %. Any other fault of
@@ -31,18 +35,44 @@ class Spread:
 
 
 DEFAULTS = {
-    Quantity.BANDWIDTH: Spread(0.01, "default for bandwidths"),
-    Quantity.LATENCY: Spread(0.02, "default for latencies"),
-    Quantity.DURATION: Spread(0.2, "default for durations"),
+    "between GPUs": Spread(0.01, "default for bandwidths between GPUs"),
+    "latency": Spread(0.02, "default for latencies between GPUs"),
+    "host": Spread(0.02, "default for bandwidths of one GPU and host memory"),
+    "shared": Spread(0.05, "default for what shares the host's memory: CPU threads, several GPUs, latencies to it"),
+    "duration": Spread(0.2, "default for durations"),
 }
-"""Where no profile says more (docs/compare.md has what was seen)."""
-
-CPU_DEFAULT = Spread(0.05, "default for CPU threads")
-"""Of threads on CPUs: other threads of the node share cores, caches and memory with them."""
+"""Where no profile says more: rounded up from what was seen on H200 nodes, which docs/compare.md has."""
 
 SpreadOf = Callable[[Measurement], Spread]
 
 
 def default_spread(measurement: Measurement) -> Spread:
     """Return the spread of what was measured where no profile has one."""
-    return CPU_DEFAULT if measurement.engine is Engine.CPU else DEFAULTS[measurement.quantity]
+    if measurement.quantity is Quantity.DURATION:
+        return DEFAULTS["duration"]
+    latency = measurement.quantity is Quantity.LATENCY
+    ends = (end for flow in measurement.flows for end in (flow.source, flow.destination))
+    if all(end.bus_id is not None for end in ends):
+        return DEFAULTS["latency" if latency else "between GPUs"]
+    shared = latency or measurement.engine is Engine.CPU or len(measurement.flows) > 2
+    return DEFAULTS["shared" if shared else "host"]
+
+
+def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> SpreadOf:
+    """Return a function that knows the spreads of the profile that fits all of the machines, and else the defaults.
+
+    Parameters
+    ----------
+    profiles
+        In the order in which they are asked: :func:`egmctl.profiles.load.load_all`.
+    """
+    fitting = [choose(machine, profiles)[0] for machine in machines]
+    profile = fitting[0] if fitting and all(one == fitting[0] for one in fitting) else None
+
+    def spread(measurement: Measurement) -> Spread:
+        reference = reference_for(measurement, profile)[0] if profile is not None and measurement.flows else None
+        if profile is None or reference is None or reference.run_to_run is None:
+            return default_spread(measurement)
+        return Spread(reference.run_to_run, f"profile {profile.name}")
+
+    return spread

@@ -12,6 +12,8 @@ from egmctl.nodesets import fold
 from egmctl.units import format_kernel_list
 
 ABSENT = "not there"
+PRESENT = "present"
+"""The fact that a thing is there. Where it is not, nothing else is said of it."""
 
 
 class Subject(NamedTuple):
@@ -76,14 +78,22 @@ class _Difference(NamedTuple):
 def _differences(
     nodes: Sequence[str], files: Sequence[Statements], reference: Statements, judge: Judge
 ) -> Iterable[_Difference]:
+    usual = _things(reference)
     for node, file in zip(nodes, files, strict=True):
+        mine = _things(file)
         for subject in dict.fromkeys((*reference, *file)):
+            if subject.what != PRESENT and not (subject[:2] in usual and subject[:2] in mine):
+                continue
             before, after = reference.get(subject), file.get(subject)
             words = before.text if before else ABSENT, after.text if after else ABSENT
             if words[0] == words[1] or (outcome := judge(subject, *words)) is None:
                 continue
             label = (after or before or Statement("", "")).label
             yield _Difference(node, subject.kind, label, subject.what, outcome, *words)
+
+
+def _things(file: Statements) -> set[tuple[str, ...]]:
+    return {subject[:2] for subject in file}
 
 
 def _joined(differences: Iterable[_Difference]) -> tuple[WordDifference, ...]:

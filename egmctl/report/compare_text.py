@@ -14,6 +14,7 @@ from egmctl.units import format_size, printable
 _STYLES = {Outcome.WORSE: BAD, Outcome.BETTER: "green", Outcome.DIFFERENT: WARN, Outcome.SAME: ""}
 _THINGS = {Kind.BENCH: "path", Kind.DOCTOR: "finding", Kind.TOPO: "fact", Kind.SNAPSHOT: "fact"}
 _INDENT = " " * (max(map(len, Outcome)) + 2)
+_CASES_SHOWN = 3
 _SHOWN = 40
 """Lines of facts about machines that are told; ``-v`` tells all."""
 
@@ -137,14 +138,15 @@ def _table(paths: Sequence[PathDifference], names: Sequence[str]) -> Text:
 
 def _one_sided(comparison: Comparison) -> Iterator[str]:
     """Say which paths have no number on one side, or an uncertain one; those with the same reason share a line."""
-    by_reason: dict[tuple[str, str, str], list[PathDifference]] = {}
+    by_reason: dict[tuple[str, str], list[PathDifference]] = {}
     for path in comparison.paths:
         if path.reason and (path.outcome is Outcome.DIFFERENT or path.value is not None):
-            node = f"{path.node}: " if comparison.of_nodes else ""
-            by_reason.setdefault((node, _name(path), path.reason), []).append(path)
-    for (node, name, reason), paths in by_reason.items():
+            by_reason.setdefault((path.node if comparison.of_nodes else "", path.reason), []).append(path)
+    for (_, reason), paths in by_reason.items():
+        cases = list(dict.fromkeys(path.case for path in paths))
         which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
-        yield f"{node}{name}, {which}: {reason}"
+        more = f" and {len(cases) - _CASES_SHOWN} more cases" if len(cases) > _CASES_SHOWN else ""
+        yield f"{', '.join(cases[:_CASES_SHOWN])}{more}, {which}: {reason}"
 
 
 def _name(path: PathDifference) -> str:

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egmctl.comparison import compare
-from egmctl.comparison.spread import Spread
+from egmctl.comparison.spread import Spread, default_spread, known_spread
 from egmctl.errors import ExitCode, UsageError
 from egmctl.model.comparison import Comparison, Kind, Outcome, PathDifference
 from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.profiles.load import load_all
 from egmctl.report.compare_text import compare_text
 from egmctl.saved import SavedKind
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
@@ -43,7 +44,7 @@ def test_a_run_with_itself_finds_nothing(seed: int, spread: float, machine: str)
     report = run(machine, seed=seed, spread=spread)
     found = two(report, report)
     assert differing(found) == []
-    assert not (found.affected or found.words or found.machines or found.notes)
+    assert [*found.affected, *found.words, *found.machines, *found.notes] == []
 
 
 def test_a_slow_path_is_named_with_both_medians() -> None:
@@ -116,7 +117,7 @@ def test_a_path_that_was_waived_is_told_and_counts_for_nothing() -> None:
         (Outcome.DIFFERENT, "waived in after: MIG is on")
     }
     assert found.exit_code is ExitCode.OK
-    assert "GPU0 -> GPU1: waived in after: MIG is on " in " ".join(compare_text(found).plain.split())
+    assert "2 paths: waived in after: MIG is on " in " ".join(compare_text(found).plain.split())
 
 
 def test_a_path_that_only_one_run_has_is_told() -> None:
@@ -237,3 +238,38 @@ def test_a_run_without_a_result_is_told() -> None:
 def test_an_interrupted_run_is_told() -> None:
     found = two(run(), replace(run(), interrupted=True))
     assert "after: interrupted, a partial report" in compare_text(found).plain
+
+
+# --- sizes and spreads -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_usual_size_did_not_fit_is_compared_all_the_same() -> None:
+    smaller = changed(run(seed=2), lambda m: replace(m, size_bytes=493 << 20))
+    found = two(run(seed=1), smaller)
+    assert found.compared == len(found.paths) == len(run().measurements)
+    assert differing(found) == []
+
+
+def test_sizes_of_a_sweep_are_not_mixed() -> None:
+    def sweep(report: RunReport) -> RunReport:
+        small = tuple(replace(m, size_bytes=128 << 20) for m in report.measurements)
+        return replace(report, measurements=(*report.measurements, *small))
+
+    found = two(run(), sweep(run()))
+    assert found.compared == len(run().measurements)
+    assert {one.size_bytes for one in differing(found)} == {128 << 20}
+
+
+def test_a_profile_says_how_far_runs_are_apart() -> None:
+    profiles = [profile for profile, _ in load_all()]
+    machine = run().machines[0]
+    (measured,) = [m for m in run().measurements if m.case == CASE and m.path == "GPU0 -> GPU1"]
+    assert known_spread([machine], profiles)(measured).source == "profile hgx-h200"
+    assert known_spread([machine], [])(measured) == default_spread(measured)
+    other = replace(machine, gpus=())
+    assert known_spread([machine, other], profiles)(measured) == default_spread(measured), "it fits only one of them"
+
+
+def test_host_memory_scatters_more_than_what_gpus_have_to_themselves() -> None:
+    spreads = {m.case: default_spread(m).value for m in run().measurements}
+    assert spreads["host_numa_to_device_memcpy_ce"] > spreads[CASE]

@@ -19,8 +19,10 @@ from egmctl.facts import record, replay
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import RunReport
+from egmctl.report.bench_text import bench_text
 from egmctl.report.doctor_json import DoctorResult, doctor_json
 from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope
+from egmctl.report.forms import Form, render
 from egmctl.report.topo_json import TopoResult
 from egmctl.saved import SavedKind
 from tests.conftest import RunEgmctl
@@ -44,6 +46,14 @@ def test_a_run_of_the_bench(tmp_path: Path) -> None:
     assert (loaded.kind, loaded.name, loaded.exit_code) == (SavedKind.BENCH, "node7", 0)
     assert loaded.result == report
     assert loaded.machines == report.machines
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str) -> None:
+    report = measured_report(name)
+    printed = bench_text(report, replay.load(name)).plain
+    loaded = saved.load(write(tmp_path, bench_document(report)))
+    assert str(render(saved.viewed(loaded), Form.TEXT)) == printed
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])

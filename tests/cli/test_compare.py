@@ -1,0 +1,154 @@
+"""``egmctl compare`` and ``egmctl show`` on files that the commands themselves have written, on fake nodes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from egmctl.facts import replay
+from tests.bench.four import OPTIONS
+from tests.conftest import ROOT, RunEgmctl
+from tests.fake.plugin import MakeFakeNode
+
+SCHEMA = json.loads((ROOT / "docs/schemas/comparison.schema.json").read_text())
+BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "3", "--copies", "2", "-q", *OPTIONS)
+
+
+@pytest.fixture
+def runs(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> Path:
+    """A folder with a run of the bench, another one, and one in which a copy went wrong."""
+    node = fake_node("gb200-nvl4")
+    for name, faults in (("monday", ""), ("tuesday", ""), ("wednesday", "cuMemcpyAsync@9=corrupt:64")):
+        egmctl(*BENCH, "-o", tmp_path / f"{name}.json", env=node.environment(faults))
+    return tmp_path
+
+
+def document(folder: Path, name: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
+    return found
+
+
+def test_a_path_that_broke_since_is_named(egmctl: RunEgmctl, runs: Path) -> None:
+    broken = [m for m in document(runs, "wednesday")["result"]["measurements"] if m["status"] != "ok"]  # type: ignore[index]
+    assert broken, "the fault has its effect"
+    done = egmctl("compare", runs / "monday.json", runs / "wednesday.json", "--tolerance", "99")
+    assert done.code == 1
+    assert f"{broken[0]['status']} in wednesday" in done.out
+    assert "Compare bench: monday -> wednesday\n" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_json_fits_its_schema_and_csv_has_a_row_for_each_path(egmctl: RunEgmctl, runs: Path) -> None:
+    files = (runs / "monday.json", runs / "tuesday.json")
+    found = json.loads(egmctl("compare", *files, "--json").out)
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    paths = found["result"]["paths"]
+    assert len(paths) == len(document(runs, "monday")["result"]["measurements"])  # type: ignore[index]
+    rows = list(csv.DictReader(io.StringIO(egmctl("compare", *files, "--csv").out)))
+    assert [row["about"] for row in rows if row["subject"] == "path"] == [path["path"] for path in paths]
+
+
+def test_three_nodes_are_folded(egmctl: RunEgmctl, runs: Path) -> None:
+    text = (runs / "monday.json").read_text()
+    for number in (1, 2, 3):
+        (runs / f"node{number}.json").write_text(text)
+    done = egmctl("compare", *(runs / f"node{number}.json" for number in (3, 1, 2)))
+    assert done.code == 0
+    assert "SAME       node[1-3]\n" in done.out
+
+
+def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
+    node = fake_node("gb200-nvl4")
+    path = tmp_path / "run.json"
+    egmctl(*BENCH, "-o", path, env=node.environment())
+    text = egmctl("show", path)
+    assert text.code == 0
+    assert text.out.startswith("Bench: 2 x FAKE NVIDIA GB200")
+    assert "EGM over NV18>C2C" in text.out
+    assert egmctl("show", path, "--json").out == path.read_text()
+    rows = list(csv.DictReader(io.StringIO(egmctl("show", path, "--csv").out)))
+    assert len(rows) == len(document(tmp_path, "run")["result"]["measurements"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("machine", "options"),
+    [
+        *((name, ()) for name in replay.names()),
+        ("gb200-nvl72", ("-v",)),
+        ("gb200-nvl4", ("--gpus", "1,0", "--numa", "1")),
+        ("hgx-h200x4", ("--csv",)),
+    ],
+)
+def test_a_topology_shown_again_is_the_same_bytes(
+    egmctl: RunEgmctl, tmp_path: Path, machine: str, options: tuple[str, ...]
+) -> None:
+    path = tmp_path / "topo.json"
+    asked = [option for option in options if option not in ("-v", "--csv")]
+    views = [option for option in options if option in ("-v", "--csv")]
+    egmctl("topo", "--machine", machine, *asked, "-o", path)
+    shown, printed = egmctl("show", path, *views).out, egmctl("topo", "--machine", machine, *options).out
+    # Of names that are private the file has pseudonyms: this is the only one that a text shows.
+    assert re.sub(r"cluster [0-9a-f-]+", "", shown) == re.sub(r"cluster [0-9a-f-]+", "", printed)
+
+
+@pytest.mark.parametrize("machine", ["gb200-nvl4", "hgx-h200x4"])
+@pytest.mark.parametrize("views", [(), ("-v",), ("--brief",), ("--format", "nagios"), ("--format", "junit")])
+def test_a_diagnosis_shown_again_is_the_same_bytes(
+    egmctl: RunEgmctl, tmp_path: Path, machine: str, views: tuple[str, ...]
+) -> None:
+    path = tmp_path / "doctor.json"
+    asked = ("doctor", "--machine", machine, "--strict")
+    egmctl(*asked, "-o", path)
+    assert egmctl("show", path, *views).out == egmctl(*asked, *views).out
+
+
+def test_a_live_node_shown_again_is_the_same_bytes(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
+    node = fake_node("dgx-h100")
+    for command in ("topo", "doctor"):
+        path = tmp_path / f"{command}.json"
+        egmctl(command, "-q", "-o", path, env=node.environment())
+        assert egmctl("show", path).out == egmctl(command, "-q", env=node.environment()).out
+
+
+def test_a_snapshot_is_shown_as_its_topology(egmctl: RunEgmctl) -> None:
+    path = ROOT / "profiles/machines/hgx-h200x4.json"
+    assert egmctl("show", path).out == egmctl("topo", "--machine", "hgx-h200x4").out
+
+
+def test_a_run_that_had_no_result_is_told(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    path = tmp_path / "failed.json"
+    path.write_text(egmctl("bench", "--gpus", "nonsense", "--json").out)
+    done = egmctl("show", path)
+    assert done.code == 2
+    assert "failed.json holds no result: " in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("compare", "none.json"), "file none.json does not exist"),
+        (("compare", "README.md", "README.md"), "file README.md is not JSON"),
+        (("compare", "a.json", "b.json", "--tolerance", "100"), "it must be from 0 to below 100 per cent"),
+        (("show", "none.json"), "file none.json does not exist"),
+        (("show", "profiles/machines/gh200.json", "--format", "nagios"), "there is no such form of this"),
+    ],
+)
+def test_wrong_use_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], sentence: str) -> None:
+    done = egmctl(*arguments)
+    assert done.code == 2
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_kinds_do_not_mix(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    path = tmp_path / "doctor.json"
+    egmctl("doctor", "--machine", "gh200", "-o", path)
+    done = egmctl("compare", ROOT / "profiles/machines/gh200.json", path)
+    assert done.code == 2
+    assert "only results of one kind can be compared" in done.err

@@ -1,0 +1,190 @@
+"""Findings and facts of saved results: what appeared, what went, what is another one, and what counts as worse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from egmctl.comparison import compare
+from egmctl.errors import ExitCode
+from egmctl.facts import replay
+from egmctl.model.comparison import Comparison, Outcome
+from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
+from egmctl.model.machine import Gpu, Machine, Reason, Unread
+from egmctl.report.compare_csv import compare_csv
+from egmctl.report.compare_text import compare_text
+from egmctl.report.doctor_json import DoctorResult
+from egmctl.saved import Saved, SavedKind
+
+H200 = replay.load("hgx-h200x4")
+GPUS = H200.gpus or ()
+
+
+def saved(name: str, result: DoctorResult | Machine) -> Saved:
+    kind = SavedKind.SNAPSHOT if isinstance(result, Machine) else SavedKind.DOCTOR
+    return Saved(path=Path(f"{name}.json"), kind=kind, name=name, result=result, tool="egmctl 0.1.0")
+
+
+def finding(status: Status, summary: str = "", place: Place = NODE, check: str = "gpu.one") -> Finding:
+    return Finding(status=status, summary=summary, check=check, place=place)
+
+
+def diagnosis(*findings: Finding) -> DoctorResult:
+    return DoctorResult(
+        platform="",
+        gpus_asked=None,
+        numa_asked=None,
+        purposes=tuple(Guard),
+        counts={},
+        findings=findings,
+        machines=(H200,),
+    )
+
+
+def doctors(before: Sequence[Finding], after: Sequence[Finding]) -> Comparison:
+    return compare([saved("before", diagnosis(*before)), saved("after", diagnosis(*after))])
+
+
+def told(comparison: Comparison) -> list[tuple[Outcome, str, str, str]]:
+    return [(one.outcome, one.about, one.reference, one.value) for one in comparison.words]
+
+
+PASS, SKIP, UNKNOWN = finding(Status.PASS), finding(Status.SKIP, "not here"), finding(Status.UNKNOWN, "no permission")
+WARN, FAIL = finding(Status.WARN, "slow"), finding(Status.FAIL, "broken")
+
+# --- findings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [
+        (PASS, FAIL, Outcome.WORSE),
+        (PASS, WARN, Outcome.WORSE),
+        (WARN, FAIL, Outcome.WORSE),
+        (UNKNOWN, FAIL, Outcome.WORSE),
+        (FAIL, PASS, Outcome.BETTER),
+        (FAIL, WARN, Outcome.BETTER),
+        (PASS, UNKNOWN, Outcome.DIFFERENT),
+        (FAIL, UNKNOWN, Outcome.DIFFERENT),
+        (SKIP, FAIL, Outcome.DIFFERENT),
+        (FAIL, SKIP, Outcome.DIFFERENT),
+        (WARN, finding(Status.WARN, "slow in another way"), Outcome.DIFFERENT),
+    ],
+)
+def test_what_a_change_of_a_finding_means(before: Finding, after: Finding, outcome: Outcome) -> None:
+    found = doctors([before], [after])
+    assert [one.outcome for one in found.words] == [outcome]
+    assert found.exit_code is (ExitCode.FAILED if outcome is Outcome.WORSE else ExitCode.OK)
+
+
+@pytest.mark.parametrize(("before", "after"), [(PASS, PASS), (PASS, SKIP), (SKIP, PASS), (FAIL, FAIL)])
+def test_what_is_nothing(before: Finding, after: Finding) -> None:
+    assert doctors([before], [after]).words == ()
+
+
+def test_a_fault_of_some_gpus_where_all_was_well() -> None:
+    found = doctors([PASS], [finding(Status.FAIL, "no access", on_gpus(GPUS[1:3]))])
+    assert told(found) == [(Outcome.WORSE, "GPU1-2", "pass", "fail: no access")]
+    assert "WORSE      GPU1-2 gpu.one: pass -> fail: no access\n" in compare_text(found).plain
+
+
+def test_a_fault_that_spread_to_another_gpu() -> None:
+    one, two = (finding(Status.FAIL, "no access", on_gpus(gpus)) for gpus in (GPUS[:1], GPUS[:2]))
+    assert told(doctors([one], [two])) == [(Outcome.WORSE, "GPU1", "pass", "fail: no access")]
+    assert told(doctors([two], [one])) == [(Outcome.BETTER, "GPU1", "fail: no access", "pass")]
+
+
+def test_a_fault_of_a_pair() -> None:
+    found = doctors([PASS], [finding(Status.FAIL, "no peer access", on_pairs([(GPUS[0], GPUS[1])]))])
+    assert [one.about for one in found.words] == ["GPU0>GPU1"]
+
+
+def test_a_check_that_did_not_run_before_is_no_regression() -> None:
+    found = doctors([PASS], [PASS, finding(Status.FAIL, "broken", check="gpu.two")])
+    assert told(found) == [(Outcome.DIFFERENT, "", "not checked", "fail: broken")]
+
+
+def test_of_many_nodes_those_with_the_same_fault_are_folded() -> None:
+    good, bad = diagnosis(PASS), diagnosis(finding(Status.FAIL, "broken", on_gpus(GPUS[:1])))
+    nodes = [saved(f"node{number:02}", bad if number in (3, 4, 5, 9) else good) for number in range(1, 19)]
+    found = compare(nodes)
+    assert [(one.folded, one.about, one.value) for one in found.words] == [("node[03-05,09]", "GPU0", "fail: broken")]
+    assert found.same_folded == "node[01-02,06-08,10-18]"
+    assert found.exit_code is ExitCode.FAILED
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def with_gpu(place: int, **nvml: object) -> Machine:
+    """Return the machine with other facts from NVML on one GPU."""
+    gpu = GPUS[place]
+    assert gpu.nvml is not None
+    other = replace(gpu, nvml=replace(gpu.nvml, **nvml))  # type: ignore[arg-type]
+    return with_gpus(*GPUS[:place], other, *GPUS[place + 1 :])
+
+
+def with_gpus(*gpus: Gpu) -> Machine:
+    return replace(H200, gpus=gpus)
+
+
+def snapshots(after: Machine, before: Machine = H200) -> Comparison:
+    return compare([saved("before", before), saved("after", after)])
+
+
+def test_a_machine_and_itself() -> None:
+    for name in replay.names():
+        machine = replay.load(name)
+        found = snapshots(machine, machine)
+        assert (found.words, found.notes, found.exit_code) == ((), (), ExitCode.OK)
+        assert found.compared > 100
+
+
+def test_what_changes_by_the_minute_is_no_fact() -> None:
+    assert snapshots(with_gpu(1, temperature_c=80, sm_clock_mhz=1980, memory_used_bytes=1 << 30)).words == ()
+
+
+def test_a_link_that_is_down_is_worse() -> None:
+    links = (GPUS[1].nvml and GPUS[1].nvml.nvlinks) or ()
+    found = snapshots(with_gpu(1, nvlinks=(replace(links[0], active=False), *links[1:])))
+    assert told(found) == [(Outcome.WORSE, "GPU1", "yes", "no")]
+    assert found.exit_code is ExitCode.FAILED
+    assert "GPU1 nvml nvlinks 0 active: yes -> no" in compare_text(found).plain
+
+
+def test_errors_that_rose_are_worse_and_those_that_fell_are_better() -> None:
+    more = with_gpu(1, ecc_uncorrected_volatile=3)
+    assert told(snapshots(more)) == [(Outcome.WORSE, "GPU1", "0", "3")]
+    assert told(snapshots(H200, more)) == [(Outcome.BETTER, "GPU1", "3", "0")]
+
+
+def test_a_gpu_that_is_gone_is_one_difference() -> None:
+    found = snapshots(with_gpus(*GPUS[:3]))
+    assert ("GPU3", "present", "not there") in [(one.about, one.what, one.value) for one in found.words]
+    assert {one.outcome for one in found.words} == {Outcome.WORSE}
+    assert len(found.words) == 1
+
+
+def test_another_vbios_is_different() -> None:
+    assert told(snapshots(with_gpu(0, vbios="97.00"))) == [(Outcome.DIFFERENT, "GPU0", "96.00.A5.00.1A", "97.00")]
+
+
+def test_what_could_not_be_read_is_neither_worse_nor_better() -> None:
+    denied = {"recovery_action": Unread(reason=Reason.NO_PERMISSION)}
+    found = snapshots(with_gpu(0, recovery_action=None, unread=denied), with_gpu(0, unread={}))
+    assert told(found) == [(Outcome.DIFFERENT, "GPU0", "none", "not read (no-permission)")]
+
+
+def test_a_section_that_one_file_lacks_is_passed_over() -> None:
+    assert snapshots(replace(H200, driver=None, system=None)).words == ()
+
+
+def test_strings_of_a_machine_are_only_shown() -> None:
+    found = snapshots(with_gpu(0, vbios="[bold]\x1b[31m\n\u202e"))
+    for text in (compare_text(found).plain, compare_csv(found)):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "[bold]\\x1b[31m\\n\\u202e" in text
