@@ -17,9 +17,9 @@ What a sender knows of the receiver's part it guesses; that is in the receiver's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from egmctl.model.measurement import MemoryKind, Task
+from egmctl.model.measurement import MemoryKind, Quantity, Task
 from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -86,7 +86,7 @@ def path_of(
     protocols
         What both processes reported.
     """
-    used = tuple(one for one in protocols if _was_used(one, message_bytes))
+    used = tuple(one for one in protocols if _was_used(one, message_bytes, _uncounted(task)))
     pairs = dict.fromkeys(re.findall(r"\b([a-z][a-z0-9_]*/[\w:.-]+)", " ".join(one.transports for one in used)))
     names = {pair.partition("/")[0] for pair in pairs}
     flow = task.flows[0]
@@ -134,16 +134,21 @@ def _verdict(route: UcxRoute, staged: bool, on_gpu: bool, transports: Sequence[s
             return "UCX's report does not tell which way it was"
 
 
-def _was_used(protocol: UcxProtocol, message_bytes: int) -> bool:
-    """Say whether messages of a size came under a line.
-
-    The shortest ones from host memory are sent without being counted.
-    """
+def _was_used(protocol: UcxProtocol, message_bytes: int, uncounted: Collection[int]) -> bool:
+    """Say whether the messages that were measured came under a line."""
     if not protocol.transports:
         return False
-    if protocol.operation.startswith(_SENDING):
-        return _holds(protocol.sizes, message_bytes)
-    return protocol.messages > 0
+    if not protocol.operation.startswith(_SENDING):
+        return protocol.messages > 0
+    short = protocol.rank in uncounted and protocol.operation.endswith("host memory")
+    return _holds(protocol.sizes, message_bytes) and (protocol.messages > 0 or short)
+
+
+def _uncounted(task: Task) -> Collection[int]:
+    """Return the ranks that send from host memory: UCX does not count the shortest of such messages."""
+    source, destination = task.flows[0].source, task.flows[0].destination
+    senders = (source, destination) if task.quantity is Quantity.LATENCY else (source,)
+    return {end.rank for end in senders if end.rank is not None and end.memory is not MemoryKind.DEVICE}
 
 
 def _holds(sizes: str, size: int) -> bool:
