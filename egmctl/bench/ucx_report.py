@@ -24,7 +24,7 @@ from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _RDMA = ("rc", "dc", "ud", "gga", "srd")
-"""InfiniBand and RoCE transports begin so: ``rc_mlx5``, ``dc_mlx5``, ``ud_verbs``, ``srd`` (as ``ucx_info -d`` lists)."""
+"""The transports over InfiniBand and RoCE begin so: ``rc_mlx5``, ``ud_verbs`` (``ucx_info -d`` lists them)."""
 _SHARED_MEMORY = ("posix", "sysv", "cma", "knem", "xpmem")
 _SENDING = "tagged message by ucp_tag_send*"
 _STAGED = re.compile(r"cuda_copy|gdr_copy|copy-in|copy-out|\bfrag\b|fragmented")
