@@ -28,6 +28,7 @@ _OF_LIBRARY = {
         "vmm.c",
         "share.c",
         "pools.c",
+        "share_pools.c",
         "rates.c",
         "queues.c",
         "streams.c",

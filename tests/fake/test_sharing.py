@@ -1,4 +1,4 @@
-"""Memory of the fake driver that two processes really share."""
+"""Memory and events of the fake driver that two processes really share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 from egmctl.model.machine import Machine
 from tests.fake.machines import nvl4, with_access, with_imex_channel
 from tests.fake.plugin import MakeFakeNode
-from tests.fake.process import code, cu, run_on, start_on, use_device
+from tests.fake.process import SEGMENTATION_FAULT, code, cu, ending_on, run_on, start_on, use_device
 from tests.fake.test_memory import DEVICE, FABRIC, HOST_NUMA, MIB, POSIX_FD, access, properties
 
-OK, INVALID_VALUE, INVALID_DEVICE, NOT_PERMITTED, NOT_SUPPORTED = 0, 1, 101, 800, 801
+OK, INVALID_VALUE, OUT_OF_MEMORY, INVALID_DEVICE, INVALID_HANDLE = 0, 1, 2, 101, 400
+NOT_READY, NOT_PERMITTED, NOT_SUPPORTED = 600, 800, 801
 
 
 def tell(value: Any) -> None:
@@ -185,3 +186,140 @@ def test_no_legacy_handle_is_opened_either(fake_node: MakeFakeNode) -> None:
     with start_on(node, export_legacy) as exporter:
         assert run_on(restricted, import_legacy, told(exporter)) == [INVALID_VALUE, ""]
         go_on(exporter)
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+
+
+def pool_properties(location: int, identity: int) -> Any:
+    from cuda.bindings import driver
+
+    wanted = driver.CUmemPoolProps()
+    wanted.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location.type = driver.CUmemLocationType(location)
+    wanted.location.id = identity
+    wanted.handleTypes = driver.CUmemAllocationHandleType(POSIX_FD)
+    return wanted
+
+
+def export_pool(location: int, identity: int) -> str:
+    """Make memory in a pool, tell the pool's descriptor and the pointer's handle; answer with what stands there."""
+    from cuda.bindings import driver
+
+    use_device(0)
+    pool = cu("cuMemPoolCreate", pool_properties(location, identity))
+    cu("cuMemPoolSetAccess", pool, [access(DEVICE, 0)], 1)
+    address = cu("cuMemAllocFromPoolAsync", 2 * MIB, pool, 0)
+    _write(int(address), b"exporter")
+    fd = cu("cuMemPoolExportToShareableHandle", pool, driver.CUmemAllocationHandleType(POSIX_FD), 0)
+    data = cu("cuMemPoolExportPointer", address)
+    tell([fd, list(ctypes.string_at(data.getPtr(), 64))])
+    sys.stdin.readline()
+    return _read(int(address))
+
+
+def import_pool(fd: int, exported: list[int]) -> list[Any]:
+    """Open the pool and the memory, return what stands there, write, close; then allocate from a pool of its own."""
+    from cuda.bindings import driver
+
+    use_device(0)
+    result, pool = driver.cuMemPoolImportFromShareableHandle(fd, driver.CUmemAllocationHandleType(POSIX_FD), 0)
+    if result:
+        return [int(result)]
+    cu("cuMemPoolSetAccess", pool, [access(DEVICE, 0)], 1)
+    data = driver.CUmemPoolPtrExportData()
+    ctypes.memmove(data.getPtr(), bytes(exported), 64)
+    result, address = driver.cuMemPoolImportPointer(pool, data)
+    if result:
+        return [0, int(result)]
+    found = _read(int(address))
+    _write(int(address), b"importer")
+    cu("cuMemFreeAsync", address, 0)
+    cu("cuCtxSynchronize")
+    cu("cuMemPoolDestroy", pool)
+    own = cu("cuMemPoolCreate", pool_properties(HOST_NUMA, 1))
+    return [0, 0, found, code("cuMemAllocFromPoolAsync", 2 * MIB, own, 0)]
+
+
+@pytest.mark.parametrize(
+    ("location", "identity", "own_pool"), [(DEVICE, 0, OK), (HOST_NUMA, 1, OUT_OF_MEMORY)], ids=["device", "host"]
+)
+def test_a_pool_carries_memory_to_another_process(
+    fake_node: MakeFakeNode, location: int, identity: int, own_pool: int
+) -> None:
+    node = fake_node(nvl4())
+    with start_on(node, export_pool, location, identity) as exporter:
+        fd, data = told(exporter)
+        with open(f"/proc/{exporter.pid}/fd/{fd}", "r+b") as ours:
+            fd = ours.fileno()
+            found = run_on(node, import_pool, fd, data, pass_fds=(fd,))
+        assert found == [OK, OK, "exporter", own_pool]
+        assert go_on(exporter) == "importer"
+
+
+def test_pools_of_an_owner_that_the_device_cgroup_denies(fake_node: MakeFakeNode) -> None:
+    node, restricted = fake_node(nvl4()), fake_node(owner_out_of_reach(nvl4(), 0))
+    for location, ending in ((HOST_NUMA, None), (DEVICE, SEGMENTATION_FAULT)):
+        with start_on(node, export_pool, location, 0) as exporter:
+            fd, data = told(exporter)
+            with open(f"/proc/{exporter.pid}/fd/{fd}", "r+b") as ours:
+                fd = ours.fileno()
+                if ending is None:
+                    assert run_on(restricted, import_pool, fd, data, pass_fds=(fd,)) == [OK, INVALID_DEVICE]
+                else:
+                    assert ending_on(restricted, import_pool, fd, data, pass_fds=(fd,)) == ending
+            go_on(exporter)
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def share_event(gated: bool) -> bool:
+    """Record an event, behind a wait for a word where it is gated, and tell its handle; open the gate when told to."""
+    from cuda.bindings import driver
+
+    use_device(0)
+    interprocess = driver.CUevent_flags.CU_EVENT_INTERPROCESS
+    assert code("cuEventCreate", interprocess) == INVALID_VALUE, "it must not have times"
+    event = cu("cuEventCreate", interprocess | driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+    word = ctypes.c_uint32.from_address(cu("cuMemHostAlloc", 4, 0))
+    word.value = 0
+    stream = cu("cuStreamCreate", 0)
+    if gated:
+        cu("cuStreamWaitValue32", stream, ctypes.addressof(word), 1, 1)
+    cu("cuEventRecord", event, stream)
+    handle = cu("cuIpcGetEventHandle", event)
+    tell(list(ctypes.string_at(handle.getPtr(), 64)))
+    sys.stdin.readline()
+    word.value = 1
+    cu("cuStreamSynchronize", stream)
+    return True
+
+
+def wait_for_event(exported: list[int]) -> list[int]:
+    from cuda.bindings import driver
+
+    use_device(0)
+    handle = driver.CUipcEventHandle()
+    ctypes.memmove(handle.getPtr(), bytes(exported), 64)
+    result, event = driver.cuIpcOpenEventHandle(handle)
+    if result:
+        return [int(result)]
+    stream = cu("cuStreamCreate", 0)
+    cu("cuStreamWaitEvent", stream, event, 0)
+    found = [code("cuEventQuery", event), code("cuStreamQuery", stream)]
+    cu("cuEventDestroy", event)
+    return found
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_another_process_sees_whether_a_recording_has_been_reached(fake_node: MakeFakeNode, gated: bool) -> None:
+    node = fake_node(nvl4())
+    with start_on(node, share_event, gated) as owner:
+        handle = told(owner)
+        assert run_on(node, wait_for_event, handle) == [NOT_READY if gated else OK] * 2
+        assert go_on(owner)
+
+
+def test_what_is_no_events_handle_is_refused(fake_node: MakeFakeNode) -> None:
+    assert run_on(fake_node(nvl4()), wait_for_event, [0] * 64) == [INVALID_HANDLE]

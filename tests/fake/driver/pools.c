@@ -2,22 +2,10 @@
  *
  * A pool that can be shared has a file of its own, without memory, that says what it is.
  */
-#include "libcuda.h"
+#include "pools.h"
 
-#include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-struct pool {
-    CUmemLocation location;
-    int handle_types;
-    int fd;        /* of a pool that can be shared, -1 */
-    bool imported; /* another process' */
-    unsigned char access[MAX_GPUS];
-    unsigned long long release_threshold;
-    struct pool *next;
-};
 
 static struct pool *pools;
 static struct pool *default_pools[MAX_GPUS], *device_pools[MAX_GPUS];
@@ -27,7 +15,7 @@ int pool_access(const struct pool *pool, int gpu)
     return pool->access[gpu];
 }
 
-static bool exists(const struct pool *pool)
+bool pool_exists(const struct pool *pool)
 {
     for (const struct pool *other = pools; other; other = other->next)
         if (other == pool)
@@ -35,7 +23,7 @@ static bool exists(const struct pool *pool)
     return false;
 }
 
-static struct pool *pool_new(CUmemLocation location, int handle_types)
+struct pool *pool_new(CUmemLocation location, int handle_types)
 {
     struct pool *pool = calloc(1, sizeof *pool);
     pool->location = location;
@@ -67,11 +55,30 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
          location_text(properties->location), handle_types_text(properties->handleTypes), (void *)*pool);
 }
 
+/* Measured on H200, driver 580 (docs/hardware-notes.md): once a process has closed another one's pool of host memory and
+ * had no pool of its own to share then, it gets no memory any more from such pools of its own. */
+static bool host_pools_are_spent;
+
+static bool is_own_host_pool(const struct pool *pool)
+{
+    return !pool->imported && pool->handle_types && pool->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+}
+
+static void note_closed(const struct pool *closed)
+{
+    if (!closed->imported || closed->location.type != CU_MEM_LOCATION_TYPE_HOST_NUMA)
+        return;
+    for (const struct pool *pool = pools; pool; pool = pool->next)
+        if (is_own_host_pool(pool))
+            return;
+    host_pools_are_spent = true;
+}
+
 static int destroy(struct pool *pool)
 {
     TRY(initialised());
     for (int gpu = 0; gpu < MAX_GPUS; ++gpu)
-        if (!exists(pool) || default_pools[gpu] == pool)
+        if (!pool_exists(pool) || default_pools[gpu] == pool)
             return CUDA_ERROR_INVALID_VALUE;
     for (int gpu = 0; gpu < MAX_GPUS; ++gpu)
         if (device_pools[gpu] == pool)
@@ -80,6 +87,7 @@ static int destroy(struct pool *pool)
     while (*link != pool)
         link = &(*link)->next;
     *link = pool->next;
+    note_closed(pool);
     if (pool->fd >= 0)
         close(pool->fd);
     /* Memory that is still allocated outlives the pool's handle: the pool itself stays for its regions. */
@@ -94,7 +102,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 static int set_access(struct pool *pool, const CUmemAccessDesc *descriptors, size_t count)
 {
     TRY(initialised());
-    if (!exists(pool))
+    if (!pool_exists(pool))
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; ++i)
         if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_exists(descriptors[i].location.id))
@@ -113,7 +121,7 @@ EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *des
 static int get_access(int *flags, struct pool *pool, const CUmemLocation *location)
 {
     TRY(initialised());
-    if (!exists(pool) || location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_exists(location->id))
+    if (!pool_exists(pool) || location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_exists(location->id))
         return CUDA_ERROR_INVALID_VALUE;
     *flags = pool->access[device_gpu(location->id)];
     return 0;
@@ -157,7 +165,7 @@ static int set_pool(CUdevice device, struct pool *pool)
     TRY(initialised());
     if (!device_exists(device))
         return CUDA_ERROR_INVALID_DEVICE;
-    if (!exists(pool))
+    if (!pool_exists(pool))
         return CUDA_ERROR_INVALID_VALUE;
     device_pools[device_gpu(device)] = pool;
     return 0;
@@ -179,8 +187,10 @@ static int alloc(CUdeviceptr *pointer, size_t size, struct pool *pool, CUstream 
         TRY(get_pool(&found, stream_context(stream)->device, true));
         pool = found;
     }
-    if (!exists(pool) || pool->imported)
+    if (!pool_exists(pool) || pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
+    if (host_pools_are_spent && is_own_host_pool(pool))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     TRY(physical_create(&physical, size, pool->location, stream_context(stream)->gpu, pool->handle_types));
     int result = region_of_physical(&region, REGION_POOL, physical, size);
     physical_drop(physical);
@@ -240,7 +250,7 @@ enum { RELEASE_THRESHOLD = 4 };
 static int set_attribute(struct pool *pool, int attribute, const void *value)
 {
     TRY(initialised());
-    if (!exists(pool) || attribute > RELEASE_THRESHOLD)
+    if (!pool_exists(pool) || attribute > RELEASE_THRESHOLD)
         return CUDA_ERROR_INVALID_VALUE;
     if (attribute == RELEASE_THRESHOLD)
         pool->release_threshold = *(const unsigned long long *)value;
@@ -255,92 +265,5 @@ EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *va
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
-    CALL("cuMemPoolTrimTo", exists(pool) ? 0 : CUDA_ERROR_INVALID_VALUE, "pool=%p keep=%zu", (void *)pool, keep);
-}
-
-/* --- pools of other processes -------------------------------------------------------------------------------------- */
-
-static const char POINTER[8] = "pointer";
-
-static int export_pool(void *shareable, const struct pool *pool, int type, unsigned long long flags)
-{
-    TRY(initialised());
-    if (!exists(pool) || pool->imported || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-        !(pool->handle_types & type))
-        return CUDA_ERROR_INVALID_VALUE;
-    int fd = fcntl(pool->fd, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0)
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    *(int *)shareable = fd;
-    return 0;
-}
-
-EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, int type, unsigned long long flags)
-{
-    CALL("cuMemPoolExportToShareableHandle", export_pool(shareable, pool, type, flags), "pool=%p handle=%s",
-         (void *)pool, handle_types_text(type));
-}
-
-static int import_pool(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags)
-{
-    struct identity is;
-    TRY(initialised());
-    if (flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        return CUDA_ERROR_INVALID_VALUE;
-    int result = physical_identify((int)(intptr_t)shareable, &is);
-    /* Measured on H200, driver 580: of a GPU that a device cgroup denies this call ends the process; host memory is
-     * refused when a pointer is imported. */
-    if (result == CUDA_ERROR_INVALID_DEVICE && is.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        raise(SIGSEGV);
-    if (result == CUDA_ERROR_INVALID_VALUE || is.size)
-        return CUDA_ERROR_INVALID_VALUE;
-    *pool = pool_new(is.location, is.handle_types);
-    (*pool)->imported = true;
-    return 0;
-}
-
-EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type,
-                                                   unsigned long long flags)
-{
-    CALL("cuMemPoolImportFromShareableHandle", import_pool(pool, shareable, type, flags), "handle=%s pool=%p",
-         handle_types_text(type), (void *)*pool);
-}
-
-static int export_pointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer)
-{
-    TRY(initialised());
-    const struct region *region = region_find(pointer);
-    if (!region || region->kind != REGION_POOL || region->pool->imported || !region->pool->handle_types)
-        return CUDA_ERROR_INVALID_VALUE;
-    const struct physical *physical = region->mappings->physical;
-    handle_make((struct handle *)data, POINTER, physical->fd, physical->size);
-    return 0;
-}
-
-EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer)
-{
-    CALL("cuMemPoolExportPointer", export_pointer(data, pointer), "address=0x%llx", pointer);
-}
-
-static int import_pointer(CUdeviceptr *pointer, struct pool *pool, const CUmemPoolPtrExportData *data)
-{
-    struct physical *physical;
-    struct region *region;
-    TRY(initialised());
-    int fd = exists(pool) && pool->imported ? handle_open((const struct handle *)data, POINTER) : -1;
-    if (fd < 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    TRY(physical_import(&physical, fd));
-    int result = region_of_physical(&region, REGION_POOL, physical, physical->size);
-    physical_drop(physical);
-    TRY(result);
-    region->pool = pool;
-    *pointer = region->base;
-    return 0;
-}
-
-EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool, CUmemPoolPtrExportData *data)
-{
-    CALL("cuMemPoolImportPointer", import_pointer(pointer, pool, data), "pool=%p address=0x%llx", (void *)pool,
-         *pointer);
+    CALL("cuMemPoolTrimTo", pool_exists(pool) ? 0 : CUDA_ERROR_INVALID_VALUE, "pool=%p keep=%zu", (void *)pool, keep);
 }
