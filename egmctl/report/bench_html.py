@@ -100,14 +100,16 @@ def _verdict(report: RunReport) -> Iterator[Child]:
 
 def _topology(judged: Topology, report: RunReport) -> Iterator[Child]:
     found, cases = rates(report)
-    yield element("p", judged.platform.line)
-    yield from parts(judged, found)
+    told: Child = None
     if found:
         told = (
             "Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
-            "single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: "
+            "single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: ",
+            element("span", ", ".join(cases), class_="case"),
+            ".",
         )
-        yield element("p", told, element("span", ", ".join(cases), class_="case"), ".", class_="dim")
+    yield element("p", judged.platform.line)
+    yield from parts(judged, found, told)
 
 
 def _wires(report: RunReport) -> Iterator[Section]:

@@ -93,7 +93,7 @@ def _remedy(remedy: Remedy) -> Iterator[Child]:
 
 
 def _line(label: str, *words: Child) -> Child:
-    return element("p", element("span", label, class_="label"), " ", words)
+    return element("p", element("span", label, class_="label"), element("span", words))
 
 
 def _table(findings: Sequence[Finding]) -> Child:

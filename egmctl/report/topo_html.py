@@ -24,16 +24,19 @@ def topo_html(topology: Topology) -> str:
     )
 
 
-def parts(topology: Topology, rates: Rates | None = None) -> Iterator[Child]:
+def parts(topology: Topology, rates: Rates | None = None, told: Child = None) -> Iterator[Child]:
     """Yield the drawing and the matrix of links between GPUs, for this page and others.
 
     Parameters
     ----------
     rates
         As for :func:`egmctl.report.drawing.drawing`.
+    told
+        What there is to say of them.
     """
     yield element("div", drawing(topology, rates), class_="scroll drawing")
-    yield element("p", "Numbers behind a wire's name are its nominal GB/s in one direction.", class_="dim")
+    nominal = "Numbers behind a wire's name are its nominal GB/s in one direction. "
+    yield element("p", nominal, told, class_="dim")
     if topology.gpus:
         yield table("GPU links, as nvidia-smi topo -m words them", *gpu_rows(topology))
 

@@ -1,0 +1,185 @@
+"""Every page is one strict HTML document that fetches nothing, runs nothing, and can be read without seeing it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from itertools import pairwise
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+import pytest
+
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import Scope
+from egmctl.facts import replay
+from egmctl.report.bench_html import bench_html
+from egmctl.report.doctor_html import doctor_html
+from egmctl.report.page import style
+from egmctl.report.topo_html import topo_html
+from egmctl.topo.topology import topology
+from tests.conftest import RunEgmctl
+from tests.report.pages import elements, parse, words
+from tests.report.runs import HOSTILE, hostile_run, judged, run
+
+ESCAPED = HOSTILE.replace("\x00", r"\x00").replace("\x1b", r"\x1b").replace("\u202e", r"\u202e").replace("\n", r"\n")
+SWEEP = [1 << power for power in range(12, 34, 4)]
+PAGES = {
+    "eight GPUs, every case": lambda: bench_html(judged(run("dgx-h100"))),
+    "EGM": lambda: bench_html(judged(run("gb200-nvl4", gpus=2))),
+    "sweep": lambda: bench_html(run(cases=("device_to_device_memcpy_write_ce",), sizes=SWEEP)),
+    "hostile": lambda: bench_html(hostile_run()),
+    "topo": lambda: topo_html(topology(replay.load("dgx-h100"))),
+    "topo of direct links": lambda: topo_html(topology(replay.load("gh200x4"))),
+    "doctor": lambda: doctor_html(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS)),
+}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page(request: pytest.FixtureRequest) -> str:
+    return PAGES[request.param]()
+
+
+@pytest.fixture(scope="module")
+def tree(page: str) -> Element:
+    """Strict reading: what is no HTML fails here."""
+    return parse(page)
+
+
+def test_it_is_small_and_holds_no_control_characters(page: str) -> None:
+    assert page.isprintable() or set(filter(lambda char: not char.isprintable(), page)) == {"\n"}
+    assert len(page.encode()) < 1_000_000
+
+
+def test_nothing_in_it_can_be_fetched_or_run(tree: Element) -> None:
+    assert list(elements(tree, "script", "img", "link", "iframe", "object", "embed", "form", "base", "image")) == []
+    for node in tree.iter():
+        for attribute, value in node.attrib.items():
+            bare = attribute.rpartition("}")[2].lower()
+            assert not bare.startswith("on"), attribute
+            assert bare not in ("style", "src", "srcset", "action", "formaction", "xlink:href")
+            assert bare != "href" or value.startswith("#"), value
+            assert "http" not in value or bare == "xmlns", value
+    assert "url(" not in style("colors", "figure", "page")
+    assert "@import" not in style("colors", "figure", "page")
+
+
+def test_the_policy_allows_its_own_style_sheet_and_nothing_else(tree: Element) -> None:
+    (sheet,) = elements(tree, "style")
+    digest = base64.b64encode(hashlib.sha256(words(sheet).encode()).digest()).decode()
+    (policy,) = [one.get("content") for one in elements(tree, "meta") if one.get("http-equiv")]
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+
+
+def test_headings_are_in_order_and_the_contents_lead_to_them(tree: Element) -> None:
+    levels = [int(heading.tag[1]) for heading in elements(tree, "h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    ids = [node.get("id") for node in tree.iter() if node.get("id")]
+    assert len(ids) == len(set(ids))
+    links = [link.get("href", "")[1:] for link in elements(tree, "a")]
+    assert links
+    assert set(links) <= set(ids)
+    sections = [section.get("id") for section in elements(tree, "section")]
+    assert links[1:] == sections
+
+
+def test_the_first_link_skips_to_the_report_and_the_language_is_stated(tree: Element) -> None:
+    first = next(elements(tree, "a"))
+    assert (first.get("href"), words(first)) == ("#report", "Skip to the report")
+    assert tree.get("lang") == "en"
+    (main,) = elements(tree, "main")
+    assert main.get("id") == "report"
+
+
+def test_each_number_of_a_table_has_its_headings(tree: Element) -> None:
+    for table in elements(tree, "table"):
+        heads = [head for part in elements(table, "thead") for head in elements(part, "th")]
+        assert heads
+        assert {head.get("scope") for head in heads} <= {"col", "colgroup"}
+        width = _width(next(elements(table, "thead")).find("tr"))
+        for row in next(elements(table, "tbody")):
+            assert _width(row) == width
+            assert all(head.get("scope") == "row" for head in elements(row, "th"))
+
+
+def test_tables_of_numbers_have_captions(tree: Element) -> None:
+    for table in elements(tree, "table"):
+        if table.get("class") != "rows":
+            assert words(next(elements(table, "caption"))).strip()
+
+
+def test_each_drawing_says_in_words_what_it_shows(tree: Element) -> None:
+    for drawing in elements(tree, "svg"):
+        if drawing.get("aria-hidden") != "true":
+            assert drawing.get("role") == "img"
+            assert words(next(elements(drawing, "title"))).strip()
+            assert words(next(elements(drawing, "desc"))).strip()
+
+
+def test_each_class_that_is_used_is_in_the_style_sheet(tree: Element) -> None:
+    known = set(re.findall(r"\.([a-z][a-z0-9-]*)", style("colors", "figure", "page")))
+    used = {one for node in tree.iter() for one in node.get("class", "").split()}
+    assert used - known <= {"grid", "middle", "plot", "topology", "finding", "curve", "box"}
+
+
+def test_hostile_words_are_shown_as_they_are_spelled() -> None:
+    tree = parse(bench_html(hostile_run()))
+    assert words(next(elements(tree, "h1"))) == f"4 x {ESCAPED}"
+    assert any(ESCAPED in words(row) for row in elements(tree, "tr"))
+
+
+def test_the_verdict_comes_first_and_names_gpu_direction_and_source() -> None:
+    tree = parse(bench_html(judged(run(cases=("device_to_device_memcpy_write_ce",)))))
+    first = next(elements(tree, "section"))
+    assert first.get("id") == "verdict"
+    told = words(first)
+    for part in ("Fail", "1 of 2 classes fails", "egress", "25 %", "hgx-h200", "measured on 2 machines", "rose by 3"):
+        assert part in told
+    (cell,) = [one for one in elements(tree, "td") if "judged-fail" in one.get("class", "")]
+    assert words(cell).endswith(" fail"), "a word, not the colour alone"
+
+
+def test_what_was_not_plainly_measured_has_its_reason() -> None:
+    tree = parse(bench_html(hostile_run()))
+    (section,) = [one for one in elements(tree, "section") if one.get("id") == "reasons"]
+    rows = [[words(cell) for cell in row] for row in elements(section, "tr")][1:]
+    assert [row[0] for row in rows] == ["failed", "waived"]
+    assert all(row[2] == ESCAPED for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("made", "banner"),
+    [
+        (lambda: bench_html(run("gb200-nvl4", gpus=2)), "Modelled from public documents"),
+        (lambda: topo_html(topology(replay.load("dgx-h100"))), "Modelled from public documents"),
+        (lambda: topo_html(topology(replay.load("hgx-h200x4"))), "Recorded at 2026-"),
+        (lambda: doctor_html(diagnose(replay.load("gh200"), Scope(), CHECKS)), "Modelled from public documents"),
+    ],
+)
+def test_what_is_not_live_says_so_before_anything_else(made: object, banner: str) -> None:
+    header = next(elements(parse(made()), "header"))  # type: ignore[operator]
+    assert words(header[0]).startswith(banner)
+
+
+def test_a_run_of_the_command_on_a_fake_node_is_a_page_that_says_fake(
+    egmctl: RunEgmctl, fake_node: object, tmp_path: Path
+) -> None:
+    node = fake_node("gb200-nvl4")  # type: ignore[operator]
+    page = tmp_path / "report.html"
+    case = ("--case", "device_to_device_memcpy_write_ce", "--size", "1M", "--samples", "3", "--no-verdict")
+    done = egmctl("bench", *case, "-o", page, "-q", env=node.environment())
+    assert done.code == 0, done.err
+    tree = parse(page.read_text())
+    assert words(next(elements(tree, "header"))[0]) == "Fake GPUs: nothing here was measured on hardware"
+    (drawing,) = [one for one in elements(tree, "svg") if "topology" in one.get("class", "")]
+    assert "GPU3" in words(drawing)
+    assert "NUMA 1" in words(drawing)
+
+
+def _width(row: Element | None) -> int:
+    assert row is not None
+    return sum(int(cell.get("colspan", "1")) for cell in row)
