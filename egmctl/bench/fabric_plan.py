@@ -14,9 +14,10 @@ from egmctl.bench.paths import Path, path_across
 from egmctl.bench.plan import Candidate, Plan, PlannedTask, planned_task
 from egmctl.bench.rank_plan import Leg, flow_of, handle_waiver, local_path, shared_memory
 from egmctl.bench.schedule import Slot, make_steps, sampled_rounds
+from egmctl.bench.ucx_plan import ucx_path
 from egmctl.errors import NothingToDo
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BenchGpu, Endpoint, Flow, HandleKind, Pattern, Settings
+from egmctl.model.measurement import BenchGpu, Endpoint, Engine, Flow, HandleKind, Pattern, Settings
 from egmctl.model.rank import Rank
 from egmctl.units import format_size
 
@@ -112,6 +113,8 @@ def legs_of(
 
     def leg(one: int, other: int) -> Leg:
         owner = ranks[other]
+        if case.engine is Engine.UCX:
+            return Leg(ranks[one], owner)
         return Leg(ranks[one], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
 
     match case.pattern:
@@ -155,7 +158,7 @@ def maker(party: Party, settings: Settings) -> Callable[[Case, tuple[Leg, ...]],
             gpus=(),
             cache=party.gpu(first.owner if first.numa_node is None else first.initiator),
         )
-        waivers = (waiver(rank) for rank in taking_part.values())
+        waivers = (waiver(rank, case.handle) for rank in taking_part.values())
         found = next((why for why in (*waivers, *(path.waiver for path in way)) if why), None)
         planned = planned_task(case, made, settings, found)
         if case.footprint is not None and planned.waiver is None:
@@ -163,12 +166,12 @@ def maker(party: Party, settings: Settings) -> Callable[[Case, tuple[Leg, ...]],
             planned = replace(planned, waiver=why)
         yield planned
 
-    known: dict[int, str | None] = {}
+    known: dict[tuple[int, HandleKind | None], str | None] = {}
 
-    def waiver(rank: Rank) -> str | None:
-        if rank.number not in known:
-            known[rank.number] = _waiver(party, rank, settings)
-        return known[rank.number]
+    def waiver(rank: Rank, handle: HandleKind | None) -> str | None:
+        if (rank.number, handle) not in known:
+            known[rank.number, handle] = _waiver(party, rank, handle, settings)
+        return known[rank.number, handle]
 
     return make
 
@@ -179,6 +182,8 @@ def paths(party: Party) -> Callable[[Case, Leg], Path]:
 
     def path(case: Case, leg: Leg) -> Path:
         issuer, owner = leg.initiator, leg.owner
+        if case.engine is Engine.UCX:
+            return ucx_path(case, issuer, party.machine(issuer), owner, party.machine(owner))
         same = issuer.host == owner.host
         ends = (case.source, case.destination, case.initiator)
         key = (*ends, issuer.host, issuer.bus_id, owner.bus_id, same or owner.host)
@@ -213,9 +218,9 @@ def _within(party: Party, case: Case, leg: Leg) -> Path:
     return replace(path, disjoint=True) if path.egm else path
 
 
-def _waiver(party: Party, rank: Rank, settings: Settings) -> str | None:
+def _waiver(party: Party, rank: Rank, handle: HandleKind | None, settings: Settings) -> str | None:
     machine, gpu = party.machine(rank), party.gpu(rank)
-    why = handle_waiver(machine, HandleKind.FABRIC, gpu)
+    why = handle_waiver(machine, handle, gpu)
     if why is None and not settings.allow_busy and (busy := in_use(gpu)):
         why = f"{busy}; --allow-busy measures it all the same"
     return why and f"{rank.label}: {why}"

@@ -24,7 +24,7 @@ from egmctl.facts.redact import redact
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import RunReport, Settings
+from egmctl.model.measurement import HandleKind, RunReport, Settings
 from egmctl.model.rank import Rank
 from egmctl.mpi.world import World
 from egmctl.units import MIB, format_size
@@ -98,7 +98,7 @@ def measure_job(
         Commands are gone.
     """
     try:
-        party = gather_party(world, facts)
+        party = gather_party(world, facts, asked)
     except BaseException:
         child.close()
         raise
@@ -126,7 +126,7 @@ def measure_job(
     return report
 
 
-def gather_party(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]]) -> Party | None:
+def gather_party(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked) -> Party | None:
     """Tell all ranks what this one has found; return on rank 0 who takes part.
 
     Raises
@@ -146,7 +146,7 @@ def gather_party(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]
     ]
     all_well(seats)
     gpus = assign(seats)
-    agree(seats, gpus)
+    agree(seats, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
     first = {of[0] for of in hosts(seats).values()}
     assert machine is not None  # noqa: S101 - all is well
     part = {"machine": to_json(machine)} if world.rank in first else {"gpu": to_json(machine.gpu(gpus[world.rank]))}

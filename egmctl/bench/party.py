@@ -118,8 +118,13 @@ def all_well(seats: Sequence[Seat]) -> None:
         raise NothingToDo("; ".join(errors))
 
 
-def agree(seats: Sequence[Seat], gpus: Sequence[str]) -> None:
+def agree(seats: Sequence[Seat], gpus: Sequence[str], *, one_domain: bool = True) -> None:
     """See that what has to be the same on all ranks is.
+
+    Parameters
+    ----------
+    one_domain
+        Fabric handles are to go from node to node.
 
     Raises
     ------
@@ -130,7 +135,7 @@ def agree(seats: Sequence[Seat], gpus: Sequence[str]) -> None:
         *_difference("the version of egmctl", seats, lambda rank: seats[rank].tool),
         *_difference("the driver's version", seats, lambda rank: seats[rank].driver or "unknown"),
     ]
-    if len(hosts(seats)) > 1:
+    if one_domain and len(hosts(seats)) > 1:
         # Within one node fabric handles need no domain: an IMEX channel is enough.
         domains = [(seats[rank].domains or {}).get(gpu, NO_DOMAIN) for rank, gpu in enumerate(gpus)]
         wrong += _difference("the NVLink domain", seats, lambda rank: domains[rank])

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from egmctl.model.measurement import RunReport, Settings
     from egmctl.mpi.environment import Launched
 
-FABRIC = "fabric"
+FABRIC, RDMA = "fabric", "rdma"
+"""The suites that MPI processes measure together."""
 RANKS_LIMIT = 100_000
 """Of ``--ranks``."""
 
@@ -41,10 +42,12 @@ def is_fabric(
     UsageError
         For options that make no sense with the suites.
     """
+    if tuple(suites) == (RDMA,) and found is not None and ranks is None:
+        return True
     if tuple(suites) != (FABRIC,):
         if found is not None:
             raise UsageError(
-                f"{found.by} has started {found.size} processes, which measure --suite {FABRIC} together; "
+                f"{found.by} has started {found.size} processes, which measure --suite {FABRIC} or {RDMA} together; "
                 "with --mpi off each measures for itself"
             )
         if ranks is not None or sample is not None:
