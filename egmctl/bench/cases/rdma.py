@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from egmctl.bench.case import Case, End, Footprint
 from egmctl.model.measurement import Chase, ChaseOrder, Engine, MemoryKind, Pattern, Quantity
+from egmctl.units import KIB, MIB, format_size
 
 FAMILY = "rdma"
 ROUND_TRIPS = 1000
 MESSAGE_BYTES = 16
 """Of a round trip."""
-FOOTPRINT = Footprint(least_bytes=4096)
-"""Of its buffers: a first message of that size makes UCX print what it does with shorter ones."""
 
 _MEMORY = (
     ("device", MemoryKind.DEVICE, "device memory"),
@@ -22,32 +21,47 @@ _MEMORY = (
 )
 
 
-def _case(source: tuple[str, MemoryKind, str], destination: tuple[str, MemoryKind, str], *, latency: bool) -> Case:
+_SIZES = (("4k", 4 * KIB), ("64k", 64 * KIB), ("1m", MIB), ("16m", 16 * MIB))
+"""Of messages, besides the size of the run: UCX takes other ways for small ones."""
+
+_Memory = tuple[str, MemoryKind, str]
+
+
+def _case(source: _Memory, destination: _Memory, suffix: str, footprint: Footprint | None, chase: Chase | None) -> Case:
     (one, kind, here), (other, other_kind, there) = source, destination
-    if latency:
-        name, what = f"ucx_{one}_to_{other}_round_trip", f"round trip of {MESSAGE_BYTES} bytes by UCX between"
-        chase = Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=MESSAGE_BYTES, warm=True, loads=ROUND_TRIPS)
+    if chase is None:
+        size = f" of {format_size(footprint.least_bytes)}" if footprint else ""
+        what = f"messages{size} by UCX from {here} to"
     else:
-        name, what, chase = f"ucx_{one}_to_{other}", "messages by UCX from", None
+        what = f"round trip of {MESSAGE_BYTES} bytes by UCX between {here} and"
     return Case(
-        name=name,
+        name=f"ucx_{one}_to_{other}{suffix}",
         family=FAMILY,
         source=kind,
         destination=other_kind,
         engine=Engine.UCX,
         pattern=Pattern.PAIR,
         initiator=End.SOURCE,
-        description=f"{what} {here} {'and' if latency else 'to'} another process' {there}",
-        quantity=Quantity.LATENCY if latency else Quantity.BANDWIDTH,
+        description=f"{what} another process' {there}",
+        quantity=Quantity.BANDWIDTH if chase is None else Quantity.LATENCY,
         chase=chase,
-        footprint=FOOTPRINT if latency else None,
+        footprint=footprint,
         processes=True,
     )
 
 
+_MESSAGES = (*((f"_{name}", Footprint(least_bytes=size), None) for name, size in _SIZES), ("", None, None))
+_ROUND_TRIP = (
+    "_round_trip",
+    Footprint(least_bytes=4 * KIB),
+    Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=MESSAGE_BYTES, warm=True, loads=ROUND_TRIPS),
+)
+"""A first message as long as the buffers makes UCX print what it does with shorter ones."""
+
 CASES = tuple(
-    _case(source, destination, latency=latency)
-    for latency in (False, True)
+    _case(source, destination, *kind)
+    for kinds in (_MESSAGES, (_ROUND_TRIP,))
     for source in _MEMORY
     for destination in _MEMORY
+    for kind in kinds
 )
