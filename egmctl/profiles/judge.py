@@ -181,7 +181,7 @@ def _run_grade(classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> Grad
 
 def _run_reason(report: RunReport, grade: Grade, classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> str:
     counts = {one: sum(verdict.grade is one for verdict in classes) for one in Grade}
-    words = {Grade.FAIL: "fail", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "have no reference"}
+    words = {Grade.FAIL: "fail", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "without a reference"}
     parts = [f"{counts[one]} {words[one]}" for one in Grade if counts[one]]
     reason = f"of {len(classes)} path classes {', '.join(parts) or 'none was measured'}"
     if grade is Grade.WARN and not counts[Grade.WARN]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 
 from egmctl.model.measurement import Flow, Measurement, Quantity, RunReport, Summary
+from egmctl.model.verdict import Judgement, Yardstick
 from egmctl.units import printable
 
 COLUMNS = (
@@ -39,6 +41,10 @@ COLUMNS = (
     "verification",
     "status",
     "reason",
+    "verdict_profile",
+    "verdict_wire",
+    "verdict_siblings",
+    "typical",
 )
 """The columns, in order. New ones are added at the end."""
 
@@ -49,13 +55,24 @@ def bench_csv(report: RunReport) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for measurement in report.measurements:
+    judged = {one.measurement: one.judgements for one in (report.verdict.judged if report.verdict else ())}
+    for number, measurement in enumerate(report.measurements):
+        verdict = _verdict(judged.get(number, ()))
         if len(measurement.flows) > 1:
-            writer.writerow(_row(measurement, "total", measurement.latency_ns or measurement.bandwidth_gb_s))
+            row = _row(measurement, "total", measurement.latency_ns or measurement.bandwidth_gb_s)
+            writer.writerow(row | verdict)
         for place, flow in enumerate(measurement.flows):
             summary = measurement.flows_gb_s[place] if measurement.flows_gb_s else measurement.latency_ns
-            writer.writerow(_row(measurement, str(place), summary) | _flow(flow, names.get(flow.initiator or "")))
+            row = _row(measurement, str(place), summary) | _flow(flow, names.get(flow.initiator or ""))
+            writer.writerow(row | verdict)
     return text.getvalue()
+
+
+def _verdict(judgements: Sequence[Judgement]) -> dict[str, object]:
+    """Return what was judged of the whole measurement, in each of its rows."""
+    columns: dict[str, object] = {f"verdict_{one.yardstick}": one.grade for one in judgements}
+    typical = next((one.expected for one in judgements if one.yardstick is Yardstick.PROFILE), None)
+    return columns | {"typical": typical}
 
 
 def _row(measurement: Measurement, flow: str, summary: Summary | None) -> dict[str, object]:

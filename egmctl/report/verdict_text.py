@@ -16,6 +16,8 @@ _STYLES = {"FAIL": BAD, "warn": WARN, "-": DIM}
 _RUN = {Grade.FAIL: ("FAIL", BAD), Grade.WARN: ("WARN", WARN), Grade.PASS: ("PASS", "bold green")}
 _SIDES = {Direction.EGRESS: " egress", Direction.INGRESS: " ingress", None: ""}
 _SHOWN = 3
+_WHOLE = 1000
+"""From here on nobody needs a decimal."""
 
 
 def verdict_line(verdict: RunVerdict) -> Text:
@@ -23,7 +25,7 @@ def verdict_line(verdict: RunVerdict) -> Text:
     word, style = _RUN.get(verdict.grade, ("NO REFERENCE", DIM))
     by = f", by profile {verdict.profile}" if verdict.profile else ""
     text = Text().append("Verdict: ", HEADING).append(word, style)
-    lines = wrap(f"Verdict: {word}{by}: {verdict.reason}", "", "  ")
+    lines = wrap(printable(f"Verdict: {word}{by}: {verdict.reason}"), "", "  ")
     return text.append(lines.removeprefix(f"Verdict: {word}"))
 
 
@@ -67,7 +69,7 @@ def _table(classes: list[ClassVerdict]) -> Text:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
 
 
 def _culprits(culprits: Iterable[Culprit]) -> Iterator[str]:

@@ -1,0 +1,65 @@
+"""Runs with numbers made by hand, on machines that ship: for tests of what is judged of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from egmctl.bench.plan import make_plan
+from egmctl.bench.registry import CASES
+from egmctl.bench.statistics import summarize
+from egmctl.facts import replay
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Flow, Measurement, Quantity, RunReport, Settings, Status, Task, finish
+from egmctl.units import MIB
+from tests.bench.reports import report
+
+WRITE, READ = "device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce"
+BOTH = "device_to_device_bidirectional_memcpy_write_ce"
+H2D, D2H = "host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"
+LOCAL, LATENCY, RING = "device_local_copy", "device_to_device_latency_sm", "ring_write_ce"
+USUAL = {WRITE: 396.2, READ: 393.8, BOTH: 391.4, H2D: 55.4, D2H: 55.3, LOCAL: 2099.0, LATENCY: 834.0, RING: 391.2}
+"""Of one flow on HGX H200."""
+
+Value = Callable[[Task, Flow], float]
+H200 = replay.load("hgx-h200x4")
+
+
+def usual(task: Task, flow: Flow) -> float:  # noqa: ARG001
+    """Return what a healthy HGX H200 gives."""
+    return USUAL[task.case]
+
+
+def run(
+    *cases: str, value: Value = usual, machine: Machine = H200, gpus: int | None = None, size_bytes: int = 512 * MIB
+) -> RunReport:
+    """Return the report of a run in which each flow gives ``value(task, flow)`` in GB/s, or ns."""
+    settings = Settings(size_bytes=size_bytes, copies=16, samples=3, timeout_s=60)
+    chosen = [case for case in CASES if case.name in cases]
+    plan = make_plan(machine, (machine.gpus or ())[:gpus], [0], chosen, settings)
+    return replace(
+        report(plan, [measured(planned.task, value) for planned in plan.tasks]),
+        machines=(machine,),
+    )
+
+
+def measured(task: Task, value: Value) -> Measurement:
+    """Return the measurement of a task."""
+    values = [value(task, flow) for flow in task.flows]
+    if task.quantity is Quantity.LATENCY:
+        return finish(task, Status.OK, latency_ns=summarize(values[:1]))
+    return finish(
+        task,
+        Status.OK,
+        bandwidth_gb_s=summarize([sum(values)]),
+        flows_gb_s=tuple(summarize([one]) for one in values),
+    )
+
+
+def with_status(report: RunReport, status: Status, numbers: Sequence[int]) -> RunReport:
+    """Return the report with another status for some measurements."""
+    changed = tuple(
+        replace(m, status=status, reason="as the test wants it") if number in numbers else m
+        for number, m in enumerate(report.measurements)
+    )
+    return replace(report, measurements=changed)

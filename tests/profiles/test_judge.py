@@ -1,0 +1,199 @@
+"""The verdict on a run: three judgements of each measurement, apart; a verdict for each class and for the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egmctl.errors import ExitCode
+from egmctl.facts import replay
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.evidence import Evidence, GpuEvidence
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Flow, RunReport, Status, Task
+from egmctl.model.profile import Profile
+from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardstick
+from egmctl.profiles.judge import judge
+from egmctl.profiles.load import load
+from egmctl.units import MIB
+from tests.profiles.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
+
+PROFILE = load("hgx-h200")
+ALL = (WRITE, READ, BOTH, H2D, D2H, LOCAL, LATENCY)
+
+
+def verdict_of(
+    report: RunReport, profile: Profile | None = PROFILE, machine: Machine = H200, *, strict: bool = False
+) -> RunVerdict:
+    """Judge, and check what is so of every verdict."""
+    verdict = judge(report, machine, profile, strict=strict)
+    for judged in verdict.judged:
+        assert [judgement.yardstick for judgement in judged.judgements] == list(Yardstick)
+    assert from_json(RunVerdict, to_json(verdict)) == verdict
+    return verdict
+
+
+def by(verdict: RunVerdict, yardstick: Yardstick) -> list[Judgement]:
+    """Return the judgements against one yardstick."""
+    return [j for judged in verdict.judged for j in judged.judgements if j.yardstick is yardstick]
+
+
+def grades(verdict: RunVerdict) -> dict[str, Grade]:
+    """Return the grade of each class."""
+    return {one.case: one.grade for one in verdict.classes}
+
+
+def test_a_healthy_run_passes_and_each_class_has_its_reference() -> None:
+    verdict = verdict_of(run(*ALL))
+    assert verdict.grade is Grade.PASS
+    assert grades(verdict) == dict.fromkeys(ALL, Grade.PASS)
+    assert all(one.expected and one.source and one.source.startswith("measured") for one in verdict.classes)
+
+
+@given(st.lists(st.floats(0.99, 1.01), min_size=12, max_size=12))
+def test_the_spread_of_real_runs_is_no_alarm(noise: list[float]) -> None:
+    factors = iter(noise * 20)
+    verdict = verdict_of(run(WRITE, READ, H2D, LOCAL, value=lambda task, _: USUAL[task.case] * next(factors)))
+    assert verdict.grade is Grade.PASS
+    assert not verdict.culprits
+
+
+def test_the_profile_fails_what_is_below_and_only_that() -> None:
+    verdict = verdict_of(
+        run(WRITE, READ, value=lambda task, _: 0.9 * USUAL[WRITE] if task.case == WRITE else USUAL[READ])
+    )
+    assert grades(verdict) == {WRITE: Grade.FAIL, READ: Grade.PASS}
+    assert {j.grade for j in by(verdict, Yardstick.WIRE)} == {Grade.PASS}
+    assert {j.grade for j in by(verdict, Yardstick.SIBLINGS)} == {Grade.PASS}
+    first = by(verdict, Yardstick.PROFILE)[0]
+    assert first.reason == "GPU0 -> GPU1: 356.6 GB/s, below 376.4; typical is 396.2"
+
+
+def test_between_the_bounds_is_a_warning() -> None:
+    verdict = verdict_of(run(WRITE, value=lambda *_: 380.0))
+    assert verdict.grade is Grade.WARN
+
+
+def test_of_a_latency_more_is_worse() -> None:
+    assert verdict_of(run(LATENCY, value=lambda *_: 2000.0)).grade is Grade.FAIL
+    assert verdict_of(run(LATENCY, value=lambda *_: 500.0)).grade is Grade.PASS
+
+
+def test_unknown_hardware_has_no_reference_and_still_the_other_two() -> None:
+    def one_slow(task: Task, flow: Flow) -> float:
+        return 0.5 * usual(task, flow) if flow.source.label == "GPU2" else usual(task, flow)
+
+    healthy, slow = verdict_of(run(WRITE), None), verdict_of(run(WRITE, value=one_slow), None)
+    assert healthy.grade is Grade.NO_REFERENCE
+    assert {j.grade for j in by(healthy, Yardstick.WIRE)} == {Grade.PASS}
+    assert slow.grade is Grade.FAIL
+    assert [(c.label, c.direction) for c in slow.culprits] == [("GPU2", Direction.EGRESS)]
+
+
+def test_a_slow_gpu_is_named_in_every_class_that_shows_it() -> None:
+    def slow_arrivals(task: Task, flow: Flow) -> float:
+        return 0.5 * usual(task, flow) if flow.destination.label == "GPU1" else usual(task, flow)
+
+    verdict = verdict_of(run(WRITE, BOTH, H2D, value=slow_arrivals))
+    assert {(c.label, c.direction) for c in verdict.culprits} == {("GPU1", Direction.INGRESS)}
+    assert len(verdict.culprits) == 3
+
+
+def test_what_a_wire_cannot_carry_and_what_is_a_small_part_of_it_is_told() -> None:
+    for value, grade in ((500.0, Grade.WARN), (396.2, Grade.PASS), (200.0, Grade.WARN), (100.0, Grade.FAIL)):
+        found = by(verdict_of(run(WRITE, value=lambda *_, value=value: value), None), Yardstick.WIRE)
+        assert {j.grade for j in found} == {grade}
+    assert "88 % of the 450 that its wire carries" in by(verdict_of(run(WRITE)), Yardstick.WIRE)[0].reason
+
+
+def test_fewer_links_than_the_platform_has_are_held_against_all_of_them() -> None:
+    report = run(WRITE, value=lambda *_: 396.2 * 16 / 18)
+    lame = tuple(replace(m, flows=tuple(replace(flow, wire="NV16") for flow in m.flows)) for m in report.measurements)
+    found = by(verdict_of(replace(report, measurements=lame)), Yardstick.PROFILE)
+    assert {j.grade for j in found} == {Grade.FAIL}
+    assert found[0].reason.endswith("over NV16, not NV18")
+
+
+def test_host_memory_by_another_way_has_no_reference() -> None:
+    report = run(H2D)
+    far = tuple(
+        replace(m, flows=tuple(replace(flow, wire="HOST_NUMA over PCIe>SMP, not EGM") for flow in m.flows))
+        for m in report.measurements
+    )
+    assert {j.grade for j in by(verdict_of(replace(report, measurements=far)), Yardstick.PROFILE)} == {
+        Grade.NO_REFERENCE
+    }
+
+
+def test_what_depends_on_the_number_of_gpus_is_known_for_that_number_only() -> None:
+    assert verdict_of(run(RING)).grade is Grade.PASS
+    three = verdict_of(run(RING, gpus=3))
+    assert three.grade is Grade.NO_REFERENCE
+    assert by(three, Yardstick.PROFILE)[0].reason == "hgx-h200 knows it of 4 flows, these are 3"
+
+
+def test_small_buffers_are_not_judged() -> None:
+    verdict = verdict_of(run(WRITE, value=lambda *_: 5.0, size_bytes=MIB))
+    assert verdict.grade is Grade.NO_REFERENCE
+    assert {j.reason for judged in verdict.judged for j in judged.judgements} == {
+        "buffers of 1 MiB: judged from 64 MiB on"
+    }
+
+
+def test_fewer_than_four_gpus_have_no_siblings() -> None:
+    found = by(verdict_of(run(WRITE, gpus=3)), Yardstick.SIBLINGS)
+    assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "no siblings: fewer than 4 GPUs")}
+
+
+@pytest.mark.parametrize("status", [Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT])
+def test_a_class_of_which_something_broke_is_not_well(status: Status) -> None:
+    verdict = verdict_of(with_status(run(WRITE, READ), status, [0]))
+    assert grades(verdict) == {WRITE: Grade.FAIL, READ: Grade.PASS}
+    assert 0 not in {judged.measurement for judged in verdict.judged}
+
+
+def test_what_was_waived_is_not_judged() -> None:
+    report = run(WRITE, READ)
+    waived = with_status(report, Status.WAIVED, [n for n, m in enumerate(report.measurements) if m.case == READ])
+    assert grades(verdict_of(waived)) == {WRITE: Grade.PASS}
+
+
+def test_error_counters_that_rose_are_a_warning() -> None:
+    report = run(WRITE)
+    seen = Evidence(gpus=(GpuEvidence(bus_id="0000:00:07.0", label="GPU1", errors={"nvlink-crc-errors": 2}),))
+    marked = tuple(replace(m, evidence=seen) if n < 2 else m for n, m in enumerate(report.measurements))
+    verdict = verdict_of(replace(report, measurements=marked))
+    assert (verdict.grade, verdict.warnings) == (Grade.WARN, ("nvlink-crc-errors of GPU1 rose by 4",))
+
+
+def test_the_exit_code_takes_it_into_account() -> None:
+    def code(value: float, *, strict: bool = False) -> ExitCode:
+        report = run(WRITE, value=lambda *_: value)
+        return replace(report, verdict=verdict_of(report, strict=strict)).exit_code
+
+    assert (code(396.2), code(380.0), code(300.0)) == (ExitCode.OK, ExitCode.OK, ExitCode.FAILED)
+    assert (code(396.2, strict=True), code(380.0, strict=True)) == (ExitCode.OK, ExitCode.FAILED)
+    crashed = with_status(run(WRITE, value=lambda *_: 300.0), Status.CRASHED, [0])
+    assert replace(crashed, verdict=verdict_of(crashed)).exit_code is ExitCode.CRASHED
+
+
+def test_numbers_of_fake_gpus_are_called_that() -> None:
+    report = run(WRITE)
+    fake = replace(report, gpus=tuple(replace(gpu, name=f"FAKE {gpu.name}") for gpu in report.gpus))
+    assert verdict_of(fake).reason.startswith("FAKE GPUs, nothing of this is hardware")
+
+
+@pytest.mark.parametrize("name", ["gb200-nvl4", "gb200-nvl72", "gh200", "gh200x4", "dgx-h100"])
+def test_every_machine_can_be_judged_without_a_profile(name: str) -> None:
+    machine = replay.load(name)
+    report = run(*ALL, machine=machine, value=lambda task, _: 834.0 if task.case == LATENCY else 50.0)
+    assert verdict_of(report, None, machine).profile is None
+
+
+def test_nothing_measured_is_no_reference() -> None:
+    report = run(WRITE)
+    nothing = with_status(report, Status.WAIVED, range(len(report.measurements)))
+    assert verdict_of(nothing).grade is Grade.NO_REFERENCE

@@ -1,0 +1,101 @@
+"""A site's own profile: what its runs reached, never of what was corrupt or unstable, with how far apart they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from egmctl.errors import UsageError
+from egmctl.facts import replay
+from egmctl.model.measurement import Status
+from egmctl.model.profile import Profile, Reference
+from egmctl.model.verdict import Grade
+from egmctl.profiles.judge import judge
+from egmctl.profiles.learn import Run, learn
+from egmctl.profiles.match import match_profile
+from egmctl.units import MIB
+from tests.profiles.runs import H2D, H200, LATENCY, READ, RING, USUAL, WRITE, run, with_status
+
+
+def learnt(*factors: float, cases: tuple[str, ...] = (WRITE,), nodes: tuple[str, ...] = ("a",)) -> Profile:
+    """Return the profile of runs that reach so many times what is usual, on these nodes by turns."""
+    runs = [
+        Run(run(*cases, value=lambda task, _, factor=factor: factor * USUAL[task.case]), H200, nodes[n % len(nodes)])  # type: ignore[misc]
+        for n, factor in enumerate(factors)
+    ]
+    return learn(runs, "site", "2026-11-20")
+
+
+def only(profile: Profile) -> Reference:
+    """Return its one reference."""
+    (reference,) = profile.references
+    return reference
+
+
+def test_it_says_of_how_many_runs_and_machines() -> None:
+    source = learnt(1, 1, 1, nodes=("a", "b")).sources["runs"]
+    assert (source.runs, source.machines) == (3, 2)
+    assert source.text == "by egmctl, 3 runs on 2 machines, learnt 2026-11-20"
+
+
+def test_the_typical_value_is_the_median_and_the_bounds_grow_with_the_spread() -> None:
+    steady, loose = only(learnt(1, 1, 1)), only(learnt(0.98, 1, 1.01))
+    assert steady.typical == loose.typical == 396.2
+    assert [steady.warn, steady.fail] == pytest.approx([0.975 * 396.2, 0.95 * 396.2], rel=1e-3)
+    assert [loose.warn, loose.fail] == pytest.approx([0.94 * 396.2, 0.88 * 396.2], rel=1e-3)
+
+
+def test_how_far_runs_are_apart_is_told_where_there_are_several_of_a_node() -> None:
+    assert only(learnt(1)).run_to_run is None
+    assert only(learnt(1, 1.02, nodes=("a", "b"))).run_to_run is None
+    assert only(learnt(0.99, 1, 1.02)).run_to_run == pytest.approx(0.02)
+
+
+def test_of_latencies_the_bounds_are_above() -> None:
+    reference = only(learnt(1, cases=(LATENCY,)))
+    assert reference.typical == 834.0
+    assert (reference.warn, reference.fail) == (875.7, 917.4)
+
+
+@pytest.mark.parametrize("status", [Status.UNSTABLE, Status.CORRUPT])
+def test_it_learns_nothing_from_what_is_not_ok(status: Status) -> None:
+    bad = with_status(run(WRITE, READ, value=lambda *_: 1.0), status, range(12))
+    profile = learn([Run(bad, H200, "a")], "site", "2026-11-20")
+    assert [reference.case for reference in profile.references] == [READ]
+    with pytest.raises(UsageError, match="hold nothing to learn from"):
+        learn([Run(with_status(run(WRITE), status, range(12)), H200, "a")], "site", "2026-11-20")
+
+
+def test_small_buffers_teach_nothing() -> None:
+    with pytest.raises(UsageError, match="hold nothing to learn from"):
+        learn([Run(run(WRITE, size_bytes=MIB), H200, "a")], "site", "2026-11-20")
+
+
+def test_of_several_sizes_the_largest_counts() -> None:
+    small = run(WRITE, value=lambda *_: 380.0, size_bytes=128 * MIB)
+    large = run(WRITE, value=lambda *_: 396.0, size_bytes=1024 * MIB)
+    for order in ((small, large), (large, small)):
+        sweep = replace(small, measurements=tuple(m for one in order for m in one.measurements))
+        reference = only(learn([Run(sweep, H200, "a")], "site", "2026-11-20"))
+        assert (reference.typical, reference.least_bytes) == (396.0, 256 * MIB)
+
+
+def test_what_depends_on_the_number_of_gpus_is_learnt_for_that_number() -> None:
+    assert only(learnt(1, cases=(RING,))).flows == 4
+    assert only(learnt(1, cases=(H2D,))).flows is None
+
+
+def test_the_machine_that_it_was_learnt_from_is_recognised_and_passes() -> None:
+    profile = learnt(0.99, 1, cases=(WRITE, READ, H2D, LATENCY, RING))
+    assert match_profile(H200, profile).fits
+    assert not match_profile(replay.load("dgx-h100"), profile).fits
+    report = run(WRITE, READ, H2D, LATENCY, RING)
+    assert judge(report, H200, profile).grade is Grade.PASS
+
+
+def test_runs_of_machines_that_differ_make_no_profile() -> None:
+    other = replay.load("dgx-h100")
+    runs = [Run(run(WRITE), H200, "a"), Run(run(READ, machine=other), other, "b")]
+    with pytest.raises(UsageError, match=r"machines that differ: a has NVIDIA H200 \(10de:2335\), b has NVIDIA H100"):
+        learn(runs, "site", "2026-11-20")

@@ -1,0 +1,246 @@
+"""Profiles as files: where they are looked for, what is refused and how, and that every number has a source."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egmctl.data import profiles_dir
+from egmctl.errors import UsageError
+from egmctl.model.profile import PROFILE_SCHEMA, Profile, Reference, Signature, Source, SourceKind, Unit, WireFacts
+from egmctl.profiles.load import load, load_all, parse
+from egmctl.profiles.write import dump
+from tests.conftest import ROOT
+
+SHIPPED = sorted(profiles_dir().glob("*.toml"))
+SCHEMA = json.loads((ROOT / "docs/schemas/profile.schema.json").read_text())
+
+GOOD = """\
+schema = "egmctl.profile/1"
+name = "site"
+title = "A node"
+
+[match]
+gpu_names = ["NVIDIA H200"]
+device_ids = ["10de:2335"]
+most_gpus = 8
+c2c = false
+source = "us"
+
+[sources.us]
+kind = "measured"
+text = "here"
+
+[[references]]
+case = "device_local_copy"
+wire = "local"
+unit = "GB/s"
+typical = 2000.0
+source = "us"
+
+[[references]]
+case = "device_to_device_memcpy_write_ce"
+wire = "NV18"
+unit = "GB/s"
+typical = 396.0
+warn = 390.0
+fail = 380.0
+source = "us"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_profiles_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr("egmctl.profiles.load.SYSTEM_FOLDER", tmp_path / "etc")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_profile_fits_the_schema_and_names_the_source_of_each_number(path: Path) -> None:
+    document = tomllib.loads(path.read_text())
+    jsonschema.validate(document, SCHEMA)
+    profile = load(path.stem)
+    assert profile.sources, "without a source there is no number"
+    for reference in profile.references:
+        kind = profile.sources[reference.source].kind
+        assert kind in (SourceKind.MEASURED, SourceKind.PUBLISHED), "what a path reaches, somebody has measured"
+        if reference.warn is not None or reference.fail is not None:
+            assert reference.bounds_source in profile.sources or kind is SourceKind.PUBLISHED
+        if kind is SourceKind.PUBLISHED:
+            assert (
+                reference.fail is None or "Azure" in profile.sources[reference.bounds_source or reference.source].text
+            )
+    for source in profile.sources.values():
+        assert len(source.text) > 10
+        assert source.kind is not SourceKind.PUBLISHED or (source.url or "").startswith("https://")
+        assert source.kind is not SourceKind.MEASURED or (source.machines and source.runs)
+    cited = {profile.match.source, *(w.source for w in profile.wires)}
+    cited |= {name for r in profile.references for name in (r.source, r.bounds_source) if name}
+    assert cited == set(profile.sources), "a source that nothing cites says nothing"
+
+
+def test_all_platforms_have_a_profile() -> None:
+    assert {path.stem for path in SHIPPED} == {
+        *("hgx-a100", "hgx-h100", "hgx-h200", "hgx-b200"),
+        *("gh200", "gh200x4", "gb200-nvl4", "gb200-nvl72", "gb300-nvl72"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "what"),
+    [
+        ("egmctl.profile/1", "egmctl.profile/2", 1, "schema: expected 'egmctl.profile/1'"),
+        ('name = "site"', 'name = "other"', 2, "name: expected 'site', the file's name, found 'other'"),
+        ("10de:2335", "2335", 7, "match.device_ids[0]: expected a spelling such as 10de:2335, found '2335'"),
+        ("most_gpus = 8\n", "", 5, "match: the key 'most_gpus' is missing"),
+        ('kind = "measured"', 'kind = "guessed"', 13, "sources.us.kind: expected one of measured, published"),
+        ("warn = 390.0", "wran = 390.0", 28, "references[1].wran: there is no such key"),
+        ("warn = 390.0", 'warn = "390"', 28, "references[1].warn: expected a number, found '390'"),
+        ("warn = 390.0", "warn = -1.0", 28, "references[1].warn: expected a number above 0"),
+        ("warn = 390.0", "warn = 397.0", 24, "references[1].case: the bounds have to be fail <= warn <= typical"),
+        ("warn = 390.0", "warn = [", 29, "not TOML"),
+        ("typical = 2000.0\n", "", 17, "references[0].case: there is neither a typical value nor a bound"),
+        ("device_to_device_memcpy_write_ce", "device_local_copy", 25, None),
+        (
+            'fail = 380.0\nsource = "us"',
+            'source = "them"',
+            29,
+            "references[1].source: 'them' is none of the sources: us",
+        ),
+    ],
+)
+def test_what_is_broken_is_named_by_file_line_and_key(
+    old: str, new: str, line: int, what: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "site.toml"
+    text = GOOD.replace(old, new)
+    if what is None:
+        assert parse(text, path), "the same case over two wires is two references"
+        return
+    with pytest.raises(UsageError) as refused:
+        parse(text, path)
+    assert re.match(rf"profile {re.escape(str(path))}, line {line}: {re.escape(what)}", str(refused.value))
+
+
+def test_the_same_path_twice_is_refused(tmp_path: Path) -> None:
+    twice = GOOD.replace("device_to_device_memcpy_write_ce", "device_local_copy").replace("NV18", "local")
+    with pytest.raises(
+        UsageError, match=r"line 24: references\[1\].case: device_local_copy over local is there already"
+    ):
+        parse(twice, tmp_path / "site.toml")
+
+
+@given(st.text() | st.binary().map(lambda data: data.decode("latin-1")))
+def test_any_text_is_a_profile_or_one_sentence(text: str) -> None:
+    with pytest.raises(UsageError, match=r"line [0-9]+: "):
+        parse(text, Path("site.toml"))
+
+
+@given(st.data())
+def test_a_profile_that_lost_a_line_is_a_profile_or_one_sentence(data: st.DataObject) -> None:
+    lines = GOOD.splitlines()
+    del lines[data.draw(st.integers(0, len(lines) - 1))]
+    said = ""
+    try:
+        parse("\n".join(lines), Path("site.toml"))
+    except UsageError as refused:
+        said = str(refused)
+    assert re.match(r"(profile site\.toml, line [0-9]+: .+)?$", said)
+
+
+def test_a_sites_own_profiles_come_before_those_that_ship(tmp_path: Path) -> None:
+    users, systems = tmp_path / "config/egmctl/profiles", tmp_path / "etc"
+    for folder, title in ((users, "the user's"), (systems, "the system's")):
+        folder.mkdir(parents=True)
+        (folder / "hgx-h200.toml").write_text(GOOD.replace('"site"', '"hgx-h200"').replace("A node", title))
+    (systems / "site.toml").write_text(GOOD)
+    names = [(profile.name, profile.title) for profile, _ in load_all()]
+    assert names[:2] == [("hgx-h200", "the user's"), ("site", "A node")]
+    assert [name for name, _ in names].count("hgx-h200") == 1
+    assert load("hgx-h200").title == "the user's"
+
+
+def test_a_broken_profile_is_not_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "config/egmctl/profiles"
+    folder.mkdir(parents=True)
+    (folder / "site.toml").write_text("nonsense")
+    with pytest.raises(UsageError, match=r"site\.toml, line 1: not TOML"):
+        load_all()
+
+
+def test_a_profile_that_there_is_none_of_names_those_that_are() -> None:
+    with pytest.raises(UsageError, match=r"there is no profile 'dgx'; there are gb200-nvl4, .*hgx-h200"):
+        load("dgx")
+    with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
+        load("./nowhere.toml")
+
+
+texts = st.text(st.characters(codec="utf-8"), min_size=1)
+numbers = st.floats(1e-3, 1e9)
+names = st.text(st.characters(codec="utf-8"), min_size=1)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Return any profile that may be written."""
+    sources = draw(
+        st.dictionaries(
+            names,
+            st.builds(
+                Source,
+                kind=st.sampled_from(SourceKind),
+                text=texts,
+                url=st.none() | texts,
+                machines=st.none() | st.integers(0, 1000),
+                runs=st.none(),
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    source = st.sampled_from(sorted(sources))
+    references = draw(
+        st.lists(
+            st.builds(
+                Reference,
+                case=texts,
+                wire=texts,
+                unit=st.sampled_from(Unit),
+                typical=numbers,
+                flows=st.none() | st.integers(1, 72),
+                run_to_run=st.none() | st.floats(0, 1),
+                source=source,
+                bounds_source=st.none() | source,
+            ),
+            max_size=4,
+            unique_by=lambda r: (r.case, r.wire, r.flows),
+        )
+    )
+    return Profile(
+        schema=PROFILE_SCHEMA,
+        name="site",
+        title=draw(texts),
+        match=Signature(
+            gpu_names=tuple(draw(st.lists(texts, min_size=1, max_size=2))),
+            device_ids=("10de:2335",),
+            most_gpus=8,
+            link="NV18",
+            c2c=draw(st.booleans()),
+            source=draw(source),
+        ),
+        sources=sources,
+        wires=(WireFacts(wire="nvlink", links=18, rate_gb_s=draw(numbers), payload=0.94, source=draw(source)),),
+        references=tuple(references),
+    )
+
+
+@given(profiles())
+def test_what_is_written_is_read_as_it_was(profile: Profile) -> None:
+    assert parse(dump(profile), Path("site.toml")) == profile

@@ -1,0 +1,158 @@
+"""Who is out of line in a matrix: a GPU's egress or ingress first, a pair only where it alone is slow."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egmctl.model.verdict import Direction, Grade
+from egmctl.profiles.siblings import BANDWIDTH, LATENCY, Cell, Fit, Tolerance, fit
+
+EGRESS, INGRESS = Direction.EGRESS, Direction.INGRESS
+
+H100 = """
+2494.51 364.13 375.99 378.03 376.77 376.71 374.85 375.66
+375.18 2533.95 376.08 374.98 376.21 375.96 375.76 375.12
+363.43 393.28 2532.67 376.35 377.14 376.47 375.76 375.48
+369.90 375.92 393.63 2525.38 376.58 375.88 376.13 377.01
+376.20 376.28 375.20 393.52 2526.02 375.82 375.05 376.10
+376.26 376.60 375.54 375.52 376.81 2521.18 376.37 376.60
+374.31 376.19 376.80 376.32 376.83 376.44 2529.85 376.39
+376.17 376.49 376.53 374.95 376.30 376.82 375.71 2519.78
+"""
+A100 = """
+1581.48 274.55 275.92 272.02 275.35 275.28 273.62 273.20
+274.70 1581.48 275.33 272.83 275.38 273.70 273.45 273.70
+274.81 276.90 1594.39 272.66 275.39 275.79 273.97 273.94
+273.25 274.87 272.12 1545.50 274.38 274.37 274.22 274.38
+274.24 275.15 273.44 271.57 1584.69 275.76 275.04 273.49
+274.37 275.77 273.53 270.84 274.59 1583.08 276.04 273.74
+275.61 274.86 275.47 273.19 272.58 275.69 1586.29 274.76
+275.26 275.46 275.49 273.61 275.50 273.28 272.24 1591.14
+"""
+GB200 = """
+5714.94 746.74 746.56 748.08
+743.89 5820.72 747.18 746.83
+746.16 750.28 5814.63 746.71
+744.82 749.00 747.16 5816.66
+"""
+"""Matrices of healthy nodes that others have published (docs/profiles.md): row to column, GB/s."""
+
+
+def matrix(size: int, noise: list[float], weak: dict[tuple[int | None, int | None], float] | None = None) -> list[Cell]:
+    """Return cells around 396; ``weak`` has factors of rows (i, None), columns (None, j) and pairs (i, j)."""
+    cells: list[Cell] = []
+    for i in range(size):
+        for j in range(size):
+            if i != j:
+                factor = 1.0
+                for (row, column), part in (weak or {}).items():
+                    if row in (None, i) and column in (None, j):
+                        factor *= part
+                cells.append(Cell(len(cells), f"g{i}", f"g{j}", 396 * factor * noise[len(cells) % len(noise)]))
+    return cells
+
+
+def named(found: Fit) -> set[tuple[tuple[str, ...], Direction | None]]:
+    """Return who is out of line."""
+    return {(outlier.gpus, outlier.direction) for outlier in found.outliers}
+
+
+sizes = st.integers(4, 8)
+weakness = st.floats(0.1, 0.85)
+noises = st.lists(st.floats(0.985, 1.015), min_size=7, max_size=56)
+
+
+@given(sizes, noises)
+def test_nobody_is_named_for_a_spread_of_three_percent(size: int, noise: list[float]) -> None:
+    assert fit(matrix(size, noise), BANDWIDTH).outliers == ()
+
+
+@pytest.mark.parametrize("published", [H100, A100, GB200])
+def test_nobody_is_named_in_the_published_matrices_of_healthy_nodes(published: str) -> None:
+    rows = [line.split() for line in published.split("\n") if line]
+    cells = [
+        Cell(0, f"g{i}", f"g{j}", float(value)) for i, row in enumerate(rows) for j, value in enumerate(row) if i != j
+    ]
+    assert fit(cells, BANDWIDTH).outliers == ()
+
+
+@given(sizes, noises, weakness, st.data())
+def test_one_weak_row_is_that_gpus_egress(size: int, noise: list[float], part: float, data: st.DataObject) -> None:
+    gpu = data.draw(st.integers(0, size - 1))
+    found = fit(matrix(size, noise, {(gpu, None): part}), BANDWIDTH)
+    assert named(found) == {((f"g{gpu}",), EGRESS)}
+    assert found.outliers[0].ratio == pytest.approx(part, rel=0.04)
+
+
+@given(sizes, noises, weakness, st.data())
+def test_one_weak_column_is_that_gpus_ingress(size: int, noise: list[float], part: float, data: st.DataObject) -> None:
+    gpu = data.draw(st.integers(0, size - 1))
+    assert named(fit(matrix(size, noise, {(None, gpu): part}), BANDWIDTH)) == {((f"g{gpu}",), INGRESS)}
+
+
+@given(sizes, noises, weakness, st.data())
+def test_one_weak_cell_is_a_pair(size: int, noise: list[float], part: float, data: st.DataObject) -> None:
+    i, j = data.draw(st.permutations(range(size)))[:2]
+    assert named(fit(matrix(size, noise, {(i, j): part}), BANDWIDTH)) == {((f"g{i}", f"g{j}"), None)}
+
+
+@given(sizes, noises, st.data())
+def test_traffic_from_one_gpu_to_another_is_the_egress_of_one_and_the_ingress_of_the_other(
+    size: int, noise: list[float], data: st.DataObject
+) -> None:
+    i, j = data.draw(st.permutations(range(size)))[:2]
+    found = fit(matrix(size, noise, {(i, None): 0.5, (None, j): 0.5}), BANDWIDTH)
+    assert named(found) == {((f"g{i}",), EGRESS), ((f"g{j}",), INGRESS)}
+
+
+def test_a_pair_that_is_slow_within_a_slow_row_is_named_too() -> None:
+    found = fit(matrix(8, [1.0], {(2, None): 0.8, (2, 5): 0.5}), BANDWIDTH)
+    assert [(outlier.gpus, outlier.direction) for outlier in found.outliers] == [
+        (("g2",), EGRESS),
+        (("g2", "g5"), None),
+    ]
+
+
+def test_half_of_four_gpus_are_the_odd_ones_if_they_are_slow() -> None:
+    found = fit(matrix(4, [1.0], {(0, None): 0.5, (1, None): 0.5}), BANDWIDTH)
+    assert named(found) == {(("g0",), EGRESS), (("g1",), EGRESS)}
+
+
+def test_two_slow_cells_of_three_are_pairs_not_a_gpu() -> None:
+    assert named(fit(matrix(4, [1.0], {(0, 1): 0.5, (0, 2): 0.5}), BANDWIDTH)) == {
+        (("g0", "g1"), None),
+        (("g0", "g2"), None),
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "grade"), [(0.96, None), (0.94, Grade.WARN), (0.86, Grade.WARN), (0.84, Grade.FAIL), (1.3, None)]
+)
+def test_how_far_off_is_how_bad(part: float, grade: Grade | None) -> None:
+    outliers = fit(matrix(8, [1.0], {(3, None): part}), BANDWIDTH).outliers
+    assert [outlier.grade for outlier in outliers] == ([grade] if grade else [])
+
+
+@pytest.mark.parametrize(("part", "grade"), [(1.14, None), (1.2, Grade.WARN), (1.6, Grade.FAIL), (0.5, None)])
+def test_of_a_latency_more_is_worse(part: float, grade: Grade | None) -> None:
+    outliers = fit(matrix(4, [1.0], {(None, 1): part}), LATENCY).outliers
+    assert [(outlier.gpus, outlier.grade) for outlier in outliers] == ([(("g1",), grade)] if grade else [])
+
+
+@pytest.mark.parametrize("tolerance", [BANDWIDTH, LATENCY])
+def test_three_gpus_have_no_siblings(tolerance: Tolerance) -> None:
+    assert fit(matrix(3, [1.0], {(0, None): 0.1}), tolerance).typical is None
+
+
+def test_where_one_end_is_a_gpu_the_gpu_is_named_with_the_direction() -> None:
+    to_gpus = [Cell(n, None, f"g{n}", value) for n, value in enumerate([57.0, 14.2, 57.1, 56.9])]
+    assert named(fit(to_gpus, BANDWIDTH)) == {(("g1",), INGRESS)}
+    from_gpus = [Cell(n, f"g{n}", None, value) for n, value in enumerate([57.0, 57.0, 57.1, 40.0])]
+    assert named(fit(from_gpus, BANDWIDTH)) == {(("g3",), EGRESS)}
+
+
+def test_of_a_gpus_own_memory_there_is_no_direction() -> None:
+    local = [Cell(n, f"g{n}", f"g{n}", value) for n, value in enumerate([2099.0, 2100.0, 1400.0, 2095.0])]
+    assert named(fit(local, BANDWIDTH)) == {(("g2",), None)}

@@ -1,0 +1,85 @@
+"""The verdict as text, whole: golden files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Flow, RunReport, Task
+from egmctl.model.profile import Profile
+from egmctl.profiles.judge import judge
+from egmctl.profiles.load import load
+from egmctl.report.bench_text import bench_text
+from egmctl.report.table import WIDTH
+from egmctl.report.verdict_text import verdict_line, verdict_text
+from tests.golden import compare
+from tests.profiles.runs import BOTH, H2D, H200, LATENCY, LOCAL, READ, RING, WRITE, run, usual
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def busy(task: Task, flow: Flow) -> float:
+    """Return what is reached while something else pushes from GPU0 to GPU1."""
+    shared = 0.5 if flow.source.label == "GPU0" or flow.destination.label == "GPU1" else 1.0
+    return usual(task, flow) / shared if task.case == LATENCY else usual(task, flow) * shared
+
+
+def fewer_links(task: Task, flow: Flow) -> float:
+    """Return what one pair reaches that is slower alone."""
+    return usual(task, flow) * (0.9 if flow.path == "GPU2 -> GPU3" else 1.0)
+
+
+CASES = {
+    "well": (run(WRITE, READ, BOTH, H2D, LOCAL, LATENCY, RING), "hgx-h200"),
+    "busy": (run(WRITE, BOTH, LATENCY, RING, value=busy), "hgx-h200"),
+    "pair": (run(WRITE, value=fewer_links), "hgx-h200"),
+    "unknown": (run(WRITE, H2D, gpus=3), None),
+}
+
+
+def shown(report: RunReport, profile: Profile | None, machine: Machine = H200) -> str:
+    """Return the verdict's text."""
+    why = "GPU name NVIDIA H200" if profile else "no profile fits"
+    verdict = judge(report, machine, profile, profile_reason=why)
+    return verdict_text(report, verdict).plain + verdict_line(verdict).plain
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text(name: str) -> None:
+    report, profile = CASES[name]
+    # What hgx-h200 says changes with each run that it is learnt from.
+    kept = load(profile) if profile else None
+    if kept is not None:
+        references = [(r, ROUND[r.case]) for r in kept.references if r.case in ROUND]
+        kept = replace(kept, references=tuple(replace(r, typical=t, warn=w, fail=f) for r, (t, w, f) in references))
+        kept = replace(kept, sources={**kept.sources, "runs": replace(kept.sources["runs"], text="by egmctl")})
+    text = shown(report, kept)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    compare(text, GOLDEN / f"{name}.txt")
+
+
+ROUND = {
+    WRITE: (396.0, 386.0, 376.0),
+    READ: (394.0, 384.0, 374.0),
+    BOTH: (783.0, 763.0, 744.0),
+    H2D: (55.4, 53.0, 50.0),
+    LOCAL: (2100.0, 2050.0, 2000.0),
+    LATENCY: (834.0, 884.0, 934.0),
+}
+
+
+def test_the_verdict_is_at_the_end_of_a_runs_text_in_its_last_line() -> None:
+    report = run(WRITE)
+    report = replace(report, verdict=judge(report, H200, load("hgx-h200"), profile_reason="it fits"))
+    text = bench_text(report).plain
+    assert text.splitlines()[-1] == "Verdict: PASS, by profile hgx-h200: of 1 path classes 1 pass"
+    assert text.splitlines()[-2] == "12 measurements: 12 ok"
+
+
+def test_a_hostile_name_does_not_steer_the_terminal() -> None:
+    report = run(WRITE)
+    profile = replace(load("hgx-h200"), name="\x1b[31mred")
+    assert "\x1b" not in shown(report, profile)
