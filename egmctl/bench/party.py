@@ -62,15 +62,16 @@ def domain(gpu: Gpu) -> str:
     """Return the NVLink domain and the clique of a GPU as NVML tells it, for comparison and for people.
 
     Fabric handles of other nodes can be imported within one clique of one cluster (NVIDIA's IMEX guide and NVML's
-    documentation of ``nvmlGpuFabricInfo_t``); one node's own HGX board has an all-zero cluster.
+    documentation of ``nvmlGpuFabricInfo_t``); one node's own HGX board has no cluster.
     """
     fabric = gpu.nvml.fabric if gpu.nvml else None
-    if fabric is None or fabric.cluster_uuid is None:
+    if fabric is None:
         return f"{NO_DOMAIN}: NVML tells nothing of a fabric"
     if fabric.state != "completed":
         return f"{NO_DOMAIN}: the fabric's state is {fabric.state}"
-    if not fabric.cluster_uuid.strip("0-"):
-        return f"{NO_DOMAIN}: the node is in no NVLink domain of several nodes"
+    if fabric.cluster_uuid is None:
+        why = fabric.unread.get("cluster_uuid")
+        return f"{NO_DOMAIN}: the cluster's UUID is {why.detail if why else 'not told'}"
     return f"cluster {fabric.cluster_uuid}, clique {fabric.clique_id}"
 
 

@@ -13,7 +13,7 @@ def wire_of(flow: Flow) -> Wire | None:
     """
     if flow.wire.startswith("UCX"):
         return None
-    if flow.initiator is None or {flow.source.bus_id, flow.destination.bus_id} == {flow.initiator}:
+    if flow.initiator is None or flow.stays:
         return None
     first = symbol(flow).partition(">")[0]
     return Wire.NVLINK if first.startswith("NV") else Wire.C2C if first == "C2C" else Wire.PCIE
@@ -33,4 +33,4 @@ def sends(flow: Flow) -> bool:
         return True
     if flow.destination.memory is MemoryKind.REGISTERS:
         return False
-    return flow.source.bus_id == flow.initiator
+    return flow.pushed

@@ -144,6 +144,20 @@ class Flow:
     ``None`` where no end is host memory."""
 
     @property
+    def pushed(self) -> bool:
+        """Whether the end of the one that issues the work is the source; bus ids of several nodes may be alike."""
+        if self.initiator_rank is not None:
+            return self.source.rank == self.initiator_rank
+        return self.source.bus_id == self.initiator
+
+    @property
+    def stays(self) -> bool:
+        """Whether both ends are the GPU that issues the work."""
+        if self.initiator_rank is not None:
+            return self.source.rank == self.destination.rank == self.initiator_rank
+        return {self.source.bus_id, self.destination.bus_id} == {self.initiator}
+
+    @property
     def path(self) -> str:
         """The two ends, for people."""
         return f"{self.source.label} -> {self.destination.label}"

@@ -102,7 +102,7 @@ def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoin
     elif source.bus_id is None or destination.bus_id is None:
         swap = source.bus_id is not None
     else:
-        swap = destination.bus_id == flow.initiator and source.bus_id != flow.initiator
+        swap = not flow.pushed
     return (destination, source) if swap else (source, destination)
 
 
