@@ -1,0 +1,66 @@
+"""What ``egmctl bench`` adds where UCX carried messages: what the doctor's checks say of the way that it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from egmctl.bench.case import Case
+    from egmctl.model.machine import Machine
+    from egmctl.model.measurement import RunReport
+
+_CHECKS = ("rdma.", "pcie.")
+"""Beginnings of the ids of the checks that explain a way."""
+
+
+def sections(cases: Sequence[Case]) -> tuple[str, ...]:
+    """Return the facts that a plan of these cases and its explanation need."""
+    from egmctl.bench.plan import SECTIONS
+    from egmctl.model.measurement import Engine
+
+    return (*SECTIONS, "nics", "system") if any(case.engine is Engine.UCX for case in cases) else SECTIONS
+
+
+def explained(report: RunReport) -> RunReport:
+    """Return a report with a note for each finding of the doctor that may explain why UCX took the way it took.
+
+    Where GPUDirect RDMA was in use everywhere it could be, there is nothing to explain.
+    """
+    from dataclasses import replace
+
+    from egmctl.model.measurement import MemoryKind
+    from egmctl.model.ucx import UcxRoute
+
+    on_gpu = [
+        m.ucx
+        for m in report.measurements
+        if m.ucx is not None
+        and MemoryKind.DEVICE in (m.flows[0].source.memory, m.flows[0].destination.memory)
+        and m.ucx.route is not UcxRoute.GPUDIRECT_RDMA
+    ]
+    if not on_gpu:
+        return report
+    notes = [line for machine in report.machines for line in _findings(machine)]
+    components = on_gpu[0].components
+    if "ib" not in components:
+        notes.append(
+            f"UCX {on_gpu[0].version} has found no InfiniBand transport (it has {', '.join(components)}): that takes a "
+            "NIC, and a build of UCX that supports it. The wheels of libucx do not; with "
+            "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=1 ucxx takes the system's UCX"
+        )
+    return replace(report, notes=(*report.notes, *dict.fromkeys(notes)))
+
+
+def _findings(machine: Machine) -> Iterator[str]:
+    from egmctl.doctor.registry import CHECKS
+    from egmctl.doctor.runner import diagnose
+    from egmctl.doctor.scope import Scope
+    from egmctl.model.finding import Guard, Status
+
+    checks = [check for check in CHECKS if check.id.startswith(_CHECKS) and Guard.RDMA in check.guards]
+    found = diagnose(machine, Scope(purposes=(Guard.RDMA,)), checks).findings
+    worth_telling = (Status.FAIL, Status.WARN, Status.UNKNOWN)
+    told = dict.fromkeys((f.check, f.status, f.summary) for f in found if f.status in worth_telling)
+    for check, status, summary in told:
+        yield f"doctor's check {check}: {status}: {summary}"
