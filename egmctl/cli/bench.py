@@ -47,6 +47,7 @@ from egmctl.cli.options import (
     QuietOption,
 )
 from egmctl.cli.output import Color, check_output, choose_form, emit, is_terminal
+from egmctl.cli.rdma import explained, sections
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.forms import BENCH, Form, render
 from egmctl.units import MIB, format_size, parse_size, printable
@@ -133,7 +134,7 @@ def bench(
             cases=cases,
             settings=settings,
             gpus=gpus,
-            sections=SECTIONS,
+            sections=sections(cases),
             sample=sample,
             fixed_size=size is not None,
             quiet=quiet,
@@ -142,12 +143,12 @@ def bench(
             emit(run.planned(machine, ranks), output=output, force=force, color=color)
             return
         with run.measured(job, lambda: _progress(quiet)) as report:
-            emit(render(report, form), output=output, force=force, color=color)
+            emit(render(explained(report), form), output=output, force=force, color=color)
             raise typer.Exit(report.exit_code)
     with contextlib.ExitStack() as early:
         # CUDA takes a second to initialise: the worker does so while the facts are read.
         worker = early.enter_context(start_worker()) if measuring else None
-        seen = read_machine(machine, SECTIONS, quiet=quiet)
+        seen = read_machine(machine, sections(cases), quiet=quiet)
         if not seen.gpus:
             raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(seen)}")
         plan = _plan(seen, gpus, numa, cases, settings, swept=sweep is not None, size=size)
@@ -163,7 +164,7 @@ def bench(
             why = f"buffers of {format_size(smaller[0])}, not of the usual size: {smaller[1]} has no room for more"
             plan = replace(plan, notes=(*plan.notes, why))
         check_memory(plan, seen, left)
-        report = _measure(plan, seen, worker, quiet=quiet)
+        report = explained(_measure(plan, seen, worker, quiet=quiet))
     if profiles is not None:
         report = _judge(report, seen, profiles, named=profile is not None, strict=strict)
     emit(render(report, form), output=output, force=force, color=color)
