@@ -116,7 +116,6 @@ def bench(
 
     from egmctl.bench.budget import check_memory, smaller_size
     from egmctl.bench.crew import start_worker
-    from egmctl.bench.plan import SECTIONS
     from egmctl.bench.suites import select_cases
     from egmctl.facts.cgroup import memory_left
     from egmctl.facts.root import Root
