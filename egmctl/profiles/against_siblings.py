@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from egmctl.model.measurement import Measurement, Pattern, Quantity, RunReport, Summary
-from egmctl.model.task import Flow
+from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.profiles.classes import too_small
 from egmctl.profiles.siblings import BANDWIDTH, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
@@ -39,7 +38,9 @@ def against_siblings(
         for number, value in values.items():
             for cell in _cells(number, report.measurements[number], value):
                 groups.setdefault((cell.source is None, cell.destination is None), []).append(cell)
-    labels = {gpu.bus_id: gpu.label for gpu in report.gpus}
+    bus_ids = {
+        end.label: end.bus_id for m in measurements for flow in m.flows for end in (flow.source, flow.destination)
+    }
     found: dict[int, Judgement] = {}
     culprits: list[Culprit] = []
     for cells in groups.values():
@@ -51,7 +52,7 @@ def against_siblings(
             before = found.get(cell.measurement)
             if before is None or _ORDER.index(judgement.grade) < _ORDER.index(before.grade):
                 found[cell.measurement] = judgement
-        culprits += [_culprit(outlier, fitted, path_class, labels, tolerance) for outlier in fitted.outliers]
+        culprits += [_culprit(outlier, fitted, path_class, bus_ids, tolerance) for outlier in fitted.outliers]
     return {
         number: found.get(number) or _none(value, report.measurements[number]) for number, value in values.items()
     }, tuple(culprits)
@@ -61,19 +62,20 @@ def _cells(number: int, measurement: Measurement, value: float) -> Iterator[Cell
     """Yield what a measurement says of single GPUs or pairs; nothing where all work at the same time."""
     flow = measurement.flows[0]
     if measurement.pattern is Pattern.ONE_TO_ALL:
-        yield Cell(number, flow.source.bus_id, None, value)
+        yield Cell(number, _gpu(flow.source), None, value)
     elif measurement.pattern is Pattern.ALL_TO_ONE:
-        yield Cell(number, None, flow.destination.bus_id, value)
+        yield Cell(number, None, _gpu(flow.destination), value)
     elif measurement.pattern is Pattern.BOTH_DIRECTIONS and measurement.flows_gb_s:
         for one, summary in zip(measurement.flows, measurement.flows_gb_s, strict=True):
-            yield from _cell(number, one, summary)
+            if summary.median > 0:
+                yield Cell(number, _gpu(one.source), _gpu(one.destination), summary.median)
     elif measurement.pattern in (Pattern.PAIR, Pattern.LOCAL) and len(measurement.flows) == 1:
-        yield Cell(number, flow.source.bus_id, flow.destination.bus_id, value)
+        yield Cell(number, _gpu(flow.source), _gpu(flow.destination), value)
 
 
-def _cell(number: int, flow: Flow, summary: Summary) -> Iterator[Cell]:
-    if summary.median > 0:
-        yield Cell(number, flow.source.bus_id, flow.destination.bus_id, summary.median)
+def _gpu(end: Endpoint) -> str | None:
+    """Return what tells a GPU from the others of a run: bus ids are those of one node."""
+    return end.label if end.bus_id is not None else None
 
 
 def _judgement(
@@ -99,9 +101,8 @@ def _none(value: float, measurement: Measurement) -> Judgement:
 
 
 def _culprit(
-    outlier: Outlier, fitted: Fit, path_class: str, labels: Mapping[str, str], tolerance: Tolerance
+    outlier: Outlier, fitted: Fit, path_class: str, bus_ids: Mapping[str, str | None], tolerance: Tolerance
 ) -> Culprit:
-    label = " -> ".join(labels.get(gpu, gpu) for gpu in outlier.gpus)
     side = {Direction.EGRESS: "what leaves it", Direction.INGRESS: "what arrives at it", None: "it"}
     takes = "takes" if tolerance.latency else "reaches"
     reason = (
@@ -110,8 +111,8 @@ def _culprit(
     )
     return Culprit(
         path_class=path_class,
-        gpus=outlier.gpus,
-        label=label,
+        gpus=tuple(bus_id for gpu in outlier.gpus if (bus_id := bus_ids[gpu])),
+        label=" -> ".join(outlier.gpus),
         direction=outlier.direction,
         ratio=outlier.ratio,
         grade=outlier.grade,

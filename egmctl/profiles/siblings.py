@@ -36,7 +36,7 @@ _ROUNDS = 20
 _SETTLED = 1e-9
 
 End = str | None
-"""The bus id of a GPU, or ``None`` where that end of a path is none."""
+"""A GPU, or ``None`` where that end of a path is none."""
 
 
 @dataclass(frozen=True, slots=True)
