@@ -12,10 +12,12 @@ import pytest
 
 from egmctl.bench.group import Group, GroupFailed
 from egmctl.bench.ranks.life_cycle import STAGES
+from egmctl.errors import ExitCode
 from egmctl.facts.collect import collect
-from egmctl.model.measurement import Engine, HandleKind, Measurement, Status, Verification
+from egmctl.model.measurement import Engine, HandleKind, Measurement, Status, Verification, exit_code
 from egmctl.model.rank import Rank
 from tests.conftest import ROOT
+from tests.doctor.cgroups import denying_v2
 from tests.gpu.test_doctor_active import imex_channel
 from tests.handles.ranks import (
     MIB,
@@ -27,13 +29,15 @@ from tests.handles.ranks import (
     message_task,
     ranks_on,
     start,
+    start_confined,
 )
 
 __all__ = ["imex_channel"]
 
 pytestmark = pytest.mark.gpu
 
-LEGACY, POSIX_FD, POOL = HandleKind.LEGACY, HandleKind.POSIX_FD, HandleKind.POOL
+FABRIC, LEGACY = HandleKind.FABRIC, HandleKind.LEGACY
+POOL, POSIX_FD = HandleKind.POOL, HandleKind.POSIX_FD
 
 STEPS = {
     "allocated": (0, "cuMemCreate", 2),
@@ -129,6 +133,41 @@ def test_a_rank_killed_at_a_step_leaves_no_process_and_no_memory(ranks: list[Ran
     with start(2) as group, pytest.raises(GroupFailed) as failed:
         ask(group, ranks, task, lives=5, death={"rank": rank, "call": call, "nth": nth})
     assert (failed.value.rank, failed.value.how, failed.value.last_call) == (rank, "crashed", call)
+    assert memory_used() == before
+
+
+DENIED = {
+    (LEGACY, None): "cuIpcOpenMemHandle failed: CUDA_ERROR_INVALID_VALUE (1)",
+    (POSIX_FD, None): "cuMemImportFromShareableHandle failed: CUDA_ERROR_INVALID_DEVICE (101)",
+    (POSIX_FD, 0): "cuMemImportFromShareableHandle failed: CUDA_ERROR_INVALID_DEVICE (101)",
+    (FABRIC, None): "cuMemImportFromShareableHandle failed: CUDA_ERROR_NOT_SUPPORTED (801)",
+    (FABRIC, 0): "cuMemImportFromShareableHandle failed: CUDA_ERROR_NOT_SUPPORTED (801)",
+}
+"""What an importer meets whose device cgroup denies the owner."""
+
+
+@pytest.mark.needs_root
+@pytest.mark.usefixtures("imex_channel")
+def test_a_denied_owner_is_named_and_with_cuda_visible_devices_the_same_passes(ranks: list[Rank]) -> None:
+    owner, importer = (collect(("gpus",)).gpus or ())[:2]
+    assert owner.proc is not None
+    assert owner.proc.minor is not None
+    before = memory_used()
+    with start_confined(visible=importer.uuid) as group:
+        for handle, node in (*DENIED, (POOL, None), (POOL, 0)):
+            (found,) = ask(group, ranks, life_cycle_task(ranks, handle, node)).measurements
+            assert found.status is Status.OK, found.reason
+        finish(group)
+    with denying_v2(owner.proc.minor) as cgroup, start_confined(cgroup=cgroup.directory) as group:
+        for (handle, node), words in DENIED.items():
+            said = ask(group, ranks, life_cycle_task(ranks, handle, node))
+            (found,) = said.measurements
+            show(found, f"{handle} {'device' if node is None else 'HOST_NUMA'}, owner denied")
+            assert (found.failed_rank, exit_code([found])) == (1, ExitCode.FAILED), found
+            assert words in (found.reason or "")
+            assert "its device cgroup or container denies it" in (found.reason or "")
+            assert said.before == said.after
+        finish(group)
     assert memory_used() == before
 
 

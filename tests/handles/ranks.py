@@ -12,14 +12,14 @@ from typing import Any
 
 from egmctl.bench.exchange import Abandoned
 from egmctl.bench.group import Group, start_rank
-from egmctl.bench.protocol import Event, Preparation, Request
+from egmctl.bench.protocol import ENVIRONMENT, Event, Preparation, Request
 from egmctl.bench.ranks import life_cycle, signalling
 from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.rig import Rig
 from egmctl.bench.worker import start_driver
 from egmctl.gpu import driver
 from egmctl.gpu.driver import call
-from egmctl.launch import Channel
+from egmctl.launch import Channel, spawn
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
     Chase,
@@ -114,6 +114,18 @@ class Said:
 def start(count: int) -> Group:
     """Start ranks in this process' environment."""
     return Group({number: start_rank(number, count, TARGET) for number in range(count)})
+
+
+def start_confined(visible: str | None = None, cgroup: Path | None = None) -> Group:
+    """Start two ranks, of which the second sees the GPUs ``visible`` only, or is in a cgroup."""
+    importer = spawn(
+        TARGET,
+        {"rank": 1, "size": 2},
+        environment={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": visible},
+        before="tests.doctor.hooks:join_cgroup" if cgroup else None,
+        before_arguments={"directory": str(cgroup)},
+    )
+    return Group({0: start_rank(0, 2, TARGET), 1: importer})
 
 
 def ask(
