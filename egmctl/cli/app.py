@@ -33,7 +33,6 @@ app = typer.Typer(
     # rich's markup mode is what costs at start-up.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(topo)
@@ -73,7 +72,10 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error, arguments)
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
-    except SystemExit:
+    except SystemExit as end:
+        if end.code == 0:
+            # The end of what completes a command line, or shows the script for it.
+            return ExitCode.OK
         # The parser's answer to a pipe whose reader went away while it wrote help.
         discard_stdout()
         return ExitCode.CRASHED

@@ -34,9 +34,18 @@ def test_the_wheel_holds_what_the_checkout_ships(wheel: zipfile.ZipFile) -> None
 
 
 def test_the_wheel_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
-    strangers = [name for name in wheel.namelist() if not re.match(r"egmctl(/|-[^/]*\.dist-info/)", name)]
+    strangers = [
+        name
+        for name in wheel.namelist()
+        if not re.match(r"egmctl(/|-[^/]*\.dist-info/|-[^/]*\.data/data/share/man/man1/egmctl\.1$)", name)
+    ]
     assert strangers == []
     assert not [name for name in wheel.namelist() if "__pycache__" in name or name.startswith("egmctl/tests")]
+
+
+def test_the_wheel_holds_the_manual_page(wheel: zipfile.ZipFile) -> None:
+    page = wheel.read(f"egmctl-{__version__}.data/data/share/man/man1/egmctl.1")
+    assert page == (ROOT / "docs/egmctl.1").read_bytes()
 
 
 def test_the_metadata_names_what_is_needed(wheel: zipfile.ZipFile) -> None:
@@ -45,16 +54,17 @@ def test_the_metadata_names_what_is_needed(wheel: zipfile.ZipFile) -> None:
     assert metadata["Version"] == __version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra") or []) == {"cu13", "cu12"}
-    needed = {re.split(r"[<>=;\s]", line)[0] for line in metadata.get_all("Requires-Dist") or []}
-    assert needed == {
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert set(metadata.get_all("Provides-Extra") or []) == set(extras) >= {"cu13", "cu12", "fleet", "mpi"}
+    needed = {_package(line) for line in metadata.get_all("Requires-Dist") or []}
+    assert needed == {_package(line) for lines in (project["dependencies"], *extras.values()) for line in lines}
+    assert {_package(line) for line in project["dependencies"]} == {
         "typer",
         "rich",
         "cuda-python",
         "nvidia-ml-py",
         "numpy",
-        "nvidia-cuda-nvrtc",
-        "nvidia-cuda-nvrtc-cu12",
     }
     entry_points = wheel.read(f"egmctl-{__version__}.dist-info/entry_points.txt").decode()
     assert "egmctl = egmctl.cli.app:main" in entry_points
@@ -62,11 +72,13 @@ def test_the_metadata_names_what_is_needed(wheel: zipfile.ZipFile) -> None:
 
 def test_each_extra_keeps_bindings_and_nvrtc_on_one_line() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extras == {
-        "cu13": ["cuda-python>=13,<14", "nvidia-cuda-nvrtc==13.*"],
-        "cu12": ["cuda-python>=12.9,<13", "nvidia-cuda-nvrtc-cu12==12.9.*"],
-    }
+    assert extras["cu13"] == ["cuda-python>=13,<14", "nvidia-cuda-nvrtc==13.*"]
+    assert extras["cu12"] == ["cuda-python>=12.9,<13", "nvidia-cuda-nvrtc-cu12==12.9.*"]
 
 
 def test_the_changelog_tells_of_this_version() -> None:
     assert f"## {__version__}" in Path(ROOT / "CHANGELOG.md").read_text()
+
+
+def _package(requirement: str) -> str:
+    return re.split(r"[<>=;\s]", requirement)[0].lower()

@@ -1,0 +1,58 @@
+"""Completion in a shell: what ``egmctl --show-completion`` prints makes a real bash complete commands and options."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import command_environment
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Path:
+    """A folder with the command in it, for PATH."""
+    command = tmp_path / "egmctl"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m egmctl "$@"\n')
+    command.chmod(0o755)
+    return tmp_path
+
+
+def bash(folder: Path, script: str) -> str:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f'PATH="{folder}:$PATH"\n{script}'],
+        env=command_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def completed(folder: Path, *words: str) -> list[str]:
+    """Return what bash offers for the last of these words."""
+    script = f"""
+eval "$(egmctl --show-completion)"
+COMP_WORDS=({" ".join(map(shlex.quote, words))}) COMP_CWORD={len(words) - 1}
+_egmctl_completion egmctl
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    return bash(folder, script).split()
+
+
+def test_commands(shell: Path) -> None:
+    assert completed(shell, "egmctl", "sn") == ["snapshot"]
+    assert set(completed(shell, "egmctl", "")) >= {"topo", "bench", "doctor", "snapshot", "show", "compare", "fleet"}
+
+
+def test_options_and_their_words(shell: Path) -> None:
+    assert completed(shell, "egmctl", "bench", "--sui") == ["--suite"]
+    assert completed(shell, "egmctl", "topo", "--color", "a") == ["auto", "always"]
+
+
+def test_showing_the_script_is_no_failure(shell: Path) -> None:
+    assert bash(shell, "egmctl --show-completion > /dev/null; echo $?") == "0\n"

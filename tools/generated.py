@@ -1,0 +1,40 @@
+"""What the tools that write a file of this repository share: write it, or with ``--check`` say if it is old."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def settle(arguments: list[str], path: Path, wanted: str, tool: str) -> int:
+    """Write a file, or with the argument ``--check`` only compare it; return the exit code."""
+    if arguments != ["--check"]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted, encoding="utf-8")
+        return 0
+    if path.exists() and path.read_text(encoding="utf-8") == wanted:
+        return 0
+    sys.stderr.write(f"{path} is not what {tool} writes\n")
+    return 1
+
+
+def below(path: Path, mark: str, reference: str) -> str:
+    """Return a document with everything below a line, ``mark``, replaced.
+
+    Raises
+    ------
+    SystemExit
+        If the document has no such line.
+    """
+    head, found, _ = path.read_text(encoding="utf-8").partition(mark)
+    if not found:
+        raise SystemExit(f"{path} has no line {mark}")
+    return f"{head}{mark}\n{reference}"
+
+
+def wrap(text: str) -> str:
+    """Return a paragraph broken at the width of this repository's documents."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
