@@ -51,7 +51,7 @@ LauncherOptionsOption = Annotated[
         help="More options for ssh or srun: '-l root -i KEY', '--partition=gpu --gpus-per-node=4'.",
     ),
 ]
-FanoutOption = Annotated[int, typer.Option("--fanout", min=1, max=256, help="Nodes at once.")]
+FanoutOption = Annotated[int, typer.Option("--fanout", min=1, max=200, help="Nodes at once.")]
 ConnectOption = Annotated[
     int,
     typer.Option("--connect-timeout", metavar="SECONDS", min=1, max=3600, help="For reaching a node."),
@@ -79,7 +79,9 @@ FolderOption = Annotated[
 ]
 ResumeOption = Annotated[
     Path | None,
-    typer.Option("--resume", metavar="DIR", help="Go on in the folder of an earlier run: ask the nodes it lacks."),
+    typer.Option(
+        "--resume", metavar="DIR", help="Go on in the folder of an earlier run: ask the nodes without an answer again."
+    ),
 ]
 
 USUAL_TIMEOUT_S = 120
@@ -156,9 +158,7 @@ def fleet(
     else:
         given = {"-w": nodes, "-x": exclude, "-o": output, "an option after --": remote}
         if wrong := next((name for name, value in given.items() if value), None):
-            raise UsageError(
-                f"--resume asks the nodes that lack what the others were asked: {wrong} does not go with it"
-            )
+            raise UsageError(f"--resume asks what was asked before: {wrong} does not go with it")
         session = old_session(what, resume, remote_command=remote_command, any_version=any_version)
     with _progress(quiet) as on_tick:
         report = ask(session, launch, on_tick)
@@ -171,7 +171,7 @@ def fleet(
 
         emit(fleet_text(report, verbose=verbose), output=None, force=False, color=color)
     if not quiet and len(report.answers) > report.counts.get("answered", 0):
-        say(f"'egmctl fleet {what} --resume {shlex.quote(report.folder)}' asks the nodes that lack")
+        say(f"'egmctl fleet {what} --resume {shlex.quote(report.folder)}' asks the nodes without an answer")
     return report.exit_code
 
 

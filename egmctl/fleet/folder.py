@@ -5,7 +5,10 @@ Every file appears whole, and no run writes into the folder of another.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -31,6 +34,24 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other runs out of the folder inside the block.
+
+        Raises
+        ------
+        UsageError
+            If one is in it.
+        """
+        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise UsageError(f"another egmctl fleet is at work in {printable(str(self.path))}") from error
+        finally:
+            os.close(lock)
 
     def spool(self, node: str) -> BinaryIO:
         """Return a file for what a node sends while it sends it; :meth:`discard` or :meth:`keep` end it."""

@@ -49,20 +49,27 @@ class Ended:
 
 
 def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> Answer:
-    """Return how asking a node ended; its document goes to its place in the folder, anything else is removed."""
+    """Return how asking a node ended; its document goes to its place in the folder, anything else is removed.
+
+    What a command that was stopped has until then is kept, too, though it is no answer.
+    """
     output = read_output(b"" if ended.flooded else folder.part(ended.node).read_bytes())
     reach, reason = _without_document(asked, ended, output, timeout_s)
-    code, file = int(ExitCode.CRASHED), ""
+    code = int(ExitCode.CRASHED)
+    has_result = False
     if reach is None:
         reach, reason, code = _document(asked, folder, ended, output)
+        has_result = reach in (Reach.ANSWERED, Reach.INTERRUPTED)
+    elif reach is Reach.TIMED_OUT and output.document:
+        has_result = _document(asked, folder, ended, output)[0] in (Reach.ANSWERED, Reach.INTERRUPTED)
     if ended.interrupted and reach is not Reach.ANSWERED:
-        reach, reason = Reach.INTERRUPTED, "stopped by the interruption"
-    if reach is Reach.ANSWERED:
+        reach, reason, code = Reach.INTERRUPTED, "stopped by the interruption", int(ExitCode.INTERRUPTED)
+    if has_result:
         file = folder.keep(ended.node, output.document)
+        reason += "; what it has until then is kept" if reach is not Reach.ANSWERED else ""
     else:
+        file = ""
         folder.discard(ended.node)
-    if reach is Reach.INTERRUPTED:
-        code = int(ExitCode.INTERRUPTED)
     return Answer(
         node=ended.node,
         reach=reach,
@@ -81,7 +88,7 @@ def _without_document(
     words = _words(ended.errors)
     if ended.flooded:
         return Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped"
-    if ended.out_of_time:
+    if ended.out_of_time and output.code is None:
         what = "the command did not end" if output.begun else "no command was started there"
         return Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s"
     if not output.begun:
@@ -104,17 +111,14 @@ def _without_document(
 
 
 def _document(asked: Asked, folder: Folder, ended: Ended, output: Output) -> tuple[Reach, str, int]:
-    """Judge a document, or what stands in its place."""
-    ended_with = int(ExitCode.CRASHED) if output.code is None else output.code
-    # Interrupted there, by a reboot or a person: nobody interrupted this command.
-    code = ended_with if ended_with in set(ExitCode) - {ExitCode.INTERRUPTED} else int(ExitCode.CRASHED)
+    """Judge a document, or what stands in its place: how asking ended, why, and the exit code that counts."""
+    crashed = int(ExitCode.CRASHED)
+    # Where this command was not interrupted, one that was interrupted on its node broke.
+    known = set(ExitCode) - {ExitCode.INTERRUPTED}
+    code = output.code if output.code is not None and output.code in known else crashed
     words = _words(ended.errors)
     if not output.document:
-        return (
-            Reach.FAILED,
-            words or f"the command ended with {output.code} without a word",
-            code or int(ExitCode.CRASHED),
-        )
+        return Reach.FAILED, words or f"the command ended with {output.code} without a word", code or crashed
     part = folder.part(ended.node)
     part.write_bytes(output.document)
     source = "what it sent"
@@ -122,9 +126,11 @@ def _document(asked: Asked, folder: Folder, ended: Ended, output: Output) -> tup
         document = read_object(part, source, "result of egmctl")
         schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
     except UsageError as error:
-        return Reach.GARBAGE, _short("; ".join(filter(None, (str(error), words)))), int(ExitCode.CRASHED)
+        return Reach.GARBAGE, _short("; ".join(filter(None, (str(error), words)))), crashed
     if schema == ERROR_SCHEMA or (schema != MACHINE_SCHEMA and document.get("result") is None):
-        return Reach.FAILED, _short(_first_error(document)) or words, code or int(ExitCode.CRASHED)
+        return Reach.FAILED, _short(_first_error(document)) or words, code or crashed
+    if document.get("exit_code") == ExitCode.INTERRUPTED:
+        return Reach.INTERRUPTED, "the command was interrupted there", crashed
     return Reach.ANSWERED, "", code
 
 

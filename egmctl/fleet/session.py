@@ -1,4 +1,4 @@
-"""One run of ``egmctl fleet``, new or gone on with: asks the nodes that lack, keeps the report, folds the answers."""
+"""One run of ``egmctl fleet``, new or gone on with: asks the nodes without an answer, keeps the report, folds."""
 
 from __future__ import annotations
 
@@ -97,17 +97,28 @@ def old_session(command: Command, path: Path, *, remote_command: str | None, any
 
 
 def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) -> FleetReport:
-    """Ask the nodes that lack, and return the report, which is in the folder then.
+    """Ask the nodes without an answer, and return the report, which is in the folder then.
 
     Raises
     ------
+    UsageError
+        If another run is at work in the folder.
     EgmctlError
         If the folder cannot be written to.
     """
+    with session.folder.alone():
+        return _ask(session, launch, on_tick)
+
+
+def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) -> FleetReport:
     asked, folder = session.asked, session.folder
     lacking = [node for node in asked.nodes if node not in session.answers]
     written = (time.monotonic(), 0)
-    folder.write_report(fleet_json(_report(session, launch.launcher, {})))
+
+    def write(answers: Sequence[Answer]) -> FleetReport:
+        report = _report(session, launch.launcher, {answer.node: answer for answer in answers})
+        folder.write_report(fleet_json(report))
+        return report
 
     def tick(progress: Progress) -> None:
         nonlocal written
@@ -115,11 +126,12 @@ def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) -
         now = time.monotonic()
         if len(progress.answers) > written[1] and now > written[0] + REPORT_EVERY_S:
             written = (now, len(progress.answers))
-            new = {answer.node: answer for answer in progress.answers}
-            folder.write_report(fleet_json(_report(session, launch.launcher, new)))
+            write(progress.answers)
 
-    new = {answer.node: answer for answer in run(asked, lacking, launch, folder, tick)} if lacking else {}
-    report = _folded(_report(session, launch.launcher, new), folder)
+    write(())
+    # Whatever the folding meets, the answers are in the folder before it.
+    report = write(run(asked, lacking, launch, folder, tick) if lacking else ())
+    report = _folded(report, folder)
     folder.write_report(fleet_json(report))
     return report
 

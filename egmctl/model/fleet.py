@@ -35,7 +35,7 @@ class Reach(StrEnum):
     UNREACHABLE = "unreachable"
     """The launcher got no command started there."""
     INTERRUPTED = "interrupted"
-    """The command there was stopped because this one was interrupted."""
+    """The command there was stopped: because this one was interrupted, or by somebody there."""
     NOT_ASKED = "not-asked"
     """Its turn had not come when this command was interrupted."""
 
@@ -85,7 +85,7 @@ class Answer:
     """What ``egmctl --version`` said there; empty where it was not asked."""
     duration_s: float | None = None
     file: str = ""
-    """Its document, relative to the folder."""
+    """Its document, relative to the folder; of a command that was stopped, what it had until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.errors import ExitCode, UsageError
+from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder, new_folder, old_folder
 from egmctl.fleet.folding import groups
 from egmctl.fleet.judge import Ended, judge
@@ -24,6 +24,7 @@ from egmctl.nodesets import fold
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
 DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
+PARTIAL = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 130, "errors": [], "result": {}})
 ERROR = json.dumps(
     {"schema": "egmctl.error/1", "exit_code": 2, "errors": [{"code": "usage", "message": "no"}], "result": None}
 )
@@ -67,7 +68,10 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> An
         ("", "", {"code": 255}, Reach.UNREACHABLE, "the launcher ended with 255 without a word", 4),
         ("\negmctl-fleet begin\negmctl-fleet lacks\n\negmctl-fleet end 127\n", "", {}, Reach.NO_EGMCTL, "no egmctl", 4),
         ("\negmctl-fleet begin\n\negmctl-fleet end 127\n", "sh: timeout: not found", {}, Reach.GARBAGE, "timeout", 4),
-        (sent(end=130), "", {"interrupted": True}, Reach.ANSWERED, "", 1),
+        (sent(document=PARTIAL, end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "is kept", 130),
+        (sent(document=PARTIAL, end=130), "", {}, Reach.INTERRUPTED, "interrupted there; what it has until then", 4),
+        (sent(document=PARTIAL, end=124), "", {}, Reach.TIMED_OUT, "stopped; what it has until then is kept", 4),
+        (sent(end=0), "", {"interrupted": True}, Reach.ANSWERED, "", 0),
         (sent(document="", end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "stopped", 130),
         ("", "", {"flooded": True}, Reach.FLOODED, "more than 64 MiB", 4),
         ("", "\x1b[31mred\u202e", {"code": 255}, Reach.UNREACHABLE, "\\x1b[31mred\\u202e", 4),
@@ -77,12 +81,12 @@ def test_how_asking_a_node_ended(
     folder: Folder, output: str, errors: str, ended: dict[str, object], reach: Reach, reason: str, code: int
 ) -> None:
     answer = judged(folder, output, errors, **ended)
-    if reach is Reach.ANSWERED and not output.endswith("end 1\n"):
-        code = ExitCode.CRASHED
     assert (answer.reach, answer.exit_code) == (reach, code)
     assert reason in answer.reason
     kept = [path.name for path in (folder.path / "nodes").iterdir()]
-    assert kept == (["node01.json"] if reach is Reach.ANSWERED else [])
+    stopped = reach in (Reach.TIMED_OUT, Reach.INTERRUPTED) and "result" in output
+    assert kept == (["node01.json"] if reach is Reach.ANSWERED or stopped else [])
+    assert answer.file == "".join(f"nodes/{name}" for name in kept)
 
 
 def test_the_document_is_found_between_whatever_else_was_printed() -> None:

@@ -188,6 +188,32 @@ def test_nodes_whose_turn_has_not_come_are_not_asked_after_ctrl_c(lab: Lab) -> N
     assert "--resume" in ended.err
 
 
+def test_ctrl_c_ends_a_real_bench_and_its_children(lab: Lab, fake_node: MakeFakeNode) -> None:
+    node = fake_node("hgx-h200x4")
+    lab.host("node01", on(node.environment()))
+    process = lab.start(
+        "fleet", "bench", "-w", "node01", "-o", str(lab.folder / "out"), "--json", "--", *BENCH, "--duration", "100"
+    )
+    settle(lambda: len(node.calls("cuLaunchKernel")) > 1, seconds=60)
+    os.killpg(process.pid, signal.SIGINT)
+    ended = finished(process)
+    assert (ended.code, lab.processes("node01")) == (130, []), ended.err
+    (answer,) = answers(ended).values()
+    assert answer["reach"] == "interrupted"
+    document = json.loads((Path(result(ended)["folder"]) / answer["file"]).read_text())
+    assert document["result"]["interrupted"], "what it had measured until then"
+
+
+def test_two_runs_do_not_work_in_one_folder(lab: Lab) -> None:
+    lab.host("node01", slow(lab))
+    first = lab.start("fleet", "doctor", "-w", "node01", "-o", "out")
+    settle(lambda: (lab.folder / "runs").exists())
+    second = lab.run("fleet", "doctor", "--resume", "out")
+    first.terminate()
+    assert finished(first).code == 130
+    assert (second.code, second.err) == (2, "egmctl: another egmctl fleet is at work in out\n")
+
+
 def test_a_second_ctrl_c_waits_for_no_node(lab: Lab) -> None:
     lab.host("node01", f"{SAYS_VERSION}; trap '' TERM; touch {lab.folder}/runs; while :; do sleep 0.1; done")
     process = lab.start("fleet", "bench", "-w", "node01")
