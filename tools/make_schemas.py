@@ -25,7 +25,7 @@ from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
-from egmctl.model.profile import PROFILE_SCHEMA, Profile
+from egmctl.model.profile import MATCH_SCHEMA, PROFILE_SCHEMA, PROFILES_SCHEMA, MatchResult, Profile, ProfileList
 from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
 
@@ -47,6 +47,8 @@ def main(arguments: list[str]) -> int:
         "comparison": command_schema(COMPARISON_SCHEMA, Comparison, one_machine=False),
         "fleet": command_schema(FLEET_SCHEMA, FleetReport, one_machine=False),
         "profile": profile_schema(),
+        "profiles": command_schema(PROFILES_SCHEMA, ProfileList, one_machine=False),
+        "match": command_schema(MATCH_SCHEMA, MatchResult),
     }
     for name, schema in schemas.items():
         path = SCHEMAS / f"{name}.schema.json"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,11 +16,10 @@ from egmctl.units import printable
 
 if TYPE_CHECKING:
     from egmctl.model.machine import Machine
+    from egmctl.model.profile import MatchResult, Profile, ProfileList
     from egmctl.profiles.learn import Run
     from egmctl.saved import Saved
 
-PROFILES_SCHEMA = "egmctl.profiles/1"
-MATCH_SCHEMA = "egmctl.match/1"
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """What a machine is recognised by."""
 
@@ -36,14 +36,12 @@ TomlOption = Annotated[
 def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
     """Show the profiles there are: the user's, the system's (/etc/egmctl/profiles), those that ship."""
     from egmctl.data import profiles_dir
-    from egmctl.model.codec import to_json
     from egmctl.profiles.load import load_all
     from egmctl.report.profile_text import profiles_text
 
     found = load_all()
     if json:
-        body = {"profiles": [{"file": str(path), "profile": to_json(profile)} for profile, path in found]}
-        emit(_document(PROFILES_SCHEMA, ExitCode.OK, body, None), output=None, force=False)
+        _emit_profiles(found)
     else:
         emit(profiles_text(found, profiles_dir()), output=None, force=False, color=color)
     return ExitCode.OK
@@ -52,14 +50,13 @@ def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> 
 @app.command("show")
 def show_profile(name: NameArgument, json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
-    from egmctl.model.codec import to_json
-    from egmctl.profiles.load import load
+    from egmctl.profiles.load import find, read
     from egmctl.report.profile_text import profile_text
 
-    profile = load(name)
+    path = find(name)
+    profile = read(path)
     if json:
-        body = {"profiles": [{"file": None, "profile": to_json(profile)}]}
-        emit(_document(PROFILES_SCHEMA, ExitCode.OK, body, None), output=None, force=False)
+        _emit_profiles([(profile, path)])
     else:
         emit(profile_text(profile), output=None, force=False, color=color)
     return ExitCode.OK
@@ -70,7 +67,7 @@ def match_profiles(
     machine: MachineOption = None, json: JsonOption = False, quiet: QuietOption = False, color: ColorOption = Color.AUTO
 ) -> int:
     """Say which profile this machine is of, and why; ends with 3 if none fits."""
-    from egmctl.model.codec import to_json
+    from egmctl.model.profile import MATCH_SCHEMA, MatchResult
     from egmctl.profiles.load import load_all
     from egmctl.profiles.match import choose, match_profile
     from egmctl.report.profile_text import match_text
@@ -81,8 +78,8 @@ def match_profiles(
     matches = [match_profile(seen, profile) for profile in profiles]
     code = ExitCode.OK if chosen else ExitCode.NOTHING
     if json:
-        body = {"profile": chosen.name if chosen else None, "reason": why, "matches": to_json(matches)}
-        emit(_document(MATCH_SCHEMA, code, body, seen), output=None, force=False)
+        result = MatchResult(profile=chosen.name if chosen else None, reason=why, matches=tuple(matches))
+        _emit(MATCH_SCHEMA, result, code, seen)
     else:
         text = match_text(seen, next((match for match in matches if match.fits), None), why)
         emit(text, output=None, force=False, color=color)
@@ -125,7 +122,15 @@ def _run(saved: Saved) -> Run:
     return Run(report, machine, node)
 
 
-def _document(schema: str, code: ExitCode, body: dict[str, Any], machine: Machine | None) -> str:
+def _emit_profiles(found: Iterable[tuple[Profile, Path]]) -> None:
+    from egmctl.model.profile import PROFILES_SCHEMA, ProfileFile, ProfileList
+
+    files = tuple(ProfileFile(file=str(path), profile=profile) for profile, path in found)
+    _emit(PROFILES_SCHEMA, ProfileList(profiles=files), ExitCode.OK, None)
+
+
+def _emit(schema: str, result: ProfileList | MatchResult, code: ExitCode, machine: Machine | None) -> None:
+    from egmctl.model.codec import to_json
     from egmctl.report.envelope import dump, envelope
 
-    return dump(envelope(schema, code, body, machine=machine))
+    emit(dump(envelope(schema, code, to_json(result), machine=machine)), output=None, force=False)

@@ -14,6 +14,9 @@ from typing import Annotated
 from egmctl.model.record import Plain, Share, Spelling
 
 PROFILE_SCHEMA = "egmctl.profile/1"
+"""Of the file, once its TOML is read."""
+PROFILES_SCHEMA = "egmctl.profiles/1"
+MATCH_SCHEMA = "egmctl.match/1"
 
 PciId = Annotated[str, Share.PLAIN, Spelling(example="10de:2335", pattern=r"[0-9a-f]{4}:[0-9a-f]{4}")]
 """PCI vendor and device id, lower case."""
@@ -168,3 +171,29 @@ class Match:
         """What does not fit, or else what does."""
         wrong = [point.reason for point in self.points if not point.fits]
         return "; ".join(wrong or [point.reason for point in self.points])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileFile:
+    """A profile and where it was found."""
+
+    file: str
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileList:
+    """What ``egmctl profile list`` and ``show`` give, in the order in which profiles are asked."""
+
+    profiles: tuple[ProfileFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchResult:
+    """What ``egmctl profile match`` gives."""
+
+    profile: Plain | None
+    """The one that fits and is asked first; ``None`` where none fits."""
+    reason: Plain
+    matches: tuple[Match, ...]
+    """Of every profile that there is."""

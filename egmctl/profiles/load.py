@@ -59,12 +59,23 @@ def load(name_or_path: str) -> Profile:
     UsageError
         If there is none, or it is broken.
     """
+    return read(find(name_or_path))
+
+
+def find(name_or_path: str) -> Path:
+    """Return the file of a profile.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
     if os.sep in name_or_path or name_or_path.endswith(".toml"):
-        return read(Path(name_or_path))
+        return Path(name_or_path)
     for folder in folders():
         path = folder / f"{name_or_path}.toml"
         if path.is_file():
-            return read(path)
+            return path
     names = ", ".join(dict.fromkeys(path.stem for folder in folders() for path in sorted(folder.glob("*.toml"))))
     raise UsageError(f"there is no profile {printable(name_or_path)!r}; there are {names}, or give a file NAME.toml")
 

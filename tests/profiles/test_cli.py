@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from egmctl.model.codec import from_json
@@ -16,7 +17,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.profile import Profile, Reference, Signature, Unit
 from egmctl.profiles.load import load
 from egmctl.profiles.write import dump
-from tests.conftest import RunEgmctl
+from tests.conftest import ROOT, RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 
@@ -55,6 +56,11 @@ def reached(egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None]) -> f
     assert result.verdict is None
     assert result.measurements[0].bandwidth_gb_s is not None
     return result.measurements[0].bandwidth_gb_s.median
+
+
+def check(schema: str, document: object) -> None:
+    """Validate a document."""
+    jsonschema.validate(document, json.loads((ROOT / f"docs/schemas/{schema}.schema.json").read_text()))
 
 
 def test_fake_gpus_are_of_no_shipped_profile(egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None]) -> None:
@@ -119,7 +125,7 @@ def test_list_names_every_profile_with_what_it_knows(egmctl: RunEgmctl, home: di
     assert "hgx-b200  no references\n" in ended.out
     assert max(map(len, ended.out.splitlines())) <= 80
     document = json.loads(egmctl("profile", "list", "--json", env=home).out)
-    assert document["schema"] == "egmctl.profiles/1"
+    check("profiles", document)
     assert {entry["profile"]["name"] for entry in document["result"]["profiles"]} >= {"hgx-h200", "gb300-nvl72"}
 
 
@@ -142,6 +148,7 @@ def test_match_says_why(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:
     assert none.code == 3
     assert none.out.startswith("MODELLED from public documents, no such node was read: gh200x4\nProfile: none\n")
     document = json.loads(egmctl("profile", "match", "--machine", "gh200x4", "--json", env=home).out)
+    check("match", document)
     assert (document["exit_code"], document["result"]["profile"]) == (3, None)
 
 
