@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from egmctl import __version__
 from egmctl.model.measurement import Endpoint, Flow, Measurement, RunReport, Status, Summary
@@ -39,7 +39,7 @@ def bench_prom(report: RunReport) -> str:
                 "egmctl_bench_latency_seconds",
                 "Median latency: of one load, or of one round trip.",
                 (
-                    (_common(m) | _path(m.flows[0]), m.latency_ns.median * _NS)
+                    (_common(m) | _path(m.flows[0], m.flows), m.latency_ns.median * _NS)
                     for m in _measured(report)
                     if m.latency_ns is not None
                 ),
@@ -48,7 +48,7 @@ def bench_prom(report: RunReport) -> str:
                 "egmctl_bench_stage_seconds",
                 "Median duration of a stage of a handle's life cycle.",
                 (
-                    (_common(m) | _path(m.flows[0]) | {"stage": stage.name}, stage.ms.median / 1000)
+                    (_common(m) | _path(m.flows[0], m.flows) | {"stage": stage.name}, stage.ms.median / 1000)
                     for m in _measured(report)
                     for stage in m.stages
                 ),
@@ -90,7 +90,7 @@ def _verdict(report: RunReport) -> Iterator[str]:
 def _flows(report: RunReport) -> Iterator[Sample]:
     for m in _measured(report):
         for flow, summary in zip(m.flows, _of_flows(m), strict=False):
-            yield _common(m) | _path(flow), summary.median * GB
+            yield _common(m) | _path(flow, (flow,)), summary.median * GB
 
 
 def _of_flows(m: Measurement) -> tuple[Summary, ...]:
@@ -108,13 +108,14 @@ def _common(m: Measurement) -> dict[str, object]:
     return {"case": m.case, "size_bytes": m.size_bytes}
 
 
-def _path(flow: Flow) -> dict[str, object]:
+def _path(flow: Flow, flows: Sequence[Flow]) -> dict[str, object]:
+    """Return the labels of a flow; of a round trip, that of the first GPU, and both as initiators."""
     return {
         "source": flow.source.label,
         "source_memory": _memory(flow.source),
         "destination": flow.destination.label,
         "destination_memory": _memory(flow.destination),
-        "initiator": flow.initiator_label,
+        "initiator": ",".join(dict.fromkeys(one.initiator_label for one in flows)),
         "wire": flow.wire,
     }
 

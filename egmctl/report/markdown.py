@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from egmctl.report.grid import Grid, lines
 from egmctl.units import printable
 
-_MARKUP = re.compile(r"([\\`*{}\[\]<>#|~&$!]|(?<!\w)_|_(?!\w)|^[-+=]|^\d+(?=[.)])|:(?=//)|(?<=www)\.)")
+_MARKUP = re.compile(r"([\\`*{}\[\]<>#|~&$!]|(?<![^\W_])_|_(?![^\W_])|^[-+=]|^\d+(?=[.)](?:\s|$))|:(?=//)|(?<=www)\.)")
 _REFERENCE = re.compile(r"(@|\\#|GH-)(?=\w)")
 
 
@@ -68,7 +68,7 @@ def grid_markdown(grid: Grid) -> str:
     columns = list(lines(grid))
     head = [" ", *(escaped(" ".join(filter(None, line.header))) for line in columns)]
     rows = [
-        [f"**{escaped(row)}**" if row else " ", *(escaped(line.cells[place].text.strip()) for line in columns)]
+        [f"**{escaped(row)}**" if row else " ", *(_cell(line.cells[place].text.strip()) for line in columns)]
         for place, row in enumerate(grid.rows)
     ]
     told = f"**{escaped(grid.caption)}**" + (f" {code(grid.names)}" if grid.names else "")
@@ -80,3 +80,8 @@ def _plain(match: re.Match[str]) -> str:
     found = match[0]
     # A backslash makes punctuation plain, no digit: of "1." it stands before the dot.
     return f"{found}\\" if found[0].isdigit() else f"\\{found}"
+
+
+def _cell(text: str) -> str:
+    # Alone in a cell a dash is no list.
+    return text if text == "-" else escaped(text)

@@ -44,7 +44,7 @@ class Seen:
     """What a browser did while it showed a page."""
 
     requests: list[str] = field(default_factory=list)
-    """Addresses of all that was asked for, the page's own included."""
+    """Addresses of all that was asked for, the page's own included; without what the page's policy held back."""
     complaints: list[str] = field(default_factory=list)
     """Of console and log: errors, warnings, violations of the policy; and dialogs that opened."""
 
@@ -57,6 +57,7 @@ class Tab:
         self._number = 0
         self._pending = b""
         self._session: str | None = None
+        self._asked: dict[str, str] = {}
         self.seen = Seen()
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -138,7 +139,10 @@ class Tab:
     def _note(self, message: dict[str, Any]) -> None:
         method, told = message.get("method"), message.get("params", {})
         if method == "Network.requestWillBeSent":
+            self._asked[told["requestId"]] = told["request"]["url"]
             self.seen.requests.append(told["request"]["url"])
+        elif method == "Network.loadingFailed" and told.get("blockedReason") == "csp":
+            self.seen.requests.remove(self._asked[told["requestId"]])
         elif method == "Log.entryAdded":
             self.seen.complaints.append(told["entry"]["text"])
         elif method == "Runtime.exceptionThrown":

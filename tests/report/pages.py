@@ -27,8 +27,9 @@ def name(node: Element) -> str:
 
 
 def words(node: Element) -> str:
-    """Return all text of an element."""
-    return "".join(node.itertext())
+    """Return all text of an element, without comments."""
+    inside = "" if not isinstance(node.tag, str) else node.text or ""
+    return inside + "".join(words(child) + (child.tail or "") for child in node)
 
 
 def elements(node: Element, *names: str) -> Iterator[Element]:

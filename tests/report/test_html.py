@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -26,7 +27,7 @@ from tests.report.runs import HOSTILE, hostile_run, judged, run
 
 ESCAPED = HOSTILE.replace("\x00", r"\x00").replace("\x1b", r"\x1b").replace("\u202e", r"\u202e").replace("\n", r"\n")
 SWEEP = [1 << power for power in range(12, 34, 4)]
-PAGES = {
+PAGES: Mapping[str, Callable[[], str]] = {
     "eight GPUs, every case": lambda: bench_html(judged(run("dgx-h100"))),
     "EGM": lambda: bench_html(judged(run("gb200-nvl4", gpus=2))),
     "sweep": lambda: bench_html(run(cases=("device_to_device_memcpy_write_ce",), sizes=SWEEP)),

@@ -1,0 +1,148 @@
+"""A real browser shows the pages: nothing leaves them, nothing runs, and both schemes can be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+
+import pytest
+
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import Scope
+from egmctl.facts import replay
+from egmctl.report.bench_html import bench_html
+from egmctl.report.bench_svg import bench_svg
+from egmctl.report.doctor_html import doctor_html
+from egmctl.report.topo_html import topo_html
+from egmctl.report.topo_svg import topo_svg
+from egmctl.topo.topology import topology
+from tests.report.browser import Tab, chromium, find
+from tests.report.runs import hostile_run, judged, run
+
+CASES = ("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce", "device_to_device_latency_loaded_8")
+PAGES: Mapping[str, Callable[[], str]] = {
+    "bench.html": lambda: bench_html(judged(run("dgx-h100"))),
+    "hostile.html": lambda: bench_html(hostile_run()),
+    "hostile.svg": lambda: bench_svg(hostile_run()),
+    "bench.svg": lambda: bench_svg(run(cases=CASES)),
+    "topo.html": lambda: topo_html(topology(replay.load("gb200-nvl4"))),
+    "topo.svg": lambda: topo_svg(topology(replay.load("gh200x4"))),
+    "doctor.html": lambda: doctor_html(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS)),
+}
+CONTRASTS = """
+(() => {
+  const channel = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const rgba = text => text.match(/[0-9.]+/g).map(Number);
+  const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const ground = node => {
+    for (; node; node = node.parentElement) {
+      const color = rgba(getComputedStyle(node).backgroundColor);
+      if (color.length < 4 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode.parentElement;
+    if (!walk.currentNode.textContent.trim() || node.closest("svg")) continue;
+    const [a, b] = [luminance(rgba(getComputedStyle(node).color)), luminance(ground(node))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) low.push(`${contrast.toFixed(2)} ${node.className} ${walk.currentNode.textContent.trim()}`);
+  }
+  return low;
+})()
+"""
+"""Text whose contrast is below WCAG 2.2's 4.5 to 1 (https://www.w3.org/TR/WCAG22/#contrast-minimum)."""
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Tab, None, None]:
+    program = find()
+    if program is None:
+        pytest.skip("there is no chromium here")
+    with chromium(program, tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("pages")
+    for name, made in PAGES.items():
+        (where / name).write_text(made())
+    return where
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_request_leaves_a_page_and_nothing_is_complained_of(tab: Tab, folder: Path, name: str) -> None:
+    seen = tab.open(folder / name)
+    assert seen.requests == [(folder / name).as_uri()]
+    assert seen.complaints == []
+
+
+def test_a_page_that_does_both_is_noticed(tab: Tab, tmp_path: Path) -> None:
+    """Guards the test above: what it looks for, this browser tells."""
+    page = tmp_path / "bad.html"
+    page.write_text("<!doctype html><img src=missing.png><script>console.error('seen'); nonsense()</script>")
+    seen = tab.open(page)
+    assert (tmp_path / "missing.png").as_uri() in seen.requests
+    assert any("seen" in one for one in seen.complaints)
+    assert any("Uncaught" in one for one in seen.complaints)
+
+
+def test_even_a_script_that_got_into_a_page_would_not_run(tab: Tab, folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "injected.html"
+    run = "document.title = 'run'"
+    added = f'<script>{run}</script><img src=x.png onerror="{run}"><b style="top:1px">'
+    page.write_text((folder / "topo.html").read_text().replace("<main", f"{added}<main"))
+    seen = tab.open(page)
+    assert tab.evaluate("document.title") == "egmctl topo: gb200-nvl4"
+    assert seen.requests == [page.as_uri()]
+    assert sum("Content Security Policy" in one for one in seen.complaints) >= 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", [name for name in PAGES if name.endswith(".html")])
+def test_text_can_be_read_in_both_schemes(tab: Tab, folder: Path, name: str, scheme: str) -> None:
+    tab.open(folder / name, scheme=scheme)
+    color = tab.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    ground = [int(part) for part in re.findall(r"\d+", color)]
+    assert (max(ground) < 64) is (scheme == "dark")
+    assert tab.evaluate(CONTRASTS) == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("name", [name for name in PAGES if name.endswith(".html")])
+def test_a_page_is_never_wider_than_the_window(tab: Tab, folder: Path, name: str, width: int) -> None:
+    tab.open(folder / name, width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_keyboard_skips_to_the_report_and_shows_where_it_is(tab: Tab, folder: Path) -> None:
+    tab.open(folder / "bench.html")
+    tab.press("Tab")
+    assert tab.evaluate("document.activeElement.textContent") == "Skip to the report"
+    assert tab.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
+    tab.press("Tab")
+    assert tab.evaluate("document.activeElement.hash") == "#verdict"
+    assert float(tab.evaluate("getComputedStyle(document.activeElement).outlineWidth").removesuffix("px")) >= 2
+
+
+def test_a_screen_reader_finds_tables_with_names(tab: Tab, folder: Path) -> None:
+    tab.open(folder / "topo.html")
+    nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+    tables = [node["name"]["value"] for node in nodes if node.get("role", {}).get("value") == "table"]
+    assert "GPU links, as nvidia-smi topo -m words them" in tables
+    images = [node["name"]["value"] for node in nodes if node.get("role", {}).get("value") == "image"]
+    assert any(name.startswith("Topology: EGM, single-node multi-GPU") for name in images)
+
+
+def test_it_prints_dark_on_white_and_without_the_contents(tab: Tab, folder: Path) -> None:
+    tab.open(folder / "bench.html", scheme="dark")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(23, 26, 31)"
+    assert tab.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert tab.printed().startswith(b"%PDF-")
