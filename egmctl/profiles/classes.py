@@ -63,7 +63,7 @@ def value_of(measurement: Measurement) -> float | None:
 def too_small(measurement: Measurement) -> str | None:
     """Say why a bandwidth is not judged; ``None`` if it is, or is a latency."""
     if measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes < JUDGED_FROM_BYTES:
-        return f"buffers of {format_size(measurement.size_bytes)}: judged from {format_size(JUDGED_FROM_BYTES)} on"
+        return f"buffers of less than {format_size(JUDGED_FROM_BYTES)} are not judged"
     return None
 
 

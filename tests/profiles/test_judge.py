@@ -139,7 +139,7 @@ def test_small_buffers_are_not_judged() -> None:
     verdict = verdict_of(run(WRITE, value=lambda *_: 5.0, size_bytes=MIB))
     assert verdict.grade is Grade.NO_REFERENCE
     assert {j.reason for judged in verdict.judged for j in judged.judgements} == {
-        "buffers of 1 MiB: judged from 64 MiB on"
+        "buffers of less than 64 MiB are not judged"
     }
 
 
