@@ -1,0 +1,99 @@
+"""One table says which kind of result has which forms, and every command and suffix keeps to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.text import Text
+
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import Scope
+from egmctl.facts import replay
+from egmctl.report import forms
+from egmctl.report.forms import Form, render
+from egmctl.report.grid import Shade
+from egmctl.report.heat import BOUNDS, best, legend, step
+from egmctl.topo.topology import topology
+from tests.conftest import RunEgmctl
+from tests.report.runs import run
+
+if TYPE_CHECKING:
+    from egmctl.report.forms import Result
+
+STARTS = {
+    Form.TEXT: "",
+    Form.JSON: "{\n",
+    Form.CSV: "",
+    Form.HTML: "<!doctype html>\n",
+    Form.SVG: "<svg ",
+    Form.MARKDOWN: "## ",
+    Form.PROM: "# HELP egmctl_",
+    Form.NAGIOS: "EGMCTL ",
+    Form.JUNIT: "<?xml ",
+}
+
+
+def results() -> list[tuple[Result, Form, bool]]:
+    bench = run(cases=("device_to_device_memcpy_write_ce",), gpus=2)
+    topo = topology(replay.load("gh200"))
+    doctor = diagnose(replay.load("gh200"), Scope(), CHECKS)
+    kinds: list[tuple[Result, object]] = [(bench, forms.BENCH), (topo, forms.TOPO), (doctor, forms.DOCTOR)]
+    return [(result, form, form in valid) for result, valid in kinds for form in Form]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("result", "form", "valid"), results(), ids=lambda value: str(value)[:20])
+def test_a_result_has_exactly_the_forms_of_its_kind(result: Result, form: Form, valid: bool) -> None:
+    if not valid:
+        with pytest.raises(ValueError, match=f"has no form {form}"):
+            render(result, form)
+        return
+    made = render(result, form)
+    assert str(made).startswith(STARTS[form])
+    assert isinstance(made, Text) is (form is Form.TEXT)
+    if form is Form.JSON:
+        json.loads(str(made))
+
+
+@pytest.mark.parametrize("command", ["topo", "doctor"])
+def test_the_suffix_and_the_option_give_the_same(egmctl: RunEgmctl, tmp_path: Path, command: str) -> None:
+    valid = forms.TOPO if command == "topo" else forms.DOCTOR
+    for suffix, form in forms.SUFFIXES.items():
+        if form not in valid:
+            continue
+        file = tmp_path / f"found{suffix}"
+        arguments = (command, "--machine", "gh200", "-q")
+        assert egmctl(*arguments, "-o", file).code == 0
+        assert file.read_text() == egmctl(*arguments, "--format", form).out
+
+
+def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(egmctl: RunEgmctl) -> None:
+    done = egmctl("topo", "--machine", "gh200", "--format", "junit")
+    assert done.code == 2
+    assert "valid are text, json, csv, html, svg, md" in done.err
+    done = egmctl("topo", "--machine", "list", "--format", "html")
+    assert (done.code, done.out) == (2, "")
+    assert "--machine list is text, JSON or CSV" in done.err
+
+
+class TestHeat:
+    @pytest.mark.parametrize(
+        ("value", "expected"), [(100, 7), (99, 7), (98, 6), (96, 5), (94, 4), (85, 3), (70, 2), (50, 1), (10, 0)]
+    )
+    def test_what_is_as_good_as_the_best_is_as_strong(self, value: float, expected: int) -> None:
+        assert step(value, 100, Shade.HIGH) == expected
+        assert step(100, value, Shade.LOW) == expected
+
+    def test_each_wire_is_set_against_its_own_best(self) -> None:
+        from egmctl.report.bench_parts import grids
+
+        made = run("gb200-nvl4", cases=("host_numa_to_device_memcpy_ce",))
+        (grid,) = grids(made)
+        assert best(grid) == {"EGM over C2C": 107.0, "EGM over NV18>C2C": 105.0}
+
+    @pytest.mark.parametrize("shade", Shade)
+    def test_every_step_is_explained(self, shade: Shade) -> None:
+        assert [place for place, _ in legend(shade)] == list(range(len(BOUNDS), -1, -1))

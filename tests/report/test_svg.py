@@ -1,0 +1,124 @@
+"""Pictures are well-formed SVG that carry their own colours for light and dark, and say what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from egmctl.facts import replay
+from egmctl.report.bench_rates import rates
+from egmctl.report.bench_svg import bench_svg
+from egmctl.report.drawing import drawing
+from egmctl.report.grid import Plot, Point
+from egmctl.report.plot import HEIGHT, WIDTH, plot, ticks
+from egmctl.report.topo_svg import topo_svg
+from egmctl.topo.topology import topology
+from tests.report.pages import elements, words
+from tests.report.runs import hostile_run, judged, run
+
+LOADED = tuple(f"device_to_device_latency_loaded_{blocks}" for blocks in (0, 1, 8, 64))
+PICTURES: Mapping[str, Callable[[], str]] = {
+    "matrices": lambda: bench_svg(judged(run(cases=("device_to_device_memcpy_write_ce", "ring_write_ce")))),
+    "curves": lambda: bench_svg(run(cases=LOADED)),
+    "hostile": lambda: bench_svg(hostile_run()),
+    "topology": lambda: topo_svg(topology(replay.load("dgx-h100"))),
+}
+
+
+@pytest.fixture(scope="module", params=PICTURES)
+def picture(request: pytest.FixtureRequest) -> ElementTree.Element:
+    return ElementTree.fromstring(PICTURES[request.param]())  # noqa: S314
+
+
+def test_it_is_svg_that_fetches_and_runs_nothing(picture: ElementTree.Element) -> None:
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    assert list(elements(picture, "script", "image", "use", "a", "foreignObject")) == []
+    assert not any(name.lower().startswith("on") or "href" in name for one in picture.iter() for name in one.attrib)
+    (style,) = elements(picture, "style")
+    assert "prefers-color-scheme: dark" in words(style)
+    assert "url(" not in words(style)
+
+
+def test_all_is_within_the_picture(picture: ElementTree.Element) -> None:
+    width, height = (float(picture.get(name, "0")) for name in ("width", "height"))
+    for part in picture:
+        if part.get("x") and part.get("width"):
+            assert float(part.get("x", "0")) + float(part.get("width", "0")) <= width
+            assert float(part.get("y", "0")) + float(part.get("height", "0")) <= height
+
+
+def test_a_matrix_holds_every_number_and_marks_the_bad_one_with_a_word() -> None:
+    made = judged(run(cases=("device_to_device_memcpy_write_ce",)))
+    texts = [words(one) for one in elements(ElementTree.fromstring(bench_svg(made)), "text")]  # noqa: S314
+    values = [f"{m.bandwidth_gb_s.median:.2f}" for m in made.measurements if m.bandwidth_gb_s]
+    assert [one for one in texts if one.removesuffix(" fail") in values] == [*values[:-1], f"{values[-1]} fail"]
+
+
+class TestTheTopology:
+    def test_it_has_each_gpu_nic_and_node(self) -> None:
+        node = replay.load("dgx-h100")
+        told = words(drawing(topology(node)))
+        for label in (*(f"GPU{n}" for n in range(8)), *(f"NIC{n}" for n in range(12)), "NUMA 0", "NUMA 1"):
+            assert label in told
+        assert "H100 80GB HBM3" in told
+        assert told.count("NV18 450") == 8
+
+    def test_wires_have_what_was_measured_over_them_in_both_directions(self) -> None:
+        made = run(cases=("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"), gpus=2)
+        found, cases = rates(made)
+        assert set(cases) == {"device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"}
+        picture = drawing(topology(made.machines[0], (made.machines[0].gpus or ())[:2]), found)
+        texts = [words(one) for one in elements(picture, "text")]
+        out, back = found["GPU0", "GPU1"], found["GPU1", "GPU0"]
+        assert f"↓ {out:.1f}  ↑ {back:.1f}" in texts
+        assert f"↓ {found['NUMA0', 'GPU0']:.1f}" in texts
+
+    def test_direct_links_are_drawn_pair_by_pair(self) -> None:
+        told = [words(one) for one in elements(drawing(topology(replay.load("gh200x4"))), "text")]
+        assert sum(text.startswith("GPU") and "NV6 150" in text for text in told) == 6
+        assert told.count("C2C 447 EGM") == 4
+
+    def test_a_node_without_gpus_is_still_a_picture(self) -> None:
+        node = replay.load("hgx-h200x4")
+        assert "NUMA 0" in words(drawing(topology(node, ())))
+
+    def test_what_cannot_be_used_says_so_in_words(self) -> None:
+        from tests.doctor.scenes import RECORDED
+
+        node = RECORDED["h200-v2-cgroup-all-asked-for"].machine()
+        told = words(drawing(topology(node)))
+        assert "blocked: " in told
+
+    def test_in_words_it_tells_who_sits_where_and_what_joins_them(self) -> None:
+        (told,) = elements(drawing(topology(replay.load("gb200-nvl4"))), "desc")
+        assert "NUMA node 0 with GPU0, GPU1" in words(told)
+        assert "NV18 through switches between" in words(told)
+
+
+class TestPlots:
+    @pytest.mark.parametrize(
+        ("top", "last"), [(0, 1), (0.9, 1), (1, 1), (55.4, 60), (396.4, 400), (1660.8, 2000), (5e6, 5e6)]
+    )
+    def test_an_axis_ends_at_a_round_number_at_or_above_the_top(self, top: float, last: float) -> None:
+        found = ticks(top)
+        assert found[0] == 0
+        assert found[-1] == pytest.approx(last)
+        assert 2 <= len(found) <= 7
+
+    @pytest.mark.parametrize("sizes", [True, False])
+    def test_every_point_is_within_the_axes(self, sizes: bool) -> None:
+        curve = tuple(Point(x=4096.0 * 4**n, y=10.0 * n + 1, low=10.0 * n, high=10.0 * n + 5) for n in range(8))
+        drawn = plot(Plot(x="x", y="GB/s", curves=(("one", curve), ("two", curve[:1])), sizes=sizes), "caption")
+        circles = [(float(one.get("cx", "")), float(one.get("cy", ""))) for one in elements(drawn, "circle")]
+        assert len(circles) == len(curve)
+        assert all(0 < x < WIDTH and 0 < y < HEIGHT for x, y in circles)
+
+    def test_names_of_curves_that_end_together_do_not_meet(self) -> None:
+        curves = tuple((name, (Point(x=1, y=5, low=5, high=5),)) for name in ("one", "two", "three"))
+        drawn = plot(Plot(x="x", y="ns", curves=curves), "caption")
+        heights = [float(one.get("y", "")) for one in elements(drawn, "text") if words(one) in ("one", "two", "three")]
+        assert sorted(heights) == heights
+        assert min(b - a for a, b in pairwise(heights)) >= 12
