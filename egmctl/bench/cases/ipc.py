@@ -203,9 +203,12 @@ _SIGNALS = (
 _SHARED = tuple(of for handle in HandleKind for of in shared(handle))
 
 CASES = (
-    *(case for of in _SHARED for case in copies(of, "ipc_", "ipc")),
-    *(case for of in _SHARED for case in at_once(of, "ipc_", "ipc")),
-    *(latency(of, "ipc_", "ipc") for of in _SHARED),
+    # One kind after the other, so that of each memory is let go before there is any of the next kind.
+    *(
+        case
+        for of in _SHARED
+        for case in (*copies(of, "ipc_", "ipc"), *at_once(of, "ipc_", "ipc"), latency(of, "ipc_", "ipc"))
+    ),
     *_SIGNALS,
     *(_life_cycle(of) for of in _SHARED),
 )

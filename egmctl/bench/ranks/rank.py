@@ -63,7 +63,8 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         parent.send({"event": Event.OVER, "broken": broken, "problem": problem})
         if broken:
             return
-    release(exchange, rig, rig.buffers)
+    # What was opened last is closed first: where a legacy handle of a GPU is closed, what else is mapped of it suffers.
+    release(exchange, rig, rig.buffers[::-1])
     rig.close()
     parent.send({"event": Event.DONE})
 
