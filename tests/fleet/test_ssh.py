@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import time
@@ -17,7 +19,7 @@ import pytest
 
 from egmctl import __version__
 from egmctl.model.machine import Machine
-from tests.conftest import ROOT, Ended
+from tests.conftest import ROOT, Ended, command_environment
 from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
 from tests.fleet.lab import Lab, on
@@ -174,6 +176,26 @@ def test_ctrl_c_ends_what_runs_on_the_nodes_and_keeps_what_is_there(lab: Lab) ->
     assert (lab.folder / "end").exists(), "it was waited for until it had ended its own children"
     assert not lab.processes("node02")
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["fleet.json", "node01.json"]
+
+
+def test_a_terminal_is_shown_how_far_it_is_and_its_ctrl_c_does_not_reach_the_ssh_processes(lab: Lab) -> None:
+    lab.host("node01", "echo garbage")
+    lab.host("node02", slow(lab))
+    command = lab.command("fleet", "doctor", "-w", "node[01-02]")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(lab.folder)
+        os.execvpe(command[0], command, command_environment({"TERM": "xterm", "COLUMNS": "200"}))  # noqa: S606
+    shown, typed = b"", False
+    with contextlib.suppress(OSError), open(terminal, "r+b", buffering=0) as keyboard:
+        while chunk := keyboard.read(65536):
+            shown += chunk
+            if b"1 failed, the last node01" in shown and (lab.folder / "runs").exists() and not typed:
+                typed = bool(keyboard.write(b"\x03"))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert b"1 of 2" in shown
+    assert b"1 under way, 1 failed, the last node01, stopping them" in shown
+    assert (lab.folder / "end").exists(), "ssh lived on until the command on the node had ended"
 
 
 def test_nodes_whose_turn_has_not_come_are_not_asked_after_ctrl_c(lab: Lab) -> None:
