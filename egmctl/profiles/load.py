@@ -31,7 +31,7 @@ def folders() -> tuple[Path, ...]:
     ``~/.config/egmctl/profiles`` where the variable is not set or not absolute.
     """
     stated = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    user = stated if stated.is_absolute() else Path.home() / ".config"
+    user = stated if stated.is_absolute() else Path(os.path.expanduser("~/.config"))
     return user / "egmctl" / "profiles", SYSTEM_FOLDER, profiles_dir()
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from egmctl.data import profiles_dir
 from egmctl.errors import UsageError
 from egmctl.model.profile import PROFILE_SCHEMA, Profile, Reference, Signature, Source, SourceKind, Unit, WireFacts
-from egmctl.profiles.load import load, load_all, parse
+from egmctl.profiles.load import folders, load, load_all, parse
 from egmctl.profiles.write import dump
 from tests.conftest import ROOT
 
@@ -165,6 +165,13 @@ def test_a_sites_own_profiles_come_before_those_that_ship(tmp_path: Path) -> Non
     assert names[:2] == [("hgx-h200", "the user's"), ("site", "A node")]
     assert [name for name, _ in names].count("hgx-h200") == 1
     assert load("hgx-h200").title == "the user's"
+
+
+def test_without_a_variable_the_users_are_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    for value in ("", "relative/config"):
+        monkeypatch.setenv("XDG_CONFIG_HOME", value)
+        assert folders()[0] == Path("/home/someone/.config/egmctl/profiles")
 
 
 def test_a_broken_profile_is_not_passed_over(tmp_path: Path) -> None:
