@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from egmctl.bench.ranks import ucx
 from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.rig import Rig
 from egmctl.bench.worker import start_driver
+from egmctl.gpu.ucx import Link
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Settings, Task
@@ -18,6 +20,7 @@ from egmctl.model.rank import Rank
 
 TARGET = "tests.rdma.ranks:run"
 SETTINGS = Settings(size_bytes=1 << 20, copies=None, samples=2, timeout_s=60)
+SPOILT_OFFSET = 1003
 
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
@@ -30,10 +33,33 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         access = NodeAccess(numa_node=own.numa_node or 0, gpus=(own.bus_id,))
         rig = Rig(Preparation(settings=SETTINGS, gpus=(own.bus_id,), host_access=(access,)))
         tasks = [from_json(Task, task) for task in message["tasks"]]
+        if message["spoilt"] and exchange.rank == 1:
+            vars(ucx)["Link"] = _Spoiling
         found = ucx.measure(exchange, rig, ranks, tasks, SETTINGS)
         rig.close()
         parent.send({"event": Event.OVER, "measurements": [to_json(measurement) for measurement in found]})
     parent.send({"event": Event.DONE})
+
+
+class _Spoiling(Link):
+    """Overwrites a byte of each message that has come."""
+
+    _address = 0
+    _receives = False
+
+    def buffer(self, address: int, size_bytes: int, *, on_gpu: bool) -> Any:
+        if size_bytes > SPOILT_OFFSET:
+            self._address = address
+        return super().buffer(address, size_bytes, on_gpu=on_gpu)
+
+    def receive(self, buffer: Any, tag: int) -> Any:
+        self._receives |= buffer is not self.word
+        return super().receive(buffer, tag)
+
+    def wait(self, *requests: Any) -> None:
+        super().wait(*requests)
+        if self._receives:
+            ctypes.memset(self._address + SPOILT_OFFSET, 0xA5, 1)
 
 
 def start(count: int) -> Group:
@@ -41,12 +67,13 @@ def start(count: int) -> Group:
     return Group({number: start_rank(number, count, TARGET) for number in range(count)})
 
 
-def ask(group: Group, ranks: Sequence[Rank], *tasks: Task) -> list[Measurement]:
-    """Have a group measure tasks; all ranks come to the same."""
+def ask(group: Group, ranks: Sequence[Rank], *tasks: Task, spoilt: bool = False) -> list[Measurement]:
+    """Have a group measure tasks; all ranks come to the same. Rank 1 receives ``spoilt`` messages."""
     request = {
         "do": Request.MEASURE,
         "ranks": [to_json(rank) for rank in ranks],
         "tasks": [to_json(task) for task in tasks],
+        "spoilt": spoilt,
     }
     said = group.ask(request, 100)
     (found,) = {str(one["measurements"]): one["measurements"] for one in said}.values()

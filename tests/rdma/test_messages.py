@@ -1,0 +1,112 @@
+"""Two real processes send host memory by a real UCX; GPUs are fake ones, whose own memory UCX cannot reach."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from egmctl.bench.cases import rdma
+from egmctl.bench.group import Group
+from egmctl.bench.plan import make_plan
+from egmctl.model.measurement import Measurement, Status
+from egmctl.model.ucx import UcxRoute
+from tests.conftest import RunEgmctl
+from tests.fake.node import FakeNode
+from tests.fake.plugin import MakeFakeNode
+from tests.rdma.ranks import SETTINGS, SPOILT_OFFSET, ask, start
+
+WITHOUT_CUDA = {
+    # UCX's part for CUDA calls functions that the fake driver has not, and importing ucxx asks NVML for one.
+    "UCX_MODULES": "^cuda",
+    "UCX_CUDA_COPY_MAX_REG_RATIO": "0.1",
+}
+MEASURED = (Status.OK, Status.UNSTABLE)
+"""How much the samples differ depends on what else this machine does."""
+
+MIB = 1 << 20
+
+Measure = Callable[..., list[Measurement]]
+
+
+@pytest.fixture
+def node(fake_node: MakeFakeNode) -> FakeNode:
+    return fake_node("gb200-nvl4")
+
+
+@pytest.fixture
+def measure(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure]:
+    """Measure cases between two ranks, under more variables."""
+    plan = make_plan(node.machine, node.machine.gpus[:2], [0, 1], rdma.CASES, SETTINGS)  # type: ignore[index]
+    with ExitStack() as ended:
+
+        def run(case: str, *, spoilt: bool = False, **variables: str) -> list[Measurement]:
+            for name, value in (node.environment() | WITHOUT_CUDA | variables).items():
+                monkeypatch.delenv(name, raising=False)
+                if value is not None:
+                    monkeypatch.setenv(name, value)
+            group: Group = ended.enter_context(start(2))
+            tasks = [planned.task for planned in plan.tasks if planned.task.case == case]
+            return ask(group, plan.ranks, *tasks, spoilt=spoilt)
+
+        yield run
+
+
+@pytest.mark.parametrize("case", ["ucx_host_numa_to_host", "ucx_host_to_host_numa_round_trip"])
+def test_messages_go_both_ways_through_shared_memory_and_arrive(measure: Measure, case: str) -> None:
+    found = measure(case)
+    assert [m.flows[0].path for m in found] == ["GPU0:NUMA0 -> GPU1:NUMA0", "GPU1:NUMA0 -> GPU0:NUMA0"]
+    for m in found:
+        assert m.status in MEASURED
+        assert m.mismatch is None
+        assert m.verification is not None
+        assert m.ucx is not None
+        assert (m.ucx.route, m.ucx.staged) == (UcxRoute.SHARED_MEMORY, False)
+        assert {one.rank for one in m.ucx.protocols} == {0, 1}
+        assert m.flows[0].wire == "UCX, shared-memory"
+
+
+def test_ucx_can_be_told_another_way_and_the_report_says_which(measure: Measure) -> None:
+    found = measure("ucx_host_to_host_64k", UCX_TLS="tcp")
+    assert [m.ucx.route for m in found if m.ucx] == [UcxRoute.TCP] * 2
+    for m in found:
+        assert m.ucx is not None
+        assert m.ucx.settings["UCX_TLS"] == "tcp"
+        assert all(transport.startswith("tcp/") for transport in m.ucx.transports)
+
+
+def test_a_sample_has_messages_for_its_time_however_short_they_are(measure: Measure) -> None:
+    (first, _) = measure("ucx_host_to_host_4k")
+    assert first.size_bytes == 4096
+    assert first.copies > 16
+    assert all(sample.elapsed_ms > 0 for sample in first.samples)
+
+
+def test_a_byte_that_arrives_wrong_is_found_and_located(measure: Measure) -> None:
+    (first, second) = measure("ucx_host_to_host_1m", spoilt=True)
+    assert (first.status, second.status in MEASURED) == (Status.CORRUPT, True)
+    assert first.mismatch is not None
+    assert first.mismatch.words == 1
+    assert first.mismatch.first_offset_bytes % MIB == SPOILT_OFFSET // 8 * 8
+    assert "1 of" in (first.reason or "")
+
+
+def test_a_transport_that_reaches_nobody_is_an_error_with_the_call(measure: Measure) -> None:
+    found = measure("ucx_host_to_host_64k", UCX_TLS="self")
+    assert {m.status for m in found} == {Status.FAILED}
+    assert {m.last_call for m in found} == {"ucp_ep_create"}
+    assert all(m.reason is not None and "unreachable" in m.reason.lower() for m in found)
+
+
+def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode) -> None:
+    options = ["--gpus", "0-1", "--numa", "0", "--samples", "1", "--no-verdict", "--case", "ucx_host_to_host_64k"]
+    environment = node.environment() | WITHOUT_CUDA | {"PYTHONPATH": os.environ.get("PYTHONPATH")}
+    ended = egmctl("bench", *options, env=environment)
+    assert ended.code == 0, ended.err
+    assert "Messages of 64 KiB by UCX (GB/s)" in ended.out
+    assert "shared memory within the node (" in ended.out
+    document = json.loads(egmctl("bench", *options, "--json", env=environment).out)
+    assert [m["ucx"]["route"] for m in document["result"]["measurements"]] == ["shared-memory"] * 2

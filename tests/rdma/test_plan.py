@@ -1,0 +1,63 @@
+"""What is measured between which ranks, and what is said where UCX is not to be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from egmctl.bench.cases import rdma
+from egmctl.bench.fabric_plan import Party, make_fabric_plan
+from egmctl.bench.plan import make_plan
+from egmctl.bench.suites import select_cases
+from egmctl.model.measurement import MemoryKind, Settings
+from egmctl.model.rank import Rank
+from tests.conftest import RunEgmctl
+from tests.fake.node import load
+from tests.fake.plugin import MakeFakeNode
+
+SETTINGS = Settings(size_bytes=1 << 26, copies=None, samples=3, timeout_s=60)
+MEMORY = (MemoryKind.DEVICE, MemoryKind.HOST_NUMA, MemoryKind.PINNED)
+
+
+def test_the_suite_has_every_pair_of_memories_in_sizes_and_as_a_round_trip() -> None:
+    cases = select_cases((), ("rdma",))
+    assert cases == rdma.CASES
+    assert {(case.source, case.destination) for case in cases} == {(one, other) for one in MEMORY for other in MEMORY}
+    assert len(cases) == 9 * (len(("4k", "64k", "1m", "16m", "the run's")) + 1)
+
+
+def test_each_end_is_memory_of_its_own_rank_and_each_pair_is_measured_both_ways() -> None:
+    machine = load("gb200-nvl4")
+    assert machine.gpus is not None
+    plan = make_plan(machine, [machine.gpus[0], machine.gpus[2]], [0, 1], rdma.CASES, SETTINGS)
+    flows = [planned.task.flows[0] for planned in plan.tasks if planned.task.case == "ucx_device_to_host_numa"]
+    assert [flow.path for flow in flows] == ["GPU0 -> GPU2:NUMA1", "GPU2 -> GPU0:NUMA0"]
+    assert [(flow.source.rank, flow.destination.rank) for flow in flows] == [(0, 1), (1, 0)]
+    assert [flow.egm for flow in flows] == [True, True]
+    assert all(planned.waiver is None for planned in plan.tasks)
+
+
+def test_ranks_of_two_nodes_need_no_nvlink_domain() -> None:
+    machine = load("dgx-h100")
+    assert machine.gpus is not None
+    ranks = tuple(
+        Rank(number=number, label=f"node{number + 1}:GPU0", bus_id=machine.gpus[0].bus_id, numa_node=0, host=host)
+        for number, host in enumerate(("a", "b"))
+    )
+    plan = make_fabric_plan(Party(ranks, {"a": machine, "b": machine}), rdma.CASES, SETTINGS)
+    assert len(plan.runnable) == 2 * len(rdma.CASES)
+    paths = {task.path for task in plan.runnable if task.case == "ucx_host_to_host"}
+    assert paths == {"node1:GPU0:NUMA0 -> node2:GPU0:NUMA0", "node2:GPU0:NUMA0 -> node1:GPU0:NUMA0"}
+
+
+def test_without_ucxx_nothing_is_measured_and_the_reason_says_what_to_install(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+) -> None:
+    (tmp_path / "ucxx").mkdir()
+    (tmp_path / "ucxx" / "__init__.py").write_text("raise ImportError(\"No module named 'ucxx'\")\n")
+    node = fake_node("gb200-nvl4")
+    ended = egmctl(
+        *("bench", "--gpus", "0-1", "--numa", "0", "--no-verdict", "--case", "ucx_host_to_host_64k"),
+        env=node.environment() | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert ended.code == 3
+    assert "pip install 'egmctl[rdma]'" in " ".join(ended.out.split())
