@@ -17,7 +17,7 @@ RECORDED := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json)))
 MACHINE ?= $(or $(lastword $(RECORDED)),gb200-nvl4)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu lint format wheel clean
+.PHONY: help run test test-gpu test-ucx lint format wheel clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ format: $(TOOLS) ## Put the source into its one layout
 
 test-gpu: ## On a GPU machine: run the GPU tests and the measurements, with the python3 that is there; results in $(OUT)
 	PYTHON='$(PYTHON)' sh tests/gpu/measure.sh '$(OUT)'
+
+test-ucx: $(TOOLS) ## Install UCX (54 MB) and test the messages that it carries, between real processes on this machine
+	$(BIN)/python -m pip install --quiet --group ucx
+	$(BIN)/pytest tests/rdma
 
 wheel: $(TOOLS) ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
