@@ -51,7 +51,7 @@ LauncherOptionsOption = Annotated[
         help="More options for ssh or srun: '-l root -i KEY', '--partition=gpu --gpus-per-node=4'.",
     ),
 ]
-FanoutOption = Annotated[int, typer.Option("--fanout", min=1, max=200, help="Nodes at once.")]
+FanoutOption = Annotated[int, typer.Option("--fanout", metavar="N", min=1, max=200, help="Nodes at once.")]
 ConnectOption = Annotated[
     int,
     typer.Option("--connect-timeout", metavar="SECONDS", min=1, max=3600, help="For reaching a node."),

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.startup import BASELINE, LIMITS, measure
 from tests.conftest import ROOT, command_environment
 
-SUBCOMMANDS = ("topo", "bench", "snapshot", "show", "compare")
+SUBCOMMANDS = ("topo", "bench", "snapshot", "show", "compare", "fleet")
 
 
 def imported(*arguments: str) -> set[str]:
