@@ -206,7 +206,29 @@ def _result(cls: type[RunReport] | type[DoctorResult] | type[TopoResult], body: 
     result = _decode(cls, {**body, "machines": []}, source, "result")
     decoded = [replay.decode(one, source, f"result.machines[{place}]") for place, one in enumerate(machines)]
     whole: Result = dataclasses.replace(result, machines=tuple(decoded))
+    if isinstance(whole, RunReport) and (fault := _fault(whole)):
+        refuse(source, f"is not a valid result: {fault}")
     return whole
+
+
+def _fault(report: RunReport) -> str | None:
+    """Return what in a run does not fit together, as half a sentence."""
+    for place, measurement in enumerate(report.measurements):
+        where = f"result.measurements[{place}]"
+        if not measurement.flows:
+            return f"{where}.flows: there is none, a measurement has at least one"
+        counts: list[tuple[str, tuple[object, ...]]] = [("flows_gb_s", measurement.flows_gb_s)]
+        counts += [(f"samples[{i}].flows_gb_s", sample.flows_gb_s) for i, sample in enumerate(measurement.samples)]
+        for name, values in counts:
+            if values and len(values) != len(measurement.flows):
+                return f"{where}.{name}: {len(values)} numbers for {len(measurement.flows)} flows"
+    verdict = report.verdict
+    numbers = [] if verdict is None else [one.measurement for one in verdict.judged]
+    numbers += [] if verdict is None else [number for one in verdict.classes for number in one.measurements]
+    count = len(report.measurements)
+    return next(
+        (f"result.verdict: there is no measurement {n} of {count}" for n in numbers if not 0 <= n < count), None
+    )
 
 
 def _decode(cls: type[Any], data: Any, source: str, where: str = "") -> Any:

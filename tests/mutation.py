@@ -10,10 +10,12 @@ import typing
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from egmctl.model.codec import field_types
-from egmctl.model.machine import Machine, Spelling
+from egmctl.model.machine import Spelling
+
+T = TypeVar("T")
 
 NUMBERS = (0, 1, -1, 2, 7, 18, 255, 1 << 16, 1 << 31, (1 << 63) - 1, -(1 << 63))
 TEXTS = (
@@ -35,11 +37,11 @@ TEXTS = (
 SPELLED = ("", "0", "0-3,8", "71")
 
 
-def mutated(machine: Machine, choice: random.Random) -> Machine:
-    """Return the machine with one to six values replaced by others of their types, taken away, or repeated."""
+def mutated(value: T, choice: random.Random) -> T:
+    """Return a dataclass with one to six values replaced by others of their types, taken away, or repeated."""
     for _ in range(choice.randint(1, 6)):
-        machine = _mutated(Machine, machine, choice)
-    return machine
+        value = _mutated(type(value), value, choice)
+    return value
 
 
 def _mutated(kind: Any, value: Any, choice: random.Random) -> Any:

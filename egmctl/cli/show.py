@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,8 +18,11 @@ from egmctl.cli.options import (
     VerboseOption,
 )
 from egmctl.cli.output import Color, check_output, choose_form, emit
-from egmctl.errors import ExitCode
+from egmctl.errors import ExitCode, UsageError
 from egmctl.report.forms import BENCH, DOCTOR, TOPO, Form, render
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="What egmctl bench, doctor, topo or snapshot wrote as JSON.")
@@ -44,8 +47,13 @@ def show(
     valid = {SavedKind.BENCH: BENCH, SavedKind.DOCTOR: DOCTOR}.get(saved.kind, TOPO)
     form = choose_form(valid, output, json=json, csv=csv, form=format)
     check_output(output, force)
-    content = (
-        file.read_text("utf-8") if form is Form.JSON else render(viewed(saved), form, verbose=verbose, brief=brief)
-    )
+    content: Text | str = file.read_text("utf-8")
+    if form is not Form.JSON:
+        result = viewed(saved)
+        try:
+            content = render(result, form, verbose=verbose, brief=brief)
+        except (LookupError, ValueError, ArithmeticError) as error:
+            # No run writes such a file: its values are valid one by one, and contradict each other.
+            raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
     emit(content, output=output, force=force, color=color)
     return ExitCode.OK

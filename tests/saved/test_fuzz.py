@@ -1,0 +1,80 @@
+"""Documents that their types allow and no run would write: they are refused in a sentence, or all views show them."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from egmctl import saved
+from egmctl.cli.app import run
+from egmctl.comparison import compare
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING
+from egmctl.errors import UsageError
+from egmctl.facts import replay
+from egmctl.model.codec import to_json
+from egmctl.report.doctor_json import doctor_json
+from egmctl.report.forms import Form, render
+from egmctl.saved import Saved, SavedKind
+from tests.mutation import mutated
+from tests.saved.documents import bench_document, measured_report
+
+COUNT = 60
+FORMS = {
+    SavedKind.BENCH: (Form.TEXT, Form.CSV, Form.JSON),
+    SavedKind.DOCTOR: (Form.TEXT, Form.NAGIOS, Form.PROM, Form.JUNIT),
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_runs(tmp_path: Path, seed: int) -> None:
+    _examine(json.dumps(bench_document(measured_report("hgx-h200x4"))), tmp_path, random.Random(seed))  # noqa: S311
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_diagnoses(tmp_path: Path, seed: int) -> None:
+    text = doctor_json(diagnose(replay.load("hgx-h200x4"), EVERYTHING, CHECKS))
+    _examine(text, tmp_path, random.Random(seed))  # noqa: S311
+
+
+def _examine(text: str, folder: Path, choice: random.Random) -> None:
+    document = json.loads(text)
+    good = folder / "good.json"
+    good.write_text(text)
+    whole = saved.load(good)
+    assert whole.result is not None
+    for number in range(COUNT):
+        path = folder / f"bad{number}.json"
+        path.write_text(json.dumps({**document, "result": to_json(mutated(whole.result, choice))}))
+        try:
+            _show(whole, path, choice)
+        except BaseException:
+            sys.stdout.write(f"{path}\n")
+            raise
+
+
+def _show(whole: Saved, path: Path, choice: random.Random) -> None:
+    loaded = _loaded(path)
+    if loaded is None:
+        return
+    for one in ([whole, loaded], [loaded, whole], [whole, loaded, replace(loaded, name="third")]):
+        found = compare(one)
+        for form in (Form.TEXT, Form.CSV, Form.JSON):
+            shown = str(render(found, form))
+            assert all(line.isprintable() for line in shown.split("\n")), shown
+    assert run(["show", str(path), "--format", choice.choice(FORMS[loaded.kind])]) in (0, 2)
+
+
+def _loaded(path: Path) -> Saved | None:
+    try:
+        return saved.load(path)
+    except UsageError as error:
+        sentence = str(error)
+    assert sentence.startswith(f"file {path} is not a valid ")
+    return None
