@@ -96,10 +96,11 @@ class Failure:
 
 
 class GroupFailed(ChildFailed):
-    """A rank failed: the group is of no more use. ``rank`` is its number."""
+    """A rank failed: the group is of no more use. ``rank`` is its number; ``name`` tells people where it is."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(f"rank {failure.rank}: {failure.reason}", how=failure.how, last_call=failure.last_call)
+    def __init__(self, failure: Failure, name: str = "") -> None:
+        who = f"rank {failure.rank}{f' ({name})' if name else ''}"
+        super().__init__(f"{who}: {failure.reason}", how=failure.how, last_call=failure.last_call)
         self.failure = failure
         self.rank = failure.rank
 
@@ -118,6 +119,11 @@ class Group:
     def __init__(self, members: Mapping[int, Child], transport: Transport | None = None) -> None:
         self._members = dict(members)
         self._transport = transport or Local()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes of this command's ranks, by number."""
+        return {rank: child.pid for rank, child in self._members.items()}
 
     def ask(
         self,

@@ -26,6 +26,7 @@ from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
 from egmctl.errors import ChildFailed
 from egmctl.facts.redact import redact
+from egmctl.gpu.causes import cause_of_crash
 from egmctl.launch import Child, signals
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
@@ -307,9 +308,14 @@ class _Run:
         if not blamed:
             self.problems.append(str(error))
         for number in blamed:
-            rank = error.rank if isinstance(error, GroupFailed) else None
+            cause = cause_of_crash(error.last_call) if error.how == "crashed" else None
             outcome = finish(
-                self._tasks[number], status, reason=str(error), last_call=error.last_call, failed_rank=rank
+                self._tasks[number],
+                status,
+                reason=f"{error}; {cause}" if cause else str(error),
+                known_cause=cause is not None,
+                last_call=error.last_call,
+                failed_rank=error.rank if isinstance(error, GroupFailed) else None,
             )
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
 
