@@ -1,0 +1,76 @@
+"""How a fleet's report reads, from reports made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+
+from egmctl.model.codec import from_json
+from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Group, Launcher, Line, Reach, counts
+from egmctl.report.fleet_json import fleet_json
+from egmctl.report.fleet_text import LINES_SHOWN, fleet_text
+from tests.conftest import ROOT
+
+ANSWERS = (
+    *(Answer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
+    Answer(node="node03", reach=Reach.ANSWERED, exit_code=1, file="nodes/node03.json"),
+    Answer(node="node04", reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: \x1b[2Jdown"),
+)
+REPORT = FleetReport(
+    asked=Asked(
+        command=Command.DOCTOR,
+        arguments=("--for", "egm"),
+        nodes=tuple(answer.node for answer in ANSWERS),
+        remote_command="egmctl",
+        version="egmctl 0.1.0",
+    ),
+    folded="node[01-04]",
+    launcher=Launcher.SSH,
+    folder="results",
+    started_at="2026-11-20T22:00:00Z",
+    finished=True,
+    counts=counts(ANSWERS),
+    answers=ANSWERS,
+    groups=(
+        Group(nodes=("node01", "node02"), folded="node[01-02]", lines=(Line(key="checks", value="40 pass"),)),
+        Group(
+            nodes=("node03",),
+            folded="node03",
+            lines=tuple(Line(key=f"check.{n} [bold]", value="no", status="fail") for n in range(LINES_SHOWN + 3)),
+        ),
+        Group(
+            nodes=("node04",), folded="node04", lines=(Line(key="", value="ssh: \x1b[2Jdown", status="unreachable"),)
+        ),
+    ),
+)
+
+
+def test_alike_nodes_are_one_block_and_what_is_wrong_is_said() -> None:
+    lines = fleet_text(REPORT).plain.splitlines()
+    assert lines[:6] == [
+        "4 nodes node[01-04] by ssh: egmctl doctor --for egm",
+        "Results: results",
+        "",
+        "node[01-02]  2 nodes",
+        "  checks: 40 pass",
+        "",
+    ]
+    assert lines[6:8] == ["node03", "  FAIL  check.0 [bold]: no"]
+    assert "  and 3 lines more (-v shows them)" in lines
+    assert lines[-4:] == [
+        "node04",
+        "  UNREACHABLE  ssh: \\x1b[2Jdown",
+        "",
+        "4 nodes: 3 answered, 1 unreachable",
+    ]
+    assert "more (-v" not in fleet_text(REPORT, verbose=1).plain
+    assert f"check.{LINES_SHOWN + 2}" in fleet_text(REPORT, verbose=1).plain
+
+
+def test_the_document_fits_its_schema_and_reads_back() -> None:
+    document = json.loads(fleet_json(REPORT))
+    schema = json.loads((ROOT / "docs/schemas/fleet.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert (document["exit_code"], document["machine"]) == (4, None)
+    assert from_json(FleetReport, document["result"]) == REPORT
