@@ -32,11 +32,15 @@ def groups(
     fold
         Writes nodes in short.
     """
-    alike: dict[tuple[Line, ...], list[str]] = {}
+    alike: dict[tuple[Line, ...], list[Answer]] = {}
     for answer in answers:
-        alike.setdefault(lines_of.get(answer.node) or _silence(answer), []).append(answer.node)
-    ordered = sorted(alike.items(), key=lambda item: (item[1][0] not in lines_of, -len(item[1])))
-    return tuple(Group(nodes=tuple(nodes), folded=fold(nodes), lines=lines) for lines, nodes in ordered)
+        alike.setdefault(lines_of.get(answer.node) or _silence(answer, _nameless(answer)), []).append(answer)
+    found = []
+    for lines, those in sorted(alike.items(), key=lambda item: (item[1][0].node not in lines_of, -len(item[1]))):
+        nodes = tuple(answer.node for answer in those)
+        told = _silence(those[0], those[0].reason) if nodes[0] not in lines_of and len(nodes) == 1 else lines
+        found.append(Group(nodes=nodes, folded=fold(nodes), lines=told))
+    return tuple(found)
 
 
 def lines_of(saved: Saved) -> tuple[Line, ...]:
@@ -49,11 +53,14 @@ def lines_of(saved: Saved) -> tuple[Line, ...]:
     return tuple(line for machine in saved.machines for line in _machine_lines(machine))
 
 
-def _silence(answer: Answer) -> tuple[Line, ...]:
+def _silence(answer: Answer, reason: str) -> tuple[Line, ...]:
     """Return the line of a node that has no document."""
-    # With its own name or address in the launcher's words every node would be a group of its own.
-    reason = re.sub(r"\bhost \S+ port\b", "host NODE port", answer.reason.replace(answer.node, "NODE"))
     return (Line(key="", value=reason, status=answer.reach.value),)
+
+
+def _nameless(answer: Answer) -> str:
+    """Return why there is no document, without what makes it another reason on every node: its name and address."""
+    return re.sub(r"\bhost \S+ port\b", "host NODE port", answer.reason.replace(answer.node, "NODE"))
 
 
 def _machine_lines(machine: Machine) -> tuple[Line, ...]:

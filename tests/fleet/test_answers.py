@@ -132,6 +132,12 @@ def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
     )
 
 
+def test_a_node_that_is_alone_in_its_reason_keeps_the_words() -> None:
+    reason = "ssh: connect to host 10.0.0.1 port 22: Connection refused"
+    (group,) = groups([Answer(node="a", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)], {}, fold)
+    assert group.lines[0].value == reason
+
+
 @pytest.mark.parametrize(
     ("codes", "code"), [((), 0), ((0, 3), 3), ((3, 1), 1), ((1, 2), 2), ((2, 4), 4), ((4, 130), 130), ((0, 77), 4)]
 )
