@@ -32,7 +32,7 @@ from egmctl.units import MIB, format_size
 GATHER_S = 120.0
 """How long the slowest rank may take to read its facts."""
 
-INTERRUPTED_S = 0.4
+INTERRUPTED_S = 0.3
 """How long rank 0 listens for who is still there when it is told to end."""
 
 

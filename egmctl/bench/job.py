@@ -39,7 +39,7 @@ class Leader:
     def __init__(self, world: World, child: Child, name: Callable[[int], str], target: str = RANK) -> None:
         self._world = world
         self._target = target
-        self._name = name
+        self.name = name
         self._first: Child | None = child
         self.lost: tuple[int, ...] = ()
         """Ranks whose commands are gone: nothing can be asked of this job any more."""
@@ -68,7 +68,7 @@ class Leader:
     def failed(self, ranks: tuple[int, ...]) -> GroupFailed:
         """Note that commands are gone; return what that makes of a request."""
         self.lost = ranks
-        gone = ", ".join(f"rank {rank} ({self._name(rank)})" for rank in ranks) or "a rank that cannot be told"
+        gone = ", ".join(f"rank {rank} ({self.name(rank)})" for rank in ranks) or "a rank that cannot be told"
         reason = f"the process that MPI started is gone or does not answer: {gone}"
         return GroupFailed(Failure(rank=min(ranks, default=0), how="crashed", reason=reason))
 
@@ -85,6 +85,8 @@ class Led:
         self._leader.order(timeout_s, {"do": "ask", "request": request, "timeout_s": timeout_s})
         try:
             return self._member.ask(request, timeout_s, on_event)
+        except GroupFailed as error:
+            raise GroupFailed(error.failure, self._leader.name(error.rank)) from None
         except RanksMissing as error:
             raise self._leader.failed(error.ranks) from None
 
@@ -95,7 +97,10 @@ class Led:
     def __enter__(self) -> Led:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            # A launcher gives a second until it kills this command too.
+            self._member.kill()
         self.close()
 
 
@@ -146,11 +151,15 @@ class _Member:
 
     def __init__(self, world: World, child: Child | None, target: str) -> None:
         self._words = _Words(world)
-        self._group = Group({world.rank: child or start_rank(world.rank, world.size, target)}, self._words)
+        self._child = child or start_rank(world.rank, world.size, target)
+        self._group = Group({world.rank: self._child}, self._words)
 
     def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
         self._words.timeout_s = timeout_s
         return self._group.ask(request, timeout_s, on_event)
+
+    def kill(self) -> None:
+        self._child.kill()
 
     def close(self) -> None:
         self._group.close()

@@ -112,7 +112,7 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, *, host: boo
             wire="no NVLink", waiver=f"GPU{initiator.index} has no active NVLink", rate_gb_s=_USUAL_GB_S["PCIe"]
         )
     if not host:
-        return Path(wire=f"NV{count}, across nodes", rate_gb_s=rate, disjoint=True)
+        return Path(wire=f"NV{count} across nodes", rate_gb_s=rate, disjoint=True)
     missing = next(
         (gpu for gpu in (initiator, owner) if _attribute(gpu, "HOST_NUMA_MULTINODE_IPC_SUPPORTED") == 0), None
     )
@@ -125,7 +125,7 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, *, host: boo
     name = "EGM" if able else "HOST_NUMA"
     tail = "" if able else ", not EGM" if able is False else ", not known whether EGM"
     return Path(
-        wire=f"{name} over NV{count}>C2C, across nodes{tail}",
+        wire=f"{name} over NV{count}>C2C across nodes{tail}",
         egm=able,
         waiver=waiver,
         rate_gb_s=min(rate, c2c_rate),

@@ -101,4 +101,5 @@ def _order(report: RunReport) -> list[str]:
     return [
         *(f"{kind}{node}" for kind in ("NUMA", "CPU") for node in report.numa_nodes),
         *(gpu.label for gpu in report.gpus),
+        *(f"{rank.label}:NUMA{rank.numa_node}" for rank in report.ranks),
     ]

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
+from egmctl.report.bench_fold import FOLDED_ABOVE, folded
 from egmctl.report.bench_parts import exceptions, grids, how, tally
 from egmctl.report.bench_soak import soak_lines
 from egmctl.report.bench_summary import SUMMARY, SUMMARY_NOTE, soak, summary
@@ -51,7 +52,7 @@ def bench_text(report: RunReport, machine: Machine | None = None) -> Text:
 
 
 def _tables(report: RunReport, machine: Machine | None) -> Iterator[Text]:
-    yield from map(grid_text, grids(report))
+    yield from map(grid_text, folded(report) if len(report.ranks) > FOLDED_ABOVE else grids(report))
     if (worst := soak(report)) is not None:
         yield grid_text(worst)
     if by_wire := list(summary(report, machine)):
@@ -70,6 +71,10 @@ def _head(report: RunReport) -> Text:
     text.append("Bench: ", HEADING)
     text.append(f"{', '.join(f'{count} x {name}' for name, count in names.items())}, driver {driver}{cuda}\n")
     text.append(_wrap(", ".join(how(report))), DIM)
+    nodes = {rank.label.partition(":")[0]: rank.host for rank in report.ranks if ":" in rank.label}
+    if nodes:
+        told = ", ".join(f"{node} is {printable(host or 'not known')}" for node, host in nodes.items())
+        text.append(_wrap(f"{len(nodes)} nodes: {told}"), DIM)
     return text
 
 

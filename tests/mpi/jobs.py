@@ -24,21 +24,33 @@ def mpirun(
     timeout_s: float = 100,
 ) -> Ended:
     """Run a Python program as ``ranks`` processes of one job; return how the whole job ended."""
+    job = ["-n", str(ranks), sys.executable, *map(str, program)]
+    return launch(job, env=env, options=options, timeout_s=timeout_s)
+
+
+def launch(
+    job: Sequence[str],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    options: Sequence[str] = (),
+    timeout_s: float = 100,
+) -> Ended:
+    """Run mpirun with what ``job`` says of processes and programs."""
     if shutil.which("mpirun") is None:
         pytest.skip("there is no mpirun here")
-    return alone(program, env=env, timeout_s=timeout_s, before=[*MPIRUN, *options, "-n", str(ranks)])
+    return _ended([*MPIRUN, *options, *job], env, timeout_s)
 
 
 def alone(
-    program: Sequence[str | Path],
-    *,
-    env: Mapping[str, str | None] | None = None,
-    timeout_s: float = 100,
-    before: Sequence[str] = (),
+    program: Sequence[str | Path], *, env: Mapping[str, str | None] | None = None, timeout_s: float = 100
 ) -> Ended:
-    """Run a Python program as one process, or by the launcher ``before`` it."""
+    """Run a Python program as one process, without a launcher."""
+    return _ended([sys.executable, *map(str, program)], env, timeout_s)
+
+
+def _ended(command: Sequence[str], env: Mapping[str, str | None] | None, timeout_s: float) -> Ended:
     done = subprocess.run(
-        [*before, sys.executable, *map(str, program)],
+        command,
         env=command_environment(env or {}),
         cwd=ROOT,
         timeout=timeout_s,

@@ -1,0 +1,87 @@
+"""A run between so many GPUs that no matrix of them can be read: of each case what a wire gives, and who is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from egmctl.bench.in_process import headline
+from egmctl.model.measurement import Measurement, Quantity, RunReport
+from egmctl.report.grid import Cell, Grid, Line
+from egmctl.units import printable
+
+FOLDED_ABOVE = 16
+"""Ranks: a matrix of so many is as wide as a wide terminal."""
+
+_WORST = 5
+"""Paths, and GPUs, that are named."""
+
+_USUAL_DIFFERENCE = 0.01
+"""Between the GPUs of one machine that is in order: 0.1 % was seen on H200."""
+
+
+def folded(report: RunReport) -> Iterator[Grid]:
+    """Yield for each case a table of its wires; below it the paths and the GPUs that are farthest behind."""
+    for case in dict.fromkeys(m.case for m in report.measurements):
+        found = [m for m in report.measurements if m.case == case and headline(m) is not None]
+        if found:
+            yield _folded(found)
+
+
+def _folded(measurements: Sequence[Measurement]) -> Grid:
+    first = measurements[0]
+    latency = first.quantity is Quantity.LATENCY
+    unit = "ns" if latency else "GB/s"
+    by_wire: dict[str, list[float]] = {}
+    for m in measurements:
+        wires = dict.fromkeys(flow.wire for flow in m.flows)
+        by_wire.setdefault(" and ".join(map(printable, wires)), []).append(_value(m))
+    picks = {"n": len, "median": median, "least": min, "most": max}
+    groups = tuple(
+        (Line(header=(name,), cells=tuple(Cell(text=_text(pick(values), name)) for values in by_wire.values())),)  # type: ignore[operator]
+        for name, pick in picks.items()
+    )
+    return Grid(
+        caption=f"{first.pattern.value}, {first.engine.value}, {first.quantity.value} ({unit})",
+        names=first.case,
+        notes=tuple(_behind(measurements, latency=latency)),
+        rows=tuple(by_wire),
+        groups=groups,
+    )
+
+
+def _behind(measurements: Sequence[Measurement], *, latency: bool) -> Iterator[str]:
+    """Say which paths, and the paths of which GPUs, are farthest behind the others over the same wire."""
+    usual: dict[str, list[float]] = {}
+    for m in measurements:
+        usual.setdefault(m.flows[0].wire, []).append(_value(m))
+    medians = {wire: median(values) for wire, values in usual.items()}
+    sign = -1 if latency else 1
+    share = {id(m): _value(m) / medians[m.flows[0].wire] for m in measurements}
+    paths = sorted(measurements, key=lambda m: sign * share[id(m)])[:_WORST]
+    yield "farthest behind: " + ", ".join(
+        f"{m.path if len(m.flows) == 1 else m.flows[0].path + ' and others'} {_value(m):.1f}" for m in paths
+    )
+    by_gpu: dict[str, list[float]] = {}
+    for m in measurements:
+        for flow in m.flows[:1]:
+            by_gpu.setdefault(flow.initiator_label, []).append(share[id(m)])
+    if len(by_gpu) > 1:
+        behind = {label: median(shares) for label, shares in by_gpu.items()}
+        gpus = [label for label in sorted(behind, key=lambda label: sign * behind[label]) if _is_odd(behind[label])]
+        if gpus:
+            told = ", ".join(f"{label} {100 * behind[label]:.1f} %" for label in gpus[:_WORST])
+            yield f"by the GPU that issues the work, against the median of the wire: {told}"
+
+
+def _is_odd(share: float) -> bool:
+    return abs(share - 1) > _USUAL_DIFFERENCE
+
+
+def _value(measurement: Measurement) -> float:
+    summary = headline(measurement)
+    return 0.0 if summary is None else summary.median
+
+
+def _text(value: float, name: str) -> str:
+    return str(value) if name == "n" else f"{value:.1f}"

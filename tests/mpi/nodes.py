@@ -1,0 +1,79 @@
+"""Fake nodes of one NVLink domain, and egmctl as ranks of an MPI job on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from egmctl.model.machine import Fabric, Machine
+from tests.conftest import Ended
+from tests.fake.machines import nvl4, with_imex_channel
+from tests.fake.node import FakeNode
+from tests.mpi.jobs import launch
+
+DOMAIN = Fabric(
+    state="completed",
+    status=0,
+    cluster_uuid="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d",
+    clique_id=7,
+    health_mask=0,
+    health_summary="healthy",
+)
+QUICK = ("--suite", "fabric", "--size", "1M", "--copies", "2", "--samples", "2")
+"""Small and few: what is looked at is who does what with whom."""
+
+
+def in_domain(host: str, *, driver: str | None = None, clique: int = 7, channel: bool = True) -> Machine:
+    """Return two Grace CPUs with two GPUs each, on a node of an NVLink domain."""
+    machine = with_imex_channel(nvl4()) if channel else nvl4()
+    assert machine.host is not None
+    assert machine.driver is not None
+    fabric = replace(DOMAIN, clique_id=clique)
+    gpus = tuple(replace(gpu, nvml=gpu.nvml and replace(gpu.nvml, fabric=fabric)) for gpu in machine.gpus or ())
+    channels = machine.driver.imex_channels if channel else ()
+    return replace(
+        machine,
+        gpus=gpus,
+        host=replace(machine.host, hostname=host),
+        driver=replace(machine.driver, driver_version=driver or machine.driver.driver_version, imex_channels=channels),
+    )
+
+
+@dataclass
+class Place:
+    """A node, and how many ranks are on it."""
+
+    node: FakeNode
+    ranks: int
+    faults: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def kill_command(self) -> None:
+        """Kill a command that MPI has started on this node."""
+        here = f"EGMCTL_SYSROOT={self.node.sysroot}".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if b"egmctl" in words and b"bench" in words and here in (process / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), signal.SIGKILL)
+                    return
+        raise AssertionError("there is no such process")
+
+
+def egmctl_under_mpi(
+    places: Sequence[Place], *arguments: str | Path, options: Sequence[str] = (), timeout_s: float = 100
+) -> Ended:
+    """Run the command as one job over the nodes; each rank has its node's environment."""
+    job: list[str] = []
+    for place in places:
+        env = place.node.environment(place.faults) | dict(place.env)
+        removed = [part for name, value in env.items() if value is None for part in ("-u", name)]
+        given = [f"{name}={value}" for name, value in env.items() if value is not None]
+        program = [sys.executable, "-m", "egmctl", *map(str, arguments)]
+        job += [":"] * bool(job) + ["-n", str(place.ranks), "env", *removed, *given, *program]
+    return launch(job, options=options, timeout_s=timeout_s)
