@@ -25,6 +25,7 @@ from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _RDMA = ("rc", "dc", "ud", "gga", "srd")
 """The transports over InfiniBand and RoCE begin so: ``rc_mlx5``, ``ud_verbs`` (``ucx_info -d`` lists them)."""
+OVER_NETWORK = (UcxRoute.GPUDIRECT_RDMA, UcxRoute.RDMA_STAGED, UcxRoute.RDMA, UcxRoute.TCP)
 _SHARED_MEMORY = ("posix", "sysv", "cma", "knem", "xpmem")
 _SENDING = "tagged message by ucp_tag_send*"
 _STAGED = re.compile(r"cuda_copy|gdr_copy|copy-in|copy-out|\bfrag\b|fragmented")
@@ -92,7 +93,7 @@ def path_of(
     flow = task.flows[0]
     on_gpu = MemoryKind.DEVICE in (flow.source.memory, flow.destination.memory)
     staged = on_gpu and any(_STAGED.search(one.description) for one in used)
-    if any(name.split("_")[0] in _RDMA for name in names):
+    if any(map(_is_rdma, names)):
         route = UcxRoute.RDMA if not on_gpu else UcxRoute.RDMA_STAGED if staged else UcxRoute.GPUDIRECT_RDMA
     elif "cuda_ipc" in names:
         route = UcxRoute.CUDA_IPC
@@ -112,6 +113,16 @@ def path_of(
         components=tuple(components),
         settings=dict(settings),
     )
+
+
+def network_devices(devices: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the NICs' ports among a process' devices by transport; without any, its network interfaces."""
+    nics = [name for transport, names in devices.items() if _is_rdma(transport) for name in names]
+    return list(dict.fromkeys(nics or devices.get("tcp", ())))
+
+
+def _is_rdma(transport: str) -> bool:
+    return transport.split("_")[0] in _RDMA
 
 
 def _verdict(route: UcxRoute, staged: bool, on_gpu: bool, transports: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from egmctl.bench.case import Case
     from egmctl.model.machine import Machine
-    from egmctl.model.measurement import RunReport
+    from egmctl.model.measurement import Measurement, RunReport
 
 _CHECKS = ("rdma.", "pcie.")
 """Beginnings of the ids of the checks that explain a way."""
@@ -32,6 +32,7 @@ def explained(report: RunReport) -> RunReport:
     from egmctl.model.measurement import MemoryKind
     from egmctl.model.ucx import UcxRoute
 
+    report = replace(report, measurements=tuple(_with_distances(m, report) for m in report.measurements))
     on_gpu = [
         m.ucx
         for m in report.measurements
@@ -50,6 +51,26 @@ def explained(report: RunReport) -> RunReport:
             "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=1 ucxx takes the system's UCX"
         )
     return replace(report, notes=(*report.notes, *dict.fromkeys(notes)))
+
+
+def _with_distances(measurement: Measurement, report: RunReport) -> Measurement:
+    """Return a measurement whose network devices say how far they are from the sender's GPU."""
+    from dataclasses import replace
+
+    from egmctl.topo.links import gpu_nic_link
+
+    ucx, sender = measurement.ucx, measurement.flows[0].initiator
+    machine = next((machine for machine in report.machines if _has(machine, sender)), None)
+    if ucx is None or not ucx.devices or machine is None or sender is None:
+        return measurement
+    gpu = machine.gpu(sender)
+    distances = {nic.name: gpu_nic_link(machine, gpu, nic).kind.value for nic in machine.nics or ()}
+    devices = (replace(device, distance=distances.get(device.name.partition(":")[0])) for device in ucx.devices)
+    return replace(measurement, ucx=replace(ucx, devices=tuple(devices)))
+
+
+def _has(machine: Machine, bus_id: str | None) -> bool:
+    return any(gpu.bus_id == bus_id for gpu in machine.gpus or ())
 
 
 def _findings(machine: Machine) -> Iterator[str]:

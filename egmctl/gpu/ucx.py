@@ -73,6 +73,16 @@ class Link:
         lines = self._context.info.splitlines()
         return tuple(line.split(":")[-1].strip() for line in lines if line.startswith("#     component "))
 
+    @property
+    def devices(self) -> dict[str, list[str]]:
+        """The devices that UCX may use, by transport: ``{"tcp": ["eth0", "lo"], "cuda_ipc": ["cuda"]}``."""
+        found: dict[str, list[str]] = {}
+        for line in self._context.info.splitlines():
+            if line.startswith("#      resource "):
+                transport, _, device = line.split()[-1].partition("/")
+                found.setdefault(transport, []).append(device)
+        return found
+
     def connect(self, address: bytes) -> None:
         """Make the way to the other process."""
         self._endpoint = self._call(

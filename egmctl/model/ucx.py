@@ -45,6 +45,20 @@ class UcxProtocol:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UcxDevice:
+    """What the same messages reach where the sender may use one network device only (``UCX_NET_DEVICES``)."""
+
+    name: Plain
+    """``mlx5_0:1``, ``eth0``."""
+    bandwidth_gb_s: float | None
+    """Of one sample; ``None`` where it reached nobody."""
+    reason: Plain | None = None
+    transports: tuple[Plain, ...] = ()
+    distance: Plain | None = None
+    """Of a NIC from the sender's GPU, in the words of ``nvidia-smi topo -m``: ``PIX``, ``NODE``, ``SYS``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UcxPath:
     """What UCX did with the messages of one measurement."""
 
@@ -62,4 +76,6 @@ class UcxPath:
     components: tuple[Plain, ...]
     """The transports that UCX has found it can use, on both sides: ``cuda_ipc``, ``ib``, ``tcp``."""
     settings: Mapping[Plain, Plain]
-    """The variables ``UCX_...`` of the first rank."""
+    """The variables ``UCX_...`` of the sender, with those that ucxx sets."""
+    devices: tuple[UcxDevice, ...] = ()
+    """Of messages through a network, where the sender has several devices."""

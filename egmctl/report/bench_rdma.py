@@ -21,6 +21,8 @@ def messages(measurements: Sequence[Measurement]) -> Iterator[Grid]:
             columns = {"size": lambda m: format_size(m.size_bytes)} | columns
         of = "" if len(sizes) > 1 else f" of {format_size(bandwidths[0].size_bytes)}"
         yield _grid(f"Messages{of} by UCX (GB/s)", bandwidths, columns)
+        if by_device := [m for m in bandwidths if m.ucx is not None and m.ucx.devices]:
+            yield _devices(by_device)
     if latencies := [m for m in there if m.quantity is Quantity.LATENCY]:
         size = latencies[0].chase.stride_bytes if latencies[0].chase else 0
         yield _grid(f"Round trips of {size} bytes by UCX (us)", latencies, {"median": _us, "p99": _p99})
@@ -41,6 +43,25 @@ def _grid(caption: str, those: Sequence[Measurement], columns: Mapping[str, Call
             for name, text in shown.items()
         ),
         after=tuple(_verdicts(those)),
+    )
+
+
+def _devices(those: Sequence[Measurement]) -> Grid:
+    """Return what each network device of a sender reaches alone: the nearest NIC and what farther ones cost."""
+    found = [(m, device) for m in those if m.ucx is not None for device in m.ucx.devices]
+    columns = {
+        "memory": [_MEMORY[m.flows[0].source.memory] for m, _ in found],
+        "by": [device.name for _, device in found],
+        "distance": [device.distance or "-" for _, device in found],
+        "GB/s": ["-" if d.bandwidth_gb_s is None else f"{d.bandwidth_gb_s:.2f}" for _, d in found],
+    }
+    return Grid(
+        caption="Messages by one network device of the sender, one sample (GB/s)",
+        rows=tuple(f"{m.flows[0].initiator_label} -> {_receiver(m)}" for m, _ in found),
+        groups=tuple(
+            (Line(header=(name,), cells=tuple(Cell(text=printable(text)) for text in texts)),)
+            for name, texts in columns.items()
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from egmctl.bench.plan import SAMPLE_S
 from egmctl.bench.ranks.team import Team
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
-from egmctl.bench.ucx_report import parse, path_of
+from egmctl.bench.ucx_report import OVER_NETWORK, network_devices, parse, path_of
 from egmctl.gpu.pattern import Difference
 from egmctl.gpu.ucx import Link, NoUcx, settings
 from egmctl.model.codec import from_json, to_json
@@ -37,13 +37,15 @@ from egmctl.model.measurement import (
     finish,
 )
 from egmctl.model.rank import Rank
-from egmctl.model.ucx import UcxProtocol
+from egmctl.model.ucx import UcxDevice, UcxProtocol
 
 IN_FLIGHT = 16
 """Messages that are under way at the same time."""
 WARM_UP_MESSAGES = 4
 MESSAGES_LIMIT = 4096
 """Of one sample, however short they are."""
+BY_DEVICE_BYTES = 64 << 20
+"""Messages from this size on are measured by each network device too."""
 _DATA, _ANSWER = 1, 2
 """Tags."""
 
@@ -52,15 +54,23 @@ def measure(
     exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], how: Settings
 ) -> list[Measurement]:
     """Measure tasks one after the other, in all ranks; every rank returns the same."""
-    return [_measure(Team(exchange, ranks, [task]), rig, task, how.samples) for task in tasks]
+    found = []
+    for task in tasks:
+        side, measurement = _measure(Team(exchange, ranks, [task]), rig, task, how.samples)
+        if _tells_devices_apart(measurement):
+            measurement = _with_devices(exchange, ranks, rig, task, side, measurement)
+        found.append(measurement)
+    return found
 
 
-def _measure(team: Team, rig: Rig, task: Task, samples: int) -> Measurement:
-    side = _Side(team, rig, task)
+def _measure(
+    team: Team, rig: Rig, task: Task, samples: int, options: Mapping[str, str] | None = None
+) -> tuple[_Side, Measurement]:
+    side = _Side(team, rig, task, options or {})
     try:
         side.connect()
         if side.missing is not None:
-            return finish(task, Status.WAIVED, reason=side.missing)
+            return side, finish(task, Status.WAIVED, reason=side.missing)
         side.warm_up()
         for number in range(samples):
             side.sample(number)
@@ -68,14 +78,48 @@ def _measure(team: Team, rig: Rig, task: Task, samples: int) -> Measurement:
     finally:
         side.close()
     (outcome,) = team.outcomes
-    return outcome or side.conclude(told)
+    return side, outcome or side.conclude(told)
+
+
+def _tells_devices_apart(measurement: Measurement) -> bool:
+    """Say whether messages are measured by each network device too: large ones, between memory of one kind."""
+    source, destination = measurement.flows[0].source, measurement.flows[0].destination
+    return (
+        measurement.ucx is not None
+        and measurement.ucx.route in OVER_NETWORK
+        and measurement.bandwidth_gb_s is not None
+        and measurement.size_bytes >= BY_DEVICE_BYTES
+        and source.memory is destination.memory
+    )
+
+
+def _with_devices(
+    exchange: Exchange, ranks: Sequence[Rank], rig: Rig, task: Task, side: _Side, measurement: Measurement
+) -> Measurement:
+    """Return a measurement with what one sample reaches by each network device of the sender alone."""
+    devices = []
+    for name in side.devices if len(side.devices) > 1 else ():
+        _, by_it = _measure(Team(exchange, ranks, [task]), rig, task, 1, {"NET_DEVICES": name})
+        reached = by_it.bandwidth_gb_s
+        devices.append(
+            UcxDevice(
+                name=name,
+                bandwidth_gb_s=reached.median if reached else None,
+                reason=by_it.reason,
+                transports=by_it.ucx.transports if by_it.ucx else (),
+            )
+        )
+    assert measurement.ucx is not None  # noqa: S101 - _tells_devices_apart has seen to it
+    return replace(measurement, ucx=replace(measurement.ucx, devices=tuple(devices)))
 
 
 class _Side:
     """This rank's part in one task; it may have none."""
 
-    def __init__(self, team: Team, rig: Rig, task: Task) -> None:
+    def __init__(self, team: Team, rig: Rig, task: Task, options: Mapping[str, str]) -> None:
         self.task = task
+        self.devices: list[str] = []
+        """The sender's network devices, once all have told what they know."""
         self.samples: list[Sample] = []
         self.mismatch: Mismatch | None = None
         self.missing: str | None = None
@@ -83,6 +127,7 @@ class _Side:
         self.seed = 0
         self._team = team
         self._rig = rig
+        self._options = options
         self._flow = task.flows[0]
         self._sender, self._receiver = self._flow.source.rank or 0, self._flow.destination.rank or 0
         self._me = team.exchange.rank
@@ -110,7 +155,7 @@ class _Side:
             stream = self._rig.stream(self._team.ranks[self._me].bus_id)
             stream.context.make_current()
             try:
-                self._link = Link({})
+                self._link = Link(self._options if self._sends else {})
             except NoUcx as why:
                 return {"missing": str(why)}
             return {"address": self._link.address.hex(), "seed": self._rig.held(self._own).seed}
@@ -174,6 +219,7 @@ class _Side:
         """Return the measurement; what each rank has told is the same everywhere."""
         data = [item.data for item in told if item.data]
         first = told[self._sender].data
+        self.devices = first["devices"]
         chase = self.task.chase
         path = path_of(
             self.task,
@@ -205,7 +251,12 @@ class _Side:
         """End the link; return what this rank alone knows."""
         if self._link is None:
             return None
-        known = {"version": self._link.version, "components": self._link.components, "settings": settings()}
+        known = {
+            "version": self._link.version,
+            "components": self._link.components,
+            "devices": network_devices(self._link.devices),
+            "settings": settings(),
+        }
         report = self.close()
         return known | {
             "protocols": [to_json(one) for one in parse(report, self._me)],
