@@ -142,6 +142,8 @@ def bench(
             emit(run.planned(machine, ranks), output=output, force=force, color=color)
             return
         with run.measured(job, lambda: _progress(quiet)) as report:
+            if profiles is not None and len(report.machines) == 1:
+                report = _judge(report, report.machines[0], profiles, named=profile is not None, strict=strict)
             emit(render(explained(report), form), output=output, force=force, color=color)
             raise typer.Exit(report.exit_code)
     with contextlib.ExitStack() as early:

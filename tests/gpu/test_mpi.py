@@ -1,0 +1,188 @@
+"""``--suite fabric`` under a real mpirun on real GPUs, one rank a GPU, with an IMEX channel node made for the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egmctl.facts.collect import collect
+from egmctl.model.machine import Gpu
+from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
+from tests.doctor.cgroups import denying_v2
+from tests.gpu.test_doctor_active import imex_channel
+
+__all__ = ["imex_channel"]
+
+pytestmark = [pytest.mark.gpu, pytest.mark.needs_root, pytest.mark.usefixtures("imex_channel")]
+
+FEW = ("bench", "--suite", "fabric", "--case", "fabric_device_write_ce", "--json")
+SAME = {
+    "fabric_device_write_ce": "device_to_device_memcpy_write_ce",
+    "fabric_device_read_ce": "device_to_device_memcpy_read_ce",
+}
+"""Cases, and those that take the same paths within one process."""
+
+
+@pytest.fixture(scope="module")
+def gpus() -> tuple[Gpu, ...]:
+    if shutil.which("mpirun") is None:
+        pytest.skip("there is no mpirun here")
+    found = collect(("gpus",)).gpus or ()
+    if len(found) < 2:
+        pytest.skip("two GPUs are needed")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Any:
+    before = _memory_used()
+    yield
+    deadline = time.monotonic() + 5
+    while _memory_used() != before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert _memory_used() == before
+    assert not _processes("egmctl.bench.ranks.rank:run")
+
+
+def mpirun(*ranks: Sequence[str], meanwhile: Callable[[], None] | None = None) -> Ended:
+    """Run programs as the ranks of one job, and do something while they run."""
+    job = [part for rank in ranks for part in (":", "-n", "1", *rank)][1:]
+    started = subprocess.Popen(
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", *job],
+        env=command_environment({}),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    try:
+        if meanwhile is not None:
+            meanwhile()
+        out, err = started.communicate(timeout=110)
+    finally:
+        started.kill()
+    return Ended(started.returncode, out, err)
+
+
+def egmctl_words(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "egmctl", *arguments]
+
+
+def measurements(done: Ended) -> list[dict[str, Any]]:
+    document = json.loads(done.out)
+    found: list[dict[str, Any]] = document["result"]["measurements"]
+    return found
+
+
+def test_all_cases_are_measured_verified_and_as_fast_as_in_one_process(
+    egmctl: RunEgmctl, gpus: tuple[Gpu, ...], tmp_path: Path
+) -> None:
+    report = tmp_path / "fabric.json"
+    done = mpirun(*[egmctl_words("bench", "--suite", "fabric", "-o", str(report))] * len(gpus))
+    assert done.code == 0, done.err
+    found = json.loads(report.read_text())["result"]["measurements"]
+    assert {m["status"] for m in found} <= {"ok", "unstable"}, [m["reason"] for m in found]
+    assert all(m["verification"] for m in found)
+    cases = {m["case"] for m in found}
+    assert {"fabric_device_ring_write_ce", "fabric_device_bisect_write_ce", "fabric_host_numa_read_sm"} <= cases
+    chosen = [word for case in SAME.values() for word in ("--case", case)]
+    alone = measurements(egmctl("bench", *chosen, "--no-verdict", "--json"))
+    for case, within in SAME.items():
+        by_ranks, by_one = (
+            {_path(m): m["bandwidth_gb_s"]["median"] for m in ms if m["case"] == name}
+            for ms, name in ((found, case), (alone, within))
+        )
+        assert by_ranks.keys() == by_one.keys()
+        for path, bandwidth in by_ranks.items():
+            assert bandwidth == pytest.approx(by_one[path], rel=0.005), (case, path)
+    shown = egmctl("show", report, "--color", "never").out
+    assert "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\nfabric_device_write_ce" in shown
+    print(shown)  # noqa: T201 - with -s: what was measured
+
+
+def test_a_rank_that_is_killed_in_the_middle_is_named_and_the_rest_is_measured(gpus: tuple[Gpu, ...]) -> None:
+    def kill() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            ranks = [pid for pid in _processes("egmctl.bench.ranks.rank:run") if _rank(pid) == 1]
+            if ranks and _memory_used() != before:
+                time.sleep(1.5)
+                os.kill(ranks[0], signal.SIGKILL)
+                return
+            time.sleep(0.05)
+
+    before = _memory_used()
+    words = egmctl_words(*FEW, "--case", "fabric_device_read_ce", "--samples", "200")
+    done = mpirun(*[words] * len(gpus), meanwhile=kill)
+    assert done.code == 4, done.err
+    found = measurements(done)
+    crashed = [m for m in found if m["status"] == "crashed"]
+    assert crashed
+    assert {m["failed_rank"] for m in crashed} == {1}
+    assert all("rank 1 (GPU1 on " in m["reason"] and "died from SIGKILL" in m["reason"] for m in crashed)
+    assert [m for m in found if m["status"] == "ok"]
+
+
+def test_a_rank_without_a_channel_is_named(gpus: tuple[Gpu, ...]) -> None:
+    hidden = 'mount -t tmpfs none /dev/nvidia-caps-imex-channels && exec "$@"'
+    without = ["unshare", "--mount", "sh", "-c", hidden, "sh", *egmctl_words(*FEW)]
+    done = mpirun(egmctl_words(*FEW), without, *[egmctl_words(*FEW)] * (len(gpus) - 2))
+    assert done.code == (3 if len(gpus) == 2 else 0), done.err
+    for m in measurements(done):
+        ends = {m["flows"][0]["source"]["rank"], m["flows"][0]["destination"]["rank"]}
+        assert m["status"] == ("waived" if 1 in ends else "ok")
+        assert 1 not in ends or "GPU1: there is no IMEX channel" in m["reason"]
+
+
+def test_a_rank_in_a_cgroup_that_denies_its_neighbours_gpu_is_named_with_the_cause(gpus: tuple[Gpu, ...]) -> None:
+    assert gpus[0].proc is not None
+    assert gpus[0].proc.minor is not None
+    with denying_v2(gpus[0].proc.minor) as cgroup:
+        join = f'echo $$ > {cgroup.directory}/cgroup.procs && exec "$@"'
+        confined = ["sh", "-c", join, "sh", *egmctl_words(*FEW)]
+        done = mpirun(egmctl_words(*FEW), confined, *[egmctl_words(*FEW)] * (len(gpus) - 2))
+    assert done.code == 1, done.err
+    found = {(m["flows"][0]["initiator_rank"], m["flows"][0]["destination"]["rank"]): m for m in measurements(done)}
+    denied = found.pop((1, 0))
+    assert (denied["status"], denied["failed_rank"], denied["known_cause"]) == ("failed", 1, True)
+    assert denied["last_call"] == "cuMemImportFromShareableHandle"
+    assert "rank 1 (GPU1)" in denied["reason"]
+    assert "device cgroup" in denied["reason"]
+    assert {m["status"] for m in found.values()} == {"ok"}, [m["reason"] for m in found.values()]
+
+
+def _path(measurement: dict[str, Any]) -> str:
+    flow = measurement["flows"][0]
+    return f"{flow['source']['label']} -> {flow['destination']['label']}"
+
+
+def _memory_used() -> str:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return subprocess.check_output(query, text=True)
+
+
+def _processes(word: str) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if word.encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def _rank(pid: int) -> int:
+    """Return the rank of the command that has started a process."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next(int(word.partition(b"=")[2]) for word in words if word.startswith(b"OMPI_COMM_WORLD_RANK="))
