@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from rich.text import Text
@@ -35,23 +35,27 @@ def compare_text(comparison: Comparison, *, verbose: int = 0) -> Text:
     text.append_text(Text().join([Text("\n"), *rows]) if rows else Text())
     text.append_text(_tables(comparison, verbose))
     for title, lines in (
-        ("Not compared", list(_one_sided(comparison))),
-        ("Differences of the machines", list(_facts(comparison.machines, comparison.of_nodes))),
-        ("Notes", [*_problems(comparison), *comparison.notes]),
+        ("Not compared", list(one_sided(comparison))),
+        ("Differences of the machines", list(machine_lines(comparison))),
+        ("Notes", [*problems(comparison), *comparison.notes]),
     ):
         shown = lines if verbose else lines[:_SHOWN]
         if shown:
             text.append(f"\n{title}\n", HEADING).append("".join(wrap(printable(line)) for line in shown))
         if len(shown) < len(lines):
             text.append(f"  and {len(lines) - len(shown)} more: -v tells them\n", DIM)
-    text.append(f"\n{_last_line(comparison)}\n", HEADING)
+    text.append(f"\n{last_line(comparison)}\n", HEADING)
     return trimmed(text)
 
 
+def heading(comparison: Comparison) -> str:
+    """Say what is compared."""
+    who = comparison.folded if comparison.of_nodes else " -> ".join(node.name for node in comparison.nodes)
+    return f"Compare {comparison.kind}: {who}"
+
+
 def _head(comparison: Comparison) -> Text:
-    names = [printable(node.name) for node in comparison.nodes]
-    who = printable(comparison.folded) if comparison.of_nodes else " -> ".join(names)
-    text = Text("Compare ", HEADING).append(f"{comparison.kind}: ", HEADING).append(f"{who}\n")
+    text = Text(f"{printable(heading(comparison))}\n", HEADING)
     if comparison.kind is Kind.BENCH:
         of = "from the median of the nodes" if comparison.of_nodes else "from the first run"
         words = (
@@ -65,7 +69,7 @@ def _head(comparison: Comparison) -> Text:
 def _affected(comparison: Comparison, row: Affected) -> Text:
     paths = [comparison.paths[place] for place in row.paths]
     words = f"{row.where}: " if not comparison.of_nodes else f"{row.node}: {row.where} "
-    words += _change(row) if row.change is not None else "; ".join(dict.fromkeys(path.reason for path in paths))
+    words += change(row) if row.change is not None else "; ".join(dict.fromkeys(path.reason for path in paths))
     if row.of > 1 or len(paths) > 1:
         words += f" ({len(paths)} of {row.of} paths)"
     text = Text()
@@ -83,9 +87,10 @@ def _affected(comparison: Comparison, row: Affected) -> Text:
     return text
 
 
-def _change(row: Affected) -> str:
-    change = row.change or 0
-    return f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"
+def change(row: Affected) -> str:
+    """Say how much slower or faster paths are."""
+    part = row.change or 0
+    return f"{100 * abs(part):.1f} % {'slower' if part > 0 else 'faster'}"
 
 
 def _word(comparison: Comparison, one: WordDifference) -> Text:
@@ -102,8 +107,9 @@ def _told(one: WordDifference, of_nodes: bool) -> str:
     return f"{subject}: {one.reference} -> {one.value}"
 
 
-def _facts(words: Iterable[WordDifference], of_nodes: bool) -> Iterator[str]:
-    return (_told(one, of_nodes) for one in words)
+def machine_lines(comparison: Comparison) -> Iterator[str]:
+    """Say what differs in the machines."""
+    return (_told(one, comparison.of_nodes) for one in comparison.machines)
 
 
 def _tables(comparison: Comparison, verbose: int) -> Text:
@@ -136,7 +142,7 @@ def _table(paths: Sequence[PathDifference], names: Sequence[str]) -> Text:
     return table([printable(path.path) for path in paths], [columns])
 
 
-def _one_sided(comparison: Comparison) -> Iterator[str]:
+def one_sided(comparison: Comparison) -> Iterator[str]:
     """Say which paths have no number on one side, or an uncertain one; those with the same reason share a line."""
     by_reason: dict[tuple[str, str], list[PathDifference]] = {}
     for path in comparison.paths:
@@ -154,7 +160,8 @@ def _name(path: PathDifference) -> str:
     return f"{path.case}{stage}, {format_size(path.size_bytes)}"
 
 
-def _problems(comparison: Comparison) -> Iterator[str]:
+def problems(comparison: Comparison) -> Iterator[str]:
+    """Say which files have no result, or only a part of one."""
     return (f"{node.name}: {node.problem}" for node in comparison.nodes if node.problem)
 
 
@@ -162,7 +169,8 @@ def _line(word: str, words: str) -> str:
     return word.upper().ljust(len(_INDENT)) + wrap(words, _INDENT, _INDENT)[len(_INDENT) :]
 
 
-def _last_line(comparison: Comparison) -> str:
+def last_line(comparison: Comparison) -> str:
+    """Count what was found."""
     counts = {outcome: comparison.outcomes.count(outcome) for outcome in Outcome}
     thing = _THINGS[comparison.kind]
     told = [f"{counts[outcome]} {outcome}" for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)]

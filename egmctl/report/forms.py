@@ -59,7 +59,7 @@ DOCTOR: Sequence[Form] = (
     Form.NAGIOS,
     Form.JUNIT,
 )
-COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV)
+COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.SVG, Form.MARKDOWN)
 
 
 def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False) -> Text | str:
@@ -190,10 +190,12 @@ def _doctor(diagnosis: Diagnosis, form: Form, verbose: int, brief: bool) -> Text
 
 def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:
     match form:
-        case Form.TEXT:
+        case Form.TEXT | Form.SVG:
             from egmctl.report.compare_text import compare_text
+            from egmctl.report.picture import picture
 
-            return compare_text(comparison, verbose=verbose)
+            text = compare_text(comparison, verbose=verbose)
+            return text if form is Form.TEXT else picture(text, "egmctl compare")
         case Form.JSON:
             from egmctl.report.compare_json import compare_json
 
@@ -202,4 +204,8 @@ def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:
             from egmctl.report.compare_csv import compare_csv
 
             return compare_csv(comparison)
+        case Form.MARKDOWN:
+            from egmctl.report.compare_markdown import compare_markdown
+
+            return compare_markdown(comparison)
     raise ValueError(f"a comparison has no form {form}")

@@ -15,6 +15,7 @@ from egmctl.model.comparison import Comparison, Kind, Outcome, PathDifference
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.profiles.load import load_all
 from egmctl.report.compare_text import compare_text
+from egmctl.report.forms import Form, render
 from egmctl.saved import SavedKind
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
 
@@ -38,7 +39,7 @@ def test_two_runs_of_one_node_show_no_regression() -> None:
     assert compare_text(found).plain.endswith("paths compared: 0 worse, 0 better, 0 different\n")
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=st.integers(), spread=st.floats(0, 0.5), machine=st.sampled_from(["hgx-h200x4", "gb200-nvl4", "gh200"]))
 def test_a_run_with_itself_finds_nothing(seed: int, spread: float, machine: str) -> None:
     report = run(machine, seed=seed, spread=spread)
@@ -273,3 +274,20 @@ def test_a_profile_says_how_far_runs_are_apart() -> None:
 def test_host_memory_scatters_more_than_what_gpus_have_to_themselves() -> None:
     spreads = {m.case: default_spread(m).value for m in run().measurements}
     assert spreads["host_numa_to_device_memcpy_ce"] > spreads[CASE]
+
+
+# --- forms -----------------------------------------------------------------------------------------------------------
+
+
+def test_as_markdown_for_a_ticket() -> None:
+    found = two(run(seed=1), changed(run(seed=2), times(0.8, from_gpu("GPU1"))))
+    text = str(render(found, Form.MARKDOWN))
+    assert text.startswith("## Compare bench: before -\\> after\n")
+    assert "| **worse** | GPU1 -\\> \\* | 20.0 % slower | 6 of 6 |" in text
+    assert text.count("| after |") == 6
+
+
+def test_as_a_picture() -> None:
+    drawn = str(render(two(run(), run()), Form.SVG))
+    assert drawn.startswith("<svg")
+    assert "before" in drawn

@@ -56,7 +56,7 @@ def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str
     assert str(render(saved.viewed(loaded), Form.TEXT)) == printed
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=st.sampled_from(replay.names()),
     values=st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False), min_size=1, max_size=9),
