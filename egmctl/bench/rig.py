@@ -70,6 +70,7 @@ class Rig:
         self._gpus = preparation.gpus
         self._gated = preparation.settings.gate
         self._contexts: dict[str, Context] = {}
+        self._more: dict[str, Context] = {}
         self._unusable: dict[str, DriverCallError] = {}
         self._streams: dict[tuple[str, int], Stream] = {}
         self._no_kernels: NoCompiler | None = None
@@ -125,6 +126,12 @@ class Rig:
             a gate would never be opened.
         """
         return NoGate() if pageable else self._gate
+
+    def one_more(self, bus_id: str) -> Context:
+        """Return the context of a GPU that is none of the run's, opened now if it has not been before."""
+        if bus_id not in self._more:
+            self._more[bus_id] = self._keep(Context(bus_id))
+        return self._more[bus_id]
 
     def stream(self, bus_id: str, number: int = 0) -> Stream:
         """Return one of a GPU's streams.
