@@ -267,7 +267,10 @@ class RunReport:
         """The code that the command ends with: see ``docs/exit-codes.md``."""
         if self.interrupted:
             return ExitCode.INTERRUPTED
-        return ExitCode.CRASHED if self.problems else exit_code(self.measurements)
+        code = ExitCode.CRASHED if self.problems else exit_code(self.measurements)
+        if code is ExitCode.OK and self.verdict is not None and self.verdict.failed:
+            return ExitCode.FAILED
+        return code
 
 
 def finish(task: Task, status: Status, **outcome: Any) -> Measurement:
