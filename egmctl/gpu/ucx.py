@@ -15,6 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from egmctl.errors import DriverCallError, EgmctlError
+from egmctl.facts import ids
+from egmctl.gpu.context import Context
+from egmctl.gpu.driver import call
 from egmctl.launch import breadcrumb
 
 INSTALL_UCXX = "pip install 'egmctl[rdma]'"
@@ -151,6 +154,19 @@ class Link:
             raise DriverCallError(name, None, str(error) or type(error).__name__) from error
         finally:
             breadcrumb.leave()
+
+
+def taken_for(node: int, own: Context) -> str | None:
+    """Return the bus id of the GPU that UCX takes HOST_NUMA memory of a node for; ``None`` if it is ``own``, or none.
+
+    UCX asks the driver where such memory lies, and reads the answer, the node's id, as the number of a CUDA device
+    (1.21 and 1.22: uct_cuda_copy_detect_vmm in src/uct/cuda/cuda_copy/cuda_copy_md.c). It copies in that device's
+    context; in a process that has none there it ends with SIGABRT, seen on H200.
+    """
+    if node == own.ordinal or node >= call("cuDeviceGetCount"):
+        return None
+    text: bytes = call("cuDeviceGetPCIBusId", 32, call("cuDeviceGet", node))
+    return ids.bus_id(text.split(b"\0")[0].decode())
 
 
 class _DeviceBytes:

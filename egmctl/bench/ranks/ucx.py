@@ -22,8 +22,10 @@ from egmctl.bench.ranks.team import Team
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
 from egmctl.bench.ucx_report import OVER_NETWORK, network_devices, parse, path_of
+from egmctl.gpu.context import Context
+from egmctl.gpu.memory import HostNumaMemory
 from egmctl.gpu.pattern import Difference
-from egmctl.gpu.ucx import Link, NoUcx, settings
+from egmctl.gpu.ucx import Link, NoUcx, settings, taken_for
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
     Measurement,
@@ -158,6 +160,7 @@ class _Side:
                 self._link = Link(self._options if self._sends else {})
             except NoUcx as why:
                 return {"missing": str(why)}
+            self._make_memory(stream.context)
             return {"address": self._link.address.hex(), "seed": self._rig.held(self._own).seed}
 
         offers = self._team.do(offer)[0]
@@ -168,6 +171,17 @@ class _Side:
             return
         self.seed = offers[self._sender].data["seed"]
         self._team.do(lambda _: self._open(offers))
+
+    def _make_memory(self, context: Context) -> None:
+        """Make HOST_NUMA memory so that the GPU that UCX takes it for can copy it too."""
+        end = self._own.end
+        if end.memory is not MemoryKind.HOST_NUMA or end.numa_node is None or self._rig.has(self._own):
+            return
+        other = taken_for(end.numa_node, context)
+        if other is not None:
+            memory = HostNumaMemory(end.numa_node, self._own.size_bytes, [context, self._rig.one_more(other)])
+            self._rig.adopt(self._own, memory, self._rig.new_seed())
+            context.make_current()
 
     def _open(self, offers: Sequence[Item]) -> None:
         if self._link is None:
