@@ -21,8 +21,8 @@ TIMEOUT_NS = 5_000_000_000
 LOAD_THREADS = 128
 """Threads of a block that loads a path: each has 64 bytes under way, 8 KiB a block."""
 
-FLAG_BYTES = 128
-"""What a flag of a ping-pong has to itself: a line."""
+FLAG_BYTES = 64 * 128
+"""What a flag of a ping-pong has to itself: lines that its laps take in turn (``kernels/pingpong.cu``)."""
 
 LAPS_LIMIT = 4096
 """Round trips of one ping-pong whose times can be kept."""
@@ -183,7 +183,7 @@ class Reader:
         Parameters
         ----------
         poll, send
-            Addresses of the word that it waits for and of the one that it writes, both 0.
+            Addresses of the flag that it waits for and of the one that it writes, both cleared.
         serves
             Whether it sends first, and times the round trips.
         """

@@ -17,6 +17,7 @@ from egmctl.bench.latency import WARM_UP_LOADS
 from egmctl.bench.plan import PlannedTask, make_plan
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay
+from egmctl.gpu import chase
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Verification, finish
 from egmctl.report.bench_latency import knee
@@ -65,6 +66,10 @@ class TestPlan:
         # Each line is read once: the samples do not come round.
         lines = UNCACHED.least_bytes // 128
         assert SETTINGS.samples * (LOADS + WARM_UP_LOADS) < lines
+
+    def test_a_ping_pong_s_flag_is_as_large_as_its_kernel_takes_it(self) -> None:
+        (planned,) = plan(GB200, 2, [0, 1])["device_to_device_ping_pong_latency"]
+        assert planned.task.size_bytes == chase.FLAG_BYTES
 
     def test_a_ping_pong_has_the_flag_of_each_side_in_the_other_s_memory(self) -> None:
         (planned,) = plan(GB200, 2, [0, 1])["device_to_device_ping_pong_latency"]

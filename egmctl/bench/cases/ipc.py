@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from egmctl.bench.case import Case, End, Footprint
-from egmctl.bench.cases.latency import LAPS, LINE_BYTES, LOADS, UNCACHED
+from egmctl.bench.cases.latency import FLAG_BYTES, LAPS, LINE_BYTES, LOADS, UNCACHED
 from egmctl.model.measurement import Chase, ChaseOrder, Engine, HandleKind, MemoryKind, Pattern, Quantity
 from egmctl.units import MIB
 
@@ -171,7 +171,7 @@ def _round_trip(
         description=f"{description}, every pair",
         quantity=Quantity.LATENCY,
         chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=LINE_BYTES, warm=True, loads=LAPS),
-        footprint=Footprint(least_bytes=LINE_BYTES),
+        footprint=Footprint(least_bytes=FLAG_BYTES),
         processes=True,
         handle=handle,
         in_process=in_process,

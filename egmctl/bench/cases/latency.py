@@ -16,6 +16,8 @@ LOADS = 40_000
 LAPS = 2_000
 LINE_BYTES = 128
 """Of the GPUs' caches, and of nvbandwidth's chain."""
+FLAG_BYTES = 64 * LINE_BYTES
+"""Of a flag of a ping-pong: its laps take the lines in turn (``egmctl/gpu/kernels/pingpong.cu``)."""
 
 CACHED = Footprint(least_bytes=2 * MIB)
 """nvbandwidth's size: it fits every supported GPU's L2 cache."""
@@ -148,7 +150,7 @@ def _ping_pong(name: str, memory: MemoryKind, pattern: Pattern, what: str) -> Ca
         description=f"round trip of a flag between two GPUs, {what}, every pair",
         quantity=Quantity.LATENCY,
         chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=LINE_BYTES, warm=True, loads=LAPS),
-        footprint=Footprint(least_bytes=LINE_BYTES),
+        footprint=Footprint(least_bytes=FLAG_BYTES),
     )
 
 

@@ -5,7 +5,7 @@
  */
 #include "kernels.h"
 
-enum { LINE = 128, CHAIN_LIMIT = 1 << 30 };
+enum { LINE = 128, CHAIN_LIMIT = 1 << 30, FLAG_LINES = 64 };
 
 static uint64_t place(uint64_t step, uint64_t lines, uint64_t seed)
 {
@@ -94,19 +94,19 @@ static int chase_loaded(struct launch *launch, struct stream *stream, double *se
 /* Only the last lap is played: both sides wait for its number as they would for each one before. */
 static int ping_pong(struct launch *launch, struct stream *stream, double *seconds)
 {
-    uint64_t laps = launch->arguments[2];
-    const volatile uint32_t *poll = kernel_range(launch, stream, 0, 4, READ);
-    volatile uint32_t *send = kernel_range(launch, stream, 1, 4, WRITE);
+    uint64_t laps = launch->arguments[2], last = (laps - 1) % FLAG_LINES * (LINE / 4);
+    const volatile uint32_t *poll = kernel_range(launch, stream, 0, FLAG_LINES * LINE, READ);
+    volatile uint32_t *send = kernel_range(launch, stream, 1, FLAG_LINES * LINE, WRITE);
     uint64_t *result = kernel_range(launch, stream, 5, (3 + laps) * 8, WRITE);
     if (!poll || !send || !result)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (launch->arguments[3])
-        *send = (uint32_t)laps;
+        send[last] = (uint32_t)laps;
     double lap = kernel_seconds(stream_context(stream)->gpu, launch->arguments[1], LINE) * 2;
-    bool over = *poll == laps;
+    bool over = poll[last] == laps;
     if (!over && !launch_expired(launch, launch->arguments[4]))
         return OPERATION_BLOCKED;
-    *send = (uint32_t)laps;
+    send[last] = (uint32_t)laps;
     result[0] = over ? laps : 0;
     result[1] = result[2] = (uint64_t)(lap * 1e9 * (double)laps);
     for (uint64_t i = 0; i < laps; ++i)
