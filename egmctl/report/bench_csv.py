@@ -45,12 +45,21 @@ COLUMNS = (
     "verdict_wire",
     "verdict_siblings",
     "typical",
+    "source_rank",
+    "destination_rank",
+    "initiator_rank",
+    "handle",
+    "in_process",
+    "stage",
 )
 """The columns, in order. New ones are added at the end."""
 
 
 def bench_csv(report: RunReport) -> str:
-    """Return the table's text: a row for each flow and, where there are several, one for all of them (``total``)."""
+    """Return the table's text.
+
+    A row for each flow and, where there are several, one for all of them (``total``); of a life cycle, for each stage.
+    """
     names = {gpu.bus_id: gpu.name for gpu in report.gpus}
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -64,7 +73,10 @@ def bench_csv(report: RunReport) -> str:
         for place, flow in enumerate(measurement.flows):
             summary = measurement.flows_gb_s[place] if measurement.flows_gb_s else measurement.latency_ns
             row = _row(measurement, str(place), summary) | _flow(flow, names.get(flow.initiator or ""))
-            writer.writerow(row | verdict)
+            for stage in measurement.stages:
+                writer.writerow(row | _summary(stage.ms, "ms") | {"stage": stage.name} | verdict)
+            if not measurement.stages:
+                writer.writerow(row | verdict)
     return text.getvalue()
 
 
@@ -87,17 +99,27 @@ def _row(measurement: Measurement, flow: str, summary: Summary | None) -> dict[s
         "copies": measurement.copies,
         "streams": measurement.streams,
         "samples": len(measurement.samples),
-        "unit": "ns" if measurement.quantity is Quantity.LATENCY else "GB/s",
-        "median": summary and summary.median,
-        "min": summary and summary.min,
-        "max": summary and summary.max,
-        "cv": summary and summary.cv,
+        **_summary(summary, _UNITS[measurement.quantity]),
+        "in_process": measurement.in_process,
         "counted": measurement.counted,
         "concurrent": measurement.concurrent,
         "gating": measurement.gating,
         "verification": measurement.verification,
         "status": measurement.status,
         "reason": printable(measurement.reason or ""),
+    }
+
+
+_UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
+
+
+def _summary(summary: Summary | None, unit: str) -> dict[str, object]:
+    return {
+        "unit": unit,
+        "median": summary and summary.median,
+        "min": summary and summary.min,
+        "max": summary and summary.max,
+        "cv": summary and summary.cv,
     }
 
 
@@ -112,4 +134,8 @@ def _flow(flow: Flow, name: str | None) -> dict[str, object]:
         "initiator_name": printable(name or ""),
         "wire": printable(flow.wire),
         "egm": "" if flow.egm is None else str(flow.egm).lower(),
+        "source_rank": flow.source.rank,
+        "destination_rank": flow.destination.rank,
+        "initiator_rank": flow.initiator_rank,
+        "handle": next((end.handle for end in (flow.source, flow.destination) if end.handle is not None), None),
     }

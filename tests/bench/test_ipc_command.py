@@ -1,0 +1,118 @@
+"""``egmctl bench --suite ipc`` as a command on fake nodes: what it shows, and how it is stopped."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.fake.plugin import MakeFakeNode
+from tests.launch.start import is_alive, wait_until
+
+pytest_plugins = ["tests.fake.plugin"]
+
+SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
+CASES = tuple(
+    word
+    for name in ("ipc_posix_fd_device_write_ce", "ipc_socket_round_trip", "ipc_legacy_device_life_cycle")
+    for word in ("--case", name)
+)
+SMALL = ("bench", "--gpus", "0-1", "--numa", "1", "--size", "1M", "--samples", "2", "--copies", "2", *CASES)
+
+
+def test_text_has_the_ratio_the_round_trips_and_the_stages(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    node = fake_node("gb200-nvl4")
+    ended = egmctl(*SMALL, env=node.environment(), timeout_s=110)
+    assert ended.code == 0, ended.err
+    assert "Between processes, beside the same path within one" in ended.out
+    assert "round trip of a message over a socket GPU(row) <-> GPU(column) (ns, p50)" in ended.out
+    assert "Life of 64 MiB of shared memory, stage by stage (us)" in ended.out
+    for word in ("allocate", "export", "transfer", "open", "first-touch", "close", "free", "ratio"):
+        assert word in ended.out
+    assert node.leaks() == []
+
+
+def test_json_fits_its_schema_and_names_the_ranks(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    ended = egmctl(*SMALL, "--json", env=fake_node("gb200-nvl4").environment(), timeout_s=110)
+    document = json.loads(ended.out)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    result = document["result"]
+    assert [rank["label"] for rank in result["ranks"]] == ["GPU0", "GPU1"]
+    copies = [m for m in result["measurements"] if m["case"] == "ipc_posix_fd_device_write_ce"]
+    beside = [m for m in result["measurements"] if m["case"] == "device_to_device_memcpy_write_ce"]
+    assert [m["in_process"] for m in copies] == [m["bandwidth_gb_s"]["median"] for m in beside]
+
+
+def test_csv_says_who_opened_what_and_how(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    ended = egmctl(*SMALL, "--csv", env=fake_node("gb200-nvl4").environment(), timeout_s=110)
+    rows = list(csv.DictReader(io.StringIO(ended.out)))
+    copies = [row for row in rows if row["case"] == "ipc_posix_fd_device_write_ce"]
+    assert [(row["handle"], row["source_rank"], row["destination_rank"], row["initiator_rank"]) for row in copies] == [
+        ("posix-fd", "0", "1", "0"),
+        ("posix-fd", "1", "0", "1"),
+    ]
+    assert all(float(row["in_process"]) > 0 for row in copies)
+    lives = [row for row in rows if row["case"] == "ipc_legacy_device_life_cycle"]
+    assert {row["stage"] for row in lives} >= {"allocate", "export", "transfer", "open", "close", "free"}
+    assert {row["unit"] for row in lives} == {"ms"}
+
+
+def test_list_and_dry_run_start_nothing(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    node = fake_node("gb200-nvl4")
+    listed = egmctl("bench", "--list", "--suite", "ipc", env=node.environment())
+    assert listed.code == 0
+    assert "ipc_pool_host_numa_read_sm  [ipc]" in listed.out
+    assert "nvidia-modprobe -c 0" in listed.out
+    planned = egmctl("bench", "--dry-run", *SMALL[1:], env=node.environment())
+    assert planned.code == 0
+    assert "device_to_device_memcpy_write_ce" in planned.out
+    assert node.calls("cuDevicePrimaryCtxRetain") == ()
+
+
+def test_a_soak_measures_in_both_kinds_of_processes_again_and_again(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    ended = egmctl(*SMALL[:-2], "--duration", "6", "--json", env=fake_node("gb200-nvl4").environment(), timeout_s=110)
+    result = json.loads(ended.out)["result"]
+    assert ended.code == 0, result["problems"]
+    assert {m["status"] for m in result["measurements"]} <= {"ok", "unstable"}
+    assert min(m["attempts"] for m in result["measurements"]) > 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_it_is_stopped_no_process_is_left(
+    fake_node: MakeFakeNode, tmp_path: Path, number: signal.Signals
+) -> None:
+    node = fake_node("gb200-nvl4")
+    # It has none beside it within one process: the ranks are the first to measure, for minutes.
+    lives = ("bench", "--gpus", "0-1", "--numa", "1", "--case", "ipc_legacy_device_life_cycle", "--samples", "1000")
+    arguments = [sys.executable, "-m", "egmctl", *lives, "--json"]
+    with (tmp_path / "out.json").open("w+") as out:
+        command = subprocess.Popen(arguments, stdout=out, cwd=ROOT, env=command_environment(node.environment()))
+
+        def ranks() -> set[int]:
+            return {call.pid for call in node.calls("cuIpcOpenMemHandle")}
+
+        assert wait_until(lambda: bool(ranks()), 90)
+        time.sleep(0.3)
+        pids = {call.pid for call in node.calls("cuDevicePrimaryCtxRetain")}
+        os.kill(command.pid, number)
+        code = command.wait(30)
+        out.seek(0)
+        text = out.read()
+    assert wait_until(lambda: not any(map(is_alive, pids)))
+    if number == signal.SIGKILL:
+        assert code == -signal.SIGKILL
+    else:
+        assert code == 130
+        document = json.loads(text)
+        assert document["result"]["interrupted"]
+        assert {m["status"] for m in document["result"]["measurements"]} >= {"waived"}
