@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Engine, Measurement, Quantity
+from egmctl.model.measurement import Measurement, Quantity
 from egmctl.model.profile import Profile
 from egmctl.profiles.against_profile import reference_for
 from egmctl.profiles.match import choose
@@ -37,11 +37,13 @@ class Spread:
 DEFAULTS = {
     "between GPUs": Spread(0.01, "default for bandwidths between GPUs"),
     "latency": Spread(0.02, "default for latencies between GPUs"),
-    "host": Spread(0.02, "default for bandwidths of one GPU and host memory"),
-    "shared": Spread(0.05, "default for what shares the host's memory: CPU threads, several GPUs, latencies to it"),
+    "host": Spread(0.06, "default for paths to host memory, which others use too"),
     "duration": Spread(0.2, "default for durations"),
 }
 """Where no profile says more: rounded up from what was seen on H200 nodes, which docs/compare.md has."""
+
+TRUSTED_RUNS = 20
+"""A profile of fewer runs may have met quiet hours only: its spread counts where it is larger than the default."""
 
 SpreadOf = Callable[[Measurement], Spread]
 
@@ -50,12 +52,10 @@ def default_spread(measurement: Measurement) -> Spread:
     """Return the spread of what was measured where no profile has one."""
     if measurement.quantity is Quantity.DURATION:
         return DEFAULTS["duration"]
-    latency = measurement.quantity is Quantity.LATENCY
     ends = (end for flow in measurement.flows for end in (flow.source, flow.destination))
-    if all(end.bus_id is not None for end in ends):
-        return DEFAULTS["latency" if latency else "between GPUs"]
-    shared = latency or measurement.engine is Engine.CPU or len(measurement.flows) > 2
-    return DEFAULTS["shared" if shared else "host"]
+    if any(end.bus_id is None for end in ends):
+        return DEFAULTS["host"]
+    return DEFAULTS["latency" if measurement.quantity is Quantity.LATENCY else "between GPUs"]
 
 
 def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> SpreadOf:
@@ -71,8 +71,12 @@ def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> Sp
 
     def spread(measurement: Measurement) -> Spread:
         reference = reference_for(measurement, profile)[0] if profile is not None and measurement.flows else None
+        default = default_spread(measurement)
         if profile is None or reference is None or reference.run_to_run is None:
-            return default_spread(measurement)
+            return default
+        runs = profile.sources[reference.source].runs or 0
+        if runs < TRUSTED_RUNS and reference.run_to_run < default.value:
+            return default
         return Spread(reference.run_to_run, f"profile {profile.name}")
 
     return spread

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egmctl.comparison import compare
-from egmctl.comparison.spread import Spread, default_spread, known_spread
+from egmctl.comparison.spread import TRUSTED_RUNS, Spread, default_spread, known_spread
 from egmctl.errors import ExitCode, UsageError
 from egmctl.model.comparison import Comparison, Kind, Outcome, PathDifference
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.profiles.load import load_all
 from egmctl.report.compare_text import compare_text
@@ -261,14 +262,21 @@ def test_sizes_of_a_sweep_are_not_mixed() -> None:
     assert {one.size_bytes for one in differing(found)} == {128 << 20}
 
 
-def test_a_profile_says_how_far_runs_are_apart() -> None:
-    profiles = [profile for profile, _ in load_all()]
-    machine = run().machines[0]
+def test_a_profile_of_many_runs_says_how_far_runs_are_apart() -> None:
+    (h200,) = [profile for profile, _ in load_all() if profile.name == "hgx-h200"]
     (measured,) = [m for m in run().measurements if m.case == CASE and m.path == "GPU0 -> GPU1"]
-    assert known_spread([machine], profiles)(measured).source == "profile hgx-h200"
-    assert known_spread([machine], [])(measured) == default_spread(measured)
-    other = replace(machine, gpus=())
-    assert known_spread([machine, other], profiles)(measured) == default_spread(measured), "it fits only one of them"
+
+    def spread(runs: int, run_to_run: float, *machines: Machine) -> Spread:
+        references = tuple(replace(one, run_to_run=run_to_run) for one in h200.references)
+        sources = {name: replace(source, runs=runs) for name, source in h200.sources.items()}
+        learnt = replace(h200, references=references, sources=sources)
+        return known_spread(machines or run().machines, [learnt])(measured)
+
+    assert spread(TRUSTED_RUNS, 0.001) == Spread(0.001, "profile hgx-h200")
+    assert spread(2, 0.001) == default_spread(measured), "it may have met quiet hours only"
+    assert spread(2, 0.1) == Spread(0.1, "profile hgx-h200")
+    other = replace(run().machines[0], gpus=())
+    assert spread(TRUSTED_RUNS, 0.001, *run().machines, other) == default_spread(measured), "it fits only one of them"
 
 
 def test_host_memory_scatters_more_than_what_gpus_have_to_themselves() -> None:
