@@ -82,6 +82,9 @@ def _findings(machine: Machine) -> Iterator[str]:
     checks = [check for check in CHECKS if check.id.startswith(_CHECKS) and Guard.RDMA in check.guards]
     found = diagnose(machine, Scope(purposes=(Guard.RDMA,)), checks).findings
     worth_telling = (Status.FAIL, Status.WARN, Status.UNKNOWN)
-    told = dict.fromkeys((f.check, f.status, f.summary) for f in found if f.status in worth_telling)
-    for check, status, summary in told:
-        yield f"doctor's check {check}: {status}: {summary}"
+    told: dict[str, dict[str, None]] = {}
+    for finding in found:
+        if finding.status in worth_telling:
+            told.setdefault(f"{finding.status}: {finding.summary}", {})[finding.check] = None
+    for what, by in told.items():
+        yield f"doctor's check{'s' * (len(by) > 1)} {', '.join(by)}: {what}"

@@ -37,12 +37,12 @@ def _grid(caption: str, those: Sequence[Measurement], columns: Mapping[str, Call
     }
     return Grid(
         caption=caption,
+        notes=tuple(_verdicts(those)),
         rows=tuple(f"{m.flows[0].initiator_label} -> {_receiver(m)}" for m in those),
         groups=tuple(
             (Line(header=(name,), cells=tuple(Cell(text=text(m), style=style_of(m), of=m) for m in those)),)
             for name, text in shown.items()
         ),
-        after=tuple(_verdicts(those)),
     )
 
 
