@@ -12,7 +12,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity
 from egmctl.model.profile import Profile
 from egmctl.profiles.against_profile import reference_for
-from egmctl.profiles.match import choose
+from egmctl.profiles.match import choose, match_profile
 
 TOLERANCE = 0.05
 """What a median may differ by: a little less than what one lost NVLink of 18 costs, which is 5.6 %. Any other fault of
@@ -66,8 +66,9 @@ def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> Sp
     profiles
         In the order in which they are asked: :func:`egmctl.profiles.load.load_all`.
     """
-    fitting = [choose(machine, profiles)[0] for machine in machines]
-    profile = fitting[0] if fitting and all(one == fitting[0] for one in fitting) else None
+    profile = choose(machines[0], profiles)[0] if machines else None
+    if profile is not None and not all(match_profile(machine, profile).fits for machine in machines[1:]):
+        profile = None
 
     def spread(measurement: Measurement) -> Spread:
         reference = reference_for(measurement, profile)[0] if profile is not None and measurement.flows else None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from egmctl import __version__
 from egmctl.comparison import compare
+from egmctl.comparison.spread import known_spread
 from egmctl.errors import ExitCode, UsageError
 from egmctl.fleet.folder import Folder, new_folder, old_folder
 from egmctl.fleet.folding import groups, lines_of
@@ -18,6 +19,7 @@ from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Launcher, Reach, counts
 from egmctl.nodesets import fold
+from egmctl.profiles import load as profiles
 from egmctl.report.fleet_json import fleet_json
 from egmctl.saved import Saved, load
 
@@ -150,7 +152,11 @@ def _folded(report: FleetReport, folder: Folder) -> FleetReport:
                 )
         answers.append(answer)
     lines = {node: lines_of(saved) for node, saved in loaded.items()}
-    comparison: Comparison | None = compare(list(loaded.values())) if len(loaded) > 1 else None
+    comparison: Comparison | None = None
+    if len(loaded) > 1:
+        machines = [machine for saved in loaded.values() for machine in saved.machines]
+        spread = known_spread(machines, [profile for profile, _ in profiles.load_all()])
+        comparison = compare(list(loaded.values()), spread=spread)
     return dataclasses.replace(
         report,
         answers=tuple(answers),
