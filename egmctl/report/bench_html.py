@@ -19,7 +19,7 @@ from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
 from egmctl.report.page import Section, bullets, origin_banner, page
 from egmctl.report.topo_html import parts
-from egmctl.report.verdict_html import call, verdict_html
+from egmctl.report.verdict_html import call, classes_table, verdict_html
 from egmctl.topo.topology import Topology, topology
 
 _FAMILIES = {
@@ -83,6 +83,10 @@ def _sections(report: RunReport) -> Iterator[Section]:
         explained += shades
         yield Section(family, _FAMILIES.get(family, family), (drawn, *map(legend_html, shades)))
     yield from _wires(report)
+    if report.verdict is not None and report.verdict.classes:
+        told = "Held against the profile, the wire and the siblings, each for itself; none: nothing to judge by."
+        body = element("p", told, class_="dim"), classes_table(report.verdict.classes)
+        yield Section("classes", "Each class of paths", body)
     yield Section("reasons", "Not plainly measured", (_reasons(report),))
     yield Section("notes", "How it was measured", tuple(_notes(report)))
 

@@ -1,8 +1,8 @@
-"""A run's verdict as HTML: the word and its reason on top, then who is to blame and each class of paths."""
+"""A run's verdict as HTML: the word and its reason on top, then who is out of line and what is not as it should be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from egmctl.model.verdict import ClassVerdict, Culprit, Grade, RunVerdict
@@ -33,12 +33,15 @@ def verdict_html(verdict: RunVerdict) -> Iterator[Element]:
     if verdict.warnings:
         yield element("h3", "Warnings of the run")
         yield element("ul", (element("li", line) for line in verdict.warnings), class_="sentences")
-    if verdict.classes:
-        yield element("h3", "Each class of paths")
-        yield _table(
-            ("class", "paths", "median", "worst", "expected", "verdict", "profile", "wire", "siblings", "why"),
-            [_class(one) for one in verdict.classes],
-        )
+    if bad := [one for one in verdict.classes if one.grade in (Grade.FAIL, Grade.WARN)]:
+        yield element("h3", "Not as it should be")
+        yield classes_table(bad)
+
+
+def classes_table(classes: Sequence[ClassVerdict]) -> Element:
+    """Return what was judged of each class: the three judgements apart, and their sum."""
+    head = ("class", "paths", "median", "worst", "expected", "verdict", "profile", "wire", "siblings")
+    return _table(head, [_class(one) for one in classes])
 
 
 def call(look: str, word: str, why: str) -> Element:
@@ -53,7 +56,9 @@ def call(look: str, word: str, why: str) -> Element:
 
 
 def word(grade: Grade) -> Element:
-    """Return a grade as a small label."""
+    """Return a grade as a small label; none where there was no reference."""
+    if grade is Grade.NO_REFERENCE:
+        return element("span", "none", class_="dim")
     return element("span", _WORDS[grade].lower(), class_=f"word-{_LOOKS[grade]}")
 
 
@@ -98,12 +103,12 @@ def _class(one: ClassVerdict) -> tuple[Child, ...]:
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.1f} {one.unit}"
 
+    told = " ".join(filter(None, (f"{one.reason}.", one.source)))
     return (
-        one.path_class,
+        (one.path_class, element("span", told, class_="source")),
         str(len(one.measurements)),
         number(one.median),
         number(one.worst),
         number(one.expected),
         *map(word, (one.grade, one.profile, one.wires, one.siblings)),
-        (one.reason, element("span", one.source, class_="source") if one.source else None),
     )
