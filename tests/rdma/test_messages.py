@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -16,9 +14,10 @@ from egmctl.bench.group import Group
 from egmctl.bench.plan import make_plan
 from egmctl.model.measurement import Measurement, Status
 from egmctl.model.ucx import UcxRoute
-from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
+from tests.mpi.jobs import mpirun
 from tests.rdma.ranks import SETTINGS, SPOILT_OFFSET, ask, start
 
 WITHOUT_CUDA = {
@@ -118,18 +117,9 @@ def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode) 
 def test_two_mpi_processes_measure_each_other(node: FakeNode) -> None:
     environment = node.environment() | WITHOUT_CUDA | {"PYTHONPATH": os.environ.get("PYTHONPATH")}
     options = ["--suite", "rdma", "--case", "ucx_host_to_host_64k", "--samples", "1", "--no-verdict", "--json"]
-    done = subprocess.run(
-        [*("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"), sys.executable, "-m", "egmctl", "bench"]
-        + options,
-        env=command_environment(environment),
-        cwd=ROOT,
-        timeout=90,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)["result"]
+    done = mpirun(2, ["-m", "egmctl", "bench", *options], env=environment)
+    assert done.code == 0, done.err
+    result = json.loads(done.out)["result"]
     assert [(m["status"] in MEASURED, m["ucx"]["route"]) for m in result["measurements"]] == [
         (True, "shared-memory")
     ] * 2
