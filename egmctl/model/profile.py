@@ -122,7 +122,8 @@ class Reference:
     least_bytes: int = 0
     """Only of buffers of this size or larger."""
     run_to_run: float | None = None
-    """How far one run's median of a path was from the path's middle over all runs, at most, as a part of it."""
+    """Standard deviation of one path's medians from run to run, as a part of their middle: of the worst path over the
+    same wire."""
     source: Plain
     """A key of the profile's sources: of the typical value, where there is one."""
     bounds_source: Plain | None = None

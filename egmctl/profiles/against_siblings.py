@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from egmctl.bench.flows import HOST_MEMORY
 from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.profiles.classes import too_small
-from egmctl.profiles.siblings import BANDWIDTH, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
+from egmctl.profiles.siblings import BANDWIDTH, HOST, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
 
 _SOURCE = "this run: the same class between its other GPUs"
 _OF_GPUS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
@@ -32,7 +33,7 @@ def against_siblings(
         A judgement for each, and who is out of line.
     """
     measurements = [report.measurements[number] for number in values]
-    tolerance = LATENCY if measurements and measurements[0].quantity is Quantity.LATENCY else BANDWIDTH
+    tolerance = _tolerance(measurements[0]) if measurements else BANDWIDTH
     groups: dict[tuple[bool, bool], list[Cell]] = {}
     if not any(map(too_small, measurements)):
         for number, value in values.items():
@@ -56,6 +57,13 @@ def against_siblings(
     return {
         number: found.get(number) or _none(value, report.measurements[number]) for number, value in values.items()
     }, tuple(culprits)
+
+
+def _tolerance(measurement: Measurement) -> Tolerance:
+    if measurement.quantity is Quantity.LATENCY:
+        return LATENCY
+    ends = (measurement.flows[0].source, measurement.flows[0].destination)
+    return HOST if any(end.memory in HOST_MEMORY for end in ends) else BANDWIDTH
 
 
 def _cells(number: int, measurement: Measurement, value: float) -> Iterator[Cell]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from statistics import median
+from statistics import median, stdev
 
 from egmctl.errors import UsageError
 from egmctl.model.machine import Machine
@@ -17,17 +17,17 @@ from egmctl.topo.health import C2c, c2c
 from egmctl.topo.links import LinkClass, gpu_link
 from egmctl.topo.platform import platform
 
-SPREADS_WARN, LEAST_WARN = 3.0, 0.025
-"""A warning begins so many times as far from the typical value as the worst path of any run was, and not before so much
-of it."""
-SPREADS_FAIL, LEAST_FAIL = 6.0, 0.05
+SPREADS_WARN, LEAST_WARN = 1.5, 0.025
+"""A warning begins so many times as far from the typical value as the worst path over the same wire was in any run, and
+not before so much of it."""
+SPREADS_FAIL, LEAST_FAIL = 2.5, 0.05
 """The same of a fault. One NVLink of 18 carries 5.6 %."""
-LATENCY_WARN, LATENCY_FAIL = 0.05, 0.1
-"""In place of the least, for latencies."""
+LATENCY_WARN, LATENCY_FAIL = 0.1, 0.25
+"""In place of the least, for latencies: where GPU and SM sit makes several per cent, and no two machines are alike."""
 RULE = (
-    f"a warning begins {SPREADS_WARN:g} times as far from the typical value as the worst path of any run was, a fault "
-    f"{SPREADS_FAIL:g} times as far, and at {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % at least, for latencies at "
-    f"{100 * LATENCY_WARN:g} and {100 * LATENCY_FAIL:g} %"
+    f"a warning begins {SPREADS_WARN:g} times as far from the typical value as the worst path over the same wire was "
+    f"in any run, a fault {SPREADS_FAIL:g} times as far; at {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % at least, "
+    f"for latencies at {100 * LATENCY_WARN:g} and {100 * LATENCY_FAIL:g} %"
 )
 
 SMALLER = 4
@@ -66,6 +66,24 @@ class _Seen:
     """The largest that was seen in a sweep."""
     least_bytes: int | None = None
     """The smallest buffers that were learnt from."""
+
+    @property
+    def typical(self) -> float:
+        """The middle of all paths and runs."""
+        return median(value for runs in self.by_path.values() for value in runs)
+
+    @property
+    def off(self) -> float:
+        """How far the worst path of any run was from that, as a part of it."""
+        values = [value for runs in self.by_path.values() for value in runs]
+        worst = max(values) if self.unit is Unit.NS else min(values)
+        return abs(worst / self.typical - 1)
+
+    @property
+    def run_to_run(self) -> float | None:
+        """Standard deviation of one path from run to run, as a part of its middle: of the worst path."""
+        repeated = [runs for runs in self.by_path.values() if len(runs) > 1]
+        return max((stdev(runs) / median(runs) for runs in repeated), default=None)
 
 
 def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
@@ -110,7 +128,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
         title=f"{_kind(first.machine)}, learnt from {base}",
         match=_signature([run.machine for run in runs]),
         sources={"runs": source, "bounds": Source(kind=SourceKind.RULE, text=RULE)},
-        references=tuple(_reference(key, one) for key, one in seen.items()),
+        references=tuple(_references(seen)),
     )
 
 
@@ -132,29 +150,32 @@ def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: 
     found.by_path.setdefault((run.node, measurement.path), []).append(value)
 
 
-def _reference(key: tuple[str, str, int | None], seen: _Seen) -> Reference:
-    values = [value for runs in seen.by_path.values() for value in runs]
-    typical, latency = median(values), seen.unit is Unit.NS
-    off = (max(values) if latency else min(values)) / typical - 1
-    off = max(off if latency else -off, 0)
-    warn = max(SPREADS_WARN * off, LATENCY_WARN if latency else LEAST_WARN)
-    fail = max(SPREADS_FAIL * off, LATENCY_FAIL if latency else LEAST_FAIL)
-    sign = 1 if latency else -1
-    repeated = [runs for runs in seen.by_path.values() if len(runs) > 1]
-    case, wire, flows = key
-    return Reference(
-        case=case,
-        wire=wire,
-        unit=seen.unit,
-        typical=_round(typical),
-        warn=_round(typical * max(0.0, 1 + sign * warn)),
-        fail=_round(typical * max(0.0, 1 + sign * fail)),
-        flows=flows,
-        least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (seen.least_bytes or 0) // SMALLER),
-        run_to_run=_round(max(map(_off, repeated))) if repeated else None,
-        source="runs",
-        bounds_source="bounds",
-    )
+def _references(seen: Mapping[tuple[str, str, int | None], _Seen]) -> Iterator[Reference]:
+    """Yield a reference for each class; how far runs are apart is of the wire, whichever case showed it."""
+    off: dict[tuple[str, Unit], float] = {}
+    run_to_run: dict[tuple[str, Unit], float] = {}
+    for (_, wire, _), one in seen.items():
+        off[wire, one.unit] = max(off.get((wire, one.unit), 0), one.off)
+        if one.run_to_run is not None:
+            run_to_run[wire, one.unit] = max(run_to_run.get((wire, one.unit), 0), one.run_to_run)
+    for (case, wire, flows), one in seen.items():
+        latency = one.unit is Unit.NS
+        warn = max(SPREADS_WARN * off[wire, one.unit], LATENCY_WARN if latency else LEAST_WARN)
+        fail = max(SPREADS_FAIL * off[wire, one.unit], LATENCY_FAIL if latency else LEAST_FAIL)
+        sign = 1 if latency else -1
+        yield Reference(
+            case=case,
+            wire=wire,
+            unit=one.unit,
+            typical=_round(one.typical),
+            warn=_round(one.typical * max(0.01, 1 + sign * warn)),
+            fail=_round(one.typical * max(0.01, 1 + sign * fail)),
+            flows=flows,
+            least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (one.least_bytes or 0) // SMALLER),
+            run_to_run=_round(run_to_run[wire, one.unit]) if (wire, one.unit) in run_to_run else None,
+            source="runs",
+            bounds_source="bounds",
+        )
 
 
 def _signature(machines: Sequence[Machine]) -> Signature:
@@ -186,12 +207,6 @@ def _kind(machine: Machine) -> str:
 
 def _is_swept(report: RunReport, measurement: Measurement) -> bool:
     return any(m.case == measurement.case and m.size_bytes != measurement.size_bytes for m in report.measurements)
-
-
-def _off(values: Sequence[float]) -> float:
-    """Return how far the farthest of some values is from their middle, as a part of it."""
-    middle = median(values)
-    return max(abs(value / middle - 1) for value in values)
 
 
 def _round(value: float) -> float:
