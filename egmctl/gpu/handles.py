@@ -77,6 +77,7 @@ class SharedMemory:
         self._context = context
         self.kind = kind
         self.size_bytes = size_bytes
+        self._on_host = node is not None
         self.stages_ms: dict[str, float] = {}
         """``allocate`` (until this process can use it), ``export`` and, when it is over, ``free``: milliseconds by the
         host's clock."""
@@ -97,6 +98,7 @@ class SharedMemory:
             "kind": self.kind.value,
             "size_bytes": self.size_bytes,
             "mapped_bytes": self._mapped_bytes,
+            "on_host": self._on_host,
             "handle": self._handle.hex(),
         }
         return description, [] if self._fd is None else [self._fd]
@@ -132,7 +134,12 @@ class ImportedMemory:
 
     def __init__(self, context: Context, description: dict[str, Any], fds: Sequence[int] = ()) -> None:
         way = _WAYS[HandleKind(description["kind"])]
-        offer = _Offer(bytes.fromhex(description["handle"]), next(iter(fds), None), int(description["mapped_bytes"]))
+        offer = _Offer(
+            bytes.fromhex(description["handle"]),
+            next(iter(fds), None),
+            int(description["mapped_bytes"]),
+            bool(description["on_host"]),
+        )
         context.make_current()
         self._context = context
         self.size_bytes = int(description["size_bytes"])
@@ -168,6 +175,7 @@ class _Offer:
     handle: bytes
     fd: int | None
     mapped_bytes: int
+    on_host: bool
 
     def bytes_into(self, structure: Any) -> Any:
         """Return a structure of the bindings that shows no fields, filled with the handle."""
@@ -266,7 +274,10 @@ class _Pool:
         exported = offer.bytes_into(bindings().CUmemPoolPtrExportData())
         with stage("open"):
             pool = call("cuMemPoolImportFromShareableHandle", offer.descriptor(), handle_type(_FD), 0)
-        undo.callback(call, "cuMemPoolDestroy", pool)
+        if not offer.on_host:
+            # H200, driver 580: destroying another process' pool of host memory leaves its addresses mapped, so that the
+            # next memory there is refused (docs/hardware-notes.md). Such a pool stays until the process ends.
+            undo.callback(call, "cuMemPoolDestroy", pool)
         with stage("map"):
             call("cuMemPoolSetAccess", pool, access_from([on_gpu(context)]), 1)
             pointer = call("cuMemPoolImportPointer", pool, exported)

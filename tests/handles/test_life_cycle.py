@@ -79,6 +79,22 @@ def test_a_hundred_lives_leave_no_file_no_mapping_and_no_memory(
     assert last.after == first.after == first.before
 
 
+def test_a_rank_that_has_opened_a_pool_of_host_memory_can_make_one(fake_node: MakeFakeNode, launch: Launch) -> None:
+    node = fake_node(nvl4())
+    group = launch(node)
+    with nothing_left(node, group):
+        tasks = [life_cycle_task(RANKS, POOL, 1, owner=owner, importer=1 - owner) for owner in (0, 1, 0)]
+        found = [ask(group, RANKS, task).measurements[0] for task in tasks]
+    assert [one.status for one in found] == [Status.OK] * 3
+    assert not any(call.arguments["pool"] in host_pools(node) for call in node.calls("cuMemPoolDestroy"))
+
+
+def host_pools(node: FakeNode) -> set[str]:
+    """Return the pools of host memory that processes have opened."""
+    opened = node.calls("cuMemPoolImportFromShareableHandle")
+    return {call.arguments["pool"] for call in opened if call.arguments["location"].startswith("HOST_NUMA")}
+
+
 def test_legacy_memory_is_whole_multiples_of_two_mib(fake_node: MakeFakeNode, launch: Launch) -> None:
     node = fake_node(nvl4())
     ask(launch(node), RANKS, life_cycle_task(RANKS, LEGACY, size_bytes=2 * MIB + 16), lives=1)

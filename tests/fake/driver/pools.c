@@ -55,23 +55,16 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
          location_text(properties->location), handle_types_text(properties->handleTypes), (void *)*pool);
 }
 
-/* Measured on H200, driver 580 (docs/hardware-notes.md): once a process has closed another one's pool of host memory and
- * had no pool of its own to share then, it gets no memory any more from such pools of its own. */
-static bool host_pools_are_spent;
+/* Measured on H200, driver 580 (docs/hardware-notes.md): when a process has destroyed another one's pool of host memory,
+ * the next memory that it asks for in such a pool of its own is refused. */
+static bool host_pool_was_destroyed;
 
-static bool is_own_host_pool(const struct pool *pool)
+static bool refuses(const struct pool *pool)
 {
-    return !pool->imported && pool->handle_types && pool->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
-}
-
-static void note_closed(const struct pool *closed)
-{
-    if (!closed->imported || closed->location.type != CU_MEM_LOCATION_TYPE_HOST_NUMA)
-        return;
-    for (const struct pool *pool = pools; pool; pool = pool->next)
-        if (is_own_host_pool(pool))
-            return;
-    host_pools_are_spent = true;
+    bool own = !pool->imported && pool->handle_types && pool->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    bool refused = own && host_pool_was_destroyed;
+    host_pool_was_destroyed &= !own;
+    return refused;
 }
 
 static int destroy(struct pool *pool)
@@ -87,7 +80,7 @@ static int destroy(struct pool *pool)
     while (*link != pool)
         link = &(*link)->next;
     *link = pool->next;
-    note_closed(pool);
+    host_pool_was_destroyed |= pool->imported && pool->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
     if (pool->fd >= 0)
         close(pool->fd);
     /* Memory that is still allocated outlives the pool's handle: the pool itself stays for its regions. */
@@ -189,7 +182,7 @@ static int alloc(CUdeviceptr *pointer, size_t size, struct pool *pool, CUstream 
     }
     if (!pool_exists(pool) || pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
-    if (host_pools_are_spent && is_own_host_pool(pool))
+    if (refuses(pool))
         return CUDA_ERROR_OUT_OF_MEMORY;
     TRY(physical_create(&physical, size, pool->location, stream_context(stream)->gpu, pool->handle_types));
     int result = region_of_physical(&region, REGION_POOL, physical, size);
