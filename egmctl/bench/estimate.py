@@ -12,17 +12,23 @@ from egmctl.bench.buffers import Buffer, buffers_of
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.plan import Plan, PlannedTask, flows_on_a_wire, shortened
 from egmctl.bench.schedule import Step
-from egmctl.model.measurement import Quantity, Task
+from egmctl.model.measurement import Engine, Quantity, Task
 from egmctl.units import GB, GIB
 
 START_S = 3.0
 """Until the first step: the facts, and CUDA on all GPUs."""
+_RANKS_START_S = 2.5
+"""Until the first step of ranks: CUDA in all of them at once."""
 
 ALLOCATE_S_PER_GIB = 0.5
 """Of host memory, with its first touch."""
 _WARM_UP_COPIES = 4
 _LOAD_S = 1.2e-6
 """One load of a pointer chase over NVLink or PCIe."""
+_LAP_S = {Engine.EVENT: 33e-6, Engine.SOCKET: 15e-6}
+"""One round trip in which the host has a part."""
+_LIVES, _LIFE_S = 21, 0.006
+"""Of shared memory (:data:`egmctl.bench.ranks.life_cycle.LIVES`, and one before), without that of host memory's pages."""
 STEP_S = 0.02
 """Of every step, whatever it measures."""
 _CHECK_GB_S = 1500.0
@@ -31,7 +37,7 @@ _CHECK_GB_S = 1500.0
 
 def plan_seconds(plan: Plan) -> float:
     """Return about how many seconds a run takes."""
-    return plan.settings.duration_s or START_S + sum(steps_seconds(plan))
+    return plan.settings.duration_s or START_S + _RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan))
 
 
 def plan_bytes(plan: Plan) -> int:
@@ -71,7 +77,10 @@ def task_seconds(planned: PlannedTask, samples: int) -> float:
     """Return about how many seconds a task takes, without the making of its buffers."""
     task = planned.task
     if task.chase is not None:
-        return samples * task.chase.loads * _LOAD_S
+        return samples * task.chase.loads * _LAP_S.get(task.engine, _LOAD_S)
+    if task.quantity is Quantity.DURATION:
+        pages_s = ALLOCATE_S_PER_GIB * task.size_bytes / GIB if task.flows[0].source.memory in HOST_MEMORY else 0
+        return max(samples, _LIVES) * (_LIFE_S + pages_s)
     copy_s = flows_on_a_wire(task) * task.size_bytes / (planned.rate_gb_s * GB)
     on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
     # One process looks at all destinations; of several, each at its own.
