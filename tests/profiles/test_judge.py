@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,6 +24,7 @@ from egmctl.units import MIB
 from tests.profiles.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
 
 PROFILE = load("hgx-h200")
+REAL = json.loads((Path(__file__).parent / "h200_quick_runs.json").read_text())["runs"]
 ALL = (WRITE, READ, BOTH, H2D, D2H, LOCAL, LATENCY)
 
 
@@ -59,6 +62,15 @@ def test_the_spread_of_real_runs_is_no_alarm(noise: list[float]) -> None:
     verdict = verdict_of(run(WRITE, READ, H2D, LOCAL, value=lambda task, _: USUAL[task.case] * next(factors)))
     assert verdict.grade is Grade.PASS
     assert not verdict.culprits
+
+
+@pytest.mark.parametrize("number", range(len(REAL)))
+def test_no_real_run_of_a_healthy_node_is_an_alarm(number: int) -> None:
+    real = REAL[number]
+    flows = real["flows"]
+    cases = {key.split()[0] for key in flows}
+    verdict = verdict_of(run(*cases, gpus=real["gpus"], value=lambda task, flow: flows[f"{task.case} {flow.path}"]))
+    assert (verdict.grade, verdict.culprits) == (Grade.PASS, ())
 
 
 def test_the_profile_fails_what_is_below_and_only_that() -> None:
