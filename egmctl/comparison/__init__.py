@@ -49,21 +49,16 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
     whole = Comparison(
         kind=kind,
         nodes=tuple(_node(one) for one in ordered),
-        folded=fold(one.name for one in ordered),
+        folded=fold(one.name for one in ordered) if of_nodes else ", ".join(one.name for one in ordered),
         tolerance=tolerance,
         compared=0,
     )
     if len(useful) < 2:
         return whole
-    told: tuple[WordDifference, ...] = ()
     if kind is Kind.BENCH:
         whole = _bench(whole, names, [one.result for one in useful if isinstance(one.result, RunReport)], spread)
     elif kind is Kind.DOCTOR:
-        results = [one.result for one in useful if isinstance(one.result, DoctorResult)]
-        gpus = GpuNames([_indices(result.machines) for result in results])
-        files: Sequence[Mapping[Subject, Statement]] = findings.statements(results, gpus)
-        told = _words(names, files, findings.judge, of_nodes)
-        whole = replace(whole, compared=words.compared(files), words=told, notes=_matched(gpus))
+        whole = _doctor(whole, names, [one.result for one in useful if isinstance(one.result, DoctorResult)])
     machines = [one.machines for one in useful]
     if all(len(those) == 1 for those in machines):
         whole = _machines(whole, names, [those[0] for those in machines])
@@ -86,6 +81,13 @@ def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], s
         affected=affected(found, dict(zip(names, measured, strict=True))),
         notes=(*_matched(gpus), *_settings(names, runs)),
     )
+
+
+def _doctor(whole: Comparison, names: Sequence[str], results: Sequence[DoctorResult]) -> Comparison:
+    gpus = GpuNames([_indices(result.machines) for result in results])
+    files = findings.statements(results, gpus)
+    told = _words(names, files, findings.judge, whole.of_nodes)
+    return replace(whole, compared=words.compared(files), words=told, notes=_matched(gpus))
 
 
 def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machine]) -> Comparison:

@@ -63,6 +63,17 @@ def test_three_nodes_are_folded(egmctl: RunEgmctl, runs: Path) -> None:
     assert "SAME       node[1-3]\n" in done.out
 
 
+def test_only_more_than_two_files_need_clustershell(egmctl: RunEgmctl, runs: Path, tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    (hidden / "ClusterShell").mkdir(parents=True)
+    (hidden / "ClusterShell/__init__.py").write_text("raise ImportError('not installed')")
+    env = {"PYTHONPATH": f"{hidden}:{ROOT}"}
+    files = [runs / f"{name}.json" for name in ("monday", "tuesday", "wednesday")]
+    assert egmctl("compare", *files[:2], "--tolerance", "99", env=env).code == 0
+    done = egmctl("compare", *files, env=env)
+    assert (done.code, "needs ClusterShell: pip install 'egmctl[fleet]'" in done.err) == (2, True)
+
+
 def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
     node = fake_node("gb200-nvl4")
     path = tmp_path / "run.json"
