@@ -1,0 +1,52 @@
+"""docs/reports.md names the forms and metrics that there are, and shows pictures that the command drew."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import Scope
+from egmctl.facts import replay
+from egmctl.report import forms
+from egmctl.report.bench_prom import bench_prom
+from egmctl.report.doctor_monitoring import prom
+from egmctl.report.forms import Form
+from tests.conftest import ROOT, RunEgmctl
+from tests.report.runs import judged, run
+
+KINDS = (forms.BENCH, forms.TOPO, forms.DOCTOR, forms.COMPARISON)
+DOCUMENT = (ROOT / "docs/reports.md").read_text()
+
+
+def test_the_table_of_forms_is_the_one_that_commands_use() -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in DOCUMENT.splitlines() if line.startswith("|")]
+    told = {row[0]: row[1:6] for row in rows if row[0] in set(Form)}
+    assert set(told) == {form.value for form in Form}
+    for form in Form:
+        suffix, *has = told[form.value]
+        assert suffix.strip("`") in ("", *(name for name, one in forms.SUFFIXES.items() if one is form))
+        assert [bool(cell) for cell in has] == [form in kind for kind in KINDS]
+
+
+def test_every_metric_is_told_and_none_else() -> None:
+    made = judged(run(cases=("ring_write_ce", "device_to_device_latency_sm")))
+    text = bench_prom(made) + prom(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS))
+    named = set(re.findall(r"^\| `(egmctl_[a-z_]+)` \|", DOCUMENT, re.MULTILINE))
+    assert named - {"egmctl_bench_stage_seconds"} == set(re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(("name", "machine"), [("topo", "hgx-h200x4"), ("topo-egm", "gb200-nvl4")])
+def test_the_pictures_are_what_the_command_draws(egmctl: RunEgmctl, tmp_path: Path, name: str, machine: str) -> None:
+    """``EGMCTL_UPDATE_README=1 pytest tests/docs`` has the command draw them anew."""
+    picture, drawn = ROOT / f"docs/images/{name}.svg", tmp_path / "drawn.svg"
+    assert egmctl("topo", "--machine", machine, "-q", "-o", drawn).code == 0
+    if os.environ.get("EGMCTL_UPDATE_README"):
+        picture.write_text(drawn.read_text())
+    ElementTree.parse(picture)  # noqa: S314
+    assert picture.read_text() == drawn.read_text()
