@@ -38,8 +38,6 @@ class _Closable(Protocol):
 
 T = TypeVar("T", bound=_Closable)
 
-_KEPT_POOL_BYTES = 2 << 20
-
 
 @dataclass(slots=True)
 class Held:
@@ -74,7 +72,6 @@ class Rig:
         self._unusable: dict[str, DriverCallError] = {}
         self._streams: dict[tuple[str, int], Stream] = {}
         self._no_kernels: NoCompiler | None = None
-        self._pools: set[int] = set()
         self._buffers: dict[Buffer, Held] = {}
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
@@ -177,18 +174,6 @@ class Rig:
     def adopt(self, buffer: Buffer, memory: BufferMemory, seed: int) -> None:
         """Keep another process' memory, which this one has opened, as a buffer."""
         self._buffers[buffer] = Held(memory, seed)
-
-    def keep_pool(self, node: int) -> None:
-        """Have a pool of this process' own on a NUMA node until it ends.
-
-        H200, driver 580: a process that opens another one's HOST_NUMA pool while it has none gets
-        CUDA_ERROR_OUT_OF_MEMORY from every one that it makes after closing that one; with one of its own, however
-        small, all orders of making, opening, closing and freeing work (docs/hardware-notes.md).
-        """
-        if node not in self._pools:
-            (bus_id,) = self._gpus
-            self._pools.add(node)
-            self._keep(SharedMemory(HandleKind.POOL, self.stream(bus_id).context, _KEPT_POOL_BYTES, node))
 
     def destination(self, buffer: Buffer) -> Memory:
         """Return the memory of a buffer, made now if there is none yet."""

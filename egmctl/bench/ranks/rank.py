@@ -6,7 +6,6 @@ through it. All ranks do the same steps; the first one reports them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -20,10 +19,9 @@ from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.ranks.sharing import release
 from egmctl.bench.rig import Rig
 from egmctl.bench.worker import start_driver
-from egmctl.errors import DriverCallError
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Engine, HandleKind, Measurement, Quantity, Settings, Status, Task
+from egmctl.model.measurement import Engine, Measurement, Quantity, Settings, Status, Task
 from egmctl.model.rank import Rank
 
 
@@ -75,10 +73,6 @@ def measure(
     """Measure the tasks of a step, which are of one case, in all ranks."""
     started = time.perf_counter()
     engine, quantity = tasks[0].engine, tasks[0].quantity
-    # Where that fails, so does the memory that is measured, which says so.
-    with contextlib.suppress(DriverCallError):
-        for node in _pool_nodes(tasks):
-            rig.keep_pool(node)
     if engine is Engine.LIFE_CYCLE:
         found = life_cycle.measure(exchange, rig, ranks, tasks, max(settings.samples, life_cycle.LIVES))
     elif engine in (Engine.PING_PONG, Engine.EVENT, Engine.SOCKET):
@@ -92,9 +86,3 @@ def measure(
     together = sum(measurement.status in (Status.OK, Status.UNSTABLE) for measurement in found) or None
     wall_s = time.perf_counter() - started
     return [replace(measurement, concurrent=together, wall_s=wall_s) for measurement in found]
-
-
-def _pool_nodes(tasks: Sequence[Task]) -> set[int]:
-    """Return the NUMA nodes whose memory some flow opens by a pool's handle."""
-    ends = [end for task in tasks for flow in task.flows for end in (flow.source, flow.destination)]
-    return {end.numa_node for end in ends if end.handle is HandleKind.POOL and end.numa_node is not None}
