@@ -25,7 +25,9 @@ __all__ = ["imex_channel"]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_root, pytest.mark.usefixtures("imex_channel")]
 
-FEW = ("bench", "--suite", "fabric", "--case", "fabric_device_write_ce", "--json")
+FEW = ("bench", "--suite", "fabric", "--case", "fabric_device_write_ce", "--no-verdict", "--json")
+MEASURING_MIB = 1300
+"""In use on each GPU when ranks have their buffers: two of 512 MiB, beside what a context takes."""
 SAME = {
     "fabric_device_write_ce": "device_to_device_memcpy_write_ce",
     "fabric_device_read_ce": "device_to_device_memcpy_read_ce",
@@ -104,7 +106,9 @@ def test_all_cases_are_measured_verified_and_as_fast_as_in_one_process(
         )
         assert by_ranks.keys() == by_one.keys()
         for path, bandwidth in by_ranks.items():
-            assert bandwidth == pytest.approx(by_one[path], rel=0.005), (case, path)
+            assert bandwidth >= 0.995 * by_one[path], (case, path)
+            # A copy engine of one process that reads was seen to be up to 0.7 % slower (docs/hardware-notes.md).
+            assert bandwidth <= (1.005 if "write" in case else 1.01) * by_one[path], (case, path)
     shown = egmctl("show", report, "--color", "never").out
     assert "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\nfabric_device_write_ce" in shown
     print(shown)  # noqa: T201 - with -s: what was measured
@@ -115,8 +119,7 @@ def test_a_rank_that_is_killed_in_the_middle_is_named_and_the_rest_is_measured(g
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             ranks = [pid for pid in _processes("egmctl.bench.ranks.rank:run") if _rank(pid) == 1]
-            if ranks and _memory_used() != before:
-                time.sleep(1.5)
+            if ranks and _total(_memory_used()) > _total(before) + MEASURING_MIB * len(gpus):
                 os.kill(ranks[0], signal.SIGKILL)
                 return
             time.sleep(0.05)
@@ -130,15 +133,16 @@ def test_a_rank_that_is_killed_in_the_middle_is_named_and_the_rest_is_measured(g
     assert crashed
     assert {m["failed_rank"] for m in crashed} == {1}
     assert all("rank 1 (GPU1 on " in m["reason"] and "died from SIGKILL" in m["reason"] for m in crashed)
-    assert [m for m in found if m["status"] == "ok"]
+    assert [m for m in found if m["status"] == "ok"], [(m["status"], m["reason"]) for m in found]
 
 
 def test_a_rank_without_a_channel_is_named(gpus: tuple[Gpu, ...]) -> None:
     hidden = 'mount -t tmpfs none /dev/nvidia-caps-imex-channels && exec "$@"'
     without = ["unshare", "--mount", "sh", "-c", hidden, "sh", *egmctl_words(*FEW)]
     done = mpirun(egmctl_words(*FEW), without, *[egmctl_words(*FEW)] * (len(gpus) - 2))
-    assert done.code == (3 if len(gpus) == 2 else 0), done.err
-    for m in measurements(done):
+    found = measurements(done)
+    assert done.code == (3 if len(gpus) == 2 else 0), [(m["status"], m["reason"]) for m in found]
+    for m in found:
         ends = {m["flows"][0]["source"]["rank"], m["flows"][0]["destination"]["rank"]}
         assert m["status"] == ("waived" if 1 in ends else "ok")
         assert 1 not in ends or "GPU1: there is no IMEX channel" in m["reason"]
@@ -169,6 +173,10 @@ def _path(measurement: dict[str, Any]) -> str:
 def _memory_used() -> str:
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return subprocess.check_output(query, text=True)
+
+
+def _total(used: str) -> int:
+    return sum(map(int, used.split()))
 
 
 def _processes(word: str) -> list[int]:
