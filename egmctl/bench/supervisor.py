@@ -27,7 +27,7 @@ from egmctl.bench.soak import Soak
 from egmctl.errors import ChildFailed
 from egmctl.facts.redact import redact
 from egmctl.gpu.causes import cause_of_crash
-from egmctl.launch import Child, signals
+from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Summary, Task, finish
@@ -59,7 +59,8 @@ def supervise(
 ) -> RunReport:
     """Measure every step of a plan.
 
-    SIGINT, SIGTERM and SIGHUP end the run: the report then says that it was interrupted and holds what there is.
+    KeyboardInterrupt (:mod:`egmctl.signals`) ends the run: the report then says that it was interrupted and holds what
+    there is.
 
     Parameters
     ----------
@@ -87,9 +88,8 @@ def supervise(
         return Worker(first or start_worker(target))
 
     try:
-        with signals.interruptible():
-            while run.goes_on:
-                run.work(start)
+        while run.goes_on:
+            run.work(start)
     except KeyboardInterrupt:
         interrupted = True
     run.waive_rest("interrupted before it was over" if interrupted else None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -27,6 +26,7 @@ from egmctl.cli.show import show
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
 from egmctl.errors import ChildFailed, EgmctlError, ExitCode, UsageError
+from egmctl.signals import stopping
 from egmctl.units import printable
 
 app = typer.Typer(
@@ -57,10 +57,11 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code; whatever goes wrong is told in one sentence."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # What this process was started to ignore (nohup) stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+    with stopping():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         try:
             code = app(args=list(arguments), prog_name="egmctl", standalone_mode=False)

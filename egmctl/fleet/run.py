@@ -7,10 +7,8 @@ the command on the node in an orderly way (``remote.py``), before anything is ki
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -24,6 +22,7 @@ from egmctl.fleet.folder import Folder
 from egmctl.fleet.judge import OUTPUT_LIMIT, Ended, judge
 from egmctl.fleet.remote import KILL_AFTER_S, remote_line, remote_words
 from egmctl.model.fleet import Answer, Asked, Launcher
+from egmctl.signals import stopping
 from egmctl.units import printable
 
 ERRORS_KEPT = 4096
@@ -82,7 +81,8 @@ def run(
     EgmctlError
         If the folder cannot be written to.
     """
-    with _interruptions() as interruptions:
+    interruptions: list[int] = []
+    with stopping(lambda number, _frame: interruptions.append(number)):
         task = task_self()
         task.set_default("stdout_msgtree", False)
         task.set_default("stderr_msgtree", False)
@@ -270,19 +270,3 @@ def _ssh_options(launch: Launch) -> str:
     import shlex
 
     return f"{shlex.join(launch.options)} {SSH_OPTIONS}".strip()
-
-
-@contextlib.contextmanager
-def _interruptions() -> Iterator[list[int]]:
-    """Collect signals that ask this process to end, inside the block."""
-    caught: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    usual = {number: signal.getsignal(number) for number in numbers}
-    heeded = {number: handler for number, handler in usual.items() if handler is not signal.SIG_IGN}
-    for number in heeded:
-        signal.signal(number, lambda got, _frame: caught.append(got))
-    try:
-        yield caught
-    finally:
-        for number, handler in heeded.items():
-            signal.signal(number, handler)

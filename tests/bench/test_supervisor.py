@@ -14,6 +14,7 @@ from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.measurement import RunReport, Settings, Status, Task
+from egmctl.signals import stopping
 from tests.bench.four import FOUR
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -126,7 +127,8 @@ def test_a_worker_that_fails_at_releasing_keeps_its_results_but_not_quiet(run: S
 
 
 def test_sigterm_ends_the_run_with_what_there_is(run: Supervise) -> None:
-    report = run("3:interrupt")
+    with stopping():
+        report = run("3:interrupt")
     assert report.interrupted
     assert statuses(report) == [*[Status.OK] * 3, *[Status.WAIVED] * 5]
     assert {m.reason for m in report.measurements[3:]} == {"interrupted before it was over"}

@@ -260,10 +260,10 @@ print(child.pid, flush=True)
 
 
 UNTIL_INTERRUPTED = """
-from egmctl.launch.signals import interruptible
+from egmctl.signals import stopping
 from tests.launch.start import is_alive
 try:
-    with child, interruptible():
+    with child, stopping():
         print("ready", flush=True)
         child.result(60)
 except KeyboardInterrupt:

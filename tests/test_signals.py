@@ -7,13 +7,13 @@ import signal
 
 import pytest
 
-from egmctl.launch.signals import interruptible
+from egmctl.signals import stopping
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_end_is_an_interrupt_inside_the_block_only(number: signal.Signals) -> None:
     usual = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt), stopping():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) == usual
 
@@ -21,7 +21,7 @@ def test_a_signal_to_end_is_an_interrupt_inside_the_block_only(number: signal.Si
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interruptible():
+        with stopping():
             os.kill(os.getpid(), signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
