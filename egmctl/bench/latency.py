@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers, assign
+from egmctl.bench.outcomes import failure
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
 from egmctl.errors import DriverCallError
@@ -45,15 +46,12 @@ WARM_UP_LAPS = 200
 NVBANDWIDTH_LOADS = 1_000_000
 """What nvbandwidth does in one measurement, an equal part on each multiprocessor."""
 
-Failure = Callable[[Task, DriverCallError], Measurement]
-"""Makes the outcome of a task whose driver call failed."""
 
-
-def measure(rig: Rig, tasks: Sequence[Task], settings: Settings, failure: Failure) -> list[Measurement]:
+def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the latencies of a step, all at the same time."""
     if rig.kernels is None:
-        return [_without_kernels(rig, task, failure) for task in tasks]
-    step = _Step(failure)
+        return [_without_kernels(rig, task) for task in tasks]
+    step = _Step()
     try:
         with ExitStack() as undo:
             for task, buffers in zip(tasks, assign(tasks), strict=True):
@@ -66,7 +64,7 @@ def measure(rig: Rig, tasks: Sequence[Task], settings: Settings, failure: Failur
     return step.outcomes()
 
 
-def _without_kernels(rig: Rig, task: Task, failure: Failure) -> Measurement:
+def _without_kernels(rig: Rig, task: Task) -> Measurement:
     try:
         rig.stream(task.flows[0].initiator or "")
     except DriverCallError as error:
@@ -77,8 +75,7 @@ def _without_kernels(rig: Rig, task: Task, failure: Failure) -> Measurement:
 class _Step:
     """Tasks that are measured at the same time; one that fails does not cost the others."""
 
-    def __init__(self, failure: Failure) -> None:
-        self._failure = failure
+    def __init__(self) -> None:
         self._probes: dict[Probe, Measurement | None] = {}
         """With the outcome of those that have failed."""
 
@@ -88,7 +85,7 @@ class _Step:
             try:
                 action()
             except DriverCallError as error:
-                self._probes[probe] = self._failure(probe.task, error)
+                self._probes[probe] = failure(probe.task, error)
 
     def sample(self) -> None:
         """Take one sample of each."""
@@ -101,7 +98,7 @@ class _Step:
     def fail(self, error: DriverCallError) -> None:
         """Give all that have not failed an error as their outcome: memory could not be given back."""
         for probe, outcome in self._probes.items():
-            self._probes[probe] = outcome or self._failure(probe.task, error)
+            self._probes[probe] = outcome or failure(probe.task, error)
 
     def outcomes(self) -> list[Measurement]:
         """Return what became of each task."""

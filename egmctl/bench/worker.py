@@ -77,7 +77,7 @@ def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measure
         return [_by_cpus(rig, task, settings) for task in tasks]
     if tasks[0].quantity is Quantity.LATENCY:
         with rig.witness.watch(tasks) as watch:
-            measured = latency.measure(rig, tasks, settings, failure)
+            measured = latency.measure(rig, tasks, settings)
         found = [replace(m, evidence=watch.of(m, len(m.samples)) if m.samples else None) for m in measured]
     else:
         found = bandwidth.measure(rig, tasks, settings)
