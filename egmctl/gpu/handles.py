@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
 from egmctl.gpu.memory import (
+    SPOILT_LIMIT,
     access_from,
     create_allocation,
     create_pool,
@@ -77,7 +79,6 @@ class SharedMemory:
         self._context = context
         self.kind = kind
         self.size_bytes = size_bytes
-        self._on_host = node is not None
         self.stages_ms: dict[str, float] = {}
         """``allocate`` (until this process can use it), ``export`` and, when it is over, ``free``: milliseconds by the
         host's clock."""
@@ -98,7 +99,6 @@ class SharedMemory:
             "kind": self.kind.value,
             "size_bytes": self.size_bytes,
             "mapped_bytes": self._mapped_bytes,
-            "on_host": self._on_host,
             "handle": self._handle.hex(),
         }
         return description, [] if self._fd is None else [self._fd]
@@ -134,12 +134,7 @@ class ImportedMemory:
 
     def __init__(self, context: Context, description: dict[str, Any], fds: Sequence[int] = ()) -> None:
         way = _WAYS[HandleKind(description["kind"])]
-        offer = _Offer(
-            bytes.fromhex(description["handle"]),
-            next(iter(fds), None),
-            int(description["mapped_bytes"]),
-            bool(description["on_host"]),
-        )
+        offer = _Offer(bytes.fromhex(description["handle"]), next(iter(fds), None), int(description["mapped_bytes"]))
         context.make_current()
         self._context = context
         self.size_bytes = int(description["size_bytes"])
@@ -175,7 +170,6 @@ class _Offer:
     handle: bytes
     fd: int | None
     mapped_bytes: int
-    on_host: bool
 
     def bytes_into(self, structure: Any) -> Any:
         """Return a structure of the bindings that shows no fields, filled with the handle."""
@@ -258,11 +252,21 @@ class _Allocation:
 class _Pool:
     def allocate(self, undo: ExitStack, context: Context, size_bytes: int, node: int | None) -> _Made:
         place = on_gpu(context) if node is None else on_node(node)
-        pool = create_pool(undo, place, size_bytes, [context], _FD)
-        pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, 0)
+        pool, pointer = self._first_that_works(undo, place, size_bytes, context)
         undo.callback(_free_async, pointer)
         call("cuCtxSynchronize")
         return _Made(int(pointer), size_bytes, (pool, pointer))
+
+    def _first_that_works(self, undo: ExitStack, place: Any, size_bytes: int, context: Context) -> tuple[Any, Any]:
+        """Return a pool and memory in it; pools that were refused memory stay meanwhile, as their addresses do."""
+        for attempt in range(SPOILT_LIMIT + 1):
+            pool = create_pool(undo, place, size_bytes, [context], _FD)
+            try:
+                return pool, call("cuMemAllocFromPoolAsync", size_bytes, pool, 0)
+            except DriverCallError as error:
+                if error.name != "CUDA_ERROR_OUT_OF_MEMORY" or attempt == SPOILT_LIMIT:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def export(self, undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
         pool, pointer = made.exported
@@ -274,10 +278,7 @@ class _Pool:
         exported = offer.bytes_into(bindings().CUmemPoolPtrExportData())
         with stage("open"):
             pool = call("cuMemPoolImportFromShareableHandle", offer.descriptor(), handle_type(_FD), 0)
-        if not offer.on_host:
-            # H200, driver 580: destroying another process' pool of host memory leaves its addresses mapped, so that the
-            # next memory there is refused (docs/hardware-notes.md). Such a pool stays until the process ends.
-            undo.callback(call, "cuMemPoolDestroy", pool)
+        undo.callback(call, "cuMemPoolDestroy", pool)
         with stage("map"):
             call("cuMemPoolSetAccess", pool, access_from([on_gpu(context)]), 1)
             pointer = call("cuMemPoolImportPointer", pool, exported)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
+from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
 
@@ -181,13 +182,25 @@ def create_allocation(undo: ExitStack, place: Any, size_bytes: int, shared_by: s
 
 def map_allocation(undo: ExitStack, allocation: Any, mapped_bytes: int, places: Sequence[Any]) -> int:
     """Map all of an allocation at an address of this process, for those who get access; return the address."""
-    pointer = call("cuMemAddressReserve", mapped_bytes, 0, 0, 0)
-    undo.callback(call, "cuMemAddressFree", pointer, mapped_bytes)
-    call("cuMemMap", pointer, mapped_bytes, 0, allocation, 0)
-    undo.callback(call, "cuMemUnmap", pointer, mapped_bytes)
     access = access_from(places)
-    call("cuMemSetAccess", pointer, mapped_bytes, access, len(access))
-    return int(pointer)
+    for attempt in range(SPOILT_LIMIT + 1):
+        with ExitStack() as taken:
+            pointer = call("cuMemAddressReserve", mapped_bytes, 0, 0, 0)
+            taken.callback(call, "cuMemAddressFree", pointer, mapped_bytes)
+            call("cuMemMap", pointer, mapped_bytes, 0, allocation, 0)
+            taken.callback(call, "cuMemUnmap", pointer, mapped_bytes)
+            try:
+                call("cuMemSetAccess", pointer, mapped_bytes, access, len(access))
+            except DriverCallError as error:
+                if error.name != "CUDA_ERROR_ALREADY_MAPPED" or attempt == SPOILT_LIMIT:
+                    raise
+                # The addresses stay reserved until the process ends: nobody is to be given them again.
+                taken.pop_all()
+                call("cuMemUnmap", pointer, mapped_bytes)
+                continue
+            undo.push(taken.pop_all())
+            return int(pointer)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def create_pool(
@@ -214,6 +227,14 @@ def create_pool(
     access = access_from([on_gpu(context) for context in contexts])
     call("cuMemPoolSetAccess", pool, access, len(access))
     return pool
+
+
+SPOILT_LIMIT = 16
+"""How many ranges of addresses are tried after the first.
+
+H200, driver 580: when a process has closed another one's pool of host memory, its addresses are still mapped somewhere
+in the driver, which gives them out again and then refuses them: with CUDA_ERROR_ALREADY_MAPPED to cuMemSetAccess, with
+CUDA_ERROR_OUT_OF_MEMORY to an allocation from a pool that can be exported (docs/hardware-notes.md)."""
 
 
 def round_up(size_bytes: int, unit_bytes: int) -> int:

@@ -108,9 +108,6 @@ def _follow(open_resources: dict[tuple[int, str, str], int], call: Call) -> None
     elif call.name in _PAIRS:
         kind, argument, step = _PAIRS[call.name]
         handle = call.arguments.get(argument, "")
-        if call.name == "cuMemPoolImportFromShareableHandle" and call.arguments["location"].startswith("HOST_NUMA"):
-            # It has to stay: see egmctl/gpu/handles.py.
-            return
         if handle not in ("0x0", "(nil)"):
             key = call.pid, kind, handle
             open_resources[key] = open_resources.get(key, 0) + step

@@ -14,6 +14,8 @@ from egmctl.bench.group import Group, GroupFailed
 from egmctl.bench.ranks.life_cycle import STAGES
 from egmctl.errors import ExitCode
 from egmctl.facts.collect import collect
+from egmctl.facts.host import node_memory_free
+from egmctl.facts.root import Root
 from egmctl.model.measurement import Engine, HandleKind, Measurement, Status, Verification, exit_code
 from egmctl.model.rank import Rank
 from tests.conftest import ROOT
@@ -106,6 +108,27 @@ def test_large_memory_after_large_memory_of_another_kind(group: Group, ranks: li
     finish(group)
 
 
+def test_pools_of_host_memory_go_both_ways_and_leave_nothing_behind(group: Group, ranks: list[Rank]) -> None:
+    def both_ways() -> None:
+        for size_bytes in (2 * MIB, 64 * MIB, 256 * MIB):
+            for handle, node in ((POOL, 0), (POSIX_FD, 0), (POOL, None), (POSIX_FD, None)):
+                for owner in (0, 1):
+                    task = life_cycle_task(ranks, handle, node, size_bytes=size_bytes, owner=owner, importer=1 - owner)
+                    (found,) = ask(group, ranks, task, lives=3).measurements
+                    show(found, f"{handle} {'device' if node is None else 'HOST_NUMA'} {size_bytes // MIB} of {owner}")
+                    assert found.status is Status.OK, found.reason
+
+    both_ways()
+    task = life_cycle_task(ranks, POOL, 0)
+    first, free = ask(group, ranks, task, lives=1), node_memory_free(Root(), 0)
+    for _ in range(3):
+        both_ways()
+    last = ask(group, ranks, task, lives=1)
+    assert last.after == first.after
+    assert node_memory_free(Root(), 0) > free - 512 * MIB
+    finish(group)
+
+
 def test_flags_take_less_than_events_and_events_more_than_messages(group: Group, ranks: list[Rank]) -> None:
     def latency_ns(of: str) -> float:
         (found,) = ask(group, ranks, tasks[of]).measurements
@@ -160,6 +183,8 @@ def test_a_denied_owner_is_named_and_with_cuda_visible_devices_the_same_passes(r
         finish(group)
     with denying_v2(owner.proc.minor) as cgroup, start_confined(cgroup=cgroup.directory) as group:
         for (handle, node), words in DENIED.items():
+            # What the driver opens for a kind of handle it keeps open after the first time.
+            ask(group, ranks, life_cycle_task(ranks, handle, node))
             said = ask(group, ranks, life_cycle_task(ranks, handle, node))
             (found,) = said.measurements
             show(found, f"{handle} {'device' if node is None else 'HOST_NUMA'}, owner denied")

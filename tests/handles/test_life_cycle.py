@@ -86,13 +86,26 @@ def test_a_rank_that_has_opened_a_pool_of_host_memory_can_make_one(fake_node: Ma
         tasks = [life_cycle_task(RANKS, POOL, 1, owner=owner, importer=1 - owner) for owner in (0, 1, 0)]
         found = [ask(group, RANKS, task).measurements[0] for task in tasks]
     assert [one.status for one in found] == [Status.OK] * 3
-    assert not any(call.arguments["pool"] in host_pools(node) for call in node.calls("cuMemPoolDestroy"))
+    refused = [call for call in node.calls("cuMemAllocFromPoolAsync") if call.result]
+    assert len(refused) == 2, "as by driver 580, in each of the processes once"
 
 
-def host_pools(node: FakeNode) -> set[str]:
-    """Return the pools of host memory that processes have opened."""
-    opened = node.calls("cuMemPoolImportFromShareableHandle")
-    return {call.arguments["pool"] for call in opened if call.arguments["location"].startswith("HOST_NUMA")}
+def test_addresses_that_the_driver_has_mapped_already_are_not_taken(fake_node: MakeFakeNode, launch: Launch) -> None:
+    node = fake_node(nvl4())
+    group = launch(node, "cuMemSetAccess@2=error:208")
+    (found,) = ask(group, RANKS, life_cycle_task(RANKS, POSIX_FD), lives=3).measurements
+    finish(group)
+    assert found.status is Status.OK
+    refused = {(call.pid, call.arguments["address"]) for call in node.calls("cuMemSetAccess") if call.result == 208}
+    assert len(refused) == 2
+    assert sorted(node.leaks()) == sorted(f"process {pid}: reserved addresses {address}" for pid, address in refused)
+
+
+def test_addresses_that_are_always_mapped_already_are_an_error(fake_node: MakeFakeNode, launch: Launch) -> None:
+    group = launch(fake_node(nvl4()), "cuMemSetAccess=error:208")
+    (found,) = ask(group, RANKS, life_cycle_task(RANKS, POSIX_FD)).measurements
+    assert (found.status, found.last_call) == (Status.FAILED, "cuMemSetAccess")
+    finish(group)
 
 
 def test_legacy_memory_is_whole_multiples_of_two_mib(fake_node: MakeFakeNode, launch: Launch) -> None:

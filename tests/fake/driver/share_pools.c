@@ -47,8 +47,8 @@ static int import_pool(CUmemoryPool *pool, void *shareable, int type, unsigned l
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type,
                                                    unsigned long long flags)
 {
-    CALL("cuMemPoolImportFromShareableHandle", import_pool(pool, shareable, type, flags), "handle=%s location=%s pool=%p",
-         handle_types_text(type), result_ ? "NONE" : location_text((*pool)->location), (void *)*pool);
+    CALL("cuMemPoolImportFromShareableHandle", import_pool(pool, shareable, type, flags), "handle=%s pool=%p",
+         handle_types_text(type), (void *)*pool);
 }
 
 static int export_pointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer)
