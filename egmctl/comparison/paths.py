@@ -111,7 +111,7 @@ def _bound(tolerance: float, spread: Spread, sigma: float) -> tuple[float, str]:
     """Return the largest of the three bounds, and which one it is."""
     return max(
         (tolerance, "the tolerance"),
-        (TIMES * spread.value, f"{TIMES} x the spread from run to run, {100 * spread.value:.2g} %: {spread.source}"),
+        (spread.bound, f"{TIMES} x the spread of two runs, each {100 * spread.value:.2g} %: {spread.source}"),
         (OUTLIER * sigma, f"{OUTLIER} x the standard deviation of these paths over the nodes, {100 * sigma:.2g} %"),
     )
 

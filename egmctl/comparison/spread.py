@@ -5,6 +5,7 @@ The samples of one run understate it: buffers lie elsewhere in the next one, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ TOLERANCE = 0.05
 a wire (a PCIe link at half its width or speed, a C2C link down) costs more."""
 
 TIMES = 3
-"""How many times the known spread a difference must be."""
+"""How many times the known spread a difference must be, of two runs: ``sqrt(2)`` times that of one."""
 
 OUTLIER = 5
 """Of more than two nodes, how many standard deviations of their paths' distances from the medians a difference must be
@@ -28,17 +29,22 @@ as well: a node has hundreds of paths, and of a normal spread one in a million i
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far one run's median of a path is from the path's middle over many runs, as a part of it."""
+    """Standard deviation of one path's medians over many runs, as a part of their middle."""
 
     value: float
     source: str
 
+    @property
+    def bound(self) -> float:
+        """What two runs may differ by."""
+        return TIMES * math.sqrt(2) * self.value
+
 
 DEFAULTS = {
-    "between GPUs": Spread(0.01, "default for bandwidths between GPUs"),
-    "latency": Spread(0.02, "default for latencies between GPUs"),
-    "host": Spread(0.06, "default for paths to host memory, which others use too"),
-    "duration": Spread(0.2, "default for durations"),
+    "between GPUs": Spread(0.005, "default for bandwidths between GPUs"),
+    "latency": Spread(0.01, "default for latencies between GPUs"),
+    "host": Spread(0.04, "default for paths to host memory, which others use too"),
+    "duration": Spread(0.15, "default for durations"),
 }
 """Where no profile says more: rounded up from what was seen on H200 nodes, which docs/compare.md has."""
 

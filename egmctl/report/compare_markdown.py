@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from egmctl.model.comparison import Affected, Comparison, Outcome, PathDifference, WordDifference
-from egmctl.report.compare_text import change, heading, last_line, machine_lines, one_sided, problems
+from egmctl.report.compare_text import ONE_SIDED, change, heading, last_line, machine_lines, one_sided, problems
 from egmctl.report.markdown import bullets, details, escaped, table
 
 _SHOWN = (Outcome.WORSE, Outcome.BETTER)
@@ -25,7 +25,7 @@ def compare_markdown(comparison: Comparison) -> str:
     if shown:
         parts.append(details(f"{len(shown)} paths", _paths(shown)))
     for title, lines in (
-        ("Not compared", one_sided(comparison)),
+        (ONE_SIDED, one_sided(comparison)),
         ("Differences of the machines", machine_lines(comparison)),
         ("Notes", (*problems(comparison), *comparison.notes)),
     ):

@@ -14,6 +14,9 @@ from egmctl.units import format_size, printable
 _STYLES = {Outcome.WORSE: BAD, Outcome.BETTER: "green", Outcome.DIFFERENT: WARN, Outcome.SAME: ""}
 _THINGS = {Kind.BENCH: "path", Kind.DOCTOR: "finding", Kind.TOPO: "fact", Kind.SNAPSHOT: "fact"}
 _INDENT = " " * (max(map(len, Outcome)) + 2)
+ONE_SIDED = "Not measured in all, or unstable"
+"""Heads what :func:`one_sided` tells."""
+
 _CASES_SHOWN = 3
 _SHOWN = 40
 """Lines of facts about machines that are told; ``-v`` tells all."""
@@ -35,7 +38,7 @@ def compare_text(comparison: Comparison, *, verbose: int = 0) -> Text:
     text.append_text(Text().join([Text("\n"), *rows]) if rows else Text())
     text.append_text(_tables(comparison, verbose))
     for title, lines in (
-        ("Not compared", list(one_sided(comparison))),
+        (ONE_SIDED, list(one_sided(comparison))),
         ("Differences of the machines", list(machine_lines(comparison))),
         ("Notes", [*problems(comparison), *comparison.notes]),
     ):
@@ -143,16 +146,19 @@ def _table(paths: Sequence[PathDifference], names: Sequence[str]) -> Text:
 
 
 def one_sided(comparison: Comparison) -> Iterator[str]:
-    """Say which paths have no number on one side, or an uncertain one; those with the same reason share a line."""
+    """Say which paths have no number on one side, or an unstable one; those with the same reason share a line."""
     by_reason: dict[tuple[str, str], list[PathDifference]] = {}
     for path in comparison.paths:
-        if path.reason and (path.outcome is Outcome.DIFFERENT or path.value is not None):
-            by_reason.setdefault((path.node if comparison.of_nodes else "", path.reason), []).append(path)
+        both = path.value is not None and path.reference is not None
+        if path.reason and (both or path.outcome is Outcome.DIFFERENT):
+            # How far the samples of each unstable path vary, its run has told.
+            reason = path.reason.partition(":")[0] if both else path.reason
+            by_reason.setdefault((path.node if comparison.of_nodes else "", reason), []).append(path)
     for (_, reason), paths in by_reason.items():
         cases = list(dict.fromkeys(path.case for path in paths))
         which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
         more = f" and {len(cases) - _CASES_SHOWN} more cases" if len(cases) > _CASES_SHOWN else ""
-        yield f"{', '.join(cases[:_CASES_SHOWN])}{more}, {which}: {reason}"
+        yield f"{reason}: {', '.join(cases[:_CASES_SHOWN])}{more}, {which}"
 
 
 def _name(path: PathDifference) -> str:
