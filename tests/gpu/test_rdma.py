@@ -1,0 +1,59 @@
+"""Messages by UCX between two GPUs of one node: which way they took, and that they arrived."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from egmctl.facts.collect import collect
+from tests.conftest import RunEgmctl
+
+pytestmark = pytest.mark.gpu
+
+UCX = find_spec("ucxx") is not None
+
+
+@pytest.fixture
+def measured(egmctl: RunEgmctl) -> Any:
+    """Run cases between the first two GPUs under variables; return the exit code and the measurements."""
+    if len(collect(("gpus",)).gpus or ()) < 2:
+        pytest.skip("messages go between two GPUs")
+
+    def run(*cases: str, **variables: str) -> tuple[int, list[dict[str, Any]]]:
+        options = [word for case in cases for word in ("--case", case)]
+        ended = egmctl(
+            *("bench", "--gpus", "0-1", *options, "--size", "16M", "--samples", "2", "--no-verdict", "--json"),
+            # The test's own path: ucxx may lie in a folder of its own.
+            env={**variables, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+            timeout_s=100,
+        )
+        return ended.code, json.loads(ended.out)["result"]["measurements"]
+
+    return run
+
+
+@pytest.mark.skipif(UCX, reason="ucxx is installed")
+def test_without_ucxx_the_measurement_is_waived(measured: Any) -> None:
+    code, found = measured("ucx_device_to_device")
+    assert (code, {m["status"] for m in found}) == (3, {"waived"})
+
+
+@pytest.mark.skipif(not UCX, reason="ucxx is not installed")
+def test_ucx_takes_cuda_ipc_between_gpus_and_every_kind_of_memory_arrives(measured: Any) -> None:
+    code, found = measured("ucx_*_to_host_numa_1m", "ucx_device_to_device", "ucx_host_numa_to_device_1m")
+    assert code == 0, found
+    assert {m["status"] for m in found} <= {"ok", "unstable"}
+    by_case = {m["case"]: m["ucx"] for m in found}
+    assert (by_case["ucx_device_to_device"]["route"], by_case["ucx_device_to_device"]["staged"]) == ("cuda-ipc", False)
+    assert "no GPUDirect RDMA" in by_case["ucx_device_to_device"]["verdict"]
+
+
+@pytest.mark.skipif(not UCX, reason="ucxx is not installed")
+def test_forced_to_tcp_messages_are_staged_through_host_memory(measured: Any) -> None:
+    code, found = measured("ucx_device_to_device", UCX_TLS="tcp,cuda_copy")
+    assert code == 0, found
+    assert {(m["ucx"]["route"], m["ucx"]["staged"]) for m in found} == {("tcp", True)}
