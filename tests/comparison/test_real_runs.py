@@ -1,0 +1,67 @@
+"""Real runs of one node with 4 H200: ``egmctl bench --quick`` twice while it was idle, and once while another process
+copied between GPU0 and GPU1, both directions in turns (``tests/data/runs``, egmctl 0.1.0, 2026-11-20; UUIDs replaced).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from egmctl.comparison import compare
+from egmctl.comparison.spread import known_spread
+from egmctl.model.comparison import Comparison, Outcome
+from egmctl.profiles.load import load_all
+from egmctl.report.compare_text import compare_text
+from egmctl.saved import Saved, load
+from tests.conftest import ROOT
+
+SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
+RUNS = ("idle", "idle-again", "beside-traffic")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: load(unpacked(name, folder)) for name in RUNS}
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.json"
+    path.write_bytes(gzip.decompress((ROOT / f"tests/data/runs/{name}.json.gz").read_bytes()))
+    return path
+
+
+def compared(runs: dict[str, Saved], first: str, second: str) -> Comparison:
+    pair = [runs[first], runs[second]]
+    spread = known_spread([machine for one in pair for machine in one.machines], [p for p, _ in load_all()])
+    return compare(pair, spread=spread)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_they_fit_the_schema(name: str, tmp_path: Path) -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(unpacked(name, tmp_path).read_text()))
+
+
+def test_two_idle_runs_are_the_same(runs: dict[str, Saved]) -> None:
+    for first, second in (("idle", "idle-again"), ("idle-again", "idle")):
+        found = compared(runs, first, second)
+        assert (found.compared, {path.outcome for path in found.paths}) == (74, {Outcome.SAME})
+
+
+def test_traffic_beside_a_run_is_named_by_its_gpus(runs: dict[str, Saved]) -> None:
+    found = compared(runs, "idle", "beside-traffic")
+    worse = [path for path in found.paths if path.outcome is Outcome.WORSE]
+    assert len(worse) == 25
+    assert all("GPU0" in path.path or "GPU1" in path.path for path in worse)
+    assert {"GPU0 -> *", "GPU1 -> *"} <= {row.where for row in found.affected}
+    assert "allow busy is False in idle, True in beside-traffic" in " ".join(compare_text(found).plain.split())
+
+
+def test_memory_of_the_host_is_not_blamed(runs: dict[str, Saved]) -> None:
+    """The traffic went over NVLink only."""
+    host = [path for path in compared(runs, "idle", "beside-traffic").paths if "NUMA" in path.path]
+    assert {path.outcome for path in host} == {Outcome.SAME}
