@@ -1,11 +1,16 @@
 """Real runs of one node with 4 H200: ``egmctl bench --quick`` twice while it was idle, and once while another process
 copied between GPU0 and GPU1, both directions in turns (``tests/data/runs``, egmctl 0.1.0, 2026-11-20; UUIDs replaced).
+
+The nodes of a rack are made of one of them, with seeded noise as large as the spread from run to run.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +19,7 @@ import pytest
 from egmctl.comparison import compare
 from egmctl.comparison.spread import known_spread
 from egmctl.model.comparison import Comparison, Outcome
+from egmctl.model.measurement import Measurement, RunReport, Summary
 from egmctl.profiles.load import load_all
 from egmctl.report.compare_text import compare_text
 from egmctl.saved import Saved, load
@@ -65,3 +71,74 @@ def test_memory_of_the_host_is_not_blamed(runs: dict[str, Saved]) -> None:
     """The traffic went over NVLink only."""
     host = [path for path in compared(runs, "idle", "beside-traffic").paths if "NUMA" in path.path]
     assert {path.outcome for path in host} == {Outcome.SAME}
+
+
+# --- a rack made of one run ------------------------------------------------------------------------------------------
+
+RACK = 16
+
+
+def rack(run: Saved, bad: Callable[[Measurement], float]) -> list[Saved]:
+    """Return the nodes of a rack; ``bad`` is what part of its bandwidth each path of the last one reaches."""
+    spread = known_spread(run.machines, [profile for profile, _ in load_all()])
+    noise = random.Random(1)  # noqa: S311
+    report = run.result
+    assert isinstance(report, RunReport)
+
+    def reached(measurement: Measurement, part: float) -> Measurement:
+        part *= noise.gauss(1, spread(measurement).value)
+        if measurement.latency_ns is not None:
+            return replace(measurement, latency_ns=_times(measurement.latency_ns, 1 / part))
+        assert measurement.bandwidth_gb_s is not None
+        return replace(measurement, bandwidth_gb_s=_times(measurement.bandwidth_gb_s, part))
+
+    return [
+        replace(
+            run,
+            name=f"node{number:02}",
+            result=replace(
+                report,
+                measurements=tuple(reached(m, bad(m) if number == RACK else 1.0) for m in report.measurements),
+            ),
+        )
+        for number in range(1, RACK + 1)
+    ]
+
+
+def nodes_compared(nodes: list[Saved]) -> Comparison:
+    spread = known_spread([machine for one in nodes for machine in one.machines], [p for p, _ in load_all()])
+    return compare(nodes, spread=spread)
+
+
+def _times(summary: Summary, factor: float) -> Summary:
+    return replace(
+        summary, median=summary.median * factor, min=summary.min * factor, max=summary.max * factor, p05=None, p95=None
+    )
+
+
+def test_a_rack_of_good_nodes_is_the_same(runs: dict[str, Saved]) -> None:
+    found = nodes_compared(rack(runs["idle"], lambda _m: 1.0))
+    assert (found.paths, found.same_folded) == ((), "node[01-16]")
+
+
+def test_one_bad_link_is_named_with_its_node(runs: dict[str, Saved]) -> None:
+    """Of 18 NVLinks two are gone between two GPUs, in one direction."""
+    found = nodes_compared(rack(runs["idle"], lambda m: 16 / 18 if m.path == "GPU2 -> GPU3" else 1.0))
+    assert {(one.node, one.path) for one in found.paths} == {("node16", "GPU2 -> GPU3")}
+    assert {(row.node, row.where) for row in found.affected} == {("node16", "GPU2 -> GPU3")}
+    assert found.same_folded == "node[01-15]"
+    text = compare_text(found).plain
+    assert "WORSE      node16: GPU2 -> GPU3 1" in text
+    assert "SAME       node[01-15]\n" in text
+
+
+def test_one_weak_gpu_on_a_switch_is_named_with_its_direction(runs: dict[str, Saved]) -> None:
+    """On a switch all that leaves a GPU takes the same links."""
+
+    def weak(measurement: Measurement) -> float:
+        flow = measurement.flows[0]
+        leaves = flow.source.label == "GPU3" and flow.destination.label not in ("GPU3", "NUMA0")
+        return 16 / 18 if leaves and len(measurement.flows) == 1 else 1.0
+
+    found = nodes_compared(rack(runs["idle"], weak))
+    assert {(row.node, row.where) for row in found.affected} == {("node16", "GPU3 -> *")}
