@@ -17,6 +17,8 @@ from egmctl.report.svg import stack
 from egmctl.report.table import BAD, DIM, WARN
 
 _CELL, _ROW, _LABEL, _LINE = 84.0, 30.0, 84.0, 18.0
+_STRONG, _DIM = 8.8, 7.2
+"""Pixels that a letter takes at most, on the average."""
 _CLASSES = {BAD: "bad", WARN: "warn", DIM: "dim"}
 
 
@@ -34,7 +36,7 @@ def bench_svg(report: RunReport) -> str:
 
 def _heading(grid: Grid) -> Element:
     texts = list(_words(grid))
-    return element("svg", texts, width=_width(grid), height=len(texts) * _LINE)
+    return element("svg", texts, width=_width(grid), height=len(texts) * _LINE, overflow="visible")
 
 
 def _heat_map(grid: Grid, marked: Marks) -> Element:
@@ -58,7 +60,14 @@ def _heat_map(grid: Grid, marked: Marks) -> Element:
         height += _LINE
         parts.append(element("text", after, x=_LABEL, y=height - 2, class_="dim"))
     return element(
-        "svg", element("title", grid.caption), words, parts, class_="figure", width=_width(grid), height=height + 4
+        "svg",
+        element("title", grid.caption),
+        words,
+        parts,
+        class_="figure",
+        width=_width(grid),
+        height=height + 4,
+        overflow="visible",
     )
 
 
@@ -85,5 +94,5 @@ def _words(grid: Grid) -> Iterator[Element]:
 
 
 def _width(grid: Grid) -> float:
-    longest = max(map(len, (grid.caption, grid.names, *grid.notes)))
-    return max(_LABEL + len(list(lines(grid))) * _CELL, 7.4 * longest)
+    told = max((len(text) for text in (grid.names, *grid.notes)), default=0)
+    return max(_LABEL + len(list(lines(grid))) * _CELL, _STRONG * len(grid.caption), _DIM * told)

@@ -259,7 +259,7 @@ def _switch(
         back = _middle([rates[other, label] for other in centres if (other, label) in rates])
         parts += _words(words, out, back, line + 10, bottom + 28)
     seen = len(topology.machine.switches or ())
-    name = f"{seen} NVSwitch{'es' * (seen != 1)}" if seen else "NVLink switches (this node does not list them)"
+    name = f"{seen} NVSwitch{'es' * (seen != 1)}" if seen else "NVLink switches"
     parts.append(element("rect", x=_PAD, y=bar, width=width - 2 * _PAD, height=_SWITCH_HEIGHT, rx=8, class_="switch"))
     parts.append(element("text", name, x=width / 2, y=bar + 22, class_="strong middle"))
     return parts, bar + _SWITCH_HEIGHT + _PAD

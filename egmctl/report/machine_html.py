@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
+from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine
 from egmctl.report.page import facts, table
 from egmctl.report.topo_detail import numa_lines
@@ -13,7 +14,8 @@ from egmctl.units import format_size
 
 
 def machine_facts(machine: Machine) -> Iterator[Element]:
-    """Yield the parts of the section."""
+    """Yield the parts of the section, with pseudonyms for what is private: pages are handed on."""
+    machine = redact(machine)
     yield facts([(name, value) for name, value in _facts(machine) if value])
     if machine.gpus:
         yield _gpus(machine)
@@ -37,7 +39,6 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
         yield "Memory", format_size(host.memory_total_bytes) if host.memory_total_bytes else ""
         yield "Kernel", host.kernel or ""
         yield "Page size", format_size(host.page_size_bytes) if host.page_size_bytes else ""
-        yield "Name", host.hostname or ""
     yield from numa_lines(machine)
     nics = Counter(
         " and ".join(sorted({f"{p.rate_gbit_s:g} Gbit/s" for p in n.ports if p.rate_gbit_s}))
