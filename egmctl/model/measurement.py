@@ -105,7 +105,7 @@ class Sample:
     flows_gb_s: tuple[float, ...] = ()
     """Of each flow, by its own start and end."""
     latency_ns: float | None = None
-    """Mean of the walk's loads; of a ping-pong, of its round trips."""
+    """Mean of the walk's loads; of a ping-pong, of its round trips; of events and messages the median of theirs."""
     p50_ns: float | None = None
     """Of a ping-pong's round trips."""
     p99_ns: float | None = None
