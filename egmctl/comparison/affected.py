@@ -12,7 +12,7 @@ from egmctl.model.comparison import Affected, Outcome, PathDifference
 MOST = 0.75
 """From this part of a GPU's paths on they are told as the GPU's: of a few the change may be just within the bound."""
 
-Ends = tuple[str, str]
+PathClass = tuple[str, str, str, int]
 
 
 def affected(
@@ -68,9 +68,6 @@ def _row(
     )
 
 
-PathClass = tuple[str, str, str, int]
-
-
 def _grouped(
     numbered: Iterable[tuple[int, PathDifference]],
 ) -> Iterator[tuple[tuple[Outcome, PathClass], list[tuple[int, PathDifference]]]]:
@@ -113,7 +110,7 @@ def _wheres(
         yield path, [place], 1
 
 
-def _ends(path: str) -> Ends:
+def _ends(path: str) -> tuple[str, str]:
     """Return the two ends of ``GPU0 -> GPU1``; of both directions, each is an end of either."""
     for arrow in (" <-> ", " -> "):
         source, found, destination = path.partition(arrow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import mode
 
 from egmctl.comparison.matching import Key, Point
 from egmctl.comparison.spread import OUTLIER, TIMES, Spread, SpreadOf
@@ -40,13 +41,14 @@ def against_all(
 ) -> list[PathDifference]:
     """Return how the paths of each of several nodes differ from the median of all; ones that most lack are left out."""
     medians = dict(_medians(runs))
-    scatter = _scatter(runs, medians)
+    wires = {key: mode(points[key].wire for points in runs if key in points) for key in medians}
+    scatter = _scatter(runs, medians, wires)
     found = []
     for node, points in zip(nodes, runs, strict=True):
         for key, median in medians.items():
             point = points.get(key)
-            usual = point or next(one[key] for one in runs if key in one)
-            bound = _bound(tolerance, spread(usual.measurement), scatter[_path_class(key, usual)])
+            either = point or next(one[key] for one in runs if key in one)
+            bound = _bound(tolerance, spread(either.measurement), scatter[_path_class(key, wires)])
             if point is None or point.value is None:
                 broken = point is not None and point.measurement.status in BROKEN
                 outcome, reason = Outcome.WORSE if broken else Outcome.DIFFERENT, _why_none(point, node)
@@ -54,8 +56,9 @@ def against_all(
                 slower = point.slower(median)
                 if abs(slower) <= bound[0]:
                     continue
-                outcome, reason = Outcome.WORSE if slower > 0 else Outcome.BETTER, _unsure(point, node)
-            found.append(_difference(node, usual, outcome, median, _value(point), bound, reason))
+                outcome = Outcome.WORSE if slower > 0 else Outcome.BETTER
+                reason = _joined(_unsure(point, node), _other_way(point.wire, wires[key]))
+            found.append(_difference(node, either, outcome, median, _value(point), bound, reason))
     return found
 
 
@@ -71,11 +74,11 @@ def _outcome(
     if before is None or after is None or before.value is None or after.value is None:
         return _one_sided(before, after, nodes)
     slower = after.slower(before.value)
-    unsure = _unsure(before, nodes[0]) or _unsure(after, nodes[1])
+    reason = _joined(_unsure(before, nodes[0]) or _unsure(after, nodes[1]), _other_way(after.wire, before.wire))
     if abs(slower) > bound:
-        return Outcome.WORSE if slower > 0 else Outcome.BETTER, unsure
-    same = before.measurement.status is after.measurement.status
-    return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, unsure)
+        return Outcome.WORSE if slower > 0 else Outcome.BETTER, reason
+    same = before.measurement.status is after.measurement.status and before.wire == after.wire
+    return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, reason)
 
 
 def _one_sided(before: Point | None, after: Point | None, nodes: Sequence[str]) -> tuple[Outcome | None, str]:
@@ -107,6 +110,14 @@ def _unsure(point: Point, node: str) -> str:
     return _why_none(point, node) if point.measurement.status is Status.UNSTABLE else ""
 
 
+def _other_way(wire: str, usual: str) -> str:
+    return "" if wire == usual else f"over {wire}, not {usual}"
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
+
+
 def _bound(tolerance: float, spread: Spread, sigma: float) -> tuple[float, str]:
     """Return the largest of the three bounds, and which one it is."""
     return max(
@@ -128,23 +139,24 @@ def _medians(runs: Sequence[Points]) -> Iterator[tuple[Key, float]]:
             yield key, statistics.median(values)
 
 
-def _path_class(key: Key, point: Point) -> tuple[str, str, str, int]:
-    return key.case, key.stage, point.wire, key.size_bytes
+def _path_class(key: Key, wires: Mapping[Key, str]) -> tuple[str, str, str, int]:
+    return key.case, key.stage, wires[key], key.size_bytes
 
 
-def _scatter(runs: Sequence[Points], medians: Mapping[Key, float]) -> dict[tuple[str, str, str, int], float]:
+def _scatter(
+    runs: Sequence[Points], medians: Mapping[Key, float], wires: Mapping[Key, str]
+) -> dict[tuple[str, str, str, int], float]:
     """Return the robust standard deviation of each class: of how far its paths are from their medians over the nodes.
 
-    All paths of a class together tell it from three nodes on, where one path's three values could not.
+    All paths of a class together tell it from three nodes on, where one path's three values could not. A class is of
+    the wire that most nodes have: the paths of one node that lacks links would scatter as much as they are slow.
     """
     distances: dict[tuple[str, str, str, int], list[float]] = {}
-    for points in runs:
-        for key, median in medians.items():
-            if (point := points.get(key)) is not None:
-                known = distances.setdefault(_path_class(key, point), [])
-                if point.value is not None:
-                    known.append(abs(point.slower(median)))
-    return {one: NORMAL * statistics.median(known) if known else 0.0 for one, known in distances.items()}
+    for key, median in medians.items():
+        known = distances.setdefault(_path_class(key, wires), [])
+        of_key = (points[key] for points in runs if key in points)
+        known += [abs(point.slower(median)) for point in of_key if point.value is not None]
+    return {one: NORMAL * statistics.median(known) for one, known in distances.items()}
 
 
 def _difference(

@@ -14,7 +14,7 @@ from egmctl.units import format_size, printable
 _STYLES = {Outcome.WORSE: BAD, Outcome.BETTER: "green", Outcome.DIFFERENT: WARN, Outcome.SAME: ""}
 _THINGS = {Kind.BENCH: "path", Kind.DOCTOR: "finding", Kind.TOPO: "fact", Kind.SNAPSHOT: "fact"}
 _INDENT = " " * (max(map(len, Outcome)) + 2)
-ONE_SIDED = "Not measured in all, or unstable"
+ONE_SIDED = "Of single paths"
 """Heads what :func:`one_sided` tells."""
 
 _CASES_SHOWN = 3
@@ -146,7 +146,10 @@ def _table(paths: Sequence[PathDifference], names: Sequence[str]) -> Text:
 
 
 def one_sided(comparison: Comparison) -> Iterator[str]:
-    """Say which paths have no number on one side, or an unstable one; those with the same reason share a line."""
+    """Say what a reader of paths has to know: which have no number on one side, or an unstable one, or another wire.
+
+    Those with the same reason share a line.
+    """
     by_reason: dict[tuple[str, str], list[PathDifference]] = {}
     for path in comparison.paths:
         both = path.value is not None and path.reference is not None

@@ -45,6 +45,19 @@ def test_one_bad_link_is_named_with_its_node() -> None:
     assert "SAME       node[01-15]\n" in text
 
 
+def test_a_link_that_lacks_wires_is_named_with_them() -> None:
+    def fewer(m: Measurement) -> Measurement:
+        (flow,) = m.flows
+        return replace(m, flows=(replace(flow, wire="NV16"),)) if m.path == "GPU3 -> GPU1" else m
+
+    slow = changed(changed(run(seed=99), times(16 / 18, on_path("GPU3 -> GPU1"))), fewer)
+    found = compare(rack(slow))
+    assert {(one.node, one.path, one.reason) for one in found.paths} == {
+        ("node16", "GPU3 -> GPU1", "over NV16, not NV18")
+    }
+    assert "over NV16, not NV18: " in compare_text(found).plain
+
+
 def test_one_bad_gpu_is_named_in_place_of_its_links() -> None:
     found = compare(rack(changed(run(seed=99), times(0.88, from_gpu("GPU3")))))
     assert [row.where for row in found.affected] == ["GPU3 -> *"]

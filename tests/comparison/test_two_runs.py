@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egmctl.bench.statistics import summarize
 from egmctl.comparison import compare
 from egmctl.comparison.spread import TRUSTED_RUNS, Spread, default_spread, known_spread
 from egmctl.errors import ExitCode, UsageError
 from egmctl.model.comparison import Comparison, Kind, Outcome, PathDifference
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, Quantity, RunReport, Stage, Status
 from egmctl.profiles.load import load_all
 from egmctl.report.compare_text import compare_text
 from egmctl.report.forms import Form, render
@@ -303,3 +304,31 @@ def test_as_a_picture() -> None:
     drawn = str(render(two(run(), run()), Form.SVG))
     assert drawn.startswith("<svg")
     assert "before" in drawn
+
+
+# --- what is no bandwidth --------------------------------------------------------------------------------------------
+
+
+def test_of_a_latency_more_is_worse() -> None:
+    def latency(factor: float) -> RunReport:
+        found = summarize([800.0 * factor])
+        return changed(
+            run(), lambda m: replace(m, quantity=Quantity.LATENCY, latency_ns=found, bandwidth_gb_s=None, flows_gb_s=())
+        )
+
+    found = two(latency(1), latency(1.3))
+    assert {(one.outcome, one.unit) for one in differing(found)} == {(Outcome.WORSE, "ns")}
+    assert [row.change for row in found.affected] == [pytest.approx(0.3)] * len(found.affected)
+    assert {one.outcome for one in differing(two(latency(1.3), latency(1)))} == {Outcome.BETTER}
+
+
+def test_the_stages_of_a_life_cycle_are_compared_one_by_one() -> None:
+    def life_cycle(open_ms: float) -> RunReport:
+        stages = tuple(Stage(name=name, ms=summarize([ms])) for name, ms in (("export", 0.1), ("open", open_ms)))
+        return changed(
+            run(), lambda m: replace(m, quantity=Quantity.DURATION, stages=stages, bandwidth_gb_s=None, flows_gb_s=())
+        )
+
+    found = two(life_cycle(1.0), life_cycle(3.0))
+    assert {(one.stage, one.unit, one.outcome) for one in differing(found)} == {("open", "ms", Outcome.WORSE)}
+    assert f"{CASE}, open, 512 MiB over NV18 (ms)" in compare_text(found).plain
