@@ -32,6 +32,7 @@ _FAMILIES = {
 }
 
 
+_NODES_DRAWN = 4
 _ENDS = {
     ExitCode.OK: ("plain", "No verdict"),
     ExitCode.FAILED: ("fail", "Something is wrong"),
@@ -71,11 +72,14 @@ def banners(report: RunReport) -> list[str]:
 
 def _sections(report: RunReport) -> Iterator[Section]:
     yield Section("verdict", "Verdict", tuple(_verdict(report)))
-    for number, machine in enumerate(report.machines):
+    for number, machine in enumerate(report.machines[:_NODES_DRAWN]):
         suffix = f"-{number}" if number else ""
         yield Section(f"machine{suffix}", "Machine", tuple(machine_facts(machine)))
         judged = topology(machine, [gpu for gpu in machine.gpus or () if gpu.bus_id in _bus_ids(report)])
         yield Section(f"topology{suffix}", "Topology", tuple(_topology(judged, report)))
+    if len(report.machines) > _NODES_DRAWN:
+        told = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
+        yield Section("nodes", "Further nodes", (element("p", told),))
     marked, explained = marks(report), list[Shade]()
     for family, grids in families(report):
         drawn = grids_html(grids, marked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import ClassVerdict, Grade, RunVerdict
@@ -12,10 +12,22 @@ from egmctl.report.bench_summary import SUMMARY_NOTE, summary
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.markdown import bullets, code, details, escaped, grid_markdown, table, warning
 
+LIMIT = 60_000
+"""Characters; GitHub takes 65536 in one comment."""
+
 
 def bench_markdown(report: RunReport) -> str:
-    """Return the text."""
-    return "\n".join(part for part in _parts(report) if part)
+    """Return the text: without the tables that would make it longer than :data:`LIMIT`, which it then says."""
+    text = "\n".join(part for part in _parts(report) if part)
+    left_out = []
+    for name, part in _folded(report):
+        if len(text) + len(part) > LIMIT:
+            left_out.append(name)
+        else:
+            text += f"\n{part}"
+    if left_out:
+        text += f"\nToo long for a ticket, left out: {escaped('; '.join(left_out))}. The page and JSON have it.\n"
+    return text
 
 
 def _parts(report: RunReport) -> Iterator[str]:
@@ -27,18 +39,24 @@ def _parts(report: RunReport) -> Iterator[str]:
     if told := [*report.problems, *warnings(report)]:
         yield "### Warnings\n"
         yield bullets(told)
-    grids = list(summary(report, next(iter(report.machines), None)))
-    if grids:
-        yield "### By wire (GB/s)\n"
-        yield "".join(map(grid_markdown, grids))
-        yield f"{escaped(SUMMARY_NOTE)}\n"
-    for family, tables in families(report):
-        yield details(f"Tables of the family {family}", "\n".join(map(grid_markdown, tables)))
+
+
+def _folded(report: RunReport) -> Iterator[tuple[str, str]]:
+    """Yield the further parts with their names, the most telling first."""
     if reasons := list(exceptions(report)):
         rows = [[f"**{status}**", escaped(", ".join(paths)), escaped(reason)] for status, reason, paths in reasons]
-        yield details(f"Not plainly measured: {tally(report)}", table(("status", "what", "why"), rows))
+        name = f"Not plainly measured: {tally(report)}"
+        yield name, details(name, table(("status", "what", "why"), rows))
+    if grids := list(summary(report, next(iter(report.machines), None))):
+        name = "By wire (GB/s)"
+        yield name, f"### {name}\n\n{''.join(map(grid_markdown, grids))}{escaped(SUMMARY_NOTE)}\n"
+    if report.verdict is not None and report.verdict.classes:
+        yield "Each class of paths", details("Each class of paths", _classes(report.verdict.classes))
+    for family, tables in families(report):
+        name = f"Tables of the family {family}"
+        yield name, details(name, "\n".join(map(grid_markdown, tables)))
     notes = [", ".join(how(report)), *filter(None, [route_line(report)]), *report.notes]
-    yield details("How it was measured", bullets(notes))
+    yield "How it was measured", details("How it was measured", bullets(notes))
 
 
 def _verdict(verdict: RunVerdict) -> str:
@@ -59,10 +77,14 @@ def _verdict(verdict: RunVerdict) -> str:
             for one in verdict.culprits
         ]
         told += "\n" + table(("out of line", "reaches", "grade", "why"), rows)
-    if verdict.classes:
-        head = ("class", "grade", "profile", "wire", "siblings", "why", "median", "worst", "expected")
-        told += "\n" + details("Each class of paths", table(head, map(_class, verdict.classes), 3))
+    if bad := [one for one in verdict.classes if one.grade in (Grade.FAIL, Grade.WARN)]:
+        told += "\n" + _classes(bad)
     return told
+
+
+def _classes(classes: Iterable[ClassVerdict]) -> str:
+    head = ("class", "grade", "profile", "wire", "siblings", "why", "median", "worst", "expected")
+    return table(head, map(_class, classes), 3)
 
 
 def _class(one: ClassVerdict) -> tuple[str, ...]:

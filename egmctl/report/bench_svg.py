@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from egmctl.model.measurement import RunReport
 from egmctl.report.bench_html import banners
 from egmctl.report.bench_parts import families
-from egmctl.report.grid import Cell, Grid, lines
+from egmctl.report.grid import DRAWN_CELLS, Cell, Grid, cells_of, lines
 from egmctl.report.grid_html import arrows
 from egmctl.report.heat import Marks, best, marks, step_of
 from egmctl.report.markup import element
@@ -27,6 +27,8 @@ def bench_svg(report: RunReport) -> str:
     marked = marks(report)
     figures = []
     for grid in (grid for _, grids in families(report) for grid in grids):
+        if cells_of(grid) > DRAWN_CELLS:
+            continue
         if grid.shade is not None:
             figures.append(_heat_map(grid, marked))
         elif grid.plot is not None and any(curve for _, curve in grid.plot.curves):

@@ -111,6 +111,15 @@ def columns_text(grid: Grid) -> Text:
     return table(grid.rows, [[_column(line) for line in group] for group in grid.groups])
 
 
+DRAWN_CELLS = 72 * 72
+"""Larger tables are not drawn: 72 are the GPUs of the largest NVLink domain of one rack."""
+
+
+def cells_of(grid: Grid) -> int:
+    """Return the number of a grid's cells."""
+    return len(grid.rows) * sum(map(len, grid.groups))
+
+
 def lines(grid: Grid) -> Iterator[Line]:
     """Yield the columns of all groups."""
     for group in grid.groups:

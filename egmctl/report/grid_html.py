@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
-from egmctl.report.grid import Cell, Grid, Shade, lines
+from egmctl.report.grid import DRAWN_CELLS, Cell, Grid, Shade, cells_of, lines
 from egmctl.report.heat import Marks, best, legend, step_of
 from egmctl.report.markup import element
 from egmctl.report.plot import plot
@@ -19,6 +19,9 @@ be wider than the page: then it can be scrolled by keyboard."""
 
 def grid_html(grid: Grid, marks: Marks | None = None) -> Element:
     """Return a figure: the plot of a grid, where it has one, and its table."""
+    if cells_of(grid) > DRAWN_CELLS:
+        told = f"{cells_of(grid)} cells are too many to be looked at: JSON and CSV have them."
+        return element("figure", element("p", _caption(grid)), element("p", told, class_="dim"))
     columns, best_of = list(lines(grid)), best(grid)
     depth = max((len(line.header) for line in columns), default=1)
     head = [element("tr", element("td") if any(grid.rows) else None, _heads(grid, row, depth)) for row in range(depth)]

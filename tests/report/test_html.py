@@ -18,6 +18,8 @@ from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.report.bench_html import bench_html
 from egmctl.report.doctor_html import doctor_html
+from egmctl.report.grid import Cell, Grid, Line, Shade
+from egmctl.report.grid_html import grid_html
 from egmctl.report.page import style
 from egmctl.report.topo_html import topo_html
 from egmctl.topo.topology import topology
@@ -150,6 +152,24 @@ def test_what_was_not_plainly_measured_has_its_reason() -> None:
     rows = [[words(cell) for cell in row] for row in elements(section, "tr")][1:]
     assert [row[0] for row in rows] == ["failed", "waived"]
     assert all(row[2] == ESCAPED for row in rows)
+
+
+def test_a_matrix_of_a_large_system_is_left_to_programs_and_the_page_says_so() -> None:
+    row = tuple(f"GPU{place}" for place in range(100))
+    cells = tuple(Cell(text="1.00", value=1.0) for _ in row)
+    grid = Grid(
+        caption="memcpy CE GPU(row) -> GPU(column)",
+        rows=row,
+        groups=tuple((Line(header=(label,), cells=cells),) for label in row),
+        shade=Shade.HIGH,
+    )
+    figure = grid_html(grid)
+    assert list(elements(figure, "table")) == []
+    told = [words(one).strip() for one in elements(figure, "p")]
+    assert told == [
+        "memcpy CE GPU(row) → GPU(column)",
+        "10000 cells are too many to be looked at: JSON and CSV have them.",
+    ]
 
 
 @pytest.mark.parametrize(

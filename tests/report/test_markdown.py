@@ -98,6 +98,14 @@ class TestDocuments:
         assert "| ---" not in shown(text)
 
 
+def test_a_run_that_is_too_long_for_a_comment_is_cut_and_says_so() -> None:
+    """GitHub takes 65536 characters."""
+    text = bench_markdown(judged(run("dgx-h100")))
+    assert len(text) < 65_536
+    assert "Too long for a ticket, left out: " in text
+    assert "left out" not in bench_markdown(judged(run("hgx-h200x4", cases=("ring_write_ce",))))
+
+
 def test_a_run_for_a_ticket_has_the_verdict_first_and_the_matrix_folded() -> None:
     text = bench_markdown(judged(run(cases=("device_to_device_memcpy_write_ce",), gpus=2)))
     assert text.index("### Verdict: FAIL") < text.index("### By wire") < text.index("<details>\n<summary>Tables of")
