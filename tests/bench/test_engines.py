@@ -12,7 +12,12 @@ pytest_plugins = ["tests.fake.plugin"]
 
 __all__ = ["bench"]
 
-BANDWIDTHS = [case.name for case in CASES if case.quantity is Quantity.BANDWIDTH and case.engine is not Engine.CPU]
+BANDWIDTHS = [
+    case.name
+    for case in CASES
+    if case.quantity is Quantity.BANDWIDTH and case.engine is not Engine.CPU and not case.processes
+]
+"""Of one process: those of several have their own tests."""
 NODE = ("bench", "--numa", "1", "--gpus", "0-2", *FEW)
 
 
