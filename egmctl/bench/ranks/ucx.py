@@ -44,6 +44,8 @@ from egmctl.model.ucx import UcxDevice, UcxProtocol
 IN_FLIGHT = 16
 """Messages that are under way at the same time."""
 WARM_UP_MESSAGES = 4
+WARM_UP_BYTES = 256 << 20
+"""Before the first sample, twice: so many messages at most, and one at least. TCP takes half a second for these bytes."""
 MESSAGES_LIMIT = 4096
 """Of one sample, however short they are."""
 BY_DEVICE_BYTES = 64 << 20
@@ -205,10 +207,11 @@ class _Side:
             self._exchange(Window(0, 1, self.task.size_bytes), 1)
             self._team.do(lambda _: self._laps(WARM_UP_LAPS))
             return
+        count = max(1, min(WARM_UP_MESSAGES, WARM_UP_BYTES // self.task.size_bytes))
         for _ in range(2):
-            timed = self._exchange(window(self.task.size_bytes, WARM_UP_MESSAGES, 0), WARM_UP_MESSAGES)
+            timed = self._exchange(window(self.task.size_bytes, count, 0), count)
         if self._team.outcomes[0] is None:
-            each_s = timed[self._sender].data / WARM_UP_MESSAGES
+            each_s = timed[self._sender].data / count
             self.task = replace(self.task, copies=max(1, min(MESSAGES_LIMIT, math.ceil(SAMPLE_S / each_s))))
 
     def sample(self, number: int) -> None:
