@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from egmctl.comparison.matching import GpuNames
-from egmctl.comparison.words import PRESENT, Statement, Subject
+from egmctl.comparison.words import PRESENT, THERE, Statement, Subject
 from egmctl.model.codec import to_json
 from egmctl.model.comparison import Outcome
 from egmctl.model.machine import SECTION_VERSIONS, Machine
@@ -176,6 +176,7 @@ class _Place:
 def _walk(value: Any, place: _Place, key: str) -> Iterator[tuple[_Place, str]]:
     """Yield each fact below a value: where it is, and what it says."""
     if isinstance(value, dict):
+        yield place.below(key), THERE
         yield from _record(value, place.below(key))
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         for record in value:

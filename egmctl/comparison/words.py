@@ -14,6 +14,8 @@ from egmctl.units import format_kernel_list
 ABSENT = "not there"
 PRESENT = "present"
 """The fact that a thing is there. Where it is not, nothing else is said of it."""
+THERE = "there"
+"""What is said of a record. Where it is said on one side only, nothing else is said of what the record holds."""
 
 
 class Subject(NamedTuple):
@@ -84,12 +86,25 @@ def _differences(
         for subject in dict.fromkeys((*reference, *file)):
             if subject.what != PRESENT and not (subject[:2] in usual and subject[:2] in mine):
                 continue
-            before, after = reference.get(subject), file.get(subject)
-            words = before.text if before else ABSENT, after.text if after else ABSENT
-            if words[0] == words[1] or (outcome := judge(subject, *words)) is None:
+            words = _text(reference, subject), _text(file, subject)
+            if words[0] == words[1] or _in_one_sided_record(subject, reference, file):
                 continue
-            label = (after or before or Statement("", "")).label
+            outcome = judge(subject, *words)
+            if outcome is None:
+                continue
+            label = (file.get(subject) or reference[subject]).label
             yield _Difference(node, subject.kind, label, subject.what, outcome, *words)
+
+
+def _text(file: Statements, subject: Subject) -> str:
+    return file[subject].text if subject in file else ABSENT
+
+
+def _in_one_sided_record(subject: Subject, reference: Statements, file: Statements) -> bool:
+    """Say whether a fact is of a record that only one side has."""
+    words = subject.what.split(" ")
+    records = (subject._replace(what=" ".join(words[:count])) for count in range(1, len(words)))
+    return any((_text(reference, one) == THERE) is not (_text(file, one) == THERE) for one in records)
 
 
 def _things(file: Statements) -> set[tuple[str, ...]]:

@@ -178,6 +178,14 @@ def test_what_could_not_be_read_is_neither_worse_nor_better() -> None:
     assert told(found) == [(Outcome.DIFFERENT, "GPU0", "none", "not read (no-permission)")]
 
 
+def test_a_source_that_does_not_know_a_gpu_is_one_difference() -> None:
+    blind = replace(GPUS[3], nvml=None, unread={"nvml": Unread(reason=Reason.NO_PERMISSION)})
+    found = snapshots(with_gpus(*GPUS[:3], blind))
+    assert [(one.about, one.what, one.reference, one.value) for one in found.words] == [
+        ("GPU3", "nvml", "there", "not read (no-permission)")
+    ]
+
+
 def test_a_section_that_one_file_lacks_is_passed_over() -> None:
     assert snapshots(replace(H200, driver=None, system=None)).words == ()
 
