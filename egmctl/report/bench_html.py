@@ -17,7 +17,8 @@ from egmctl.report.grid_html import grid_html, grids_html, legend_html
 from egmctl.report.heat import marks
 from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
-from egmctl.report.page import Section, bullets, origin_banner, page
+from egmctl.report.origin import origin_banner
+from egmctl.report.page import Section, bullets, page
 from egmctl.report.topo_html import parts
 from egmctl.report.verdict_html import call, classes_table, verdict_html
 from egmctl.topo.topology import Topology, topology

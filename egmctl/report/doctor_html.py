@@ -8,7 +8,8 @@ from egmctl.doctor.runner import Diagnosis
 from egmctl.model.finding import Confidence, Finding, Remedy, Status
 from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
-from egmctl.report.page import Section, origin_banner, page
+from egmctl.report.origin import origin_banner
+from egmctl.report.page import Section, page
 from egmctl.report.topo_html import parts
 from egmctl.report.verdict_html import call
 from egmctl.topo.platform import platform

@@ -8,7 +8,7 @@ from egmctl.doctor.runner import Diagnosis
 from egmctl.model.finding import Finding, Status
 from egmctl.report.doctor_html import told
 from egmctl.report.markdown import block, code, details, escaped, table, warning
-from egmctl.report.page import origin_banner
+from egmctl.report.origin import origin_banner
 from egmctl.topo.platform import platform
 
 

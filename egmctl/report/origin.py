@@ -1,10 +1,10 @@
-"""Says in the text itself that a machine was modelled, so that no output made from one can pass for a real node's."""
+"""Says in the output itself that a machine was modelled or recorded, so that none can pass for a live node's."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
-from egmctl.model.machine import Machine, OriginKind
+from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report.table import WARN
 from egmctl.units import printable
 
@@ -17,3 +17,13 @@ def modelled_banner(machine: Machine) -> Text:
     if machine.origin.kind is not OriginKind.MODELLED:
         return Text()
     return Text(f"MODELLED from public documents, no such node was read: {printable(machine.origin.name)}\n", WARN)
+
+
+def origin_banner(origin: Origin) -> str | None:
+    """Say where a machine's facts came from, if that is not the live node."""
+    if origin.kind is OriginKind.MODELLED:
+        return f"Modelled from public documents, no such node was read: {origin.name}"
+    if origin.kind is OriginKind.RECORDED:
+        when = f" at {origin.recorded_at}" if origin.recorded_at else ""
+        return f"Recorded{when}, this is not the live node: {origin.name}"
+    return None

@@ -15,7 +15,6 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from egmctl import __version__
-from egmctl.model.machine import Origin, OriginKind
 from egmctl.report.markup import Child, element, html, raw
 
 _STYLE = Path(__file__).with_name("style")
@@ -78,16 +77,6 @@ def page(command: str, title: str, subtitle: str, banners: Sequence[str], sectio
 def style(*names: str) -> str:
     """Return the style sheets of these names as one."""
     return "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
-
-
-def origin_banner(origin: Origin) -> str | None:
-    """Say where a machine's facts came from, if that is not the live node."""
-    if origin.kind is OriginKind.MODELLED:
-        return f"Modelled from public documents, no such node was read: {origin.name}"
-    if origin.kind is OriginKind.RECORDED:
-        when = f" at {origin.recorded_at}" if origin.recorded_at else ""
-        return f"Recorded{when}, this is not the live node: {origin.name}"
-    return None
 
 
 def facts(rows: Sequence[tuple[str, Child]]) -> Element:

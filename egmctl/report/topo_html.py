@@ -8,7 +8,8 @@ from egmctl.report.drawing import Rates, drawing
 from egmctl.report.grid_html import arrows
 from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
-from egmctl.report.page import Section, bullets, origin_banner, page, table
+from egmctl.report.origin import origin_banner
+from egmctl.report.page import Section, bullets, page, table
 from egmctl.report.topo_text import affinity_cells, legend_rows, link_cell, rate_text, route_cell
 from egmctl.report.verdict_html import call
 from egmctl.topo.missing import missing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from egmctl.report.markdown import bullets, details, escaped, table, warning
-from egmctl.report.page import origin_banner
+from egmctl.report.origin import origin_banner
 from egmctl.report.topo_html import gpu_rows, nic_rows, route_rows
 from egmctl.report.topo_text import legend_rows
 from egmctl.topo.missing import missing

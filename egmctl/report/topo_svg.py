@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egmctl.report.drawing import drawing
-from egmctl.report.page import origin_banner
+from egmctl.report.origin import origin_banner
 from egmctl.report.svg import stack
 from egmctl.topo.topology import Topology
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
+from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report import forms
 from egmctl.report.forms import Form, render
 from egmctl.report.grid import Shade
@@ -97,3 +99,17 @@ class TestHeat:
     @pytest.mark.parametrize("shade", Shade)
     def test_every_step_is_explained(self, shade: Shade) -> None:
         assert [place for place, _ in legend(shade)] == list(range(len(BOUNDS), -1, -1))
+
+
+@pytest.mark.parametrize("form", [Form.HTML, Form.SVG, Form.MARKDOWN])
+def test_a_machine_of_which_little_is_known_has_every_form(form: Form) -> None:
+    node = replay.load("hgx-h200x4")
+    for little in (
+        replace(node, gpus=()),
+        replace(node, gpus=None, pairs=None),
+        Machine(origin=Origin(kind=OriginKind.LIVE)),
+    ):
+        assert render(topology(little), form)
+        assert render(diagnose(little, Scope(), CHECKS), form)
+    empty = replace(run(cases=("ring_write_ce",)), measurements=(), machines=(), gpus=())
+    assert render(empty, form)
