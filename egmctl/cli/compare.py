@@ -23,7 +23,7 @@ from egmctl.report.forms import COMPARISON, render
 FilesArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE FILE ...",
+        metavar="FILE...",
         help="Two results: the second against the first. More: nodes of one kind against each other.",
     ),
 ]
