@@ -8,7 +8,7 @@ from typing import Any
 
 from egmctl.bench.group import Group, start_rank
 from egmctl.bench.protocol import Event, NodeAccess, Preparation, Request
-from egmctl.bench.ranks import ucx
+from egmctl.bench.ranks import ucx, ucx_side
 from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.rig import Rig
 from egmctl.bench.worker import start_driver
@@ -34,7 +34,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         rig = Rig(Preparation(settings=SETTINGS, gpus=(own.bus_id,), host_access=(access,)))
         tasks = [from_json(Task, task) for task in message["tasks"]]
         if message["spoilt"] and exchange.rank == 1:
-            vars(ucx)["Link"] = _Spoiling
+            vars(ucx_side)["Link"] = _Spoiling
         found = ucx.measure(exchange, rig, ranks, tasks, SETTINGS)
         rig.close()
         parent.send({"event": Event.OVER, "measurements": [to_json(measurement) for measurement in found]})

@@ -1,0 +1,289 @@
+"""One rank's part in messages that UCX carries: sender with the clock, receiver that looks at every byte, or none."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from egmctl.bench.bandwidth import conclude, describe, mismatch_of, to_sample
+from egmctl.bench.buffers import Buffer, Window, assign, window
+from egmctl.bench.exchange import Item
+from egmctl.bench.flow_run import Destination, Source
+from egmctl.bench.latency import WARM_UP_LAPS
+from egmctl.bench.plan import SAMPLE_S
+from egmctl.bench.ranks.team import Team
+from egmctl.bench.rig import Rig
+from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
+from egmctl.bench.ucx_report import network_devices, parse, path_of
+from egmctl.gpu.context import Context
+from egmctl.gpu.memory import HostNumaMemory
+from egmctl.gpu.pattern import Difference
+from egmctl.gpu.ucx import Link, NoUcx, settings, taken_for
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.measurement import (
+    Measurement,
+    MemoryKind,
+    Mismatch,
+    Placement,
+    Sample,
+    Status,
+    Task,
+    finish,
+)
+from egmctl.model.ucx import UcxProtocol
+
+IN_FLIGHT = 16
+"""Messages that are under way at the same time."""
+WARM_UP_MESSAGES = 4
+WARM_UP_BYTES = 256 << 20
+"""Before the first sample, twice: so many messages at most, and one at least; TCP takes half a second for these."""
+MESSAGES_LIMIT = 4096
+"""Of one sample, however short they are."""
+_DATA, _ANSWER = 1, 2
+"""Tags."""
+
+
+class Side:
+    """This rank's part in one task; it may have none."""
+
+    def __init__(self, team: Team, rig: Rig, task: Task, options: Mapping[str, str]) -> None:
+        self.task = task
+        self.devices: list[str] = []
+        """The sender's network devices, once all have told what they know."""
+        self.samples: list[Sample] = []
+        self.mismatch: Mismatch | None = None
+        self.missing: str | None = None
+        """Why UCX cannot be used."""
+        self.seed = 0
+        self._team = team
+        self._rig = rig
+        self._options = options
+        self._flow = task.flows[0]
+        self._sender, self._receiver = self._flow.source.rank or 0, self._flow.destination.rank or 0
+        self._me = team.exchange.rank
+        self._sends, self._receives = self._me == self._sender, self._me == self._receiver
+        self._link: Link | None = None
+        ((self._buffers,),) = assign([task])
+        self._source: Source | None = None
+        self._destination: Destination | None = None
+        self._arrays: list[Any] = []
+
+    @property
+    def _own(self) -> Buffer:
+        """This side's buffer."""
+        buffer = self._buffers.source if self._sends else self._buffers.destination
+        if buffer is None:
+            raise ValueError(f"{self.task.case}: messages go from memory to memory")
+        return buffer
+
+    def connect(self) -> None:
+        """Make the memory and the link."""
+
+        def offer(_: int) -> dict[str, Any] | None:
+            if not (self._sends or self._receives):
+                return None
+            stream = self._rig.stream(self._team.ranks[self._me].bus_id)
+            stream.context.make_current()
+            try:
+                self._link = Link(self._options if self._sends else {})
+            except NoUcx as why:
+                return {"missing": str(why)}
+            self._make_memory(stream.context)
+            return {"address": self._link.address.hex(), "seed": self._rig.held(self._own).seed}
+
+        offers = self._team.do(offer)[0]
+        if not offers or self._team.outcomes[0] is not None:
+            return
+        self.missing = next((item.data["missing"] for item in offers if item.data and "missing" in item.data), None)
+        if self.missing is not None:
+            return
+        self.seed = offers[self._sender].data["seed"]
+        self._team.do(lambda _: self._open(offers))
+
+    def _make_memory(self, context: Context) -> None:
+        """Make HOST_NUMA memory so that the GPU that UCX takes it for can copy it too."""
+        end = self._own.end
+        if end.memory is not MemoryKind.HOST_NUMA or end.numa_node is None or self._rig.has(self._own):
+            return
+        other = taken_for(end.numa_node, context)
+        if other is not None:
+            memory = HostNumaMemory(end.numa_node, self._own.size_bytes, [context, self._rig.one_more(other)])
+            self._rig.adopt(self._own, memory, self._rig.new_seed())
+            context.make_current()
+
+    def _open(self, offers: Sequence[Item]) -> None:
+        if self._link is None:
+            return
+        self._link.connect(bytes.fromhex(offers[self._receiver if self._sends else self._sender].data["address"]))
+        stream = self._rig.stream(self._team.ranks[self._me].bus_id)
+        held = self._rig.held(self._own)
+        if self._sends:
+            # Of a round trip both ends are written: the one that sends first may have received in the task before.
+            held.filled_bytes = 0
+            self._source = Source(self._rig, held, stream)
+            self._source.fill(Window(0, 1, held.memory.size_bytes))
+        else:
+            self._destination = Destination(self._rig, held, stream, self.seed)
+        stream.synchronize()
+
+    def warm_up(self) -> None:
+        """Move a little, and settle how many messages make a sample."""
+        if self.task.chase is not None:
+            # What UCX does with short messages it prints only where a longer one was sent.
+            self._exchange(Window(0, 1, self.task.size_bytes), 1)
+            self._team.do(lambda _: self._laps(WARM_UP_LAPS))
+            return
+        count = max(1, min(WARM_UP_MESSAGES, WARM_UP_BYTES // self.task.size_bytes))
+        for _ in range(2):
+            timed = self._exchange(window(self.task.size_bytes, count, 0), count)
+        if self._team.outcomes[0] is None:
+            each_s = timed[self._sender].data / count
+            self.task = replace(self.task, copies=max(1, min(MESSAGES_LIMIT, math.ceil(SAMPLE_S / each_s))))
+
+    def sample(self, number: int) -> None:
+        """Take one sample, and look at what came of it."""
+        chase = self.task.chase
+        if chase is None:
+            part = window(self.task.size_bytes, self.task.copies, number)
+            timed = self._exchange(part, self.task.copies)
+        else:
+            part = Window(0, 1, chase.stride_bytes)
+            self._team.do(lambda _: self._aim(part))
+            timed = self._team.do(lambda _: self._laps(chase.loads))[0]
+        found = self._team.do(lambda _: self._check(part))[0]
+        if self._team.outcomes[0] is not None:
+            return
+        taken = timed[self._sender].data
+        self.samples.append(_of_laps(taken) if chase else to_sample(self.task, taken * 1e3, [taken * 1e3], taken * 1e3))
+        if (wrong := found[self._receiver].data) is not None and self.mismatch is None:
+            self.mismatch = mismatch_of(Difference(*wrong), number, 0)
+
+    def conclude(self, told: Sequence[Item]) -> Measurement:
+        """Return the measurement; what each rank has told is the same everywhere."""
+        data = [item.data for item in told if item.data]
+        first = told[self._sender].data
+        self.devices = first["devices"]
+        chase = self.task.chase
+        path = path_of(
+            self.task,
+            self.task.size_bytes if chase is None else chase.stride_bytes,
+            [from_json(UcxProtocol, one) for of in data for one in of["protocols"]],
+            first["version"],
+            [name for name in first["components"] if all(name in of["components"] for of in data)],
+            first["settings"],
+        )
+        task = replace(self.task, flows=(replace(self._flow, wire=f"UCX, {path.route}"),))
+        more: dict[str, Any] = {
+            "ucx": path,
+            "placements": tuple(from_json(Placement, one) for of in data for one in of["placements"]),
+            "verification": self._rig.verification,
+            "seeds": (self.seed,),
+        }
+        if chase is None:
+            return conclude(task, self.samples, self.mismatch, **more)
+        latency = summarize([sample.latency_ns or 0 for sample in self.samples])
+        status, reason = Status.OK, None
+        if self.mismatch is not None:
+            status, reason = Status.CORRUPT, describe(self.mismatch, task)
+        elif is_unstable(latency):
+            status, reason = Status.UNSTABLE, unstable_reason(latency)
+        samples = tuple(self.samples)
+        return finish(task, status, reason=reason, samples=samples, latency_ns=latency, mismatch=self.mismatch, **more)
+
+    def told(self) -> dict[str, Any] | None:
+        """End the link; return what this rank alone knows."""
+        if self._link is None:
+            return None
+        known = {
+            "version": self._link.version,
+            "components": self._link.components,
+            "devices": network_devices(self._link.devices),
+            "settings": settings(),
+        }
+        report = self.close()
+        return known | {
+            "protocols": [to_json(one) for one in parse(report, self._me)],
+            "placements": [to_json(placement) for placement in self._rig.placements([self._own])],
+        }
+
+    def close(self) -> str:
+        """Let go of the link, if it is there; return UCX's report."""
+        self._arrays = []
+        link, self._link = self._link, None
+        return "" if link is None else link.close()
+
+    def _exchange(self, part: Window, count: int) -> list[Item]:
+        """Have all prepare, then move so many messages; return what each rank gives: the sender the seconds."""
+        self._team.do(lambda _: self._aim(part))
+        return self._team.do(lambda _: self._pass(count))[0]
+
+    def _aim(self, part: Window) -> None:
+        """Prepare to move the slots of a window: what is to be received there must not be there already."""
+        if self._link is None:
+            return
+        held, end = self._rig.held(self._own), self._flow.source if self._sends else self._flow.destination
+        if self._destination is not None:
+            self._destination.spoil(part)
+            self._destination.stream.synchronize()
+        start = held.memory.address + part.offset_bytes
+        self._arrays = [
+            self._link.buffer(start + slot * part.slot_bytes, part.slot_bytes, on_gpu=end.memory is MemoryKind.DEVICE)
+            for slot in range(part.slots)
+        ]
+
+    def _check(self, part: Window) -> list[int] | None:
+        if self._destination is None:
+            return None
+        difference = self._destination.check(part)()
+        if difference is None:
+            return None
+        return [difference.words, difference.first_offset_bytes, difference.expected, difference.found]
+
+    def _pass(self, count: int) -> float | None:
+        """Move messages, a few at a time; return the seconds until the receiver has said that all are there."""
+        link = self._link
+        if link is None:
+            return None
+        started = time.perf_counter()
+        under_way: list[Any] = []
+        for number in range(count):
+            if len(under_way) == IN_FLIGHT:
+                link.wait(under_way.pop(0))
+            begin = link.send if self._sends else link.receive
+            under_way.append(begin(self._arrays[number % len(self._arrays)], _DATA))
+        link.wait(*under_way)
+        link.wait(link.receive(link.word, _ANSWER) if self._sends else link.send(link.word, _ANSWER))
+        return time.perf_counter() - started if self._sends else None
+
+    def _laps(self, count: int) -> list[float] | None:
+        """Send a message to and fro; return the nanoseconds of each round trip."""
+        link = self._link
+        if link is None:
+            return None
+        message = self._arrays[0]
+        laps: list[float] = []
+        for _ in range(count):
+            if self._sends:
+                started = time.perf_counter_ns()
+                link.wait(link.send(message, _DATA))
+                link.wait(link.receive(message, _ANSWER))
+                laps.append(time.perf_counter_ns() - started)
+            else:
+                link.wait(link.receive(message, _DATA))
+                link.wait(link.send(message, _ANSWER))
+        return laps if self._sends else None
+
+
+def _of_laps(laps_ns: Sequence[float]) -> Sample:
+    elapsed_ms = sum(laps_ns) / 1e6
+    return Sample(
+        latency_ns=statistics.fmean(laps_ns),
+        p50_ns=statistics.median(laps_ns),
+        p99_ns=statistics.quantiles(laps_ns, n=100)[98],
+        elapsed_ms=elapsed_ms,
+        wall_ms=elapsed_ms,
+    )
