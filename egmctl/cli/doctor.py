@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from egmctl.cli.doctor_options import (
@@ -21,6 +23,7 @@ from egmctl.cli.doctor_options import (
     StrictOption,
 )
 from egmctl.cli.machine import list_machines, read_machine
+from egmctl.cli.mpi import Mpi, MpiOption, job, launched
 from egmctl.cli.options import (
     ColorOption,
     ForceOption,
@@ -39,12 +42,16 @@ from egmctl.units import printable
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from egmctl.doctor.check import Check
     from egmctl.doctor.scope import Expectation, Scope
     from egmctl.model.finding import Guard
     from egmctl.model.machine import Machine
 
 ALWAYS = ("host", "gpus", "driver", "process", "confinement")
 """The sections that selectors, the platform and the causes of findings need, whatever is checked."""
+
+PEERS = ("nics", "system")
+"""What the nodes of an MPI job tell each other besides."""
 
 
 def doctor(
@@ -67,12 +74,14 @@ def doctor(
     exit_style: ExitStyleOption = ExitStyle.EGMCTL,
     output: OutputOption = None,
     force: ForceOption = False,
+    mpi: MpiOption = Mpi.AUTO,
     quiet: QuietOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Say what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA here, and what to do about it.
 
-    Files and NVML are read, CUDA is loaded by --active only, and nothing is changed: it may run beside jobs.
+    Files and NVML are read, CUDA is loaded by --active only, and nothing is changed: it may run beside jobs. Under
+    mpirun or srun the nodes are compared too, and with --active open each other's memory.
     """
     try:
         form = choose_form(DOCTOR, output, json=json, form=format)
@@ -94,16 +103,33 @@ def doctor(
 
         checks = select(guards, check or (), skip or ())
         expected = _expectation(expect)
-        sections = dict.fromkeys((*ALWAYS, *(section for one in checks for section in one.sections)))
-        seen = read_machine(machine, sections, quiet=quiet, cuda=active, pid=pid)
-        scope = _scope(seen, gpus, numa, guards, expected)
-        if active:
-            from egmctl.doctor.checks.active import kinds_of
-            from egmctl.doctor.probes import probed
+        found = launched(mpi) if machine is None and not pid else None
+        told = (*ALWAYS, *PEERS) if found is not None else ALWAYS
+        sections = dict.fromkeys((*told, *(section for one in checks for section in one.sections)))
 
-            seen = probed(seen, scope, kinds_of(checks))
-        diagnosis = diagnose(seen, scope, checks, strict=strict)
-        emit(render(diagnosis, form, verbose=verbose, brief=brief), output=output, force=force, color=color)
+        def scope_of(seen: Machine) -> Scope:
+            return _scope(seen, gpus, numa, guards, expected)
+
+        def facts() -> Machine:
+            seen = read_machine(machine, sections, quiet=quiet, cuda=active, pid=pid)
+            # Of the ranks of a node one is enough, and that of rank 0 is shown.
+            return _probed(seen, scope_of(seen), checks) if active and (found is None or found.rank == 0) else seen
+
+        def failing(seen: Machine) -> tuple[str, ...]:
+            return diagnose(seen, scope_of(seen), checks).failures
+
+        with contextlib.ExitStack() as joined:
+            if found is None:
+                seen = facts()
+            else:
+                from egmctl.doctor.peers import with_peers
+
+                world = joined.enter_context(job(found))
+                seen = with_peers(
+                    world, facts, lambda one: diagnose(one, scope_of(one), checks).failures, active=active
+                )
+            diagnosis = diagnose(seen, scope_of(seen), checks, strict=strict)
+            emit(render(diagnosis, form, verbose=verbose, brief=brief), output=output, force=force, color=color)
     except EgmctlError as error:
         if exit_style is ExitStyle.NAGIOS:
             # 2 would be CRITICAL: what could not be checked is UNKNOWN, which is 3 in both worlds.
@@ -111,7 +137,16 @@ def doctor(
         raise
     if diagnosis.nothing is not None:
         say(diagnosis.nothing)
+    if found is not None and found.rank:
+        return ExitCode.OK
     return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
+
+
+def _probed(machine: Machine, scope: Scope, checks: Sequence[Check]) -> Machine:
+    from egmctl.doctor.checks.active import kinds_of
+    from egmctl.doctor.probes import probed
+
+    return probed(machine, scope, kinds_of(checks))
 
 
 def _text_or_json(form: Form, option: str) -> Form:

@@ -53,7 +53,7 @@ def launched(mode: Mpi) -> Launched | None:
 
 @contextlib.contextmanager
 def job(found: Launched) -> Iterator[World]:
-    """Join the job, and leave it with all others. The block ends with ``typer.Exit``.
+    """Join the job, and leave it with all others.
 
     Raises
     ------
@@ -86,6 +86,12 @@ def job(found: Launched) -> Iterator[World]:
             world.abort(ended.exit_code)
         world.finish()
         raise
+    except Exception:
+        # A fault of the tool: it is told wherever it is, and the launcher ends the others.
+        output.muted = False
+        raise
+    else:
+        world.finish()
 
 
 ROLL_CALL_S = 0.4

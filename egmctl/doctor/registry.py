@@ -23,6 +23,7 @@ from egmctl.doctor.checks import (
     numa,
     nvlink,
     p2p,
+    peers,
     presence,
     rdma,
 )
@@ -48,6 +49,7 @@ CHECKS: tuple[Check, ...] = (
     *ipc.CHECKS,
     *rdma.CHECKS,
     *active.CHECKS,
+    *peers.CHECKS,
 )
 
 

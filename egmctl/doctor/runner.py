@@ -40,6 +40,11 @@ class Diagnosis:
         return {status: statuses.count(status) for status in Status}
 
     @property
+    def failures(self) -> tuple[str, ...]:
+        """The ids of the checks that fail."""
+        return tuple(check for check, status in self.verdicts.items() if status is Status.FAIL)
+
+    @property
     def failed(self) -> bool:
         """Whether there is a fault."""
         return bool(self.counts[Status.FAIL] or (self.strict and self.counts[Status.WARN]))

@@ -45,6 +45,7 @@ from egmctl.model.host import (
     NumaKind,
     NumaNode,
 )
+from egmctl.model.peer import Peer, PeerPort, PeerProbe, Peers
 from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.model.process import (
     Cgroup,
@@ -101,6 +102,10 @@ __all__ = [
     "Pair",
     "PciFunction",
     "PcieLink",
+    "Peer",
+    "PeerPort",
+    "PeerProbe",
+    "Peers",
     "Plain",
     "Platform",
     "Probe",
@@ -192,6 +197,8 @@ class Machine:
     system: System | None = None
     probes: tuple[Probe, ...] | None = None
     """What ``egmctl doctor --active`` tried, in that order; nothing else makes this section."""
+    peers: Peers | None = None
+    """The nodes of the MPI job in which ``egmctl doctor`` ran: no section of one node."""
 
     def gpu(self, bus_id: str) -> Gpu:
         """Return the GPU with this bus id.

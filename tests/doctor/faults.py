@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.probes import plan
@@ -24,6 +25,10 @@ from egmctl.model.machine import (
     Outcome,
     PcieLink,
     PciFunction,
+    Peer,
+    PeerPort,
+    PeerProbe,
+    Peers,
     Probe,
     ProbeKind,
     VerbsNode,
@@ -183,7 +188,7 @@ def without_dma_buf() -> Machine:
     return patched(machine, "system", module_versions={"mlx5_core": ""})
 
 
-FAULTS: Mapping[str, Fault] = {
+FAULTS: dict[str, Fault] = {
     "dev.count-consistency": Fault(healthy, Scope(expectation=Expectation(gpus=8))),
     "dev.fell-off-bus": changed("gpus[2].pci", responds=False),
     "dev.driver-binding": Fault(by_nouveau),
@@ -284,7 +289,59 @@ def with_switches() -> Machine:
     return patched(patched(shipped("dgx-h100"), "system", daemons=("nv-fabricmanager",)), "", switches=(switch,))
 
 
+def in_job() -> Machine:
+    """The healthy machine, as it is in an MPI job with another node that is like it."""
+    ports = (PeerPort(nic="mlx5_0", number=1, state="ACTIVE", link_layer="InfiniBand", rate_gbit_s=400),)
+    node = Peer(
+        host="node1",
+        ranks=(0,),
+        tool="0.1.0",
+        driver_version="580.95.05",
+        clusters=("00000000-0000-0000-0000-000000000072",),
+        cliques=(1,),
+        imex_channel=True,
+        imex_daemon="READY",
+        imex_domain="UP",
+        ports=ports,
+    )
+    probe = PeerProbe(
+        owner=0,
+        importer=1,
+        hosts=("node1", "node2"),
+        labels=("node1:GPU0", "node2:GPU0"),
+        host_memory=False,
+        outcome=Outcome.OK,
+    )
+    peers = Peers(nodes=(node, replace(node, host="node2", ranks=(1,))), probes=(probe,))
+    return patched(healthy(), "", peers=peers)
+
+
+def peer_changed(**changes: Any) -> Fault:
+    """That machine in a job whose second node differs."""
+    return Fault(lambda: patched(in_job(), "peers.nodes[1]", **changes))
+
+
+FAULTS |= {
+    "peers.versions": peer_changed(driver_version="590.10"),
+    "peers.clique": peer_changed(cliques=(2,)),
+    "peers.imex": peer_changed(imex_domain="DEGRADED"),
+    "peers.nics": peer_changed(ports=(PeerPort(nic="mlx5_0", number=1, state="DOWN"),)),
+    "peers.nodes": peer_changed(failed=("imex.channel",)),
+    "peers.fabric-active": Fault(
+        lambda: patched(
+            in_job(),
+            "peers.probes[0]",
+            outcome=Outcome.ERROR,
+            by=1,
+            call="cuMemImportFromShareableHandle",
+            error_number=801,
+            detail="cuMemImportFromShareableHandle failed: CUDA_ERROR_NOT_SUPPORTED (801)",
+        )
+    ),
+}
+
 PASSES: Mapping[str, Callable[[], Machine]] = {
+    **dict.fromkeys((name for name in FAULTS if name.startswith("peers.")), in_job),
     "fabric.manager": with_switches,
     "pcie.acs": lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0),
     "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),

@@ -124,7 +124,7 @@ def _try_alone(
                 results.append(_not_run(blank, _NO_TIME))
             else:
                 order = {"kind": blank.kind, "gpus": blank.gpus, "node": blank.numa_node, "mapped": visible}
-                result, is_lost = _attempt(blank, blank.gpus[0], lambda part=part, order=order: part.ask(order)[0])  # type: ignore[misc]
+                result, is_lost = attempt(blank, blank.gpus[0], lambda part=part, order=order: part.ask(order)[0])  # type: ignore[misc]
                 results.append(result or replace(blank, outcome=Outcome.OK))
                 if is_lost:
                     part.close()
@@ -200,7 +200,7 @@ def share(blank: Probe, owner: Part, importer: Part) -> tuple[Probe, tuple[Part,
         steps.append((owner, lambda: owner.ask({"do": "verify"})[0]))
     try:
         for part, step in steps:
-            result, is_lost = _attempt(blank, part.gpu, step)
+            result, is_lost = attempt(blank, part.gpu, step)
             if result is not None:
                 return result, (part,) if is_lost else ()
     finally:
@@ -209,7 +209,7 @@ def share(blank: Probe, owner: Part, importer: Part) -> tuple[Probe, tuple[Part,
     return replace(blank, outcome=Outcome.OK), ()
 
 
-def _attempt(blank: Probe, by: str | None, step: Callable[[], Message]) -> tuple[Probe | None, bool]:
+def attempt(blank: Probe, by: str | None, step: Callable[[], Message]) -> tuple[Probe | None, bool]:
     """Return how a step failed, ``None`` where it did not, and whether its process is of no more use."""
     try:
         answer = step()

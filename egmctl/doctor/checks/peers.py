@@ -1,0 +1,286 @@
+"""What only the nodes of an MPI job can tell together: ``egmctl doctor`` under mpirun or srun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.scope import Scope
+from egmctl.gpu.causes import cause_of
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy
+from egmctl.model.machine import Machine, Outcome, Peer, PeerProbe
+from egmctl.units import printable
+
+ALONE = "only under mpirun or srun, with ranks on several nodes"
+NOT_TRIED = "only --active under mpirun or srun tries it"
+
+_SHOWN = 4
+
+
+def _nodes(machine: Machine) -> tuple[Peer, ...]:
+    """Return the nodes of the job, none where there are not several."""
+    nodes = machine.peers.nodes if machine.peers else ()
+    return nodes if len(nodes) > 1 else ()
+
+
+def _groups(nodes: Sequence[Peer], value: Callable[[Peer], Hashable]) -> dict[Hashable, list[str]]:
+    """Return the names of the nodes by what they have, the largest group first."""
+    groups: dict[Hashable, list[str]] = {}
+    for node in nodes:
+        groups.setdefault(value(node), []).append(printable(node.host))
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _told(groups: dict[Hashable, list[str]]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(source=_names(names), value=str(value)) for value, names in groups.items())
+
+
+def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    nodes = _nodes(machine)
+    if not nodes:
+        yield skipped(ALONE)
+        return
+    drivers = _groups(nodes, lambda node: node.driver_version or "not known")
+    tools = _groups(nodes, lambda node: node.tool)
+    if len(drivers) > 1:
+        yield failed(
+            f"the nodes have {len(drivers)} versions of the driver",
+            Remedy(text="Install one version on all nodes that share memory.", needs_root=True, needs_reboot=True),
+            evidence=_told(drivers),
+        )
+    elif len(tools) > 1:
+        yield warned(
+            f"the nodes have {len(tools)} versions of egmctl",
+            Remedy(text="Install one version on all nodes: their results cannot be compared otherwise."),
+            evidence=_told(tools),
+        )
+    else:
+        yield passed(f"{len(nodes)} nodes have the same driver", evidence=_told(drivers))
+
+
+def _clique(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    nodes = _nodes(machine)
+    if not nodes:
+        yield skipped(ALONE)
+        return
+    if not any(node.clusters for node in nodes):
+        yield skipped("the GPUs are in no NVLink domain of several nodes")
+        return
+    groups = _groups(
+        nodes, lambda node: f"cluster {', '.join(node.clusters) or 'none'}, clique {_numbers(node.cliques)}"
+    )
+    if len(groups) == 1:
+        yield passed(f"the GPUs of {len(nodes)} nodes are in one clique of one NVLink domain", evidence=_told(groups))
+        return
+    yield failed(
+        f"the GPUs are in {len(groups)} different NVLink domains or cliques",
+        Remedy(
+            text="Ask for nodes of one domain (Slurm's topology/block, a ComputeDomain in Kubernetes), or look at the "
+            "fabric manager's partitions."
+        ),
+        evidence=_told(groups),
+        cause="fabric handles are good within one clique of one cluster only",
+    )
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
+
+
+def _imex(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    nodes = _nodes(machine)
+    if not nodes:
+        yield skipped(ALONE)
+        return
+    if not any(node.clusters for node in nodes):
+        yield skipped("the GPUs are in no NVLink domain of several nodes")
+        return
+    bad = [(node, why) for node in nodes if (why := _imex_fault(node))]
+    if bad:
+        yield failed(
+            f"IMEX is not ready on {len(bad)} of {len(nodes)} nodes",
+            Remedy(text="Look at IMEX on these nodes: the checks imex.* say what is wrong there.", command=None),
+            evidence=tuple(Evidence(source=printable(node.host), value=why) for node, why in bad[:_SHOWN]),
+            cause="fabric handles of other nodes cannot be opened without it",
+        )
+    elif all(node.imex_channel is None and node.imex_domain is None for node in nodes):
+        yield unknown("neither channels nor the state of IMEX were read")
+    else:
+        yield passed(f"{len(nodes)} nodes have a channel, and nothing speaks against IMEX between them")
+
+
+def _imex_fault(node: Peer) -> str | None:
+    if node.imex_channel is False:
+        return "no IMEX channel can be used"
+    if node.imex_daemon not in (None, "READY"):
+        return f"the daemon's state is {node.imex_daemon}"
+    if node.imex_domain not in (None, "UP"):
+        return f"the domain is {node.imex_domain}"
+    return None
+
+
+def _ports(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    nodes = _nodes(machine)
+    if not nodes:
+        yield skipped(ALONE)
+        return
+    known = [node for node in nodes if node.ports is not None]
+    if not known:
+        yield unknown("the NICs of no node were read")
+        return
+    if not any(node.ports for node in known):
+        yield skipped("no node has an RDMA NIC")
+        return
+    groups = _groups(known, _active_ports)
+    if len(groups) == 1:
+        yield passed(f"{len(known)} nodes have the same ports active", evidence=_told(groups))
+        return
+    usual, odd = next(iter(groups)), [name for names in list(groups.values())[1:] for name in names]
+    yield failed(
+        f"the active NIC ports of {_names(odd)} are not those of the other nodes ({usual})",
+        Remedy(text="Look at the cables and the switch of the ports that are not active there.", command="ibstat"),
+        evidence=_told(groups),
+    )
+
+
+def _active_ports(node: Peer) -> str:
+    active = [port for port in node.ports or () if port.state == "ACTIVE"]
+    kinds = [f"{port.rate_gbit_s:g} Gbit/s {port.link_layer}" for port in active if port.rate_gbit_s is not None]
+    counted = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+    return ", ".join(f"{count} x {kind}" for kind, count in counted.items()) or "none active"
+
+
+def _others(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    nodes = _nodes(machine)
+    if not nodes:
+        yield skipped(ALONE)
+        return
+    groups = _groups([node for node in nodes if node.failed], lambda node: ", ".join(node.failed))
+    if not groups:
+        yield passed(f"no check fails on any of {len(nodes)} nodes")
+        return
+    count = sum(map(len, groups.values()))
+    yield failed(
+        f"checks fail on {count} of {len(nodes)} nodes",
+        Remedy(text="Run egmctl doctor on these nodes, or egmctl fleet doctor on all.", command="egmctl doctor"),
+        evidence=_told(groups),
+    )
+
+
+def _imports(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    probes = machine.peers.probes if machine.peers else None
+    if probes is None:
+        yield skipped(NOT_TRIED)
+        return
+    if not probes:
+        yield skipped("there is one rank only")
+        return
+    groups: dict[tuple[object, ...], list[PeerProbe]] = {}
+    for probe in probes:
+        key = (probe.host_memory, probe.outcome, probe.call, probe.error_number)
+        groups.setdefault(key, []).append(probe)
+    for those in groups.values():
+        yield _import(those)
+
+
+def _import(probes: Sequence[PeerProbe]) -> Finding:
+    first = probes[0]
+    what = f"{'HOST_NUMA' if first.host_memory else 'device'} memory by fabric handle"
+    paths = [f"{probe.labels[0]} to {probe.labels[1]}" for probe in probes]
+    where = f"{_names(paths)} (owner to importer)"
+    if first.outcome is Outcome.OK:
+        return passed(f"{what} arrived, and what was written into it came back: {len(probes)} ways between ranks")
+    if first.outcome is Outcome.NOT_RUN:
+        return unknown(f"{what} was not tried: {first.detail}")
+    evidence = tuple(
+        Evidence(source=f"rank {probe.by} on {printable(_host_of(probe))}", value=probe.detail)
+        for probe in probes[:_SHOWN]
+    )
+    cause = cause_of(first.call, first.error_number)
+    remedy = Remedy(text=cause.remedy if cause else "Look at peers.imex, peers.clique and dmesg on both nodes.")
+    how = {
+        Outcome.CORRUPT: "bytes are wrong, though every call succeeded",
+        Outcome.TIMED_OUT: "did not come to an end",
+        Outcome.CRASHED: "ended a process",
+    }.get(first.outcome, f"{first.call} failed")
+    return failed(f"{what}, {where}: {how}", remedy, evidence=evidence, cause=cause.cause if cause else "")
+
+
+def _host_of(probe: PeerProbe) -> str:
+    return probe.hosts[0 if probe.by == probe.owner else 1]
+
+
+_READ = "Each rank tells the others over MPI what it has found on its node; "
+
+CHECKS = (
+    Check(
+        id="peers.versions",
+        title="one driver and one egmctl on all nodes",
+        guards=(Guard.FABRIC, Guard.IPC),
+        sections=(),
+        judge=_versions,
+        why="IMEX and the driver exchange handles and messages whose form belongs to the driver's version; a node that "
+        "was left out of an update shows as imports that fail or hang.",
+        read=f"{_READ}the driver's version is that of doctor's driver checks.",
+        fix="Install one version on all nodes.",
+    ),
+    Check(
+        id="peers.clique",
+        title="all GPUs in one clique of one NVLink domain",
+        guards=(Guard.FABRIC,),
+        sections=(),
+        judge=_clique,
+        why="Memory can be opened by fabric handle only within one clique of one cluster (NVML, nvmlGpuFabricInfo_t; "
+        "NVIDIA's IMEX guide).",
+        read=f"{_READ}cluster UUID and clique are those of nvmlDeviceGetGpuFabricInfoV.",
+        fix="Run on nodes of one domain.",
+    ),
+    Check(
+        id="peers.imex",
+        title="IMEX ready on all nodes",
+        guards=(Guard.FABRIC,),
+        sections=(),
+        judge=_imex,
+        why="A node whose IMEX daemon is not ready, or that has no channel for this job, can neither export nor open "
+        "memory of other nodes.",
+        read=f"{_READ}channels by access(2), daemon and domain as nvidia-imex-ctl says, where it could be asked.",
+        fix="See the checks imex.* on the nodes named.",
+    ),
+    Check(
+        id="peers.nics",
+        title="the same NIC ports active on all nodes",
+        guards=(Guard.RDMA,),
+        sections=(),
+        judge=_ports,
+        why="A port that is down on one node makes that node the slow one of every collective.",
+        read=f"{_READ}ports as /sys/class/infiniband shows them.",
+        fix="Look at cable and switch of the port.",
+    ),
+    Check(
+        id="peers.nodes",
+        title="no failing checks on the other nodes",
+        guards=tuple(Guard),
+        sections=(),
+        judge=_others,
+        why="Of the nodes of a job only that of rank 0 is shown; what fails on the others belongs to the same answer.",
+        read=f"{_READ}each node's first rank runs the same checks there.",
+        fix="Run doctor on the nodes named.",
+    ),
+    Check(
+        id="peers.fabric-active",
+        title="fabric handles opened between ranks, both ways",
+        guards=(Guard.FABRIC,),
+        sections=(),
+        judge=_imports,
+        why="Whether one node can open another one's memory is known only when it has: attributes, channels and a "
+        "domain that is up do not prove it.",
+        read="With --active: 2 MiB of device and of HOST_NUMA memory are exported by one rank of each node, opened, "
+        "compared and written by that of each other one, and compared by the owner; within one node between all ranks.",
+        fix="See the cause: a device cgroup that denies the owner's GPU, no channel, or IMEX.",
+    ),
+)

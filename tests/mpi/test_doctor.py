@@ -1,0 +1,105 @@
+"""``egmctl doctor`` by four real MPI ranks: the nodes are compared, and open each other's memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conftest import RunEgmctl
+from tests.fake.plugin import MakeFakeNode
+from tests.mpi.nodes import Place, egmctl_under_mpi, in_domain
+
+PEERS = ("doctor", "--check", "peers.*", "--json")
+
+
+def findings(out: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the findings of the one document that the job has written, by check."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for finding in json.loads(out)["result"]["findings"]:
+        found.setdefault(finding["check"], []).append(finding)
+    return found
+
+
+@pytest.fixture
+def two_nodes(fake_node: MakeFakeNode) -> list[Place]:
+    return [Place(fake_node(in_domain(f"rack1-n{number}")), 2) for number in (1, 2)]
+
+
+def test_nodes_that_are_alike_pass_and_open_each_others_memory_both_ways(two_nodes: list[Place]) -> None:
+    done = egmctl_under_mpi(two_nodes, *PEERS, "--active")
+    assert done.code == 0, done.err
+    found = findings(done.out)
+    statuses = {check: {one["status"] for one in those} for check, those in found.items()}
+    assert statuses == {
+        "peers.versions": {"pass"},
+        "peers.clique": {"pass"},
+        "peers.imex": {"pass"},
+        "peers.nics": {"skip"},
+        "peers.nodes": {"pass"},
+        "peers.fabric-active": {"pass"},
+    }
+    assert [one["summary"].partition(" ")[0] for one in found["peers.fabric-active"]] == ["device", "HOST_NUMA"]
+    assert all("2 ways between ranks" in one["summary"] for one in found["peers.fabric-active"])
+
+
+def test_what_differs_is_told_by_node(fake_node: MakeFakeNode) -> None:
+    nodes = [
+        Place(fake_node(in_domain("rack1-n1")), 1),
+        Place(fake_node(in_domain("rack1-n2")), 1),
+        Place(fake_node(in_domain("rack1-n3", driver="590.10", clique=8, channel=False)), 1),
+    ]
+    done = egmctl_under_mpi(nodes, *PEERS)
+    assert done.code == 1, done.err
+    found = {check: those[0] for check, those in findings(done.out).items()}
+    odd = {check for check, finding in found.items() if finding["status"] == "fail"}
+    assert odd == {"peers.versions", "peers.clique", "peers.imex"}
+    for check in odd:
+        assert "rack1-n3" in {evidence["source"] for evidence in found[check]["evidence"]}
+    assert found["peers.fabric-active"]["status"] == "skip"
+
+
+def test_an_import_that_fails_is_told_with_both_ranks_and_its_cause(fake_node: MakeFakeNode) -> None:
+    nodes = [
+        Place(fake_node(in_domain("rack1-n1")), 1),
+        Place(fake_node(in_domain("rack1-n2")), 1, "cuMemImportFromShareableHandle=error:801"),
+    ]
+    done = egmctl_under_mpi(nodes, *PEERS, "--active")
+    assert done.code == 1, done.err
+    those = findings(done.out)["peers.fabric-active"]
+    assert [one["status"] for one in those] == ["fail", "fail", "pass", "pass"]
+    assert "node1:GPU0 to node2:GPU0 (owner to importer)" in those[0]["summary"]
+    assert those[0]["evidence"][0]["source"] == "rank 1 on rack1-n2"
+    assert "device cgroup" in those[0]["cause"]
+
+
+def test_a_rank_whose_process_dies_costs_its_own_part_only(fake_node: MakeFakeNode) -> None:
+    nodes = [
+        Place(fake_node(in_domain("rack1-n1")), 1),
+        Place(fake_node(in_domain("rack1-n2")), 1, "cuMemImportFromShareableHandle=kill:9,once"),
+    ]
+    done = egmctl_under_mpi(nodes, *PEERS, "--active")
+    assert done.code == 1, done.err
+    those = findings(done.out)["peers.fabric-active"]
+    assert sorted(one["status"] for one in those) == ["fail", "pass", "pass"]
+
+
+def test_checks_that_fail_on_another_node_are_told(fake_node: MakeFakeNode) -> None:
+    nodes = [
+        Place(fake_node(in_domain("rack1-n1")), 1),
+        Place(fake_node(in_domain("rack1-n2", channel=False)), 1),
+    ]
+    done = egmctl_under_mpi(
+        nodes, "doctor", "--check", "peers.nodes", "--check", "imex.channel", "--for", "fabric", "--json"
+    )
+    assert done.code == 1, done.err
+    (finding,) = findings(done.out)["peers.nodes"]
+    assert finding["status"] == "fail"
+    assert [(e["source"], e["value"]) for e in finding["evidence"]] == [("rack1-n2", "imex.channel")]
+
+
+def test_alone_the_checks_of_peers_do_not_concern_a_node(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    of_a_job = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = egmctl(*PEERS, "--mpi", "off", env=fake_node(in_domain("rack1-n1")).environment() | of_a_job)
+    assert {finding["status"] for those in findings(done.out).values() for finding in those} == {"skip"}
