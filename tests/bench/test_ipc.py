@@ -285,6 +285,15 @@ def test_an_owner_that_the_importer_may_not_use_is_a_known_cause(run: RunIpc) ->
     assert ended.report.exit_code is ExitCode.FAILED
 
 
+def test_a_driver_that_dies_in_the_import_of_a_pool_has_a_known_cause(run: RunIpc) -> None:
+    fault = f"cuMemPoolImportFromShareableHandle=kill:{signal.SIGSEGV:d},once"
+    ended = run("ipc_pool_device_write_ce", faults=fault)
+    (crashed,) = (m for m in ended.report.measurements if m.status is Status.CRASHED)
+    assert crashed.known_cause
+    assert "died from SIGSEGV in cuMemPoolImportFromShareableHandle" in (crashed.reason or "")
+    assert "its device cgroup or container denies it" in (crashed.reason or "")
+
+
 def test_fabric_handles_that_the_driver_refuses_are_waived_with_the_remedy(run: RunIpc) -> None:
     # The channel can be used as far as its node tells: the allocation shows that it cannot.
     ended = run("ipc_fabric_device_write_ce", "ipc_posix_fd_device_write_ce", faults="cuMemCreate@1=error:800")

@@ -1,0 +1,90 @@
+"""Tables of measurements by several processes: the ratio, the stages, and what cannot be shown as a number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.statistics import summarize
+from egmctl.bench.suites import select_cases
+from egmctl.facts import replay
+from egmctl.model.measurement import Measurement, Quantity, RunReport, Settings, Stage, Status, finish
+from egmctl.report.bench_ipc import beside, life_cycles
+from egmctl.report.bench_summary import side_by_side
+from egmctl.report.grid import Grid, lines
+from tests.bench.reports import report
+
+MACHINE = replay.load("gb200-nvl4")
+
+
+def plan_of(*names: str) -> Plan:
+    settings = Settings(size_bytes=1 << 26, copies=1, samples=3, timeout_s=60)
+    return make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], select_cases(names), settings)
+
+
+def report_of(*measurements: Measurement) -> RunReport:
+    """Return the report of a run that found these."""
+    return report(plan_of(*(m.case for m in measurements)), measurements)
+
+
+def measured(*names: str, value: float = 100.0, status: Status = Status.OK) -> list[Measurement]:
+    """Return a measurement for each task of cases on two GPUs: so many GB/s or ns."""
+    summary = summarize([value])
+    return [
+        finish(
+            planned.task,
+            status,
+            bandwidth_gb_s=summary if planned.task.quantity is Quantity.BANDWIDTH else None,
+            latency_ns=summary if planned.task.quantity is Quantity.LATENCY else None,
+        )
+        for planned in plan_of(*names).tasks
+        if planned.task.case in names
+    ]
+
+
+def column(grid: Grid, name: str) -> list[str]:
+    """Return the cells of a column."""
+    return [cell.text for line in lines(grid) if line.header == (name,) for cell in line.cells]
+
+
+def test_the_ratio_is_path_by_path() -> None:
+    one, other = measured("ipc_posix_fd_device_write_ce")
+    (grid,) = beside(report_of(replace(one, in_process=100.0), replace(other, in_process=200.0)))
+    assert grid.rows == ("ipc_posix_fd_device_write_ce",)
+    assert (column(grid, "least"), column(grid, "ratio"), column(grid, "most")) == (["0.500"], ["0.750"], ["1.000"])
+    assert column(grid, "unit") == ["GB/s"]
+
+
+def test_what_has_nothing_beside_it_is_not_in_the_table() -> None:
+    assert list(beside(report_of(*measured("ipc_socket_round_trip")))) == []
+
+
+def test_stages_are_in_the_order_of_the_kind_that_has_all_of_them() -> None:
+    names = ("ipc_legacy_device_life_cycle", "ipc_posix_fd_device_life_cycle")
+    stages = {names[0]: ("allocate", "open", "close"), names[1]: ("allocate", "open", "map", "close")}
+    found = [
+        replace(m, stages=tuple(Stage(name=name, ms=summarize([0.0042])) for name in stages[m.case]))
+        for m in measured(*names)
+    ]
+    (grid,) = life_cycles(found)
+    assert [line.header for line in lines(grid)] == [("allocate",), ("open",), ("map",), ("close",)]
+    assert column(grid, "map") == ["-", "4.2"]
+    assert grid.rows == ("legacy_device", "posix_fd_device")
+
+
+def test_a_life_that_failed_shows_its_status() -> None:
+    name = "ipc_pool_device_life_cycle"
+    (grid,) = life_cycles(measured(name, status=Status.FAILED))
+    assert column(grid, "status") == ["failed"]
+
+
+def test_waived_lives_have_no_table() -> None:
+    assert list(life_cycles(measured("ipc_fabric_device_life_cycle", status=Status.WAIVED))) == []
+
+
+def test_kinds_of_host_memory_side_by_side_are_those_of_one_process() -> None:
+    within = ("host_numa_to_device_memcpy_ce", "host_numa_pool_to_device_memcpy_ce")
+    alone = measured(*within)
+    among = [*alone, *measured("ipc_posix_fd_host_numa_read_ce", "ipc_pool_host_numa_read_ce", value=1.0)]
+    order = ["NUMA0", "GPU0", "GPU1"]
+    assert list(side_by_side(among, order)) == list(side_by_side(alone, order)) != []
