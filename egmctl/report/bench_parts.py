@@ -11,7 +11,7 @@ from egmctl.report.bench_latency import latencies
 from egmctl.report.bench_matrix import matrices
 from egmctl.report.bench_rdma import messages
 from egmctl.report.bench_summary import side_by_side
-from egmctl.report.grid import Grid, lines
+from egmctl.report.grid import EMPTY, Grid, lines
 from egmctl.units import format_size
 
 _GATING = {
@@ -52,7 +52,8 @@ def families(report: RunReport) -> Iterator[tuple[str, list[Grid]]]:
 
 
 def _is_waived(grid: Grid) -> bool:
-    return all(cell.of is not None and cell.of.status is Status.WAIVED for line in lines(grid) for cell in line.cells)
+    cells = [cell for line in lines(grid) for cell in line.cells if cell.text != EMPTY.text]
+    return all(cell.of is not None and cell.of.status is Status.WAIVED for cell in cells)
 
 
 def how(report: RunReport) -> list[str]:

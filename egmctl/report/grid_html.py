@@ -12,9 +12,9 @@ from egmctl.report.plot import plot
 from egmctl.report.table import BAD, DIM, WARN
 
 _CLASSES = {BAD: "bad", WARN: "warn", DIM: "waived"}
-_FEW, _DENSE, _WIDE = 2, 7, 12
-"""Columns up to which a table is not stretched; from which it takes more than a third of a page; and from which it may
-be wider than the page: then it can be scrolled by keyboard."""
+_FEW, _LONG, _DENSE, _WIDE = 2, 5, 7, 12
+"""Columns up to which a heat map is not stretched; from which a table without shades, a heat map in a wider space, and a
+heat map take a page's whole width. What may be wider than the page can be scrolled by keyboard."""
 
 
 def grid_html(grid: Grid, marks: Marks | None = None) -> Element:
@@ -32,7 +32,7 @@ def grid_html(grid: Grid, marks: Marks | None = None) -> Element:
         element("tbody", _body(grid, best_of, marks or {})),
         class_=f"heat{' few' if len(columns) <= _FEW else ''}" if best_of else "numbers",
     )
-    wide = len(columns) >= _WIDE
+    wide = len(columns) >= (_WIDE if best_of else _LONG)
     drawn = plot(grid.plot, grid.caption) if grid.plot and any(points for _, points in grid.plot.curves) else None
     return element(
         "figure",

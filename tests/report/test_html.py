@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -16,6 +17,7 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
+from egmctl.model.measurement import Status
 from egmctl.report.bench_html import bench_html
 from egmctl.report.doctor_html import doctor_html
 from egmctl.report.grid import Cell, Grid, Line, Shade
@@ -152,6 +154,20 @@ def test_what_was_not_plainly_measured_has_its_reason() -> None:
     rows = [[words(cell) for cell in row] for row in elements(section, "tr")][1:]
     assert [row[0] for row in rows] == ["failed", "waived"]
     assert all(row[2] == ESCAPED for row in rows)
+
+
+def test_a_matrix_of_nothing_but_waived_paths_is_not_drawn() -> None:
+    made = run(cases=("device_to_device_latency_sm", "device_to_device_latency_uncached"), gpus=3)
+    first = made.measurements[0].case
+    found = [
+        replace(m, status=Status.WAIVED, reason="no peer access", latency_ns=None) if m.case == first else m
+        for m in made.measurements
+    ]
+    tree = parse(bench_html(replace(made, measurements=tuple(found))))
+    names = [words(one) for one in elements(tree, "span") if one.get("class") == "case"]
+    assert len(names) == 1
+    assert first not in names
+    assert "no peer access" in words(tree)
 
 
 def test_a_matrix_of_a_large_system_is_left_to_programs_and_the_page_says_so() -> None:
