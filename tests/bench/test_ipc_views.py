@@ -35,6 +35,7 @@ def measured(*names: str, value: float = 100.0, status: Status = Status.OK) -> l
             planned.task,
             status,
             bandwidth_gb_s=summary if planned.task.quantity is Quantity.BANDWIDTH else None,
+            flows_gb_s=(summary,) * len(planned.task.flows) if planned.task.quantity is Quantity.BANDWIDTH else (),
             latency_ns=summary if planned.task.quantity is Quantity.LATENCY else None,
         )
         for planned in plan_of(*names).tasks
