@@ -13,8 +13,8 @@ from egmctl.report.table import BAD, DIM, WARN
 
 _CLASSES = {BAD: "bad", WARN: "warn", DIM: "waived"}
 _FEW, _LONG, _DENSE, _WIDE = 2, 5, 7, 12
-"""Columns up to which a heat map is not stretched; from which a table without shades, a heat map in a wider space, and a
-heat map take a page's whole width. What may be wider than the page can be scrolled by keyboard."""
+"""Columns up to which a heat map is not stretched; from which a table without shades takes the whole width; from which
+heat maps get wider columns of the page; and from which they take the whole width and can be scrolled by keyboard."""
 
 
 def grid_html(grid: Grid, marks: Marks | None = None) -> Element:
