@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +31,40 @@ def read_object(path: Path, source: str, what: str) -> dict[str, Any]:
     UsageError
         If it holds no JSON object, or more than any such file does.
     """
-    return _parse(_read(path, source, what), source, what)
+    return parse_object(_read(path, source), source, what)
+
+
+def parse_object(content: bytes, source: str, what: str) -> dict[str, Any]:
+    """Return the object that a JSON text holds.
+
+    Parameters
+    ----------
+    source, what
+        As for :func:`read_object`.
+
+    Raises
+    ------
+    UsageError
+        As :func:`read_object`.
+    """
+    if len(content) > FILE_LIMIT:
+        refuse(source, f"is larger than {format_size(FILE_LIMIT)}, which no {what} is")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        refuse(source, f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}")
+    try:
+        document = json.loads(text, parse_constant=partial(_refuse_constant, source))
+    except json.JSONDecodeError as error:
+        refuse(source, f"is not JSON, or is truncated: {error.msg} at line {error.lineno} column {error.colno}")
+    except RecursionError:
+        refuse(source, f"is nested more deeply than any {what}")
+    except ValueError:
+        # Python refuses to read whole numbers of more than 4300 digits.
+        refuse(source, "holds a whole number of thousands of digits")
+    if not isinstance(document, dict):
+        refuse(source, f"is not a {what}: expected an object")
+    return document
 
 
 def check_schema(document: dict[str, Any], known: Sequence[str], source: str, what: str) -> str:
@@ -78,33 +112,14 @@ def short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def _read(path: Path, source: str, what: str) -> str:
+def _read(path: Path, source: str) -> bytes:
+    """Return a file's content, or of a larger file one byte more than the limit."""
     try:
         with path.open("rb") as file:
-            content = file.read(FILE_LIMIT + 1)
+            return file.read(FILE_LIMIT + 1)
     except OSError as error:
         refuse(source, f"cannot be read: {error.strerror}")
-    if len(content) > FILE_LIMIT:
-        refuse(source, f"is larger than {format_size(FILE_LIMIT)}, which no {what} is")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        refuse(source, f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}")
 
 
-def _parse(text: str, source: str, what: str) -> dict[str, Any]:
-    def constant(word: str) -> NoReturn:
-        refuse(source, f"is not JSON: it holds {word}, which JSON has no number for")
-
-    try:
-        document = json.loads(text, parse_constant=constant)
-    except json.JSONDecodeError as error:
-        refuse(source, f"is not JSON, or is truncated: {error.msg} at line {error.lineno} column {error.colno}")
-    except RecursionError:
-        refuse(source, f"is nested more deeply than any {what}")
-    except ValueError:
-        # Python refuses to read whole numbers of more than 4300 digits.
-        refuse(source, "holds a whole number of thousands of digits")
-    if not isinstance(document, dict):
-        refuse(source, f"is not a {what}: expected an object")
-    return document
+def _refuse_constant(source: str, word: str) -> NoReturn:
+    refuse(source, f"is not JSON: it holds {word}, which JSON has no number for")

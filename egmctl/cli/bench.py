@@ -46,7 +46,7 @@ from egmctl.cli.options import (
     OutputOption,
     QuietOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, is_terminal
+from egmctl.cli.output import Color, check_output, choose_form, emit, shows_progress
 from egmctl.cli.rdma import explained, sections
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.forms import BENCH, Form, render
@@ -274,10 +274,7 @@ def _why_no_gpu(machine: Machine) -> str:
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[Progress]:
     """Show on standard error what is being measured, if that is a terminal and is wanted."""
-    import os
-    import sys
-
-    if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None or not is_terminal(sys.stderr):
+    if not shows_progress(quiet):
         yield lambda _part, _task: None
         return
 

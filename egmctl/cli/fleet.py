@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from egmctl.cli.options import ColorOption, JsonOption, QuietOption, VerboseOption
-from egmctl.cli.output import Color, emit, say
+from egmctl.cli.output import Color, check_output, emit, say, shows_progress
 from egmctl.errors import UsageError
 from egmctl.units import printable
 
@@ -144,6 +145,9 @@ def fleet(
         connect_timeout_s=connect_timeout,
         timeout_s=timeout or (BENCH_TIMEOUT_S if what is Command.BENCH else USUAL_TIMEOUT_S),
     )
+    if shutil.which(launch.launcher) is None:
+        raise UsageError(f"--launcher {launch.launcher}: there is no {launch.launcher} in the PATH")
+    check_output(None, force=False)
     if resume is None:
         _check_remote(what, remote or ())
         session = new_session(
@@ -171,7 +175,10 @@ def fleet(
 
         emit(fleet_text(report, verbose=verbose), output=None, force=False, color=color)
     if not quiet and len(report.answers) > report.counts.get("answered", 0):
-        say(f"'egmctl fleet {what} --resume {shlex.quote(report.folder)}' asks the nodes without an answer")
+        words = ["egmctl", "fleet", what.value, "--resume", report.folder]
+        words += ["--launcher", launcher] if launch.launcher is not Launcher.SSH else []
+        words += ["--launcher-options", launcher_options] if launcher_options else []
+        say(f"to ask the nodes without an answer again: {shlex.join(words)}")
     return report.exit_code
 
 
@@ -208,10 +215,7 @@ def _check_remote(command: Command, arguments: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     """Show on standard error how many nodes are done, if that is a terminal and is wanted."""
-    import os
-    import sys
-
-    if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None or not sys.stderr.isatty():
+    if not shows_progress(quiet):
         yield lambda _progress: None
         return
 
@@ -226,10 +230,11 @@ def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     )
     # No thread of its own: the engine forks.
     with Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("", total=1)
+        task = bar.add_task("", visible=False)
 
         def show(progress: Progress) -> None:
-            bar.update(task, completed=len(progress.answers), total=progress.total, description=_told(progress))
+            done = len(progress.answers)
+            bar.update(task, completed=done, total=progress.total, description=_told(progress), visible=True)
             bar.refresh()
 
         yield show

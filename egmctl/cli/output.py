@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from egmctl.errors import EgmctlError, UsageError
+from egmctl.files import write_whole
 from egmctl.report.forms import SUFFIXES, Form
 from egmctl.units import printable
 
@@ -141,7 +142,7 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
     if muted:
         return
     if output is not None:
-        _write_whole(output, _render(content, colored=False))
+        write_whole(output, _render(content, colored=False).encode())
         return
     text = _render(content, colored=colored(sys.stdout, color))
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -184,6 +185,11 @@ def is_terminal(stream: TextIO) -> bool:
     return not relayed and stream.isatty()
 
 
+def shows_progress(quiet: bool) -> bool:
+    """Say whether progress is shown on standard error: on a terminal, unless the user wants none."""
+    return not (quiet or os.environ.get("EGMCTL_NO_PROGRESS")) and sys.stderr is not None and is_terminal(sys.stderr)
+
+
 def settle_stdout() -> None:
     """Let go of what standard output did not take: failing on it once more at its end, Python would end with 120."""
     try:
@@ -213,23 +219,6 @@ def _render(content: Text | str, *, colored: bool) -> str:
             console.print(content, soft_wrap=True, end="")
         text = capture.get()
     return text if text.endswith("\n") else text + "\n"
-
-
-def _write_whole(output: Path, text: str) -> None:
-    target = output.resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            if target.exists():
-                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        raise EgmctlError(f"cannot write {_name(output)}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _name(path: Path) -> str:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from egmctl.documents import read_object, refuse
 from egmctl.errors import EgmctlError, UsageError
+from egmctl.files import write_whole
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.fleet import FLEET_SCHEMA, Command, FleetReport
 from egmctl.units import printable
@@ -46,10 +47,11 @@ class Folder:
         """
         lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(f"another egmctl fleet is at work in {printable(str(self.path))}") from error
             yield
-        except BlockingIOError as error:
-            raise UsageError(f"another egmctl fleet is at work in {printable(str(self.path))}") from error
         finally:
             os.close(lock)
 
@@ -65,10 +67,10 @@ class Folder:
         return self.path / NODES / f".{node}.part"
 
     def keep(self, node: str, document: bytes) -> str:
-        """Put a node's document in its place and return its path in the folder."""
+        """Put a node's document in its place, in place of what it sent, and return its path in the folder."""
         name = f"{NODES}/{node}.json"
         self.discard(node)
-        self._write(name, document if document.endswith(b"\n") else document + b"\n")
+        write_whole(self.path / name, document + b"\n")
         return name
 
     def discard(self, node: str) -> None:
@@ -77,7 +79,7 @@ class Folder:
 
     def write_report(self, text: str) -> None:
         """Put ``fleet.json`` in its place, over an earlier one of this run."""
-        self._write(REPORT, text.encode("ascii"))
+        write_whole(self.path / REPORT, text.encode())
 
     def read_report(self) -> FleetReport:
         """Return what an earlier run wrote.
@@ -97,20 +99,6 @@ class Folder:
         except DecodeError as error:
             refuse(source, f"is not a valid report: {error}")
 
-    def _write(self, name: str, content: bytes) -> None:
-        target = self.path / name
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        except OSError as error:
-            raise EgmctlError(f"cannot write {printable(str(target))}: {error.strerror}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
-
 
 def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
     """Make the folder of a run.
@@ -118,31 +106,27 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
     Parameters
     ----------
     path
-        Where; ``None`` is a new folder of this directory, named by the command and the time.
+        Where; it may be there already if it is empty. ``None`` is a new folder of this directory, named by the command
+        and the time.
 
     Raises
     ------
     UsageError
         If there is something in it, or it cannot be made.
     """
-    stamp = f"egmctl-fleet-{command}-{now:%Y%m%dT%H%M%SZ}"
-    tries = [path] if path else [Path(stamp), *(Path(f"{stamp}-{number}") for number in range(2, 100))]
-    for number, one in enumerate(tries, 1):
-        try:
-            if path is not None and one.is_dir() and not any(one.iterdir()):
-                (one / NODES).mkdir()
-            else:
-                one.mkdir()
-                (one / NODES).mkdir()
-        except FileExistsError as error:
-            if number < len(tries):
-                continue
-            sentence = f"{printable(str(one))} exists; give a new folder, or --resume {printable(str(one))} to go on"
-            raise UsageError(sentence) from error
-        except OSError as error:
-            raise UsageError(f"{printable(str(one))} cannot be made: {error.strerror}") from error
-        return Folder(one)
-    raise AssertionError("unreachable: the last of the tries returned or raised")
+    if path is None:
+        stamp = f"egmctl-fleet-{command}-{now:%Y%m%dT%H%M%SZ}"
+        tries = (Path(stamp), *(Path(f"{stamp}-{number}") for number in range(2, 100)))
+        path = next((one for one in tries if not one.exists()), tries[0])
+    name = printable(str(path))
+    try:
+        path.mkdir(exist_ok=True)
+        if any(path.iterdir()):
+            raise UsageError(f"{name} exists; give a new folder, or --resume {name} to go on")
+        (path / NODES).mkdir()
+    except OSError as error:
+        raise UsageError(f"{name} cannot be made: {error.strerror}") from error
+    return Folder(path)
 
 
 def old_folder(path: Path) -> Folder:

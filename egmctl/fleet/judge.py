@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from egmctl.documents import check_schema, read_object
+from egmctl.documents import FILE_LIMIT, check_schema, parse_object
 from egmctl.errors import ExitCode, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.remote import Output, read_output
@@ -18,8 +18,8 @@ from egmctl.report.envelope import ERROR_SCHEMA
 from egmctl.report.topo_json import TOPO_SCHEMA
 from egmctl.units import format_size, printable
 
-OUTPUT_LIMIT = 64 << 20
-"""Bytes that a node may send: a full run of the bench on 8 GPUs has some 10 MiB."""
+OUTPUT_LIMIT = FILE_LIMIT
+"""Bytes that a node may send: nobody reads a larger document."""
 REASON_LIMIT = 300
 """Characters of a launcher's or a node's own words in a reason."""
 
@@ -58,10 +58,10 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> Answe
     code = int(ExitCode.CRASHED)
     has_result = False
     if reach is None:
-        reach, reason, code = _document(asked, folder, ended, output)
+        reach, reason, code = _document(asked, ended, output)
         has_result = reach in (Reach.ANSWERED, Reach.INTERRUPTED)
     elif reach is Reach.TIMED_OUT and output.document:
-        has_result = _document(asked, folder, ended, output)[0] in (Reach.ANSWERED, Reach.INTERRUPTED)
+        has_result = _document(asked, ended, output)[0] in (Reach.ANSWERED, Reach.INTERRUPTED)
     if ended.interrupted and reach is not Reach.ANSWERED:
         reach, reason, code = Reach.INTERRUPTED, "stopped by the interruption", int(ExitCode.INTERRUPTED)
     if has_result:
@@ -110,7 +110,7 @@ def _without_document(
     return None, ""
 
 
-def _document(asked: Asked, folder: Folder, ended: Ended, output: Output) -> tuple[Reach, str, int]:
+def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, int]:
     """Judge a document, or what stands in its place: how asking ended, why, and the exit code that counts."""
     crashed = int(ExitCode.CRASHED)
     # Where this command was not interrupted, one that was interrupted on its node broke.
@@ -119,11 +119,9 @@ def _document(asked: Asked, folder: Folder, ended: Ended, output: Output) -> tup
     words = _words(ended.errors)
     if not output.document:
         return Reach.FAILED, words or f"the command ended with {output.code} without a word", code or crashed
-    part = folder.part(ended.node)
-    part.write_bytes(output.document)
     source = "what it sent"
     try:
-        document = read_object(part, source, "result of egmctl")
+        document = parse_object(output.document, source, "result of egmctl")
         schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
     except UsageError as error:
         return Reach.GARBAGE, _short("; ".join(filter(None, (str(error), words)))), crashed

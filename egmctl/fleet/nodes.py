@@ -29,10 +29,21 @@ def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, .
         raise UsageError("there is no node to ask: -w names none, or -x excludes all of them")
     if len(nodes) > NODES_LIMIT:
         raise UsageError(f"-w names {len(nodes)} nodes; at most {NODES_LIMIT} can be asked at once")
+    check_names(nodes)
+    return nodes
+
+
+def check_names(nodes: Sequence[str]) -> None:
+    """Refuse what a launcher or the folder of results would take for something else than a name.
+
+    Raises
+    ------
+    UsageError
+        If one is no name of a node.
+    """
     for node in nodes:
         if not _NAME.fullmatch(node):
             raise UsageError(f"{printable(node[:60])!r} is no name of a node: letters, digits and any of . _ : - are")
-    return nodes
 
 
 def _expand(option: str, sets: Sequence[str]) -> list[str]:

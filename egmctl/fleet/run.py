@@ -7,6 +7,7 @@ the command on the node in an orderly way (``remote.py``), before anything is ki
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -89,7 +90,7 @@ def run(
         task.set_info("fanout", launch.fanout)
         task.set_info("connect_timeout", launch.connect_timeout_s)
         task.set_info("ssh_path", "setsid ssh")
-        task.set_info("ssh_options", _ssh_options(launch))
+        task.set_info("ssh_options", f"{shlex.join(launch.options)} {SSH_OPTIONS}")
         fleet = _Fleet(asked, nodes, launch, folder, on_tick, interruptions)
         fleet.run(task)
     return tuple(fleet.progress.answers)
@@ -144,7 +145,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             task.resume()
         finally:
             for node, talk in self._talks.items():
-                talk.close()
+                talk.file.close()
                 self._folder.discard(node)
         if self._failure is not None:
             raise self._failure
@@ -185,7 +186,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
     def ended(self, node: str, code: int, out_of_time: bool) -> None:
         """Judge a node whose launcher has ended."""
         talk = self._talks.pop(node)
-        talk.close()
+        talk.file.close()
         ended = Ended(
             node=node,
             code=code,
@@ -211,9 +212,6 @@ class _Talk:
     size: int = 0
     errors: bytes = b""
     flooded: bool = False
-
-    def close(self) -> None:
-        self.file.close()
 
 
 class _Client(ExecClient):  # type: ignore[misc]
@@ -264,9 +262,3 @@ class _SshWorker(_Worker):
 
 class _SrunWorker(_Worker):
     SHELL_CLASS = _SrunNode
-
-
-def _ssh_options(launch: Launch) -> str:
-    import shlex
-
-    return f"{shlex.join(launch.options)} {SSH_OPTIONS}".strip()

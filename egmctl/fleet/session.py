@@ -14,7 +14,7 @@ from egmctl.comparison.spread import known_spread
 from egmctl.errors import ExitCode, UsageError
 from egmctl.fleet.folder import Folder, new_folder, old_folder
 from egmctl.fleet.folding import groups, lines_of
-from egmctl.fleet.nodes import select_nodes
+from egmctl.fleet.nodes import check_names, select_nodes
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Launcher, Reach, counts
@@ -27,13 +27,14 @@ REPORT_EVERY_S = 2.0
 """How often the report in the folder is brought up to date: what a crash of this process costs."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Session:
     """A folder, what its nodes are asked, and the answers so far."""
 
     asked: Asked
     folder: Folder
-    started: datetime
+    started_at: str
+    """UTC, ISO 8601, to the second."""
     answers: dict[str, Answer]
     """Of nodes that answered in an earlier run."""
 
@@ -70,7 +71,7 @@ def new_session(
         remote_command=remote_command,
         version="" if any_version else f"egmctl {__version__}",
     )
-    return Session(asked, new_folder(path, command, started), started, {})
+    return Session(asked, new_folder(path, command, started), f"{started:%Y-%m-%dT%H:%M:%SZ}", {})
 
 
 def old_session(command: Command, path: Path, *, remote_command: str | None, any_version: bool) -> Session:
@@ -79,12 +80,13 @@ def old_session(command: Command, path: Path, *, remote_command: str | None, any
     Raises
     ------
     UsageError
-        If the folder is of another command, or of none.
+        If the folder is of another command, or of none, or its report names nodes that are no names.
     """
     folder = old_folder(path)
     report = folder.read_report()
     if report.asked.command is not command:
         raise UsageError(f"{path} is of 'egmctl fleet {report.asked.command}', not of 'egmctl fleet {command}'")
+    check_names(report.asked.nodes)
     asked = dataclasses.replace(
         report.asked,
         remote_command=remote_command or report.asked.remote_command,
@@ -95,7 +97,7 @@ def old_session(command: Command, path: Path, *, remote_command: str | None, any
         for answer in report.answers
         if answer.reach is Reach.ANSWERED and (folder.path / answer.file).is_file()
     }
-    return Session(asked, folder, datetime.fromisoformat(report.started_at), answered)
+    return Session(asked, folder, report.started_at, answered)
 
 
 def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) -> FleetReport:
@@ -175,7 +177,7 @@ def _report(session: Session, launcher: Launcher, new: dict[str, Answer]) -> Fle
         folded=fold(session.asked.nodes),
         launcher=launcher,
         folder=str(session.folder.path),
-        started_at=f"{session.started:%Y-%m-%dT%H:%M:%SZ}",
+        started_at=session.started_at,
         finished=not any(answer.reach in (Reach.NOT_ASKED, Reach.INTERRUPTED) for answer in answers),
         counts=counts(answers),
         answers=answers,

@@ -133,9 +133,15 @@ class FleetReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The worst of the nodes' exit codes and of the comparison's (``docs/exit-codes.md``)."""
-        compared = ExitCode.FAILED if self.comparison and Outcome.WORSE in self.comparison.outcomes else ExitCode.OK
-        return worst((compared, *(answer.exit_code for answer in self.answers)))
+        """The worst of the nodes' exit codes and of the comparison's (``docs/exit-codes.md``).
+
+        Of two nodes the first is no better reference than the second: if one is worse than the other, that counts.
+        """
+        codes = [answer.exit_code for answer in self.answers]
+        if self.comparison is not None:
+            grave = {Outcome.WORSE} if self.comparison.of_nodes else {Outcome.WORSE, Outcome.BETTER}
+            codes += [ExitCode.FAILED] if grave & {*self.comparison.outcomes} else []
+        return worst(codes)
 
 
 def worst(codes: Iterable[int]) -> ExitCode:

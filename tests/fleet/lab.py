@@ -12,16 +12,18 @@ from a pipe that this process holds, and with the first process of a process nam
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from egmctl import __version__
 from tests.conftest import ROOT, Ended, command_environment
 
 NAMESPACES = ("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -56,6 +58,22 @@ cat
 """
 
 
+SAYS_VERSION = f'[ "$1" = --version ] && echo egmctl {__version__} && exit'
+_ANSWER = json.dumps(
+    {
+        "schema": "egmctl.doctor/1",
+        "tool": f"egmctl {__version__}",
+        "exit_code": 0,
+        "machine": None,
+        "errors": [],
+        "result": {"platform": "none", "gpus_asked": None, "numa_asked": None, "purposes": [], "counts": {}}
+        | {"findings": []},
+    }
+)
+ANSWERS = f"{SAYS_VERSION}; echo '{_ANSWER}'"
+"""An egmctl that finds nothing wrong at once: for tests of everything around it."""
+
+
 class Lab:
     """Some hosts, and the network that reaches them.
 
@@ -76,7 +94,7 @@ class Lab:
         self._hub = subprocess.Popen(("unshare", "--net", "cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __enter__(self) -> Self:
-        _wait(lambda: _namespace(self._hub.pid) != _namespace(os.getpid()), "the network's namespace")
+        settle(lambda: _namespace(self._hub.pid) != _namespace(os.getpid()), "the network's namespace")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -111,7 +129,7 @@ class Lab:
             (*NAMESPACES, "sh", "-c", start), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0
         )
         self._hosts[name] = process
-        _wait(lambda: _namespace(process.pid) != _namespace(os.getpid()), f"the namespaces of {name}")
+        settle(lambda: _namespace(process.pid) != _namespace(os.getpid()), f"the namespaces of {name}")
         self.ip(f"link add to{number} type veth peer name eth0 netns {process.pid}")
         self.ip(f"address add {here}/30 dev to{number}")
         self.ip(f"link set to{number} up")
@@ -136,7 +154,7 @@ class Lab:
     def _await_sshd(self, name: str) -> None:
         address = f"10.77.{list(self._hosts).index(name) + 1}.2"
         probe = ("nsenter", "-t", str(self._hub.pid), "-n", "bash", "-c", f"exec 3<>/dev/tcp/{address}/22")
-        _wait(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, f"sshd of {name}")
+        settle(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, f"sshd of {name}")
 
     def ip(self, words: str) -> None:
         """Run ip where the network's other ends are."""
@@ -200,10 +218,9 @@ def _namespace(pid: int) -> str:
     return os.readlink(f"/proc/{pid}/ns/net")
 
 
-def _wait(true: object, what: str, seconds: float = 20) -> None:
-    assert callable(true)
+def settle(true: Callable[[], bool], what: str = "it", seconds: float = 20) -> None:
+    """Wait until something is so."""
     until = time.monotonic() + seconds
     while not true():
-        if time.monotonic() > until:
-            raise TimeoutError(f"{what} did not come up")
+        assert time.monotonic() < until, f"{what} did not come about in {seconds:g} s"
         time.sleep(0.05)

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from egmctl.fleet.folding import groups
 from egmctl.fleet.judge import Ended, judge
 from egmctl.fleet.nodes import select_nodes
 from egmctl.fleet.remote import read_output, remote_line
-from egmctl.model.fleet import Answer, Asked, Command, Line, Reach, worst
+from egmctl.fleet.session import old_session
+from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Launcher, Line, Reach, worst
 from egmctl.nodesets import fold
+from egmctl.report.fleet_json import fleet_json
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
 DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
@@ -183,6 +186,26 @@ def test_a_folder_that_holds_something_is_not_taken(tmp_path: Path, monkeypatch:
     assert names == ["egmctl-fleet-topo-20260102T030405Z", "egmctl-fleet-topo-20260102T030405Z-2"]
     with pytest.raises(UsageError, match=r"has no fleet\.json"):
         old_folder(tmp_path / "empty")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be made: File exists"):
+        new_folder(tmp_path / "file", Command.TOPO, now)
+
+
+def test_a_report_names_no_node_that_is_none(folder: Folder) -> None:
+    """A folder comes from anywhere: its nodes become words of the launcher and names of files."""
+    report = FleetReport(
+        asked=replace(ASKED, nodes=("-oProxyCommand=touch x",)),
+        folded="",
+        launcher=Launcher.SSH,
+        folder="",
+        started_at="",
+        finished=False,
+        counts={},
+        answers=(),
+    )
+    folder.write_report(fleet_json(report))
+    with pytest.raises(UsageError, match="is no name of a node"):
+        old_session(Command.DOCTOR, folder.path, remote_command=None, any_version=False)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "egmctl.topo/1"}', '{"schema": "egmctl.fleet/1"}'])

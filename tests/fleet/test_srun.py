@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, command_environment
-from tests.fleet.test_ssh import ANSWERS, SAYS_VERSION
+from tests.fleet.lab import ANSWERS, SAYS_VERSION, settle
 
 FAKE_SRUN = """#!/bin/sh
 # A stand-in for srun.
@@ -81,12 +81,10 @@ def test_ctrl_c_ends_the_step_through_its_standard_input(cluster: Path) -> None:
     end = f"sleep 1; touch {cluster}/ended; exit 130"
     node(cluster, "node01", f"{SAYS_VERSION}; trap '{end}' TERM; touch {cluster}/runs; while :; do sleep 0.1; done")
     process = start(cluster, "bench", "-w", "node01")
-    until = time.monotonic() + 20
-    while not (cluster / "runs").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    settle((cluster / "runs").exists)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=30)
     assert process.returncode == 130
+    assert re.search(r"again: egmctl fleet bench --resume \S+ --launcher srun\n", err.decode())
     assert json.loads(out)["result"]["counts"] == {"interrupted": 1}
     assert (cluster / "ended").exists()

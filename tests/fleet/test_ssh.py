@@ -9,7 +9,7 @@ import pty
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,9 @@ from egmctl.model.machine import Machine
 from tests.conftest import ROOT, Ended, command_environment
 from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
-from tests.fleet.lab import Lab, on
+from tests.fleet.lab import ANSWERS, SAYS_VERSION, Lab, on, settle
 
 pytestmark = pytest.mark.needs_root
-
-SAYS_VERSION = f'[ "$1" = --version ] && echo egmctl {__version__} && exit'
-ANSWER = json.dumps(
-    {
-        "schema": "egmctl.doctor/1",
-        "tool": f"egmctl {__version__}",
-        "exit_code": 0,
-        "machine": None,
-        "errors": [],
-        "result": {"platform": "none", "gpus_asked": None, "numa_asked": None, "purposes": [], "counts": {}}
-        | {"findings": []},
-    }
-)
-ANSWERS = f"{SAYS_VERSION}; echo '{ANSWER}'"
-"""An egmctl that finds nothing wrong at once: for tests of everything around it."""
 
 BENCH = ("--case", "device_to_device_memcpy_write_ce", "--samples", "1", "--size", "1M", "--gpus", "0-1")
 
@@ -77,14 +62,6 @@ def finished(process: subprocess.Popen[bytes]) -> Ended:
     """Return how a command that was started ended."""
     out, err = process.communicate(timeout=30)
     return Ended(process.returncode, out.decode(), err.decode())
-
-
-def settle(true: Callable[[], bool], seconds: float = 15) -> None:
-    """Wait until something is so."""
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, "it did not come true"
-        time.sleep(0.05)
 
 
 def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, fake_node: MakeFakeNode) -> None:
@@ -141,7 +118,8 @@ def test_resume_asks_only_the_nodes_that_lack_and_no_run_overwrites_another(lab:
     second = lab.host("node02", None)
     ended = lab.run("fleet", "doctor", "-w", "node[01-02]", "-o", "out", "--json")
     assert (ended.code, answers(ended)["node02"]["reach"]) == (4, "no-egmctl")
-    assert "egmctl fleet doctor --resume out" in ended.err
+    options = f"-F {lab.folder}/ssh_config"
+    assert f"egmctl fleet doctor --resume out --launcher-options '{options}'\n" in ended.err
     assert "out exists" in lab.run("fleet", "doctor", "-w", "node01", "-o", "out").err
     (second / "bin" / "egmctl").write_bytes((first / "bin" / "egmctl").read_bytes())
     (second / "bin" / "egmctl").chmod(0o755)

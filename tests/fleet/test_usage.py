@@ -43,6 +43,14 @@ def test_what_makes_no_sense_is_refused(
     assert list(tmp_path.iterdir()) == [], "no folder was made"
 
 
+def test_without_its_launcher_no_node_is_asked(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    path = {"PATH": str(tmp_path)}
+    ended = egmctl("fleet", "doctor", "-w", "a", "--launcher", "srun", cwd=tmp_path, env=path)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "egmctl: --launcher srun: there is no srun in the PATH\n"
+    assert list(tmp_path.iterdir()) == [], "no folder was made"
+
+
 def test_where_clustershell_is_missing_it_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "ClusterShell.py").write_text("raise ImportError('not here')\n")
     done = subprocess.run(
