@@ -91,8 +91,10 @@ def check_output(output: Path | None, force: bool) -> None:
     target = output.resolve()
     try:
         mode = target.stat().st_mode
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         mode = None
+    except OSError as error:
+        raise UsageError(f"{_name(output)} cannot be written: {error.strerror}") from error
     if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"{_name(output)} is not a regular file; give a file to write the result to")
     if mode is not None and not force:

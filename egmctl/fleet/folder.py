@@ -135,10 +135,10 @@ def old_folder(path: Path) -> Folder:
     Raises
     ------
     UsageError
-        If there is none, or it cannot be written to.
+        If there is none, or it cannot be read or written to.
     """
-    if not (path / REPORT).is_file():
-        raise UsageError(f"{printable(str(path))} is no folder of egmctl fleet: it has no {REPORT}")
+    if not os.access(path / REPORT, os.R_OK):
+        raise UsageError(f"{printable(str(path))} is no folder of egmctl fleet: it has no {REPORT} that can be read")
     if not os.access(path / NODES, os.W_OK | os.X_OK):
         raise UsageError(f"{printable(str(path / NODES))} cannot be written to")
     return Folder(path)

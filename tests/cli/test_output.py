@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from egmctl.cli import output as module
 from egmctl.cli.output import Color, check_output, choose_form, colored, emit
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.report.forms import BENCH, Form
@@ -128,7 +127,8 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
         check_output(Path(__file__) / "a.txt", force=False)
 
 
-def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "sentence"), [(0o500, "no permission to write in {}"), (0o000, "Permission denied")])
+def test_a_directory_without_permission_is_named(tmp_path: Path, mode: int, sentence: str) -> None:
     """Asked of a process without root's rights: root may write anywhere."""
     folder = tmp_path / "closed"
     folder.mkdir()
@@ -136,18 +136,26 @@ def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
         "import os, sys; from pathlib import Path\n"
         "from egmctl.cli.output import check_output\n"
         "from egmctl.errors import UsageError\n"
-        "folder = Path(sys.argv[1]); folder.chmod(0o500)\n"
+        "folder = Path(sys.argv[1]); folder.chmod(int(sys.argv[2]))\n"
         "try: check_output(folder / 'a.txt', False)\n"
         "except UsageError as error: print(error)\n"
         "else: print('accepted')\n"
     )
-    command = [sys.executable, "-c", script, str(folder)]
+    command = [sys.executable, "-c", script, str(folder), str(mode)]
     if os.geteuid() == 0:
         command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
     done = subprocess.run(
         command, cwd=ROOT, env=command_environment({}), capture_output=True, text=True, check=True, timeout=30
     )
-    assert done.stdout == f"{folder}/a.txt cannot be written: no permission to write in {folder}\n"
+    assert done.stdout == f"{folder}/a.txt cannot be written: {sentence.format(folder)}\n"
+
+
+def test_a_name_that_is_too_long_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written: File name too long"):
+        check_output(tmp_path / f"{300 * 'a'}.txt", force=False)
+    with pytest.raises(EgmctlError, match=r"cannot write .*: File name too long"):
+        emit("{}", output=tmp_path / f"{250 * 'a'}.txt", force=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
