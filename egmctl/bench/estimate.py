@@ -17,7 +17,7 @@ from egmctl.units import GB, GIB
 
 START_S = 3.0
 """Until the first step: the facts, and CUDA on all GPUs."""
-_RANKS_START_S = 2.5
+RANKS_START_S = 2.5
 """Until the first step of ranks: CUDA in all of them at once."""
 
 ALLOCATE_S_PER_GIB = 0.5
@@ -37,7 +37,7 @@ _CHECK_GB_S = 1500.0
 
 def plan_seconds(plan: Plan) -> float:
     """Return about how many seconds a run takes."""
-    return plan.settings.duration_s or START_S + _RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan))
+    return plan.settings.duration_s or START_S + RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan))
 
 
 def plan_bytes(plan: Plan) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -84,7 +84,9 @@ def make_fabric_plan(party: Party, cases: Sequence[Case], settings: Settings, sa
         )
     make = maker(party, settings)
     tasks = tuple(
-        planned for case in cases for legs in legs_of(case, ranks, met, sample) for planned in make(case, legs)
+        planned
+        for case in cases
+        for planned in _each_wire_once(make(case, legs) for legs in legs_of(case, ranks, met, sample))
     )
     return Plan(
         settings=settings,
@@ -139,18 +141,20 @@ def ones(count: int, sample: int | None) -> range:
     return range(0, count, max(1, count // sample) if sample else 1)
 
 
-def maker(party: Party, settings: Settings) -> Callable[[Case, tuple[Leg, ...]], Iterator[PlannedTask]]:
-    """Return what makes the task of a case's flows: none where another one takes the very same path."""
-    path_of = paths(party)
-    count = len(party.ranks)
+def is_own_wire(planned: PlannedTask) -> bool:
+    """Say whether a pair's bytes take the wire of the GPU that works alone: host memory over PCIe, whoever made it."""
+    task = planned.task
+    on_host = any(end.numa_node is not None for end in (task.flows[0].source, task.flows[0].destination))
+    return task.pattern in PAIRS and on_host and not planned.disjoint and task.engine is not Engine.UCX
 
-    def make(case: Case, legs: tuple[Leg, ...]) -> Iterator[PlannedTask]:
+
+def maker(party: Party, settings: Settings) -> Callable[[Case, tuple[Leg, ...]], PlannedTask]:
+    """Return what makes the task of a case's flows."""
+    path_of = paths(party)
+
+    def make(case: Case, legs: tuple[Leg, ...]) -> PlannedTask:
         way = tuple(path_of(case, leg) for leg in legs)
         first = legs[0]
-        neighbours = (first.owner.number - first.initiator.number) % count == 1
-        if case.pattern in PAIRS and first.numa_node is not None and not way[0].disjoint and not neighbours:
-            # Host memory over PCIe: the wire is that of the GPU that works on it, whoever has made the memory.
-            return
         taking_part = {rank.number: rank for leg in legs for rank in (leg.initiator, leg.owner)}
         made = Candidate(
             flows=tuple(_named(flow_of(case, leg, path), leg) for leg, path in zip(legs, way, strict=True)),
@@ -164,7 +168,7 @@ def maker(party: Party, settings: Settings) -> Callable[[Case, tuple[Leg, ...]],
         if case.footprint is not None and planned.waiver is None:
             why = too_large(party.machine(first.owner), planned.task, settings.memory_percent)
             planned = replace(planned, waiver=why)
-        yield planned
+        return planned
 
     known: dict[tuple[int, HandleKind | None], str | None] = {}
 
@@ -174,6 +178,18 @@ def maker(party: Party, settings: Settings) -> Callable[[Case, tuple[Leg, ...]],
         return known[rank.number, handle]
 
     return make
+
+
+def _each_wire_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
+    """Leave out of the tasks of a case those that take the very wire of another one."""
+    seen: set[int | None] = set()
+    for planned in tasks:
+        if is_own_wire(planned):
+            issuer = planned.task.flows[0].initiator_rank
+            if issuer in seen:
+                continue
+            seen.add(issuer)
+        yield planned
 
 
 def paths(party: Party) -> Callable[[Case, Leg], Path]:

@@ -18,15 +18,27 @@ from typing import Any
 from egmctl.bench.budget import free_bytes
 from egmctl.bench.buffers import Buffer, Peak, buffers_of
 from egmctl.bench.case import Case, End
-from egmctl.bench.estimate import ALLOCATE_S_PER_GIB, START_S, STEP_S, task_seconds
-from egmctl.bench.fabric_plan import FROM_ONE, PAIRS, SEED, Party, legs_of, maker, ones
+from egmctl.bench.estimate import ALLOCATE_S_PER_GIB, RANKS_START_S, START_S, STEP_S, task_seconds
+from egmctl.bench.fabric_plan import FROM_ONE, PAIRS, SEED, Party, is_own_wire, legs_of, maker, ones
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.party import nearest_node
 from egmctl.bench.plan import PlannedTask, shortened
 from egmctl.bench.schedule import round_count, round_of, sampled_rounds
 from egmctl.model.codec import to_json
+from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Endpoint, Pattern, Quantity, Sample, Settings, Status, Summary, Task, finish
+from egmctl.model.measurement import (
+    Endpoint,
+    Pattern,
+    Quantity,
+    Sample,
+    Settings,
+    Status,
+    Summary,
+    Task,
+    Verification,
+    finish,
+)
 from egmctl.model.rank import Rank
 from egmctl.units import GIB
 
@@ -66,7 +78,7 @@ class Scale:
     @property
     def seconds(self) -> float:
         """The time of the whole run."""
-        return START_S + sum(cost.seconds for cost in self.costs)
+        return START_S + RANKS_START_S + sum(cost.seconds for cost in self.costs)
 
 
 def scale(machine: Machine, ranks: int, cases: Sequence[Case], settings: Settings, sample: int | None = None) -> Scale:
@@ -122,7 +134,9 @@ class _Model:
         self._per_node = len(party.machine(party.ranks[0]).gpus or ())
         self._host: set[tuple[End, int, int]] = set()
         """Buffers in host memory that there have been: their role, their index, and their size."""
-        self._walked: dict[tuple[Pattern, tuple[bool, ...]], tuple[Counter[_Step], list[int]]] = {}
+        self._walked: dict[
+            tuple[Pattern, tuple[bool, ...], tuple[bool, ...]], tuple[Counter[_Step], list[int], int]
+        ] = {}
 
     def cost(self, case: Case) -> Cost:
         """Return what a case costs."""
@@ -131,7 +145,7 @@ class _Model:
     def _of_all(self, case: Case) -> Cost:
         """Of a pattern whose tasks are alike and run one after the other."""
         tasks = len(ones(self._count, self._sample)) if case.pattern in FROM_ONE else 1
-        (planned,) = self._make(case, next(legs_of(case, self._party.ranks, (), self._sample)))
+        planned = self._make(case, next(legs_of(case, self._party.ranks, (), self._sample)))
         sums = _Sums(self._settings)
         sums.add(planned, tasks, alone=True)
         if planned.waiver is None:
@@ -147,22 +161,26 @@ class _Model:
         runs = tuple(
             kind is not None and at_once and kind.waiver is None for kind, at_once in zip(kinds, together, strict=True)
         )
-        steps, met = self._steps(case.pattern, runs)
+        steps, met, issuers = self._steps(
+            case.pattern, runs, tuple(kind is not None and is_own_wire(kind) for kind in kinds)
+        )
         seconds = [_step_seconds(kind, self._settings.samples) for kind in kinds]
         for (present, proof), count in steps.items():
             sums.steps += count
             sums.seconds += count * max(seconds[place] for place in present)
             if proof is not None:
                 sums.prove(kinds[proof], count)
+        own = next((kind for kind in kinds if kind is not None and is_own_wire(kind)), None)
         for place, kind in enumerate(kinds):
-            if kind is not None and together[place]:
-                sums.add(kind, met[place], alone=False)
-            elif kind is not None:
-                sums.add(kind, met[place] if kind.disjoint else self._neighbours(place), alone=True)
+            if kind is not None and not is_own_wire(kind):
+                sums.add(kind, met[place], alone=not together[place])
+        if own is not None:
+            sums.add(own, issuers, alone=True)
         there = [kind for kind in kinds if kind is not None]
-        if any(runs):
-            # Owners make theirs in the first round, one half of them in each of its ways.
-            sums.seconds += 2 * self._allocate_seconds(next(kind for kind in there if kind.waiver is None).task)
+        made = next((kind.task for kind in there if kind.waiver is None), None)
+        if made is not None:
+            # Owners make theirs in the first round, one half of them in each of its ways; or one after the other.
+            sums.seconds += (2 if any(runs) else issuers) * self._allocate_seconds(made)
         return self._cost(case, sums, there)
 
     def _allocate_seconds(self, task: Task) -> float:
@@ -175,32 +193,39 @@ class _Model:
             by_rank[buffer.end.rank] += buffer.size_bytes
         return ALLOCATE_S_PER_GIB * max(by_rank.values(), default=0) / GIB
 
-    def _steps(self, pattern: Pattern, runs: tuple[bool, ...]) -> tuple[Counter[_Step], list[int]]:
+    def _steps(
+        self, pattern: Pattern, runs: tuple[bool, ...], own: tuple[bool, ...]
+    ) -> tuple[Counter[_Step], list[int], int]:
         """Return how often there is a step with which kinds of pairs, and how many pairs of each kind meet.
 
         Parameters
         ----------
         runs
             Which kinds of pairs run at the same time as others.
+        own
+            Which are of the issuer's own wire: how many issuers have such a pair is returned last.
         """
-        if (pattern, runs) not in self._walked:
+        if (pattern, runs, own) not in self._walked:
             numpy = _numpy()
             running = numpy.array(runs)
             met = numpy.zeros(len(runs), dtype=numpy.int64)
             steps: Counter[_Step] = Counter()
+            issuers, owned = numpy.zeros(self._count, dtype=bool), numpy.array(own)
             number = 0
             for one, other in self._ways(pattern):
                 kinds = self._kind_of(one, other)
                 there = numpy.bincount(kinds, minlength=len(runs))
                 met += there
+                if any(own):
+                    issuers[one[owned[kinds]]] = True
                 present = tuple(numpy.flatnonzero(there * running).tolist())
                 if not present:
                     continue
                 measured = kinds if running[numpy.flatnonzero(there)].all() else kinds[running[kinds]]
                 steps[present, int(measured[number % len(measured)]) if len(measured) > 1 else None] += 1
                 number += 1
-            self._walked[pattern, runs] = steps, met.tolist()
-        return self._walked[pattern, runs]
+            self._walked[pattern, runs, own] = steps, met.tolist(), int(issuers.sum())
+        return self._walked[pattern, runs, own]
 
     def _ways(self, pattern: Pattern) -> Iterator[tuple[Any, Any]]:
         """Yield who works with whose memory in each step, of ten thousand ranks five thousand pairs."""
@@ -234,14 +259,8 @@ class _Model:
                     pairs = ((one, across + other), (across + one, other))
                     pair = next((p for p in pairs if p[0] != p[1] and max(p) < count), None)
                     legs = next(legs_of(case, self._party.ranks, [pair])) if pair else None
-                    found.append(next(self._make(case, legs), None) if legs else None)
+                    found.append(self._make(case, legs) if legs else None)
         return found
-
-    def _neighbours(self, kind: int) -> int:
-        """Return of how many ranks the next one is of such a kind."""
-        numpy = _numpy()
-        ranks = numpy.arange(self._count)
-        return int((self._kind_of(ranks, (ranks + 1) % self._count) == kind).sum())
 
     def _cost(self, case: Case, sums: _Sums, planned: Sequence[PlannedTask]) -> Cost:
         peak_bytes, too_large = self._memory([one.task for one in planned if one.waiver is None][:2])
@@ -270,9 +289,21 @@ class _Model:
             ends[place] = end
         found = [(0, False)]
         for place, taken in held.most_common(1):
-            free = free_bytes(self._party.machine(self._party.ranks[0]), Peak(ends[place], taken))
+            free = self._free_bytes(ends[place])
             found.append((taken, free is not None and taken > free * self._settings.memory_percent // 100))
         return max(found)
+
+    def _free_bytes(self, end: Endpoint) -> int | None:
+        """Return what is free where an end is; of a model, which uses nothing, all there is."""
+        machine = self._party.machine(self._party.ranks[0])
+        free = free_bytes(machine, Peak(end, 0))
+        if free is not None:
+            return free
+        if end.bus_id is not None:
+            nvml = machine.gpu(end.bus_id).nvml
+            return nvml.memory_total_bytes if nvml else None
+        nodes = (machine.host.numa_nodes if machine.host else None) or ()
+        return next((node.memory_total_bytes for node in nodes if node.id == end.numa_node), None)
 
 
 @dataclass
@@ -317,6 +348,22 @@ def _step_seconds(planned: PlannedTask | None, samples: int) -> float:
     return STEP_S + task_seconds(planned, samples) if planned is not None else 0.0
 
 
+_SEEN = (
+    GpuEvidence(
+        bus_id="0008:01:00.0",
+        label="node1:GPU0",
+        sm_clock_mhz=1980,
+        memory_clock_mhz=3996,
+        throttle_reasons=("idle",),
+        temperature_c=35,
+        sent_bytes={"nvlink": 8589934592},
+        received_bytes={"nvlink": 8589934592},
+        other_processes=(),
+    ),
+)
+"""Of one GPU."""
+
+
 def _report_bytes(planned: PlannedTask, samples: int) -> int:
     """Return how long one measurement is in the report, as it is written."""
     task = planned.task
@@ -329,7 +376,15 @@ def _report_bytes(planned: PlannedTask, samples: int) -> int:
     if planned.waiver is None:
         flows = tuple(396.4012345 for _ in task.flows)
         sample = Sample(bandwidth_gb_s=396.4012345, flows_gb_s=flows, elapsed_ms=21.6712345, wall_ms=21.7012345)
-        outcome = {"samples": (sample,) * samples, "bandwidth_gb_s": some, "flows_gb_s": (some,) * len(flows)}
+        outcome = {
+            "samples": (sample,) * samples,
+            "bandwidth_gb_s": some,
+            "flows_gb_s": (some,) * len(flows),
+            "gating": "kernel",
+            "verification": Verification.GPU_EVERY_SAMPLE,
+            "seeds": (1,) * len(flows),
+            "evidence": Evidence(gpus=_SEEN * (1 + len(flows))),
+        }
     status = Status.OK if planned.waiver is None else Status.WAIVED
     return len(json.dumps(to_json(finish(task, status, **outcome)), indent=2))
 

@@ -14,7 +14,7 @@ from tests.conftest import ROOT, RunEgmctl
 PAGE = (ROOT / "docs/egmctl.1").read_text()
 
 
-@pytest.mark.parametrize("tool", ["bench_reference.py", "doctor_reference.py", "man_page.py"])
+@pytest.mark.parametrize("tool", ["bench_reference.py", "doctor_reference.py", "man_page.py", "scale_reference.py"])
 def test_a_generated_document_is_what_its_tool_writes(tool: str) -> None:
     """If this fails: ``PYTHONPATH=. python tools/TOOL``, and look at the difference."""
     generate = [sys.executable, str(ROOT / "tools" / tool), "--check"]
