@@ -142,7 +142,7 @@ class Comparison:
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcome of every difference that counts."""
-        return tuple(one.outcome for one in (*self.paths, *self.words))
+        return (*(path.outcome for path in self.paths), *(one.outcome for one in self.words))
 
     @property
     def exit_code(self) -> ExitCode:
