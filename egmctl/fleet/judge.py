@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from egmctl.documents import FILE_LIMIT, check_schema, parse_object
+from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ExitCode, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.remote import Output, read_output
@@ -20,8 +20,6 @@ from egmctl.units import format_size, printable
 
 OUTPUT_LIMIT = FILE_LIMIT
 """Bytes that a node may send: nobody reads a larger document."""
-REASON_LIMIT = 300
-"""Characters of a launcher's or a node's own words in a reason."""
 
 SCHEMAS = {
     Command.SNAPSHOT: MACHINE_SCHEMA,
@@ -124,9 +122,9 @@ def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, i
         document = parse_object(output.document, source, "result of egmctl")
         schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
     except UsageError as error:
-        return Reach.GARBAGE, _short("; ".join(filter(None, (str(error), words)))), crashed
+        return Reach.GARBAGE, _told("; ".join(filter(None, (str(error), words)))), crashed
     if schema == ERROR_SCHEMA or (schema != MACHINE_SCHEMA and document.get("result") is None):
-        return Reach.FAILED, _short(_first_error(document)) or words, code or crashed
+        return Reach.FAILED, _told(_first_error(document)) or words, code or crashed
     if document.get("exit_code") == ExitCode.INTERRUPTED:
         return Reach.INTERRUPTED, "the command was interrupted there", crashed
     return Reach.ANSWERED, "", code
@@ -142,12 +140,12 @@ def _first_error(document: dict[str, Any]) -> str:
 def _words(errors: str) -> str:
     """Return the last lines of a standard error that say something, as one line."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    return _short("; ".join(lines[-2:]).removeprefix("egmctl: "))
+    return _told("; ".join(lines[-2:]).removeprefix("egmctl: "))
 
 
-def _short(text: str) -> str:
-    safe = printable(text)
-    return safe if len(safe) <= REASON_LIMIT else f"{safe[: REASON_LIMIT - 3]}..."
+def _told(text: str) -> str:
+    """Return a launcher's or a node's own words as a reason bears them."""
+    return short(printable(text))
 
 
 def _how(code: int) -> str:
