@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NoReturn
 
-from egmctl.errors import EgmctlError, UsageError
+from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.mpi.environment import Launched
 
 ROLL_CALL_S = 3.0
 """How long rank 0 listens for the others: they come to the same call at different times."""
+FINISH_S = 60.0
+"""How long the slowest rank may take to end: its process may sit in a driver call."""
 MESSAGE_LIMIT = 1 << 30
 """Bytes that all ranks together give in one call: MPI counts in signed 32-bit integers."""
 
@@ -138,7 +140,11 @@ class World:
         return tuple(missing)
 
     def finish(self) -> None:
-        """Leave MPI: every rank comes here."""
+        """Leave MPI: every rank comes here; if one does not, all are ended."""
+        try:
+            self.barrier(FINISH_S)
+        except RanksMissing:
+            self.abort(ExitCode.CRASHED)
         self._mpi.Finalize()
 
     def abort(self, code: int) -> NoReturn:
