@@ -96,7 +96,7 @@ class Channel:
         if len(self._data) < _HEADER.size:
             return False
         magic, _, _, length = _HEADER.unpack_from(self._data)
-        return magic != _MAGIC or len(self._data) >= _HEADER.size + length
+        return bool(magic != _MAGIC or len(self._data) >= _HEADER.size + length)
 
     def close(self) -> None:
         """Close this end, and descriptors that came and were never asked for."""
