@@ -134,7 +134,8 @@ class Stage:
     """One stage of a handle's life cycle."""
 
     name: Plain
-    """``allocate``, ``export``, ``transfer``, ``open``, ``map``, ``first-touch``, ``second-touch``, ``close``, ``free``."""
+    """``allocate``, ``export``, ``transfer``, ``open``, ``map``, ``first-touch``, ``second-touch``, ``close`` or
+    ``free``."""
     ms: Summary
 
 
