@@ -66,6 +66,13 @@ class Folder:
         """Return the path of the file that :meth:`spool` makes."""
         return self.path / NODES / f".{node}.part"
 
+    def sent(self, node: str) -> bytes:
+        """Return what a node sent."""
+        try:
+            return self.part(node).read_bytes()
+        except OSError as error:
+            raise EgmctlError(f"cannot read {printable(str(self.part(node)))}: {error.strerror}") from error
+
     def keep(self, node: str, document: bytes) -> str:
         """Put a node's document in its place, in place of what it sent, and return its path in the folder."""
         name = f"{NODES}/{node}.json"

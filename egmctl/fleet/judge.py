@@ -51,7 +51,7 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> Answe
 
     What a command that was stopped has until then is kept, too, though it is no answer.
     """
-    output = read_output(b"" if ended.flooded else folder.part(ended.node).read_bytes())
+    output = read_output(b"" if ended.flooded else folder.sent(ended.node))
     reach, reason = _without_document(asked, ended, output, timeout_s)
     code = int(ExitCode.CRASHED)
     has_result = False
@@ -96,8 +96,9 @@ def _without_document(
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
         return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped"
     if output.lacks:
-        what = "in the PATH of a session without a login; --remote-command says where it is"
-        return Reach.NO_EGMCTL, f"there is no {printable(asked.remote_command)} {what}"
+        where = "there" if "/" in asked.remote_command else "in the PATH of a session without a login"
+        what = f"there is no {printable(asked.remote_command)} {where}"
+        return Reach.NO_EGMCTL, f"{what}; --remote-command says where it is"
     if output.version is None:
         return Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version"
     if not output.version.startswith("egmctl "):

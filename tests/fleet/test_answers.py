@@ -92,6 +92,13 @@ def test_how_asking_a_node_ended(
     assert answer.file == "".join(f"nodes/{name}" for name in kept)
 
 
+def test_where_egmctl_was_looked_for_is_said(folder: Folder) -> None:
+    folder.part("node01").write_text("\negmctl-fleet begin\negmctl-fleet lacks\n\negmctl-fleet end 127\n")
+    asked = replace(ASKED, remote_command="/opt/egmctl")
+    answer = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
+    assert answer.reason == "there is no /opt/egmctl there; --remote-command says where it is"
+
+
 def test_the_document_is_found_between_whatever_else_was_printed() -> None:
     output = read_output(f"Welcome\negmctl-fleet begin?\n{sent()}".encode())
     assert (output.begun, output.version, output.code) == (True, "egmctl 0.1.0", 0)

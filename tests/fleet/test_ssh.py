@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import pty
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -212,6 +214,27 @@ def test_two_runs_do_not_work_in_one_folder(lab: Lab) -> None:
     first.terminate()
     assert finished(first).code == 130
     assert (second.code, second.err) == (2, "egmctl: another egmctl fleet is at work in out\n")
+
+
+@pytest.mark.parametrize(("way", "why"), [("full", "No space left on device"), ("gone", "No such file or directory")])
+def test_where_results_cannot_be_kept_it_is_one_sentence_and_nothing_goes_on(lab: Lab, way: str, why: str) -> None:
+    """On a file system of its own: a full one, or one whose folder somebody removes."""
+    disk = lab.folder / "disk"
+    disk.mkdir()
+    lab.host("node01", f"{SAYS_VERSION}; touch {lab.folder}/runs; {'cat /dev/zero' if way == 'full' else 'sleep 2'}")
+    lab.host("node02", f"{SAYS_VERSION}; exec sleep 1000")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
+    try:
+        process = lab.start("fleet", "doctor", "-w", "node[01-02]", "-o", f"{disk}/out")
+        settle((lab.folder / "runs").exists)
+        if way == "gone":
+            shutil.rmtree(disk / "out")
+        ended = finished(process)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert (ended.code, ended.out) == (4, "")
+    assert re.fullmatch(rf"egmctl: cannot (read|write) {disk}/out/nodes/.*: {why}\n", ended.err)
+    settle(lambda: not lab.processes("node01") and not lab.processes("node02"))
 
 
 def test_a_second_ctrl_c_waits_for_no_node(lab: Lab) -> None:
