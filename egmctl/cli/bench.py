@@ -122,6 +122,9 @@ def bench(
 
     suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if job else ())
     fabric = is_fabric(suites, job, ranks=ranks, sample=sample, dry_run=dry_run)
+    if fabric and suites == (FABRIC,) and (sweep is not None or numa != "all"):
+        option = "--numa" if sweep is None else "--sweep"
+        raise UsageError(f"{option} does not go with --suite {FABRIC}: one size, and each GPU's nearest NUMA node")
     cases = select_cases(case or (), suites)
     settings = _settings(suites, size, samples, copies, timeout, duration)
     if not 1 <= memory <= 95:
