@@ -85,13 +85,9 @@ def test_ten_thousand_gpus_take_less_than_ten_seconds_and_one_gibibyte() -> None
         (("--suite", "fabric", "--ranks", "8"), "--ranks is for --dry-run"),
         (("--suite", "fabric", "--dry-run", "--ranks", "1"), "--ranks 1: it must be from 2 to"),
         (("--suite", "fabric", "--dry-run", "--sample", "0"), "--sample 0: it must be 1 or more"),
-        (
-            (
-                "--suite",
-                "fabric,egm",
-            ),
-            "--suite fabric is a run of its own",
-        ),
+        (("--suite", "fabric", "--sweep", "size"), "--sweep does not go with --suite fabric"),
+        (("--suite", "fabric", "--numa", "1"), "--numa does not go with --suite fabric"),
+        (("--suite", "fabric,egm"), "--suite fabric is a run of its own"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(egmctl: RunEgmctl, words: tuple[str, ...], sentence: str) -> None:
