@@ -71,7 +71,7 @@ def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, f
     lab.host("node01", real)
     lab.host("node02", real)
     lab.host("node03", on(fake_node(without_a_link(load("gb200-nvl4"))).environment()))
-    lab.host("other", "touch was-run; echo egmctl 0.0.1")
+    lab.host("other", f'[ "$1" = --version ] || touch {lab.folder}/was-run; echo egmctl 0.0.1')
     lab.host("hangs", f"{SAYS_VERSION}; exec sleep 1000")
     lab.host("lacks", None)
     lab.host("silent", None, listening=False)
@@ -93,6 +93,7 @@ def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, f
         "babbles": "garbage",
     }
     assert found["other"]["reason"] == f"egmctl 0.0.1, not egmctl {__version__}; nothing was run"
+    assert not (lab.folder / "was-run").exists()
     assert found["hangs"]["reason"] == "the command did not end in 15 s and was stopped"
     assert found["silent"]["reason"].startswith("ssh: connect to host 10.77.")
     assert "sent more than 64 MiB" in found["floods"]["reason"]
@@ -299,7 +300,7 @@ def test_a_command_that_ended_without_a_result_says_why(lab: Lab, fake_node: Mak
     ended = lab.run("fleet", "bench", "-w", "node01", "--json", "--", "--gpus", "9")
     (answer,) = answers(ended).values()
     assert (ended.code, answer["reach"], answer["exit_code"]) == (2, "failed", 2)
-    assert "there is no GPU 9" in answer["reason"] or "9" in answer["reason"]
+    assert answer["reason"] == "--gpus '9': there is no GPU 9; the GPUs here are 0-3"
 
 
 @pytest.mark.parametrize(("command", "options"), [("snapshot", ()), ("topo", ()), ("bench", BENCH)])
