@@ -173,12 +173,18 @@ def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...
     """Say how the runs were measured differently."""
     told = []
     for field in fields(Settings):
-        values = [str(getattr(run.settings, field.name)) for run in runs]
+        values = [_word(getattr(run.settings, field.name)) for run in runs]
         if len(set(values)) > 1:
             by_value = {value: fold(n for n, v in zip(names, values, strict=True) if v == value) for value in values}
             each = ", ".join(f"{value} in {nodes}" for value, nodes in by_value.items())
             told.append(f"not measured alike: {field.name.replace('_', ' ')} is {each}")
     return tuple(told)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "not set" if value is None else str(value)
 
 
 def _indices(machines: Sequence[Machine]) -> dict[str, int]:

@@ -133,16 +133,22 @@ def _tables(comparison: Comparison, verbose: int) -> Text:
 
 def _table(paths: Sequence[PathDifference], names: Sequence[str]) -> Text:
     changes = [f"{100 * (path.change or 0):+.1f} %" for path in paths]
-    outcomes = [path.outcome.value for path in paths]
+    outcomes = ["unstable" if _is_only_unstable(path) else path.outcome.value for path in paths]
     columns = (
         Column(cells=[f"{path.reference:.2f}" for path in paths], header=(names[0],), align=">"),
         Column(cells=[f"{path.value:.2f}" for path in paths], header=(names[1],), align=">"),
         Column(cells=changes, header=("change",), align=">"),
         Column(
-            cells=outcomes, header=("",), styles={outcome.value: style for outcome, style in _STYLES.items() if style}
+            cells=outcomes,
+            header=("",),
+            styles={**{outcome.value: style for outcome, style in _STYLES.items() if style}, "unstable": WARN},
         ),
     )
     return table([printable(path.path) for path in paths], [columns])
+
+
+def _is_only_unstable(path: PathDifference) -> bool:
+    return path.outcome is Outcome.DIFFERENT and path.reason.startswith("unstable")
 
 
 def one_sided(comparison: Comparison) -> Iterator[str]:

@@ -218,7 +218,7 @@ def test_another_gpu_in_the_same_place_is_told() -> None:
 def test_settings_that_differ_are_told() -> None:
     after = run()
     found = two(run(), replace(after, settings=replace(after.settings, serial=True)))
-    assert found.notes == ("not measured alike: serial is False in before, True in after",)
+    assert found.notes == ("not measured alike: serial is no in before, yes in after",)
 
 
 # --- what cannot be compared -----------------------------------------------------------------------------------------
