@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from egmctl.bench.budget import too_large
@@ -16,7 +16,7 @@ from egmctl.bench.rank_plan import Leg, flow_of, handle_waiver, local_path, shar
 from egmctl.bench.schedule import Slot, make_steps, sampled_rounds
 from egmctl.bench.ucx_plan import ucx_path
 from egmctl.errors import NothingToDo
-from egmctl.model.machine import Gpu, Machine
+from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Endpoint, Engine, Flow, HandleKind, Pattern, Settings
 from egmctl.model.rank import Rank
 from egmctl.units import format_size
@@ -41,6 +41,8 @@ class Party:
     ranks: tuple[Rank, ...]
     machines: Mapping[str, Machine]
     """By the name of the host."""
+    channels: Mapping[int, tuple[DeviceNode, ...] | None] = field(default_factory=dict)
+    """IMEX channels as each rank sees them, where that is not what its node's facts say."""
 
     def machine(self, rank: Rank) -> Machine:
         """Return the node that a rank is on."""
@@ -236,6 +238,8 @@ def _within(party: Party, case: Case, leg: Leg) -> Path:
 
 def _waiver(party: Party, rank: Rank, handle: HandleKind | None, settings: Settings) -> str | None:
     machine, gpu = party.machine(rank), party.gpu(rank)
+    if rank.number in party.channels and machine.driver is not None:
+        machine = replace(machine, driver=replace(machine.driver, imex_channels=party.channels[rank.number]))
     why = handle_waiver(machine, handle, gpu)
     if why is None and not settings.allow_busy and (busy := in_use(gpu)):
         why = f"{busy}; --allow-busy measures it all the same"

@@ -185,7 +185,8 @@ def _put_together(seats: Sequence[Seat], gpus: Sequence[str], parts: Sequence[di
     for host, ranks in hosts(seats).items():
         base = from_json(Machine, parts[ranks[0]]["machine"])
         machines[host] = whole(base, [from_json(Gpu, parts[rank]["gpu"]) for rank in ranks[1:]])
-    return Party(ranks_of(seats, gpus, machines), machines)
+    channels = {rank: of.channels for rank, of in enumerate(seats)}
+    return Party(ranks_of(seats, gpus, machines), machines, channels)
 
 
 def _supervised(plan: Plan, party: Party, on_progress: Progress, start: Callable[[int], Crew]) -> RunReport:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from egmctl.bench.paths import cuda_visible, gpu_waiver
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.model.machine import Gpu, Machine
+from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.rank import Rank
 from egmctl.topo.links import cpu_node_ids
 from egmctl.units import printable
@@ -29,6 +29,8 @@ class Seat:
     """Of each of them the NVLink domain that fabric handles are good in, or why there is none."""
     waivers: tuple[str, ...] = ()
     """Why GPUs of the node cannot be used by this process."""
+    channels: tuple[DeviceNode, ...] | None = None
+    """IMEX channels as this process sees them: a container or a cgroup may keep them from one rank only."""
     error: str | None = None
     """Why it cannot take part, as a sentence."""
 
@@ -55,6 +57,7 @@ def seat(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> Seat:
         gpus=tuple(gpu.bus_id for gpu in usable),
         domains={gpu.bus_id: domain(gpu) for gpu in usable},
         waivers=tuple(dict.fromkeys(why for why in waivers.values() if why)),
+        channels=machine.driver.imex_channels if machine.driver else None,
     )
 
 

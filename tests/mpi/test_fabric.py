@@ -109,6 +109,17 @@ def test_a_rank_without_a_channel_is_named_and_what_it_has_no_part_in_is_measure
     assert all(2 in {end["rank"] for end in (m["flows"][0]["source"], m["flows"][0]["destination"])} for m in waived)
 
 
+def test_a_rank_that_alone_of_its_node_has_no_channel_is_named(fake_node: MakeFakeNode) -> None:
+    # As in a container of its own: another sysroot, the same node's name.
+    nodes = [Place(fake_node(in_domain("rack1-n1", channel=False)), 1), Place(fake_node(in_domain("rack1-n1")), 2)]
+    done = egmctl_under_mpi(nodes, *WRITE, "--json")
+    assert done.code == 0, done.err
+    for m in result(done.out)["measurements"]:
+        ranks = {m["flows"][0]["source"]["rank"], m["flows"][0]["destination"]["rank"]}
+        assert (m["status"] == "waived") == (0 in ranks)
+        assert 0 not in ranks or "GPU0: there is no IMEX channel" in m["reason"]
+
+
 def test_different_drivers_end_the_run_before_it_begins(fake_node: MakeFakeNode) -> None:
     nodes = [Place(fake_node(in_domain("rack1-n1")), 3), Place(fake_node(in_domain("rack1-n2", driver="590.10")), 1)]
     done = egmctl_under_mpi(nodes, *WRITE)
