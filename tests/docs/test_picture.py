@@ -15,6 +15,7 @@ from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.scenes import RECORDED
 
 IMAGES = ROOT / "docs/images"
+README = ROOT / "README.md"
 SCENE = "h200-v2-cgroup-all-asked-for"
 
 
@@ -24,11 +25,38 @@ def test_doctor(egmctl: RunEgmctl, tmp_path: Path) -> None:
     _shows(egmctl, tmp_path, "doctor", "--machine", recorded, *RECORDED[SCENE].options, "-q")
 
 
+def test_bench(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    run = _saved("idle", tmp_path)
+    drawn, picture = tmp_path / "bench.svg", IMAGES / "bench.svg"
+    assert egmctl("show", run, "-o", drawn).code == 0
+    if os.environ.get("EGMCTL_UPDATE_README"):
+        picture.write_text(drawn.read_text())
+    assert picture.read_text() == drawn.read_text()
+
+
+def test_the_text_of_the_bench_is_the_end_of_what_the_command_says(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    said = egmctl("show", _saved("idle", tmp_path)).out
+    verdict = said[said.index("What it should be") :]
+    readme = README.read_text()
+    before, _, rest = readme.partition("```text\nWhat it should be")
+    shown = "What it should be" + rest.partition("```")[0]
+    if os.environ.get("EGMCTL_UPDATE_README"):
+        README.write_text(readme.replace(shown, verdict))
+    else:
+        assert before != readme
+        assert shown == verdict
+
+
 def test_compare(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    for name in ("idle", "beside-traffic"):
-        content = gzip.decompress((ROOT / f"tests/data/runs/{name}.json.gz").read_bytes())
-        (tmp_path / f"{name}.json").write_bytes(content)
-    _shows(egmctl, tmp_path, "compare", tmp_path / "idle.json", tmp_path / "beside-traffic.json", "--tolerance", "50")
+    before, after = (_saved(name, tmp_path) for name in ("idle", "beside-traffic"))
+    _shows(egmctl, tmp_path, "compare", before, after, "--tolerance", "50")
+
+
+def _saved(name: str, folder: Path) -> Path:
+    """Unpack one of the real runs."""
+    path = folder / f"{name}.json"
+    path.write_bytes(gzip.decompress((ROOT / f"tests/data/runs/{name}.json.gz").read_bytes()))
+    return path
 
 
 def _shows(egmctl: RunEgmctl, folder: Path, command: str, *arguments: str | Path) -> None:
