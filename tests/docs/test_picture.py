@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from pathlib import Path
 from xml.etree import ElementTree
 
 from egmctl.facts import record
+from tests.comparison.test_real_runs import unpacked
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.scenes import RECORDED
 
@@ -26,7 +26,7 @@ def test_doctor(egmctl: RunEgmctl, tmp_path: Path) -> None:
 
 
 def test_bench(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    run = _saved("idle", tmp_path)
+    run = unpacked("idle", tmp_path)
     drawn, picture = tmp_path / "bench.svg", IMAGES / "bench.svg"
     assert egmctl("show", run, "-o", drawn).code == 0
     if os.environ.get("EGMCTL_UPDATE_README"):
@@ -35,7 +35,7 @@ def test_bench(egmctl: RunEgmctl, tmp_path: Path) -> None:
 
 
 def test_the_text_of_the_bench_is_the_end_of_what_the_command_says(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    said = egmctl("show", _saved("idle", tmp_path)).out
+    said = egmctl("show", unpacked("idle", tmp_path)).out
     verdict = said[said.index("What it should be") :]
     readme = README.read_text()
     before, _, rest = readme.partition("```text\nWhat it should be")
@@ -48,15 +48,8 @@ def test_the_text_of_the_bench_is_the_end_of_what_the_command_says(egmctl: RunEg
 
 
 def test_compare(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    before, after = (_saved(name, tmp_path) for name in ("idle", "beside-traffic"))
+    before, after = (unpacked(name, tmp_path) for name in ("idle", "beside-traffic"))
     _shows(egmctl, tmp_path, "compare", before, after, "--tolerance", "50")
-
-
-def _saved(name: str, folder: Path) -> Path:
-    """Unpack one of the real runs."""
-    path = folder / f"{name}.json"
-    path.write_bytes(gzip.decompress((ROOT / f"tests/data/runs/{name}.json.gz").read_bytes()))
-    return path
 
 
 def _shows(egmctl: RunEgmctl, folder: Path, command: str, *arguments: str | Path) -> None:
