@@ -110,7 +110,7 @@ def _verdict(report: RunReport) -> Iterator[Child]:
 def _topology(judged: Topology, report: RunReport) -> Iterator[Child]:
     found, cases = rates(report)
     told: Child = None
-    if found:
+    if any(label in judged.gpus for ends in found for label in ends):
         told = (
             "Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
             "single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: ",
