@@ -58,10 +58,14 @@ _ROUND_TRIP = (
 )
 """A first message as long as the buffers makes UCX print what it does with shorter ones."""
 
-CASES = tuple(
+_ALL = [
     _case(source, destination, *kind)
     for kinds in (_MESSAGES, (_ROUND_TRIP,))
     for source in _MEMORY
     for destination in _MEMORY
     for kind in kinds
-)
+]
+
+CASES = tuple(sorted(_ALL, key=lambda case: MemoryKind.HOST_NUMA in (case.source, case.destination)))
+"""Those with HOST_NUMA memory last: UCX has ended processes over it (:func:`egmctl.gpu.ucx.taken_for`), and ranks that
+die again and again cost what comes after them."""
