@@ -25,6 +25,12 @@ H200_NS = {
 }
 """The middle of what was seen on HGX H200, whose GPUs differ; the one named _sm is nvbandwidth 0.8's own number."""
 
+TOLERANCE = 0.07
+"""Repeats by one GPU differ by a thousandth; some GPUs read 6 % faster than others."""
+OTHERS_ON_PCIE = 0.08
+"""What other traffic on a path over PCIe adds: 5.7 GB/s made a latency 4.5 % longer, 11.4 GB/s 7 % (the cases under
+load). Virtual machines share their server, whose other users have been seen to take 2 to 8 GB/s of a GPU's path."""
+
 
 @pytest.fixture(scope="module")
 def names() -> list[str]:
@@ -38,7 +44,8 @@ def names() -> list[str]:
 @pytest.fixture(scope="module")
 def found(egmctl: RunEgmctl, names: list[str]) -> Found:  # noqa: ARG001
     """Measure every latency but the growing footprints once; return the measurements by case."""
-    options = ("--gpus", "0-1", "--numa", "0", "--case", "*latency*", "--samples", "3", "--json")
+    cases = ("--case", "device_*latency*", "--case", "host_*latency*")
+    options = ("--gpus", "0-1", "--numa", "0", *cases, "--samples", "3", "--no-verdict", "--json")
     ended = egmctl("bench", *options, timeout_s=110)
     document = json.loads(ended.out)
     assert ended.code == document["exit_code"] == 0, ended.out
@@ -58,12 +65,13 @@ def test_every_walk_ends_where_its_chain_leads(found: Found) -> None:
 
 
 @pytest.mark.parametrize("case", H200_NS)
-def test_h200_latencies_are_within_seven_percent(found: Found, names: list[str], case: str) -> None:
+def test_h200_latencies_are_as_they_were(found: Found, names: list[str], case: str) -> None:
     if not all("H200" in name for name in names):
         pytest.skip(f"no reference for {names}")
+    above = TOLERANCE + OTHERS_ON_PCIE * case.startswith("host_")
     for m in found[case]:
-        # Repeats by one GPU differ by a thousandth; some GPUs read 6 % faster than others.
-        assert m["latency_ns"]["median"] == pytest.approx(H200_NS[case], rel=0.07)
+        ratio = m["latency_ns"]["median"] / H200_NS[case]
+        assert 1 - TOLERANCE < ratio < 1 + above, m["flows"]
 
 
 def test_what_is_not_cached_takes_longer(found: Found) -> None:
