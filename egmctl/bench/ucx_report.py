@@ -11,6 +11,8 @@ The report is a table for each operation and kind of memory (UCX 1.22, ``UCX_PRO
     |     9 | 1728..inf | zero-copy read from remote        | cma/memory  |
     +-------+-----------+-----------------------------------+-------------+
 
+UCX 1.21 has the context and the operation in one line of two cells, and the count and the range in one cell.
+
 What a sender knows of the receiver's part it guesses; that is in the receiver's report.
 """
 
@@ -177,5 +179,12 @@ def _bytes(text: str) -> float:
 def _rows(text: str) -> Iterator[list[str]]:
     for line in text.splitlines():
         _, bar, rest = line.partition("|")
-        if bar and rest.rstrip().endswith("|"):
-            yield [cell.strip() for cell in rest.rstrip()[:-1].split("|")]
+        if not bar or not rest.rstrip().endswith("|"):
+            continue
+        cells = [cell.strip() for cell in rest.rstrip()[:-1].split("|")]
+        if len(cells) == 2:
+            del cells[0]
+        elif len(cells) == 3:
+            count, _, sizes = cells[0].partition(" ")
+            cells[:1] = [count, sizes.strip()]
+        yield cells

@@ -1,4 +1,4 @@
-"""Reports that UCX 1.22 printed, and one as it would be with a NIC."""
+"""Reports that UCX 1.22 and 1.21 printed (with shorter times of the latter), and one as it would be with a NIC."""
 
 from __future__ import annotations
 
@@ -61,3 +61,13 @@ STAGED_SENDER = table(
     _FROM_GPU0, (9, "8K..inf", "(?) rendezvous cuda_copy, fenced write to remote, frag host", "rc_mlx5/mlx5_0:1/path0")
 )
 """With a NIC, in the words of UCX's documentation: no such node was to be had."""
+
+UCX_1_21 = """\
+[1.7] [vm:2311 :0]   +--------------------------+-------------------------------------------------------------+
+[1.7] [vm:2311 :0]   | ucp_context_0 self cfg#0 | tagged message by ucp_tag_send* from host memory            |
+[1.7] [vm:2311 :0]   +--------------------------+-----------------------------------------------+-------------+
+[1.7] [vm:2311 :0]   | 0                0..8184 | eager short                                   | self/memory |
+[1.7] [vm:2311 :0]   | 0             8185..8191 | multi-frag eager copy-in copy-out             | self/memory |
+[1.7] [vm:2311 :0]   | 1                8K..inf | (?) rendezvous copy from mapped remote memory | self/memory |
+[1.7] [vm:2311 :0]   +--------------------------+-----------------------------------------------+-------------+
+"""

@@ -59,6 +59,15 @@ def test_every_line_of_a_report_is_read() -> None:
     ]
 
 
+def test_ucx_1_21_says_the_same_in_fewer_cells() -> None:
+    sent = "tagged message by ucp_tag_send* from host memory"
+    assert [(one.operation, one.sizes, one.transports, one.messages) for one in parse(reports.UCX_1_21, 0)] == [
+        (sent, "0..8184", "self/memory", 0),
+        (sent, "8185..8191", "self/memory", 0),
+        (sent, "8K..inf", "self/memory", 1),
+    ]
+
+
 def test_lanes_over_several_lines_are_one_protocol() -> None:
     (one,) = parse(reports.GPUDIRECT_SENDER, 0)
     assert one.transports == "50% on rc_mlx5/mlx5_0:1/path0, 50% on rc_mlx5/mlx5_1:1/path0"
