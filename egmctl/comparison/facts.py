@@ -63,6 +63,8 @@ _IDENTITY = frozenset(
 )
 """Facts that tell a node, a part, a boot or a job from its equals."""
 
+_LEFT_OUT = _MOMENTARY | _IDENTITY
+
 _THINGS = {
     "gpus": "GPU",
     "numa_nodes": "NUMA",
@@ -195,12 +197,12 @@ def _walk(value: Any, place: _Place, key: str) -> Iterator[tuple[_Place, str]]:
 def _record(record: Mapping[str, Any], place: _Place, name: str = "") -> Iterator[tuple[_Place, str]]:
     """Yield the facts of a record; ``name`` is the key that tells it from others."""
     for key, value in record.items():
-        if key in _MOMENTARY or key in _IDENTITY or key in ("unread", name):
-            continue
-        yield from _walk(value, place, key)
+        if key not in _LEFT_OUT and key not in ("unread", name):
+            yield from _walk(value, place, key)
     for key, why in record.get("unread", {}).items():
-        if why["reason"] != "not-asked" and not _IDENTITY & {key} and key not in _MOMENTARY:
-            yield replace(place, words=(*place.words, *key.split("."))), f"{_UNREAD} ({why['reason']})"
+        words = key.split(".")
+        if why["reason"] != "not-asked" and _LEFT_OUT.isdisjoint(words):
+            yield replace(place, words=(*place.words, *words)), f"{_UNREAD} ({why['reason']})"
 
 
 def _name_of(record: Mapping[str, Any]) -> str:

@@ -24,9 +24,7 @@ def statements(results: Sequence[DoctorResult], names: GpuNames) -> list[Mapping
     """
     found = [_found(result, names, file) for file, result in enumerate(results)]
     labels = {subject: statement.label for one in found for subject, statement in one.items()}
-    ran = [
-        {f.check: f.status is not Status.SKIP or _ran(result, f.check) for f in result.findings} for result in results
-    ]
+    ran = [_ran(result) for result in results]
     whole: list[Mapping[Subject, Statement]] = []
     for mine, checks in zip(found, ran, strict=True):
         words = {subject: _unnamed(checks.get(subject.what)) for subject in labels}
@@ -80,8 +78,12 @@ def _words(those: Sequence[Finding]) -> str:
     return f"{worst.value}: {'; '.join(sorted({f.summary for f in those if f.status is worst}))}"
 
 
-def _ran(result: DoctorResult, check: str) -> bool:
-    return any(f.check == check and f.status is not Status.SKIP for f in result.findings)
+def _ran(result: DoctorResult) -> dict[str, bool]:
+    """Return the checks that a file has, and whether each did more than skip."""
+    ran: dict[str, bool] = {}
+    for finding in result.findings:
+        ran[finding.check] = ran.get(finding.check, False) or finding.status is not Status.SKIP
+    return ran
 
 
 def _unnamed(ran: bool | None) -> str:

@@ -35,7 +35,10 @@ def compare_text(comparison: Comparison, *, verbose: int = 0) -> Text:
     rows += [_word(comparison, one) for one in comparison.words]
     if comparison.same:
         rows.append(Text(_line("same", printable(comparison.same_folded))))
-    text.append_text(Text().join([Text("\n"), *rows]) if rows else Text())
+    if rows:
+        text.append("\n")
+    for one in rows:
+        text.append_text(one)
     text.append_text(_tables(comparison, verbose))
     for title, lines in (
         (ONE_SIDED, list(one_sided(comparison))),
@@ -58,7 +61,7 @@ def heading(comparison: Comparison) -> str:
 
 
 def _head(comparison: Comparison) -> Text:
-    text = Text(f"{printable(heading(comparison))}\n", HEADING)
+    text = Text().append(f"{printable(heading(comparison))}\n", HEADING)
     if comparison.kind is Kind.BENCH:
         of = "from the median of the nodes" if comparison.of_nodes else "from the first run"
         words = (

@@ -196,3 +196,17 @@ def test_strings_of_a_machine_are_only_shown() -> None:
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert "[bold]\\x1b[31m\\n\\u202e" in text
+
+
+def test_of_what_moments_and_identities_hold_nothing_is_told_that_could_not_be_read() -> None:
+    confinement = H200.confinement
+    assert confinement is not None
+    unread = {**confinement.unread, "namespaces.ipc": Unread(reason=Reason.NO_PERMISSION)}
+    assert snapshots(replace(H200, confinement=replace(confinement, unread=unread))).words == ()
+
+
+def test_only_headings_and_outcomes_are_styled() -> None:
+    text = compare_text(snapshots(with_gpu(0, vbios="97.00")))
+    styled = {text.plain[span.start : span.end].strip() for span in text.spans}
+    assert text.style == ""
+    assert not any("97.00" in part for part in styled)
