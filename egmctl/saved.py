@@ -93,8 +93,6 @@ def load(path: str | os.PathLike[str]) -> Saved:
         If the file cannot be read or holds none of them; the sentence names the file and the place in it.
     """
     source, file = f"file {path}", Path(path)
-    if not file.exists():
-        raise UsageError(f"{short(source)} does not exist; expected one that egmctl wrote with -o FILE.json")
     document = read_object(file, source, "result of egmctl")
     schema = check_schema(document, (*_RESULTS, MACHINE_SCHEMA, ERROR_SCHEMA), source, "result of egmctl")
     if schema == MACHINE_SCHEMA:

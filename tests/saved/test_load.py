@@ -123,7 +123,7 @@ def refusal(path: Path) -> str:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert "does not exist" in refusal(tmp_path / "none.json")
+    assert "cannot be read: No such file or directory" in refusal(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_none_of_ours(tmp_path: Path, content: str, part: str) -> None:
     assert part in refusal(write(tmp_path, content))
+
+
+def test_a_path_that_cannot_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: File name too long"):
+        saved.load(tmp_path / ("a" * 300))
 
 
 def test_a_folder(tmp_path: Path) -> None:
