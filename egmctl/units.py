@@ -73,6 +73,11 @@ def format_kernel_list(numbers: tuple[int, ...] | list[int] | set[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Return a sort key that puts mlx5_2 before mlx5_10, and node9 before node10."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name))
+
+
 def printable(text: str) -> str:
     """Make a string that came from a machine safe to show: control and format characters become escapes.
 

@@ -5,7 +5,6 @@ Pure: :func:`compare` reads no file and asks no machine.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
@@ -21,6 +20,7 @@ from egmctl.model.measurement import RunReport, Settings
 from egmctl.nodesets import fold
 from egmctl.report.doctor_json import DoctorResult
 from egmctl.saved import Saved, SavedKind
+from egmctl.units import natural
 
 
 def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: SpreadOf = default_spread) -> Comparison:
@@ -42,7 +42,7 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
         If they are fewer than two, or of several kinds.
     """
     kind = _kind(saved)
-    ordered = saved if len(saved) == 2 else sorted(saved, key=lambda one: _natural(one.name))
+    ordered = saved if len(saved) == 2 else sorted(saved, key=lambda one: natural(one.name))
     useful = [one for one in ordered if one.result is not None]
     of_nodes = len(saved) > 2
     names = [one.name for one in useful]
@@ -189,8 +189,3 @@ def _word(value: object) -> str:
 
 def _indices(machines: Sequence[Machine]) -> dict[str, int]:
     return {gpu.bus_id: gpu.index for machine in machines for gpu in machine.gpus or ()}
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a key by which node9 comes before node10."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name))

@@ -41,13 +41,6 @@ def affected(
     return tuple(sorted(rows, key=lambda row: (gravity.index(row.outcome), row.node, -(row.change or 0))))
 
 
-def slower(difference: PathDifference) -> float | None:
-    """Return by what part of the reference a path is slower, negative where it is faster."""
-    if difference.change is None:
-        return None
-    return -difference.change if difference.unit == "GB/s" else difference.change
-
-
 def _row(
     node: str,
     outcome: Outcome,
@@ -56,7 +49,7 @@ def _row(
     differences: Sequence[PathDifference],
 ) -> Affected:
     places = [place for those, _ in found for place in those]
-    changes = [change for place in places if (change := slower(differences[place])) is not None]
+    changes = [change for place in places if (change := differences[place].slower) is not None]
     return Affected(
         node=node,
         where=where,

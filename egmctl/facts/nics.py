@@ -7,6 +7,7 @@ import re
 from egmctl.facts import pci
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.model.machine import Nic, NicPort, Reason
+from egmctl.units import natural
 
 CLASS = "/sys/class/infiniband"
 
@@ -25,12 +26,7 @@ def nics(root: Root) -> tuple[Nic, ...]:
         if error.unread.reason is Reason.NOT_PRESENT:
             return ()
         raise
-    return tuple(_nic(root, name) for name in sorted(names, key=_natural))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts mlx5_2 before mlx5_10."""
-    return [(int(digits or 0), text) for digits, text in re.findall(r"([0-9]*)([^0-9]*)", name)]
+    return tuple(_nic(root, name) for name in sorted(names, key=natural))
 
 
 def _nic(root: Root, name: str) -> Nic:

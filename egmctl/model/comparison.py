@@ -75,6 +75,13 @@ class PathDifference:
     reason: Plain = ""
     """Why there is no number on one side, or how sure the two are."""
 
+    @property
+    def slower(self) -> float | None:
+        """By what part of the reference the path is slower, negative where it is faster."""
+        if self.change is None:
+            return None
+        return -self.change if self.unit == "GB/s" else self.change
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affected:
