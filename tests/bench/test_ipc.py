@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +16,14 @@ from typing import NamedTuple
 import pytest
 
 from egmctl.bench.case import Case, Footprint
+from egmctl.bench.crew import Crew, start_group
+from egmctl.bench.group import RANK, Group, start_rank
 from egmctl.bench.plan import make_plan
+from egmctl.bench.protocol import ENVIRONMENT
 from egmctl.bench.registry import CASES
 from egmctl.bench.supervisor import supervise
 from egmctl.errors import ExitCode
+from egmctl.launch import spawn
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, Measurement, Quantity, RunReport, Settings, Status
 from egmctl.units import MIB
@@ -61,6 +65,8 @@ def run(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
         gpus: int = 2,
         samples: int = 2,
         timeout_s: float = 30,
+        hosts: Sequence[str | None] = (None,) * 4,
+        start: Callable[[int], Crew] = start_group,
     ) -> Run:
         node = fake_node(machine or with_imex_channel(nvl4()))
         for name, value in node.environment(faults).items():
@@ -69,7 +75,9 @@ def run(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
         settings = Settings(size_bytes=MIB, copies=2, samples=samples, timeout_s=timeout_s)
         cases = [small(IPC[name]) for name in names]
         plan = make_plan(node.machine, (node.machine.gpus or ())[:gpus], [1], cases, settings)
-        report = supervise(plan, node.machine, on_progress=lambda _part, _task: None)
+        ranks = tuple(replace(rank, host=host) for rank, host in zip(plan.ranks, hosts, strict=False))
+        plan = replace(plan, ranks=ranks)
+        report = supervise(plan, node.machine, on_progress=lambda _part, _task: None, start_ranks=start)
         assert wait_until(lambda: not children()), "a process was left behind"
         return Run(report, node)
 
@@ -136,6 +144,25 @@ def test_each_process_works_one_gpu_only(run: RunIpc) -> None:
     ended = run("ipc_posix_fd_device_write_ce")
     devices = [(call.pid, call.arguments["device"]) for call in ended.node.calls("cuDevicePrimaryCtxRetain")]
     assert len({pid for pid, _ in devices}) == len({device for _, device in devices}) == 2
+
+
+def test_clocks_of_other_nodes_are_not_waited_for(run: RunIpc) -> None:
+    def start(size: int) -> Group:
+        """Start ranks of two nodes, of which the second was booted an hour before the first."""
+        ahead = {"before": "tests.bench.clocks:put_ahead", "before_arguments": {"seconds": 3600}}
+        there = {
+            rank: spawn(RANK, {"rank": rank, "size": size}, environment=ENVIRONMENT, **ahead)  # type: ignore[arg-type]
+            for rank in (2, 3)
+        }
+        return Group({rank: start_rank(rank, size) for rank in (0, 1)} | there)
+
+    hosts = ("one", "one", "two", "two")
+    ended = run("ipc_fabric_device_write_ce", gpus=4, timeout_s=10, hosts=hosts, start=start)
+    found = ended.of("ipc_fabric_device_write_ce")
+    assert {m.status for m in found} <= set(GOOD), [m.reason for m in found if m.status not in GOOD]
+    at_once = [{flow.initiator_rank for flow in m.flows} for m in found if (m.concurrent or 0) > 1]
+    assert {0} in at_once, "pairs of both nodes were measured at the same time"
+    assert {2} in at_once
 
 
 def test_corrupt_data_is_found_by_the_owner_and_fails_the_run(run: RunIpc) -> None:

@@ -1,7 +1,7 @@
 """How ranks measure bandwidths of memory that they share: owners fill and look, those who opened it move the bytes.
 
 Each rank has its own gate, queues its work behind it and opens it when all ranks have come so far. What flows of
-different processes take team is told by the clock that the processes of a node share (``docs/measurement.md``).
+different processes take together is told by the clock that the processes of a node share (``docs/measurement.md``).
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ class _Step:
         self._rig = rig
         self._bus_id = bus_id
         self._me = team.exchange.rank
+        # What the others' clocks say means nothing here.
+        own = team.ranks[self._me].host
+        self._here = [number for number, rank in enumerate(team.ranks) if rank.host == own]
         self._tasks = team.tasks
         self._buffers = assign(team.tasks)
         self._parts = [_Part() for _ in team.tasks]
@@ -127,7 +130,8 @@ class _Step:
         for attempt in range(EXPIRED_LIMIT + 1):
             self._team.do(lambda place: self._spoil(place, number))
             queued = self._team.do(lambda place: self._queue(place, number, gate))
-            start_s = max((item.data for items in queued for item in items if item.data), default=0) + HEAD_START_S
+            ready_s = [items[rank].data for items in queued if items for rank in self._here]
+            start_s = max((at for at in ready_s if at), default=0) + HEAD_START_S
             timed = self._team.do(partial(self._run, start_s=start_s, last=attempt == EXPIRED_LIMIT))
             if not any(flow["expired"] for items in timed for item in items for flow in item.data or ()):
                 break
