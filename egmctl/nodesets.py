@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from egmctl.errors import UsageError
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
+"""A name can be neither an option of a launcher nor a path."""
 
 
 def require_clustershell(what: str) -> None:
@@ -36,6 +37,6 @@ def fold(names: Iterable[str]) -> str:
         return "".join(known)
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
-    plain = [name for name in known if _NAME.fullmatch(name)]
-    others = [name for name in known if not _NAME.fullmatch(name)]
+    plain = [name for name in known if NAME.fullmatch(name)]
+    others = [name for name in known if not NAME.fullmatch(name)]
     return ",".join(filter(None, (str(NodeSet.fromlist(plain, resolver=RESOLVER_NOGROUP)), *others)))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from egmctl.errors import UsageError
+from egmctl.nodesets import NAME
 from egmctl.units import printable
 
 NODES_LIMIT = 100_000
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
-"""A name can be neither an option of the launcher nor a path: it names a file, too."""
 
 
 def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, ...]:
@@ -42,7 +39,7 @@ def check_names(nodes: Sequence[str]) -> None:
         If one is no name of a node.
     """
     for node in nodes:
-        if not _NAME.fullmatch(node):
+        if not NAME.fullmatch(node):
             raise UsageError(f"{printable(node[:60])!r} is no name of a node: letters, digits and any of . _ : - are")
 
 
