@@ -143,10 +143,10 @@ def test_a_run_that_had_no_result_is_told(egmctl: RunEgmctl, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("compare", "none.json"), "file none.json does not exist"),
+        (("compare", "none.json"), "file none.json cannot be read: No such file or directory"),
         (("compare", "README.md", "README.md"), "file README.md is not JSON"),
         (("compare", "a.json", "b.json", "--tolerance", "100"), "it must be from 0 to below 100 per cent"),
-        (("show", "none.json"), "file none.json does not exist"),
+        (("show", "none.json"), "file none.json cannot be read: No such file or directory"),
         (("show", "profiles/machines/gh200.json", "--format", "nagios"), "there is no such form of this"),
     ],
 )

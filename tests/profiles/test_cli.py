@@ -180,7 +180,7 @@ def test_what_is_learnt_of_a_nodes_runs_judges_its_next_run(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("learn", "{tmp}/nothing.json"), "does not exist"),
+        (("learn", "{tmp}/nothing.json"), "cannot be read: No such file or directory"),
         (("learn", "{tmp}/topo.json"), "is no run of egmctl bench: it is of egmctl topo"),
         (("learn", "{tmp}/topo.json", "-o", "{tmp}/site.json"), "a profile is a file NAME.toml"),
         (("show", "dgx"), "there is no profile 'dgx'; there are"),
