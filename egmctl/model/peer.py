@@ -48,9 +48,9 @@ class PeerProbe:
     owner: int
     importer: int
     """Ranks."""
-    hosts: tuple[str, ...]
+    hosts: tuple[str, str]
     """Of both, in this order."""
-    labels: tuple[Plain, ...]
+    labels: tuple[Plain, Plain]
     """``node1:GPU0``: of both."""
     host_memory: bool
     """Whether it is memory of the owner's NUMA node."""
