@@ -9,7 +9,7 @@ from rich.text import Text
 
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.profile import Match, Profile, Reference, Signature
-from egmctl.report.table import BAD, DIM, HEADING, Column, table, wrap
+from egmctl.report.table import BAD, DIM, HEADING, Column, table, trimmed, wrap
 from egmctl.units import printable
 
 
@@ -55,7 +55,7 @@ def profile_text(profile: Profile) -> Text:
     for name, source in profile.sources.items():
         link = f" {source.url}" if source.url else ""
         text.append(wrap(printable(f"{marks[name]} {source.kind}: {source.text}{link}")))
-    return text
+    return trimmed(text)
 
 
 def match_text(machine: Machine, match: Match | None, why: str) -> Text:
