@@ -89,8 +89,8 @@ class _Seen:
 def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
     """Return a profile of what the runs measured.
 
-    Only what is ``ok`` is learnt from: corrupt data and samples that differ too much are no measure of anything. A
-    sweep is learnt from at its largest size.
+    Only what is ``ok`` is learnt from: corrupt data and samples that differ too much are no measure of anything; nor
+    what was measured on GPUs that other processes used meanwhile. A sweep is learnt from at its largest size.
 
     Parameters
     ----------
@@ -118,7 +118,9 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
         for measurement in run.report.measurements:
             _add(seen, run, measurement)
     if not seen:
-        raise UsageError("the runs hold nothing to learn from: no measurement is ok and large enough")
+        raise UsageError(
+            "the runs hold nothing to learn from: no measurement is ok, large enough and alone on its GPUs"
+        )
     nodes = len({run.node for run in runs})
     base = f"{_many(len(runs), 'run')} on {_many(nodes, 'machine')}"
     source = Source(kind=SourceKind.MEASURED, text=f"by egmctl, {base}, learnt {date}", machines=nodes, runs=len(runs))
@@ -134,7 +136,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
 
 def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: Measurement) -> None:
     value = value_of(measurement)
-    if value is None or measurement.status is not Status.OK or too_small(measurement):
+    if value is None or measurement.status is not Status.OK or too_small(measurement) or _is_beside(measurement):
         return
     one = class_of(measurement)
     flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
@@ -148,6 +150,11 @@ def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: 
             found.size_bytes = measurement.size_bytes
     found.least_bytes = min(found.least_bytes or measurement.size_bytes, measurement.size_bytes)
     found.by_path.setdefault((run.node, measurement.path), []).append(value)
+
+
+def _is_beside(measurement: Measurement) -> bool:
+    """Say whether other processes used the GPUs meanwhile."""
+    return measurement.evidence is not None and any(gpu.other_processes for gpu in measurement.evidence.gpus)
 
 
 def _references(seen: Mapping[tuple[str, str, int | None], _Seen]) -> Iterator[Reference]:

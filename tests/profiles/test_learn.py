@@ -8,7 +8,8 @@ import pytest
 
 from egmctl.errors import UsageError
 from egmctl.facts import replay
-from egmctl.model.measurement import Status
+from egmctl.model.evidence import Evidence, GpuEvidence
+from egmctl.model.measurement import Measurement, Status
 from egmctl.model.profile import Profile, Reference
 from egmctl.model.verdict import Grade
 from egmctl.profiles.judge import judge
@@ -50,6 +51,19 @@ def test_how_far_runs_are_apart_is_told_where_there_are_several_of_a_node() -> N
     assert only(learnt(1)).run_to_run is None
     assert only(learnt(1, 1.02, nodes=("a", "b"))).run_to_run is None
     assert only(learnt(0.98, 1, 1.02)).run_to_run == pytest.approx(0.02, rel=1e-3)
+
+
+def test_nothing_is_learnt_of_gpus_that_other_processes_used() -> None:
+    def beside(measurement: Measurement) -> Measurement:
+        gpu = GpuEvidence(bus_id="0000:00:06.0", label="GPU0", other_processes=(1066,))
+        return replace(measurement, evidence=Evidence(gpus=(gpu,)))
+
+    alone, slow = run(WRITE), run(WRITE, value=lambda *_: 200.0)
+    busy = replace(slow, measurements=tuple(map(beside, slow.measurements)))
+    learnt_from = [Run(alone, H200, "a"), Run(busy, H200, "a")]
+    assert only(learn(learnt_from, "site", "2026-11-20")).fail == only(learnt(1)).fail
+    with pytest.raises(UsageError, match="nothing to learn from"):
+        learn(learnt_from[1:], "site", "2026-11-20")
 
 
 def test_of_latencies_the_bounds_are_above() -> None:
