@@ -69,15 +69,22 @@ def how(report: RunReport) -> list[str]:
 
 
 def exceptions(report: RunReport) -> Iterator[tuple[Status, str, list[str]]]:
-    """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths."""
+    """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths.
+
+    The first path of each case has the case's name before it: many cases take the same paths.
+    """
     groups: dict[tuple[Status, str], list[Measurement]] = {}
     for measurement in report.measurements:
         if measurement.status is not Status.OK:
             groups.setdefault((measurement.status, measurement.reason or ""), []).append(measurement)
     for (status, reason), those in groups.items():
-        cases = {m.case for m in those}
+        cases = list(dict.fromkeys(m.case for m in those))
         whole = status is Status.WAIVED and len(those) == sum(m.case in cases for m in report.measurements)
-        yield status, reason, list(dict.fromkeys(m.case if whole else m.path for m in those))
+        if whole:
+            yield status, reason, cases
+            continue
+        paths = {case: list(dict.fromkeys(m.path for m in those if m.case == case)) for case in cases}
+        yield status, reason, [f"{case} {path}" if path == of[0] else path for case, of in paths.items() for path in of]
 
 
 def tally(report: RunReport) -> str:

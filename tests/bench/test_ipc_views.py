@@ -10,6 +10,7 @@ from egmctl.bench.suites import select_cases
 from egmctl.facts import replay
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Settings, Stage, Status, finish
 from egmctl.report.bench_ipc import beside, life_cycles
+from egmctl.report.bench_parts import exceptions
 from egmctl.report.bench_summary import side_by_side
 from egmctl.report.grid import Grid, lines
 from tests.bench.reports import report
@@ -77,6 +78,13 @@ def test_a_life_that_failed_shows_its_status() -> None:
     name = "ipc_pool_device_life_cycle"
     (grid,) = life_cycles(measured(name, status=Status.FAILED))
     assert column(grid, "status") == ["failed"]
+
+
+def test_what_failed_is_told_with_its_case_since_all_kinds_take_the_same_paths() -> None:
+    one, other = measured("ipc_legacy_device_life_cycle", "ipc_pool_device_life_cycle", status=Status.CRASHED)[1:3]
+    (told,) = exceptions(report_of(replace(one, reason="died"), replace(other, reason="died")))
+    names = ["ipc_legacy_device_life_cycle GPU0 -> GPU1", "ipc_pool_device_life_cycle GPU1 -> GPU0"]
+    assert told == (Status.CRASHED, "died", names)
 
 
 def test_waived_lives_have_no_table() -> None:

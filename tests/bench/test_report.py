@@ -167,9 +167,9 @@ def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
     assert "NUMA0  corrupt  50.00*" in text
     assert "GPU0      -  timed-out" in text
     assert text.count("MIG is on") == 1
-    assert "  NUMA0 -> GPU1, NUMA1 -> GPU1: waived: MIG is on\n" in text
-    assert "  GPU0 -> NUMA0: corrupt: 3 words differ\n" in text
-    assert "  * GPU1 -> NUMA0: unstable: the samples vary by 7.1 % (CV)\n" in text
+    assert "  host_numa_to_device_memcpy_ce NUMA0 -> GPU1, NUMA1 -> GPU1: waived: MIG is on\n" in text
+    assert "  device_to_host_numa_memcpy_ce GPU0 -> NUMA0: corrupt: 3 words differ\n" in text
+    assert "  * device_to_host_numa_memcpy_ce GPU1 -> NUMA0: unstable: the samples vary by" in text
     assert text.endswith("12 measurements: 7 ok, 1 unstable, 1 corrupt, 2 waived, 1 timed-out\n")
 
 
