@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from egmctl.bench.flows import HOST_MEMORY, Place
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import MemoryKind
+from egmctl.model.task import HOST_NAMES
 from egmctl.topo import rates
 from egmctl.topo.health import C2c, c2c, egm, obstacle
 from egmctl.topo.links import LinkClass, active_nvlinks, cpu_node_ids, gpu_link
@@ -21,13 +22,6 @@ _NEEDS_ATTRIBUTE = {
     MemoryKind.SYSTEM: "PAGEABLE_MEMORY_ACCESS",
 }
 """The device attribute that is 0 where a GPU cannot use a kind of host memory."""
-_NAMES = {
-    MemoryKind.HOST_NUMA: "HOST_NUMA",
-    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
-    MemoryKind.PINNED: "pinned",
-    MemoryKind.REGISTERED: "registered",
-    MemoryKind.SYSTEM: "system",
-}
 _USUAL_GB_S = {"NV": 20.0, "C2C": 300.0, "PCIe": 25.0, "local": 1500.0, "CPU": 100.0}
 """What to plan with where the driver does not report a rate: per NVLink for ``NV``. Nothing is judged by it."""
 _REACHED = 0.88
@@ -64,7 +58,7 @@ def device_path(machine: Machine, initiator: Gpu, other: Gpu) -> Path:
 
 def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path:
     """Return the path between a GPU and host memory of a kind on a NUMA node."""
-    name = _NAMES[memory]
+    name = HOST_NAMES[memory]
     found = route(machine, gpu, node)
     if gpu.nvml is None and gpu.cuda is not None:
         wire = f"{name}, not known whether EGM: NVML does not list GPU{gpu.index}"

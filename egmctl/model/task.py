@@ -27,6 +27,16 @@ class MemoryKind(StrEnum):
     """No memory: the end of a kernel or of a CPU thread that only reads or only writes."""
 
 
+HOST_NAMES = {
+    MemoryKind.HOST_NUMA: "HOST_NUMA",
+    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
+    MemoryKind.PINNED: "pinned",
+    MemoryKind.REGISTERED: "registered",
+    MemoryKind.SYSTEM: "system",
+}
+"""Memory of the host as people call it."""
+
+
 class HandleKind(StrEnum):
     """How one process opens memory that another one has made."""
 

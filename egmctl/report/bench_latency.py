@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Measurement, MemoryKind, Pattern, Status
+from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Measurement, Pattern, Status
+from egmctl.model.task import HOST_NAMES
 from egmctl.report.bench_matrix import wires
 from egmctl.report.grid import EMPTY, Cell, Grid, Line, Plot, Point, Shade, square, style_of
 from egmctl.units import MIB, format_size
@@ -17,14 +18,6 @@ KNEE = 1.1
 KNEE_FROM_BYTES = 512 * MIB
 """The footprint that the larger ones are compared with: from 4 times the L2 cache of every supported GPU on, what
 grows is not the share that no cache holds any more, but what finding the page takes."""
-
-_NAMES = {
-    MemoryKind.HOST_NUMA: "HOST_NUMA",
-    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
-    MemoryKind.PINNED: "pinned",
-    MemoryKind.REGISTERED: "registered",
-    MemoryKind.SYSTEM: "system",
-}
 
 _ROUND_TRIPS = {
     Engine.PING_PONG: "a flag",
@@ -78,7 +71,7 @@ def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
     """Say what a table shows, and which cases."""
     first = measurements[-1]
     source, reader = _source(first), first.flows[0].initiator_label
-    kind = _NAMES.get(source.memory, "GPU")
+    kind = HOST_NAMES.get(source.memory, "GPU")
     names = ", ".join(dict.fromkeys(measurement.case for measurement in measurements))
     if first.engine is Engine.PING_PONG:
         where = _host(first)
@@ -160,7 +153,7 @@ def _footprints(measurements: Sequence[Measurement], _order: Sequence[str]) -> G
     curves: dict[str, dict[int, Measurement]] = {}
     for measurement in measurements:
         flow = measurement.flows[0]
-        kind = f" {_NAMES[flow.source.memory]}" if flow.source.memory in _NAMES else ""
+        kind = f" {HOST_NAMES[flow.source.memory]}" if flow.source.memory in HOST_NAMES else ""
         name = f"{flow.source.label}{kind} -> {flow.initiator_label}"
         curves.setdefault(name, {})[measurement.size_bytes] = measurement
     sizes = sorted({measurement.size_bytes for measurement in measurements})
