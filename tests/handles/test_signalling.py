@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from egmctl.bench.group import GroupFailed
 from egmctl.bench.latency import WARM_UP_LAPS
-from egmctl.bench.ranks.signalling import APART_BYTES
+from egmctl.bench.ranks import signalling
+from egmctl.bench.ranks.holding import Holding
+from egmctl.bench.ranks.signalling import APART_BYTES, _Messages
 from egmctl.gpu.chase import FLAG_BYTES
 from egmctl.model.measurement import Engine, Status, Task
 from tests.fake.machines import nvl4
@@ -89,6 +95,34 @@ def test_a_message_alone_asks_nothing_of_the_driver(fake_node: MakeFakeNode, lau
     node.forget_calls()
     ask(group, RANKS, TASKS["socket"])
     assert {call.name for call in node.calls()} <= {"cuCtxSetCurrent", "cuMemGetInfo"}
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signalling, "SILENCE_S", 0.1)
+    task = TASKS["socket"]
+
+    def side(rank: int) -> _Messages:
+        team: Any = SimpleNamespace(exchange=SimpleNamespace(rank=rank), ranks=RANKS)
+        return _Messages(team, None, task, Holding())  # type: ignore[arg-type]  # messages ask nothing of the rig
+
+    first, other = side(0), side(1)
+    offered = [first.make(), other.make()]
+    other.open(offered)
+    first.open(offered)
+    assert first.run() is None, "the other side is silent"
+    assert other.run() is None, "it answers now, and hears nothing more"
+    for one in (first, other):
+        one.ready()
+    with ThreadPoolExecutor() as threads:
+        both = [threads.submit(one.run) for one in (first, other)]
+    assert all(len(ran.result() or ()) == LAPS for ran in both)
+    first._socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        first._socket.recv(1)
+    for one in (first, other):
+        one.held.free()
 
 
 def test_disjoint_pairs_are_measured_at_the_same_time(fake_node: MakeFakeNode, launch: Launch) -> None:

@@ -14,6 +14,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -226,7 +227,13 @@ class _Messages(_Pair):
             self._keep(socket.socket(fileno=os.dup(offered[self.serving].fds[0])))
 
     def ready(self) -> None:
-        """Nothing is left of the sample before."""
+        # An answer that came after this side had given up would be taken for that to the next message.
+        if self.takes_part:
+            self._socket.setblocking(False)
+            with suppress(OSError):
+                while self._socket.recv(1):
+                    pass
+            self._socket.settimeout(SILENCE_S)
 
     def run(self) -> Sequence[float] | None:
         laps_ns = []
