@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from egmctl.bench.bandwidth import conclude, describe, mismatch_of, to_sample
 from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.exchange import Item
 from egmctl.bench.flow_run import Destination, Source
-from egmctl.bench.latency import WARM_UP_LAPS
+from egmctl.bench.latency import WARM_UP_LAPS, round_trips
 from egmctl.bench.plan import SAMPLE_S
 from egmctl.bench.ranks.team import Team
 from egmctl.bench.rig import Rig
@@ -158,7 +157,11 @@ class Side:
         if self._team.outcomes[0] is not None:
             return
         taken = timed[self._sender].data
-        self.samples.append(_of_laps(taken) if chase else to_sample(self.task, taken * 1e3, [taken * 1e3], taken * 1e3))
+        self.samples.append(
+            round_trips(taken, sum(taken) / 1e6)
+            if chase
+            else to_sample(self.task, taken * 1e3, [taken * 1e3], taken * 1e3)
+        )
         if (wrong := found[self._receiver].data) is not None and self.mismatch is None:
             self.mismatch = mismatch_of(Difference(*wrong), number, 0)
 
@@ -276,14 +279,3 @@ class Side:
                 link.wait(link.receive(message, _DATA))
                 link.wait(link.send(message, _ANSWER))
         return laps if self._sends else None
-
-
-def _of_laps(laps_ns: Sequence[float]) -> Sample:
-    elapsed_ms = sum(laps_ns) / 1e6
-    return Sample(
-        latency_ns=statistics.fmean(laps_ns),
-        p50_ns=statistics.median(laps_ns),
-        p99_ns=statistics.quantiles(laps_ns, n=100)[98],
-        elapsed_ms=elapsed_ms,
-        wall_ms=elapsed_ms,
-    )

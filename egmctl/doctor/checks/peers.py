@@ -65,11 +65,8 @@ def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 def _clique(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     nodes = _nodes(machine)
-    if not nodes:
-        yield skipped(ALONE)
-        return
-    if not any(node.clusters for node in nodes):
-        yield skipped("the GPUs are in no NVLink domain of several nodes")
+    if (why := _no_domain(nodes)) is not None:
+        yield skipped(why)
         return
     groups = _groups(
         nodes, lambda node: f"cluster {', '.join(node.clusters) or 'none'}, clique {_numbers(node.cliques)}"
@@ -88,17 +85,21 @@ def _clique(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     )
 
 
+def _no_domain(nodes: Sequence[Peer]) -> str | None:
+    """Say why fabric handles between nodes are no matter here; ``None`` where they are."""
+    if not nodes:
+        return ALONE
+    return None if any(node.clusters for node in nodes) else "the GPUs are in no NVLink domain of several nodes"
+
+
 def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
 
 
 def _imex(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     nodes = _nodes(machine)
-    if not nodes:
-        yield skipped(ALONE)
-        return
-    if not any(node.clusters for node in nodes):
-        yield skipped("the GPUs are in no NVLink domain of several nodes")
+    if (why := _no_domain(nodes)) is not None:
+        yield skipped(why)
         return
     bad = [(node, why) for node in nodes if (why := _imex_fault(node))]
     if bad:
