@@ -12,7 +12,7 @@ from egmctl.bench.estimate import plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan import Plan, shortened
 from egmctl.bench.suites import SUITES
 from egmctl.model.measurement import Quantity
-from egmctl.report.table import DIM, HEADING
+from egmctl.report.table import DIM, HEADING, wrap
 from egmctl.units import format_size, printable
 
 
@@ -23,14 +23,14 @@ def bench_list(plan: Plan, cases: Sequence[Case]) -> Text:
         planned = [task for task in plan.tasks if task.task.case == case.name]
         runnable = sum(task.waiver is None for task in planned)
         text.append(case.name, HEADING).append(f"  [{case.family}]\n", DIM)
-        text.append(f"  {case.description}\n")
+        text.append(wrap(case.description))
         reasons = Counter(task.waiver for task in planned if task.waiver is not None)
         if planned:
             text.append(f"  would run: {runnable} of {len(planned)}\n")
         else:
             text.append("  would not run: it needs two GPUs\n")
         for reason, count in reasons.items():
-            text.append(f"  waived: {count} ({printable(reason)})\n")
+            text.append(wrap(f"waived: {count} ({printable(reason)})"))
     text.append("\nSuites\n", HEADING)
     width = max(map(len, SUITES))
     for name, suite in SUITES.items():

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.registry import CASES, FABRIC_CASES
 from egmctl.bench.statistics import summarize
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
@@ -253,6 +254,15 @@ def test_the_list_says_what_would_run_and_why_not() -> None:
     assert "host_numa_to_device_memcpy_ce  [egm]\n" in text
     assert "  would run: 0 of 1\n  waived: 1 (CUDA does not see GPU0)\n" in text
     assert text.count("  would not run: it needs two GPUs\n") == 2
+
+
+@pytest.mark.parametrize("machine", replay.names())
+def test_the_list_of_all_cases_fits_the_page(machine: str) -> None:
+    node = replay.load(machine)
+    every = [*CASES, *FABRIC_CASES]
+    text = bench_list(make_plan(node, node.gpus or (), [0], every, SETTINGS), every).plain
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert all(case.description in " ".join(text.split()) for case in every), "whole, however it is broken"
 
 
 @pytest.mark.parametrize(
