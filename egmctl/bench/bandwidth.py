@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from egmctl.bench.buffers import FlowBuffers, Window, assign, window
+from egmctl.bench.conclusion import bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.bench.evidence import Watch
 from egmctl.bench.flow_run import FlowRun
 from egmctl.bench.outcomes import EXPIRED_LIMIT, FAILURES, GateExpired, failure
 from egmctl.bench.rig import Rig
-from egmctl.bench.statistics import bandwidth_gb_s, is_unstable, summarize, unstable_reason
-from egmctl.gpu.pattern import WORD_BYTES, Difference
 from egmctl.gpu.timing import Gate, Timing, time_together
 from egmctl.model.measurement import (
     BufferCost,
@@ -22,10 +20,8 @@ from egmctl.model.measurement import (
     Mismatch,
     Sample,
     Settings,
-    Status,
     Task,
     Verification,
-    finish,
 )
 
 WARM_UP_PASSES = 2
@@ -116,7 +112,7 @@ def _sample(rig: Rig, gate: Gate, runs: Sequence[_Run], settings: Settings) -> N
         else:
             raise GateExpired
         for run, timing in zip(runs, timings, strict=True):
-            run.samples.append(_to_sample(run.task, timing))
+            run.samples.append(bandwidth_sample(run.task, timing.elapsed_ms, timing.flows_ms, timing.wall_ms))
         if rig.verification is Verification.GPU_EVERY_SAMPLE or number in (0, settings.samples - 1):
             _check(runs, parts, number)
 
@@ -144,37 +140,10 @@ def _check(runs: Sequence[_Run], parts: dict[int, Window], number: int) -> None:
             run.mismatch = mismatch_of(difference, number, place)
 
 
-def mismatch_of(difference: Difference, sample: int, flow: int) -> Mismatch:
-    """Return a difference as results show it."""
-    return Mismatch(
-        sample=sample,
-        flow=flow,
-        words=difference.words,
-        first_offset_bytes=difference.first_offset_bytes,
-        expected=f"{difference.expected:#018x}",
-        found=f"{difference.found:#018x}",
-    )
-
-
-def _to_sample(task: Task, timing: Timing) -> Sample:
-    return to_sample(task, timing.elapsed_ms, timing.flows_ms, timing.wall_ms)
-
-
-def to_sample(task: Task, elapsed_ms: float, flows_ms: Sequence[float], wall_ms: float) -> Sample:
-    """Return a sample by the time that all flows took and each of them."""
-    size_bytes = task.copies * task.size_bytes
-    return Sample(
-        bandwidth_gb_s=bandwidth_gb_s(len(task.flows) * size_bytes, elapsed_ms),
-        flows_gb_s=tuple(bandwidth_gb_s(size_bytes, flow_ms) for flow_ms in flows_ms),
-        elapsed_ms=elapsed_ms,
-        wall_ms=wall_ms,
-    )
-
-
 def _conclude(rig: Rig, gate: Gate, run: _Run, watch: Watch) -> Measurement:
     task, samples = run.task, run.samples
     pageable = any(flow.pageable for flow in run.flows)
-    return conclude(
+    return of_bandwidth(
         task,
         samples,
         run.mismatch,
@@ -187,53 +156,4 @@ def _conclude(rig: Rig, gate: Gate, run: _Run, watch: Watch) -> Measurement:
         costs=tuple(run.costs),
         placements=rig.placements(buffer for flow in run.buffers for buffer in flow.there),
         evidence=watch.of(task, len(samples)),
-    )
-
-
-def conclude(
-    task: Task, samples: Sequence[Sample], mismatch: Mismatch | None, remark: str | None = None, **more: Any
-) -> Measurement:
-    """Return the measurement that samples make.
-
-    Parameters
-    ----------
-    remark
-        The reason of one that is plainly ``ok``.
-    more
-        Further fields of it.
-    """
-    summary = summarize([sample.bandwidth_gb_s or 0 for sample in samples])
-    status, reason = Status.OK, remark
-    if mismatch is not None:
-        status, reason = Status.CORRUPT, describe(mismatch, task)
-    elif is_unstable(summary):
-        status, reason = Status.UNSTABLE, unstable_reason(summary)
-    return finish(
-        task,
-        status,
-        reason=reason,
-        samples=tuple(samples),
-        bandwidth_gb_s=summary,
-        flows_gb_s=tuple(
-            summarize([sample.flows_gb_s[place] for sample in samples]) for place in range(len(task.flows))
-        ),
-        mismatch=mismatch,
-        **more,
-    )
-
-
-def describe(mismatch: Mismatch, task: Task) -> str:
-    """Say in one sentence where data was corrupt."""
-    where = f"sample {mismatch.sample}"
-    if len(task.flows) > 1:
-        where += f", {task.flows[mismatch.flow].path}"
-    if mismatch.words == 0:
-        return (
-            f"{where}: the sum of what was read is {mismatch.found}, not {mismatch.expected}; "
-            "all words were right when they were read again"
-        )
-    looked_at = window(task.size_bytes, task.copies, mismatch.sample).size_bytes // WORD_BYTES
-    return (
-        f"{where}: {mismatch.words} of {looked_at} words differ, the first at offset "
-        f"{mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}"
     )

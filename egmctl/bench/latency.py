@@ -6,17 +6,16 @@ for.
 
 from __future__ import annotations
 
-import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from typing import Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers, assign
+from egmctl.bench.conclusion import of_latency, round_trips, went_astray
 from egmctl.bench.outcomes import failure
 from egmctl.bench.rig import Rig
-from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
+from egmctl.bench.statistics import summarize
 from egmctl.errors import DriverCallError
 from egmctl.gpu.chase import Chain, Reader, Walk, clear_flag
 from egmctl.gpu.program import Kernels
@@ -135,19 +134,13 @@ class Probe(ABC):
 
     def conclude(self) -> Measurement:
         """Return the outcome."""
-        if not self._samples:
-            return finish(self.task, Status.FAILED, reason="one side waited in vain for the other in every sample")
-        remark = None
-        if self._expired:
-            remark = f"{self._expired} samples were thrown away: one side had waited in vain for the other"
-        elif self._beside:
-            remark = f"{self._beside} warps of the load ran on the multiprocessor of the chase"
         loads = [sample.bandwidth_gb_s for sample in self._samples if sample.bandwidth_gb_s is not None]
-        return conclude(
+        return of_latency(
             self.task,
             self._samples,
             self._astray,
-            remark,
+            f"{self._beside} warps of the load ran on the multiprocessor of the chase" if self._beside else None,
+            thrown_away=self._expired,
             bandwidth_gb_s=summarize(loads) if loads else None,
             verification=self.verification,
             seeds=tuple(self._seeds),
@@ -187,36 +180,6 @@ class Probe(ABC):
                 wall_ms=_since(started),
             )
         )
-
-
-def conclude(
-    task: Task, samples: Sequence[Sample], astray: str | None, remark: str | None = None, **more: Any
-) -> Measurement:
-    """Return the measurement that samples of a latency make.
-
-    Parameters
-    ----------
-    astray
-        Which walk ended where its chain does not lead, as a sentence.
-    remark
-        The reason of one that is plainly ``ok``.
-    more
-        Further fields of it.
-    """
-    latency = summarize([sample.latency_ns or 0 for sample in samples])
-    status, reason = Status.OK, remark
-    if astray is not None:
-        status, reason = Status.CORRUPT, astray
-    elif is_unstable(latency):
-        status, reason = Status.UNSTABLE, unstable_reason(latency)
-    return finish(task, status, reason=reason, samples=tuple(samples), latency_ns=latency, **more)
-
-
-def went_astray(sample: int, offset: int | None) -> str | None:
-    """Say in one sentence that a walk ended where its chain does not lead; ``None`` if it did not."""
-    if offset is None:
-        return None
-    return f"sample {sample}: the walk ended at offset {offset}, where its chain does not lead"
 
 
 class _Chase(Probe):
@@ -323,17 +286,6 @@ class _PingPong(Probe):
             self._expired += 1
             return
         self._samples.append(round_trips(laps.laps_ns[WARM_UP_LAPS:], _since(started)))
-
-
-def round_trips(laps_ns: Sequence[float], wall_ms: float) -> Sample:
-    """Return the sample that timed round trips make."""
-    return Sample(
-        latency_ns=statistics.fmean(laps_ns),
-        p50_ns=statistics.median(laps_ns),
-        p99_ns=statistics.quantiles(laps_ns, n=100)[98],
-        elapsed_ms=sum(laps_ns) / 1e6,
-        wall_ms=wall_ms,
-    )
 
 
 def _probe(task: Task) -> type[Probe]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
+from egmctl.bench.statistics import judged, summarize
 from egmctl.model.measurement import Measurement, Sample, Status, Summary
 
 SAMPLES_KEPT = 10_000
@@ -73,9 +73,8 @@ class Soak:
             costs=before.costs or now.costs,
         )
         headline = merged.latency_ns or merged.bandwidth_gb_s
-        if headline is not None and is_unstable(headline):
-            return replace(merged, status=Status.UNSTABLE, reason=unstable_reason(headline))
-        return replace(merged, status=Status.OK, reason=None)
+        status, reason = (Status.OK, None) if headline is None else judged(headline)
+        return replace(merged, status=status, reason=reason)
 
 
 def _worst(measurement: Measurement) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from egmctl.model.measurement import Summary
+from egmctl.model.measurement import Status, Summary
 from egmctl.units import GB
 
 UNSTABLE_CV = 0.03
@@ -44,9 +44,21 @@ def is_unstable(summary: Summary) -> bool:
     return summary.cv is not None and summary.cv > UNSTABLE_CV
 
 
-def unstable_reason(summary: Summary) -> str:
-    """Say in one sentence how much the samples differ."""
-    return f"the samples vary by {100 * (summary.cv or 0):.1f} % (CV)"
+def judged(summary: Summary, wrong: str | None = None, remark: str | None = None) -> tuple[Status, str | None]:
+    """Return the status of samples and its reason: that data was wrong outweighs that the samples differ too much.
+
+    Parameters
+    ----------
+    wrong
+        What was wrong, as a sentence.
+    remark
+        The reason of samples that are plainly ``ok``.
+    """
+    if wrong is not None:
+        return Status.CORRUPT, wrong
+    if is_unstable(summary):
+        return Status.UNSTABLE, f"the samples vary by {100 * (summary.cv or 0):.1f} % (CV)"
+    return Status.OK, remark
 
 
 def bandwidth_gb_s(size_bytes: int, elapsed_ms: float) -> float:

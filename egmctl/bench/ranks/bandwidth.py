@@ -14,9 +14,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from egmctl.bench.bandwidth import BY_KERNELS, WARM_UP_PASSES, conclude, mismatch_of, to_sample
+from egmctl.bench.bandwidth import BY_KERNELS, WARM_UP_PASSES
 from egmctl.bench.buffers import FlowBuffers, Window, assign, window
 from egmctl.bench.case import End
+from egmctl.bench.conclusion import bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.bench.exchange import Exchange, Item
 from egmctl.bench.flow_run import Destination, Mover, Source, cost_of
 from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
@@ -153,7 +154,7 @@ class _Step:
         """Return the measurement of a task, of which each rank has told what it knows."""
         task, part = self._tasks[place], self._parts[place]
         gating = {items[flow.initiator_rank or 0].data["gating"] for flow in task.flows}
-        return conclude(
+        return of_bandwidth(
             task,
             part.samples,
             part.mismatch,
@@ -253,7 +254,7 @@ class _Step:
             first, last = min(flow["opened_s"] for flow in flows), max(flow["ended_s"] for flow in flows)
             elapsed_ms = (last - first) * 1e3
         wall_ms = max(flow["wall_ms"] for flow in flows)
-        return to_sample(self._tasks[place], elapsed_ms, [flow["ms"] for flow in flows], wall_ms)
+        return bandwidth_sample(self._tasks[place], elapsed_ms, [flow["ms"] for flow in flows], wall_ms)
 
     def _one_node(self, place: int) -> bool:
         return len({self._team.ranks[number].host for number in self._tasks[place].ranks}) == 1

@@ -10,8 +10,9 @@ from typing import Any
 
 from egmctl.bench.buffers import assign
 from egmctl.bench.case import End
+from egmctl.bench.conclusion import of_latency, went_astray
 from egmctl.bench.exchange import Exchange
-from egmctl.bench.latency import WARM_UP_LOADS, conclude, went_astray
+from egmctl.bench.latency import WARM_UP_LOADS
 from egmctl.bench.ranks import evidence
 from egmctl.bench.ranks.sharing import open_buffers
 from egmctl.bench.ranks.team import Team
@@ -37,7 +38,7 @@ def measure(
     for place, (task, outcome) in enumerate(zip(tasks, team.outcomes, strict=True)):
         if outcome is None:
             samples, seed = step.samples[place], step.seeds[place, 0, End.SOURCE]
-            outcome = conclude(
+            outcome = of_latency(
                 task, samples, step.astray[place], verification=Verification.WALK_EVERY_SAMPLE, seeds=(seed,)
             )
             outcome = replace(outcome, evidence=evidence.gathered(task, len(samples), ranks, gathered[place]))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from egmctl.bench.bandwidth import mismatch_of
+from egmctl.bench.conclusion import mismatch_of
 from egmctl.bench.exchange import Exchange, Item
 from egmctl.bench.ranks.holding import Holding, holding
 from egmctl.bench.ranks.team import Team, close_all

@@ -18,19 +18,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from egmctl.bench.conclusion import of_latency, round_trips
 from egmctl.bench.exchange import Exchange, Item
-from egmctl.bench.latency import WARM_UP_LAPS, round_trips
+from egmctl.bench.latency import WARM_UP_LAPS
 from egmctl.bench.outcomes import FAILURES
 from egmctl.bench.ranks.holding import Holding, holding
 from egmctl.bench.ranks.team import Team, close_all
 from egmctl.bench.rig import Rig
-from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
 from egmctl.gpu.chase import Reader, clear_flag
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.ipc_events import ImportedEvent, SharedEvent
 from egmctl.gpu.timing import Stream
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Engine, Measurement, Sample, Settings, Status, Task, finish
+from egmctl.model.measurement import Engine, Measurement, Sample, Settings, Task
 from egmctl.model.rank import Rank
 
 SILENCE_S = 5.0
@@ -93,16 +93,8 @@ def sample(team: Team, pairs: Sequence[_Pair]) -> list[Sample | None]:
 
 
 def _conclude(task: Task, taken: Sequence[Sample | None]) -> Measurement:
-    samples = tuple(sample for sample in taken if sample is not None)
-    if not samples:
-        return finish(task, Status.FAILED, reason="one side waited in vain for the other in every sample")
-    latency = summarize([sample.latency_ns or 0 for sample in samples])
-    status, reason = Status.OK, None
-    if is_unstable(latency):
-        status, reason = Status.UNSTABLE, unstable_reason(latency)
-    elif len(samples) < len(taken):
-        reason = f"{len(taken) - len(samples)} samples were thrown away: one side had waited in vain for the other"
-    return finish(task, status, reason=reason, samples=samples, latency_ns=latency)
+    samples = [sample for sample in taken if sample is not None]
+    return of_latency(task, samples, thrown_away=len(taken) - len(samples))
 
 
 class _Pair(ABC):

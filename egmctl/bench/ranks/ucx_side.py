@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from egmctl.bench.bandwidth import conclude, describe, mismatch_of, to_sample
 from egmctl.bench.buffers import Buffer, Window, assign, window
+from egmctl.bench.conclusion import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips
 from egmctl.bench.exchange import Item
 from egmctl.bench.flow_run import Destination, Source
-from egmctl.bench.latency import WARM_UP_LAPS, round_trips
+from egmctl.bench.latency import WARM_UP_LAPS
 from egmctl.bench.plan import SAMPLE_S
 from egmctl.bench.ranks.team import Team
 from egmctl.bench.rig import Rig
-from egmctl.bench.statistics import is_unstable, summarize, unstable_reason
 from egmctl.bench.ucx_report import network_devices, parse, path_of
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import HostNumaMemory
@@ -29,9 +28,7 @@ from egmctl.model.measurement import (
     Mismatch,
     Placement,
     Sample,
-    Status,
     Task,
-    finish,
 )
 from egmctl.model.ucx import UcxProtocol
 
@@ -160,7 +157,7 @@ class Side:
         self.samples.append(
             round_trips(taken, sum(taken) / 1e6)
             if chase
-            else to_sample(self.task, taken * 1e3, [taken * 1e3], taken * 1e3)
+            else bandwidth_sample(self.task, taken * 1e3, [taken * 1e3], taken * 1e3)
         )
         if (wrong := found[self._receiver].data) is not None and self.mismatch is None:
             self.mismatch = mismatch_of(Difference(*wrong), number, 0)
@@ -187,15 +184,9 @@ class Side:
             "seeds": (self.seed,),
         }
         if chase is None:
-            return conclude(task, self.samples, self.mismatch, **more)
-        latency = summarize([sample.latency_ns or 0 for sample in self.samples])
-        status, reason = Status.OK, None
-        if self.mismatch is not None:
-            status, reason = Status.CORRUPT, describe(self.mismatch, task)
-        elif is_unstable(latency):
-            status, reason = Status.UNSTABLE, unstable_reason(latency)
-        samples = tuple(self.samples)
-        return finish(task, status, reason=reason, samples=samples, latency_ns=latency, mismatch=self.mismatch, **more)
+            return of_bandwidth(task, self.samples, self.mismatch, **more)
+        wrong = describe(self.mismatch, task) if self.mismatch is not None else None
+        return of_latency(task, self.samples, wrong, mismatch=self.mismatch, **more)
 
     def told(self) -> dict[str, Any] | None:
         """End the link; return what this rank alone knows."""
