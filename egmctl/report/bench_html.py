@@ -10,7 +10,7 @@ from egmctl.model.measurement import RunReport, Status
 from egmctl.report.bench_parts import exceptions, families, how, tally
 from egmctl.report.bench_rates import rates
 from egmctl.report.bench_soak import soak_lines
-from egmctl.report.bench_summary import SUMMARY_NOTE, soak, summary
+from egmctl.report.bench_summary import soak, summary, summary_note
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.grid import Shade
 from egmctl.report.grid_html import grid_html, grids_html, legend_html
@@ -125,7 +125,7 @@ def _wires(report: RunReport) -> Iterator[Section]:
     grids = list(summary(report, next(iter(report.machines), None)))
     if grids:
         told, worst = list(soak_lines(report)), soak(report)
-        body: list[Child] = [element("p", SUMMARY_NOTE, class_="dim")]
+        body: list[Child] = [element("p", summary_note(grids), class_="dim")]
         body += [element("div", map(grid_html, grids), class_="stack")]
         body += [grid_html(worst) if worst is not None else None, bullets(told)]
         yield Section("wires", "By wire", tuple(body))

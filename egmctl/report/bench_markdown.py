@@ -8,7 +8,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import ClassVerdict, Grade, RunVerdict
 from egmctl.report.bench_html import banners, heading, subtitle
 from egmctl.report.bench_parts import exceptions, families, how, tally
-from egmctl.report.bench_summary import SUMMARY_NOTE, summary
+from egmctl.report.bench_summary import summary, summary_note
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.markdown import bullets, code, details, escaped, grid_markdown, table, warning
 
@@ -49,7 +49,7 @@ def _folded(report: RunReport) -> Iterator[tuple[str, str]]:
         yield name, details(name, table(("status", "what", "why"), rows))
     if grids := list(summary(report, next(iter(report.machines), None))):
         name = "By wire (GB/s)"
-        yield name, f"### {name}\n\n{''.join(map(grid_markdown, grids))}{escaped(SUMMARY_NOTE)}\n"
+        yield name, f"### {name}\n\n{''.join(map(grid_markdown, grids))}{escaped(summary_note(grids))}\n"
     if report.verdict is not None and report.verdict.classes:
         yield "Each class of paths", details("Each class of paths", _classes(report.verdict.classes))
     for family, tables in families(report):

@@ -14,6 +14,8 @@ from egmctl.report.bench_summary import side_by_side
 from egmctl.report.grid import EMPTY, Grid, lines
 from egmctl.units import format_size
 
+_FEW = 3
+"""Numbers of copies that are told one by one."""
 _GATING = {
     "kernel": "held back by a gate kernel until all are queued",
     "stream-wait": "held back by a stream wait until all are queued",
@@ -62,7 +64,8 @@ def how(report: RunReport) -> list[str]:
     told = [f"buffers of {format_size(settings.size_bytes)}", f"median of {settings.samples} samples"]
     measured = [m for m in report.measurements if m.samples]
     if copies := sorted({m.copies for m in measured if m.quantity is Quantity.BANDWIDTH}):
-        told.insert(1, f"copied {' or '.join(map(str, copies))} times a sample")
+        times = " or ".join(map(str, copies)) if len(copies) <= _FEW else f"{copies[0]} to {copies[-1]}"
+        told.insert(1, f"copied {times} times a sample")
     told += dict.fromkeys(_GATING[m.gating] for m in measured if m.gating in _GATING)
     told += dict.fromkeys(_VERIFICATION[m.verification] for m in measured if m.verification)
     return told

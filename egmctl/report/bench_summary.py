@@ -9,7 +9,7 @@ from egmctl.bench.nominal import nominal_gb_s
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, RunReport, Status, Task
 from egmctl.report.bench_matrix import cell, ends
-from egmctl.report.grid import EMPTY, Cell, Grid, Line, Shade
+from egmctl.report.grid import EMPTY, Cell, Grid, Line, Shade, lines
 from egmctl.units import format_size, printable
 
 _KINDS = {
@@ -56,10 +56,6 @@ def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> I
 
 
 SUMMARY = "Summary by wire (GB/s)"
-SUMMARY_NOTE = (
-    "n paths: the median of their medians, the least of them, and its distance from the most; wire: the median against "
-    "the nominal rate in one direction, from which no packet overhead is taken off."
-)
 
 
 def summary(report: RunReport, machine: Machine | None) -> Iterator[Grid]:
@@ -80,16 +76,27 @@ def summary(report: RunReport, machine: Machine | None) -> Iterator[Grid]:
         yield _reached(wire + (f", {' or '.join(sorted(rates))} GB/s nominal" if rates else ""), cases)
 
 
+def summary_note(grids: Sequence[Grid]) -> str:
+    """Say what the columns of :func:`summary` are."""
+    told = "n paths: the median of their medians, the least of them, and its distance from the most"
+    if any(line.header == ("wire",) for grid in grids for line in lines(grid)):
+        told += (
+            "; wire: the median against the nominal rate in one direction, from which no packet overhead is taken off"
+        )
+    return f"{told}."
+
+
 def _reached(wire: str, cases: Mapping[tuple[str, int], Sequence[tuple[float, float | None]]]) -> Grid:
     swept = {case for case, _ in cases if sum(case == other for other, _ in cases) > 1}
     values = [[value for value, _ in found] for found in cases.values()]
     columns = {
         "n": [str(len(those)) for those in values],
-        "median": [f"{median(those):.1f}" for those in values],
-        "least": [f"{min(those):.1f}" for those in values],
+        "median": [f"{median(those):.2f}" for those in values],
+        "least": [f"{min(those):.2f}" for those in values],
         "spread": [_spread(those) for those in values],
-        "wire": [_percent(found) for found in cases.values()],
     }
+    if any(rate for found in cases.values() for _, rate in found):
+        columns["wire"] = [_percent(found) for found in cases.values()]
     rows = (f"{case} {format_size(size)}" if case in swept else case for case, size in cases)
     return Grid(caption=wire, rows=tuple(rows), groups=_groups(columns))
 
@@ -106,12 +113,12 @@ def soak(report: RunReport) -> Grid | None:
     worst = sorted(found, key=lambda pair: pair[1])[:_WORST]
     rows = [(m, m.bandwidth_gb_s, m.slowest_at_s or 0) for m, _ in worst if m.bandwidth_gb_s is not None]
     columns = {
-        "median": [f"{summary.median:.1f}" for _, summary, _ in rows],
-        "least": [f"{summary.min:.1f}" for _, summary, _ in rows],
+        "median": [f"{summary.median:.2f}" for _, summary, _ in rows],
+        "least": [f"{summary.min:.2f}" for _, summary, _ in rows],
         "at": [f"{at_s:.0f} s" for _, _, at_s in rows],
     }
     return Grid(
-        caption=f"Worst of {report.settings.duration_s or 0:g} s (GB/s)",
+        caption=f"Worst of {report.wall_s:.0f} s (GB/s)",
         rows=tuple(f"{m.case} {m.path if len(m.flows) < _FEW else ''}".rstrip() for m, _, _ in rows),
         groups=_groups(columns),
     )

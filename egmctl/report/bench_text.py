@@ -13,7 +13,7 @@ from egmctl.model.measurement import RunReport, Status
 from egmctl.report.bench_fold import FOLDED_ABOVE, folded
 from egmctl.report.bench_parts import exceptions, grids, how, tally
 from egmctl.report.bench_soak import soak_lines
-from egmctl.report.bench_summary import SUMMARY, SUMMARY_NOTE, soak, summary
+from egmctl.report.bench_summary import SUMMARY, soak, summary, summary_note
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.grid import columns_text, grid_text
 from egmctl.report.table import DIM, HEADING, WIDTH, wrap
@@ -56,7 +56,7 @@ def _tables(report: RunReport, machine: Machine | None) -> Iterator[Text]:
     if (worst := soak(report)) is not None:
         yield grid_text(worst)
     if by_wire := list(summary(report, machine)):
-        text = Text().append(f"{SUMMARY}\n", HEADING).append(wrap(SUMMARY_NOTE, ""), DIM)
+        text = Text().append(f"{SUMMARY}\n", HEADING).append(wrap(summary_note(by_wire), ""), DIM)
         for grid in by_wire:
             text.append(f"{grid.caption}\n", DIM).append_text(columns_text(grid))
         yield text

@@ -115,20 +115,19 @@ GPU2  122.00  123.00       -
 
 Summary by wire (GB/s)
 n paths: the median of their medians, the least of them, and its distance from
-  the most; wire: the median against the nominal rate in one direction, from
-  which no packet overhead is taken off.
+  the most.
 C2C
-                               n  median  least  spread  wire
-host_numa_to_device_memcpy_ce  3   101.0  100.0   4.8 %     -
-device_to_host_numa_memcpy_ce  3   107.0  106.0   4.5 %     -
+                               n  median   least  spread
+host_numa_to_device_memcpy_ce  3  101.00  100.00   4.8 %
+device_to_host_numa_memcpy_ce  3  107.00  106.00   4.5 %
 NV18>C2C
-                               n  median  least  spread  wire
-host_numa_to_device_memcpy_ce  3   103.0  102.0   1.9 %     -
-device_to_host_numa_memcpy_ce  3   109.0  108.0   1.8 %     -
+                               n  median   least  spread
+host_numa_to_device_memcpy_ce  3  103.00  102.00   1.9 %
+device_to_host_numa_memcpy_ce  3  109.00  108.00   1.8 %
 NV18
-                                  n  median  least  spread  wire
-device_to_device_memcpy_write_ce  6   114.5  112.0   4.3 %     -
-device_to_device_memcpy_read_ce   6   120.5  118.0   4.1 %     -
+                                  n  median   least  spread
+device_to_device_memcpy_write_ce  6  114.50  112.00   4.3 %
+device_to_device_memcpy_read_ce   6  120.50  118.00   4.1 %
 
 24 measurements: 24 ok
 """

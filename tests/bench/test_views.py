@@ -13,6 +13,7 @@ from egmctl.bench.statistics import summarize
 from egmctl.facts import replay
 from egmctl.model.evidence import Evidence, GpuEvidence, Placement, Route, Verdict, Wire
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
+from egmctl.report.bench_parts import how
 from egmctl.report.bench_text import bench_text
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.table import WIDTH
@@ -150,12 +151,41 @@ def test_the_summary_sets_each_case_against_its_wire() -> None:
         text[text.index("NV18, ") :]
         == """\
 NV18, 900.0 GB/s nominal
-                                  n  median  least  spread  wire
-device_to_device_memcpy_write_ce  2   105.0  100.0   9.1 %  12 %
-one_to_all_write_ce               2   125.0  120.0   7.7 %  14 %
-all_pairs_write_ce                1   281.0  281.0       -     -
+                                  n  median   least  spread  wire
+device_to_device_memcpy_write_ce  2  105.00  100.00   9.1 %  12 %
+one_to_all_write_ce               2  125.00  120.00   7.7 %  14 %
+all_pairs_write_ce                1  281.00  281.00       -     -
 """
     )
+
+
+def test_a_wire_without_a_nominal_rate_has_no_column_of_it() -> None:
+    text = text_of("device_to_device_memcpy_write_ce", "device_local_copy", gpus=2)
+    assert "\nlocal\n                   n  median   least  spread\n" in text
+    assert "wire: the median against the nominal rate" in " ".join(text.split())
+    alone = text_of("device_local_copy", gpus=2)
+    assert "wire: " not in alone
+    assert "its distance from" in alone
+
+
+def test_of_a_slow_wire_the_summary_shows_as_much_as_the_tables() -> None:
+    report = report_of("device_to_device_memcpy_write_ce", gpus=2)
+    slow = [
+        replace(m, bandwidth_gb_s=summarize([0.234]), flows_gb_s=(summarize([0.234]),)) for m in report.measurements
+    ]
+    text = bench_text(replace(report, measurements=tuple(slow))).plain
+    assert "device_to_device_memcpy_write_ce  2    0.23   0.23   0.0 %\n" in text
+
+
+def test_many_numbers_of_copies_are_told_by_the_least_and_the_most() -> None:
+    report = report_of("device_to_device_memcpy_write_ce", gpus=3)
+
+    def told(*copies: int) -> str:
+        found = [replace(m, copies=n) for m, n in zip(report.measurements, copies, strict=True)]
+        return how(replace(report, measurements=tuple(found)))[1]
+
+    assert told(4, 1, 8, 1, 4, 8) == "copied 1 or 4 or 8 times a sample"
+    assert told(4, 1, 1622, 14, 4, 8) == "copied 1 to 1622 times a sample"
 
 
 def test_a_soak_shows_the_paths_that_fell_farthest_and_when() -> None:
@@ -164,15 +194,17 @@ def test_a_soak_shows_the_paths_that_fell_farthest_and_when() -> None:
         replace(m, bandwidth_gb_s=summarize([100.0, 100.0, least]), slowest_at_s=at_s)
         for m, least, at_s in zip(report.measurements, (99.0, 60.0), (12.0, 47.4), strict=True)
     ]
-    report = replace(report, settings=replace(SETTINGS, duration_s=60), measurements=tuple(found))
+    # Interrupted before its hour was over.
+    how_long = replace(SETTINGS, duration_s=3600)
+    report = replace(report, settings=how_long, measurements=tuple(found), wall_s=48.2, interrupted=True)
     text = bench_text(report).plain
     assert (
         text[text.index("Worst of") : text.index("\nSummary")]
         == """\
-Worst of 60 s (GB/s)
+Worst of 48 s (GB/s)
                                                median  least    at
-device_to_device_memcpy_write_ce GPU1 -> GPU0   100.0   60.0  47 s
-device_to_device_memcpy_write_ce GPU0 -> GPU1   100.0   99.0  12 s
+device_to_device_memcpy_write_ce GPU1 -> GPU0  100.00  60.00  47 s
+device_to_device_memcpy_write_ce GPU0 -> GPU1  100.00  99.00  12 s
 """
     )
 
