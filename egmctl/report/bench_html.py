@@ -20,7 +20,7 @@ from egmctl.report.markup import Child, element
 from egmctl.report.origin import origin_banner
 from egmctl.report.page import Section, bullets, page
 from egmctl.report.topo_html import parts
-from egmctl.report.verdict_html import call, classes_table, verdict_html
+from egmctl.report.verdict_html import call, classes_html, verdict_html
 from egmctl.topo.topology import Topology, topology
 
 _FAMILIES = {
@@ -89,9 +89,7 @@ def _sections(report: RunReport) -> Iterator[Section]:
         yield Section(family, _FAMILIES.get(family, family), (drawn, *map(legend_html, shades)))
     yield from _wires(report)
     if report.verdict is not None and report.verdict.classes:
-        told = "Held against the profile, the wire and the siblings, each for itself; none: nothing to judge by."
-        body = element("p", told, class_="dim"), classes_table(report.verdict.classes)
-        yield Section("classes", "Each class of paths", body)
+        yield Section("classes", "Each class of paths", tuple(classes_html(report.verdict)))
     yield Section("reasons", "Not plainly measured", (_reasons(report),))
     yield Section("notes", "How it was measured", tuple(_notes(report)))
 

@@ -35,13 +35,18 @@ def verdict_html(verdict: RunVerdict) -> Iterator[Element]:
         yield element("ul", (element("li", line) for line in verdict.warnings), class_="sentences")
     if bad := [one for one in verdict.classes if one.grade in (Grade.FAIL, Grade.WARN)]:
         yield element("h3", "Not as it should be")
-        yield classes_table(bad)
+        yield _classes(bad, _sources(verdict))
 
 
-def classes_table(classes: Sequence[ClassVerdict]) -> Element:
-    """Return what was judged of each class: the three judgements apart, and their sum."""
-    head = ("class", "paths", "median", "worst", "expected", "verdict", "profile", "wire", "siblings")
-    return _table(head, [_class(one) for one in classes])
+def classes_html(verdict: RunVerdict) -> Iterator[Element]:
+    """Yield what was judged of each class, the three judgements apart and their sum, and where references come from."""
+    told = "Held against the profile, the wire and the siblings, each for itself; none: nothing to judge by."
+    yield element("p", told, class_="dim")
+    sources = _sources(verdict)
+    yield _classes(verdict.classes, sources)
+    if sources:
+        yield element("h3", "References")
+        yield element("ol" if len(sources) > 1 else "ul", (element("li", one) for one in sources), class_="sentences")
 
 
 def call(look: str, word: str, why: str) -> Element:
@@ -60,6 +65,15 @@ def word(grade: Grade) -> Element:
     if grade is Grade.NO_REFERENCE:
         return element("span", "none", class_="dim")
     return element("span", _WORDS[grade].lower(), class_=f"word-{_LOOKS[grade]}")
+
+
+def _sources(verdict: RunVerdict) -> list[str]:
+    return list(dict.fromkeys(one.source for one in verdict.classes if one.source is not None))
+
+
+def _classes(classes: Sequence[ClassVerdict], sources: Sequence[str]) -> Element:
+    head = ("class", "paths", "median", "worst", "expected", "verdict", "profile", "wire", "siblings")
+    return _table(head, [_class(one, sources) for one in classes])
 
 
 _NUMBERS = frozenset({"paths", "median", "worst", "expected", "reaches"})
@@ -99,11 +113,13 @@ def _culprit(culprit: Culprit) -> tuple[Child, ...]:
     return what, culprit.path_class, f"{100 * culprit.ratio:.0f} %", word(culprit.grade), culprit.reason
 
 
-def _class(one: ClassVerdict) -> tuple[Child, ...]:
+def _class(one: ClassVerdict, sources: Sequence[str]) -> tuple[Child, ...]:
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.1f} {one.unit}"
 
-    told = " ".join(filter(None, (f"{one.reason}.", one.source)))
+    told = f"{one.reason}."
+    if one.source is not None and len(sources) > 1:
+        told += f" Reference {sources.index(one.source) + 1}."
     return (
         (one.path_class, element("span", told, class_="source")),
         str(len(one.measurements)),

@@ -137,15 +137,30 @@ def test_hostile_words_are_shown_as_they_are_spelled() -> None:
     assert any(ESCAPED in words(row) for row in elements(tree, "tr"))
 
 
-def test_the_verdict_comes_first_and_names_gpu_direction_and_source() -> None:
+def test_the_verdict_comes_first_and_names_gpu_and_direction() -> None:
     tree = parse(bench_html(judged(run(cases=("device_to_device_memcpy_write_ce",)))))
     first = next(elements(tree, "section"))
     assert first.get("id") == "verdict"
     told = words(first)
-    for part in ("Fail", "1 of 2 classes fails", "egress", "25 %", "hgx-h200", "measured on 2 machines", "rose by 3"):
+    for part in ("Fail", "1 of 2 classes fails", "egress", "25 %", "hgx-h200", "rose by 3"):
         assert part in told
     (cell,) = [one for one in elements(tree, "td") if "judged-fail" in one.get("class", "")]
     assert words(cell).endswith(" fail"), "a word, not the colour alone"
+
+
+@pytest.mark.parametrize("sources", [("measured on 2 machines",), ("measured on 2 machines", "published by its maker")])
+def test_where_references_come_from_is_told_once_and_each_class_says_which_it_has(sources: tuple[str, ...]) -> None:
+    made = judged(run(cases=("device_to_device_memcpy_write_ce",)))
+    assert made.verdict is not None
+    classes = tuple(replace(made.verdict.classes[0], source=source) for source in (*sources, sources[0]))
+    tree = parse(bench_html(replace(made, verdict=replace(made.verdict, classes=classes))))
+    assert [words(tree).count(source) for source in sources] == [1] * len(sources)
+    (section,) = [one for one in elements(tree, "section") if one.get("id") == "classes"]
+    told = [words(next(elements(row, "span"))) for row in elements(next(elements(section, "tbody")), "tr")]
+    which = [" Reference 1.", " Reference 2.", " Reference 1."] if len(sources) > 1 else ["", ""]
+    assert told == [f"101.0 is below 350.0.{one}" for one in which]
+    listed = next(elements(section, "ol" if len(sources) > 1 else "ul"))
+    assert [words(one) for one in elements(listed, "li")] == list(sources)
 
 
 def test_what_was_not_plainly_measured_has_its_reason() -> None:
