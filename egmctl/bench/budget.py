@@ -28,11 +28,11 @@ def check_memory(plan: Plan, machine: Machine, cgroup_left_bytes: int | None = N
     UsageError
         Naming the first place that is too small and the size that would fit it.
     """
-    for peak, free in _too_much(plan.peaks, machine, plan.settings.memory_percent, cgroup_left_bytes):
+    share = plan.settings.memory_percent
+    for peak, free in _excesses(plan.peaks, machine, share, cgroup_left_bytes):
         fits = _fitting_mib(plan, peak, free)
         raise UsageError(
-            f"--size {format_size(plan.settings.size_bytes)} takes {format_size(peak.bytes)} on {_name(peak)}, "
-            f"more than {_of(plan.settings.memory_percent)} of the {format_size(free)} free there; "
+            f"--size {format_size(plan.settings.size_bytes)} {_takes(peak, free, share)}; "
             + (f"at most --size {fits}M fits" if fits else "nothing fits")
         )
 
@@ -42,8 +42,8 @@ def smaller_size(plan: Plan, machine: Machine, cgroup_left_bytes: int | None = N
 
     For a size that nobody chose: it gives way to what is free, and the report says so.
     """
-    too_much = _too_much(plan.peaks, machine, plan.settings.memory_percent, cgroup_left_bytes)
-    sizes = [(_fitting_mib(plan, peak, free), peak) for peak, free in too_much]
+    excesses = _excesses(plan.peaks, machine, plan.settings.memory_percent, cgroup_left_bytes)
+    sizes = [(_fitting_mib(plan, peak, free), peak) for peak, free in excesses]
     fits, peak = min(sizes, key=lambda item: item[0], default=(0, None))
     return (fits * MIB, _name(peak)) if fits and peak else None
 
@@ -56,9 +56,8 @@ def too_large(machine: Machine, task: Task, share: int) -> str | None:
     share
         Per cent of what is free.
     """
-    for peak, free in _too_much(peaks([[task]]), machine, share):
-        taken = f"it takes {format_size(peak.bytes)} on {_name(peak)}"
-        return f"{taken}, more than {_of(share)} of the {format_size(free)} free there"
+    for peak, free in _excesses(peaks([[task]]), machine, share):
+        return f"it {_takes(peak, free, share)}"
     return None
 
 
@@ -76,7 +75,7 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
     return nvml.memory_total_bytes - nvml.memory_used_bytes
 
 
-def _too_much(
+def _excesses(
     wanted: Iterable[Peak], machine: Machine, share: int, cgroup_left_bytes: int | None = None
 ) -> Iterator[tuple[Peak, int]]:
     """Yield what takes more than its share of a place, with the bytes free there."""
@@ -96,5 +95,6 @@ def _name(peak: Peak) -> str:
     return peak.place.label if peak.place else "the host"
 
 
-def _of(share: int) -> str:
-    return "half" if share == 50 else f"{share} %"
+def _takes(peak: Peak, free: int, share: int) -> str:
+    part = "half" if share == 50 else f"{share} %"
+    return f"takes {format_size(peak.bytes)} on {_name(peak)}, more than {part} of the {format_size(free)} free there"

@@ -202,6 +202,16 @@ class Rig:
         if (held := self._buffers.pop(buffer, None)) is not None:
             held.memory.close()
 
+    def release_all(self, buffers: Iterable[Buffer]) -> str | None:
+        """Give buffers back; return what went wrong with the last one that could not be."""
+        problem = None
+        for buffer in buffers:
+            try:
+                self.release(buffer)
+            except DriverCallError as error:
+                problem = str(error)
+        return problem
+
     def connect(self, initiator: str, bus_id: str | None) -> None:
         """Let the GPU that issues work reach the memory of another one."""
         if bus_id is not None and bus_id != initiator:

@@ -13,7 +13,6 @@ from threading import Thread
 from typing import Any
 
 from egmctl.bench import bandwidth, cpu, latency
-from egmctl.bench.buffers import Buffer
 from egmctl.bench.outcomes import failure
 from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
 from egmctl.bench.rig import Rig
@@ -40,7 +39,7 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
         for ordered, measurement in zip(step.tasks, found, strict=True):
             parent.send({"event": Event.MEASURED, "task": ordered.number, "measurement": to_json(measurement)})
         broken = any(measurement.status is Status.FAILED for measurement in found) and not rig.works()
-        problem = None if broken else _release(rig, step.release)
+        problem = None if broken else rig.release_all(step.release)
         parent.send({"event": Event.OVER, "broken": broken, "problem": problem})
         if broken:
             # Nothing can be released any more through a broken context; the end of the process does it.
@@ -57,17 +56,6 @@ def start_driver() -> None:
     initialise()
     compiler.join()
     program.compile_ahead(architectures())
-
-
-def _release(rig: Rig, buffers: Sequence[Buffer]) -> str | None:
-    """Give buffers back; return what went wrong with the last one that could not be."""
-    problem = None
-    for buffer in buffers:
-        try:
-            rig.release(buffer)
-        except DriverCallError as error:
-            problem = str(error)
-    return problem
 
 
 def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:

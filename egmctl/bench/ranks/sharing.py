@@ -11,7 +11,6 @@ from egmctl.bench.case import End
 from egmctl.bench.exchange import Exchange, Item
 from egmctl.bench.ranks.team import Team, close_all
 from egmctl.bench.rig import Rig
-from egmctl.errors import DriverCallError
 from egmctl.gpu.handles import ImportedMemory
 from egmctl.model.measurement import Endpoint, Flow, Task
 
@@ -78,12 +77,8 @@ def release(exchange: Exchange, rig: Rig, buffers: Sequence[Buffer]) -> str | No
     """Let go of buffers, of those of others first and in all ranks; return what went wrong with the last one."""
     problem = None
     for own in (False, True):
-        for buffer in buffers:
-            if (buffer.end.rank == exchange.rank) is own:
-                try:
-                    rig.release(buffer)
-                except DriverCallError as error:
-                    problem = str(error)
+        chosen = (buffer for buffer in buffers if (buffer.end.rank == exchange.rank) is own)
+        problem = rig.release_all(chosen) or problem
         exchange.barrier()
     return problem
 

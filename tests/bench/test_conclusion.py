@@ -1,0 +1,48 @@
+"""What samples of a latency make of a task: wrong data outweighs spread, and both outweigh any remark."""
+
+from __future__ import annotations
+
+import pytest
+
+from egmctl.bench.conclusion import of_latency
+from egmctl.bench.plan import make_plan
+from egmctl.facts import replay
+from egmctl.model.measurement import Measurement, Sample, Settings, Status
+from tests.bench.four import FOUR
+
+DGX = replay.load("dgx-h100")
+TASK = (
+    make_plan(DGX, (DGX.gpus or ())[:1], [0], FOUR, Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=9))
+    .tasks[0]
+    .task
+)
+WRONG = "sample 0: the walk ended at offset 128, where its chain does not lead"
+STEADY, VARYING = (600.0, 601.0), (600.0, 900.0)
+
+
+def concluded(values: tuple[float, ...], wrong: str | None = None, thrown_away: int = 0) -> Measurement:
+    samples = [Sample(latency_ns=value, elapsed_ms=1, wall_ms=1) for value in values]
+    return of_latency(TASK, samples, wrong, "a remark", thrown_away=thrown_away)
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong", "thrown_away", "status", "reason"),
+    [
+        (STEADY, None, 0, Status.OK, "a remark"),
+        (STEADY, None, 3, Status.OK, "3 samples were thrown away: one side had waited in vain for the other"),
+        (VARYING, None, 3, Status.UNSTABLE, "the samples vary by 28.3 % (CV)"),
+        (VARYING, WRONG, 3, Status.CORRUPT, WRONG),
+    ],
+)
+def test_the_gravest_is_the_reason(
+    values: tuple[float, ...], wrong: str | None, thrown_away: int, status: Status, reason: str
+) -> None:
+    measurement = concluded(values, wrong, thrown_away)
+    assert (measurement.status, measurement.reason) == (status, reason)
+    assert [sample.latency_ns for sample in measurement.samples] == [*values]
+
+
+def test_a_task_whose_samples_were_all_thrown_away_has_failed() -> None:
+    measurement = concluded((), thrown_away=5)
+    assert (measurement.status, measurement.latency_ns) == (Status.FAILED, None)
+    assert measurement.reason == "one side waited in vain for the other in every sample"
