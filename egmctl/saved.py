@@ -10,7 +10,6 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from egmctl.documents import check_schema, read_object, refuse, short
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.codec import DecodeError, from_json
+from egmctl.model.command import Command
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
@@ -29,17 +29,6 @@ from egmctl.topo.topology import Topology, topology
 from egmctl.units import printable
 
 Result = RunReport | DoctorResult | TopoResult | Machine
-
-
-class SavedKind(StrEnum):
-    """Which command wrote a file."""
-
-    BENCH = "bench"
-    DOCTOR = "doctor"
-    TOPO = "topo"
-    SNAPSHOT = "snapshot"
-    ERROR = "error"
-    """Any of them, which ended before it had a result."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +44,8 @@ class Saved:
     """One file's content."""
 
     path: Path
-    kind: SavedKind
+    kind: Command | None
+    """What wrote it; ``None`` where that ended before it had a result: the file does not say."""
     name: str
     """The file's stem, which stands for the node: a document without ``--full`` holds no name of a host. Of files
     with the same stem, their paths (:func:`load_all`)."""
@@ -77,10 +67,10 @@ class Saved:
         return () if self.result is None else self.result.machines
 
 
-_RESULTS: dict[str, tuple[SavedKind, type[RunReport] | type[DoctorResult] | type[TopoResult]]] = {
-    BENCH_SCHEMA: (SavedKind.BENCH, RunReport),
-    DOCTOR_SCHEMA: (SavedKind.DOCTOR, DoctorResult),
-    TOPO_SCHEMA: (SavedKind.TOPO, TopoResult),
+_RESULTS: dict[str, tuple[Command, type[RunReport] | type[DoctorResult] | type[TopoResult]]] = {
+    BENCH_SCHEMA: (Command.BENCH, RunReport),
+    DOCTOR_SCHEMA: (Command.DOCTOR, DoctorResult),
+    TOPO_SCHEMA: (Command.TOPO, TopoResult),
 }
 
 
@@ -99,7 +89,7 @@ def load(path: str | os.PathLike[str]) -> Saved:
         machine = replay.recorded(replay.decode(document, source), file)
         return Saved(
             path=file,
-            kind=SavedKind.SNAPSHOT,
+            kind=Command.SNAPSHOT,
             name=file.stem,
             result=machine,
             tool=f"egmctl {document.get('egmctl', '')}".strip(),
@@ -107,7 +97,7 @@ def load(path: str | os.PathLike[str]) -> Saved:
         )
     envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
     body = document.get("result")
-    kind, result = SavedKind.ERROR, None
+    kind, result = None, None
     if schema != ERROR_SCHEMA:
         kind, cls = _RESULTS[schema]
         result = _result(cls, body, source)

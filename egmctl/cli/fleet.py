@@ -19,7 +19,7 @@ from egmctl.units import printable
 
 if TYPE_CHECKING:
     from egmctl.fleet.run import Progress
-    from egmctl.model.fleet import Command
+    from egmctl.model.command import Command
 
     Word = TypeVar("Word", bound=StrEnum)
 
@@ -126,7 +126,8 @@ def fleet(
 
     egmctl fleet doctor -w node[01-72] -- --for egm
     """
-    from egmctl.model.fleet import Command, Launcher
+    from egmctl.model.command import Command
+    from egmctl.model.fleet import Launcher
     from egmctl.nodesets import require_clustershell
 
     require_clustershell("'egmctl fleet'")

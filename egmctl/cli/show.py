@@ -41,10 +41,11 @@ def show(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show a saved result again, in any form: the bytes that the command itself would have written."""
-    from egmctl.saved import SavedKind, load, viewed
+    from egmctl.model.command import Command
+    from egmctl.saved import load, viewed
 
     saved = load(file)
-    valid = {SavedKind.BENCH: BENCH, SavedKind.DOCTOR: DOCTOR}.get(saved.kind, TOPO)
+    valid = BENCH if saved.kind is Command.BENCH else DOCTOR if saved.kind is Command.DOCTOR else TOPO
     form = choose_form(valid, output, json=json, csv=csv, form=format)
     check_output(output, force)
     content: Text | str = file.read_text("utf-8")

@@ -14,12 +14,13 @@ from egmctl.comparison.matching import GpuNames, points
 from egmctl.comparison.spread import TOLERANCE, SpreadOf, default_spread
 from egmctl.comparison.words import Judge, Statement, Subject
 from egmctl.errors import UsageError
-from egmctl.model.comparison import Comparison, Kind, Node, WordDifference
+from egmctl.model.command import Command
+from egmctl.model.comparison import Comparison, Node, WordDifference
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.nodesets import fold
 from egmctl.report.doctor_json import DoctorResult
-from egmctl.saved import Saved, SavedKind
+from egmctl.saved import Saved
 from egmctl.units import natural
 
 
@@ -55,9 +56,9 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
     )
     if len(useful) < 2:
         return whole
-    if kind is Kind.BENCH:
+    if kind is Command.BENCH:
         whole = _bench(whole, names, [one.result for one in useful if isinstance(one.result, RunReport)], spread)
-    elif kind is Kind.DOCTOR:
+    elif kind is Command.DOCTOR:
         whole = _doctor(whole, names, [one.result for one in useful if isinstance(one.result, DoctorResult)])
     machines = [one.machines for one in useful]
     if all(len(those) == 1 for those in machines):
@@ -96,7 +97,7 @@ def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machin
     sections = facts.sections_of(machines)
     files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
     told = _words(names, files, facts.judge, whole.of_nodes)
-    if whole.kind in (Kind.BENCH, Kind.DOCTOR):
+    if whole.kind in (Command.BENCH, Command.DOCTOR):
         return replace(whole, machines=told, notes=(*whole.notes, *_swapped(machines, whole.of_nodes)))
     return replace(
         whole,
@@ -113,7 +114,7 @@ def _words(
     return against(names, files, judge)
 
 
-def _kind(saved: Sequence[Saved]) -> Kind:
+def _kind(saved: Sequence[Saved]) -> Command:
     """Return the kind that all files are of that have a result.
 
     Raises
@@ -123,9 +124,9 @@ def _kind(saved: Sequence[Saved]) -> Kind:
     """
     if len(saved) < 2:
         raise UsageError("there is nothing to compare with: give two files or more")
-    kinds: dict[SavedKind, Saved] = {}
+    kinds: dict[Command, Saved] = {}
     for one in saved:
-        if one.kind is not SavedKind.ERROR:
+        if one.kind is not None:
             kinds.setdefault(one.kind, one)
     if len(kinds) > 1:
         one, other = list(kinds.values())[:2]
@@ -135,7 +136,7 @@ def _kind(saved: Sequence[Saved]) -> Kind:
         )
     if not kinds:
         raise UsageError(f"none of the {len(saved)} files has a result: {saved[0].path}: {_problem(saved[0])}")
-    return Kind(next(iter(kinds)).value)
+    return next(iter(kinds))
 
 
 def _node(saved: Saved) -> Node:

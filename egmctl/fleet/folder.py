@@ -17,7 +17,8 @@ from egmctl.documents import read_object, refuse
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import write_whole
 from egmctl.model.codec import DecodeError, from_json
-from egmctl.model.fleet import FLEET_SCHEMA, Command, FleetReport
+from egmctl.model.command import Command
+from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.units import printable
 
 REPORT = "fleet.json"

@@ -10,7 +10,8 @@ from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ExitCode, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.remote import Output, read_output
-from egmctl.model.fleet import Answer, Asked, Command, Reach
+from egmctl.model.command import Command
+from egmctl.model.fleet import Answer, Asked, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.measurement import BENCH_SCHEMA
 from egmctl.report.doctor_json import DOCTOR_SCHEMA

@@ -16,7 +16,8 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from egmctl.model.fleet import Asked, Command
+from egmctl.model.command import Command
+from egmctl.model.fleet import Asked
 
 MARK = "egmctl-fleet"
 KILL_AFTER_S = 10

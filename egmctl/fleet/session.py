@@ -16,8 +16,9 @@ from egmctl.fleet.folder import Folder, new_folder, old_folder
 from egmctl.fleet.folding import groups, lines_of
 from egmctl.fleet.nodes import check_names, select_nodes
 from egmctl.fleet.run import Launch, Progress, run
+from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
-from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Launcher, Reach, counts
+from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Reach, counts
 from egmctl.nodesets import fold
 from egmctl.profiles import load as profiles
 from egmctl.report.fleet_json import fleet_json

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from egmctl.errors import ExitCode
+from egmctl.model.command import Command
 from egmctl.model.record import Plain
 
 COMPARISON_SCHEMA = "egmctl.comparison/1"
@@ -24,15 +25,6 @@ class Outcome(StrEnum):
     """Neither, or it cannot be told: what was measured on one side only."""
     SAME = "same"
     """Within the bound; of more than two nodes such paths are not listed."""
-
-
-class Kind(StrEnum):
-    """What is compared: the command that wrote the files."""
-
-    BENCH = "bench"
-    DOCTOR = "doctor"
-    TOPO = "topo"
-    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +112,8 @@ class WordDifference:
 class Comparison:
     """Two or more results of one kind against each other."""
 
-    kind: Kind
+    kind: Command
+    """What wrote the files."""
     nodes: tuple[Node, ...]
     """Of two files in their order; of more in the natural order of their names."""
     folded: str

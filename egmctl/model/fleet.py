@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from egmctl.errors import ExitCode
+from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.record import Plain
 
@@ -38,15 +39,6 @@ class Reach(StrEnum):
     """The command there was stopped: because this one was interrupted, or by somebody there."""
     NOT_ASKED = "not-asked"
     """Its turn had not come when this command was interrupted."""
-
-
-class Command(StrEnum):
-    """What a fleet can be asked."""
-
-    SNAPSHOT = "snapshot"
-    TOPO = "topo"
-    DOCTOR = "doctor"
-    BENCH = "bench"
 
 
 class Launcher(StrEnum):

@@ -6,7 +6,8 @@ import csv
 import io
 from collections.abc import Iterator
 
-from egmctl.model.comparison import Comparison, Kind, PathDifference, WordDifference
+from egmctl.model.command import Command
+from egmctl.model.comparison import Comparison, PathDifference, WordDifference
 from egmctl.units import printable
 
 COLUMNS = (
@@ -33,7 +34,7 @@ def compare_csv(comparison: Comparison) -> str:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(_path(one) for one in comparison.paths)
-    subject = "finding" if comparison.kind is Kind.DOCTOR else "fact"
+    subject = "finding" if comparison.kind is Command.DOCTOR else "fact"
     for one in comparison.words:
         writer.writerows(_words(one, subject))
     for one in comparison.machines:

@@ -7,12 +7,13 @@ from statistics import median
 
 from rich.text import Text
 
-from egmctl.model.comparison import Affected, Comparison, Kind, Outcome, PathDifference, WordDifference
+from egmctl.model.command import Command
+from egmctl.model.comparison import Affected, Comparison, Outcome, PathDifference, WordDifference
 from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, trimmed, wrap
 from egmctl.units import format_size, printable
 
 _STYLES = {Outcome.WORSE: BAD, Outcome.BETTER: "green", Outcome.DIFFERENT: WARN, Outcome.SAME: ""}
-_THINGS = {Kind.BENCH: "path", Kind.DOCTOR: "finding", Kind.TOPO: "fact", Kind.SNAPSHOT: "fact"}
+_THINGS = {Command.BENCH: "path", Command.DOCTOR: "finding", Command.TOPO: "fact", Command.SNAPSHOT: "fact"}
 _INDENT = " " * (max(map(len, Outcome)) + 2)
 ONE_SIDED = "Of single paths"
 """Heads what :func:`one_sided` tells."""
@@ -62,7 +63,7 @@ def heading(comparison: Comparison) -> str:
 
 def _head(comparison: Comparison) -> Text:
     text = Text().append(f"{printable(heading(comparison))}\n", HEADING)
-    if comparison.kind is Kind.BENCH:
+    if comparison.kind is Command.BENCH:
         of = "from the median of the nodes" if comparison.of_nodes else "from the first run"
         words = (
             f"reported: medians that are farther {of} than {100 * comparison.tolerance:g} % "

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from egmctl.bench.statistics import summarize
+from egmctl.model.command import Command
 from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.saved import Saved, SavedKind
+from egmctl.saved import Saved
 from tests.saved.documents import measured_report
 
 REAL_SPREAD = 0.001
@@ -29,7 +30,7 @@ def saved(name: str, result: RunReport) -> Saved:
     """Return a run as if it had been loaded from ``name``.json."""
     return Saved(
         path=Path(f"{name}.json"),
-        kind=SavedKind.BENCH,
+        kind=Command.BENCH,
         name=name,
         result=result,
         tool="egmctl 0.1.0",

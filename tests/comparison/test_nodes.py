@@ -13,7 +13,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.report.compare_text import compare_text
-from egmctl.saved import Saved, SavedKind
+from egmctl.saved import Saved
 from tests.comparison.runs import changed, ended, from_gpu, on_path, run, saved, times
 
 RACK = [f"node{number:02}" for number in range(1, 17)]
@@ -150,7 +150,7 @@ def test_a_driver_that_few_nodes_have_stands_beside() -> None:
 
 
 def test_a_node_that_answered_nothing_is_told() -> None:
-    dead = replace(saved("node17", run()), kind=SavedKind.ERROR, result=None, exit_code=4)
+    dead = replace(saved("node17", run()), kind=None, result=None, exit_code=4)
     found = compare([*rack(), dead])
     assert found.same_folded == "node[01-16]"
     assert "node17: ended with 4 without a result" in compare_text(found).plain

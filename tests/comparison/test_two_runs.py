@@ -12,13 +12,13 @@ from egmctl.bench.statistics import summarize
 from egmctl.comparison import compare
 from egmctl.comparison.spread import TRUSTED_RUNS, Spread, default_spread, known_spread
 from egmctl.errors import ExitCode, UsageError
-from egmctl.model.comparison import Comparison, Kind, Outcome, PathDifference
+from egmctl.model.command import Command
+from egmctl.model.comparison import Comparison, Outcome, PathDifference
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Stage, Status
 from egmctl.profiles.load import load_all
 from egmctl.report.compare_text import compare_text
 from egmctl.report.forms import Form, render
-from egmctl.saved import SavedKind
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
 
 CASE = "device_to_device_memcpy_write_ce"
@@ -34,7 +34,7 @@ def differing(comparison: Comparison) -> list[PathDifference]:
 
 def test_two_runs_of_one_node_show_no_regression() -> None:
     found = two(run(seed=1), run(seed=2))
-    assert found.kind is Kind.BENCH
+    assert found.kind is Command.BENCH
     assert found.compared == len(run().measurements) == len(found.paths)
     assert differing(found) == []
     assert found.exit_code is ExitCode.OK
@@ -230,13 +230,13 @@ def test_one_file_is_nothing_to_compare() -> None:
 
 
 def test_kinds_do_not_mix() -> None:
-    other = replace(saved("after", run()), kind=SavedKind.DOCTOR)
+    other = replace(saved("after", run()), kind=Command.DOCTOR)
     with pytest.raises(UsageError, match=r"before.json is of egmctl bench and after.json of egmctl doctor"):
         compare([saved("before", run()), other])
 
 
 def test_a_run_without_a_result_is_told() -> None:
-    dead = replace(saved("after", run()), kind=SavedKind.ERROR, result=None, exit_code=4)
+    dead = replace(saved("after", run()), kind=None, result=None, exit_code=4)
     found = compare([saved("before", run()), dead])
     assert found.exit_code is ExitCode.NOTHING
     assert "after: ended with 4 without a result" in compare_text(found).plain

@@ -11,20 +11,21 @@ import pytest
 from egmctl.comparison import compare
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
+from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
 from egmctl.model.machine import Gpu, Machine, Reason, Unread
 from egmctl.report.compare_csv import compare_csv
 from egmctl.report.compare_text import compare_text
 from egmctl.report.doctor_json import DoctorResult
-from egmctl.saved import Saved, SavedKind
+from egmctl.saved import Saved
 
 H200 = replay.load("hgx-h200x4")
 GPUS = H200.gpus or ()
 
 
 def saved(name: str, result: DoctorResult | Machine) -> Saved:
-    kind = SavedKind.SNAPSHOT if isinstance(result, Machine) else SavedKind.DOCTOR
+    kind = Command.SNAPSHOT if isinstance(result, Machine) else Command.DOCTOR
     return Saved(path=Path(f"{name}.json"), kind=kind, name=name, result=result, tool="egmctl 0.1.0")
 
 

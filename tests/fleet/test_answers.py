@@ -21,7 +21,8 @@ from egmctl.fleet.judge import Ended, judge
 from egmctl.fleet.nodes import select_nodes
 from egmctl.fleet.remote import read_output, remote_line
 from egmctl.fleet.session import old_session
-from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Launcher, Line, Reach, worst
+from egmctl.model.command import Command
+from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Line, Reach, worst
 from egmctl.nodesets import fold
 from egmctl.report.fleet_json import fleet_json
 

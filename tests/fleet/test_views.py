@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 
 from egmctl.model.codec import from_json
-from egmctl.model.comparison import Comparison, Kind, Node, Outcome, PathDifference
-from egmctl.model.fleet import Answer, Asked, Command, FleetReport, Group, Launcher, Line, Reach, counts
+from egmctl.model.command import Command
+from egmctl.model.comparison import Comparison, Node, Outcome, PathDifference
+from egmctl.model.fleet import Answer, Asked, FleetReport, Group, Launcher, Line, Reach, counts
 from egmctl.report.fleet_json import fleet_json
 from egmctl.report.fleet_text import LINES_SHOWN, fleet_text
 from tests.conftest import ROOT
@@ -84,7 +85,7 @@ def test_alike_nodes_are_one_block_and_what_is_wrong_is_said() -> None:
 def test_a_node_that_is_worse_counts_also_where_it_is_the_first_of_two(nodes: int, outcome: Outcome, code: int) -> None:
     path = PathDifference(node="b", case="c", path="p", wire="w", size_bytes=1, unit="ns", outcome=outcome)
     named = tuple(Node(name=f"n{number}", tool="", at="") for number in range(nodes))
-    found = Comparison(kind=Kind.BENCH, nodes=named, folded="", tolerance=0.05, compared=1, paths=(path,))
+    found = Comparison(kind=Command.BENCH, nodes=named, folded="", tolerance=0.05, compared=1, paths=(path,))
     assert replace(REPORT, answers=ANSWERS[:2], comparison=found).exit_code == code
 
 

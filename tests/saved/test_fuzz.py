@@ -19,16 +19,17 @@ from egmctl.doctor.scope import EVERYTHING
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.codec import to_json
+from egmctl.model.command import Command
 from egmctl.report.doctor_json import doctor_json
 from egmctl.report.forms import Form, render
-from egmctl.saved import Saved, SavedKind
+from egmctl.saved import Saved
 from tests.mutation import mutated
 from tests.saved.documents import bench_document, measured_report
 
 COUNT = 40
-FORMS = {
-    SavedKind.BENCH: (Form.TEXT, Form.CSV, Form.JSON),
-    SavedKind.DOCTOR: (Form.TEXT, Form.NAGIOS, Form.PROM, Form.JUNIT),
+FORMS: dict[Command | None, tuple[Form, ...]] = {
+    Command.BENCH: (Form.TEXT, Form.CSV, Form.JSON),
+    Command.DOCTOR: (Form.TEXT, Form.NAGIOS, Form.PROM, Form.JUNIT),
 }
 
 

@@ -18,13 +18,13 @@ from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts import record, replay
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
+from egmctl.model.command import Command
 from egmctl.model.measurement import RunReport
 from egmctl.report.bench_text import bench_text
 from egmctl.report.doctor_json import DoctorResult, doctor_json
 from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope
 from egmctl.report.forms import Form, render
 from egmctl.report.topo_json import TopoResult
-from egmctl.saved import SavedKind
 from tests.conftest import RunEgmctl
 from tests.saved.documents import bench_document, machine_of, measured_report
 
@@ -43,7 +43,7 @@ def write(folder: Path, content: object, name: str = "node7.json") -> Path:
 def test_a_run_of_the_bench(tmp_path: Path) -> None:
     report = measured_report("hgx-h200x4")
     loaded = saved.load(write(tmp_path, bench_document(report)))
-    assert (loaded.kind, loaded.name, loaded.exit_code) == (SavedKind.BENCH, "node7", 0)
+    assert (loaded.kind, loaded.name, loaded.exit_code) == (Command.BENCH, "node7", 0)
     assert loaded.result == report
     assert loaded.machines == report.machines
 
@@ -70,7 +70,7 @@ def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> N
 def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     diagnosis = diagnose(replay.load(name), EVERYTHING, CHECKS, strict=True)
     loaded = saved.load(write(tmp_path, doctor_json(diagnosis)))
-    assert loaded.kind is SavedKind.DOCTOR
+    assert loaded.kind is Command.DOCTOR
     assert isinstance(loaded.result, DoctorResult)
     assert loaded.result.findings == diagnosis.findings
     assert loaded.result.strict
@@ -82,7 +82,7 @@ def test_a_topology(tmp_path: Path, egmctl: RunEgmctl, name: str) -> None:
     path = tmp_path / "topo.json"
     assert egmctl("topo", "--machine", name, "-o", str(path)).code == 0
     loaded = saved.load(path)
-    assert loaded.kind is SavedKind.TOPO
+    assert loaded.kind is Command.TOPO
     assert isinstance(loaded.result, TopoResult)
     written = json.loads(path.read_text())["result"]
     assert to_json(loaded.result) == written, "and it would be written the same"
@@ -91,7 +91,7 @@ def test_a_topology(tmp_path: Path, egmctl: RunEgmctl, name: str) -> None:
 def test_a_snapshot(tmp_path: Path) -> None:
     machine = machine_of("hgx-h200x4")
     loaded = saved.load(write(tmp_path, record.text(machine)))
-    assert (loaded.kind, loaded.name) == (SavedKind.SNAPSHOT, "node7")
+    assert (loaded.kind, loaded.name) == (Command.SNAPSHOT, "node7")
     assert loaded.tool.startswith("egmctl ")
     assert loaded.machines[0].gpus == machine.gpus
     assert loaded.machines[0].origin.name == "node7"
@@ -100,7 +100,7 @@ def test_a_snapshot(tmp_path: Path) -> None:
 def test_the_document_of_a_command_that_had_no_result(tmp_path: Path) -> None:
     error = NothingToDo("there is no GPU to measure")
     loaded = saved.load(write(tmp_path, dump(envelope(ERROR_SCHEMA, 3, None, machine=None, errors=[error]))))
-    assert (loaded.kind, loaded.result, loaded.exit_code) == (SavedKind.ERROR, None, 3)
+    assert (loaded.kind, loaded.result, loaded.exit_code) == (None, None, 3)
     assert [(entry.code, entry.message) for entry in loaded.errors] == [("nothing", "there is no GPU to measure")]
 
 

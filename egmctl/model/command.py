@@ -1,0 +1,14 @@
+"""The commands whose results are kept: what a fleet is asked, what files are loaded from, what is compared."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Command(StrEnum):
+    """One that says in a JSON document what it found."""
+
+    SNAPSHOT = "snapshot"
+    TOPO = "topo"
+    DOCTOR = "doctor"
+    BENCH = "bench"
