@@ -66,9 +66,11 @@ def choose_form(
     if asked is not None and by_suffix not in (None, asked):
         raise UsageError(f"{next(iter(given))} and the suffix of {_name(output)} exclude each other; give one of them")
     if asked is None and by_suffix is None:
-        found = f"suffix {output.suffix!r}" if output.suffix else "missing suffix"
+        if output.is_dir():
+            raise UsageError(f"{_name(output)} is a directory; give a file to write the result to")
+        found = f"the suffix {output.suffix!r} names no form" if output.suffix else "no suffix names the form"
         suffixes = ", ".join(suffix for suffix, one in SUFFIXES.items() if one in valid)
-        raise UsageError(f"{_name(output)}: the {found} names no form; valid are {suffixes}, or any with --format")
+        raise UsageError(f"{_name(output)}: {found}; valid are {suffixes}, or any with --format")
     return asked or by_suffix or Form.TEXT
 
 
@@ -216,7 +218,10 @@ def _render(content: Text | str, *, colored: bool) -> str:
     else:
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", legacy_windows=False)
+        # By itself rich would follow NO_COLOR, which colored() has weighed already.
+        console = Console(
+            file=io.StringIO(), force_terminal=True, color_system="standard", no_color=False, legacy_windows=False
+        )
         with console.capture() as capture:
             console.print(content, soft_wrap=True, end="")
         text = capture.get()

@@ -14,9 +14,11 @@ def modelled_banner(machine: Machine) -> Text:
 
     A recorded machine's text is the live one's to the byte; that it was recorded is said on standard error.
     """
-    if machine.origin.kind is not OriginKind.MODELLED:
-        return Text()
-    return Text(f"MODELLED from public documents, no such node was read: {printable(machine.origin.name)}\n", WARN)
+    text = Text()
+    if machine.origin.kind is OriginKind.MODELLED:
+        # Appended: a style of the text itself would colour all that is appended to it.
+        text.append(f"MODELLED from public documents, no such node was read: {printable(machine.origin.name)}\n", WARN)
+    return text
 
 
 def origin_banner(origin: Origin) -> str | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.text import Text
 
-from egmctl.model.machine import Machine, OriginKind
+from egmctl.model.machine import Machine
 from egmctl.model.profile import Match, Profile, Reference, Signature
+from egmctl.report.origin import modelled_banner
 from egmctl.report.table import BAD, DIM, HEADING, Column, table, trimmed, wrap
 from egmctl.units import printable
 
@@ -68,9 +69,7 @@ def match_text(machine: Machine, match: Match | None, why: str) -> Text:
     why
         Why none does.
     """
-    text = Text()
-    if machine.origin.kind is OriginKind.MODELLED:
-        text.append(wrap(f"MODELLED from public documents, no such node was read: {machine.origin.name}", ""), DIM)
+    text = modelled_banner(machine)
     if match is None:
         return text.append("Profile: ", HEADING).append("none\n", BAD).append(wrap(printable(why)))
     text.append("Profile: ", HEADING).append(f"{printable(match.profile)}\n")

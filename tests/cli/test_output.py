@@ -57,14 +57,15 @@ def test_the_form_is_said_by_the_option_or_the_suffix(asked: dict[str, Any], nam
             "--format junit: there is no such form of this; valid are text, json, csv, html, svg, md, prom",
         ),
         *(
-            ({}, name, f"{name}: the {found} names no form; valid are {SUFFIXES_OF_BENCH}, or any with --format")
+            ({}, name, f"{name}: {found}; valid are {SUFFIXES_OF_BENCH}, or any with --format")
             for name, found in (
-                ("a.yaml", "suffix '.yaml'"),
-                ("a.xml", "suffix '.xml'"),
-                ("result", "missing suffix"),
-                ("/dev/null", "missing suffix"),
+                ("a.yaml", "the suffix '.yaml' names no form"),
+                ("a.xml", "the suffix '.xml' names no form"),
+                ("result", "no suffix names the form"),
+                ("/dev/null", "no suffix names the form"),
             )
         ),
+        ({}, "/usr/lib", "/usr/lib is a directory; give a file to write the result to"),
     ],
 )
 def test_what_contradicts_itself_or_names_no_form_is_refused(
@@ -193,7 +194,12 @@ def test_text_is_never_wrapped_cut_or_read_as_markup(
     assert capsys.readouterr().out == f"{line}\n"
 
 
-def test_colours_are_the_terminals_own_sixteen(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colours_are_the_terminals_own_sixteen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], environment: dict[str, str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     emit(Text("PASS", style="green"), output=None, force=False, color=Color.ALWAYS)
     assert capsys.readouterr().out == "\x1b[32mPASS\x1b[0m\n"
 

@@ -19,6 +19,8 @@ from egmctl.report import forms
 from egmctl.report.forms import Form, render
 from egmctl.report.grid import Shade
 from egmctl.report.heat import BOUNDS, best, legend, step
+from egmctl.report.profile_text import match_text
+from egmctl.report.table import WARN
 from egmctl.topo.topology import topology
 from tests.conftest import RunEgmctl
 from tests.report.runs import run
@@ -39,10 +41,13 @@ STARTS = {
 }
 
 
+GH200 = replay.load("gh200")
+
+
 def results() -> list[tuple[Result, Form, bool]]:
     bench = run(cases=("device_to_device_memcpy_write_ce",), gpus=2)
-    topo = topology(replay.load("gh200"))
-    doctor = diagnose(replay.load("gh200"), Scope(), CHECKS)
+    topo = topology(GH200)
+    doctor = diagnose(GH200, Scope(), CHECKS)
     kinds: list[tuple[Result, object]] = [(bench, forms.BENCH), (topo, forms.TOPO), (doctor, forms.DOCTOR)]
     return [(result, form, form in valid) for result, valid in kinds for form in Form]  # type: ignore[operator]
 
@@ -58,6 +63,22 @@ def test_a_result_has_exactly_the_forms_of_its_kind(result: Result, form: Form, 
     assert isinstance(made, Text) is (form is Form.TEXT)
     if form is Form.JSON:
         json.loads(str(made))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        render(topology(GH200), Form.TEXT),
+        render(diagnose(GH200, Scope(), CHECKS), Form.TEXT),
+        match_text(GH200, None, "why"),
+    ],
+    ids=["topo", "doctor", "profile match"],
+)
+def test_the_banner_of_a_modelled_machine_colours_no_line_but_its_own(text: Text) -> None:
+    banner, platform = text.split("\n")[:2]
+    assert banner.plain.startswith("MODELLED")
+    assert WARN in [span.style for span in banner.spans]
+    assert WARN not in [platform.style, *(span.style for span in platform.spans)]
 
 
 @pytest.mark.parametrize("command", ["topo", "doctor"])
