@@ -18,7 +18,7 @@ from egmctl.report.heat import marks
 from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
 from egmctl.report.origin import origin_banner
-from egmctl.report.page import Section, bullets, page
+from egmctl.report.page import Section, bullets, page, rows
 from egmctl.report.topo_html import parts
 from egmctl.report.verdict_html import call, classes_html, verdict_html
 from egmctl.topo.topology import Topology, topology
@@ -130,21 +130,13 @@ def _wires(report: RunReport) -> Iterator[Section]:
 
 
 def _reasons(report: RunReport) -> Child:
-    rows = [
-        element(
-            "tr",
-            element("th", element("span", status.value, class_=f"word-{_look(status)}"), scope="row"),
-            element("td", ", ".join(paths)),
-            element("td", reason),
-        )
+    found = [
+        (element("span", status.value, class_=f"word-{_look(status)}"), ", ".join(paths), reason)
         for status, reason, paths in exceptions(report)
     ]
-    if not rows:
+    if not found:
         return element("p", "Every measurement was made, verified and steady.")
-    head = element("tr", (element("th", name, scope="col") for name in ("status", "what", "why")))
-    return element(
-        "div", element("table", element("thead", head), element("tbody", rows), class_="rows"), class_="scroll"
-    )
+    return rows(("status", "what", "why"), found)
 
 
 def _look(status: Status) -> str:

@@ -9,7 +9,7 @@ from egmctl.model.finding import Confidence, Finding, Remedy, Status
 from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
 from egmctl.report.origin import origin_banner
-from egmctl.report.page import Section, page
+from egmctl.report.page import Section, page, rows
 from egmctl.report.topo_html import parts
 from egmctl.report.verdict_html import call
 from egmctl.topo.platform import platform
@@ -98,15 +98,12 @@ def _line(label: str, *words: Child) -> Child:
 
 
 def _table(findings: Sequence[Finding]) -> Child:
-    rows = [
-        element(
-            "tr",
-            element("th", element("code", finding.check), scope="row"),
-            element("td", finding.place.label or "node"),
-            element("td", finding.summary, [element("p", finding.note, class_="dim")] if finding.note else None),
+    found = [
+        (
+            element("code", finding.check),
+            finding.place.label or "node",
+            (finding.summary, element("p", finding.note, class_="dim") if finding.note else None),
         )
         for finding in findings
     ]
-    head = element("tr", (element("th", name, scope="col") for name in ("check", "where", "what")))
-    table = element("table", element("thead", head), element("tbody", rows), class_="rows")
-    return element("div", table, class_="scroll")
+    return rows(("check", "where", "what"), found)

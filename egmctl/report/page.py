@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -113,6 +113,34 @@ def table(caption: str, head: Sequence[str], labels: Sequence[str], rows: Sequen
         role="region" if len(head) > 8 else None,
         aria_label=caption if len(head) > 8 else None,
     )
+
+
+def rows(head: Sequence[str], body: Sequence[Sequence[Child]], numbers: Collection[str] = ()) -> Element:
+    """Return a table that is read row by row: the first cell of each is its heading.
+
+    Parameters
+    ----------
+    numbers
+        The columns of numbers, by their heading.
+    """
+    looks = ["number" if name in numbers else None for name in head]
+    heads = (element("th", name, scope="col", class_=look) for name, look in zip(head, looks, strict=True))
+    return element(
+        "div",
+        element(
+            "table",
+            element("thead", element("tr", heads)),
+            element("tbody", (_row(row, looks) for row in body)),
+            class_="rows",
+        ),
+        class_="scroll",
+    )
+
+
+def _row(row: Sequence[Child], looks: Sequence[str | None]) -> Element:
+    first, *others = row
+    cells = (element("td", cell, class_=look) for cell, look in zip(others, looks[1:], strict=True))
+    return element("tr", element("th", first, scope="row"), cells)
 
 
 def _section(section: Section) -> Element:

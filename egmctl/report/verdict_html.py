@@ -7,6 +7,7 @@ from xml.etree.ElementTree import Element
 
 from egmctl.model.verdict import ClassVerdict, Culprit, Grade, RunVerdict
 from egmctl.report.markup import Child, element
+from egmctl.report.page import rows
 
 _LOOKS = {Grade.FAIL: "fail", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "plain"}
 _WORDS = {Grade.FAIL: "Fail", Grade.WARN: "Warning", Grade.PASS: "Pass", Grade.NO_REFERENCE: "No reference"}
@@ -26,10 +27,8 @@ def verdict_html(verdict: RunVerdict) -> Iterator[Element]:
     yield element("p", f"{profile}: {verdict.profile_reason}")
     if verdict.culprits:
         yield element("h3", "Out of line")
-        yield _table(
-            ("what", "of", "reaches", "verdict", "why"),
-            [_culprit(culprit) for culprit in verdict.culprits],
-        )
+        head = ("what", "of", "reaches", "verdict", "why")
+        yield rows(head, [_culprit(culprit) for culprit in verdict.culprits], _NUMBERS)
     if verdict.warnings:
         yield element("h3", "Warnings of the run")
         yield element("ul", (element("li", line) for line in verdict.warnings), class_="sentences")
@@ -73,39 +72,10 @@ def _sources(verdict: RunVerdict) -> list[str]:
 
 def _classes(classes: Sequence[ClassVerdict], sources: Sequence[str]) -> Element:
     head = ("class", "paths", "median", "worst", "expected", "verdict", "profile", "wire", "siblings")
-    return _table(head, [_class(one, sources) for one in classes])
+    return rows(head, [_class(one, sources) for one in classes], _NUMBERS)
 
 
 _NUMBERS = frozenset({"paths", "median", "worst", "expected", "reaches"})
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[Child, ...]]) -> Element:
-    classes = ["number" if name in _NUMBERS else None for name in head]
-    return element(
-        "div",
-        element(
-            "table",
-            element(
-                "thead",
-                element(
-                    "tr",
-                    (element("th", name, scope="col", class_=look) for name, look in zip(head, classes, strict=True)),
-                ),
-            ),
-            element("tbody", (_row(row, classes) for row in rows)),
-            class_="rows",
-        ),
-        class_="scroll",
-    )
-
-
-def _row(row: tuple[Child, ...], classes: list[str | None]) -> Element:
-    first, *others = row
-    return element(
-        "tr",
-        element("th", first, scope="row"),
-        (element("td", cell, class_=look) for cell, look in zip(others, classes[1:], strict=True)),
-    )
 
 
 def _culprit(culprit: Culprit) -> tuple[Child, ...]:
