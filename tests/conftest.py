@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping
@@ -59,6 +60,16 @@ def egmctl() -> RunEgmctl:
         return Ended(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hangups_reach_children() -> None:
+    """Have SIGHUP end what tests start also where they run under nohup, while the tests themselves go on.
+
+    Children inherit that a signal is ignored, and egmctl leaves it so; one that is handled has its default in them.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
