@@ -8,37 +8,24 @@ test sees to it). Pure.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from egmctl.bench.budget import free_bytes
 from egmctl.bench.buffers import Buffer, Peak, buffers_of
 from egmctl.bench.case import Case, End
-from egmctl.bench.estimate import ALLOCATE_S_PER_GIB, RANKS_START_S, START_S, STEP_S, task_seconds
+from egmctl.bench.estimate import ALLOCATE_S_PER_GIB, RANKS_START_S, START_S
 from egmctl.bench.fabric_plan import FROM_ONE, PAIRS, SEED, Party, is_own_wire, legs_of, maker, ones
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.party import nearest_node
-from egmctl.bench.plan import PlannedTask, shortened
+from egmctl.bench.plan import PlannedTask
 from egmctl.bench.schedule import round_count, round_of, sampled_rounds
-from egmctl.model.codec import to_json
-from egmctl.model.evidence import Evidence, GpuEvidence
+from egmctl.bench.tally import Tally, step_seconds
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import (
-    Endpoint,
-    Pattern,
-    Quantity,
-    Sample,
-    Settings,
-    Status,
-    Summary,
-    Task,
-    Verification,
-    finish,
-)
+from egmctl.model.measurement import Endpoint, Pattern, Settings, Task
 from egmctl.model.rank import Rank
 from egmctl.units import GIB
 
@@ -146,17 +133,17 @@ class _Model:
         """Of a pattern whose tasks are alike and run one after the other."""
         tasks = len(ones(self._count, self._sample)) if case.pattern in FROM_ONE else 1
         planned = self._make(case, next(legs_of(case, self._party.ranks, (), self._sample)))
-        sums = _Sums(self._settings)
-        sums.add(planned, tasks, alone=True)
+        tally = Tally(self._settings)
+        tally.add(planned, tasks, alone=True)
         if planned.waiver is None:
             # Of a pattern from or to one rank, each makes its own.
-            sums.seconds += tasks * self._allocate_seconds(planned.task)
-        return self._cost(case, sums, [planned])
+            tally.seconds += tasks * self._allocate_seconds(planned.task)
+        return self._cost(case, tally, [planned])
 
     def _of_pairs(self, case: Case) -> Cost:
         """Of what is measured of every pair: those that share no wire in the rounds of the schedule."""
         kinds = self._kinds(case)
-        sums = _Sums(self._settings)
+        tally = Tally(self._settings)
         together = [kind is not None and kind.disjoint and not self._settings.serial for kind in kinds]
         runs = tuple(
             kind is not None and at_once and kind.waiver is None for kind, at_once in zip(kinds, together, strict=True)
@@ -164,24 +151,24 @@ class _Model:
         steps, met, issuers = self._steps(
             case.pattern, runs, tuple(kind is not None and is_own_wire(kind) for kind in kinds)
         )
-        seconds = [_step_seconds(kind, self._settings.samples) for kind in kinds]
+        seconds = [step_seconds(kind, self._settings.samples) for kind in kinds]
         for (present, proof), count in steps.items():
-            sums.steps += count
-            sums.seconds += count * max(seconds[place] for place in present)
+            tally.steps += count
+            tally.seconds += count * max(seconds[place] for place in present)
             if proof is not None:
-                sums.prove(kinds[proof], count)
+                tally.prove(kinds[proof], count)
         own = next((kind for kind in kinds if kind is not None and is_own_wire(kind)), None)
         for place, kind in enumerate(kinds):
             if kind is not None and not is_own_wire(kind):
-                sums.add(kind, met[place], alone=not together[place])
+                tally.add(kind, met[place], alone=not together[place])
         if own is not None:
-            sums.add(own, issuers, alone=True)
+            tally.add(own, issuers, alone=True)
         there = [kind for kind in kinds if kind is not None]
         made = next((kind.task for kind in there if kind.waiver is None), None)
         if made is not None:
             # Owners make theirs in the first round, one half of them in each of its ways; or one after the other.
-            sums.seconds += (2 if any(runs) else issuers) * self._allocate_seconds(made)
-        return self._cost(case, sums, there)
+            tally.seconds += (2 if any(runs) else issuers) * self._allocate_seconds(made)
+        return self._cost(case, tally, there)
 
     def _allocate_seconds(self, task: Task) -> float:
         """Return what it takes to make host memory of a task that there has not been before, with its first touch."""
@@ -262,20 +249,20 @@ class _Model:
                     found.append(self._make(case, legs) if legs else None)
         return found
 
-    def _cost(self, case: Case, sums: _Sums, planned: Sequence[PlannedTask]) -> Cost:
+    def _cost(self, case: Case, tally: Tally, planned: Sequence[PlannedTask]) -> Cost:
         peak_bytes, too_large = self._memory([one.task for one in planned if one.waiver is None][:2])
         return Cost(
             case=case.name,
             pattern=case.pattern,
-            measurements=sums.measurements,
-            waived=sums.waived,
+            measurements=tally.measurements,
+            waived=tally.waived,
             reason=next((one.waiver for one in planned if one.waiver), None),
-            steps=sums.steps,
-            bytes=sums.bytes,
-            seconds=sums.seconds,
+            steps=tally.steps,
+            bytes=tally.bytes,
+            seconds=tally.seconds,
             held_bytes=peak_bytes,
             too_large=too_large,
-            report_bytes=sums.report_bytes,
+            report_bytes=tally.report_bytes,
         )
 
     def _memory(self, tasks: Sequence[Task]) -> tuple[int, bool]:
@@ -304,89 +291,6 @@ class _Model:
             return nvml.memory_total_bytes if nvml else None
         nodes = (machine.host.numa_nodes if machine.host else None) or ()
         return next((node.memory_total_bytes for node in nodes if node.id == end.numa_node), None)
-
-
-@dataclass
-class _Sums:
-    """What measurements add up to."""
-
-    settings: Settings
-    measurements: int = 0
-    waived: int = 0
-    steps: int = 0
-    bytes: int = 0
-    seconds: float = 0
-    report_bytes: int = 0
-
-    def add(self, planned: PlannedTask, count: int, *, alone: bool) -> None:
-        """Add tasks that are alike; each is a step of its own where it is measured alone."""
-        self.measurements += count
-        self.report_bytes += count * _report_bytes(planned, self.settings.samples)
-        if planned.waiver is not None:
-            self.waived += count
-            return
-        self.bytes += count * _moved(planned.task) * self.settings.samples
-        if alone:
-            self.steps += count
-            self.seconds += count * _step_seconds(planned, self.settings.samples)
-
-    def prove(self, planned: PlannedTask | None, count: int) -> None:
-        """Add the proofs that tasks do alone what they did among others."""
-        if planned is None:
-            return
-        short = replace(planned, task=shortened(planned.task))
-        self.steps += count
-        self.seconds += count * _step_seconds(short, 1)
-        self.bytes += count * _moved(short.task)
-
-
-def _moved(task: Task) -> int:
-    return task.copies * task.size_bytes * len(task.flows) if task.quantity is Quantity.BANDWIDTH else 0
-
-
-def _step_seconds(planned: PlannedTask | None, samples: int) -> float:
-    return STEP_S + task_seconds(planned, samples) if planned is not None else 0.0
-
-
-_SEEN = (
-    GpuEvidence(
-        bus_id="0008:01:00.0",
-        label="node1:GPU0",
-        sm_clock_mhz=1980,
-        memory_clock_mhz=3996,
-        throttle_reasons=("idle",),
-        temperature_c=35,
-        sent_bytes={"nvlink": 8589934592},
-        received_bytes={"nvlink": 8589934592},
-        other_processes=(),
-    ),
-)
-"""Of one GPU."""
-
-
-def _report_bytes(planned: PlannedTask, samples: int) -> int:
-    """Return how long one measurement is in the report, as it is written."""
-    task = planned.task
-    if len(task.flows) > 2:
-        # Each flow is as long as the next one.
-        one, two = (_report_bytes(replace(planned, task=replace(task, flows=task.flows[:n])), samples) for n in (1, 2))
-        return one + (len(task.flows) - 1) * (two - one)
-    some = Summary(median=396.4012345, min=395.8012345, max=396.9012345, cv=0.0012345678)
-    outcome: dict[str, Any] = {"reason": planned.waiver}
-    if planned.waiver is None:
-        flows = tuple(396.4012345 for _ in task.flows)
-        sample = Sample(bandwidth_gb_s=396.4012345, flows_gb_s=flows, elapsed_ms=21.6712345, wall_ms=21.7012345)
-        outcome = {
-            "samples": (sample,) * samples,
-            "bandwidth_gb_s": some,
-            "flows_gb_s": (some,) * len(flows),
-            "gating": "kernel",
-            "verification": Verification.GPU_EVERY_SAMPLE,
-            "seeds": (1,) * len(flows),
-            "evidence": Evidence(gpus=_SEEN * (1 + len(flows))),
-        }
-    status = Status.OK if planned.waiver is None else Status.WAIVED
-    return len(json.dumps(to_json(finish(task, status, **outcome)), indent=2))
 
 
 def _numpy() -> Any:
