@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from egmctl.bench.case import Case
@@ -164,7 +165,8 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = ()) -> tuple[C
     cases = tuple(case for case in every if any(suite.has(case) for suite in chosen))
     for pattern in patterns:
         if not any(fnmatchcase(case.name, pattern) for case in cases):
-            raise UsageError(
-                f"--case {printable(pattern)!r} fits no case; there are {', '.join(case.name for case in cases)}"
-            )
+            alike = get_close_matches(pattern[:100], [case.name for case in cases])
+            every = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
+            hint = f"did you mean {' or '.join(alike)}?" if alike else every
+            raise UsageError(f"--case {printable(pattern[:100])!r} fits no case; {hint}")
     return tuple(case for case in cases if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns))

@@ -102,6 +102,8 @@ def bench(
     form = choose_form(BENCH, output, json=json, csv=csv, form=format)
     measuring = not (list_cases or dry_run)
     job = launched(mpi) if measuring else None
+    if list_cases and dry_run:
+        raise UsageError("--list and --dry-run exclude each other; give one of them")
     if not measuring and form is not Form.TEXT:
         raise UsageError(f"{'--list' if list_cases else '--dry-run'} is text: it has no other form")
     check_output(output, force)
@@ -129,7 +131,7 @@ def bench(
     settings = _settings(suites, size, samples, copies, timeout, duration)
     if not 1 <= memory <= 95:
         raise UsageError(f"--memory {memory}: it must be from 1 to 95 per cent")
-    profiles = _profiles(profile) if measuring and not no_verdict else None
+    profiles = _profiles(profile) if profile is not None or (measuring and not no_verdict) else None
     settings = _with(settings, serial=serial, gate=not no_gate, allow_busy=allow_busy, memory_percent=memory)
     if fabric and not list_cases:
         run = FabricRun(
@@ -154,7 +156,8 @@ def bench(
         worker = early.enter_context(start_worker()) if measuring else None
         seen = read_machine(machine, sections(cases), quiet=quiet)
         if not seen.gpus:
-            raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(seen)}")
+            elsewhere = "" if measuring or machine else "; --machine NAME asks it of a machine that is not here"
+            raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(seen)}{elsewhere}")
         plan = _plan(seen, gpus, numa, cases, settings, swept=sweep is not None, size=size)
         if not measuring:
             from egmctl.report.bench_list import bench_list, bench_plan

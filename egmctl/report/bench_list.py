@@ -12,8 +12,11 @@ from egmctl.bench.estimate import plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan import Plan, shortened
 from egmctl.bench.suites import SUITES
 from egmctl.model.measurement import Quantity
-from egmctl.report.table import DIM, HEADING, wrap
+from egmctl.report.table import DIM, HEADING, WIDTH, wrap
 from egmctl.units import format_size, printable
+
+_STEP = " " * 8
+"""What stands before a step's further lines: the width of its number."""
 
 
 def bench_list(plan: Plan, cases: Sequence[Case]) -> Text:
@@ -54,14 +57,17 @@ def bench_plan(plan: Plan) -> Text:
             much = f"{1 if step.proof else samples} x {task.copies} x {much}"
         paths = ", ".join(task.path for task in tasks)
         alone = ", once more alone" if step.proof else ""
-        text.append(f"  {number:4}  {paths}{alone}  ").append(f"{much}, {seconds:.2f} s\n", DIM)
+        shown = wrap(f"{paths}{alone}", f"  {number:4}  ", _STEP).removesuffix("\n")
+        cost = f"{much}, {seconds:.2f} s"
+        fits = len(shown.rpartition("\n")[2]) + 2 + len(cost) <= WIDTH
+        text.append(shown).append("  " if fits else f"\n{_STEP}").append(f"{cost}\n", DIM)
     waived = Counter(planned.waiver for planned in plan.tasks if planned.waiver is not None)
     if waived or plan.notes:
         text.append("Not measured\n", HEADING)
     for reason, count in waived.items():
-        text.append(f"  {count}: {printable(reason)}\n")
+        text.append(wrap(f"{count}: {printable(reason)}"))
     for note in plan.notes:
-        text.append(f"  {note}\n")
+        text.append(wrap(note))
     if plan.peaks:
         text.append("Memory held at most\n", HEADING)
     for peak in plan.peaks:

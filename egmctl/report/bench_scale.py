@@ -8,7 +8,7 @@ from rich.text import Text
 
 from egmctl.bench.scale import Cost, Scale
 from egmctl.model.machine import Machine, OriginKind
-from egmctl.report.table import DIM, HEADING, WARN, Column, table
+from egmctl.report.table import DIM, HEADING, WARN, Column, table, wrap
 from egmctl.units import format_size, printable
 
 
@@ -36,7 +36,7 @@ def bench_scale(scale: Scale, machine: Machine) -> Text:
     columns = [[Column([row[place] for row in cells], (header,), ">")] for place, header in enumerate(headers)]
     text.append_text(table(rows, columns))
     for line in _breaks(costs):
-        text.append(f"{line}\n", WARN)
+        text.append(wrap(line, "", "  "), WARN)
     return text
 
 

@@ -13,6 +13,7 @@ from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.facts import replay
 from egmctl.model.measurement import Settings
+from egmctl.report.table import WIDTH
 from egmctl.units import MIB
 from tests.bench.four import NAMES
 from tests.conftest import RunEgmctl
@@ -39,6 +40,12 @@ def test_a_dry_run_of_the_gb200_has_every_family_and_touches_nothing(egmctl: Run
     assert re.search(r"NUMA1: \d", ended.out)
     assert "NUMA0" not in ended.out
     assert re.search(r"\d+ measurements in \d+ steps, [0-9.]+ TB, about \d+ s\n$", ended.out)
+
+
+def test_a_dry_run_fits_the_page(egmctl: RunEgmctl) -> None:
+    for options in (("--full",), ("--suite", "ipc", "--gpus", "0")):
+        ended = egmctl("bench", "--machine", "dgx-h100", "--dry-run", *options)
+        assert max(map(len, ended.out.splitlines())) <= WIDTH
 
 
 def test_serial_is_one_pair_at_a_time(egmctl: RunEgmctl) -> None:

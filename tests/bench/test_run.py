@@ -406,6 +406,8 @@ class TestSelection:
             (["--json", "--csv"], "--json and --csv exclude each other"),
             (["--list", "--csv"], "--list is text"),
             (["--dry-run", "--json"], "--dry-run is text"),
+            (["--dry-run", "--list"], "--list and --dry-run exclude each other"),
+            (["--dry-run", "--profile", "nosuch"], "there is no profile 'nosuch'"),
             (["--quick", "--full"], "--suite, --quick and --full exclude each other"),
             (["--suite", "fast"], "--suite 'fast': there are standard, quick, full, egm"),
             (["--sweep", "copies"], "--sweep 'copies': the only thing to sweep is size"),
@@ -437,6 +439,10 @@ class TestSelection:
         ended = egmctl("bench", env={"EGMCTL_SYSROOT": str(tmp_path)})
         assert ended.code == 3
         assert "there is no GPU to measure" in ended.err
+        assert "--machine" not in ended.err
+        planned = egmctl("bench", "--dry-run", env={"EGMCTL_SYSROOT": str(tmp_path)})
+        assert planned.code == 3
+        assert planned.err.endswith("; --machine NAME asks it of a machine that is not here\n")
 
 
 class TestForms:
