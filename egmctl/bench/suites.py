@@ -166,7 +166,7 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = ()) -> tuple[C
     for pattern in patterns:
         if not any(fnmatchcase(case.name, pattern) for case in cases):
             alike = get_close_matches(pattern[:100], [case.name for case in cases])
-            every = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
-            hint = f"did you mean {' or '.join(alike)}?" if alike else every
+            whole = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
+            hint = f"did you mean {' or '.join(alike)}?" if alike else whole
             raise UsageError(f"--case {printable(pattern[:100])!r} fits no case; {hint}")
     return tuple(case for case in cases if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns))
