@@ -20,6 +20,8 @@ from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
+from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
+from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
@@ -29,6 +31,9 @@ from egmctl.topo.topology import Topology, topology
 from egmctl.units import printable
 
 Result = RunReport | DoctorResult | TopoResult | Machine
+
+Digest = Comparison | FleetReport
+"""What a command made of several results."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,7 @@ _RESULTS: dict[str, tuple[Command, type[RunReport] | type[DoctorResult] | type[T
     DOCTOR_SCHEMA: (Command.DOCTOR, DoctorResult),
     TOPO_SCHEMA: (Command.TOPO, TopoResult),
 }
+_DIGESTS: dict[str, type[Digest]] = {COMPARISON_SCHEMA: Comparison, FLEET_SCHEMA: FleetReport}
 
 
 def load(path: str | os.PathLike[str]) -> Saved:
@@ -82,9 +88,27 @@ def load(path: str | os.PathLike[str]) -> Saved:
     UsageError
         If the file cannot be read or holds none of them; the sentence names the file and the place in it.
     """
+    found = load_any(path)
+    if isinstance(found, Digest):
+        refuse(f"file {path}", "was made of several results: give those")
+    return found
+
+
+def load_any(path: str | os.PathLike[str]) -> Saved | Digest:
+    """Return what a file holds that any command wrote, ``egmctl compare`` and ``fleet`` too.
+
+    Raises
+    ------
+    UsageError
+        As :func:`load`.
+    """
     source, file = f"file {path}", Path(path)
     document = read_object(file, source, "result of egmctl")
-    schema = check_schema(document, (*_RESULTS, MACHINE_SCHEMA, ERROR_SCHEMA), source, "result of egmctl")
+    known = (*_RESULTS, MACHINE_SCHEMA, *_DIGESTS, ERROR_SCHEMA)
+    schema = check_schema(document, known, source, "result of egmctl")
+    if schema in _DIGESTS:
+        digest: Digest = _decode(_DIGESTS[schema], document.get("result"), source, "result")
+        return digest
     if schema == MACHINE_SCHEMA:
         machine = replay.recorded(replay.decode(document, source), file)
         return Saved(
@@ -132,7 +156,7 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> tuple[Saved, ...]:
     return named
 
 
-def viewed(saved: Saved) -> RunReport | Diagnosis | Topology:
+def viewed(saved: Saved | Digest) -> RunReport | Diagnosis | Topology | Digest:
     """Return what the views of the command that wrote a file show; a snapshot is shown as its topology.
 
     Raises
@@ -140,6 +164,8 @@ def viewed(saved: Saved) -> RunReport | Diagnosis | Topology:
     UsageError
         If the command ended without a result, or the file lacks the machine that it is about.
     """
+    if isinstance(saved, Digest):
+        return saved
     source = f"file {saved.path}"
     if saved.result is None:
         why = "; ".join(error.message for error in saved.errors) or "it does not say why"

@@ -15,6 +15,7 @@ import typer
 from egmctl.cli.options import ColorOption, JsonOption, QuietOption, VerboseOption
 from egmctl.cli.output import Color, check_output, emit, say, shows_progress
 from egmctl.errors import UsageError
+from egmctl.report.forms import Form, render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -167,14 +168,7 @@ def fleet(
         session = old_session(what, resume, remote_command=remote_command, any_version=any_version)
     with _progress(quiet) as on_tick:
         report = ask(session, launch, on_tick)
-    if json:
-        from egmctl.report.fleet_json import fleet_json
-
-        emit(fleet_json(report), output=None, force=False)
-    else:
-        from egmctl.report.fleet_text import fleet_text
-
-        emit(fleet_text(report, verbose=verbose), output=None, force=False, color=color)
+    emit(render(report, Form.JSON if json else Form.TEXT, verbose=verbose), output=None, force=False, color=color)
     if not quiet and len(report.answers) > report.counts.get("answered", 0):
         words = ["egmctl", "fleet", what.value, "--resume", report.folder]
         words += ["--launcher", launcher] if launch.launcher is not Launcher.SSH else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,13 +20,16 @@ from egmctl.cli.options import (
 )
 from egmctl.cli.output import Color, check_output, choose_form, emit
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import BENCH, DOCTOR, TOPO, Form, render
+from egmctl.report.forms import BENCH, COMPARISON, DOCTOR, FLEET, TOPO, Form, render
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from egmctl.saved import Digest, Saved
+
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="What egmctl bench, doctor, topo or snapshot wrote as JSON.")
+    Path,
+    typer.Argument(metavar="FILE", help="What egmctl bench, doctor, topo, snapshot, compare or fleet wrote as JSON."),
 ]
 
 
@@ -41,12 +45,10 @@ def show(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show a saved result again, in any form: the bytes that the command itself would have written."""
-    from egmctl.model.command import Command
-    from egmctl.saved import load, viewed
+    from egmctl.saved import load_any, viewed
 
-    saved = load(file)
-    valid = BENCH if saved.kind is Command.BENCH else DOCTOR if saved.kind is Command.DOCTOR else TOPO
-    form = choose_form(valid, output, json=json, csv=csv, form=format)
+    saved = load_any(file)
+    form = choose_form(_forms(saved), output, json=json, csv=csv, form=format)
     check_output(output, force)
     content: Text | str = file.read_text("utf-8")
     if form is not Form.JSON:
@@ -58,3 +60,15 @@ def show(
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
     emit(content, output=output, force=force, color=color)
     return ExitCode.OK
+
+
+def _forms(saved: Saved | Digest) -> Sequence[Form]:
+    from egmctl.model.command import Command
+    from egmctl.model.comparison import Comparison
+    from egmctl.model.fleet import FleetReport
+
+    if isinstance(saved, Comparison):
+        return COMPARISON
+    if isinstance(saved, FleetReport):
+        return FLEET
+    return BENCH if saved.kind is Command.BENCH else DOCTOR if saved.kind is Command.DOCTOR else TOPO

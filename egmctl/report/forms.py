@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
     from egmctl.doctor.runner import Diagnosis
     from egmctl.model.comparison import Comparison
+    from egmctl.model.fleet import FleetReport
     from egmctl.model.measurement import RunReport
     from egmctl.topo.topology import Topology
 
-    Result = RunReport | Topology | Diagnosis | Comparison
+    Result = RunReport | Topology | Diagnosis | Comparison | FleetReport
 
 
 class Form(StrEnum):
@@ -60,10 +61,11 @@ DOCTOR: Sequence[Form] = (
     Form.JUNIT,
 )
 COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.SVG, Form.MARKDOWN)
+FLEET: Sequence[Form] = (Form.TEXT, Form.JSON)
 
 
 def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False) -> Text | str:
-    """Return a result in one of the forms of its kind: :data:`BENCH`, :data:`TOPO`, :data:`DOCTOR`, :data:`COMPARISON`.
+    """Return a result in one of the forms of its kind, which :data:`BENCH`, :data:`TOPO` and so on list.
 
     Parameters
     ----------
@@ -76,6 +78,7 @@ def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False)
         If there is no such form of such a result.
     """
     from egmctl.model.comparison import Comparison
+    from egmctl.model.fleet import FleetReport
     from egmctl.model.measurement import RunReport
     from egmctl.topo.topology import Topology
 
@@ -83,6 +86,8 @@ def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False)
         return _bench(result, form)
     if isinstance(result, Comparison):
         return _comparison(result, form, verbose)
+    if isinstance(result, FleetReport):
+        return _fleet(result, form, verbose)
     if isinstance(result, Topology):
         return _topo(result, form, verbose)
     return _doctor(result, form, verbose, brief)
@@ -209,3 +214,16 @@ def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:
 
             return compare_markdown(comparison)
     raise ValueError(f"a comparison has no form {form}")
+
+
+def _fleet(report: FleetReport, form: Form, verbose: int) -> Text | str:
+    match form:
+        case Form.TEXT:
+            from egmctl.report.fleet_text import fleet_text
+
+            return fleet_text(report, verbose=verbose)
+        case Form.JSON:
+            from egmctl.report.fleet_json import fleet_json
+
+            return fleet_json(report)
+    raise ValueError(f"a fleet's report has no form {form}")

@@ -54,6 +54,16 @@ def test_json_fits_its_schema_and_csv_has_a_row_for_each_path(egmctl: RunEgmctl,
     assert [row["about"] for row in rows if row["subject"] == "path"] == [path["path"] for path in paths]
 
 
+@pytest.mark.parametrize("names", [("monday", "wednesday"), ("monday", "tuesday", "wednesday")])
+def test_a_comparison_shown_again_is_the_same_bytes(egmctl: RunEgmctl, runs: Path, names: tuple[str, ...]) -> None:
+    asked = ("compare", *(runs / f"{name}.json" for name in names), "--tolerance", "20")
+    path = runs / "found.json"
+    egmctl(*asked, "-o", path)
+    for views in ((), ("-v",), ("--csv",), ("--format", "md")):
+        shown = egmctl("show", path, *views)
+        assert (shown.code, shown.out) == (0, egmctl(*asked, *views).out)
+
+
 def test_three_nodes_are_folded(egmctl: RunEgmctl, runs: Path) -> None:
     text = (runs / "monday.json").read_text()
     for number in (1, 2, 3):

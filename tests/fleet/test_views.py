@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -14,7 +15,7 @@ from egmctl.model.comparison import Comparison, Node, Outcome, PathDifference
 from egmctl.model.fleet import Answer, Asked, FleetReport, Group, Launcher, Line, Reach, counts
 from egmctl.report.fleet_json import fleet_json
 from egmctl.report.fleet_text import LINES_SHOWN, fleet_text
-from tests.conftest import ROOT
+from tests.conftest import ROOT, RunEgmctl
 
 ANSWERS = (
     *(Answer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
@@ -95,3 +96,24 @@ def test_the_document_fits_its_schema_and_reads_back() -> None:
     jsonschema.Draft202012Validator(schema).validate(document)
     assert (document["exit_code"], document["machine"]) == (4, None)
     assert from_json(FleetReport, document["result"]) == REPORT
+
+
+def test_a_report_shown_again_is_the_text_that_the_fleet_printed(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.json"
+    file.write_text(fleet_json(REPORT))
+    assert egmctl("show", file).out == fleet_text(REPORT).plain
+    assert egmctl("show", file, "-v").out == fleet_text(REPORT, verbose=1).plain
+    assert egmctl("show", file, "--json").out == file.read_text()
+    done = egmctl("show", file, "-o", tmp_path / "page.html")
+    assert (done.code, "the suffix '.html' names no form; valid are .txt, .json" in done.err) == (2, True)
+    done = egmctl("compare", file, file)
+    assert done.code == 2
+    assert f"file {file} was made of several results: give those" in done.err
+
+
+def test_a_report_that_is_none_is_refused_with_the_place(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.json"
+    file.write_text(fleet_json(REPORT).replace('"reach": "unreachable"', '"reach": "beyond"'))
+    done = egmctl("show", file)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "is not a valid result: result.answers[3].reach: expected one of answered" in done.err
