@@ -26,6 +26,7 @@ from egmctl.doctor.checks import (
     peers,
     presence,
     rdma,
+    rdma_ports,
 )
 from egmctl.errors import UsageError
 from egmctl.model.finding import Guard
@@ -47,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     *fabric.CHECKS,
     *imex.CHECKS,
     *ipc.CHECKS,
+    *rdma_ports.CHECKS,
     *rdma.CHECKS,
     *active.CHECKS,
     *peers.CHECKS,

@@ -1,16 +1,15 @@
-"""GPUDirect RDMA: ports, the way from NIC to GPU memory, device nodes, and where NICs sit."""
+"""GPUDirect RDMA: the way from NIC to GPU memory, device nodes, and where NICs sit."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, in_container
-from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
-from egmctl.model.machine import Driver, Gpu, Host, Machine, Nic, NicPort, System
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import Driver, Gpu, Host, Machine, System
 from egmctl.topo.links import LinkClass, gpu_nic_link
 
 NO_NIC = "no InfiniBand or RoCE device"
@@ -18,8 +17,8 @@ CLASSES = (LinkClass.PIX, LinkClass.PXB, LinkClass.PHB, LinkClass.NODE, LinkClas
 """From near to far."""
 
 
-def _no_nics(machine: Machine, scope: Scope) -> Finding | None:
-    """Return the finding where there is nothing to judge."""
+def no_nics(machine: Machine, scope: Scope) -> Finding | None:
+    """Return the finding where there is no NIC to judge."""
     if machine.nics:
         return None
     if scope.asked_purpose(Guard.RDMA):
@@ -27,101 +26,8 @@ def _no_nics(machine: Machine, scope: Scope) -> Finding | None:
     return skipped(NO_NIC)
 
 
-def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := _no_nics(machine, scope):
-        yield nothing
-        return
-    nics = machine.nics or ()
-    told = [(nic, port) for nic in nics for port in nic.ports if port.state is not None]
-    if not told:
-        yield unknown("the ports' states were not read", place=on_nics(nic.name for nic in nics))
-        return
-    expected = _expected(scope)
-    active = [(nic, port) for nic, port in told if port.state == "ACTIVE"]
-    unused: list[str] = []
-    for nic, port in told:
-        name = f"{nic.name}/{port.number}"
-        evidence = (_port_evidence(nic, port),)
-        if port.state == "ACTIVE":
-            continue
-        if (nic.name, port.number) in expected:
-            yield failed(
-                f"port {port.number} is {port.state}, and was active when the machine of --expect was recorded",
-                CABLE,
-                place=on_nics([nic.name]),
-                evidence=evidence,
-            )
-        elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
-            yield warned(
-                f"port {port.number} has a link and is {port.state}: no subnet manager has configured it",
-                Remedy(text="Look after the subnet manager of that fabric.", command="sminfo", needs_root=True),
-                place=on_nics([nic.name]),
-                evidence=evidence,
-            )
-        elif active and scope.asked_purpose(Guard.RDMA):
-            yield warned(f"port {port.number} is {port.state}", CABLE, place=on_nics([nic.name]), evidence=evidence)
-        else:
-            unused.append(name)
-    if not active:
-        tell = failed if scope.asked_purpose(Guard.RDMA) else warned
-        yield tell(
-            "no port is active",
-            CABLE,
-            place=on_nics(nic.name for nic, _ in told),
-            evidence=tuple(_port_evidence(nic, port) for nic, port in told),
-        )
-    else:
-        slow = list(_slow(active))
-        for nic, port, usual in slow:
-            yield warned(
-                f"port {port.number} runs at {port.rate_gbit_s:g} Gbit/s, its siblings at {usual:g}",
-                CABLE,
-                place=on_nics([nic.name]),
-                evidence=(_port_evidence(nic, port),),
-            )
-        slow_names = {nic.name for nic, _, _ in slow}
-        good = dict.fromkeys(nic.name for nic, _ in active if nic.name not in slow_names)
-        if good:
-            note = f"not active: {', '.join(unused)}; --for rdma or --expect makes that a finding" if unused else ""
-            yield passed("ports are active", place=on_nics(good), note=note)
-
-
-CABLE = Remedy(text="Look at the cable, the switch's port and the port's configuration.", command="ibstat")
-
-
-def _expected(scope: Scope) -> set[tuple[str, int]]:
-    reference = scope.expectation.reference if scope.expectation else None
-    nics = (reference.nics if reference else None) or ()
-    return {(nic.name, port.number) for nic in nics for port in nic.ports if port.state == "ACTIVE"}
-
-
-def _slow(active: list[tuple[Nic, NicPort]]) -> Iterator[tuple[Nic, NicPort, float]]:
-    """Find ports slower than most active ports of NICs of the same kind and link layer."""
-    rates: dict[object, Counter[float]] = {}
-    for nic, port in active:
-        if port.rate_gbit_s is not None:
-            rates.setdefault(_kind(nic, port), Counter())[port.rate_gbit_s] += 1
-    for nic, port in active:
-        found = rates.get(_kind(nic, port))
-        if port.rate_gbit_s is None or found is None:
-            continue
-        usual, count = max(found.items(), key=lambda item: (item[1], item[0]))
-        if port.rate_gbit_s < usual and count > 1:
-            yield nic, port, usual
-
-
-def _kind(nic: Nic, port: NicPort) -> object:
-    return nic.pci.device_id if nic.pci else None, nic.board_id, port.link_layer
-
-
-def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
-    rate = "" if port.rate_gbit_s is None else f", {port.rate_gbit_s:g} Gbit/s"
-    words = f"{port.state or '?'}, {port.physical_state or '?'}, {port.link_layer or '?'}{rate}"
-    return Evidence(source=f"/sys/class/infiniband/{nic.name}/ports/{port.number}", value=words)
-
-
 def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := _no_nics(machine, scope):
+    if nothing := no_nics(machine, scope):
         yield nothing
         return
     driver, system = machine.driver or Driver(), machine.system or System()
@@ -168,7 +74,7 @@ def _dotted(version: tuple[int, ...] | None) -> str:
 
 
 def _affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := _no_nics(machine, scope):
+    if nothing := no_nics(machine, scope):
         yield nothing
         return
     near: list[Gpu] = []
@@ -197,7 +103,7 @@ def _affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 def _ofed(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := _no_nics(machine, scope):
+    if nothing := no_nics(machine, scope):
         yield nothing
         return
     versions = (machine.system or System()).module_versions
@@ -222,7 +128,7 @@ def _ofed(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := _no_nics(machine, scope):
+    if nothing := no_nics(machine, scope):
         yield nothing
         return
     verbs = (machine.system or System()).verbs
@@ -276,7 +182,7 @@ def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 def _coherent_dmabuf(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := _no_nics(machine, scope):
+    if nothing := no_nics(machine, scope):
         yield nothing
         return
     if not coherent(machine):
@@ -319,17 +225,6 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 
 
 CHECKS = (
-    Check(
-        id="rdma.ports",
-        title="the NICs' ports",
-        guards=(Guard.RDMA,),
-        sections=("nics",),
-        judge=_ports,
-        why="A rank whose NIC is down or slow holds up all others. A port that nothing is plugged into is no fault.",
-        read="state, phys_state, rate and link_layer of each port in sysfs. Ports that are not active are findings "
-        "with --for rdma, and failures where a recorded machine given with --expect had them active.",
-        fix="Cable, switch port, subnet manager, in this order.",
-    ),
     Check(
         id="rdma.gdr-path",
         title="a way from the NICs to GPU memory",
