@@ -13,7 +13,9 @@ The report is a table for each operation and kind of memory (UCX 1.22, ``UCX_PRO
 
 UCX 1.21 has the context and the operation in one line of two cells, and the count and the range in one cell.
 
-What a sender knows of the receiver's part it guesses; that is in the receiver's report.
+``(?)`` marks what the other side decides (``is_estimation`` in UCX's ``proto.h``): a guess, and sometimes a wrong one.
+What was really done is in the other side's report. Only the copy out of fragments, at the end of a receiver's line, is
+the receiver's own decision in spite of the mark (``ucp_proto_rndv_rtr_mtype_query``).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from egmctl.model.measurement import MemoryKind, Quantity, Task
-from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute
+from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute, UcxStaging
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _RDMA = ("rc", "dc", "ud", "gga", "srd")
@@ -30,8 +32,11 @@ _RDMA = ("rc", "dc", "ud", "gga", "srd")
 OVER_NETWORK = (UcxRoute.GPUDIRECT_RDMA, UcxRoute.RDMA_STAGED, UcxRoute.RDMA, UcxRoute.TCP)
 _SHARED_MEMORY = ("posix", "sysv", "cma", "knem", "xpmem")
 _SENDING = "tagged message by ucp_tag_send*"
-_STAGED = re.compile(r"cuda_copy|gdr_copy|copy-in|copy-out|\bfrag\b|fragmented")
-"""In the description of a protocol that copies; of host memory that is no detour worth the name."""
+_GUESS = "(?)"
+_FRAGMENTS_ON_GPU = re.compile(r"\bfrag cuda\b")
+_COPIES = re.compile(r"cuda_copy|gdr_copy|copy-in|copy-out|\bfrag\b|fragmented")
+"""In the description of a protocol that copies; without fragments on a GPU, through host memory."""
+_UNPACKS = re.compile(r"\b(?:cuda|gdr)_copy, frag \w+$")
 
 
 def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
@@ -90,12 +95,15 @@ def path_of(
         What both processes reported.
     """
     used = tuple(one for one in protocols if _was_used(one, message_bytes, _uncounted(task)))
-    pairs = dict.fromkeys(re.findall(r"\b([a-z][a-z0-9_]*/[\w:.-]+)", " ".join(one.transports for one in used)))
-    names = {pair.partition("/")[0] for pair in pairs}
+    known = [one for one in used if not one.description.startswith(_GUESS)]
+    by = "".join(f" {one.transports}" for one in known or used)
+    transports = tuple(sorted(set(re.findall(r"\b([a-z][a-z0-9_]*/[\w:.-]+)", by))))
+    names = {pair.partition("/")[0] for pair in transports}
     flow = task.flows[0]
     on_gpu = MemoryKind.DEVICE in (flow.source.memory, flow.destination.memory)
-    staged = on_gpu and any(_STAGED.search(one.description) for one in used)
+    staging = _staging(known or used, [one for one in used if one.rank == flow.destination.rank], on_gpu)
     if any(map(_is_rdma, names)):
+        staged = staging is UcxStaging.HOST
         route = UcxRoute.RDMA if not on_gpu else UcxRoute.RDMA_STAGED if staged else UcxRoute.GPUDIRECT_RDMA
     elif "cuda_ipc" in names:
         route = UcxRoute.CUDA_IPC
@@ -105,11 +113,12 @@ def path_of(
         route = UcxRoute.SHARED_MEMORY
     else:
         route = UcxRoute.UNKNOWN
+    guessed = "; the receiver's report is missing, this is what the sender expected" if used and not known else ""
     return UcxPath(
         route=route,
-        staged=staged,
-        verdict=_verdict(route, staged, on_gpu, tuple(pairs)),
-        transports=tuple(pairs),
+        staging=staging,
+        verdict=_verdict(route, staging, on_gpu, transports) + guessed,
+        transports=transports,
         protocols=used,
         version=version,
         components=tuple(components),
@@ -127,18 +136,32 @@ def _is_rdma(transport: str) -> bool:
     return transport.split("_")[0] in _RDMA
 
 
-def _verdict(route: UcxRoute, staged: bool, on_gpu: bool, transports: Sequence[str]) -> str:
+def _staging(known: Sequence[UcxProtocol], received: Sequence[UcxProtocol], on_gpu: bool) -> UcxStaging | None:
+    """Return where bytes were copied to on their way, by what is known and by how the receiver unpacks."""
+    described = [one.description for one in known]
+    copying = [text for text in described if _COPIES.search(text)]
+    copying += [one.description for one in received if _UNPACKS.search(one.description)]
+    if on_gpu and any(not _FRAGMENTS_ON_GPU.search(text) for text in copying):
+        return UcxStaging.HOST
+    return UcxStaging.GPU if any(map(_FRAGMENTS_ON_GPU.search, copying)) else None
+
+
+def _verdict(route: UcxRoute, staging: UcxStaging | None, on_gpu: bool, transports: Sequence[str]) -> str:
     by = ", ".join(transports) or "nothing that its report names"
-    detour = ", copied through host memory" if staged else ""
+    detour = {
+        UcxStaging.HOST: ", copied through host memory",
+        UcxStaging.GPU: ", through fragments of GPU memory",
+        None: "",
+    }[staging]
     match route:
         case UcxRoute.GPUDIRECT_RDMA:
-            return f"GPUDirect RDMA in use: the NIC reads and writes GPU memory ({by})"
+            return f"GPUDirect RDMA in use: the NIC reads and writes GPU memory{detour} ({by})"
         case UcxRoute.RDMA_STAGED:
             return f"no GPUDirect RDMA: RDMA staged through host memory ({by})"
         case UcxRoute.RDMA:
-            return f"RDMA between host memories ({by})"
+            return f"RDMA between host memories{detour} ({by})"
         case UcxRoute.CUDA_IPC:
-            return f"CUDA IPC within the node, no NIC and no GPUDirect RDMA ({by}){detour}"
+            return f"CUDA IPC within the node, no NIC and no GPUDirect RDMA{detour} ({by})"
         case UcxRoute.TCP:
             return f"{'no GPUDirect RDMA: ' * on_gpu}TCP{detour} ({by})"
         case UcxRoute.SHARED_MEMORY:

@@ -15,7 +15,7 @@ class UcxRoute(StrEnum):
     GPUDIRECT_RDMA = "gpudirect-rdma"
     """A NIC reads or writes GPU memory itself."""
     RDMA_STAGED = "rdma-staged"
-    """NICs carry the bytes, which are copied through host memory at a GPU's end."""
+    """NICs carry the bytes, which are staged in host memory at a GPU's end."""
     RDMA = "rdma"
     """NICs read and write host memory; no GPU memory takes part."""
     CUDA_IPC = "cuda-ipc"
@@ -24,6 +24,15 @@ class UcxRoute(StrEnum):
     SHARED_MEMORY = "shared-memory"
     """Host memory that both processes map, or the kernel's copy from process to process."""
     UNKNOWN = "unknown"
+
+
+class UcxStaging(StrEnum):
+    """Where the bytes were copied to on their way, besides where they were to go."""
+
+    HOST = "host"
+    """Of device memory: through host memory."""
+    GPU = "gpu"
+    """Through fragments of memory that UCX has on a GPU (``UCX_RNDV_FRAG_MEM_TYPE=cuda``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +46,7 @@ class UcxProtocol:
     sizes: Plain
     """Of the messages, in bytes: ``8K..inf``."""
     description: Plain
-    """``rendezvous zero-copy read from remote``; UCX marks by ``(?)`` what depends on the other side."""
+    """``rendezvous zero-copy read from remote``; UCX marks by ``(?)`` what the other side decides."""
     transports: Plain
     """Transport and device of each lane: ``rc_mlx5/mlx5_0:1``; empty where nothing is sent."""
     messages: int
@@ -63,12 +72,12 @@ class UcxPath:
     """What UCX did with the messages of one measurement."""
 
     route: UcxRoute
-    staged: bool
-    """The bytes of GPU memory were copied through host memory."""
+    staging: UcxStaging | None
+    """``None`` where the bytes went from memory to memory, or from host memory through more host memory."""
     verdict: Plain
     """The same in one sentence."""
     transports: tuple[Plain, ...]
-    """With their devices: ``tcp/lo``."""
+    """With their devices, ``tcp/lo``, in alphabetical order."""
     protocols: tuple[UcxProtocol, ...]
     """The lines that messages of this size came under."""
     version: Plain

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from egmctl.model.measurement import Measurement, MemoryKind, Quantity, Status
+from egmctl.model.ucx import UcxStaging
 from egmctl.report.grid import Cell, Grid, Line, style_of
 from egmctl.units import format_size, printable
 
 _MEMORY = {MemoryKind.DEVICE: "device", MemoryKind.HOST_NUMA: "HOST_NUMA", MemoryKind.PINNED: "pinned"}
+
+_STAGED = {None: "", UcxStaging.HOST: ", host-staged", UcxStaging.GPU: ", GPU-staged"}
 
 
 def messages(measurements: Sequence[Measurement]) -> Iterator[Grid]:
@@ -33,7 +36,7 @@ def _grid(caption: str, those: Sequence[Measurement], columns: Mapping[str, Call
         "from": lambda m: _MEMORY[m.flows[0].source.memory],
         "to": lambda m: _MEMORY[m.flows[0].destination.memory],
         **columns,
-        "way": lambda m: "-" if m.ucx is None else f"{m.ucx.route}{', staged' * m.ucx.staged}",
+        "way": lambda m: "-" if m.ucx is None else f"{m.ucx.route}{_STAGED[m.ucx.staging]}",
     }
     return Grid(
         caption=caption,

@@ -48,7 +48,7 @@ def test_ucx_takes_cuda_ipc_between_gpus_and_every_kind_of_memory_arrives(measur
     assert code == 0, found
     assert {m["status"] for m in found} <= {"ok", "unstable"}
     by_case = {m["case"]: m["ucx"] for m in found}
-    assert (by_case["ucx_device_to_device"]["route"], by_case["ucx_device_to_device"]["staged"]) == ("cuda-ipc", False)
+    assert (by_case["ucx_device_to_device"]["route"], by_case["ucx_device_to_device"]["staging"]) == ("cuda-ipc", None)
     assert "no GPUDirect RDMA" in by_case["ucx_device_to_device"]["verdict"]
 
 
@@ -56,4 +56,4 @@ def test_ucx_takes_cuda_ipc_between_gpus_and_every_kind_of_memory_arrives(measur
 def test_forced_to_tcp_messages_are_staged_through_host_memory(measured: Any) -> None:
     code, found = measured("ucx_device_to_device", UCX_TLS="tcp,cuda_copy")
     assert code == 0, found
-    assert {(m["ucx"]["route"], m["ucx"]["staged"]) for m in found} == {("tcp", True)}
+    assert {(m["ucx"]["route"], m["ucx"]["staging"]) for m in found} == {("tcp", "host")}

@@ -65,7 +65,7 @@ def test_messages_go_both_ways_through_shared_memory_and_arrive(measure: Measure
         assert m.mismatch is None
         assert m.verification is not None
         assert m.ucx is not None
-        assert (m.ucx.route, m.ucx.staged) == (UcxRoute.SHARED_MEMORY, False)
+        assert (m.ucx.route, m.ucx.staging) == (UcxRoute.SHARED_MEMORY, None)
         assert {one.rank for one in m.ucx.protocols} == {0, 1}
         assert m.flows[0].wire == "UCX, shared-memory"
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
+from typing import Any
+
 import pytest
 
 from egmctl.bench.ucx_report import parse, path_of
+from egmctl.model.codec import from_json
 from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
-from egmctl.model.ucx import UcxPath, UcxRoute
+from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute
+from tests.conftest import ROOT
 from tests.rdma import reports
 
 MIB = 1 << 20
 DEVICE, HOST = MemoryKind.DEVICE, MemoryKind.PINNED
+DATA = ROOT / "tests" / "data"
 
 
 def task(source: MemoryKind, destination: MemoryKind, *, round_trip: bool = False) -> Task:
@@ -79,22 +86,22 @@ def test_what_is_no_table_tells_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "destination", "sender", "receiver", "route", "staged", "transports"),
+    ("source", "destination", "sender", "receiver", "route", "staging", "transports"),
     [
-        (HOST, HOST, reports.HOST_SENDER, reports.HOST_RECEIVER, "shared-memory", False, ("cma/memory",)),
-        (DEVICE, DEVICE, reports.IPC_SENDER, reports.IPC_RECEIVER, "cuda-ipc", False, ("cuda_ipc/cuda",)),
-        (DEVICE, DEVICE, reports.TCP_SENDER, reports.TCP_RECEIVER, "tcp", True, ("tcp/lo",)),
+        (HOST, HOST, reports.HOST_SENDER, reports.HOST_RECEIVER, "shared-memory", None, ("cma/memory",)),
+        (DEVICE, DEVICE, reports.IPC_SENDER, reports.IPC_RECEIVER, "cuda-ipc", None, ("cuda_ipc/cuda",)),
+        (DEVICE, DEVICE, reports.TCP_SENDER, reports.TCP_RECEIVER, "tcp", "host", ("tcp/lo",)),
         (
             DEVICE,
             DEVICE,
             reports.GPUDIRECT_SENDER,
             "",
             "gpudirect-rdma",
-            False,
+            None,
             ("rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1"),
         ),
-        (DEVICE, HOST, reports.STAGED_SENDER, "", "rdma-staged", True, ("rc_mlx5/mlx5_0:1",)),
-        (DEVICE, DEVICE, "", "", "unknown", False, ()),
+        (DEVICE, HOST, reports.STAGED_SENDER, "", "rdma-staged", "host", ("rc_mlx5/mlx5_0:1",)),
+        (DEVICE, DEVICE, "", "", "unknown", None, ()),
     ],
 )
 def test_the_way_is_named_by_what_carried_the_bytes(
@@ -103,11 +110,62 @@ def test_the_way_is_named_by_what_carried_the_bytes(
     sender: str,
     receiver: str,
     route: str,
-    staged: bool,
+    staging: str | None,
     transports: tuple[str, ...],
 ) -> None:
     found = path(task(source, destination), sender, receiver)
-    assert (found.route, found.staged, found.transports) == (route, staged, transports)
+    assert (found.route, found.staging, found.transports) == (route, staging, transports)
+
+
+SIZES = ("_64k", "_1m", "_16m", "")
+SEEN: dict[str, dict[tuple[str, ...], tuple[str, str | None, tuple[str, ...]]]] = {
+    "default": {
+        ("device_to_device",): ("cuda-ipc", None, ("cuda_ipc/cuda",)),
+        ("device_to_host_numa",): ("cuda-ipc", None, ("cuda_ipc/cuda",)),
+        ("device_to_host", "host_to_device", "host_numa_to_device"): ("cuda-ipc", "gpu", ("cuda_ipc/cuda",)),
+        ("host_numa_to_host", "host_numa_to_host_numa"): ("cuda-ipc", "gpu", ("cuda_ipc/cuda",)),
+        ("host_to_host",): ("shared-memory", None, ("cma/memory",)),
+        # The receiver expects CUDA IPC; the sender copies by shared memory: 0.8 GB/s.
+        ("host_to_host_numa",): ("shared-memory", None, ("sysv/memory",)),
+    },
+    "tcp,cuda_copy": {
+        ("device_to_device", "host_numa_to_device"): ("tcp", "host", ("tcp/lo",)),
+        ("host_to_host",): ("tcp", None, ("tcp/lo",)),
+    },
+    "posix,sysv,cuda_copy,self": {("device_to_device",): ("shared-memory", "host", ("sysv/memory",))},
+}
+"""By UCX_TLS and by case, without what messages of 4 KiB do: those are short to UCX."""
+
+
+@pytest.mark.parametrize("transports", SEEN)
+def test_on_two_h200_each_way_is_the_one_that_was_taken(transports: str) -> None:
+    recorded = json.loads((DATA / "ucx-h200.json").read_text())[transports]
+    found = {case: recorded_path(case, **seen) for case, seen in recorded.items()}
+    long = {f"ucx_{pair}{size}": way for pairs, way in SEEN[transports].items() for pair in pairs for size in SIZES}
+    for case, seen in found.items():
+        told = (seen.route, seen.staging, seen.transports)
+        if case in long:
+            assert told == long[case], case
+        else:
+            on_gpu = "device" in case
+            shared = ("tcp", "tcp/lo") if "tcp" in transports else ("shared-memory", "sysv/memory")
+            assert told == (shared[0], "host" if on_gpu else None, (shared[1],)), case
+    assert set(found) & set(long)
+
+
+def recorded_path(case: str, message_bytes: int, protocols: list[dict[str, Any]]) -> UcxPath:
+    memory = {"device": DEVICE, "host": HOST, "host_numa": MemoryKind.HOST_NUMA}
+    match = re.fullmatch(r"ucx_(.*)_to_(host_numa|host|device)(_round_trip|_\d+[km])?", case)
+    assert match is not None
+    of = task(memory[match[1]], memory[match[2]], round_trip=match[3] == "_round_trip")
+    return path_of(of, message_bytes, [from_json(UcxProtocol, one) for one in protocols], "1.22.0", (), {})
+
+
+def test_what_the_sender_only_expects_of_the_receiver_is_called_so() -> None:
+    alone = path(task(DEVICE, DEVICE), reports.IPC_SENDER)
+    assert alone.route is UcxRoute.CUDA_IPC
+    assert alone.verdict.endswith("the receiver's report is missing, this is what the sender expected")
+    assert "expected" not in path(task(DEVICE, DEVICE), reports.IPC_SENDER, reports.IPC_RECEIVER).verdict
 
 
 def test_only_gpudirect_is_called_gpudirect() -> None:
