@@ -41,7 +41,7 @@ def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measure
     gate = rig.gate(pageable=any(flow.pageable for run in ready for flow in run.flows))
     _attempt(ready, lambda: _warm_up(ready))
     with rig.witness.watch([run.task for run in ready]) as watch:
-        _attempt(ready, lambda: _sample(rig, gate, [run for run in ready if run.outcome is None], settings))
+        _attempt(ready, lambda: _sample(rig, gate, watch, [run for run in ready if run.outcome is None], settings))
     return [run.outcome or _conclude(rig, gate, run, watch) for run in runs]
 
 
@@ -101,7 +101,7 @@ def _warm_up(runs: Sequence[_Run]) -> None:
         run.costs = [cost for flow in run.flows for cost in flow.costs()]
 
 
-def _sample(rig: Rig, gate: Gate, runs: Sequence[_Run], settings: Settings) -> None:
+def _sample(rig: Rig, gate: Gate, watch: Watch, runs: Sequence[_Run], settings: Settings) -> None:
     """Take all samples."""
     for number in range(settings.samples if runs else 0):
         parts = {id(run): window(run.task.size_bytes, run.task.copies, number) for run in runs}
@@ -111,6 +111,7 @@ def _sample(rig: Rig, gate: Gate, runs: Sequence[_Run], settings: Settings) -> N
                 break
         else:
             raise GateExpired
+        watch.count()
         for run, timing in zip(runs, timings, strict=True):
             run.samples.append(bandwidth_sample(run.task, timing.elapsed_ms, timing.flows_ms, timing.wall_ms))
         if rig.verification is Verification.GPU_EVERY_SAMPLE or number in (0, settings.samples - 1):

@@ -74,6 +74,7 @@ class Watch:
         # C2C has no counters: there those of the other wires tell.
         self._wires = {Wire.NVLINK, Wire.PCIE} if Wire.C2C in self._expected else self._expected
         self._before: dict[str, Traffic] = {}
+        self._counting = threading.Lock()
         self.traffic: dict[str, Traffic] = {}
         self._states: dict[str, list[State]] = {bus_id: [] for bus_id in self._gpus}
         self._errors: dict[str, dict[str, int]] = {}
@@ -88,8 +89,15 @@ class Watch:
         while not over.wait(PERIOD_S):
             for bus_id in self._gpus:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
-            for bus_id in self._counted if Wire.PCIE in self._wires else ():
-                self._count(bus_id, [Wire.PCIE])
+            self.count()
+
+    def count(self) -> None:
+        """Count what PCIe has carried since the last time; for whoever measures, between two samples.
+
+        The thread alone looks too late now and then: on H200 some steps lacked just the 4 GiB of one more round.
+        """
+        for bus_id in self._counted if Wire.PCIE in self._wires else ():
+            self._count(bus_id, [Wire.PCIE])
 
     def end(self) -> None:
         """Read what the counters stand at now."""
@@ -121,12 +129,13 @@ class Watch:
 
     def _count(self, bus_id: str, wires: Iterable[str]) -> None:
         """Add what the counters rose by: that of PCIe often enough that it does not go round unseen."""
-        now = self._telemetry.traffic(bus_id, wires)
-        before = self._before[bus_id]
-        self.traffic[bus_id] = self.traffic.get(bus_id, Traffic()) + now.since(before)
-        self._before[bus_id] = Traffic(
-            {**before.sent_bytes, **now.sent_bytes}, {**before.received_bytes, **now.received_bytes}
-        )
+        with self._counting:
+            now = self._telemetry.traffic(bus_id, wires)
+            before = self._before[bus_id]
+            self.traffic[bus_id] = self.traffic.get(bus_id, Traffic()) + now.since(before)
+            self._before[bus_id] = Traffic(
+                {**before.sent_bytes, **now.sent_bytes}, {**before.received_bytes, **now.received_bytes}
+            )
 
     def _gpu(self, bus_id: str, label: str) -> GpuEvidence:
         states = self._states.get(bus_id, [])

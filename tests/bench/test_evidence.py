@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import Witness, route
+from egmctl.bench.evidence import Watch, Witness, route
 from egmctl.bench.wires import wire_of
 from egmctl.gpu.telemetry import State, Telemetry, Traffic
 from egmctl.model.evidence import Verdict
@@ -179,6 +179,25 @@ def test_without_nvml_the_reason_is_told() -> None:
 def test_the_pcie_counter_goes_round_at_32_bits() -> None:
     before, after = Traffic({"pcie": (1 << 32) - 100}), Traffic({"pcie": 50})
     assert after.since(before).sent_bytes == {"pcie": 150}
+
+
+def test_what_is_counted_after_each_sample_is_not_lost_when_the_counter_goes_round() -> None:
+    class Counter(StubTelemetry):
+        carried = 0
+
+        def traffic(self, _bus_id: str, wires: Iterable[str]) -> Traffic:
+            return Traffic(dict.fromkeys(wires, 0), dict.fromkeys(wires, self.carried % (1 << 32)))
+
+    telemetry = Counter({})
+    of = task(flow(NODE, gpu(A), "HOST_NUMA over PCIe, not EGM"))
+    watch = Watch(telemetry, [of], ())
+    watch.begin()
+    for _ in range(5):
+        telemetry.carried += 3 << 30
+        watch.count()
+    watch.end()
+    (seen,) = watch.seen()
+    assert seen.received_bytes == {"pcie": 15 << 30}
 
 
 def test_a_counter_that_was_reset_tells_nothing() -> None:

@@ -61,6 +61,7 @@ def measure(
         with rig.witness.watch(tasks) as watch:
             for number in range(settings.samples):
                 step.sample(gate, number, check=step.checks_all or number in (0, settings.samples - 1))
+                watch.count()
     except BaseException:
         # Whatever waits behind a closed gate can be neither finished nor freed.
         gate.open()
