@@ -127,7 +127,8 @@ def test_a_rank_that_is_killed_in_the_middle_is_named_and_the_rest_is_measured(g
             time.sleep(0.05)
 
     before = _memory_used()
-    words = egmctl_words(*FEW, "--samples", "200")
+    # Some seconds: with more GPUs there are more rounds.
+    words = egmctl_words(*FEW, "--samples", str(400 // len(gpus)))
     done = mpirun(*[words] * len(gpus), meanwhile=kill)
     assert done.code == 4, done.err
     found = measurements(done)

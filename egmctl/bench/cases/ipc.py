@@ -13,6 +13,8 @@ from egmctl.bench.cases.latency import FLAG_BYTES, LAPS, LINE_BYTES, LOADS, UNCA
 from egmctl.model.measurement import Chase, ChaseOrder, Engine, HandleKind, MemoryKind, Pattern, Quantity
 from egmctl.units import MIB
 
+MESSAGES = 500
+"""Round trips of a sample that go through the kernel: 20 ms of 40 us each."""
 LIFE_CYCLE_BYTES = 64 * MIB
 """Of the memory whose export, opening and closing is timed: what of it depends on the size is seen in the first touch,
 what does not is not drowned by it."""
@@ -160,6 +162,7 @@ def _round_trip(
     in_process: str | None = None,
 ) -> Case:
     handle = None if memory is MemoryKind.REGISTERS else HandleKind.POSIX_FD
+    laps = LAPS if handle else MESSAGES
     return Case(
         name=name,
         family="ipc",
@@ -170,7 +173,7 @@ def _round_trip(
         initiator=End.SOURCE,
         description=f"{description}, every pair",
         quantity=Quantity.LATENCY,
-        chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=LINE_BYTES, warm=True, loads=LAPS),
+        chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=LINE_BYTES, warm=True, loads=laps),
         footprint=Footprint(least_bytes=FLAG_BYTES),
         processes=True,
         handle=handle,
