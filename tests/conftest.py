@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,18 +48,23 @@ def egmctl() -> RunEgmctl:
         cwd: Path = ROOT,
         timeout_s: float = 60,
     ) -> Ended:
-        done = subprocess.run(
-            [sys.executable, "-m", "egmctl", *map(str, arguments)],
-            env=command_environment(env or {}),
-            cwd=cwd,
-            timeout=timeout_s,
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return ended([sys.executable, "-m", "egmctl", *map(str, arguments)], env=env, cwd=cwd, timeout_s=timeout_s)
 
     return run
+
+
+def ended(command: Sequence[str], *, env: Mapping[str, str | None] | None, cwd: Path = ROOT, timeout_s: float) -> Ended:
+    """Run a command in the environment of :func:`command_environment`."""
+    done = subprocess.run(
+        command,
+        env=command_environment(env or {}),
+        cwd=cwd,
+        timeout=timeout_s,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="session", autouse=True)

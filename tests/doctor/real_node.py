@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,15 +10,16 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from tests.conftest import ROOT, command_environment
-from tests.doctor.cgroups import GPU_MAJOR
+from tests.doctor.cgroups import GPU_MAJOR, mounted
 from tests.fake.sysroot import write_sysroot
 
 without_driver = pytest.mark.skipif(
@@ -85,6 +87,20 @@ class Node:
             if order.index(finding["status"]) < order.index(known["status"]):
                 findings[finding["check"]] = finding
         return done.returncode, findings
+
+
+@contextlib.contextmanager
+def hgx_node() -> Iterator[Node]:
+    """Make an HGX node with four GPUs, where every user may look.
+
+    Its ``/dev`` is a file system of its own: how the temporary folder is mounted does not matter.
+    """
+    with tempfile.TemporaryDirectory(prefix="egmctl-node-") as folder:
+        Path(folder).chmod(0o755)
+        made = Node(replay.load("hgx-h200x4"), Path(folder) / "root")
+        with mounted("tmpfs", "dev,mode=755", made.root / "dev"):
+            made.make_nodes()
+            yield made
 
 
 def evidence(finding: dict[str, Any]) -> dict[str, str]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from egmctl.facts import replay
 from tests.doctor import confined
-from tests.doctor.cgroups import denying_v1, denying_v2, mounted
-from tests.doctor.real_node import CONTROL, Findings, Node, evidence, without_driver
+from tests.doctor.cgroups import denying_v1, denying_v2
+from tests.doctor.real_node import CONTROL, Findings, Node, evidence, hgx_node, without_driver
 
 pytestmark = [pytest.mark.needs_root, without_driver]
 
@@ -31,16 +28,8 @@ CGROUP, PERMISSIONS, NODES, COUNT = (
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    """An HGX node with four GPUs, where every user may look.
-
-    Its ``/dev`` is a file system of its own: how the temporary folder is mounted does not matter.
-    """
-    with tempfile.TemporaryDirectory(prefix="egmctl-node-") as folder:
-        Path(folder).chmod(0o755)
-        made = Node(replay.load("hgx-h200x4"), Path(folder) / "root")
-        with mounted("tmpfs", "dev,mode=755", made.root / "dev"):
-            made.make_nodes()
-            yield made
+    with hgx_node() as made:
+        yield made
 
 
 def test_with_nothing_in_the_way_every_gpu_is_accessible(node: Node) -> None:

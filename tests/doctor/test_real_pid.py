@@ -7,19 +7,18 @@ import os
 import signal
 import stat
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from egmctl.facts import inside, replay
+from egmctl.facts import inside
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.machine import Reason
 from tests.conftest import RunEgmctl
 from tests.doctor import confined
 from tests.doctor.cgroups import GPU_MAJOR, Cgroup, denying_v1, denying_v2, mounted
-from tests.doctor.real_node import Node, evidence, without_driver
+from tests.doctor.real_node import Node, evidence, hgx_node, without_driver
 
 pytestmark = [pytest.mark.needs_root, without_driver]
 
@@ -28,12 +27,8 @@ CGROUP = "dev.cgroup-restricted"
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="egmctl-node-") as folder:
-        Path(folder).chmod(0o755)
-        made = Node(replay.load("hgx-h200x4"), Path(folder) / "root")
-        with mounted("tmpfs", "dev,mode=755", made.root / "dev"):
-            made.make_nodes()
-            yield made
+    with hgx_node() as made:
+        yield made
 
 
 @contextlib.contextmanager
