@@ -36,7 +36,7 @@ def _grid(caption: str, those: Sequence[Measurement], columns: Mapping[str, Call
         "from": lambda m: _MEMORY[m.flows[0].source.memory],
         "to": lambda m: _MEMORY[m.flows[0].destination.memory],
         **columns,
-        "way": lambda m: "-" if m.ucx is None else f"{m.ucx.route}{_STAGED[m.ucx.staging]}",
+        "way": _way,
     }
     return Grid(
         caption=caption,
@@ -75,14 +75,15 @@ def _receiver(measurement: Measurement) -> str:
 
 
 def _verdicts(those: Sequence[Measurement]) -> Iterator[str]:
-    """Yield each verdict once, with the pairs of memory that it is about."""
-    about: dict[str, dict[str, None]] = {}
-    for m in those:
-        if m.ucx is not None:
-            pair = f"{_MEMORY[m.flows[0].source.memory]} to {_MEMORY[m.flows[0].destination.memory]}"
-            about.setdefault(m.ucx.verdict, {})[pair] = None
-    for verdict, pairs in about.items():
-        yield printable(f"{', '.join(pairs)}: {verdict}" if len(about) > 1 else verdict)
+    """Yield each verdict once, with the way that it is about as the table has it."""
+    about = {m.ucx.verdict: _way(m) for m in those if m.ucx is not None}
+    for verdict, way in about.items():
+        yield printable(f"{way}: {verdict}" if len(about) > 1 else verdict)
+
+
+def _way(measurement: Measurement) -> str:
+    found = measurement.ucx
+    return "-" if found is None else f"{found.route}{_STAGED[found.staging]}"
 
 
 def _gb_s(measurement: Measurement) -> str:
