@@ -35,14 +35,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(topo)
-app.command()(bench)
-app.command()(doctor)
-app.command()(snapshot)
-app.command()(show)
-app.command()(compare)
+# Each fits its line of 80 columns, where a command's own first sentence would be cut.
+app.command(short_help="Show how GPUs, NICs and host memory are connected.")(topo)
+app.command(short_help="Measure the paths between GPUs and to host memory.")(bench)
+app.command(short_help="Say what stops EGM, P2P, IPC and RDMA, and what to do about it.")(doctor)
+app.command(short_help="Record this node into one file, to look at anywhere.")(snapshot)
+app.command(short_help="Show a saved result again, in any form.")(show)
+app.command(short_help="Say what differs between saved results, and what is worse.")(compare)
 app.add_typer(profile, name="profile", help="What kinds of machines reach, and which kind this one is.")
-app.command()(fleet)
+app.command(short_help="Run snapshot, topo, doctor or bench on many nodes.")(fleet)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's UsageError. typer exports only its subclass, and from 0.26 on there is no click to import it from."""

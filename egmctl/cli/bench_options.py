@@ -48,10 +48,10 @@ AllowBusyOption = Annotated[
     bool, typer.Option("--allow-busy", help="Measure GPUs that other processes use, and mark the results.")
 ]
 MemoryOption = Annotated[
-    int, typer.Option("--memory", metavar="PERCENT", help="How much of the free memory the buffers may take.")
+    int, typer.Option("--memory", metavar="PERCENT", help="How much of the free memory the buffers may take, 1 to 95.")
 ]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="Give one step up after this time and go on.")
+    float, typer.Option("--timeout", metavar="SECONDS", help="Give up a step after this time and go on.")
 ]
 ProfileOption = Annotated[
     str | None,

@@ -94,6 +94,8 @@ def doctor(
             raise UsageError("--active tries things from this process on this node: without --pid and --machine")
         if machine == "list":
             return list_machines(_text_or_json(form, "--machine list"), output, force, color)
+        if list_checks and explain is not None:
+            raise UsageError("--list and --explain exclude each other; give one of them")
         guards = _guards(purposes)
         if list_checks or explain is not None:
             emit(_told(explain, guards, form), output=output, force=force, color=color)

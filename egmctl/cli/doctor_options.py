@@ -66,6 +66,7 @@ PidOption = Annotated[
         "--pid",
         metavar="PID",
         min=0,
+        show_default=False,
         help="Judge what that process may use (a running job); as root, its access to GPUs too.",
     ),
 ]

@@ -49,5 +49,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file tha
 ColorOption = Annotated[
     Color, typer.Option("--color", help="When to colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.")
 ]
-VerboseOption = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show more detail.")]
+VerboseOption = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Show more detail.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")]

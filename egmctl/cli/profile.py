@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.machine import read_machine
+from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import ColorOption, ForceOption, JsonOption, MachineOption, QuietOption
 from egmctl.cli.output import Color, check_output, emit, say
 from egmctl.errors import ExitCode, UsageError
+from egmctl.report.forms import Form
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ TomlOption = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", short_help="Show the profiles there are.")
 def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
     """Show the profiles there are: the user's, the system's (/etc/egmctl/profiles), those that ship."""
     from egmctl.data import profiles_dir
@@ -47,7 +48,7 @@ def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> 
     return ExitCode.OK
 
 
-@app.command("show")
+@app.command("show", short_help="Show one profile, with the source of each number.")
 def show_profile(name: NameArgument, json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
     from egmctl.profiles.load import find, read
@@ -62,7 +63,7 @@ def show_profile(name: NameArgument, json: JsonOption = False, color: ColorOptio
     return ExitCode.OK
 
 
-@app.command("match")
+@app.command("match", short_help="Say which profile this machine is of, and why.")
 def match_profiles(
     machine: MachineOption = None, json: JsonOption = False, quiet: QuietOption = False, color: ColorOption = Color.AUTO
 ) -> int:
@@ -72,6 +73,8 @@ def match_profiles(
     from egmctl.profiles.match import choose, match_profile
     from egmctl.report.profile_text import match_text
 
+    if machine == "list":
+        return list_machines(Form.JSON if json else Form.TEXT, None, False, color)
     seen = read_machine(machine, SECTIONS, quiet=quiet)
     profiles = [profile for profile, _ in load_all()]
     chosen, why = choose(seen, profiles)
@@ -86,7 +89,7 @@ def match_profiles(
     return code
 
 
-@app.command("learn")
+@app.command("learn", short_help="Make a profile of your own runs.")
 def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOption = False) -> int:
     """Make a profile of your own runs: each path's median, and bounds from how far runs and paths are apart."""
     if output is not None and output.suffix != ".toml":

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from egmctl.cli.options import ForceOption, OutputOption
+from egmctl.cli.options import ForceOption
 from egmctl.cli.output import check_output, emit
 from egmctl.errors import UsageError
 
+JsonFileOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write to FILE.json.")]
 SectionsOption = Annotated[
     str,
     typer.Option(
         "--sections",
         metavar="LIST",
-        help="What to record: all, or some of host,gpus,pairs,switches,nics,driver,process,confinement,system.",
+        help="What to record: all, or some of host, gpus, pairs, switches, nics, driver, process, confinement, system.",
     ),
 ]
 FullOption = Annotated[
@@ -25,7 +27,7 @@ FullOption = Annotated[
 
 
 def snapshot(
-    output: OutputOption = None,
+    output: JsonFileOption = None,
     full: FullOption = False,
     sections: SectionsOption = "all",
     force: ForceOption = False,
@@ -53,7 +55,8 @@ def _sections(text: str) -> tuple[str, ...]:
     """
     from egmctl.model.machine import SECTION_VERSIONS
 
-    valid = tuple(SECTION_VERSIONS)
+    # A snapshot tries nothing: doctor --active makes the probes.
+    valid = tuple(name for name in SECTION_VERSIONS if name != "probes")
     asked = valid if text.strip() == "all" else tuple(part.strip() for part in text.split(","))
     for name in asked:
         if name not in valid:

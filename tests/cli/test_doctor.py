@@ -101,6 +101,7 @@ def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -
         (("--json", "--format", "prom"), "--json and --format prom exclude each other"),
         (("--brief", "-v"), "--brief and --verbose exclude each other"),
         (("--list", "--format", "prom"), "--list is text or JSON"),
+        (("--list", "--explain", "numa.mode"), "--list and --explain exclude each other"),
         (("-o", "found.csv"), "found.csv: the suffix '.csv' names no form; valid are .txt, .json, .html, .svg, .md"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -226,3 +227,11 @@ def test_a_reader_of_help_that_leaves_early_is_told_nothing() -> None:
 def test_a_closed_standard_error_does_not_spill_into_the_result() -> None:
     done = shell('"$PY" -m egmctl topo --no-such 2>&-')
     assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("profile", "--help")])
+def test_each_command_has_a_line_of_its_own_that_is_not_cut(egmctl: RunEgmctl, arguments: tuple[str, ...]) -> None:
+    shown = egmctl(*arguments, env={"COLUMNS": "80"}).out
+    _, _, listed = shown.partition("Commands:\n")
+    assert len(listed.splitlines()) >= 4
+    assert all(re.match(r"  [a-z]+ +[A-Z].*\.$", line) and "..." not in line for line in listed.splitlines())

@@ -152,6 +152,11 @@ def test_match_says_why(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:
     assert (document["exit_code"], document["result"]["profile"]) == (3, None)
 
 
+def test_the_machines_that_can_be_matched_are_listed(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:
+    ended = egmctl("profile", "match", "--machine", "list", env=home)
+    assert (ended.code, ended.out) == (0, egmctl("topo", "--machine", "list").out)
+
+
 def test_the_live_node_is_matched_too(egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None]) -> None:
     ended = egmctl("profile", "match", env=node.environment() | home)
     assert ended.code == 3
