@@ -180,7 +180,10 @@ def _walk(value: Any, place: _Place, key: str) -> Iterator[tuple[_Place, str]]:
     if isinstance(value, dict):
         yield place.below(key), THERE
         yield from _record(value, place.below(key))
-    elif isinstance(value, list) and value and isinstance(value[0], dict):
+    elif isinstance(value, list) and (key in _THINGS or (value and isinstance(value[0], dict))):
+        if key in _THINGS:
+            # Also where there is none: read is another thing than not read.
+            yield place.below(key), THERE
         for record in value:
             if key == "pairs":
                 yield from _record(record, place.pair(record))

@@ -52,11 +52,19 @@ class TestCount:
         assert (found.status, found.summary) == (Status.PASS, "3 of 4 GPUs can be used from here")
         assert found.evidence[0].value.startswith("4 on PCI > 4 driver > 4 device node > 3 accessible > 3 NVML")
 
-    @pytest.mark.parametrize("expectation", [Expectation(gpus=4), Expectation(gpus=8)])
-    def test_fewer_than_expected(self, expectation: Expectation) -> None:
+    @pytest.mark.parametrize(
+        ("expectation", "remedy"),
+        [
+            (Expectation(gpus=4), "The other checks of device access say where each was lost"),
+            (Expectation(gpus=8), "What is missing on PCI was removed, has no power"),
+        ],
+    )
+    def test_fewer_than_expected(self, expectation: Expectation, remedy: str) -> None:
         found = run_one(COUNT, with_gpu_denied(HGX, 1), Scope(expectation=expectation))
         assert found.status is Status.FAIL
         assert found.summary == f"3 of the {expectation.gpus} GPUs that were expected can be used from here"
+        assert found.remedy is not None
+        assert found.remedy.text.startswith(remedy)
 
     def test_open_to_this_process_and_not_listed_by_nvml(self) -> None:
         found = run_one(COUNT, lost_by(HGX, 1, "nvml", "cuda"))

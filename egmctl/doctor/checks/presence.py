@@ -23,6 +23,13 @@ _POWER = Remedy(
     needs_root=True,
     needs_reboot=True,
 )
+_ABSENT = Remedy(
+    text="What is missing on PCI was removed, has no power, did not come up at boot, or was not given to this virtual "
+    "machine. Power-cycle the node, and have replaced what stays away.",
+    command="lspci -d 10de:",
+    needs_root=True,
+    needs_reboot=True,
+)
 
 
 def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -58,9 +65,12 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
             confidence=Confidence.LOW,
         )
     if wanted is not None and usable < wanted:
+        on_pci = counts[Step.PCI]
         yield failed(
             f"{usable} of the {wanted} GPUs that were expected can be used from here",
-            Remedy(text="The other checks of device access say where each was lost and what to do."),
+            _ABSENT
+            if on_pci is not None and on_pci < wanted
+            else Remedy(text="The other checks of device access say where each was lost and what to do."),
             evidence=evidence,
             cause=line,
         )
