@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.model.machine import DeviceNode, Reason, Unread
+from egmctl.units import natural
 
 CAPS = "/dev/nvidia-caps"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
@@ -92,7 +93,7 @@ def read(root: Root, path: str) -> DeviceNode:
 def _listed(root: Root, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
     """Look at the nodes in a folder whose names fit, in the order of their numbers."""
     names = [name for name in root.names_if_any(folder) if re.fullmatch(pattern, name)]
-    return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=lambda name: (len(name), name)))
+    return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=natural))
 
 
 def _access(path: str) -> str:

@@ -11,6 +11,7 @@ from egmctl.facts import host, nics, nodes, pci, services
 from egmctl.facts.root import READ_LIMIT, Reasons, Root, Unreadable
 from egmctl.model.machine import PciFunction, Reason
 from egmctl.model.system import Bridge, System, VerbsNode
+from egmctl.units import natural
 
 CONFIGURATION_KEYS = ("NUMA", "ACPI_NUMA", "NUMA_BALANCING", "MEMORY_HOTPLUG", "IOMMU_SVA", "ARM_SMMU_V3_SVA")
 """Options that coherent GPUs need or suffer from, without ``CONFIG_``: the driver looks up EGM's NUMA node only where
@@ -171,7 +172,7 @@ def _module_version(root: Root, name: str) -> str:
 
 def _verbs(root: Root) -> tuple[VerbsNode, ...]:
     found = []
-    for name in sorted(root.names_if_any(_VERBS), key=lambda name: (len(name), name)):
+    for name in sorted(root.names_if_any(_VERBS), key=natural):
         if re.fullmatch("uverbs[0-9]{1,4}", name):
             why = Reasons()
             nic = why.read("nic", lambda name=name: root.read(f"{_VERBS}/{name}/ibdev"))  # type: ignore[misc]
