@@ -72,6 +72,8 @@ class World:
         self.size: int = self._comm.Get_size()
         self.host = socket.gethostname()
         self.broken = False
+        # Of calls under way, and of those that were given up: MPI goes on to write into their buffers.
+        self._requests: list[Any] = []
         if self.size != launched.size:
             raise UsageError(
                 f"{launched.by} has started {launched.size} processes and MPI knows {self.size}: use the launcher of "
@@ -124,12 +126,13 @@ class World:
 
     def roll_call(self, within_s: float = ROLL_CALL_S) -> tuple[int, ...]:
         """Have everybody who is there report to rank 0; return there who has not, elsewhere nothing."""
-        word = bytearray(1)
         if self.rank:
-            self._poll(self._comm.Isend([word, self._mpi.BYTE], 0, _ALIVE).Test, within_s)
+            self._requests.append(self._comm.Isend([bytearray(1), self._mpi.BYTE], 0, _ALIVE))
+            self._poll(self._requests[-1].Test, within_s)
             return ()
         missing = dict.fromkeys(range(1, self.size))
         requests = {rank: self._comm.Irecv([bytearray(1), self._mpi.BYTE], rank, _ALIVE) for rank in missing}
+        self._requests += requests.values()
 
         def all_there() -> bool:
             for rank in [rank for rank in missing if requests[rank].Test()]:
@@ -153,9 +156,11 @@ class World:
         raise SystemExit(code)
 
     def _wait(self, request: Any, timeout_s: float) -> None:
+        self._requests.append(request)
         if not self._poll(request.Test, timeout_s):
             self.broken = True
             raise RanksMissing(self.roll_call())
+        self._requests.remove(request)
 
     @staticmethod
     def _poll(is_over: Callable[[], bool], timeout_s: float) -> bool:

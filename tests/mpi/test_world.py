@@ -22,6 +22,11 @@ def test_who_is_dead_and_who_does_not_come_are_named_and_the_job_ends() -> None:
     assert "missing (2, 3): ranks 2, 3 did not answer any more" in done.out, done.err
 
 
+def test_what_a_late_rank_gives_to_a_call_that_was_given_up_overwrites_nothing() -> None:
+    done = mpirun(3, [PROGRAM, "one_is_late"])
+    assert "overwritten: 0" in done.out, done.err
+
+
 def test_a_launcher_of_another_mpi_is_a_usage_error() -> None:
     # As under srun without PMIx: more were started than MPI knows of.
     done = alone([PROGRAM, "unknown_to_mpi"], env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from array import array
 from collections.abc import Callable
 
 from egmctl.errors import UsageError
@@ -45,12 +47,28 @@ def one_is_away(world: World) -> None:
     time.sleep(2)
 
 
+def one_is_late(world: World) -> None:
+    """Rank 2 comes when the others have given the call up, whose buffers MPI fills all the same."""
+    world.barrier(10)
+    if world.rank == 2:
+        time.sleep(4.5)
+    with contextlib.suppress(RanksMissing):
+        world.all_gather(b"x" * 77, 0.5)
+    if world.rank == 0:
+        # They lie where the buffers of the call were, had it let go of them.
+        others = [array("i", bytes(4 * world.size)) for _ in range(10_000)]
+        world.roll_call(3)
+        say(f"overwritten: {sum(any(other) for other in others)}")
+        world.abort(0)
+    time.sleep(5)
+
+
 def unknown_to_mpi(_world: World) -> None:
     """Be told of more processes than MPI knows."""
 
 
 SCENES: dict[str, Callable[[World], None]] = {
-    function.__name__: function for function in (calls, one_is_away, unknown_to_mpi)
+    function.__name__: function for function in (calls, one_is_away, one_is_late, unknown_to_mpi)
 }
 
 
