@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from egmctl.bench.buffers import Buffer, FlowBuffers, Window
 from egmctl.bench.rig import Held, Rig
+from egmctl.gpu.clock import ms_since
 from egmctl.gpu.engines import Move, copy_by_engine, copy_by_kernel, read_by_kernel, write_by_kernel
 from egmctl.gpu.memory import BufferMemory
 from egmctl.gpu.pattern import Check, Difference, Region, poison
@@ -126,7 +127,7 @@ class Source:
         # Other flows of the step may read the same source, by streams that do not wait for this one.
         self.stream.synchronize()
         if (start, end) == (0, held.memory.size_bytes):
-            held.first_touch_ms = _ms_since(started)
+            held.first_touch_ms = ms_since(started)
         held.filled_bytes = end
 
 
@@ -153,7 +154,7 @@ class Destination:
             started = time.perf_counter()
             self.spoil(part)
             self.stream.synchronize()
-            self.held.first_touch_ms = _ms_since(started)
+            self.held.first_touch_ms = ms_since(started)
 
     def spoil(self, part: Window) -> None:
         """Begin to overwrite it with what no flow brings."""
@@ -262,7 +263,3 @@ def cost_of(buffer: Buffer, held: Held) -> BufferCost:
 
 def _region(memory: BufferMemory, part: Window, seed: int) -> Region:
     return Region(memory.address + part.offset_bytes, part.size_bytes, seed, part.offset_bytes, memory.pageable)
-
-
-def _ms_since(started: float) -> float:
-    return (time.perf_counter() - started) * 1e3

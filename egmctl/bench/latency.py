@@ -18,6 +18,7 @@ from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import summarize
 from egmctl.errors import DriverCallError
 from egmctl.gpu.chase import Chain, Reader, Walk, clear_flag
+from egmctl.gpu.clock import ms_since
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 from egmctl.model.measurement import (
@@ -177,7 +178,7 @@ class Probe(ABC):
                 bandwidth_gb_s=walk.load_gb_s if self.task.pattern is Pattern.LOADED else None,
                 latency_ns=latency_ns,
                 elapsed_ms=elapsed_ms,
-                wall_ms=_since(started),
+                wall_ms=ms_since(started),
             )
         )
 
@@ -285,7 +286,7 @@ class _PingPong(Probe):
         if laps.expired:
             self._expired += 1
             return
-        self._samples.append(round_trips(laps.laps_ns[WARM_UP_LAPS:], _since(started)))
+        self._samples.append(round_trips(laps.laps_ns[WARM_UP_LAPS:], ms_since(started)))
 
 
 def _probe(task: Task) -> type[Probe]:
@@ -301,7 +302,3 @@ def _there(buffer: Buffer | None) -> Buffer:
     if buffer is None:
         raise ValueError("a latency needs memory to read")
     return buffer
-
-
-def _since(started: float) -> float:
-    return (time.perf_counter() - started) * 1e3

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from egmctl.facts.host import NODES
 from egmctl.facts.root import Root, Unreadable
+from egmctl.gpu.clock import ms_since
 from egmctl.gpu.memory import Memory
 from egmctl.units import parse_kernel_list
 
@@ -109,7 +110,7 @@ class CpuThreads:
         ready.wait()
         started = time.perf_counter()
         ready.wait()
-        elapsed_ms = (time.perf_counter() - started) * 1e3
+        elapsed_ms = ms_since(started)
         for thread in threads:
             thread.join()
         return elapsed_ms

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from egmctl.errors import DriverCallError
+from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
 from egmctl.gpu.memory import (
@@ -311,4 +312,4 @@ def _bytes_of(structure: Any) -> bytes:
 def _timed(stages_ms: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
-    stages_ms[name] = (time.perf_counter() - started) * 1e3
+    stages_ms[name] = ms_since(started)

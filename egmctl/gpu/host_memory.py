@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from egmctl.gpu import numa
+from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
 from egmctl.gpu.memory import create_pool, on_node
@@ -51,7 +52,7 @@ class HostNumaPoolMemory:
             self._undo = undo.pop_all()
         self.size_bytes = size_bytes
         self.address = int(pointer)
-        self.allocate_ms = _ms_since(started)
+        self.allocate_ms = ms_since(started)
 
     def close(self) -> None:
         """Free the memory, empty the pool and destroy it."""
@@ -77,7 +78,7 @@ class PinnedMemory:
         self._pointer, self.refused = numa.on_node(node, lambda: _host_alloc(context, size_bytes))
         self.address = int(self._pointer)
         self.size_bytes = size_bytes
-        self.allocate_ms = _ms_since(started)
+        self.allocate_ms = ms_since(started)
 
     def close(self) -> None:
         """Free the memory."""
@@ -97,10 +98,10 @@ class SystemMemory:
         self.address = ctypes.addressof(self._start)
         self.size_bytes = size_bytes
         self.refused = numa.bind_pages(node, self.address, size_bytes)
-        self.allocate_ms = _ms_since(started)
+        self.allocate_ms = ms_since(started)
         started = time.perf_counter()
         numa.touch(node, self.address, size_bytes)
-        self.touch_ms: float | None = _ms_since(started)
+        self.touch_ms: float | None = ms_since(started)
 
     def close(self) -> None:
         """Unmap the memory."""
@@ -139,7 +140,7 @@ class RegisteredMemory:
         self.address = self._memory.address
         self.size_bytes = size_bytes
         self.refused = self._memory.refused
-        self.allocate_ms = self._memory.allocate_ms + _ms_since(started)
+        self.allocate_ms = self._memory.allocate_ms + ms_since(started)
         self.touch_ms = self._memory.touch_ms
 
     def close(self) -> None:
@@ -155,7 +156,3 @@ def _host_alloc(context: Context, size_bytes: int) -> Any:
     cuda = bindings()
     context.make_current()
     return call("cuMemHostAlloc", size_bytes, cuda.CU_MEMHOSTALLOC_PORTABLE | cuda.CU_MEMHOSTALLOC_DEVICEMAP)
-
-
-def _ms_since(started: float) -> float:
-    return (time.perf_counter() - started) * 1e3

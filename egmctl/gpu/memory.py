@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from egmctl.errors import DriverCallError
+from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
 
@@ -64,7 +65,7 @@ class DeviceMemory:
         self._pointer = call("cuMemAlloc", size_bytes)
         self.address = int(self._pointer)
         self.size_bytes = size_bytes
-        self.allocate_ms = (time.perf_counter() - started) * 1e3
+        self.allocate_ms = ms_since(started)
 
     def close(self) -> None:
         """Free the memory."""
@@ -103,7 +104,7 @@ class HostNumaMemory:
             self.address = map_allocation(undo, allocation, mapped_bytes, places)
             self._undo = undo.pop_all()
         self.size_bytes = size_bytes
-        self.allocate_ms = (time.perf_counter() - started) * 1e3
+        self.allocate_ms = ms_since(started)
 
     def close(self) -> None:
         """Unmap, free the address range and release the memory."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
+from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
 from egmctl.gpu.driver import bindings, call
 from egmctl.gpu.memory import PinnedWords
@@ -179,7 +180,7 @@ class Held:
         walls_ms = []
         for flows in self._groups:
             flows[0][0][0].synchronize()
-            walls_ms.append((time.perf_counter() - opened) * 1e3)
+            walls_ms.append(ms_since(opened))
         return tuple(
             Timing(
                 elapsed_ms=flows[0][0][0].elapsed_ms(Mark.GROUP_END),

@@ -18,6 +18,7 @@ from egmctl.bench.ranks.sharing import open_buffers
 from egmctl.bench.ranks.team import Team
 from egmctl.bench.rig import Rig
 from egmctl.gpu.chase import Chain, Reader
+from egmctl.gpu.clock import ms_since
 from egmctl.model.measurement import Measurement, Sample, Settings, Task, Verification
 from egmctl.model.rank import Rank
 
@@ -99,7 +100,7 @@ class _Step:
         return {
             "latency_ns": walk.latency_ns,
             "elapsed_ms": walk.elapsed_ns / 1e6,
-            "wall_ms": (time.perf_counter() - started) * 1e3,
+            "wall_ms": ms_since(started),
             "wrong_offset": walk.wrong_offset,
         }
 

@@ -17,6 +17,7 @@ from egmctl.bench.ranks.holding import Holding, holding
 from egmctl.bench.ranks.team import Team, close_all
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import summarize
+from egmctl.gpu.clock import ms_since
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
@@ -203,4 +204,4 @@ def _timed(stream: Stream, work: Callable[[], Any]) -> float:
     started = time.perf_counter()
     work()
     stream.synchronize()
-    return (time.perf_counter() - started) * 1e3
+    return ms_since(started)

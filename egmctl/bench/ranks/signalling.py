@@ -26,6 +26,7 @@ from egmctl.bench.ranks.holding import Holding, holding
 from egmctl.bench.ranks.team import Team, close_all
 from egmctl.bench.rig import Rig
 from egmctl.gpu.chase import Reader, clear_flag
+from egmctl.gpu.clock import ms_since
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.ipc_events import ImportedEvent, SharedEvent
 from egmctl.gpu.timing import Stream
@@ -142,7 +143,7 @@ class _Pair(ABC):
         laps_ns = self.run()
         if laps_ns is None:
             return None
-        wall_ms = (time.perf_counter() - started) * 1e3
+        wall_ms = ms_since(started)
         return to_json(self.summed_up(round_trips(laps_ns[WARM_UP_LAPS:], wall_ms))) if self.serves else {}
 
     def summed_up(self, sample: Sample) -> Sample:
