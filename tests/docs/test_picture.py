@@ -6,10 +6,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from egmctl.facts import record
+from egmctl.model.measurement import RunReport
+from egmctl.profiles import load as profiles
+from egmctl.profiles.judge import judge
+from egmctl.profiles.match import choose
+from egmctl.report.bench_text import bench_text
+from egmctl.saved import load
 from tests.comparison.test_real_runs import unpacked
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.scenes import RECORDED
@@ -34,8 +41,12 @@ def test_bench(egmctl: RunEgmctl, tmp_path: Path) -> None:
     assert picture.read_text() == drawn.read_text()
 
 
-def test_the_text_of_the_bench_is_the_end_of_what_the_command_says(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    said = egmctl("show", unpacked("idle", tmp_path)).out
+def test_the_text_of_the_bench_is_the_end_of_what_the_command_says_by_the_profile_that_ships(tmp_path: Path) -> None:
+    run = load(unpacked("idle", tmp_path)).result
+    assert isinstance(run, RunReport)
+    (machine,) = run.machines
+    profile, why = choose(machine, [profiles.load("hgx-h200")])
+    said = bench_text(replace(run, verdict=judge(run, machine, profile, profile_reason=why))).plain
     verdict = said[said.index("What it should be") :]
     readme = README.read_text()
     before, _, rest = readme.partition("```text\nWhat it should be")
