@@ -159,4 +159,6 @@ def _sentence(error: Exception) -> str:
     message = getattr(error, "format_message", error.__str__)().rstrip(".")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "egmctl"
+    if command == "egmctl fleet" and message.startswith("No such option"):
+        message += "; options of the command on the nodes stand after --"
     return f"{message[:1].lower()}{message[1:]}; '{command} --help' says what is valid"

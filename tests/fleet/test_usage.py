@@ -22,6 +22,7 @@ from tests.conftest import ROOT, RunEgmctl, command_environment
         ),
         (("doctor", "-w", "a", "--launcher-options", "'"), '--launcher-options "\'": No closing quotation'),
         (("doctor", "-w", "a", "--", "--quick"), "no such option: --quick"),
+        (("bench", "-w", "a", "--quick"), "options of the command on the nodes stand after --; 'egmctl fleet --help'"),
         (
             ("bench", "-w", "a", "--", "-o", "x.json"),
             "after --, -o has no place: a node's answer is its result as JSON",
