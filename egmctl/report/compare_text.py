@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from rich.text import Text
@@ -64,19 +64,23 @@ def heading(comparison: Comparison) -> str:
 def _head(comparison: Comparison) -> Text:
     text = Text().append(f"{printable(heading(comparison))}\n", HEADING)
     if comparison.kind is Command.BENCH:
-        of = "from the median of the nodes" if comparison.of_nodes else "from the first run"
-        words = (
-            f"reported: medians that are farther {of} than {100 * comparison.tolerance:g} % "
-            "and three times the known spread from run to run"
-        )
-        text.append(wrap(words, ""), DIM)
+        text.append(wrap(reported(comparison), ""), DIM)
     return text
+
+
+def reported(comparison: Comparison) -> str:
+    """Say which paths of runs are told."""
+    of = "from the median of the nodes" if comparison.of_nodes else "from the first run"
+    return (
+        f"reported: medians that are farther {of} than {100 * comparison.tolerance:g} % "
+        "and three times the known spread from run to run"
+    )
 
 
 def _affected(comparison: Comparison, row: Affected) -> Text:
     paths = [comparison.paths[place] for place in row.paths]
     words = f"{row.where}: " if not comparison.of_nodes else f"{row.node}: {row.where} "
-    words += change(row) if row.change is not None else "; ".join(dict.fromkeys(path.reason for path in paths))
+    words += happened(comparison, row)
     if row.of > 1 or len(paths) > 1:
         words += f" ({len(paths)} of {row.of} paths)"
     text = Text()
@@ -84,14 +88,27 @@ def _affected(comparison: Comparison, row: Affected) -> Text:
     text.append(wrap(printable(words), _INDENT, _INDENT)[len(_INDENT) :])
     if not comparison.of_nodes or row.change is None:
         return text.append(wrap(printable(", ".join(row.cases)), _INDENT), DIM)
+    for line in medians(paths):
+        text.append(wrap(printable(line), _INDENT), DIM)
+    return text
+
+
+def medians(paths: Iterable[PathDifference]) -> Iterator[str]:
+    """Say of each case what paths of one node reach, and what those of all nodes do."""
     cases: dict[str, list[PathDifference]] = {}
     for path in paths:
         cases.setdefault(f"{_name(path)} ({path.unit})", []).append(path)
     for name, those in cases.items():
         found = median(path.value for path in those if path.value is not None)
         usual = median(path.reference for path in those if path.reference is not None)
-        text.append(wrap(printable(f"{name}: {found:.2f}, all nodes {usual:.2f}"), _INDENT), DIM)
-    return text
+        yield f"{name}: {found:.2f}, all nodes {usual:.2f}"
+
+
+def happened(comparison: Comparison, row: Affected) -> str:
+    """Say how much slower or faster paths are, or why some have no number."""
+    if row.change is not None:
+        return change(row)
+    return "; ".join(dict.fromkeys(comparison.paths[place].reason for place in row.paths))
 
 
 def change(row: Affected) -> str:
@@ -124,20 +141,25 @@ def _tables(comparison: Comparison, verbose: int) -> Text:
     text = Text()
     if comparison.of_nodes or not comparison.paths:
         return text
-    cases: dict[str, list[PathDifference]] = {}
-    for path in comparison.paths:
-        both = path.reference is not None and path.value is not None
-        if both and (verbose or path.outcome is not Outcome.SAME):
-            cases.setdefault(f"{_name(path)} over {path.wire} ({path.unit})", []).append(path)
     names = tuple(printable(node.name) for node in comparison.nodes)
-    for name, paths in cases.items():
+    for name, paths in by_case(comparison, same=verbose > 0).items():
         text.append(f"\n{printable(name)}\n", HEADING).append_text(_table(paths, names))
     return text
 
 
+def by_case(comparison: Comparison, *, same: bool) -> dict[str, list[PathDifference]]:
+    """Return paths with a number on both sides by case, wire and unit; ``same``: those too that are as they were."""
+    cases: dict[str, list[PathDifference]] = {}
+    for path in comparison.paths:
+        both = path.reference is not None and path.value is not None
+        if both and (same or path.outcome is not Outcome.SAME):
+            cases.setdefault(f"{_name(path)} over {path.wire} ({path.unit})", []).append(path)
+    return cases
+
+
 def _table(paths: Sequence[PathDifference], names: Sequence[str]) -> Text:
     changes = [f"{100 * (path.change or 0):+.1f} %" for path in paths]
-    outcomes = ["unstable" if _is_only_unstable(path) else path.outcome.value for path in paths]
+    outcomes = [word(path) for path in paths]
     columns = (
         Column(cells=[f"{path.reference:.2f}" for path in paths], header=(names[0],), align=">"),
         Column(cells=[f"{path.value:.2f}" for path in paths], header=(names[1],), align=">"),
@@ -151,8 +173,10 @@ def _table(paths: Sequence[PathDifference], names: Sequence[str]) -> Text:
     return table([printable(path.path) for path in paths], [columns])
 
 
-def _is_only_unstable(path: PathDifference) -> bool:
-    return path.outcome is Outcome.DIFFERENT and path.reason.startswith("unstable")
+def word(path: PathDifference) -> str:
+    """Return the outcome of a path that has two numbers, in a word."""
+    unstable = path.outcome is Outcome.DIFFERENT and path.reason.startswith("unstable")
+    return "unstable" if unstable else path.outcome.value
 
 
 def one_sided(comparison: Comparison) -> Iterator[str]:

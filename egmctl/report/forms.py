@@ -60,7 +60,7 @@ DOCTOR: Sequence[Form] = (
     Form.NAGIOS,
     Form.JUNIT,
 )
-COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.SVG, Form.MARKDOWN)
+COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
 FLEET: Sequence[Form] = (Form.TEXT, Form.JSON)
 
 
@@ -209,6 +209,10 @@ def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:
             from egmctl.report.compare_csv import compare_csv
 
             return compare_csv(comparison)
+        case Form.HTML:
+            from egmctl.report.compare_html import compare_html
+
+            return compare_html(comparison)
         case Form.MARKDOWN:
             from egmctl.report.compare_markdown import compare_markdown
 

@@ -59,7 +59,7 @@ def test_a_comparison_shown_again_is_the_same_bytes(egmctl: RunEgmctl, runs: Pat
     asked = ("compare", *(runs / f"{name}.json" for name in names), "--tolerance", "20")
     path = runs / "found.json"
     egmctl(*asked, "-o", path)
-    for views in ((), ("-v",), ("--csv",), ("--format", "md")):
+    for views in ((), ("-v",), ("--csv",), ("--format", "md"), ("--format", "html")):
         shown = egmctl("show", path, *views)
         assert (shown.code, shown.out) == (0, egmctl(*asked, *views).out)
 

@@ -14,10 +14,12 @@ from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.report.bench_html import bench_html
 from egmctl.report.bench_svg import bench_svg
+from egmctl.report.compare_html import compare_html
 from egmctl.report.doctor_html import doctor_html
 from egmctl.report.topo_html import topo_html
 from egmctl.report.topo_svg import topo_svg
 from egmctl.topo.topology import topology
+from tests.report import comparisons
 from tests.report.browser import Tab, chromium, find
 from tests.report.runs import hostile_run, judged, run
 
@@ -30,6 +32,9 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "topo.html": lambda: topo_html(topology(replay.load("gb200-nvl4"))),
     "topo.svg": lambda: topo_svg(topology(replay.load("gh200x4"))),
     "doctor.html": lambda: doctor_html(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS)),
+    "compare.html": lambda: compare_html(comparisons.two_runs()),
+    "compare-nodes.html": lambda: compare_html(comparisons.nodes()),
+    "compare-hostile.html": lambda: compare_html(comparisons.hostile()),
 }
 CONTRASTS = """
 (() => {

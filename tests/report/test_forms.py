@@ -23,6 +23,7 @@ from egmctl.report.profile_text import match_text
 from egmctl.report.table import WARN
 from egmctl.topo.topology import topology
 from tests.conftest import RunEgmctl
+from tests.report import comparisons
 from tests.report.runs import run
 
 if TYPE_CHECKING:
@@ -48,7 +49,13 @@ def results() -> list[tuple[Result, Form, bool]]:
     bench = run(cases=("device_to_device_memcpy_write_ce",), gpus=2)
     topo = topology(GH200)
     doctor = diagnose(GH200, Scope(), CHECKS)
-    kinds: list[tuple[Result, object]] = [(bench, forms.BENCH), (topo, forms.TOPO), (doctor, forms.DOCTOR)]
+    compared = comparisons.two_runs()
+    kinds: list[tuple[Result, object]] = [
+        (bench, forms.BENCH),
+        (topo, forms.TOPO),
+        (doctor, forms.DOCTOR),
+        (compared, forms.COMPARISON),
+    ]
     return [(result, form, form in valid) for result, valid in kinds for form in Form]  # type: ignore[operator]
 
 

@@ -19,6 +19,7 @@ from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.model.measurement import Status
 from egmctl.report.bench_html import bench_html
+from egmctl.report.compare_html import compare_html
 from egmctl.report.doctor_html import doctor_html
 from egmctl.report.grid import Cell, Grid, Line, Shade
 from egmctl.report.grid_html import grid_html
@@ -26,6 +27,7 @@ from egmctl.report.page import style
 from egmctl.report.topo_html import topo_html
 from egmctl.topo.topology import topology
 from tests.conftest import RunEgmctl
+from tests.report import comparisons
 from tests.report.pages import elements, parse, words
 from tests.report.runs import HOSTILE, hostile_run, judged, run
 
@@ -39,6 +41,10 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "topo": lambda: topo_html(topology(replay.load("dgx-h100"))),
     "topo of direct links": lambda: topo_html(topology(replay.load("gh200x4"))),
     "doctor": lambda: doctor_html(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS)),
+    "compare of two runs": lambda: compare_html(comparisons.two_runs()),
+    "compare of nodes": lambda: compare_html(comparisons.nodes()),
+    "compare of findings": lambda: compare_html(comparisons.findings()),
+    "compare of hostile words": lambda: compare_html(comparisons.hostile()),
 }
 
 
@@ -201,6 +207,43 @@ def test_a_matrix_of_a_large_system_is_left_to_programs_and_the_page_says_so() -
         "memcpy CE GPU(row) → GPU(column)",
         "10000 cells are too many to be looked at: JSON and CSV have them.",
     ]
+
+
+def test_what_is_worse_comes_first_then_each_path_with_both_numbers_then_the_machines() -> None:
+    tree = parse(compare_html(comparisons.two_runs()))
+    verdict, paths, machines, files = elements(tree, "section")
+    assert "Worse30 paths compared: 8 worse, 1 better, 0 different" in words(verdict).replace("\n", "")
+    rows = [[words(cell) for cell in row] for row in elements(verdict, "tr")][1:]
+    assert rows[0][:4] == ["worse", "GPU2 → *", "20.0 % slower", "6 of 6"]
+    assert rows[1][:4] == ["worse", "GPU0 → GPU1", "corrupt in today: byte 64 of 1048576 differs", "2 of 2"]
+    assert [row[0] for row in rows] == ["worse", "worse", "better"]
+    tables = {words(next(elements(table, "caption"))): table for table in elements(paths, "table")}
+    table = tables["device_to_device_memcpy_write_ce, 512 MiB over NV18 (GB/s)"]
+    assert [words(head) for head in elements(next(elements(table, "thead")), "th")][:2] == ["monday", "today"]
+    first = [words(cell) for cell in next(elements(next(elements(table, "tbody")), "tr"))]
+    assert first[0] == "GPU2 → GPU0"
+    assert float(first[2]) / float(first[1]) == pytest.approx(0.8, abs=0.01)
+    assert first[4] == "worse", "a word, not the colour alone"
+    assert "580.159.04" in words(machines)
+    assert "999.1" in words(machines)
+    assert words(files).count("egmctl 0.1.0") == 2
+
+
+def test_of_nodes_those_out_of_line_have_their_medians_and_the_others_are_folded() -> None:
+    told = words(parse(compare_html(comparisons.nodes())))
+    assert "node5GPU2 → *19.9 % slower6 of 6" in told
+    assert "device_to_device_memcpy_write_ce, 512 MiB (GB/s): 320.28, all nodes 399.84" in told
+    assert "Same: node[1-4,6-8]" in told
+
+
+def test_nothing_to_compare_is_no_pass() -> None:
+    found = comparisons.two_runs()
+    nothing = replace(
+        found, compared=0, paths=(), affected=(), machines=(), notes=("the files have no path in common",)
+    )
+    told = words(parse(compare_html(nothing)))
+    assert "Nothing could be compared" in told
+    assert "the files have no path in common" in told
 
 
 @pytest.mark.parametrize(

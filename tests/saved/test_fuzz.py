@@ -66,7 +66,7 @@ def _show(whole: Saved, path: Path, choice: random.Random) -> None:
         return
     for one in ([whole, loaded], [loaded, whole], [whole, loaded, replace(loaded, name="third")]):
         found = compare(one)
-        for form in (Form.TEXT, Form.CSV, Form.JSON, Form.MARKDOWN):
+        for form in (Form.TEXT, Form.CSV, Form.JSON, Form.MARKDOWN, Form.HTML):
             shown = str(render(found, form))
             assert all(line.isprintable() for line in shown.split("\n")), shown
     assert run(["show", str(path), "--format", choice.choice(FORMS[loaded.kind])]) in (0, 2)
