@@ -7,6 +7,7 @@ slow to import: ``--help`` and ``--version`` are to be instant.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import sys
@@ -120,8 +121,9 @@ class _Unexpected(EgmctlError):
     code = "internal"
 
     def __init__(self, error: Exception) -> None:
-        if isinstance(error, OSError) and error.filename is None and error.strerror:
-            super().__init__(f"the system refused: {error.strerror}")
+        if isinstance(error, OSError) and error.strerror and (error.filename is None or error.errno == errno.EACCES):
+            where = "" if error.filename is None else f": {error.filename}"
+            super().__init__(f"the system refused: {error.strerror}{where}")
         else:
             first_line = str(error).partition("\n")[0]
             super().__init__(

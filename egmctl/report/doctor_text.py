@@ -37,9 +37,10 @@ def doctor_text(diagnosis: Diagnosis, *, verbose: int = 0, brief: bool = False) 
     """
     text = modelled_banner(diagnosis.machine)
     if not brief:
-        text.append(wrap(f"Platform: {printable(platform(diagnosis.machine).line)}", "")).append("\n")
+        text.append(wrap(f"Platform: {printable(platform(diagnosis.machine).line)}", ""))
         if diagnosis.machine.process is not None and diagnosis.machine.process.pid:
             text.append(f"Process: {diagnosis.machine.process.pid}; what NVML says is seen from outside of it\n")
+        text.append("\n")
     for status in Status:
         shown, folded = _split(diagnosis, status)
         if verbose:

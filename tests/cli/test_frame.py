@@ -85,6 +85,11 @@ def test_a_fault_of_the_tool_is_one_sentence_that_asks_for_a_report() -> None:
     assert json.loads(ended.out)["errors"][0]["code"] == "internal"
 
 
+def test_a_file_that_the_system_keeps_from_the_user_is_no_fault_of_the_tool() -> None:
+    ended = run("raise PermissionError(13, 'Permission denied', '/home/a/.bashrc')")
+    assert (ended.code, ended.err) == (4, "egmctl: the system refused: Permission denied: /home/a/.bashrc\n")
+
+
 def test_a_traceback_is_shown_only_when_asked_for() -> None:
     assert "Traceback" not in run("1 / 0").err
     assert "Traceback" in run("1 / 0", EGMCTL_DEBUG="1").err

@@ -23,7 +23,7 @@ FIRMWARE = Remedy(
 
 def _platform(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if not machine.gpus:
-        yield skipped("no NVIDIA GPU")
+        yield skipped("there is no NVIDIA GPU")
         return
     able = coherent(machine)
     states = tuple(

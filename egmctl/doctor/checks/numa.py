@@ -94,7 +94,7 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = scope.gpus_of(machine)
     told = [(gpu, gpu.pci.numa_node) for gpu in gpus if gpu.pci is not None and gpu.pci.numa_node is not None]
     if not told:
-        yield unknown("no GPU's NUMA node was read") if gpus else skipped("no NVIDIA GPU")
+        yield unknown("no GPU's NUMA node was read") if gpus else skipped("there is no NVIDIA GPU")
         return
     without = [gpu for gpu, node in told if node < 0]
     evidence = tuple(
