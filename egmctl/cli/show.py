@@ -48,7 +48,12 @@ def show(
     from egmctl.saved import load_any, viewed
 
     saved = load_any(file)
-    form = choose_form(_forms(saved), output, json=json, csv=csv, form=format)
+    valid = _forms(saved)
+    form = choose_form(valid, output, json=json, csv=csv, form=format)
+    if brief and valid is not DOCTOR:
+        raise UsageError(f"--brief is for what egmctl doctor wrote, and {file} is of another command")
+    if brief and verbose:
+        raise UsageError("--brief and --verbose exclude each other; give one of them")
     check_output(output, force)
     content: Text | str = file.read_text("utf-8")
     if form is not Form.JSON:

@@ -129,6 +129,15 @@ def test_a_diagnosis_shown_again_is_the_same_bytes(
     assert egmctl("show", path, *views).out == egmctl(*asked, *views).out
 
 
+def test_brief_is_for_diagnoses_only(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    for command, sentence in (("topo", "--brief is for what egmctl doctor wrote"), ("doctor", "exclude each other")):
+        path = tmp_path / f"{command}.json"
+        egmctl(command, "--machine", "gh200", "-o", path)
+        shown = egmctl("show", path, "--brief", "-v")
+        assert (shown.code, shown.out) == (2, "")
+        assert sentence in shown.err
+
+
 def test_a_live_node_shown_again_is_the_same_bytes(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
     node = fake_node("dgx-h100")
     for command in ("topo", "doctor"):

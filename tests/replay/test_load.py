@@ -178,6 +178,7 @@ def test_a_huge_file_is_refused_by_its_size(tmp_path: Path) -> None:
     [
         (b"", "is not JSON, or is truncated: Expecting value at line 1 column 1"),
         (record.text(MACHINE)[:400], "is not JSON, or is truncated: "),
+        (b'{"schema": "egmctl', "is not JSON, or is truncated: Unterminated string starting at line 1 column 12"),
         (b'{"schema": "\xff"}', "is not UTF-8 text: byte 12 is 0xff"),
         ('{"schema": NaN}', "holds NaN, which JSON has no number for"),
         ('{"schema": -Infinity}', "holds -Infinity"),
