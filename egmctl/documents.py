@@ -56,7 +56,8 @@ def parse_object(content: bytes, source: str, what: str) -> dict[str, Any]:
     try:
         document = json.loads(text, parse_constant=partial(_refuse_constant, source))
     except json.JSONDecodeError as error:
-        refuse(source, f"is not JSON, or is truncated: {error.msg.removesuffix(' at')} at line {error.lineno} column {error.colno}")
+        what_and_where = f"{error.msg.removesuffix(' at')} at line {error.lineno} column {error.colno}"
+        refuse(source, f"is not JSON, or is truncated: {what_and_where}")
     except RecursionError:
         refuse(source, f"is nested more deeply than any {what}")
     except ValueError:
