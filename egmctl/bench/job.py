@@ -6,6 +6,7 @@ the same of theirs; then all join the words of their ranks round by round (:mod:
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from egmctl.mpi.world import RanksMissing, World
 
 MARGIN_S = RELEASE_S + 10.0
 """What a command may need, besides its rank's own time, until it says a word: to release a rank, and to kill it."""
+REPORT_S = 0.4
+"""How long a command that is told to end reports to rank 0: mpirun gives it a second between SIGTERM and SIGKILL."""
 IDLE_S = 600.0
 """How long a command waits for an order: between two of them rank 0 plans, writes, or waits for a person."""
 
@@ -52,9 +55,10 @@ class Leader:
         return Led(self, _Member(self._world, child, self._target))
 
     def finish(self) -> None:
-        """Tell the other commands that there is nothing more."""
+        """Tell the other commands that there is nothing more; what was measured does not depend on who hears it."""
         if not self.lost:
-            self.order(0, {"do": "finish"})
+            with contextlib.suppress(GroupFailed):
+                self.order(0, {"do": "finish"})
 
     def order(self, timeout_s: float, order: Message) -> None:
         """Tell the other commands what to do."""
@@ -124,6 +128,11 @@ def follow(world: World, child: Child, target: str = RANK) -> None:
             except GroupFailed:
                 # Rank 0 knows it from the same words.
                 continue
+    except KeyboardInterrupt:
+        # Rank 0 asks who is there, as mpirun ends all when it has lost one; a child in the driver is slow to end.
+        world.roll_call(REPORT_S)
+        member.kill()
+        raise
     finally:
         member.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Iterator
@@ -76,23 +77,15 @@ def job(found: Launched) -> Iterator[World]:
         if world.rank:
             raise typer.Exit from None
         raise
-    except KeyboardInterrupt:
-        # Rank 0 wants to know who is still there: mpirun ends all when it has lost one.
-        if world.rank:
-            world.roll_call(ROLL_CALL_S)
-        raise
     except typer.Exit as ended:
         if world.broken:
             world.abort(ended.exit_code)
         world.finish()
         raise
     except Exception:
-        # A fault of the tool: it is told wherever it is, and the launcher ends the others.
+        # A fault of the tool: it is told wherever it is, and with the end of this process all others are ended.
         output.muted = False
+        atexit.register(world.abort, ExitCode.CRASHED)
         raise
     else:
         world.finish()
-
-
-ROLL_CALL_S = 0.4
-"""mpirun gives a process a second between SIGTERM and SIGKILL."""

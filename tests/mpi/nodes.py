@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,16 +52,17 @@ class Place:
     faults: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def kill_command(self) -> None:
-        """Kill a command that MPI has started on this node."""
+    def signal_commands(self, number: int) -> None:
+        """Send a signal to the commands that MPI has started on this node."""
         here = f"EGMCTL_SYSROOT={self.node.sysroot}".encode()
+        found = 0
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
                 if b"egmctl" in words and b"bench" in words and here in (process / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(process.name), signal.SIGKILL)
-                    return
-        raise AssertionError("there is no such process")
+                    os.kill(int(process.name), number)
+                    found += 1
+        assert found == self.ranks
 
 
 def egmctl_under_mpi(

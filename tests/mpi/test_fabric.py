@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -157,12 +158,29 @@ def test_a_command_that_is_killed_is_named_in_the_report_and_the_job_ends(
         job = beside.submit(egmctl_under_mpi, nodes, *arguments, options=options)
         while not nodes[1].node.calls("cuEventRecord"):
             assert not job.done(), job.result()
-        nodes[1].kill_command()
+        nodes[1].signal_commands(signal.SIGKILL)
         job.result()
     report = json.loads(written.read_text())
     assert report["exit_code"] == 4
     said = report["result"]["problems"] + [m["reason"] or "" for m in report["result"]["measurements"]]
     assert any("gone or does not answer: rank 2 (node2:GPU0 on rack1-n2)" in words for words in said), said
+
+
+def test_an_interruption_of_all_commands_is_a_report_of_what_there_is(fake_node: MakeFakeNode, tmp_path: Path) -> None:
+    # As scancel does; a rank that sits in the driver does not end by itself.
+    written = tmp_path / "report.json"
+    fault = "cuMemImportFromShareableHandle@3=hang"
+    nodes = [Place(fake_node(in_domain("rack1-n1")), 2), Place(fake_node(in_domain("rack1-n2")), 1, fault)]
+    with ThreadPoolExecutor() as beside:
+        job = beside.submit(egmctl_under_mpi, nodes, "bench", *QUICK, "-o", written, options=RECOVER)
+        while not any(call.ending == "hang" for call in nodes[1].node.calls()):
+            assert not job.done(), job.result()
+        for place in nodes:
+            place.signal_commands(signal.SIGTERM)
+        job.result()
+    report = json.loads(written.read_text())
+    assert (report["exit_code"], report["result"]["interrupted"], report["result"]["problems"]) == (130, True, [])
+    assert any(m["status"] in ("ok", "unstable") for m in report["result"]["measurements"])
 
 
 def test_each_process_for_itself_without_mpi(fake_node: MakeFakeNode) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from egmctl.bench.job import Leader
+from egmctl.launch import Child
+from egmctl.mpi.world import RanksMissing, World
 from tests.mpi.jobs import mpirun
 
 PROGRAM = "tests/mpi/job_program.py"
@@ -53,6 +56,16 @@ def test_a_command_that_is_killed_is_named_in_time() -> None:
     (failed,) = run({"calls": 1_000_000, "timeout_s": 1}, kill=2, options=("--enable-recovery",))
     assert failed["failed"] == 2
     assert "gone or does not answer: rank 2 (node1:GPU2)" in failed["words"]
+
+
+def test_what_was_measured_is_not_lost_where_a_command_is_gone_at_the_very_end() -> None:
+    class Gone:
+        def broadcast(self, *_: object) -> bytes:
+            raise RanksMissing((1,))
+
+    leader = Leader(cast(World, Gone()), cast(Child, None), str)
+    leader.finish()
+    assert leader.lost == (1,)
 
 
 def none_left(pids: list[int]) -> bool:

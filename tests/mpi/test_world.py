@@ -27,6 +27,12 @@ def test_what_a_late_rank_gives_to_a_call_that_was_given_up_overwrites_nothing()
     assert "overwritten: 0" in done.out, done.err
 
 
+def test_a_fault_of_the_tool_in_one_rank_is_told_and_ends_the_job() -> None:
+    done = mpirun(3, [PROGRAM, "one_has_a_fault"], timeout_s=30)
+    assert "ValueError: a fault" in done.err
+    assert done.code == 4, "by MPI_Abort, which srun heeds too: Python alone would end with 1"
+
+
 def test_a_launcher_of_another_mpi_is_a_usage_error() -> None:
     # As under srun without PMIx: more were started than MPI knows of.
     done = alone([PROGRAM, "unknown_to_mpi"], env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"})

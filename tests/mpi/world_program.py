@@ -10,8 +10,9 @@ import time
 from array import array
 from collections.abc import Callable
 
+from egmctl.cli.mpi import job
 from egmctl.errors import UsageError
-from egmctl.mpi.environment import launched
+from egmctl.mpi.environment import Launched, launched
 from egmctl.mpi.world import RanksMissing, World
 
 
@@ -63,12 +64,20 @@ def one_is_late(world: World) -> None:
     time.sleep(5)
 
 
+def one_has_a_fault(world: World) -> None:
+    """Rank 1 comes upon a fault of the tool, and the others wait for it."""
+    with job(Launched(world.rank, world.size, "the test")):
+        if world.rank == 1:
+            raise ValueError("a fault")
+        world.barrier(600)
+
+
 def unknown_to_mpi(_world: World) -> None:
     """Be told of more processes than MPI knows."""
 
 
 SCENES: dict[str, Callable[[World], None]] = {
-    function.__name__: function for function in (calls, one_is_away, one_is_late, unknown_to_mpi)
+    function.__name__: function for function in (calls, one_is_away, one_is_late, one_has_a_fault, unknown_to_mpi)
 }
 
 
