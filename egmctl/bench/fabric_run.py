@@ -15,7 +15,7 @@ from egmctl.bench.case import Case
 from egmctl.bench.crew import Crew, start_group
 from egmctl.bench.fabric_plan import Party, make_fabric_plan
 from egmctl.bench.job import Leader, follow
-from egmctl.bench.party import Seat, agree, all_well, assign, hosts, nearest_node, ranks_of, seat, whole
+from egmctl.bench.party import Seat, agree, assign, hosts, nearest_node, ranks_of, seat, whole
 from egmctl.bench.paths import cuda_visible, gpu_waiver
 from egmctl.bench.plan import Plan
 from egmctl.bench.supervisor import Progress, supervise
@@ -26,6 +26,7 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import HandleKind, RunReport, Settings
 from egmctl.model.rank import Rank
+from egmctl.mpi.refusal import check, refusal
 from egmctl.mpi.world import World
 from egmctl.units import MIB, format_size
 
@@ -140,11 +141,11 @@ def gather_party(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]
         host = (machine.host.hostname if machine.host else None) or world.host
         own = seat(machine, host, __version__, chosen)
     except EgmctlError as error:
-        own = Seat(host=world.host, tool=__version__, error=str(error))
+        own = Seat(host=world.host, tool=__version__, refusal=refusal(world.rank, world.host, error))
     seats = [
         from_json(Seat, json.loads(told)) for told in world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S)
     ]
-    all_well(seats)
+    check(of.refusal for of in seats if of.refusal)
     gpus = assign(seats)
     agree(seats, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
     first = {of[0] for of in hosts(seats).values()}

@@ -12,6 +12,7 @@ from egmctl.bench.paths import cuda_visible, gpu_waiver
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.rank import Rank
+from egmctl.mpi.refusal import Refusal
 from egmctl.topo.links import cpu_node_ids
 from egmctl.units import printable
 
@@ -31,8 +32,8 @@ class Seat:
     """Why GPUs of the node cannot be used by this process."""
     channels: tuple[DeviceNode, ...] | None = None
     """IMEX channels as this process sees them: a container or a cgroup may keep them from one rank only."""
-    error: str | None = None
-    """Why it cannot take part, as a sentence."""
+    refusal: Refusal | None = None
+    """Why it cannot take part."""
 
 
 NO_DOMAIN = "none"
@@ -108,18 +109,6 @@ def assign(seats: Sequence[Seat]) -> tuple[str, ...]:
             free.discard(bus_id)
             taken[rank] = bus_id
     return tuple(taken[rank] for rank in range(len(seats)))
-
-
-def all_well(seats: Sequence[Seat]) -> None:
-    """See that every rank can take part.
-
-    Raises
-    ------
-    NothingToDo
-        With what keeps ranks from it.
-    """
-    if errors := [f"rank {rank} ({printable(of.host)}): {of.error}" for rank, of in enumerate(seats) if of.error]:
-        raise NothingToDo("; ".join(errors))
 
 
 def agree(seats: Sequence[Seat], gpus: Sequence[str], *, one_domain: bool = True) -> None:

@@ -101,12 +101,14 @@ def bench(
     """Measure, verified, the paths between GPUs and to host memory (EGM where the node has it)."""
     form = choose_form(BENCH, output, json=json, csv=csv, form=format)
     measuring = not (list_cases or dry_run)
-    job = launched(mpi) if measuring else None
+    found = launched(mpi)
+    job = found if measuring else None
     if list_cases and dry_run:
         raise UsageError("--list and --dry-run exclude each other; give one of them")
     if not measuring and form is not Form.TEXT:
         raise UsageError(f"{'--list' if list_cases else '--dry-run'} is text: it has no other form")
-    check_output(output, force)
+    if job is None:
+        check_output(output, force)
     if machine == "list":
         raise typer.Exit(list_machines(form, output, force, color))
     if machine is not None and measuring:
@@ -141,6 +143,8 @@ def bench(
             sections=sections(cases),
             sample=sample,
             fixed_size=size is not None,
+            output=output,
+            force=force,
             quiet=quiet,
         )
         if dry_run:

@@ -53,6 +53,9 @@ ALWAYS = ("host", "gpus", "driver", "process", "confinement")
 PEERS = ("nics", "system")
 """What the nodes of an MPI job tell each other besides."""
 
+OTHER_NODES = "peers.nodes"
+"""The check that tells what the checks found on other nodes."""
+
 
 def doctor(
     purposes: PurposeOption = None,
@@ -85,7 +88,6 @@ def doctor(
     """
     try:
         form = choose_form(DOCTOR, output, json=json, form=format)
-        check_output(output, force)
         if brief and verbose:
             raise UsageError("--brief and --verbose exclude each other; give one of them")
         if pid and machine is not None:
@@ -103,9 +105,10 @@ def doctor(
         from egmctl.doctor.registry import select
         from egmctl.doctor.runner import diagnose
 
-        checks = select(guards, check or (), skip or ())
         expected = _expectation(expect)
         found = launched(mpi) if machine is None and not pid else None
+        # What fails on another node is told, whatever was asked for.
+        checks = select(guards, (*check, OTHER_NODES) if check and found is not None else check or (), skip or ())
         told = (*ALWAYS, *PEERS) if found is not None else ALWAYS
         sections = dict.fromkeys((*told, *(section for one in checks for section in one.sections)))
 
@@ -113,12 +116,13 @@ def doctor(
             return _scope(seen, gpus, numa, guards, expected)
 
         def facts() -> Machine:
+            check_output(output, force)
             seen = read_machine(machine, sections, quiet=quiet, cuda=active, pid=pid)
             # Of the ranks of a node one is enough, and that of rank 0 is shown.
             return _probed(seen, scope_of(seen), checks) if active and (found is None or found.rank == 0) else seen
 
         def failing(seen: Machine) -> tuple[str, ...]:
-            return diagnose(seen, scope_of(seen), checks).failures
+            return diagnose(seen, scope_of(seen), checks, strict=strict).failures
 
         with contextlib.ExitStack() as joined:
             if found is None:
@@ -127,9 +131,7 @@ def doctor(
                 from egmctl.doctor.peers import with_peers
 
                 world = joined.enter_context(job(found))
-                seen = with_peers(
-                    world, facts, lambda one: diagnose(one, scope_of(one), checks).failures, active=active
-                )
+                seen = with_peers(world, facts, failing, active=active)
             diagnosis = diagnose(seen, scope_of(seen), checks, strict=strict)
             emit(render(diagnosis, form, verbose=verbose, brief=brief), output=output, force=force, color=color)
     except EgmctlError as error:

@@ -6,12 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from egmctl.cli.machine import read_machine
 from egmctl.cli.mpi import job
+from egmctl.cli.output import check_output
 from egmctl.errors import NothingToDo, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ def is_fabric(
     UsageError
         For options that make no sense with the suites.
     """
+    if sample is not None and sample < 1:
+        raise UsageError(f"--sample {sample}: it must be 1 or more")
     if tuple(suites) == (RDMA,) and found is not None and ranks is None:
         return True
     if tuple(suites) != (FABRIC,):
@@ -57,8 +61,6 @@ def is_fabric(
         raise UsageError("--ranks is for --dry-run; a real run has as many ranks as mpirun or srun starts")
     if ranks is not None and not 2 <= ranks <= RANKS_LIMIT:
         raise UsageError(f"--ranks {ranks}: it must be from 2 to {RANKS_LIMIT}")
-    if sample is not None and sample < 1:
-        raise UsageError(f"--sample {sample}: it must be 1 or more")
     return True
 
 
@@ -72,6 +74,8 @@ class FabricRun:
     sections: tuple[str, ...]
     sample: int | None
     fixed_size: bool
+    output: Path | None
+    force: bool
     quiet: bool
 
     def planned(self, machine_name: str | None, ranks: int | None) -> Text:
@@ -111,6 +115,8 @@ class FabricRun:
             yield told
 
     def _facts(self) -> tuple[Machine, Sequence[Gpu]]:
+        # Only rank 0 writes: what keeps it from that has to reach the others, who would wait for it.
+        check_output(self.output, self.force)
         seen = read_machine(None, self.sections, quiet=True)
         if not seen.gpus:
             raise NothingToDo("there is no GPU to measure; 'egmctl topo' shows what was found")

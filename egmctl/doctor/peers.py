@@ -15,7 +15,7 @@ from typing import Any
 from egmctl import __version__
 from egmctl.doctor.probes import Part, attempt
 from egmctl.doctor.situation import in_domain, usable
-from egmctl.errors import EgmctlError, NothingToDo
+from egmctl.errors import EgmctlError
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import (
     Gpu,
@@ -29,8 +29,8 @@ from egmctl.model.machine import (
     Probe,
     ProbeKind,
 )
+from egmctl.mpi.refusal import Refusal, check, refusal
 from egmctl.mpi.world import World
-from egmctl.units import printable
 
 GATHER_S = 120.0
 """How long the slowest rank may take to read its facts and to start a process on its GPU."""
@@ -54,7 +54,7 @@ def with_peers(
 
     Raises
     ------
-    NothingToDo
+    NothingToDo, UsageError
         On every rank, with what keeps one from reading its facts.
     RanksMissing
         Some do not answer.
@@ -64,10 +64,10 @@ def with_peers(
         machine = facts()
         own: Message = {"peer": to_json(peer(machine, world.host, world.rank, failed(machine)))}
     except EgmctlError as error:
-        own = {"error": f"rank {world.rank} ({printable(world.host)}): {error}"}
+        own = {"refusal": to_json(refusal(world.rank, world.host, error))}
     told = [json.loads(part) for part in world.all_gather(json.dumps(own).encode(), GATHER_S)]
-    if machine is None or any("error" in one for one in told):
-        raise NothingToDo("; ".join(one["error"] for one in told if "error" in one))
+    check(from_json(Refusal, one["refusal"]) for one in told if "refusal" in one)
+    assert machine is not None  # noqa: S101 - no rank has refused
     by_rank = [from_json(Peer, one["peer"]) for one in told]
     nodes: dict[str, Peer] = {}
     for one in by_rank:

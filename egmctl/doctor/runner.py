@@ -41,13 +41,14 @@ class Diagnosis:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """The ids of the checks that fail."""
-        return tuple(check for check, status in self.verdicts.items() if status is Status.FAIL)
+        """The ids of the checks that found a fault."""
+        faults = (Status.FAIL, Status.WARN) if self.strict else (Status.FAIL,)
+        return tuple(check for check, status in self.verdicts.items() if status in faults)
 
     @property
     def failed(self) -> bool:
         """Whether there is a fault."""
-        return bool(self.counts[Status.FAIL] or (self.strict and self.counts[Status.WARN]))
+        return bool(self.failures)
 
     @property
     def nothing(self) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.party import Seat, agree, all_well, assign, ranks_of, seat, whole
+from egmctl.bench.party import Seat, agree, assign, ranks_of, seat, whole
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.replay import load
 
@@ -47,7 +47,6 @@ def test_a_node_with_too_few_gpus_is_named(seats: list[Seat], error: type[Except
 
 def test_nodes_that_are_alike_agree() -> None:
     seats = [at("a", "1b"), at("b", "1b")]
-    all_well(seats)
     agree(seats, ("1b", "1b"))
 
 
@@ -79,11 +78,6 @@ def test_nodes_without_a_common_domain_share_nothing() -> None:
     seats = [at(host, "1b", domain="none: the fabric's state is not-supported") for host in "ab"]
     with pytest.raises(NothingToDo, match=r"do not go from node to node here .*not-supported"):
         agree(seats, ("1b", "1b"))
-
-
-def test_what_keeps_a_rank_from_taking_part_is_told_with_its_node() -> None:
-    with pytest.raises(NothingToDo, match=r"rank 1 \(b\): no GPU"):
-        all_well([at("a", "1b"), replace(at("b"), error="no GPU")])
 
 
 def test_a_seat_is_what_a_machine_lets_a_rank_use() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,13 +93,43 @@ def test_checks_that_fail_on_another_node_are_told(fake_node: MakeFakeNode) -> N
         Place(fake_node(in_domain("rack1-n1")), 1),
         Place(fake_node(in_domain("rack1-n2", channel=False)), 1),
     ]
-    done = egmctl_under_mpi(
-        nodes, "doctor", "--check", "peers.nodes", "--check", "imex.channel", "--for", "fabric", "--json"
-    )
+    done = egmctl_under_mpi(nodes, "doctor", "--check", "imex.channel", "--for", "fabric", "--json")
     assert done.code == 1, done.err
     (finding,) = findings(done.out)["peers.nodes"]
     assert finding["status"] == "fail"
     assert [(e["source"], e["value"]) for e in finding["evidence"]] == [("rack1-n2", "imex.channel")]
+
+
+def test_with_strict_a_warning_on_another_node_is_told(fake_node: MakeFakeNode) -> None:
+    nodes = [
+        Place(fake_node(in_domain("rack1-n1")), 1),
+        Place(fake_node(in_domain("rack1-n2")), 1, env={"CUDA_VISIBLE_DEVICES": "0,9"}),
+    ]
+    asked = ("doctor", "--check", "env.visible-devices", "--json")
+    assert egmctl_under_mpi(nodes, *asked).code == 0
+    done = egmctl_under_mpi(nodes, *asked, "--strict")
+    assert done.code == 1, done.err
+    (finding,) = findings(done.out)["peers.nodes"]
+    assert [e["source"] for e in finding["evidence"]] == ["rack1-n2"]
+
+
+@pytest.mark.parametrize("of", [("doctor", "--check", "peers.*"), ("bench", "--suite", "fabric")])
+def test_a_wrong_use_on_one_node_is_a_usage_error_of_the_job(fake_node: MakeFakeNode, of: tuple[str, ...]) -> None:
+    fewer = replace(in_domain("rack1-n2"), gpus=(in_domain("rack1-n2").gpus or ())[:1], pairs=())
+    nodes = [Place(fake_node(in_domain("rack1-n1")), 1), Place(fake_node(fewer), 2)]
+    done = egmctl_under_mpi(nodes, *of, "--gpus", "1")
+    assert done.code == 2, done.err
+    assert re.search(r"egmctl: rank 1 \(\S+\) and 1 more: --gpus '1': there is no GPU 1", done.err)
+
+
+@pytest.mark.parametrize("of", [("doctor", "--check", "peers.*"), ("bench", "--suite", "fabric")])
+def test_a_file_that_rank_0_may_not_write_ends_all_ranks(
+    two_nodes: list[Place], tmp_path: Path, of: tuple[str, ...]
+) -> None:
+    (tmp_path / "there.json").touch()
+    # Without the option mpirun itself would end the others, which srun does not.
+    done = egmctl_under_mpi(two_nodes, *of, "-o", tmp_path / "there.json", options=("--enable-recovery",), timeout_s=30)
+    assert "there.json exists; --force overwrites it" in done.err
 
 
 def test_alone_the_checks_of_peers_do_not_concern_a_node(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:

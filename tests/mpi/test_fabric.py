@@ -190,6 +190,24 @@ def test_each_process_for_itself_without_mpi(fake_node: MakeFakeNode) -> None:
     assert done.out.count("device_local_copy  [p2p]") == 2
 
 
+def test_a_plan_is_shown_once_by_a_job(egmctl: RunEgmctl) -> None:
+    shown = [
+        egmctl(
+            *("bench", "--suite", "fabric", "--dry-run", "--machine", "hgx-h200x4"),
+            env={"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2"},
+        )
+        for rank in ("0", "1")
+    ]
+    assert [(done.code, bool(done.out)) for done in shown] == [(0, True), (0, False)]
+
+
+@pytest.mark.parametrize("suite", ["fabric", "rdma"])
+def test_a_sample_of_nothing_is_a_usage_error(egmctl: RunEgmctl, suite: str) -> None:
+    of_a_job = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = egmctl("bench", "--suite", suite, "--sample", "0", env=of_a_job)
+    assert (done.code, done.err) == (2, "egmctl: --sample 0: it must be 1 or more\n")
+
+
 def test_without_mpi4py_one_sentence_says_what_to_install(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
