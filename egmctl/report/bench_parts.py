@@ -61,7 +61,10 @@ def _is_waived(grid: Grid) -> bool:
 def how(report: RunReport) -> list[str]:
     """Return how everything was measured, in a few words each."""
     settings = report.settings
-    told = [f"buffers of {format_size(settings.size_bytes)}", f"median of {settings.samples} samples"]
+    told = [
+        f"buffers of {format_size(settings.size_bytes)}",
+        f"median of {settings.samples} sample{'s' * (settings.samples != 1)}",
+    ]
     measured = [m for m in report.measurements if m.samples]
     if copies := sorted({m.copies for m in measured if m.quantity is Quantity.BANDWIDTH}):
         times = " or ".join(map(str, copies)) if len(copies) <= _FEW else f"{copies[0]} to {copies[-1]}"

@@ -16,7 +16,7 @@ from egmctl.report.bench_soak import soak_lines
 from egmctl.report.bench_summary import SUMMARY, soak, summary, summary_note
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.grid import columns_text, grid_text
-from egmctl.report.table import DIM, HEADING, WIDTH, wrap
+from egmctl.report.table import DIM, HEADING, WIDTH, trimmed, wrap
 from egmctl.report.verdict_text import verdict_line, verdict_text
 from egmctl.units import printable
 
@@ -48,7 +48,7 @@ def bench_text(report: RunReport, machine: Machine | None = None) -> Text:
     text.append(f"\n{'INTERRUPTED, partial report: ' if report.interrupted else ''}{tally(report)}\n")
     if report.verdict is not None:
         text.append_text(verdict_line(report.verdict))
-    return text
+    return trimmed(text)
 
 
 def _tables(report: RunReport, machine: Machine | None) -> Iterator[Text]:

@@ -100,7 +100,7 @@ NV18
     GPU0    GPU1    GPU2
   ->GPU1  ->GPU2  ->GPU0     sum
   100.00  101.00  102.00  303.00
-""".replace("GPU2\n  ->", "GPU2        \n  ->")
+"""
     )
 
 
