@@ -62,7 +62,7 @@ class World:
     Raises
     ------
     UsageError
-        If there is no mpi4py, or its MPI does not know the job that the launcher started.
+        If there is no mpi4py or no MPI for it, or that does not know the job that the launcher started.
     """
 
     def __init__(self, launched: Launched) -> None:
@@ -181,8 +181,13 @@ def _initialised() -> Any:
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
         from mpi4py import MPI
-    except ImportError as error:
-        raise UsageError(f"a run under MPI needs mpi4py ({error}): pip install 'egmctl[mpi]', or --mpi off") from None
+    except (ImportError, RuntimeError) as error:
+        # The latter where mpi4py is there and finds no MPI library.
+        why = str(error).partition("\n")[0]
+        raise UsageError(
+            f"a run under MPI needs mpi4py and the launcher's MPI library ({why}): pip install 'egmctl[mpi]', load "
+            "that MPI, or --mpi off"
+        ) from None
     if not MPI.Is_initialized():
         MPI.Init()
     return MPI

@@ -208,13 +208,25 @@ def test_a_sample_of_nothing_is_a_usage_error(egmctl: RunEgmctl, suite: str) -> 
     assert (done.code, done.err) == (2, "egmctl: --sample 0: it must be 1 or more\n")
 
 
-def test_without_mpi4py_one_sentence_says_what_to_install(
-    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+NO_MPI4PY = "raise ImportError('not there')"
+NO_MPI = """
+class rc:
+    pass
+
+def __getattr__(name):
+    raise RuntimeError("not there\\nlibmpi.so.12: cannot open")
+"""
+"""mpi4py's wheel where it finds no MPI library."""
+
+
+@pytest.mark.parametrize("module", [NO_MPI4PY, NO_MPI], ids=["no mpi4py", "no MPI"])
+def test_without_mpi_one_sentence_says_what_to_install(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path, module: str
 ) -> None:
-    (tmp_path / "mpi4py.py").write_text("raise ImportError('not installed')")
+    (tmp_path / "mpi4py.py").write_text(module)
     node = fake_node(in_domain("rack1-n1"))
     paths = f"{tmp_path}:{Path(__file__).parents[2]}"
     env = node.environment() | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "PYTHONPATH": paths}
     done = egmctl(*WRITE, env=env)
     assert done.code == 2
-    assert "pip install 'egmctl[mpi]'" in done.err
+    assert "MPI library (not there): pip install 'egmctl[mpi]'" in done.err
