@@ -22,7 +22,8 @@ from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
-from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin
+from egmctl.model.gpu import are_fake
+from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
 from egmctl.report.envelope import ERROR_SCHEMA
@@ -70,6 +71,19 @@ class Saved:
         if isinstance(self.result, Machine):
             return (self.result,)
         return () if self.result is None else self.result.machines
+
+    @property
+    def modelled(self) -> bool:
+        """Whether a machine that it is about was put together from public documents."""
+        origins = [*filter(None, [self.origin]), *(machine.origin for machine in self.machines)]
+        return any(origin.kind is OriginKind.MODELLED for origin in origins)
+
+    @property
+    def fake(self) -> bool:
+        """Whether GPUs that it is about are those of the fake driver of the tests."""
+        names = [gpu.name for machine in self.machines for gpu in machine.gpus or ()]
+        names += [gpu.name for gpu in self.result.gpus] if isinstance(self.result, RunReport) else []
+        return are_fake(names)
 
 
 _RESULTS: dict[str, tuple[Command, type[RunReport] | type[DoctorResult] | type[TopoResult]]] = {

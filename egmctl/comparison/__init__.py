@@ -143,7 +143,14 @@ def _node(saved: Saved) -> Node:
     at = saved.origin.recorded_at if saved.origin is not None else ""
     if isinstance(saved.result, RunReport):
         at = saved.result.started_at
-    return Node(name=saved.name, tool=saved.tool, at=at, problem=_problem(saved))
+    return Node(
+        name=saved.name,
+        tool=saved.tool,
+        at=at,
+        modelled=saved.modelled,
+        fake=saved.fake,
+        problem=_problem(saved),
+    )
 
 
 def _problem(saved: Saved) -> str:

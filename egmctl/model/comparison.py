@@ -36,6 +36,10 @@ class Node:
     tool: Plain
     at: Plain
     """When it was measured or recorded, UTC; empty where the file does not say."""
+    modelled: bool = False
+    """Its machine was put together from public documents: no such node was read."""
+    fake: bool = False
+    """Its GPUs are those of the fake driver of the tests: nothing of it is hardware."""
     problem: str = ""
     """What a reader of its part has to know: that it was interrupted, or why it has no result."""
 

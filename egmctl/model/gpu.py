@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from egmctl.model.devices import DeviceNode, PcieLink, PciFunction
@@ -249,3 +249,8 @@ class Pair(Record):
     cuda_attributes: Mapping[Plain, int | None] = field(default_factory=dict)
     """CUdevice_P2PAttribute by name, without ``CU_DEVICE_P2P_ATTRIBUTE_``: PERFORMANCE_RANK (lower is better),
     ACCESS_SUPPORTED, ..."""
+
+
+def are_fake(names: Iterable[str | None]) -> bool:
+    """Return whether any of these names of GPUs is one of the fake driver of the tests: such GPUs are no hardware."""
+    return any((name or "").startswith("FAKE ") for name in names)

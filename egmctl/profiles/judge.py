@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from egmctl.model.gpu import are_fake
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.profile import Profile, Reference, Unit
@@ -17,9 +18,6 @@ from egmctl.profiles.against_profile import against_profile, cite, reference_for
 from egmctl.profiles.against_siblings import against_siblings
 from egmctl.profiles.against_wire import against_wire
 from egmctl.profiles.classes import BROKEN, PathClass, class_of, names, too_small, unit_of, value_of
-
-FAKE = "FAKE "
-"""What the names of GPUs begin with that are none (the fake driver of the tests)."""
 
 
 def judge(
@@ -186,5 +184,5 @@ def _run_reason(report: RunReport, grade: Grade, classes: Sequence[ClassVerdict]
     reason = f"of {len(classes)} path classes {', '.join(parts) or 'none was measured'}"
     if grade is Grade.WARN and not counts[Grade.WARN]:
         reason += f"; {warnings[0]}"
-    fake = any((gpu.name or "").startswith(FAKE) for gpu in report.gpus)
+    fake = are_fake(gpu.name for gpu in report.gpus)
     return f"FAKE GPUs, nothing of this is hardware: {reason}" if fake else reason

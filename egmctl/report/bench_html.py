@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from egmctl.errors import ExitCode
+from egmctl.model.gpu import are_fake
 from egmctl.model.measurement import RunReport, Status
 from egmctl.report.bench_parts import exceptions, families, how, tally
 from egmctl.report.bench_rates import rates
@@ -64,7 +65,8 @@ def subtitle(report: RunReport) -> str:
 
 def banners(report: RunReport) -> list[str]:
     """Return what everybody has to know before any number of a run."""
-    found = ["Fake GPUs: nothing here was measured on hardware"] if _fake(report) else []
+    fake = are_fake(gpu.name for gpu in report.gpus)
+    found = ["Fake GPUs: nothing here was measured on hardware"] if fake else []
     found += filter(None, (origin_banner(machine.origin) for machine in report.machines))
     if report.interrupted:
         found.append("Interrupted: this is a part of the run")
@@ -146,10 +148,6 @@ def _look(status: Status) -> str:
 def _notes(report: RunReport) -> Iterator[Child]:
     yield element("p", f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once.")
     yield bullets([*filter(None, [route_line(report)]), *report.notes])
-
-
-def _fake(report: RunReport) -> bool:
-    return any((gpu.name or "").startswith("FAKE ") for gpu in report.gpus)
 
 
 def _bus_ids(report: RunReport) -> set[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, PathDifference, WordDifference
+from egmctl.report.origin import compared_banners
 from egmctl.units import printable
 
 COLUMNS = (
@@ -24,22 +25,32 @@ COLUMNS = (
     "bound",
     "outcome",
     "reason",
+    "warning",
 )
 """The columns, in order. New ones are added at the end."""
 
 
 def compare_csv(comparison: Comparison) -> str:
-    """Return the table's text; ``subject`` is ``path``, ``finding``, ``fact`` or ``machine``: a fact beside those."""
+    """Return the table's text.
+
+    ``subject`` is ``path``, ``finding``, ``fact`` or ``machine``: a fact beside those. ``warning`` says which of the
+    files are of no hardware, in every row, so that none can pass for hardware once it is cut out.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_path(one) for one in comparison.paths)
+    warning = printable("; ".join(compared_banners(comparison)))
+    writer.writerows({**row, "warning": warning} for row in _rows(comparison))
+    return text.getvalue()
+
+
+def _rows(comparison: Comparison) -> Iterator[dict[str, object]]:
+    yield from map(_path, comparison.paths)
     subject = "finding" if comparison.kind is Command.DOCTOR else "fact"
     for one in comparison.words:
-        writer.writerows(_words(one, subject))
+        yield from _words(one, subject)
     for one in comparison.machines:
-        writer.writerows(_words(one, "machine"))
-    return text.getvalue()
+        yield from _words(one, "machine")
 
 
 def _path(one: PathDifference) -> dict[str, object]:

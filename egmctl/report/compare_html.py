@@ -22,6 +22,7 @@ from egmctl.report.compare_text import (
 from egmctl.report.grid import Cell, Grid, Line
 from egmctl.report.grid_html import arrows, grids_html
 from egmctl.report.markup import Child, element
+from egmctl.report.origin import compared_banners
 from egmctl.report.page import Section, bullets, page, rows
 from egmctl.report.table import BAD, WARN
 from egmctl.report.verdict_html import call
@@ -38,7 +39,9 @@ _STYLES = {Outcome.WORSE: BAD, Outcome.DIFFERENT: WARN}
 
 def compare_html(comparison: Comparison) -> str:
     """Return the page."""
-    return page("egmctl compare", arrows(heading(comparison)), _subtitle(comparison), [], list(_sections(comparison)))
+    banners = compared_banners(comparison)
+    sections = list(_sections(comparison))
+    return page("egmctl compare", arrows(heading(comparison)), _subtitle(comparison), banners, sections)
 
 
 def _subtitle(comparison: Comparison) -> str:

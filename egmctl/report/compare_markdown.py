@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from egmctl.model.comparison import Affected, Comparison, Outcome, PathDifference, WordDifference
 from egmctl.report.compare_text import ONE_SIDED, change, heading, last_line, machine_lines, one_sided, problems
-from egmctl.report.markdown import bullets, details, escaped, table
+from egmctl.report.markdown import bullets, details, escaped, table, warning
+from egmctl.report.origin import compared_banners
 
 _SHOWN = (Outcome.WORSE, Outcome.BETTER)
 
 
 def compare_markdown(comparison: Comparison) -> str:
     """Return the text."""
-    parts = [f"## {escaped(heading(comparison))}\n", f"**{escaped(last_line(comparison))}**\n"]
+    box = warning(compared_banners(comparison))
+    parts = [f"## {escaped(heading(comparison))}\n\n{box}**{escaped(last_line(comparison))}**\n"]
     if comparison.affected:
         head = ("", *(("node",) if comparison.of_nodes else ()), "where", "change", "paths", "cases")
         parts.append(table(head, [_affected(comparison, row) for row in comparison.affected]))

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from egmctl.model.command import Command
 from egmctl.model.comparison import Affected, Comparison, Outcome, PathDifference, WordDifference
+from egmctl.report.origin import compared_banners
 from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, trimmed, wrap
 from egmctl.units import format_size, printable
 
@@ -62,7 +63,10 @@ def heading(comparison: Comparison) -> str:
 
 
 def _head(comparison: Comparison) -> Text:
-    text = Text().append(f"{printable(heading(comparison))}\n", HEADING)
+    text = Text()
+    for banner in compared_banners(comparison):
+        text.append(wrap(printable(banner), "", "  "), WARN)
+    text.append(f"{printable(heading(comparison))}\n", HEADING)
     if comparison.kind is Command.BENCH:
         text.append(wrap(reported(comparison), ""), DIM)
     return text

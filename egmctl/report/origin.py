@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from egmctl.model.comparison import Comparison
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report.table import WARN
 from egmctl.units import printable
+
+_MODELLED = "MODELLED from public documents, no such node was read"
+_FAKE = "FAKE GPUs, nothing of this is hardware"
 
 
 def modelled_banner(machine: Machine) -> Text:
@@ -17,7 +21,7 @@ def modelled_banner(machine: Machine) -> Text:
     text = Text()
     if machine.origin.kind is OriginKind.MODELLED:
         # Appended: a style of the text itself would colour all that is appended to it.
-        text.append(f"MODELLED from public documents, no such node was read: {printable(machine.origin.name)}\n", WARN)
+        text.append(f"{_MODELLED}: {printable(machine.origin.name)}\n", WARN)
     return text
 
 
@@ -29,3 +33,17 @@ def origin_banner(origin: Origin) -> str | None:
         when = f" at {origin.recorded_at}" if origin.recorded_at else ""
         return f"Recorded{when}, this is not the live node: {origin.name}"
     return None
+
+
+def compared_banners(comparison: Comparison) -> list[str]:
+    """Say which of the files that are compared are of no hardware, in the words that every form has."""
+    nodes = comparison.nodes
+    told = {
+        _MODELLED: [node.name for node in nodes if node.modelled],
+        _FAKE: [node.name for node in nodes if node.fake],
+    }
+    return [
+        f"{words}: {comparison.folded if len(names) == len(nodes) else ', '.join(names)}"
+        for words, names in told.items()
+        if names
+    ]

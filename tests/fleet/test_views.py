@@ -98,6 +98,15 @@ def test_the_document_fits_its_schema_and_reads_back() -> None:
     assert from_json(FleetReport, document["result"]) == REPORT
 
 
+def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    named = tuple(Node(name=f"node{n:02}", tool="", at="", fake=n < 4) for n in (1, 2, 3, 4))
+    found = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
+    file = tmp_path / "fleet.json"
+    file.write_text(fleet_json(replace(REPORT, comparison=found)))
+    head = "\nFAKE GPUs, nothing of this is hardware: node01, node02, node03\nCompare doctor: node[01-04]\n"
+    assert head in egmctl("show", file).out
+
+
 def test_a_report_shown_again_is_the_text_that_the_fleet_printed(egmctl: RunEgmctl, tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
     file.write_text(fleet_json(REPORT))
