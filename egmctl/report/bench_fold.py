@@ -31,26 +31,27 @@ def folded(report: RunReport) -> Iterator[Grid]:
 def _folded(measurements: Sequence[Measurement]) -> Grid:
     first = measurements[0]
     latency = first.quantity is Quantity.LATENCY
-    unit = "ns" if latency else "GB/s"
+    unit, digits = ("ns", 1) if latency else ("GB/s", 2)
     by_wire: dict[str, list[float]] = {}
     for m in measurements:
         wires = dict.fromkeys(flow.wire for flow in m.flows)
         by_wire.setdefault(" and ".join(map(printable, wires)), []).append(_value(m))
-    picks = {"n": len, "median": median, "least": min, "most": max}
+    columns = {"n": [str(len(values)) for values in by_wire.values()]}
+    for name, pick in (("median", median), ("least", min), ("most", max)):
+        columns[name] = [f"{pick(values):.{digits}f}" for values in by_wire.values()]
     groups = tuple(
-        (Line(header=(name,), cells=tuple(Cell(text=_text(pick(values), name)) for values in by_wire.values())),)  # type: ignore[operator]
-        for name, pick in picks.items()
+        (Line(header=(name,), cells=tuple(Cell(text=text) for text in texts)),) for name, texts in columns.items()
     )
     return Grid(
         caption=f"{first.pattern.value}, {first.engine.value}, {first.quantity.value} ({unit})",
         names=first.case,
-        notes=tuple(_behind(measurements, latency=latency)),
+        notes=tuple(_behind(measurements, digits, latency=latency)),
         rows=tuple(by_wire),
         groups=groups,
     )
 
 
-def _behind(measurements: Sequence[Measurement], *, latency: bool) -> Iterator[str]:
+def _behind(measurements: Sequence[Measurement], digits: int, *, latency: bool) -> Iterator[str]:
     """Say which paths, and the paths of which GPUs, are farthest behind the others over the same wire."""
     usual: dict[str, list[float]] = {}
     for m in measurements:
@@ -60,7 +61,7 @@ def _behind(measurements: Sequence[Measurement], *, latency: bool) -> Iterator[s
     share = {id(m): _value(m) / medians[m.flows[0].wire] for m in measurements}
     paths = sorted(measurements, key=lambda m: sign * share[id(m)])[:_WORST]
     yield "farthest behind: " + ", ".join(
-        f"{m.path if len(m.flows) == 1 else m.flows[0].path + ' and others'} {_value(m):.1f}" for m in paths
+        f"{m.path if len(m.flows) == 1 else m.flows[0].path + ' and others'} {_value(m):.{digits}f}" for m in paths
     )
     by_gpu: dict[str, list[float]] = {}
     for m in measurements:
@@ -81,7 +82,3 @@ def _is_odd(share: float) -> bool:
 def _value(measurement: Measurement) -> float:
     summary = headline(measurement)
     return 0.0 if summary is None else summary.median
-
-
-def _text(value: float, name: str) -> str:
-    return str(value) if name == "n" else f"{value:.1f}"

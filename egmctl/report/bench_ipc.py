@@ -26,11 +26,12 @@ def beside(report: RunReport) -> Iterator[Grid]:
     if not found:
         return
     ratios = {case: [value / within for value, within in pairs] for case, pairs in found.items()}
+    digits = {case: 1 if case in latencies else 2 for case in found}
     columns = {
         "n": [str(len(pairs)) for pairs in found.values()],
         "unit": ["ns" if case in latencies else "GB/s" for case in found],
-        "ipc": [f"{median(value for value, _ in pairs):.1f}" for pairs in found.values()],
-        "one process": [f"{median(within for _, within in pairs):.1f}" for pairs in found.values()],
+        "ipc": [f"{median(value for value, _ in pairs):.{digits[case]}f}" for case, pairs in found.items()],
+        "one process": [f"{median(one for _, one in pairs):.{digits[case]}f}" for case, pairs in found.items()],
         "ratio": [f"{median(those):.3f}" for those in ratios.values()],
         "least": [f"{min(those):.3f}" for those in ratios.values()],
         "most": [f"{max(those):.3f}" for those in ratios.values()],

@@ -55,6 +55,7 @@ def test_the_ratio_is_path_by_path() -> None:
     assert grid.rows == ("ipc_posix_fd_device_write_ce",)
     assert (column(grid, "least"), column(grid, "ratio"), column(grid, "most")) == (["0.500"], ["0.750"], ["1.000"])
     assert column(grid, "unit") == ["GB/s"]
+    assert (column(grid, "ipc"), column(grid, "one process")) == (["100.00"], ["150.00"])
 
 
 def test_what_has_nothing_beside_it_is_not_in_the_table() -> None:
