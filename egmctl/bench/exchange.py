@@ -41,9 +41,6 @@ class Exchange(Protocol):
             Another rank has died or hangs, or the time for the step is over: let go of everything.
         """
 
-    def broadcast(self, root: int, data: Any = None, fds: Sequence[int] = ()) -> Item:
-        """Return what the rank ``root`` has given; what others give is not looked at."""
-
     def barrier(self) -> None:
         """Return when every rank has come here."""
 

@@ -11,15 +11,14 @@ from egmctl.bench.busy import in_use
 from egmctl.bench.case import Case
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.paths import Path, path_across
-from egmctl.bench.plan import Candidate, Plan, PlannedTask, planned_task
+from egmctl.bench.plan import Candidate, Plan, PlannedTask, planned_task, slots
 from egmctl.bench.rank_plan import Leg, flow_of, handle_waiver, local_path, shared_memory
-from egmctl.bench.schedule import Slot, make_steps, sampled_rounds
+from egmctl.bench.schedule import make_steps, sampled_rounds
 from egmctl.bench.ucx_plan import ucx_path
 from egmctl.errors import NothingToDo
 from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Endpoint, Engine, Flow, HandleKind, Pattern, Settings
 from egmctl.model.rank import Rank
-from egmctl.units import format_size
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
 """What is measured of every pair; the other patterns are of all ranks."""
@@ -95,7 +94,7 @@ def make_fabric_plan(party: Party, cases: Sequence[Case], settings: Settings, sa
         gpus=tuple(_bench_gpu(rank, party.gpu(rank)) for rank in ranks),
         numa_nodes=(),
         tasks=tasks,
-        steps=make_steps(slots(tasks), serial=settings.serial, rounds=rounds),
+        steps=make_steps(slots(tasks, _of_ranks, by_wire=False), serial=settings.serial, rounds=rounds),
         ranks=tuple(ranks),
         notes=tuple(_notes(party, settings, sample, len(met))),
     )
@@ -216,18 +215,11 @@ def paths(party: Party) -> Callable[[Case, Leg], Path]:
     return path
 
 
-def slots(tasks: Sequence[PlannedTask]) -> Iterator[Slot]:
-    """Yield what the schedule has to know: pairs of one case run at the same time where their paths are disjoint."""
-    for number, planned in enumerate(tasks):
-        if planned.waiver is not None:
-            continue
-        task = planned.task
-        flow = task.flows[0]
-        together = planned.disjoint and task.pattern in PAIRS
-        group = f"{task.case}, {format_size(task.size_bytes)}" if together else None
-        issuer = flow.initiator_rank
-        other = flow.destination.rank if flow.source.rank == issuer else flow.source.rank
-        yield Slot(number, (str(issuer), str(other)), group)
+def _of_ranks(flow: Flow) -> tuple[str, ...]:
+    """Return who meets in a flow, the one that issues the work first: bus ids are alike on all nodes."""
+    issuer = flow.initiator_rank
+    other = flow.destination.rank if flow.source.rank == issuer else flow.source.rank
+    return str(issuer), str(other)
 
 
 def _within(party: Party, case: Case, leg: Leg) -> Path:

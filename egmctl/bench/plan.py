@@ -5,7 +5,7 @@ The plan is made in the command before anything touches a GPU, so that ``--list`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.budget import too_large
@@ -152,12 +152,33 @@ def make_plan(
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
         ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
-        steps=make_steps(_slots(tasks), serial=settings.serial),
+        steps=make_steps(slots(tasks, _gpus, by_wire=True), serial=settings.serial),
         notes=(
             *((f"these need two GPUs: {', '.join(none)}",) if none else ()),
             *(f"measured all the same: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
         ),
     )
+
+
+def slots(tasks: Sequence[PlannedTask], ends: Callable[[Flow], tuple[str, ...]], *, by_wire: bool) -> Iterator[Slot]:
+    """Yield what the schedule has to know: pairs of one case run at the same time where their paths are disjoint.
+
+    Parameters
+    ----------
+    ends
+        Who takes part in a flow.
+    by_wire
+        Only pairs with the same wire run at the same time.
+    """
+    alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
+    for number, planned in enumerate(tasks):
+        if planned.waiver is not None:
+            continue
+        task = planned.task
+        flow = task.flows[0]
+        over = f" over {flow.wire}" if by_wire else ""
+        together = planned.disjoint and task.pattern in alike
+        yield Slot(number, ends(flow), f"{task.case}{over}, {format_size(task.size_bytes)}" if together else None)
 
 
 def copies_for(size_bytes: int, rate_gb_s: float) -> int:
@@ -312,14 +333,5 @@ def _footprint(footprint: Footprint, gpu: Gpu | None) -> int:
     return max(footprint.least_bytes, -(-times // MIB) * MIB)
 
 
-def _slots(tasks: Sequence[PlannedTask]) -> Iterator[Slot]:
-    alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
-    for number, planned in enumerate(tasks):
-        if planned.waiver is not None:
-            continue
-        task = planned.task
-        flow = task.flows[0]
-        gpus = dict.fromkeys(end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None)
-        together = planned.disjoint and task.pattern in alike
-        group = f"{task.case} over {flow.wire}, {format_size(task.size_bytes)}" if together else None
-        yield Slot(number, tuple(gpus), group)
+def _gpus(flow: Flow) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None))

@@ -30,11 +30,6 @@ class ParentExchange:
         """Give something to all; return what each has given, by rank, this one included."""
         return self._join("all_gather", data, fds)
 
-    def broadcast(self, root: int, data: Any = None, fds: Sequence[int] = ()) -> Item:
-        """Return what the rank ``root`` has given."""
-        own = self.rank == root
-        return self._join(f"broadcast of {root}", data if own else None, fds if own else ())[root]
-
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self._join("barrier", None, ())
