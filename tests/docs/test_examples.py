@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from egmctl.cli.app import app
-from tests.conftest import ROOT
+from tests.conftest import ROOT, RunEgmctl
 
 EXAMPLES = ROOT / "docs" / "examples"
 TEXTS = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(EXAMPLES.iterdir()))
@@ -68,7 +68,13 @@ def test_the_prolog_fails_for_a_failed_check_and_nothing_else(tmp_path: Path, co
     done = subprocess.run(["sh", "-c", script], env={}, capture_output=True, text=True, check=False)
     assert (done.returncode != 0) is drains
     assert (done.stdout, done.stderr) == ("", "")
-    assert log.read_text() == "doctor --brief --for egm,p2p,fabric\n"
+    assert log.read_text() == "doctor --brief --for egm,p2p,fabric --skip imex.channel\n"
+
+
+def test_the_prolog_leaves_a_node_alone_on_which_no_job_has_a_channel(egmctl: RunEgmctl) -> None:
+    (words,) = re.findall(r'"\$egmctl" (doctor [^>]*) >', (EXAMPLES / "slurm-prolog.sh").read_text())
+    assert egmctl(*words.split(), "--machine", "hgx-h200x4").code == 0
+    assert egmctl("doctor", "--for", "fabric", "--machine", "hgx-h200x4").code == 1, "it has none"
 
 
 def test_the_batch_script_is_one_for_bash() -> None:
