@@ -87,6 +87,7 @@ def doctor(
     mpirun or srun the nodes are compared too, and with --active open each other's memory.
     """
     try:
+        found = launched(mpi) if machine is None and not pid else None
         form = choose_form(DOCTOR, output, json=json, form=format)
         if brief and verbose:
             raise UsageError("--brief and --verbose exclude each other; give one of them")
@@ -106,7 +107,6 @@ def doctor(
         from egmctl.doctor.runner import diagnose
 
         expected = _expectation(expect)
-        found = launched(mpi) if machine is None and not pid else None
         # What fails on another node is told, whatever was asked for.
         checks = select(guards, (*check, OTHER_NODES) if check and found is not None else check or (), skip or ())
         told = (*ALWAYS, *PEERS) if found is not None else ALWAYS

@@ -132,6 +132,14 @@ def test_a_file_that_rank_0_may_not_write_ends_all_ranks(
     assert "there.json exists; --force overwrites it" in done.err
 
 
+@pytest.mark.parametrize("asked", [("--for", "nothing"), ("--list",)])
+def test_a_job_says_once_what_every_rank_would_say(egmctl: RunEgmctl, asked: tuple[str, ...]) -> None:
+    said = [
+        egmctl("doctor", *asked, env={"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2"}) for rank in ("0", "1")
+    ]
+    assert [bool(done.out + done.err) for done in said] == [True, False]
+
+
 def test_alone_the_checks_of_peers_do_not_concern_a_node(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     of_a_job = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     done = egmctl(*PEERS, "--mpi", "off", env=fake_node(in_domain("rack1-n1")).environment() | of_a_job)
