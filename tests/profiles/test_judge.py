@@ -160,6 +160,17 @@ def test_fewer_than_four_gpus_have_no_siblings() -> None:
     assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "no siblings: fewer than 4 GPUs")}
 
 
+@pytest.mark.parametrize("case", ["ipc_event_round_trip", "ipc_socket_round_trip"])
+def test_what_the_host_carries_is_not_held_against_siblings(case: str) -> None:
+    slow = lambda _, flow: 38600.0 if flow.destination.label == "GPU3" else 24700.0  # noqa: E731
+    verdict = verdict_of(run(case, value=slow))
+    assert verdict.grade is Grade.NO_REFERENCE
+    assert verdict.culprits == ()
+    assert {j.reason for j in by(verdict, Yardstick.SIBLINGS)} == {
+        "no siblings: where the host runs the processes is in a round trip by message"
+    }
+
+
 @pytest.mark.parametrize("status", [Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT])
 def test_a_class_of_which_something_broke_is_not_well(status: Status) -> None:
     verdict = verdict_of(with_status(run(WRITE, READ), status, [0]))
