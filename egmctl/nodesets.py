@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from egmctl.errors import UsageError
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
-"""A name can be neither an option of a launcher nor a path."""
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}")
+"""A name can be neither an option of a launcher nor a path, and names of files hold it and some letters more."""
 
 
 def require_clustershell(what: str) -> None:

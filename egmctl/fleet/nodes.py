@@ -40,7 +40,9 @@ def check_names(nodes: Sequence[str]) -> None:
     """
     for node in nodes:
         if not NAME.fullmatch(node):
-            raise UsageError(f"{printable(node[:60])!r} is no name of a node: letters, digits and any of . _ : - are")
+            raise UsageError(
+                f"{printable(node[:60])!r} is no name of a node: at most 200 letters, digits and any of . _ : - are"
+            )
 
 
 def _expand(option: str, sets: Sequence[str]) -> list[str]:

@@ -172,6 +172,7 @@ def test_node_sets() -> None:
         (["-oProxyCommand=touch"], [], "is no name of a node"),
         (["../../etc"], [], "is no name of a node"),
         (["a$(b)"], [], "is no name of a node"),
+        (["a" * 201], [], "is no name of a node: at most 200"),
         (["node[1-100001]"], [], "at most 100000"),
     ],
 )
