@@ -13,6 +13,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity
 from egmctl.model.profile import Profile
 from egmctl.profiles.against_profile import reference_for
+from egmctl.profiles.classes import is_by_host
 from egmctl.profiles.match import choose, match_profile
 
 TOLERANCE = 0.05
@@ -44,7 +45,7 @@ DEFAULTS = {
     "between GPUs": Spread(0.005, "default for bandwidths between GPUs"),
     "latency": Spread(0.01, "default for latencies between GPUs"),
     "host": Spread(0.04, "default for paths to host memory, which others use too"),
-    "duration": Spread(0.15, "default for durations"),
+    "duration": Spread(0.15, "default for durations and round trips by message"),
 }
 """Where no profile says more: rounded up from what was seen on H200 nodes, which docs/compare.md has."""
 
@@ -56,7 +57,7 @@ SpreadOf = Callable[[Measurement], Spread]
 
 def default_spread(measurement: Measurement) -> Spread:
     """Return the spread of what was measured where no profile has one."""
-    if measurement.quantity is Quantity.DURATION:
+    if measurement.quantity is Quantity.DURATION or is_by_host(measurement):
         return DEFAULTS["duration"]
     ends = (end for flow in measurement.flows for end in (flow.source, flow.destination))
     if any(end.bus_id is None for end in ends):

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from egmctl.bench.flows import HOST_MEMORY
-from egmctl.model.measurement import Endpoint, Engine, Measurement, Pattern, Quantity, RunReport
+from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
-from egmctl.profiles.classes import too_small
+from egmctl.profiles.classes import is_by_host, too_small
 from egmctl.profiles.siblings import BANDWIDTH, HOST, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
 
 _SOURCE = "this run: the same class between its other GPUs"
 _OF_GPUS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 _ORDER = (Grade.FAIL, Grade.WARN, Grade.PASS)
-_BY_HOST = (Engine.EVENT, Engine.SOCKET, Engine.UCX)
-"""Whose round trips are messages between processes: where the host runs these is in the number. On eight idle H200
-round trips by event were 24.7 to 38.6 us from pair to pair (docs/hardware-notes.md)."""
 
 
 def against_siblings(
@@ -38,7 +35,7 @@ def against_siblings(
     measurements = [report.measurements[number] for number in values]
     tolerance = _tolerance(measurements[0]) if measurements else BANDWIDTH
     groups: dict[tuple[bool, bool], list[Cell]] = {}
-    if not any(too_small(one) or _is_by_host(one) for one in measurements):
+    if not any(too_small(one) or is_by_host(one) for one in measurements):
         for number, value in values.items():
             for cell in _cells(number, report.measurements[number], value):
                 groups.setdefault((cell.source is None, cell.destination is None), []).append(cell)
@@ -60,10 +57,6 @@ def against_siblings(
     return {
         number: found.get(number) or _none(value, report.measurements[number]) for number, value in values.items()
     }, tuple(culprits)
-
-
-def _is_by_host(measurement: Measurement) -> bool:
-    return measurement.quantity is Quantity.LATENCY and measurement.engine in _BY_HOST
 
 
 def _tolerance(measurement: Measurement) -> Tolerance:
@@ -112,7 +105,7 @@ def _judgement(
 def _none(value: float, measurement: Measurement) -> Judgement:
     few = measurement.pattern in _OF_GPUS
     why = f"no siblings: fewer than {LEAST_GPUS} GPUs" if few else "no siblings: several GPUs at the same time"
-    if _is_by_host(measurement):
+    if is_by_host(measurement):
         why = "no siblings: where the host runs the processes is in a round trip by message"
     return Judgement(yardstick=Yardstick.SIBLINGS, grade=Grade.NO_REFERENCE, reason=why, value=value)
 

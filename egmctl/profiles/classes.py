@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from egmctl.bench.wires import symbol
-from egmctl.model.measurement import Measurement, Quantity, Status
+from egmctl.model.measurement import Engine, Measurement, Quantity, Status
 from egmctl.model.profile import Unit
 from egmctl.units import MIB, format_size
 
@@ -65,6 +65,14 @@ def too_small(measurement: Measurement) -> str | None:
     if measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes < JUDGED_FROM_BYTES:
         return f"buffers of less than {format_size(JUDGED_FROM_BYTES)} are not judged"
     return None
+
+
+def is_by_host(measurement: Measurement) -> bool:
+    """Say whether it is a round trip of messages between processes: where the host runs these is in the number.
+
+    On eight idle H200 round trips by event were 24.7 to 38.6 us from pair to pair (docs/hardware-notes.md).
+    """
+    return measurement.quantity is Quantity.LATENCY and measurement.engine in (Engine.EVENT, Engine.SOCKET, Engine.UCX)
 
 
 def alike(wire: str, other: str) -> bool:

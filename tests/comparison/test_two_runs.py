@@ -20,6 +20,7 @@ from egmctl.profiles.load import load_all
 from egmctl.report.compare_text import compare_text
 from egmctl.report.forms import Form, render
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
+from tests.profiles.runs import run as run_of
 
 CASE = "device_to_device_memcpy_write_ce"
 
@@ -287,6 +288,13 @@ def test_a_profile_of_many_runs_says_how_far_runs_are_apart() -> None:
 def test_host_memory_scatters_more_than_what_gpus_have_to_themselves() -> None:
     spreads = {m.case: default_spread(m).value for m in run().measurements}
     assert spreads["host_numa_to_device_memcpy_ce"] > spreads[CASE]
+
+
+@pytest.mark.parametrize("case", ["ipc_event_round_trip", "ipc_socket_round_trip"])
+def test_round_trips_that_the_host_carries_scatter_more_than_what_gpus_do_by_themselves(case: str) -> None:
+    by_gpus = "ipc_flag_device_round_trip"
+    bounds = {m.case: default_spread(m).bound for m in run_of(case, by_gpus, value=lambda *_: 10700.0).measurements}
+    assert bounds[case] > 0.5 > bounds[by_gpus]
 
 
 # --- forms -----------------------------------------------------------------------------------------------------------
