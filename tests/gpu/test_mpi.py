@@ -26,8 +26,8 @@ __all__ = ["imex_channel"]
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_root, pytest.mark.usefixtures("imex_channel")]
 
 FEW = ("bench", "--suite", "fabric", "--case", "fabric_device_write_ce", "--no-verdict", "--json")
-MEASURING_MIB = 1300
-"""In use on each GPU when ranks have their buffers: two of 512 MiB, beside what a context takes."""
+MEASURING_MIB = 900
+"""In use on each GPU when ranks have their buffers: one of 512 MiB at least, beside what a context takes."""
 CASES = ("fabric_device_*", "fabric_host_numa_read_*", "fabric_host_numa_bisect*", "fabric_host_numa_latency")
 SAME = {
     "fabric_device_write_ce": "device_to_device_memcpy_write_ce",
@@ -109,7 +109,7 @@ def test_what_is_measured_is_verified_and_as_fast_as_in_one_process(
         assert by_ranks.keys() == by_one.keys()
         for path, bandwidth in by_ranks.items():
             assert bandwidth >= 0.995 * by_one[path], (case, path)
-            # A copy engine of one process that reads was seen to be up to 0.7 % slower (docs/hardware-notes.md).
+            # A copy engine of one process that reads is up to 0.7 % slower: its peer has access (docs/hardware-notes.md).
             assert bandwidth <= (1.005 if "write" in case else 1.01) * by_one[path], (case, path)
     shown = egmctl("show", report, "--color", "never").out
     assert "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\nfabric_device_write_ce" in shown
