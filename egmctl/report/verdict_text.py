@@ -32,17 +32,14 @@ def verdict_line(verdict: RunVerdict) -> Text:
 def verdict_text(report: RunReport, verdict: RunVerdict) -> Text:
     """Render the verdict of a report: a table for each wire, what stands out, and where the references come from."""
     text = Text()
-    text.append("What it should be\n", HEADING)
-    text.append(
-        wrap(
+    judged = [one for one in verdict.classes if {one.profile, one.wires, one.siblings} != {Grade.NO_REFERENCE}]
+    if judged:
+        told = (
             "worst: of the class's paths; typical: by the profile; then the judgement by the profile, by the wire "
             "(links x rate x payload) and by the siblings (the same between other GPUs); -: nothing to judge by. GB/s, "
-            "latencies in ns.",
-            "",
-        ),
-        DIM,
-    )
-    judged = [one for one in verdict.classes if {one.profile, one.wires, one.siblings} != {Grade.NO_REFERENCE}]
+            "latencies in ns."
+        )
+        text.append("What it should be\n", HEADING).append(wrap(told, ""), DIM)
     for wire in dict.fromkeys(one.wire for one in judged):
         text.append(f"{printable(wire)}\n", DIM)
         text.append_text(_table([one for one in judged if one.wire == wire]))

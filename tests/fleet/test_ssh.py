@@ -116,6 +116,19 @@ def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, f
         settle(lambda node=node: not lab.processes(node))  # type: ignore[misc]
 
 
+def test_the_example_in_the_documentation_is_what_is_printed(lab: Lab, fake_node: MakeFakeNode) -> None:
+    whole = on(fake_node("hgx-h200x4").environment())
+    for name in ("node01", "node02", "node03"):
+        lab.host(name, whole)
+    lab.host("node04", on(fake_node(without_a_link(load("hgx-h200x4"))).environment()))
+    _, _, example = (ROOT / "docs/fleet.md").read_text().partition("```console\n")
+    shown, _, end = example.partition("\n```")[0].partition("...\n")
+    done = lab.run("fleet", "doctor", "-w", "node[01-04]")
+    said = re.sub("[0-9]{8}T[0-9]{6}Z", "20261120T221828Z", done.out)
+    assert said.startswith(shown)
+    assert said.endswith(f"\n{end}\n")
+
+
 def test_resume_asks_only_the_nodes_that_lack_and_no_run_overwrites_another(lab: Lab) -> None:
     first = lab.host("node01", f"{ANSWERS}; echo x >>{lab.folder}/times")
     second = lab.host("node02", None)

@@ -79,6 +79,12 @@ def test_the_verdict_is_at_the_end_of_a_runs_text_in_its_last_line() -> None:
     assert text.splitlines()[-2] == "12 measurements: 12 ok"
 
 
+def test_where_no_class_is_judged_there_is_no_table_to_explain() -> None:
+    text = shown(run("ipc_event_round_trip", value=lambda *_: 24700.0), None)
+    assert text.splitlines()[:2] == ["References", "  none: no profile fits"]
+    assert "\nVerdict: NO REFERENCE" in text
+
+
 def test_a_hostile_name_does_not_steer_the_terminal() -> None:
     report = run(WRITE)
     profile = replace(load("hgx-h200"), name="\x1b[31mred")
