@@ -51,7 +51,7 @@ def show(
     valid = _forms(saved)
     form = choose_form(valid, output, json=json, csv=csv, form=format)
     if brief and valid is not DOCTOR:
-        raise UsageError(f"--brief is for what egmctl doctor wrote, and {file} is of another command")
+        raise UsageError(f"--brief is for a result of egmctl doctor, and {file} holds none")
     if brief and verbose:
         raise UsageError("--brief and --verbose exclude each other; give one of them")
     check_output(output, force)

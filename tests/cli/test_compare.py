@@ -130,9 +130,14 @@ def test_a_diagnosis_shown_again_is_the_same_bytes(
 
 
 def test_brief_is_for_diagnoses_only(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    for command, sentence in (("topo", "--brief is for what egmctl doctor wrote"), ("doctor", "exclude each other")):
-        path = tmp_path / f"{command}.json"
-        egmctl(command, "--machine", "gh200", "-o", path)
+    none = "--brief is for a result of egmctl doctor, and "
+    for command, machine, sentence in (
+        ("topo", "gh200", none),
+        ("doctor", "gh200", "--brief and --verbose exclude each other"),
+        ("doctor", "nosuch", none),
+    ):
+        path = tmp_path / f"{command}-{machine}.json"
+        path.write_text(egmctl(command, "--machine", machine, "--json").out)
         shown = egmctl("show", path, "--brief", "-v")
         assert (shown.code, shown.out) == (2, "")
         assert sentence in shown.err
