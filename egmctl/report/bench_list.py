@@ -11,9 +11,9 @@ from egmctl.bench.case import Case
 from egmctl.bench.estimate import plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan import Plan, shortened
 from egmctl.bench.suites import SUITES
-from egmctl.model.measurement import Quantity
+from egmctl.model.measurement import Endpoint, Quantity
 from egmctl.report.table import DIM, HEADING, WIDTH, wrap
-from egmctl.units import format_size, printable
+from egmctl.units import format_size, natural, printable
 
 _STEP = " " * 8
 """What stands before a step's further lines: the width of its number."""
@@ -70,10 +70,18 @@ def bench_plan(plan: Plan) -> Text:
         text.append(wrap(note))
     if plan.peaks:
         text.append("Memory held at most\n", HEADING)
-    for peak in plan.peaks:
-        text.append(f"  {peak.place.label if peak.place else 'host, all nodes'}: {format_size(peak.bytes)}\n")
+    held = {_place(peak.place): peak.bytes for peak in plan.peaks}
+    for place in sorted(held, key=natural):
+        text.append(f"  {place}: {format_size(held[place])}\n")
     text.append(
         f"{len(plan.runnable)} measurements in {len(plan.steps)} steps, {plan_bytes(plan) / 1e12:.2f} TB, "
         f"about {plan_seconds(plan):.0f} s\n"
     )
     return text
+
+
+def _place(end: Endpoint | None) -> str:
+    """Name a GPU or a NUMA node; between processes the label of an end is that of the buffer's owner."""
+    if end is None:
+        return "host, all nodes"
+    return end.label if end.bus_id is not None else f"NUMA{end.numa_node}"

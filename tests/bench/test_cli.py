@@ -48,6 +48,15 @@ def test_a_dry_run_fits_the_page(egmctl: RunEgmctl) -> None:
         assert max(map(len, ended.out.splitlines())) <= WIDTH
 
 
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+@pytest.mark.parametrize("suite", ["quick", "fabric"])
+def test_a_dry_run_names_places_in_their_order(egmctl: RunEgmctl, suite: str, seed: str) -> None:
+    plan = ("bench", "--machine", "gb200-nvl72", "--dry-run", "--suite", suite)
+    held = egmctl(*plan, env={"PYTHONHASHSEED": seed}).out.partition("Memory held at most\n")[2].splitlines()[:-1]
+    labels = [line.strip().partition(": ")[0] for line in held]
+    assert labels == [*(f"GPU{number}" for number in range(4)), "NUMA0", "NUMA1", "host, all nodes"]
+
+
 def test_serial_is_one_pair_at_a_time(egmctl: RunEgmctl) -> None:
     ended = egmctl("bench", "--machine", "dgx-h100", "--dry-run", "--serial", "--suite", "p2p", "--gpus", "0-2")
     assert "once more alone" not in ended.out
