@@ -124,7 +124,7 @@ def bench(
     from egmctl.facts.cgroup import memory_left
     from egmctl.facts.root import Root
 
-    suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if job else ())
+    suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if found else ())
     fabric = is_fabric(suites, job, ranks=ranks, sample=sample, dry_run=dry_run)
     if fabric and suites == (FABRIC,) and (sweep is not None or numa != "all"):
         option = "--numa" if sweep is None else "--sweep"

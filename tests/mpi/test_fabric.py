@@ -190,15 +190,15 @@ def test_each_process_for_itself_without_mpi(fake_node: MakeFakeNode) -> None:
     assert done.out.count("device_local_copy  [p2p]") == 2
 
 
-def test_a_plan_is_shown_once_by_a_job(egmctl: RunEgmctl) -> None:
-    shown = [
-        egmctl(
-            *("bench", "--suite", "fabric", "--dry-run", "--machine", "hgx-h200x4"),
-            env={"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2"},
-        )
-        for rank in ("0", "1")
-    ]
-    assert [(done.code, bool(done.out)) for done in shown] == [(0, True), (0, False)]
+def test_a_plan_is_shown_once_by_a_job_and_is_that_of_what_it_would_measure(egmctl: RunEgmctl) -> None:
+    plan = ("bench", "--dry-run", "--machine", "gb200-nvl72")
+    of_fabric, silent, by_itself = (
+        egmctl(*plan, *suite, env={"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2"})
+        for rank, suite in (("0", ("--suite", "fabric")), ("1", ()), ("0", ()))
+    )
+    assert (silent.code, silent.out) == (0, "")
+    assert (by_itself.code, by_itself.out) == (0, of_fabric.out)
+    assert "fabric_" in by_itself.out
 
 
 @pytest.mark.parametrize("suite", ["fabric", "rdma"])
