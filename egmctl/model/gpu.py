@@ -251,6 +251,10 @@ class Pair(Record):
     ACCESS_SUPPORTED, ..."""
 
 
+FAKE = "FAKE GPUs, nothing of this is hardware"
+"""What is said of a result with such GPUs."""
+
+
 def are_fake(names: Iterable[str | None]) -> bool:
     """Return whether any of these names of GPUs is one of the fake driver of the tests: such GPUs are no hardware."""
     return any((name or "").startswith("FAKE ") for name in names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from egmctl.model.gpu import are_fake
+from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.profile import Profile, Reference, Unit
@@ -185,4 +185,4 @@ def _run_reason(report: RunReport, grade: Grade, classes: Sequence[ClassVerdict]
     if grade is Grade.WARN and not counts[Grade.WARN]:
         reason += f"; {warnings[0]}"
     fake = are_fake(gpu.name for gpu in report.gpus)
-    return f"FAKE GPUs, nothing of this is hardware: {reason}" if fake else reason
+    return f"{FAKE}: {reason}" if fake else reason
