@@ -6,13 +6,11 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from egmctl.comparison.matching import Key, Point
+from egmctl.comparison.matching import Key, PathClass, Point
 from egmctl.model.comparison import Affected, Outcome, PathDifference
 
 MOST = 0.75
 """From this part of a GPU's paths on they are told as the GPU's: of a few the change may be just within the bound."""
-
-PathClass = tuple[str, str, str, int]
 
 
 def affected(

@@ -11,6 +11,9 @@ from egmctl.profiles.classes import JUDGED_FROM_BYTES, MEASURED
 
 _UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
 
+PathClass = tuple[str, str, str, int]
+"""Case, stage, wire and bytes: paths of one are alike."""
+
 
 class Key(NamedTuple):
     """What makes a path of one run the same as that of another."""

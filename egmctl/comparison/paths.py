@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mode
 
-from egmctl.comparison.matching import Key, Point
+from egmctl.comparison.matching import Key, PathClass, Point
 from egmctl.comparison.spread import OUTLIER, TIMES, Spread, SpreadOf
 from egmctl.model.comparison import Outcome, PathDifference
 from egmctl.model.measurement import Status
@@ -139,19 +139,17 @@ def _medians(runs: Sequence[Points]) -> Iterator[tuple[Key, float]]:
             yield key, statistics.median(values)
 
 
-def _path_class(key: Key, wires: Mapping[Key, str]) -> tuple[str, str, str, int]:
+def _path_class(key: Key, wires: Mapping[Key, str]) -> PathClass:
     return key.case, key.stage, wires[key], key.size_bytes
 
 
-def _scatter(
-    runs: Sequence[Points], medians: Mapping[Key, float], wires: Mapping[Key, str]
-) -> dict[tuple[str, str, str, int], float]:
+def _scatter(runs: Sequence[Points], medians: Mapping[Key, float], wires: Mapping[Key, str]) -> dict[PathClass, float]:
     """Return the robust standard deviation of each class: of how far its paths are from their medians over the nodes.
 
     All paths of a class together tell it from three nodes on, where one path's three values could not. A class is of
     the wire that most nodes have: the paths of one node that lacks links would scatter as much as they are slow.
     """
-    distances: dict[tuple[str, str, str, int], list[float]] = {}
+    distances: dict[PathClass, list[float]] = {}
     for key, median in medians.items():
         known = distances.setdefault(_path_class(key, wires), [])
         of_key = (points[key] for points in runs if key in points)
