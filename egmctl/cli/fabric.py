@@ -106,17 +106,20 @@ class FabricRun:
             return
         from egmctl.bench.group import start_rank
 
+        def facts() -> tuple[Machine, Sequence[Gpu]]:
+            # Only rank 0 writes: what keeps it from that has to reach the others, who would wait for it.
+            check_output(self.output, self.force)
+            return self._facts()
+
         with job(found) as world:
             child = start_rank(world.rank, world.size)
             with bar() as on_progress:
-                told = measure_job(world, child, self._facts, self._asked(), on_progress)
+                told = measure_job(world, child, facts, self._asked(), on_progress)
             if told is None:
                 raise typer.Exit
             yield told
 
     def _facts(self) -> tuple[Machine, Sequence[Gpu]]:
-        # Only rank 0 writes: what keeps it from that has to reach the others, who would wait for it.
-        check_output(self.output, self.force)
         seen = read_machine(None, self.sections, quiet=True)
         if not seen.gpus:
             raise NothingToDo("there is no GPU to measure; 'egmctl topo' shows what was found")
