@@ -28,7 +28,7 @@ from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
 from egmctl.report.envelope import ERROR_SCHEMA
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
-from egmctl.topo.topology import Topology, topology
+from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
 
 Result = RunReport | DoctorResult | TopoResult | Machine

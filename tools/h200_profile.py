@@ -16,9 +16,9 @@ from pathlib import Path
 from egmctl.bench.registry import CASES
 from egmctl.model.measurement import Engine, MemoryKind, Pattern, Quantity, RunReport
 from egmctl.model.profile import Profile, Source, SourceKind, WireFacts
-from egmctl.profiles.learn import Run, learn
-from egmctl.profiles.write import dump
 from egmctl.saved import load_all
+from egmctl.verdict.learn import Run, learn
+from egmctl.verdict.write import dump
 
 FILE = Path(__file__).resolve().parents[1] / "profiles" / "hgx-h200.toml"
 HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED, MemoryKind.SYSTEM)

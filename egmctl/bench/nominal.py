@@ -6,13 +6,13 @@ from egmctl.bench.wires import wire_of
 from egmctl.model.evidence import Wire
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.task import Flow, MemoryKind
-from egmctl.topo import rates
-from egmctl.topo.links import LinkClass, gpu_link
-from egmctl.topo.routes import route
+from egmctl.topology import rates
+from egmctl.topology.links import LinkClass, gpu_link
+from egmctl.topology.routes import route
 
 
 def nominal_gb_s(machine: Machine, flow: Flow) -> float | None:
-    """Return the rate of one direction of the narrowest wire on a flow's way (:mod:`egmctl.topo.rates`).
+    """Return the rate of one direction of the narrowest wire on a flow's way (:mod:`egmctl.topology.rates`).
 
     ``None`` where no wire between GPUs or to the host is crossed, or its rate is not known.
     """

@@ -13,7 +13,7 @@ from egmctl.errors import NothingToDo, UsageError
 from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.rank import Rank
 from egmctl.mpi.refusal import Refusal
-from egmctl.topo.links import cpu_node_ids
+from egmctl.topology.links import cpu_node_ids
 from egmctl.units import printable
 
 

@@ -8,11 +8,11 @@ from egmctl.bench.flows import HOST_MEMORY, Place
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import MemoryKind
 from egmctl.model.task import HOST_NAMES
-from egmctl.topo import rates
-from egmctl.topo.health import C2c, c2c, egm, obstacle
-from egmctl.topo.links import LinkClass, active_nvlinks, cpu_node_ids, gpu_link
-from egmctl.topo.rates import Rate
-from egmctl.topo.routes import RouteKind, route
+from egmctl.topology import rates
+from egmctl.topology.health import C2c, c2c, egm, obstacle
+from egmctl.topology.links import LinkClass, active_nvlinks, cpu_node_ids, gpu_link
+from egmctl.topology.rates import Rate
+from egmctl.topology.routes import RouteKind, route
 
 _NEEDS_ATTRIBUTE = {
     MemoryKind.HOST_NUMA: "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",

@@ -206,7 +206,7 @@ def _measure(plan: Plan, machine: Machine, worker: Child | None, *, quiet: bool)
 
 def _profiles(name: str | None) -> tuple[Profile, ...]:
     """Return the profile that is asked for, or all: before anything is measured, as one may be broken."""
-    from egmctl.profiles.load import load, load_all
+    from egmctl.verdict.load import load, load_all
 
     return (load(name),) if name is not None else tuple(profile for profile, _ in load_all())
 
@@ -214,8 +214,8 @@ def _profiles(name: str | None) -> tuple[Profile, ...]:
 def _judge(report: RunReport, machine: Machine, profiles: Sequence[Profile], *, named: bool, strict: bool) -> RunReport:
     from dataclasses import replace
 
-    from egmctl.profiles.judge import judge
-    from egmctl.profiles.match import choose, match_profile
+    from egmctl.verdict.judge import judge
+    from egmctl.verdict.match import choose, match_profile
 
     chosen, why = choose(machine, profiles)
     if named:

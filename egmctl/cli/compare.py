@@ -57,8 +57,8 @@ def compare(
     from egmctl import comparison
     from egmctl.comparison.spread import known_spread
     from egmctl.nodesets import require_clustershell
-    from egmctl.profiles import load as profiles
     from egmctl.saved import load_all
+    from egmctl.verdict import load as profiles
 
     if len(files) > 2:
         require_clustershell("comparing more than two files")

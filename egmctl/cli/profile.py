@@ -18,8 +18,8 @@ from egmctl.units import printable
 if TYPE_CHECKING:
     from egmctl.model.machine import Machine
     from egmctl.model.profile import MatchResult, Profile, ProfileList
-    from egmctl.profiles.learn import Run
     from egmctl.saved import Saved
+    from egmctl.verdict.learn import Run
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """What a machine is recognised by."""
@@ -37,8 +37,8 @@ TomlOption = Annotated[
 def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
     """Show the profiles there are: the user's, the system's (/etc/egmctl/profiles), those that ship."""
     from egmctl.data import profiles_dir
-    from egmctl.profiles.load import load_all
     from egmctl.report.profile_text import profiles_text
+    from egmctl.verdict.load import load_all
 
     found = load_all()
     if json:
@@ -51,8 +51,8 @@ def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> 
 @app.command("show", short_help="Show one profile, with the source of each number.")
 def show_profile(name: NameArgument, json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
-    from egmctl.profiles.load import find, read
     from egmctl.report.profile_text import profile_text
+    from egmctl.verdict.load import find, read
 
     path = find(name)
     profile = read(path)
@@ -69,9 +69,9 @@ def match_profiles(
 ) -> int:
     """Say which profile this machine is of, and why; ends with 3 if none fits."""
     from egmctl.model.profile import MATCH_SCHEMA, MatchResult
-    from egmctl.profiles.load import load_all
-    from egmctl.profiles.match import choose, match_profile
     from egmctl.report.profile_text import match_text
+    from egmctl.verdict.load import load_all
+    from egmctl.verdict.match import choose, match_profile
 
     if machine == "list":
         return list_machines(Form.JSON if json else Form.TEXT, None, False, color)
@@ -98,9 +98,9 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
 
     import datetime
 
-    from egmctl.profiles.learn import learn
-    from egmctl.profiles.write import dump
     from egmctl.saved import load_all
+    from egmctl.verdict.learn import learn
+    from egmctl.verdict.write import dump
 
     name = "site" if output is None else output.stem
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -112,7 +112,7 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
 
 def _run(saved: Saved) -> Run:
     from egmctl.model.measurement import RunReport
-    from egmctl.profiles.learn import Run
+    from egmctl.verdict.learn import Run
 
     report = saved.result
     if not isinstance(report, RunReport):

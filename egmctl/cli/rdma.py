@@ -57,7 +57,7 @@ def _with_distances(measurement: Measurement, report: RunReport) -> Measurement:
     """Return a measurement whose network devices say how far they are from the sender's GPU."""
     from dataclasses import replace
 
-    from egmctl.topo.links import gpu_nic_link
+    from egmctl.topology.links import gpu_nic_link
 
     ucx, sender = measurement.ucx, measurement.flows[0].initiator
     machine = next((machine for machine in report.machines if _has(machine, sender)), None)

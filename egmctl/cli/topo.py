@@ -44,8 +44,8 @@ def topo(
         return list_machines(form, output, force, color)
 
     from egmctl.selectors import select_gpus, select_numa
-    from egmctl.topo.missing import missing
-    from egmctl.topo.topology import topology
+    from egmctl.topology.missing import missing
+    from egmctl.topology.topology import topology
 
     seen = read_machine(machine, SECTIONS, quiet=quiet)
     lacking = missing(seen)

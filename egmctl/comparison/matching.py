@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from egmctl.model.measurement import Endpoint, Measurement, Quantity, RunReport, Summary
-from egmctl.profiles.classes import JUDGED_FROM_BYTES, MEASURED
+from egmctl.verdict.classes import JUDGED_FROM_BYTES, MEASURED
 
 _UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
 

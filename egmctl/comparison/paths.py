@@ -10,7 +10,7 @@ from egmctl.comparison.matching import Key, PathClass, Point
 from egmctl.comparison.spread import OUTLIER, TIMES, Spread, SpreadOf
 from egmctl.model.comparison import Outcome, PathDifference
 from egmctl.model.measurement import Status
-from egmctl.profiles.classes import BROKEN
+from egmctl.verdict.classes import BROKEN
 
 NORMAL = 1.4826
 """Standard deviation of a normal distribution by its median absolute deviation."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity
 from egmctl.model.profile import Profile
-from egmctl.profiles.against_profile import reference_for
-from egmctl.profiles.classes import is_by_host
-from egmctl.profiles.match import choose, match_profile
+from egmctl.verdict.against_profile import reference_for
+from egmctl.verdict.classes import is_by_host
+from egmctl.verdict.match import choose, match_profile
 
 TOLERANCE = 0.05
 """What a median may differ by: a little less than what one lost NVLink of 18 costs, which is 5.6 %. Any other fault of
@@ -71,7 +71,7 @@ def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> Sp
     Parameters
     ----------
     profiles
-        In the order in which they are asked: :func:`egmctl.profiles.load.load_all`.
+        In the order in which they are asked: :func:`egmctl.verdict.load.load_all`.
     """
     profile = choose(machines[0], profiles)[0] if machines else None
     if profile is not None and not all(match_profile(machine, profile).fits for machine in machines[1:]):

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from egmctl.doctor.scope import Scope
 from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process, Reason
-from egmctl.topo.health import C2c, c2c
-from egmctl.topo.routes import owners
+from egmctl.topology.health import C2c, c2c
+from egmctl.topology.routes import owners
 
 
 class Step(enum.IntEnum):

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from egmctl.model.machine import Confinement, Fabric, Gpu, Machine
 from egmctl.model.process import INITIAL_NAMESPACES
-from egmctl.topo.health import Block, C2c, c2c, obstacle
+from egmctl.topology.health import Block, C2c, c2c, obstacle
 
 K = TypeVar("K", bound=Hashable)
 

@@ -16,8 +16,8 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import Grade
 from egmctl.report.doctor_json import DoctorResult
 from egmctl.saved import Saved
-from egmctl.topo.missing import missing
-from egmctl.topo.platform import platform
+from egmctl.topology.missing import missing
+from egmctl.topology.platform import platform
 
 
 def groups(

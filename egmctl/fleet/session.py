@@ -20,9 +20,9 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Reach, counts
 from egmctl.nodesets import fold
-from egmctl.profiles import load as profiles
 from egmctl.report.fleet_json import fleet_json
 from egmctl.saved import Saved, load
+from egmctl.verdict import load as profiles
 
 REPORT_EVERY_S = 2.0
 """How often the report in the folder is brought up to date: what a crash of this process costs."""

@@ -1,6 +1,6 @@
 """Whether what was measured is what it should be: three independent judgements on each measurement, and their sum.
 
-Made by ``egmctl.profiles`` from a report, its machine and a profile; views only show it.
+Made by ``egmctl.verdict`` from a report, its machine and a profile; views only show it.
 """
 
 from __future__ import annotations

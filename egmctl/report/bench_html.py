@@ -22,7 +22,7 @@ from egmctl.report.origin import origin_banner
 from egmctl.report.page import Section, bullets, page, rows
 from egmctl.report.topo_html import parts
 from egmctl.report.verdict_html import call, classes_html, verdict_html
-from egmctl.topo.topology import Topology, topology
+from egmctl.topology.topology import Topology, topology
 
 _FAMILIES = {
     "egm": "Memory of NUMA nodes",

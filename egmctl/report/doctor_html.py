@@ -12,8 +12,8 @@ from egmctl.report.origin import origin_banner
 from egmctl.report.page import Section, page, rows
 from egmctl.report.topo_html import parts
 from egmctl.report.verdict_html import call
-from egmctl.topo.platform import platform
-from egmctl.topo.topology import topology
+from egmctl.topology.platform import platform
+from egmctl.topology.topology import topology
 
 LOOKS = {Status.FAIL: "fail", Status.WARN: "warn", Status.UNKNOWN: "plain", Status.PASS: "pass", Status.SKIP: "plain"}
 _TITLES = {

@@ -13,7 +13,7 @@ from egmctl.model.codec import to_json
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.machine import BusId, Machine
 from egmctl.report.envelope import dump, envelope
-from egmctl.topo.platform import platform
+from egmctl.topology.platform import platform
 
 DOCTOR_SCHEMA = "egmctl.doctor/1"
 CHECKS_SCHEMA = "egmctl.checks/1"

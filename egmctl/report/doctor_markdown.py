@@ -9,7 +9,7 @@ from egmctl.model.finding import Finding, Status
 from egmctl.report.doctor_html import told
 from egmctl.report.markdown import block, code, details, escaped, table, warning
 from egmctl.report.origin import origin_banner
-from egmctl.topo.platform import platform
+from egmctl.topology.platform import platform
 
 
 def doctor_markdown(diagnosis: Diagnosis) -> str:

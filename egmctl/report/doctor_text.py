@@ -14,7 +14,7 @@ from egmctl.doctor.runner import Diagnosis
 from egmctl.model.finding import Confidence, Finding, Guard, Remedy, Status
 from egmctl.report.origin import modelled_banner
 from egmctl.report.table import BAD, DIM, HEADING, WARN, trimmed, wrap
-from egmctl.topo.platform import platform
+from egmctl.topology.platform import platform
 from egmctl.units import printable
 
 STYLES = {Status.FAIL: BAD, Status.WARN: WARN, Status.UNKNOWN: "magenta", Status.SKIP: DIM, Status.PASS: "green"}

@@ -12,11 +12,11 @@ from xml.etree.ElementTree import Element
 
 from egmctl.model.machine import Gpu, Nic
 from egmctl.report.markup import element
-from egmctl.topo.health import obstacle
-from egmctl.topo.links import Link, LinkClass
-from egmctl.topo.rates import nvlink
-from egmctl.topo.routes import Route, RouteKind
-from egmctl.topo.topology import Topology
+from egmctl.topology.health import obstacle
+from egmctl.topology.links import Link, LinkClass
+from egmctl.topology.rates import nvlink
+from egmctl.topology.routes import Route, RouteKind
+from egmctl.topology.topology import Topology
 from egmctl.units import format_size
 
 Rates = Mapping[tuple[str, str], float]

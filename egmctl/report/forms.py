@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from egmctl.model.comparison import Comparison
     from egmctl.model.fleet import FleetReport
     from egmctl.model.measurement import RunReport
-    from egmctl.topo.topology import Topology
+    from egmctl.topology.topology import Topology
 
     Result = RunReport | Topology | Diagnosis | Comparison | FleetReport
 
@@ -80,7 +80,7 @@ def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False)
     from egmctl.model.comparison import Comparison
     from egmctl.model.fleet import FleetReport
     from egmctl.model.measurement import RunReport
-    from egmctl.topo.topology import Topology
+    from egmctl.topology.topology import Topology
 
     if isinstance(result, RunReport):
         return _bench(result, form)
@@ -131,7 +131,7 @@ def _topo(topology: Topology, form: Form, verbose: int) -> Text | str:
         case Form.TEXT:
             from egmctl.report.topo_missing import missing_text
             from egmctl.report.topo_text import topo_text
-            from egmctl.topo.missing import missing
+            from egmctl.topology.missing import missing
 
             lacking = missing(topology.machine)
             return topo_text(topology, verbose=verbose) if lacking is None else missing_text(topology.machine, lacking)

@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from egmctl.topo.topology import Topology
+from egmctl.topology.topology import Topology
 from egmctl.units import printable
 
 COLUMNS = (

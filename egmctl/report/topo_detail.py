@@ -8,8 +8,8 @@ from rich.text import Text
 
 from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, Record
 from egmctl.report.table import DIM, HEADING, wrap
-from egmctl.topo.routes import Hop
-from egmctl.topo.topology import Topology
+from egmctl.topology.routes import Hop
+from egmctl.topology.topology import Topology
 from egmctl.units import format_kernel_list, format_size, printable
 
 _LABEL_WIDTH = 10

@@ -12,8 +12,8 @@ from egmctl.report.origin import origin_banner
 from egmctl.report.page import Section, bullets, page, table
 from egmctl.report.topo_text import affinity_cells, legend_rows, link_cell, rate_text, route_cell
 from egmctl.report.verdict_html import call
-from egmctl.topo.missing import missing
-from egmctl.topo.topology import Topology
+from egmctl.topology.missing import missing
+from egmctl.topology.topology import Topology
 
 
 def topo_html(topology: Topology) -> str:

@@ -14,12 +14,12 @@ from egmctl.facts.redact import redact
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Gpu, Machine, NumaKind, NumaNode, Pair, Unread
 from egmctl.report.envelope import dump, envelope
-from egmctl.topo.health import Block, C2c, c2c, egm, obstacle
-from egmctl.topo.links import Link, LinkClass
-from egmctl.topo.missing import Missing, missing
-from egmctl.topo.platform import PlatformKind
-from egmctl.topo.routes import Route, RouteKind, Wire
-from egmctl.topo.topology import Topology, gpu_numa_id
+from egmctl.topology.health import Block, C2c, c2c, egm, obstacle
+from egmctl.topology.links import Link, LinkClass
+from egmctl.topology.missing import Missing, missing
+from egmctl.topology.platform import PlatformKind
+from egmctl.topology.routes import Route, RouteKind, Wire
+from egmctl.topology.topology import Topology, gpu_numa_id
 
 TOPO_SCHEMA = "egmctl.topo/1"
 

@@ -12,7 +12,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.machine import Machine
 from egmctl.report.envelope import dump, envelope
 from egmctl.report.table import DIM, HEADING, wrap
-from egmctl.topo.platform import platform
+from egmctl.topology.platform import platform
 from egmctl.units import printable
 
 MACHINES_SCHEMA = "egmctl.machines/1"

@@ -8,8 +8,8 @@ from egmctl.report.markdown import bullets, details, escaped, table, warning
 from egmctl.report.origin import origin_banner
 from egmctl.report.topo_html import gpu_rows, nic_rows, route_rows
 from egmctl.report.topo_text import legend_rows
-from egmctl.topo.missing import missing
-from egmctl.topo.topology import Topology
+from egmctl.topology.missing import missing
+from egmctl.topology.topology import Topology
 
 
 def topo_markdown(topology: Topology) -> str:

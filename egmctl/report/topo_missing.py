@@ -10,7 +10,7 @@ from egmctl.model.machine import Machine, PciFunction
 from egmctl.report.origin import modelled_banner
 from egmctl.report.table import DIM, HEADING, WARN, trimmed, wrap
 from egmctl.report.topo_detail import numa_lines
-from egmctl.topo.missing import Missing
+from egmctl.topology.missing import Missing
 from egmctl.units import printable
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from egmctl.report.drawing import drawing
 from egmctl.report.origin import origin_banner
 from egmctl.report.svg import stack
-from egmctl.topo.topology import Topology
+from egmctl.topology.topology import Topology
 
 
 def topo_svg(topology: Topology) -> str:

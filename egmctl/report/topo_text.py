@@ -14,9 +14,9 @@ from egmctl.model.machine import Gpu
 from egmctl.report.origin import modelled_banner
 from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, trimmed, wrap
 from egmctl.report.topo_detail import details
-from egmctl.topo.links import LinkClass
-from egmctl.topo.routes import Route, RouteKind
-from egmctl.topo.topology import Topology, gpu_numa_id
+from egmctl.topology.links import LinkClass
+from egmctl.topology.routes import Route, RouteKind
+from egmctl.topology.topology import Topology, gpu_numa_id
 from egmctl.units import printable
 
 

@@ -12,7 +12,7 @@ import pytest
 from egmctl.facts import record, replay
 from egmctl.model.machine import OriginKind
 from tests.conftest import RunEgmctl
-from tests.topo.builders import hgx
+from tests.topology.builders import hgx
 
 
 @pytest.fixture

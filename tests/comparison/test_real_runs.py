@@ -20,9 +20,9 @@ from egmctl.comparison import compare
 from egmctl.comparison.spread import known_spread
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.measurement import Measurement, RunReport, Summary
-from egmctl.profiles.load import load_all
 from egmctl.report.compare_text import compare_text
 from egmctl.saved import Saved, load
+from egmctl.verdict.load import load_all
 from tests.conftest import ROOT
 
 SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())

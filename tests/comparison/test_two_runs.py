@@ -16,11 +16,11 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome, PathDifference
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Stage, Status
-from egmctl.profiles.load import load_all
 from egmctl.report.compare_text import compare_text
 from egmctl.report.forms import Form, render
+from egmctl.verdict.load import load_all
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
-from tests.profiles.runs import run as run_of
+from tests.verdict.runs import run as run_of
 
 CASE = "device_to_device_memcpy_write_ce"
 

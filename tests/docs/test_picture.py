@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 
 from egmctl.facts import record
 from egmctl.model.measurement import RunReport
-from egmctl.profiles import load as profiles
-from egmctl.profiles.judge import judge
-from egmctl.profiles.match import choose
 from egmctl.report.bench_text import bench_text
 from egmctl.saved import load
+from egmctl.verdict import load as profiles
+from egmctl.verdict.judge import judge
+from egmctl.verdict.match import choose
 from tests.comparison.test_real_runs import unpacked
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.scenes import RECORDED

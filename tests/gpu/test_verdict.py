@@ -16,9 +16,9 @@ import pytest
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
 from egmctl.model.profile import Profile
-from egmctl.profiles.load import load
-from egmctl.profiles.match import match_profile
-from egmctl.profiles.write import dump
+from egmctl.verdict.load import load
+from egmctl.verdict.match import match_profile
+from egmctl.verdict.write import dump
 from tests.conftest import RunEgmctl
 
 pytestmark = pytest.mark.gpu

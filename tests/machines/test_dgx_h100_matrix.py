@@ -9,7 +9,7 @@ import pytest
 
 from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine, Nic
-from egmctl.topo.links import Link, gpu_link, gpu_nic_link, nic_link
+from egmctl.topology.links import Link, gpu_link, gpu_nic_link, nic_link
 
 Device = Gpu | Nic
 

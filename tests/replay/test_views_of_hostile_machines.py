@@ -20,8 +20,8 @@ from egmctl.report.topo_csv import topo_csv
 from egmctl.report.topo_json import topo_result
 from egmctl.report.topo_missing import missing_text
 from egmctl.report.topo_text import topo_text
-from egmctl.topo.missing import missing
-from egmctl.topo.topology import topology
+from egmctl.topology.missing import missing
+from egmctl.topology.topology import topology
 from tests.random_machines import machines
 from tests.replay.test_load import JSON, mutate
 

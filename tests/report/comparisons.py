@@ -16,7 +16,7 @@ from egmctl.model.finding import Guard
 from egmctl.model.measurement import Status
 from egmctl.report.doctor_json import DoctorResult
 from egmctl.saved import Saved
-from egmctl.topo.platform import platform
+from egmctl.topology.platform import platform
 from tests.comparison.runs import changed, ended, from_gpu, on_path, run, saved, times
 from tests.report.runs import HOSTILE
 

@@ -18,7 +18,7 @@ from egmctl.report.compare_html import compare_html
 from egmctl.report.doctor_html import doctor_html
 from egmctl.report.topo_html import topo_html
 from egmctl.report.topo_svg import topo_svg
-from egmctl.topo.topology import topology
+from egmctl.topology.topology import topology
 from tests.report import comparisons
 from tests.report.browser import Tab, chromium, find
 from tests.report.runs import hostile_run, judged, run

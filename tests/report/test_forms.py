@@ -21,7 +21,7 @@ from egmctl.report.grid import Shade
 from egmctl.report.heat import BOUNDS, best, legend, step
 from egmctl.report.profile_text import match_text
 from egmctl.report.table import WARN
-from egmctl.topo.topology import topology
+from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.report import comparisons
 from tests.report.runs import run

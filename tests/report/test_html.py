@@ -25,7 +25,7 @@ from egmctl.report.grid import Cell, Grid, Line, Shade
 from egmctl.report.grid_html import grid_html
 from egmctl.report.page import style
 from egmctl.report.topo_html import topo_html
-from egmctl.topo.topology import topology
+from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.report import comparisons
 from tests.report.pages import elements, parse, words

@@ -18,7 +18,7 @@ from egmctl.report.bench_markdown import bench_markdown
 from egmctl.report.doctor_markdown import doctor_markdown
 from egmctl.report.markdown import block, code, escaped, table
 from egmctl.report.topo_markdown import topo_markdown
-from egmctl.topo.topology import topology
+from egmctl.topology.topology import topology
 from egmctl.units import printable
 from tests.report.pages import elements, words
 from tests.report.runs import hostile_run, judged, run

@@ -15,7 +15,7 @@ from egmctl.report.drawing import drawing
 from egmctl.report.grid import Plot, Point
 from egmctl.report.plot import HEIGHT, WIDTH, plot, ticks
 from egmctl.report.topo_svg import topo_svg
-from egmctl.topo.topology import topology
+from egmctl.topology.topology import topology
 from tests.report.pages import elements, words
 from tests.report.runs import hostile_run, judged, run
 

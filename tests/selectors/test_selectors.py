@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, NumaKind
 from egmctl.selectors import select_gpus, select_numa
-from tests.topo import builders
-from tests.topo.builders import grace, node
+from tests.topology import builders
+from tests.topology.builders import grace, node
 
 EIGHT = tuple(builders.gpu(i) for i in range(8))
 

@@ -9,8 +9,8 @@ from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NO_GPU, NOT_EGM, coherent, in_domain, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Reason, System
-from egmctl.topo.health import C2c, c2c
-from egmctl.topo.platform import PlatformKind, platform
+from egmctl.topology.health import C2c, c2c
+from egmctl.topology.platform import PlatformKind, platform
 
 BIT = "nvmlDeviceGetCapabilities"
 FIRMWARE = Remedy(

@@ -10,8 +10,8 @@ from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NOT_EGM, coherent, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
 from egmctl.model.machine import Gpu, Machine, Process
-from egmctl.topo.health import Block, obstacle
-from egmctl.topo.routes import RouteKind, owners, route
+from egmctl.topology.health import Block, obstacle
+from egmctl.topology.routes import RouteKind, owners, route
 
 
 def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NO_GPU, NOT_COHERENT, by_value, coherent, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink
-from egmctl.topo.health import C2c, c2c
-from egmctl.topo.links import active_nvlinks
+from egmctl.topology.health import C2c, c2c
+from egmctl.topology.links import active_nvlinks
 from egmctl.units import format_kernel_list
 
 STATE = "nvmlDeviceGetNvLinkState"

@@ -10,7 +10,7 @@ from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, in_container
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Host, Machine, System
-from egmctl.topo.links import LinkClass, gpu_nic_link
+from egmctl.topology.links import LinkClass, gpu_nic_link
 
 NO_NIC = "no InfiniBand or RoCE device"
 CLASSES = (LinkClass.PIX, LinkClass.PXB, LinkClass.PHB, LinkClass.NODE, LinkClass.SYS)

@@ -14,10 +14,10 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judged, Judgement, RunVerdict, Yardstick
-from egmctl.profiles.against_profile import against_profile, cite, reference_for
-from egmctl.profiles.against_siblings import against_siblings
-from egmctl.profiles.against_wire import against_wire
-from egmctl.profiles.classes import BROKEN, PathClass, class_of, names, too_small, unit_of, value_of
+from egmctl.verdict.against_profile import against_profile, cite, reference_for
+from egmctl.verdict.against_siblings import against_siblings
+from egmctl.verdict.against_wire import against_wire
+from egmctl.verdict.classes import BROKEN, PathClass, class_of, names, too_small, unit_of, value_of
 
 
 def judge(

@@ -8,9 +8,9 @@ from itertools import combinations
 
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.profile import Match, Point, Profile, Signature
-from egmctl.topo.health import C2c, c2c
-from egmctl.topo.links import LinkClass, gpu_link
-from egmctl.topo.platform import platform
+from egmctl.topology.health import C2c, c2c
+from egmctl.topology.links import LinkClass, gpu_link
+from egmctl.topology.platform import platform
 
 
 def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | None, str]:

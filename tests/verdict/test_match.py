@@ -9,8 +9,8 @@ import pytest
 
 from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine
-from egmctl.profiles.load import load_all
-from egmctl.profiles.match import choose, match_profile
+from egmctl.verdict.load import load_all
+from egmctl.verdict.match import choose, match_profile
 
 PROFILES = [profile for profile, _ in load_all()]
 H200 = replay.load("hgx-h200x4")

@@ -11,7 +11,7 @@ from egmctl.facts import replay
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
 from egmctl.report.topo_text import topo_text
-from egmctl.topo.topology import topology
+from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 from egmctl.model.machine import Gpu, Machine, Nic
-from egmctl.topo.links import Link, cpu_node_ids, gpu_link, gpu_nic_link, nic_link
-from egmctl.topo.notes import notes
-from egmctl.topo.p2p import Matrix, matrices
-from egmctl.topo.platform import PlatformVerdict, platform
-from egmctl.topo.routes import Route, route
+from egmctl.topology.links import Link, cpu_node_ids, gpu_link, gpu_nic_link, nic_link
+from egmctl.topology.notes import notes
+from egmctl.topology.p2p import Matrix, matrices
+from egmctl.topology.platform import PlatformVerdict, platform
+from egmctl.topology.routes import Route, route
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from egmctl.model.measurement import Measurement
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.verdict import Grade, Judgement, Yardstick
-from egmctl.profiles.classes import alike, class_of, unit_of
 from egmctl.units import format_size
+from egmctl.verdict.classes import alike, class_of, unit_of
 
 
 def against_profile(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.model.machine import Machine, Pair, PciFunction, Reason, Unread
-from egmctl.topo.links import LinkClass, gpu_link, gpu_nic_link, nic_link
-from tests.topo import builders
-from tests.topo.builders import gpu, hgx, nic, node, out_of_sight, pairs
+from egmctl.topology.links import LinkClass, gpu_link, gpu_nic_link, nic_link
+from tests.topology import builders
+from tests.topology.builders import gpu, hgx, nic, node, out_of_sight, pairs
 
 RC, PORT, UP = "pci0000:15", "0000:15:01.0", "0000:16:00.0"
 """A root complex, its root port, and a switch's upstream port below it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from egmctl.model.machine import Gpu, Machine
-from egmctl.topo.health import egm
+from egmctl.topology.health import egm
 
 
 class PlatformKind(StrEnum):

@@ -10,13 +10,13 @@ import pytest
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, RunReport, Task
 from egmctl.model.profile import Profile
-from egmctl.profiles.judge import judge
-from egmctl.profiles.load import load
 from egmctl.report.bench_text import bench_text
 from egmctl.report.table import WIDTH
 from egmctl.report.verdict_text import verdict_line, verdict_text
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load
 from tests.golden import compare
-from tests.profiles.runs import BOTH, H2D, H200, LATENCY, LOCAL, READ, RING, WRITE, run, usual
+from tests.verdict.runs import BOTH, H2D, H200, LATENCY, LOCAL, READ, RING, WRITE, run, usual
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from egmctl.model.machine import Driver, Machine, OriginKind, Process, Reason, Unread
 from egmctl.report.topo_text import topo_text
-from egmctl.topo.topology import topology
+from egmctl.topology.topology import topology
 from tests.random_machines import machines
-from tests.topo import builders
-from tests.topo.builders import gpu, grace, grace_gpu, hgx, nic, node, out_of_sight, pairs
+from tests.topology import builders
+from tests.topology.builders import gpu, grace, grace_gpu, hgx, nic, node, out_of_sight, pairs
 
 
 def text_of(machine: Machine, *, verbose: int = 0) -> str:

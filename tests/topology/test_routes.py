@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.model.machine import Gpu, GpuProc, Machine, NumaKind, PcieLink, Reason, Unread
-from egmctl.topo import rates
-from egmctl.topo.health import Block
-from egmctl.topo.links import cpu_node_ids
-from egmctl.topo.routes import Route, RouteKind, Wire, route
-from egmctl.topo.topology import topology
-from tests.topo import builders
-from tests.topo.builders import bus_id, gpu, grace, grace_gpu, hgx, node, out_of_sight, pairs
+from egmctl.topology import rates
+from egmctl.topology.health import Block
+from egmctl.topology.links import cpu_node_ids
+from egmctl.topology.routes import Route, RouteKind, Wire, route
+from egmctl.topology.topology import topology
+from tests.topology import builders
+from tests.topology.builders import bus_id, gpu, grace, grace_gpu, hgx, node, out_of_sight, pairs
 
 
 def from_gpu(machine: Machine, index: int, to_node: int) -> Route:

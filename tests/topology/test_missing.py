@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from egmctl.model.machine import DeviceNode, Driver, Gpu, Machine, OriginKind, Reason, Unread
 from egmctl.report.topo_missing import missing_text
-from egmctl.topo.missing import missing
-from tests.topo import builders
-from tests.topo.builders import gpu, hgx, nic, out_of_sight
+from egmctl.topology.missing import missing
+from tests.topology import builders
+from tests.topology.builders import gpu, hgx, nic, out_of_sight
 
 NO_NVML = Unread(reason=Reason.MISSING_LIBRARY, detail="nvmlInit: 12 (NVML Shared Library Not Found)")
 NO_CUDA = Unread(reason=Reason.MISSING_LIBRARY, detail="cuInit: libcuda.so.1 not found")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from egmctl.model.machine import Gpu, Machine, Reason
-from egmctl.topo.health import obstacle
-from egmctl.topo.links import Link, LinkClass, active_nvlinks, cpu_node_ids
-from egmctl.topo.platform import PlatformKind, PlatformVerdict
-from egmctl.topo.routes import Route, RouteKind
+from egmctl.topology.health import obstacle
+from egmctl.topology.links import Link, LinkClass, active_nvlinks, cpu_node_ids
+from egmctl.topology.platform import PlatformKind, PlatformVerdict
+from egmctl.topology.routes import Route, RouteKind
 from egmctl.units import format_kernel_list
 
 

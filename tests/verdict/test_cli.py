@@ -15,8 +15,8 @@ import pytest
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import Profile, Reference, Signature, Unit
-from egmctl.profiles.load import load
-from egmctl.profiles.write import dump
+from egmctl.verdict.load import load
+from egmctl.verdict.write import dump
 from tests.conftest import ROOT, RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode

@@ -16,11 +16,11 @@ from egmctl.model.machine import Machine, OriginKind
 from egmctl.report.envelope import dump, envelope
 from egmctl.report.topo_csv import COLUMNS, topo_csv
 from egmctl.report.topo_json import TOPO_SCHEMA, topo_result
-from egmctl.topo.missing import missing
-from egmctl.topo.topology import topology
+from egmctl.topology.missing import missing
+from egmctl.topology.topology import topology
 from tests.random_machines import machines
-from tests.topo import builders
-from tests.topo.builders import bus_id, grace, grace_gpu, hgx, nic, out_of_sight
+from tests.topology import builders
+from tests.topology.builders import bus_id, grace, grace_gpu, hgx, nic, out_of_sight
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/topo.schema.json").read_text())
 

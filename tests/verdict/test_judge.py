@@ -18,10 +18,10 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, RunReport, Status, Task
 from egmctl.model.profile import Profile
 from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardstick
-from egmctl.profiles.judge import judge
-from egmctl.profiles.load import load
 from egmctl.units import MIB
-from tests.profiles.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load
+from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
 
 PROFILE = load("hgx-h200")
 REAL = json.loads((Path(__file__).parent / "h200_quick_runs.json").read_text())["runs"]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from egmctl.model.machine import Fabric, Gpu, Machine, Reason, Unread
-from egmctl.topo.platform import PlatformKind, platform
-from tests.topo import builders
-from tests.topo.builders import CLUSTER, NO_CLUSTER, gpu, grace, grace_gpu, hgx, out_of_sight
+from egmctl.topology.platform import PlatformKind, platform
+from tests.topology import builders
+from tests.topology.builders import CLUSTER, NO_CLUSTER, gpu, grace, grace_gpu, hgx, out_of_sight
 
 
 def test_single_node_single_gpu() -> None:

@@ -12,11 +12,11 @@ from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Measurement, Status
 from egmctl.model.profile import Profile, Reference
 from egmctl.model.verdict import Grade
-from egmctl.profiles.judge import judge
-from egmctl.profiles.learn import Run, learn
-from egmctl.profiles.match import match_profile
 from egmctl.units import MIB
-from tests.profiles.runs import H2D, H200, LATENCY, READ, RING, USUAL, WRITE, run, with_status
+from egmctl.verdict.judge import judge
+from egmctl.verdict.learn import Run, learn
+from egmctl.verdict.match import match_profile
+from tests.verdict.runs import H2D, H200, LATENCY, READ, RING, USUAL, WRITE, run, with_status
 
 
 def learnt(*factors: float, cases: tuple[str, ...] = (WRITE,), nodes: tuple[str, ...] = ("a",)) -> Profile:

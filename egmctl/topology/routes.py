@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from egmctl.model.machine import Gpu, Machine, NumaKind
-from egmctl.topo import rates
-from egmctl.topo.health import Block, C2c, Obstacle, c2c, egm, obstacle
-from egmctl.topo.links import cpu_node_ids, gpu_link
-from egmctl.topo.rates import Rate
+from egmctl.topology import rates
+from egmctl.topology.health import Block, C2c, Obstacle, c2c, egm, obstacle
+from egmctl.topology.links import cpu_node_ids, gpu_link
+from egmctl.topology.rates import Rate
 from egmctl.units import parse_kernel_list
 
 

@@ -11,11 +11,11 @@ from egmctl.errors import UsageError
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Pattern, RunReport, Status
 from egmctl.model.profile import PROFILE_SCHEMA, Profile, Reference, Signature, Source, SourceKind, Unit
-from egmctl.profiles.classes import JUDGED_FROM_BYTES, class_of, too_small, unit_of, value_of
-from egmctl.profiles.match import pci_id
-from egmctl.topo.health import C2c, c2c
-from egmctl.topo.links import LinkClass, gpu_link
-from egmctl.topo.platform import platform
+from egmctl.topology.health import C2c, c2c
+from egmctl.topology.links import LinkClass, gpu_link
+from egmctl.topology.platform import platform
+from egmctl.verdict.classes import JUDGED_FROM_BYTES, class_of, too_small, unit_of, value_of
+from egmctl.verdict.match import pci_id
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
 """A warning begins so many times as far from the typical value as the worst path over the same wire was in any run, and

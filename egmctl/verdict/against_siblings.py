@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
-from egmctl.profiles.classes import is_by_host, too_small
-from egmctl.profiles.siblings import BANDWIDTH, HOST, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
+from egmctl.verdict.classes import is_by_host, too_small
+from egmctl.verdict.siblings import BANDWIDTH, HOST, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
 
 _SOURCE = "this run: the same class between its other GPUs"
 _OF_GPUS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
