@@ -87,7 +87,7 @@ def say(line: str) -> None:
 
 def run(command: list[str]) -> str:
     """Return what a command prints; what it has to tell on standard error is shown."""
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout  # noqa: S603
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
 def compare(case: str, ours: list[list[dict[str, Any]]], theirs: list[tuple[str, Cells]]) -> bool:
