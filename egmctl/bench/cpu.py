@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from egmctl.bench.buffers import assign
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import bandwidth_gb_s, summarize
-from egmctl.gpu.cpu_threads import CpuThreads, NoCpus, cpus_of, words_of
+from egmctl.facts.cpus import NoCpus, cpus_of
+from egmctl.gpu.cpu_threads import CpuThreads, words_of
 from egmctl.gpu.memory import Memory
 from egmctl.model.measurement import (
     Measurement,

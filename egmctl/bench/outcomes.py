@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from egmctl.driver.signatures import known_cause
 from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
-from egmctl.gpu.causes import known_cause
 from egmctl.gpu.program import NoCompiler
 from egmctl.model.measurement import Measurement, Status, Task, finish
 

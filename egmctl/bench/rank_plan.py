@@ -14,7 +14,7 @@ from egmctl.bench.case import Case, End
 from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.paths import Path, path_between
 from egmctl.bench.ucx_plan import ucx_flow, ucx_path
-from egmctl.gpu.causes import cause_of
+from egmctl.driver.signatures import cause_of
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind, Pattern
 from egmctl.model.rank import Rank

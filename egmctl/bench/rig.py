@@ -11,9 +11,10 @@ from typing import Protocol, TypeVar
 from egmctl.bench.buffers import Buffer
 from egmctl.bench.evidence import Witness
 from egmctl.bench.protocol import Preparation
+from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
+from egmctl.facts.placement import Before
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import call
 from egmctl.gpu.handles import SharedMemory
 from egmctl.gpu.host_memory import (
     HostNumaPoolMemory,
@@ -24,7 +25,6 @@ from egmctl.gpu.host_memory import (
 from egmctl.gpu.memory import BufferMemory, DeviceMemory, HostNumaMemory, Memory, PinnedWords
 from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
-from egmctl.gpu.placement import Before
 from egmctl.gpu.program import Kernels, NoCompiler
 from egmctl.gpu.results import Results
 from egmctl.gpu.telemetry import Telemetry

@@ -24,9 +24,9 @@ from egmctl.bench.protocol import NodeAccess, OrderedStep, OrderedTask, Preparat
 from egmctl.bench.registry import CASES
 from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
+from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed
 from egmctl.facts.redact import redact
-from egmctl.gpu.causes import cause_of_crash
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine

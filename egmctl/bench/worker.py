@@ -16,10 +16,10 @@ from egmctl.bench import bandwidth, cpu, latency
 from egmctl.bench.outcomes import failure
 from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
 from egmctl.bench.rig import Rig
+from egmctl.driver.cuda import initialise
 from egmctl.errors import DriverCallError
 from egmctl.gpu import program
 from egmctl.gpu.context import architectures
-from egmctl.gpu.driver import initialise
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Engine, Measurement, Quantity, Settings, Status, Task

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any
 
 from egmctl import launch
+from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
 from egmctl.facts.cgroup import device_cgroup
 from egmctl.facts.root import Reasons, Root, Unreadable
-from egmctl.facts.system_calls import NUMBERS, PROBES
+from egmctl.facts.system_calls import PROBES
 from egmctl.model.machine import Confinement, DeviceProgram, Mount, Reason
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user")

@@ -11,9 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
-from egmctl.facts import ids
-from egmctl.facts.reading import (
+from egmctl.driver import cuda, ids
+from egmctl.driver.reading import (
     DRIVER_TOO_OLD,
     FAILED,
     MISSING_LIBRARY,
@@ -23,7 +22,7 @@ from egmctl.facts.reading import (
     Reading,
     Unavailable,
 )
-from egmctl.gpu import driver
+from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
 
 ATTRIBUTES = (
     # what the GPU is
@@ -112,9 +111,9 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     facts = Reading(driver_version=None)
     try:
-        facts.values["driver_version"] = driver.call("cuDriverGetVersion")
-        driver.initialise()
-        devices = dict(_device(ordinal) for ordinal in range(driver.call("cuDeviceGetCount")))
+        facts.values["driver_version"] = cuda.call("cuDriverGetVersion")
+        cuda.initialise()
+        devices = dict(_device(ordinal) for ordinal in range(cuda.call("cuDeviceGetCount")))
     except DriverCallError as error:
         why = _why(error)
         if facts.values["driver_version"] is None:
@@ -127,34 +126,34 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device(ordinal: int) -> tuple[str, Any]:
-    device = driver.call("cuDeviceGet", ordinal)
-    return ids.bus_id(_text(driver.call("cuDeviceGetPCIBusId", 32, device))), device
+    device = cuda.call("cuDeviceGet", ordinal)
+    return ids.bus_id(_text(cuda.call("cuDeviceGetPCIBusId", 32, device))), device
 
 
 def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
     gpu = Reading(ordinal=ordinal)
-    _take(gpu, "uuid", lambda: f"GPU-{ids.uuid_text(driver.call('cuDeviceGetUuid', device).bytes)}")
-    _take(gpu, "name", lambda: _text(driver.call("cuDeviceGetName", 256, device)))
-    _take(gpu, "memory_total_bytes", lambda: driver.call("cuDeviceTotalMem", device))
-    enum = driver.bindings().CUdevice_attribute
+    _take(gpu, "uuid", lambda: f"GPU-{ids.uuid_text(cuda.call('cuDeviceGetUuid', device).bytes)}")
+    _take(gpu, "name", lambda: _text(cuda.call("cuDeviceGetName", 256, device)))
+    _take(gpu, "memory_total_bytes", lambda: cuda.call("cuDeviceTotalMem", device))
+    enum = cuda.bindings().CUdevice_attribute
     gpu.values["attributes"] = _attributes(
         gpu,
         "attributes",
         {name: getattr(enum, f"CU_DEVICE_ATTRIBUTE_{name}", None) for name in ATTRIBUTES},
-        lambda attribute: driver.call("cuDeviceGetAttribute", attribute, device),
+        lambda attribute: cuda.call("cuDeviceGetAttribute", attribute, device),
     )
     return gpu.json()
 
 
 def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
     pair = Reading(source=source[0], target=target[0])
-    _take(pair, "can_access_peer", lambda: bool(driver.call("cuDeviceCanAccessPeer", source[1], target[1])))
-    enum = driver.bindings().CUdevice_P2PAttribute
+    _take(pair, "can_access_peer", lambda: bool(cuda.call("cuDeviceCanAccessPeer", source[1], target[1])))
+    enum = cuda.bindings().CUdevice_P2PAttribute
     pair.values["cuda_attributes"] = _attributes(
         pair,
         "cuda_attributes",
         {name: getattr(enum, f"CU_DEVICE_P2P_ATTRIBUTE_{name}", None) for name in P2P_ATTRIBUTES},
-        lambda attribute: driver.call("cuDeviceGetP2PAttribute", attribute, source[1], target[1]),
+        lambda attribute: cuda.call("cuDeviceGetP2PAttribute", attribute, source[1], target[1]),
     )
     return pair.json()
 
@@ -167,7 +166,7 @@ def _attributes(
         values[name] = None
         try:
             if attribute is None:
-                raise Unavailable(DRIVER_TOO_OLD, f"{name} is not in cuda-bindings {driver.bindings_version()}")
+                raise Unavailable(DRIVER_TOO_OLD, f"{name} is not in cuda-bindings {cuda.bindings_version()}")
             values[name] = get(attribute)
         except DriverCallError as error:
             # The driver answers INVALID_VALUE to the number of an attribute that is newer than itself.

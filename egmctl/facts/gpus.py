@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from egmctl.driver import ids
 from egmctl.errors import ChildFailed, DriverLibraryMissing, DriverTooOld
-from egmctl.facts import ids
 from egmctl.model.codec import DecodeError, JsonValue, from_json
 from egmctl.model.machine import (
     BusId,

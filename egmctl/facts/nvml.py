@@ -12,11 +12,11 @@ from typing import Any
 
 import pynvml
 
-from egmctl.facts import ids
-from egmctl.facts.nvml_call import ask, ask_struct, field_values, take
+from egmctl.driver import ids
+from egmctl.driver.nvml import ask, ask_struct, event_reasons, field_values, take
+from egmctl.driver.reading import NOT_SUPPORTED, Reading, Unavailable
 from egmctl.facts.nvml_fabric import read_fabric, read_platform
 from egmctl.facts.nvml_links import C2C_COUNT, NVLINK_COUNT, read_c2c_links, read_nvlinks
-from egmctl.facts.reading import NOT_SUPPORTED, Reading, Unavailable
 from egmctl.units import format_kernel_list
 
 P2P_CAPS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
@@ -28,20 +28,6 @@ _ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40:
 _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 _VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host-vgpu", 4: "host-vsga"}
 _ADDRESSING = {0: "none", 1: "hmm", 2: "ats"}
-_EVENT_REASONS = (
-    "idle",
-    "applications-clocks-setting",
-    "sw-power-cap",
-    "hw-slowdown",
-    "sync-boost",
-    "sw-thermal-slowdown",
-    "hw-thermal-slowdown",
-    "hw-power-brake-slowdown",
-    "display-clock-setting",
-    "board-limit",
-    "reliability",
-)
-"""By bit: ``nvmlClocksEventReason*`` of nvml.h, and the two ``nvmlClocksThrottleReason*`` beyond."""
 _BANDWIDTH_MODES = {0: "full", 1: "off", 2: "min", 3: "half", 4: "3quarter"}
 _RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
@@ -198,13 +184,6 @@ def _mask(words: Iterable[int]) -> str:
     return format_kernel_list(
         [64 * i + bit for i, word in enumerate(words) if word for bit in range(64) if word >> bit & 1]
     )
-
-
-def event_reasons(mask: int) -> list[str]:
-    """Return the words of what keeps the clocks down (``nvmlDeviceGetCurrentClocksEventReasons``)."""
-    known = [word for bit, word in enumerate(_EVENT_REASONS) if mask >> bit & 1]
-    unknown = [f"bit-{bit}" for bit in range(len(_EVENT_REASONS), 64) if mask >> bit & 1]
-    return known + unknown
 
 
 def _same(value: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from ctypes import addressof, string_at
 from typing import Any
 
-from egmctl.facts import ids
-from egmctl.facts.nvml_call import ask_struct, take
-from egmctl.facts.reading import DRIVER_TOO_OLD, NOT_PRESENT, NOT_SUPPORTED, Reading, Unavailable
+from egmctl.driver import ids
+from egmctl.driver.nvml import ask_struct, take
+from egmctl.driver.reading import DRIVER_TOO_OLD, NOT_PRESENT, NOT_SUPPORTED, Reading, Unavailable
 
 _STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
 _COMPLETED = 3

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from egmctl.facts import ids
-from egmctl.facts.nvml_call import Field, ask, field_values, take
-from egmctl.facts.reading import NOT_SUPPORTED, Reading, Unavailable
+from egmctl.driver import ids
+from egmctl.driver.nvml import Field, ask, field_values, take
+from egmctl.driver.reading import NOT_SUPPORTED, Reading, Unavailable
 
 NVLINK_COUNT, C2C_COUNT = 91, 170
 """NVML_FI_DEV_NVLINK_LINK_COUNT and NVML_FI_DEV_C2C_LINK_COUNT."""

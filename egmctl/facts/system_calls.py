@@ -14,28 +14,9 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from egmctl.launch import Channel, breadcrumb
-
-NUMBERS: Mapping[str, Mapping[str, int]] = {
-    "x86_64": {
-        "mbind": 237,
-        "set_mempolicy": 238,
-        "get_mempolicy": 239,
-        "bpf": 321,
-        "pidfd_open": 434,
-        "pidfd_getfd": 438,
-    },
-    "aarch64": {
-        "mbind": 235,
-        "get_mempolicy": 236,
-        "set_mempolicy": 237,
-        "bpf": 280,
-        "pidfd_open": 434,
-        "pidfd_getfd": 438,
-    },
-}
-"""By the architecture that uname(2) names: arch/x86/entry/syscalls/syscall_64.tbl and, for aarch64,
-include/uapi/asm-generic/unistd.h. On others nothing is called."""
+from egmctl.driver import breadcrumb
+from egmctl.driver.system_calls import NUMBERS
+from egmctl.launch import Channel
 
 PROBES = ("get_mempolicy", "mbind", "set_mempolicy", "pidfd_open")
 """Called without effect: asking for the policy, setting the default one for an empty page and for this process, and a

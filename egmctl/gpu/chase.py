@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from egmctl.gpu.driver import call
+from egmctl.driver.cuda import call
 from egmctl.gpu.memory import DeviceMemory
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
-from egmctl.gpu.driver import bindings, call
 
 
 class Context:

@@ -2,7 +2,7 @@
 
 numpy lets other threads run while it sums or fills an array, so the threads work side by side. What they reach is a
 lower bound of what the CPUs can do: numpy's loops are not tuned for bandwidth, and no more than
-:data:`THREADS_LIMIT` threads run.
+:data:`egmctl.facts.cpus.THREADS_LIMIT` threads run.
 """
 
 from __future__ import annotations
@@ -14,43 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from egmctl.facts.host import NODES
-from egmctl.facts.root import Root, Unreadable
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.memory import Memory
-from egmctl.units import parse_kernel_list
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-THREADS_LIMIT = 32
-"""On a virtual machine with 64 CPUs 32 threads read 143 to 160 GB/s, 64 threads 109."""
-
 WORD_BYTES = 8
 _MASK = (1 << 64) - 1
-
-
-class NoCpus(Exception):
-    """This process may run on none of a node's CPUs; the message says so."""
-
-
-def cpus_of(node: int) -> tuple[int, ...]:
-    """Return the CPUs of a NUMA node to use: at most :data:`THREADS_LIMIT`, spread over those that are allowed.
-
-    Raises
-    ------
-    NoCpus
-        If there is none.
-    """
-    try:
-        cpus = set(parse_kernel_list(Root.from_environment().kernel_list(f"{NODES}/node{node}/cpulist")))
-    except Unreadable as why:
-        raise NoCpus(str(why)) from None
-    allowed = sorted(cpus & os.sched_getaffinity(0))
-    if not allowed:
-        raise NoCpus(f"this process may run on none of the CPUs of NUMA node {node}")
-    return tuple(allowed[:: -(-len(allowed) // THREADS_LIMIT)])
 
 
 class CpuThreads:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import bindings, call
 from egmctl.gpu.memory import (
     SPOILT_LIMIT,
     access_from,
@@ -124,7 +124,7 @@ class ImportedMemory:
     Raises
     ------
     DriverCallError
-        Nothing is left behind. :func:`egmctl.gpu.causes.cause_of` knows what it may mean.
+        Nothing is left behind. :func:`egmctl.driver.signatures.cause_of` knows what it may mean.
     ValueError
         What was sent is no offer.
     """

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from egmctl.driver.cuda import bindings, call
 from egmctl.gpu import numa
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import bindings, call
 from egmctl.gpu.memory import create_pool, on_node
 from egmctl.gpu.numa import Node
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 from contextlib import ExitStack
 
+from egmctl.driver.cuda import bindings, call
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import bindings, call
 from egmctl.gpu.timing import Stream
 
 HANDLE_BYTES = 64

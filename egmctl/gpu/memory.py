@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
+from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import bindings, call
 
 
 class Memory(Protocol):

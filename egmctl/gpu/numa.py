@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from egmctl.facts.system_calls import NUMBERS
-from egmctl.launch import breadcrumb
+from egmctl.driver import breadcrumb
+from egmctl.driver.system_calls import NUMBERS
 
 T = TypeVar("T")
 

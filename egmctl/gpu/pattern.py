@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from egmctl.gpu.driver import call
+from egmctl.driver.cuda import call
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.results import Results
 from egmctl.gpu.timing import Stream

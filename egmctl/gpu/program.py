@@ -19,9 +19,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from egmctl.driver.cuda import call
 from egmctl.errors import EgmctlError
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import call
 
 INSTALL_NVRTC = "pip install 'egmctl[cu13]'"
 """What brings NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""

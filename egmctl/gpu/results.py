@@ -6,8 +6,8 @@ import ctypes
 from contextlib import ExitStack
 from itertools import cycle
 
+from egmctl.driver.cuda import call
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import call
 from egmctl.gpu.memory import DeviceMemory, PinnedWords
 from egmctl.gpu.timing import Stream
 

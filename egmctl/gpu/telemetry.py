@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from egmctl.facts.nvml import event_reasons
-from egmctl.facts.nvml_call import Field, ask, field_values
-from egmctl.facts.reading import Unavailable
+from egmctl.driver.nvml import Field, ask, event_reasons, field_values
+from egmctl.driver.reading import Unavailable
 from egmctl.model.evidence import Wire
 
 _ALL_LINKS = 0xFFFFFFFF

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
+from egmctl.driver.cuda import bindings, call
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import bindings, call
 from egmctl.gpu.memory import PinnedWords
 from egmctl.gpu.program import Kernels
 

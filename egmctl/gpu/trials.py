@@ -9,8 +9,8 @@ import ctypes
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from egmctl.driver.cuda import call
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import call
 from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, Memory
 from egmctl.gpu.pattern import POISON, WORD_BYTES, pattern_words
 

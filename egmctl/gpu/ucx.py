@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from egmctl.driver import breadcrumb, ids
+from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError, EgmctlError
-from egmctl.facts import ids
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import call
-from egmctl.launch import breadcrumb
 
 INSTALL_UCXX = "pip install 'egmctl[rdma]'"
 PATIENCE_S = 20.0

@@ -10,8 +10,7 @@ taking the command, its results or the terminal with it::
         message, fds = worker.receive(timeout_s=60)
 """
 
-from egmctl.launch import breadcrumb
 from egmctl.launch.channel import Channel, ChannelClosed
 from egmctl.launch.process import Child, run, spawn, wait_for_any
 
-__all__ = ["Channel", "ChannelClosed", "Child", "breadcrumb", "run", "spawn", "wait_for_any"]
+__all__ = ["Channel", "ChannelClosed", "Child", "run", "spawn", "wait_for_any"]

@@ -23,9 +23,9 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from egmctl.driver.breadcrumb import Trail
 from egmctl.errors import ChildFailed, ExitCode
 from egmctl.launch import libc
-from egmctl.launch.breadcrumb import Trail
 from egmctl.launch.channel import MESSAGE, RESULT, Channel, ChannelClosed, MalformedMessage
 
 if TYPE_CHECKING:

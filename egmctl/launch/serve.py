@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from egmctl.driver import breadcrumb
 from egmctl.errors import EgmctlError
-from egmctl.launch import breadcrumb, libc
+from egmctl.launch import libc
 from egmctl.launch.channel import RAISED, RESULT, Channel, ChannelClosed
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from egmctl.bench import cpu
-from egmctl.gpu.cpu_threads import THREADS_LIMIT, CpuThreads, NoCpus, cpus_of, words_of
+from egmctl.facts.cpus import THREADS_LIMIT, NoCpus, cpus_of
+from egmctl.gpu.cpu_threads import CpuThreads, words_of
 from egmctl.model.measurement import Settings, Status, Verification
 from egmctl.model.task import Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
 from tests.facts.sysroot import Tree

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.gpu import placement
-from egmctl.gpu.placement import STEP_BYTES, Before, page_nodes
+from egmctl.facts import placement
+from egmctl.facts.placement import STEP_BYTES, Before, page_nodes
 from egmctl.model.evidence import Placement
 from egmctl.units import MIB
 

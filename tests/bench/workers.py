@@ -12,7 +12,8 @@ from typing import Any
 
 from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
 from egmctl.bench.statistics import summarize
-from egmctl.launch import Channel, breadcrumb
+from egmctl.driver import breadcrumb
+from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Sample, Status, finish
 

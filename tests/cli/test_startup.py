@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 
 from benchmarks.startup import BASELINE, LIMITS, measure
+from egmctl.cli.app import app
 from tests.conftest import ROOT, command_environment
 
-SUBCOMMANDS = ("topo", "bench", "snapshot", "show", "compare", "fleet")
+RESULTS = ROOT / "tests" / "data" / "runs"
+RUNS = (
+    ("topo",),
+    ("snapshot",),
+    ("bench", "--quick"),
+    ("doctor", "--active"),
+    ("show", "idle.json"),
+    ("compare", "idle.json", "idle-again.json"),
+    ("profile", "list"),
+    ("profile", "match", "--machine", "gb200-nvl4"),
+    ("fleet", "doctor", "-w", "no-such-host.invalid", "--timeout", "1"),
+)
+"""Every command at work, as far as it goes on a machine without a driver."""
+
+
+def leaves() -> list[tuple[str, ...]]:
+    """Return every command's words: ``("profile", "show")``."""
+    found: list[tuple[str, ...]] = []
+    groups: list[tuple[tuple[str, ...], object]] = [((), typer.main.get_command(app))]
+    while groups:
+        words, command = groups.pop()
+        below = getattr(command, "commands", None)
+        if below is None:
+            found.append(words)
+        else:
+            groups += [((*words, name), each) for name, each in below.items()]
+    return sorted(found)
 
 
 def imported(*arguments: str) -> set[str]:
@@ -33,18 +63,26 @@ def packages(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("--version",), (), ("no-such-command",), *((name, "--help") for name in SUBCOMMANDS)]
+    "arguments", [("--help",), ("--version",), (), ("no-such-command",), *((*words, "--help") for words in leaves())]
 )
 def test_help_and_versions_import_nothing_heavy(arguments: tuple[str, ...]) -> None:
     modules = imported(*arguments)
     assert "egmctl.cli.app" in modules, "the list of imports is being read"
     assert {"cuda", "pynvml", "numpy", "ctypes", "pygments", "markdown_it"}.isdisjoint(packages(modules))
-    assert {"egmctl.facts", "egmctl.gpu", "egmctl.launch", "egmctl.model"}.isdisjoint(modules)
+    assert {"egmctl.facts", "egmctl.gpu", "egmctl.driver", "egmctl.launch", "egmctl.model"}.isdisjoint(modules)
 
 
-@pytest.mark.parametrize("arguments", [("topo",), ("snapshot",), ("bench",)])
-def test_the_command_itself_never_imports_a_driver(arguments: tuple[str, ...]) -> None:
-    assert {"cuda", "pynvml"}.isdisjoint(packages(imported(*arguments)))
+def test_every_command_is_run() -> None:
+    assert {words[0] for words in RUNS} == {words[0] for words in leaves()}
+
+
+@pytest.mark.parametrize("arguments", RUNS)
+def test_the_command_itself_never_imports_a_driver(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    for name in filter(lambda word: word.endswith(".json"), arguments):
+        (tmp_path / name).write_bytes(gzip.decompress((RESULTS / f"{name}.gz").read_bytes()))
+    modules = imported(*(str(tmp_path / word) if word.endswith(".json") else word for word in arguments))
+    assert "egmctl.model" in modules, "it did something"
+    assert {"cuda", "pynvml"}.isdisjoint(packages(modules))
 
 
 def test_start_up_is_little_more_than_the_import_of_its_libraries() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
+from egmctl.driver import breadcrumb, cuda
 from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld, ExitCode
-from egmctl.gpu import driver
-from egmctl.launch import breadcrumb
 
 
 class Result(int):
@@ -23,7 +22,7 @@ class Result(int):
 def bindings(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A module in the place of ``cuda.bindings.driver``."""
     module = SimpleNamespace(CUDA_VERSION=13000)
-    monkeypatch.setattr(driver, "bindings", lambda: module)
+    monkeypatch.setattr(cuda, "bindings", lambda: module)
     return module
 
 
@@ -43,14 +42,14 @@ def answering(answer: Any) -> Callable[..., Any]:
 def test_success_is_nothing_the_value_or_the_values(bindings: SimpleNamespace, answer: Any, value: Any) -> None:
     bindings.cuCall = answering(answer)
 
-    assert driver.call("cuCall", 1, 2) == value
+    assert cuda.call("cuCall", 1, 2) == value
 
 
 def test_an_error_names_the_call_the_number_and_the_drivers_word(bindings: SimpleNamespace) -> None:
     bindings.cuMemCreate = answering((Result(800), None))
 
     with pytest.raises(DriverCallError, match=r"^cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED \(800\)$") as raised:
-        driver.call("cuMemCreate")
+        cuda.call("cuMemCreate")
 
     error = raised.value
     assert (error.call, error.number, error.name) == ("cuMemCreate", 800, "CUDA_ERROR_NOT_PERMITTED")
@@ -61,7 +60,7 @@ def test_an_error_newer_than_the_bindings_keeps_its_number(bindings: SimpleNames
     bindings.cuInit = answering(ValueError("9999 is not a valid CUresult"))
 
     with pytest.raises(DriverCallError, match="unknown to cuda-bindings") as raised:
-        driver.call("cuInit", 0)
+        cuda.call("cuInit", 0)
 
     assert raised.value.number == 9999
 
@@ -70,7 +69,7 @@ def test_a_wrong_argument_is_not_mistaken_for_an_answer(bindings: SimpleNamespac
     bindings.cuMemCreate = answering(ValueError("flags must not be negative"))
 
     with pytest.raises(ValueError, match="flags must not be negative"):
-        driver.call("cuMemCreate")
+        cuda.call("cuMemCreate")
 
 
 @pytest.mark.parametrize("message", ["function cuMemCreate is not found", 'Function "cuMemCreate" not found'])
@@ -78,7 +77,7 @@ def test_a_function_that_the_driver_lacks_is_a_driver_too_old(bindings: SimpleNa
     bindings.cuMemCreate = answering(RuntimeError(message))
 
     with pytest.raises(DriverTooOld, match="cuMemCreate failed: the driver has no such function") as raised:
-        driver.call("cuMemCreate")
+        cuda.call("cuMemCreate")
 
     assert raised.value.number is None
 
@@ -86,8 +85,8 @@ def test_a_function_that_the_driver_lacks_is_a_driver_too_old(bindings: SimpleNa
 def test_a_function_that_the_bindings_lack_says_which_bindings(bindings: SimpleNamespace) -> None:
     del bindings.CUDA_VERSION
 
-    with pytest.raises(DriverTooOld, match=rf"not in cuda-bindings {driver.bindings_version()}"):
-        driver.call("cuNewer")
+    with pytest.raises(DriverTooOld, match=rf"not in cuda-bindings {cuda.bindings_version()}"):
+        cuda.call("cuNewer")
 
 
 @pytest.mark.parametrize(
@@ -101,24 +100,24 @@ def test_no_library_is_told_from_no_function(bindings: SimpleNamespace, message:
     bindings.cuInit = answering(RuntimeError(message))
 
     with pytest.raises(DriverLibraryMissing, match=r"cuInit failed: libcuda\.so\.1 cannot be loaded"):
-        driver.call("cuInit", 0)
+        cuda.call("cuInit", 0)
 
 
 @pytest.mark.usefixtures("bindings")
 def test_bindings_13_on_a_driver_for_cuda_12_name_the_extra_to_install() -> None:
     with pytest.raises(DriverTooOld) as raised:
-        driver.check_version(12080)
+        cuda.check_version(12080)
 
     assert str(raised.value) == (
-        f"cuInit failed: cuda-bindings {driver.bindings_version()} needs a driver for CUDA 13 "
+        f"cuInit failed: cuda-bindings {cuda.bindings_version()} needs a driver for CUDA 13 "
         "and this one is for CUDA 12.8: pip install 'egmctl[cu12]'"
     )
 
 
 @pytest.mark.usefixtures("bindings")
 def test_older_bindings_on_a_newer_driver_are_fine() -> None:
-    driver.check_version(13000)
-    driver.check_version(14010)
+    cuda.check_version(13000)
+    cuda.check_version(14010)
 
 
 @pytest.mark.parametrize("answer", [(Result(0),), (Result(800),), RuntimeError("Failed to dlopen libcuda.so.1")])
@@ -135,7 +134,7 @@ def test_the_breadcrumb_is_there_during_the_call_and_gone_after(
 
     bindings.cuInit = under_way
     try:
-        driver.call("cuInit", 0)
+        cuda.call("cuInit", 0)
     except DriverCallError:
         seen.append("error")
 

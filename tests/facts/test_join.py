@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl.driver import ids
 from egmctl.errors import ChildFailed
-from egmctl.facts import gpus, ids
+from egmctl.facts import gpus
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.model.codec import to_json
 from egmctl.model.machine import (

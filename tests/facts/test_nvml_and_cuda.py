@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from egmctl.driver import cuda
 from egmctl.facts.collect import collect
-from egmctl.gpu import driver
 from egmctl.model.machine import DeviceNode, Driver, Gpu, GpuNvml, Machine, NvLink, Pair, Reason, Unread
 from tests.fake.node import FakeNode, load
 from tests.invariants import broken_invariants, differences
@@ -74,7 +74,7 @@ def changed(machine: Machine, index: int, **nvml: Any) -> Machine:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_value_of_a_shipped_machine_comes_back(fake_node: MakeFakeNode, on: Collect, name: str) -> None:
-    node = fake_node(with_cuda_version(load(name), driver.bindings().CUDA_VERSION))
+    node = fake_node(with_cuda_version(load(name), cuda.bindings().CUDA_VERSION))
 
     found = on(node)
 
@@ -269,7 +269,7 @@ def test_functions_that_an_older_driver_lacks_cost_only_their_values(fake_node: 
 def test_bindings_newer_than_the_driver_are_one_sentence_and_the_version_is_kept(
     fake_node: MakeFakeNode, on: Collect
 ) -> None:
-    ours = driver.bindings().CUDA_VERSION // 1000
+    ours = cuda.bindings().CUDA_VERSION // 1000
     older = (ours - 1) * 1000 + 80
 
     found = on(fake_node(with_cuda_version(load("gb200-nvl4"), older)))

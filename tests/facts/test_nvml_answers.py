@@ -10,11 +10,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from egmctl.facts import reading
-from egmctl.facts.nvml_call import ask, ask_struct, field_values, take
+from egmctl.driver import reading
+from egmctl.driver.nvml import ask, ask_struct, field_values, take
+from egmctl.driver.reading import Reading, Unavailable
 from egmctl.facts.nvml_fabric import decode_health, read_fabric, read_platform
 from egmctl.facts.nvml_links import read_c2c_links, read_nvlinks
-from egmctl.facts.reading import Reading, Unavailable
 from egmctl.model.machine import Reason
 
 Answer = Callable[[str, Any], None]

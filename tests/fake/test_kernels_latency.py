@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from egmctl.driver.cuda import call, initialise
 from egmctl.gpu.chase import FLAG_BYTES, LAPS_LIMIT, Chain, Reader, clear_flag, place
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import call, initialise
 from egmctl.gpu.memory import DeviceMemory
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream

@@ -87,7 +87,7 @@ def test_sizes_that_nothing_divides_are_moved_whole(egmctl: RunEgmctl, gpus: lis
 KERNELS = """
 import sys
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import initialise, call
+from egmctl.driver.cuda import initialise, call
 from egmctl.gpu.memory import DeviceMemory
 from egmctl.gpu.pattern import KernelPattern, Region, pattern_words
 from egmctl.gpu.program import Kernels

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.facts import ids
+from egmctl.driver import ids
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Gpu, GpuNvml, Machine
 from tests.invariants import broken_invariants

@@ -17,8 +17,8 @@ from egmctl.bench.ranks import life_cycle, signalling
 from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.rig import Rig
 from egmctl.bench.worker import start_driver
-from egmctl.gpu import driver
-from egmctl.gpu.driver import call
+from egmctl.driver import cuda
+from egmctl.driver.cuda import call
 from egmctl.launch import Channel, spawn
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
@@ -82,7 +82,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
 
 def die_at(name: str, nth: int) -> None:
     """Have this process killed when it has made the nth call of a function of the driver; the breadcrumb names it."""
-    make, calls = driver._call, count(1)
+    make, calls = cuda._call, count(1)
 
     def die(called: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         result = make(called, arguments)
@@ -90,7 +90,7 @@ def die_at(name: str, nth: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    vars(driver)["_call"] = die
+    vars(cuda)["_call"] = die
 
 
 def held() -> dict[str, int]:

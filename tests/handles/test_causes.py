@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from egmctl.driver.signatures import SIGNATURES, cause_of, cause_of_crash, known_cause
 from egmctl.errors import DriverCallError
-from egmctl.gpu.causes import SIGNATURES, cause_of, cause_of_crash, known_cause
 
 IMPORT = "cuMemImportFromShareableHandle"
 

@@ -12,8 +12,9 @@ import threading
 import time
 from typing import Any
 
+from egmctl.driver import breadcrumb
 from egmctl.errors import DriverCallError, NothingToDo
-from egmctl.launch import Channel, ChannelClosed, breadcrumb
+from egmctl.launch import Channel, ChannelClosed
 
 
 def echo(_parent: Channel, arguments: dict[str, Any]) -> Any:

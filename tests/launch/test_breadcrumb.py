@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from egmctl.launch import breadcrumb, libc
+from egmctl.driver import breadcrumb
+from egmctl.launch import libc
 from tests.launch.start import run, spawn
 
 

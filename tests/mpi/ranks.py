@@ -10,7 +10,8 @@ from typing import Any
 from egmctl.bench.exchange import Abandoned
 from egmctl.bench.protocol import Event, Request
 from egmctl.bench.ranks.parent import ParentExchange
-from egmctl.launch import Channel, breadcrumb
+from egmctl.driver import breadcrumb
+from egmctl.launch import Channel
 
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from egmctl.bench.exchange import Exchange, Item
 from egmctl.bench.outcomes import FAILURES, GateExpired, failure
+from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
-from egmctl.gpu.causes import cause_of
 from egmctl.gpu.program import NoCompiler
 from egmctl.model.measurement import Measurement, Status, Task, finish
 from egmctl.model.rank import Rank

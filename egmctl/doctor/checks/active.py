@@ -8,7 +8,7 @@ from dataclasses import replace
 from egmctl.doctor.check import Check, Judge, failed, passed, skipped, unknown
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, in_domain
-from egmctl.gpu.causes import Cause, cause_of, cause_of_crash
+from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus, on_pairs
 from egmctl.model.machine import Confinement, Gpu, Host, Machine, Outcome, Probe, ProbeKind
 from egmctl.units import format_kernel_list, parse_kernel_list

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.gpu.causes import cause_of
+from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Machine, Outcome, Peer, PeerProbe
 from egmctl.units import printable

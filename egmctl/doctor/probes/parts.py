@@ -12,12 +12,12 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+from egmctl.driver import ids
+from egmctl.driver.cuda import call, initialise
 from egmctl.errors import DriverCallError
-from egmctl.facts import ids
 from egmctl.facts.system_calls import take_descriptor
 from egmctl.gpu import trials
 from egmctl.gpu.context import Context
-from egmctl.gpu.driver import call, initialise
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.ipc_events import ImportedEvent, SharedEvent
 from egmctl.gpu.memory import HostNumaMemory

@@ -11,6 +11,7 @@ import errno
 import os
 from collections import Counter
 
+from egmctl.driver.system_calls import NUMBERS
 from egmctl.facts.host import node_memory_free
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.evidence import Placement
@@ -19,8 +20,6 @@ from egmctl.units import MIB, format_size
 STEP_BYTES = 2 * MIB
 """One page in each of these is asked for: the granularity of the driver's allocations and of huge pages."""
 
-_MOVE_PAGES = {"x86_64": 279, "aarch64": 239}
-"""System call numbers (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h)."""
 _SHARE = 0.8
 """The part of a buffer that the node's MemFree must have lost: other programs take and give back memory too."""
 
@@ -80,7 +79,7 @@ def page_nodes(address: int, size_bytes: int) -> Counter[int]:
     OSError
         The system call failed, or its number is not known for this architecture.
     """
-    number = _MOVE_PAGES.get(os.uname().machine)
+    number = NUMBERS.get(os.uname().machine, {}).get("move_pages")
     if number is None:
         raise OSError(errno.ENOSYS, "move_pages")
     addresses = range(address, address + size_bytes, STEP_BYTES)

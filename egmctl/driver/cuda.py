@@ -12,8 +12,8 @@ import importlib
 import re
 from typing import Any
 
+from egmctl.driver import breadcrumb
 from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
-from egmctl.launch import breadcrumb
 
 
 def call(name: str, *arguments: Any) -> Any:

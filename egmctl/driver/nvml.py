@@ -11,7 +11,8 @@ from typing import Any
 
 import pynvml
 
-from egmctl.facts.reading import (
+from egmctl.driver import breadcrumb
+from egmctl.driver.reading import (
     DRIVER_TOO_OLD,
     FAILED,
     MISSING_LIBRARY,
@@ -21,7 +22,6 @@ from egmctl.facts.reading import (
     Reading,
     Unavailable,
 )
-from egmctl.launch import breadcrumb
 
 _REASONS: Mapping[int, str] = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: NOT_SUPPORTED,
@@ -36,6 +36,21 @@ _REASONS: Mapping[int, str] = {
 """Return codes that say why, by number; every other error is ``failed``."""
 
 _NAMES = {code: name for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+
+_EVENT_REASONS = (
+    "idle",
+    "applications-clocks-setting",
+    "sw-power-cap",
+    "hw-slowdown",
+    "sync-boost",
+    "sw-thermal-slowdown",
+    "hw-thermal-slowdown",
+    "hw-power-brake-slowdown",
+    "display-clock-setting",
+    "board-limit",
+    "reliability",
+)
+"""By bit: ``nvmlClocksEventReason*`` of nvml.h, and the two ``nvmlClocksThrottleReason*`` beyond."""
 
 Field = int | tuple[int, int]
 """Id of a field value, or that and its scope: a link's number."""
@@ -109,6 +124,13 @@ def field_values(handle: Any, fields: Iterable[Field]) -> dict[Field, int | Unav
 def unavailable(what: str, code: int) -> Unavailable:
     """Return the reason for a return code other than success."""
     return Unavailable(_REASONS.get(code, FAILED), f"{what}: {code} ({pynvml.NVMLError(code)})", _NAMES.get(code))
+
+
+def event_reasons(mask: int) -> list[str]:
+    """Return the words of what keeps the clocks down (``nvmlDeviceGetCurrentClocksEventReasons``)."""
+    known = [word for bit, word in enumerate(_EVENT_REASONS) if mask >> bit & 1]
+    unknown = [f"bit-{bit}" for bit in range(len(_EVENT_REASONS), 64) if mask >> bit & 1]
+    return known + unknown
 
 
 def _field_value(field: Field, answer: Any) -> int | Unavailable:

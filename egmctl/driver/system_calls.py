@@ -1,0 +1,28 @@
+"""Numbers of the system calls that have no wrapper in Python or the C library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NUMBERS: Mapping[str, Mapping[str, int]] = {
+    "x86_64": {
+        "mbind": 237,
+        "set_mempolicy": 238,
+        "get_mempolicy": 239,
+        "move_pages": 279,
+        "bpf": 321,
+        "pidfd_open": 434,
+        "pidfd_getfd": 438,
+    },
+    "aarch64": {
+        "mbind": 235,
+        "get_mempolicy": 236,
+        "set_mempolicy": 237,
+        "move_pages": 239,
+        "bpf": 280,
+        "pidfd_open": 434,
+        "pidfd_getfd": 438,
+    },
+}
+"""By the architecture that uname(2) names: arch/x86/entry/syscalls/syscall_64.tbl and, for aarch64,
+include/uapi/asm-generic/unistd.h. On others nothing is called."""
