@@ -13,25 +13,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from egmctl.doctor.runner import Diagnosis
-from egmctl.doctor.scope import Scope
 from egmctl.documents import check_schema, read_object, refuse, short
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
+from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis, counts
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
-from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
 from egmctl.report.envelope import ERROR_SCHEMA
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
 
-Result = RunReport | DoctorResult | TopoResult | Machine
+Result = RunReport | Diagnosis | TopoResult | Machine
 
 Digest = Comparison | FleetReport
 """What a command made of several results."""
@@ -86,9 +84,9 @@ class Saved:
         return are_fake(names)
 
 
-_RESULTS: dict[str, tuple[Command, type[RunReport] | type[DoctorResult] | type[TopoResult]]] = {
+_RESULTS: dict[str, tuple[Command, type[RunReport] | type[Diagnosis] | type[TopoResult]]] = {
     BENCH_SCHEMA: (Command.BENCH, RunReport),
-    DOCTOR_SCHEMA: (Command.DOCTOR, DoctorResult),
+    DOCTOR_SCHEMA: (Command.DOCTOR, Diagnosis),
     TOPO_SCHEMA: (Command.TOPO, TopoResult),
 }
 _DIGESTS: dict[str, type[Digest]] = {COMPARISON_SCHEMA: Comparison, FLEET_SCHEMA: FleetReport}
@@ -189,10 +187,8 @@ def viewed(saved: Saved | Digest) -> RunReport | Diagnosis | Topology | Digest:
     if not saved.machines:
         refuse(source, "was written by a version that kept no machine in it: run the command again")
     machine = dataclasses.replace(saved.machines[0], origin=saved.origin or saved.machines[0].origin)
-    if isinstance(saved.result, DoctorResult):
-        asked = saved.result
-        scope = Scope(gpus=asked.gpus_asked, numa=asked.numa_asked, purposes=asked.purposes)
-        return Diagnosis(machine=machine, scope=scope, findings=asked.findings, strict=asked.strict)
+    if isinstance(saved.result, Diagnosis):
+        return dataclasses.replace(saved.result, machines=(machine,))
     return topology(machine) if isinstance(saved.result, Machine) else _topology(machine, saved.result)
 
 
@@ -225,7 +221,7 @@ class _Envelope:
     errors: tuple[ErrorEntry, ...]
 
 
-def _result(cls: type[RunReport] | type[DoctorResult] | type[TopoResult], body: Any, source: str) -> Result:
+def _result(cls: type[RunReport] | type[Diagnosis] | type[TopoResult], body: Any, source: str) -> Result:
     if not isinstance(body, dict):
         refuse(source, "is not a valid result: result: expected an object")
     machines = body.get("machines", [])
@@ -234,6 +230,8 @@ def _result(cls: type[RunReport] | type[DoctorResult] | type[TopoResult], body: 
     result = _decode(cls, {**body, "machines": []}, source, "result")
     decoded = [replay.decode(one, source, f"result.machines[{place}]") for place, one in enumerate(machines)]
     whole: Result = dataclasses.replace(result, machines=tuple(decoded))
+    if isinstance(whole, Diagnosis):
+        whole = dataclasses.replace(whole, counts=counts(whole.findings))
     if isinstance(whole, RunReport) and (fault := _fault(whole)):
         refuse(source, f"is not a valid result: {fault}")
     return whole

@@ -22,11 +22,11 @@ from typing import Any
 
 from egmctl.model.codec import field_types
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
+from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILE_SCHEMA, PROFILES_SCHEMA, MatchResult, Profile, ProfileList
-from egmctl.report.doctor_json import DOCTOR_SCHEMA, DoctorResult
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         "machine": machine_schema(),
         "topo": command_schema(TOPO_SCHEMA, TopoResult),
         "bench": command_schema(BENCH_SCHEMA, RunReport),
-        "doctor": command_schema(DOCTOR_SCHEMA, DoctorResult),
+        "doctor": command_schema(DOCTOR_SCHEMA, Diagnosis),
         "comparison": command_schema(COMPARISON_SCHEMA, Comparison, one_machine=False),
         "fleet": command_schema(FLEET_SCHEMA, FleetReport, one_machine=False),
         "profile": profile_schema(),

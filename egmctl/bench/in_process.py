@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from egmctl.bench.case import Case
-from egmctl.model.measurement import Endpoint, Measurement, Status, Summary, Task
+from egmctl.model.measurement import Endpoint, Measurement, Task
 
 _Key = tuple[object, ...]
 
@@ -19,21 +19,14 @@ def counterparts(cases: Iterable[Case], every: Sequence[Case]) -> list[Case]:
 
 def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tuple[Measurement, ...]:
     """Return measurements, those by several processes with what the same path gave within one (``in_process``)."""
-    within = {_key(m, m.case): summary for m in measurements if not m.ranks and (summary := headline(m))}
+    within = {_key(m, m.case): summary for m in measurements if not m.ranks and (summary := m.headline)}
     names = {case.name: case.in_process for case in every}
 
     def beside(m: Measurement) -> Measurement:
-        summary = within.get(_key(m, names.get(m.case))) if m.ranks and headline(m) else None
+        summary = within.get(_key(m, names.get(m.case))) if m.ranks and m.headline else None
         return m if summary is None else replace(m, in_process=summary.median)
 
     return tuple(beside(m) for m in measurements)
-
-
-def headline(measurement: Measurement) -> Summary | None:
-    """Return the quantity that a measurement is about, if it was measured."""
-    if measurement.status not in (Status.OK, Status.UNSTABLE):
-        return None
-    return measurement.latency_ns or measurement.bandwidth_gb_s
 
 
 def _key(task: Task, case: str | None) -> _Key:

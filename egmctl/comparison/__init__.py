@@ -16,10 +16,10 @@ from egmctl.comparison.words import Judge, Statement, Subject
 from egmctl.errors import UsageError
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Node, WordDifference
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.nodesets import fold
-from egmctl.report.doctor_json import DoctorResult
 from egmctl.saved import Saved
 from egmctl.units import natural
 
@@ -59,7 +59,7 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
     if kind is Command.BENCH:
         whole = _bench(whole, names, [one.result for one in useful if isinstance(one.result, RunReport)], spread)
     elif kind is Command.DOCTOR:
-        whole = _doctor(whole, names, [one.result for one in useful if isinstance(one.result, DoctorResult)])
+        whole = _doctor(whole, names, [one.result for one in useful if isinstance(one.result, Diagnosis)])
     machines = [one.machines for one in useful]
     if all(len(those) == 1 for those in machines):
         whole = _machines(whole, names, [those[0] for those in machines])
@@ -84,7 +84,7 @@ def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], s
     )
 
 
-def _doctor(whole: Comparison, names: Sequence[str], results: Sequence[DoctorResult]) -> Comparison:
+def _doctor(whole: Comparison, names: Sequence[str], results: Sequence[Diagnosis]) -> Comparison:
     gpus = GpuNames([_indices(result.machines) for result in results])
     files = findings.statements(results, gpus)
     told = _words(names, files, findings.judge, whole.of_nodes)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from egmctl.comparison.matching import GpuNames
 from egmctl.comparison.words import Statement, Subject
 from egmctl.model.comparison import Outcome
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, PlaceKind, Status
-from egmctl.report.doctor_json import DoctorResult
 
 _NOT_CHECKED = "not checked"
 _KINDS = {PlaceKind.GPU: "GPU", PlaceKind.PAIR: "pair", PlaceKind.NUMA: "NUMA", PlaceKind.NIC: "NIC"}
@@ -16,7 +16,7 @@ _GRAVITY = {Status.PASS: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.FAIL: 3}
 _FAULTS = (Status.WARN, Status.FAIL)
 
 
-def statements(results: Sequence[DoctorResult], names: GpuNames) -> list[Mapping[Subject, Statement]]:
+def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Mapping[Subject, Statement]]:
     """Return what each file's checks say of each thing that a finding of any file is about.
 
     A check names what it has something against, and the node where it has nothing: of a thing that only other files'
@@ -46,7 +46,7 @@ def judge(_subject: Subject, before: str, after: str) -> Outcome | None:
     return Outcome.DIFFERENT
 
 
-def _found(result: DoctorResult, names: GpuNames, file: int) -> dict[Subject, Statement]:
+def _found(result: Diagnosis, names: GpuNames, file: int) -> dict[Subject, Statement]:
     found: dict[Subject, list[Finding]] = {}
     labels: dict[Subject, str] = {}
     for finding in result.findings:
@@ -78,7 +78,7 @@ def _words(those: Sequence[Finding]) -> str:
     return f"{worst.value}: {'; '.join(sorted({f.summary for f in those if f.status is worst}))}"
 
 
-def _ran(result: DoctorResult) -> dict[str, bool]:
+def _ran(result: Diagnosis) -> dict[str, bool]:
     """Return the checks that a file has, and whether each did more than skip."""
     ran: dict[str, bool] = {}
     for finding in result.findings:

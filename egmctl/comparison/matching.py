@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from egmctl.model.measurement import Endpoint, Measurement, Quantity, RunReport, Summary
-from egmctl.verdict.classes import JUDGED_FROM_BYTES, MEASURED
+from egmctl.verdict.classes import JUDGED_FROM_BYTES
 
 _UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
 
@@ -116,16 +116,13 @@ def _sized(runs: Sequence[RunReport]) -> set[str]:
 
 
 def _points(measurement: Measurement) -> Iterator[Point]:
-    measured = measurement.status in MEASURED
     if measurement.quantity is Quantity.DURATION:
         for stage in measurement.stages:
-            yield Point(measurement, stage.name, stage.ms if measured else None)
+            yield Point(measurement, stage.name, stage.ms if measurement.measured else None)
         if not measurement.stages:
             yield Point(measurement, "", None)
     else:
-        latency = measurement.quantity is Quantity.LATENCY
-        summary = measurement.latency_ns if latency else measurement.bandwidth_gb_s
-        yield Point(measurement, "", summary if measured else None)
+        yield Point(measurement, "", measurement.headline)
 
 
 def _key(point: Point, names: GpuNames, run: int) -> Key:

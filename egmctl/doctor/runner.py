@@ -2,80 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from egmctl.doctor.check import Check, skipped, unknown
 from egmctl.doctor.scope import Scope
-from egmctl.errors import ExitCode
 from egmctl.facts.redact import known_words
-from egmctl.model.finding import Finding, Status
+from egmctl.model.diagnosis import Diagnosis, counts
+from egmctl.model.finding import Finding, Guard
 from egmctl.model.machine import Machine, Reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """What the checks say of a machine."""
-
-    machine: Machine
-    scope: Scope
-    findings: tuple[Finding, ...]
-    """In the order of the checks."""
-    strict: bool = False
-    """Whether a warning is a failure."""
-
-    @property
-    def verdicts(self) -> Mapping[str, Status]:
-        """The status of each check: that of its gravest finding."""
-        gravity = list(Status)
-        verdicts: dict[str, Status] = {}
-        for finding in self.findings:
-            verdicts[finding.check] = min(verdicts.get(finding.check, Status.SKIP), finding.status, key=gravity.index)
-        return verdicts
-
-    @property
-    def counts(self) -> Mapping[Status, int]:
-        """The number of checks with each status."""
-        statuses = list(self.verdicts.values())
-        return {status: statuses.count(status) for status in Status}
-
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """The ids of the checks that found a fault."""
-        faults = (Status.FAIL, Status.WARN) if self.strict else (Status.FAIL,)
-        return tuple(check for check, status in self.verdicts.items() if status in faults)
-
-    @property
-    def failed(self) -> bool:
-        """Whether there is a fault."""
-        return bool(self.failures)
-
-    @property
-    def nothing(self) -> str | None:
-        """Why nothing could be determined, as a sentence; ``None`` where something was."""
-        if self.failed:
-            return None
-        if not self.machine.gpus:
-            return "There is no NVIDIA GPU on this machine."
-        if not self.counts[Status.PASS] + self.counts[Status.WARN]:
-            return "None of the checks could tell anything here."
-        return None
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``)."""
-        if self.failed:
-            return ExitCode.FAILED
-        return ExitCode.OK if self.nothing is None else ExitCode.NOTHING
-
-    @property
-    def nagios_state(self) -> int:
-        """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (https://nagios-plugins.org/doc/guidelines.html#AEN78)."""
-        if self.failed:
-            return 2
-        if self.nothing is not None:
-            return 3
-        return 1 if self.counts[Status.WARN] else 0
+from egmctl.topology.platform import platform
 
 
 def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict: bool = False) -> Diagnosis:
@@ -92,7 +28,16 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
         for check in checks
         for finding in _findings(check, machine, scope)
     )
-    return Diagnosis(machine=machine, scope=scope, findings=findings, strict=strict)
+    return Diagnosis(
+        platform=platform(machine).line,
+        gpus_asked=scope.gpus,
+        numa_asked=scope.numa,
+        purposes=scope.purposes or tuple(Guard),
+        counts=counts(findings),
+        findings=findings,
+        strict=strict,
+        machines=(machine,),
+    )
 
 
 def anchor(check_id: str) -> str:

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from egmctl.model import finding, measurement
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import Answer, Group, Line
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import Grade
-from egmctl.report.doctor_json import DoctorResult
 from egmctl.saved import Saved
 from egmctl.topology.missing import missing
 from egmctl.topology.platform import platform
@@ -46,7 +46,7 @@ def groups(
 def lines_of(saved: Saved) -> tuple[Line, ...]:
     """Return how it stands on a node."""
     match saved.result:
-        case DoctorResult() as result:
+        case Diagnosis() as result:
             return _doctor_lines(result)
         case RunReport() as report:
             return _bench_lines(report)
@@ -75,7 +75,7 @@ def _machine_lines(machine: Machine) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _doctor_lines(result: DoctorResult) -> tuple[Line, ...]:
+def _doctor_lines(result: Diagnosis) -> tuple[Line, ...]:
     told = ", ".join(f"{number} {status}" for status, number in result.counts.items() if number)
     lines = [Line(key="platform", value=result.platform), Line(key="checks", value=told or "none")]
     for status in (finding.Status.FAIL, finding.Status.WARN):

@@ -204,6 +204,21 @@ class Measurement(Task):
     wall_s: float | None = None
     """All of it: buffers, filling, warm-up, samples and verification."""
 
+    @property
+    def measured(self) -> bool:
+        """Whether its numbers count: it was timed and verified, though perhaps unstable."""
+        return self.status in (Status.OK, Status.UNSTABLE)
+
+    @property
+    def headline(self) -> Summary | None:
+        """The figure that it is about: a latency (ns), or the bandwidth of all flows together (GB/s).
+
+        ``None`` where nothing was measured, and of a life cycle, whose stages have no one figure.
+        """
+        if not self.measured or self.quantity is Quantity.DURATION:
+            return None
+        return self.latency_ns if self.quantity is Quantity.LATENCY else self.bandwidth_gb_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchGpu:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from egmctl.bench.in_process import headline
 from egmctl.model.measurement import Measurement, Quantity, RunReport
 from egmctl.report.grid import Cell, Grid, Line
 from egmctl.units import printable
@@ -23,7 +22,7 @@ _USUAL_DIFFERENCE = 0.01
 def folded(report: RunReport) -> Iterator[Grid]:
     """Yield for each case a table of its wires; below it the paths and the GPUs that are farthest behind."""
     for case in dict.fromkeys(m.case for m in report.measurements):
-        found = [m for m in report.measurements if m.case == case and headline(m) is not None]
+        found = [m for m in report.measurements if m.case == case and m.headline is not None]
         if found:
             yield _folded(found)
 
@@ -80,5 +79,5 @@ def _is_odd(share: float) -> bool:
 
 
 def _value(measurement: Measurement) -> float:
-    summary = headline(measurement)
+    summary = measurement.headline
     return 0.0 if summary is None else summary.median

@@ -218,7 +218,7 @@ def _span(measurement: Measurement) -> str:
 
 
 def _is_measured(measurement: Measurement) -> bool:
-    return measurement.status in (Status.OK, Status.UNSTABLE)
+    return measurement.measured
 
 
 def _is_footprint(measurement: Measurement) -> bool:

@@ -109,7 +109,7 @@ def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoin
 def cell(measurement: Measurement, flow: int | None = None) -> Cell:
     """Return a measurement's cell: of one flow, or of all of them together."""
     text, value = measurement.status.value, None
-    if measurement.status in (Status.OK, Status.UNSTABLE):
+    if measurement.measured:
         summary = measurement.bandwidth_gb_s if flow is None else measurement.flows_gb_s[flow]
         if summary is not None:
             value = summary.median

@@ -101,7 +101,7 @@ def _of_flows(m: Measurement) -> tuple[Summary, ...]:
 
 
 def _measured(report: RunReport) -> Iterator[Measurement]:
-    yield from (m for m in report.measurements if m.status in (Status.OK, Status.UNSTABLE))
+    yield from (m for m in report.measurements if m.measured)
 
 
 def _common(m: Measurement) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status
+from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport
 
 _HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED)
 """The first of these that was measured stands for its wire."""
@@ -27,7 +27,7 @@ def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, .
 def _plain(m: Measurement) -> bool:
     alone = m.pattern is Pattern.PAIR and len(m.flows) == 1 and m.streams == 1
     own = all(end.handle is None for flow in m.flows for end in (flow.source, flow.destination))
-    measured = m.quantity is Quantity.BANDWIDTH and m.status in (Status.OK, Status.UNSTABLE)
+    measured = m.quantity is Quantity.BANDWIDTH and m.measured
     return alone and own and measured and m.engine is Engine.COPY_ENGINE
 
 

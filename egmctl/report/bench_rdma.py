@@ -102,6 +102,6 @@ def _p99(measurement: Measurement) -> str:
 
 
 def _marked(measurement: Measurement, number: str | None) -> str:
-    if number is None or measurement.status not in (Status.OK, Status.UNSTABLE):
+    if number is None or not measurement.measured:
         return measurement.status.value
     return f"{number}{'*' * (measurement.status is Status.UNSTABLE)}"

@@ -7,7 +7,7 @@ from statistics import median
 
 from egmctl.bench.nominal import nominal_gb_s
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, RunReport, Status, Task
+from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, RunReport, Task
 from egmctl.report.bench_matrix import cell, ends
 from egmctl.report.grid import EMPTY, Cell, Grid, Line, Shade, lines
 from egmctl.units import format_size, printable
@@ -68,7 +68,7 @@ def summary(report: RunReport, machine: Machine | None) -> Iterator[Grid]:
     """
     wires: dict[str, dict[tuple[str, int], list[tuple[float, float | None]]]] = {}
     for m in report.measurements:
-        if m.status in (Status.OK, Status.UNSTABLE) and m.bandwidth_gb_s is not None:
+        if m.measured and m.bandwidth_gb_s is not None:
             for wire, value, rate in _values(m, machine):
                 wires.setdefault(wire, {}).setdefault((m.case, m.size_bytes), []).append((value, rate))
     for wire, cases in wires.items():

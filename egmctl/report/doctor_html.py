@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from egmctl.doctor.runner import Diagnosis
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Confidence, Finding, Remedy, Status
 from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
@@ -12,7 +12,6 @@ from egmctl.report.origin import origin_banner
 from egmctl.report.page import Section, page, rows
 from egmctl.report.topo_html import parts
 from egmctl.report.verdict_html import call
-from egmctl.topology.platform import platform
 from egmctl.topology.topology import topology
 
 LOOKS = {Status.FAIL: "fail", Status.WARN: "warn", Status.UNKNOWN: "plain", Status.PASS: "pass", Status.SKIP: "plain"}
@@ -30,7 +29,7 @@ def doctor_html(diagnosis: Diagnosis) -> str:
     machine = diagnosis.machine
     banners = [text for text in [origin_banner(machine.origin)] if text]
     return page(
-        "egmctl doctor", machine.origin.name or "this node", platform(machine).line, banners, list(_sections(diagnosis))
+        "egmctl doctor", machine.origin.name or "this node", diagnosis.platform, banners, list(_sections(diagnosis))
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.runner import Diagnosis
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Status
 from egmctl.report.doctor_html import told
 from egmctl.report.markdown import block, code, details, escaped, table, warning
 from egmctl.report.origin import origin_banner
-from egmctl.topology.platform import platform
 
 
 def doctor_markdown(diagnosis: Diagnosis) -> str:
@@ -22,7 +21,7 @@ def _parts(diagnosis: Diagnosis) -> Iterator[str]:
     _, word, sentence = told(diagnosis)
     yield f"## egmctl doctor: {escaped(word)}\n"
     yield warning([banner] if banner else [])
-    yield f"{escaped(platform(diagnosis.machine).line)}\n"
+    yield f"{escaped(diagnosis.platform)}\n"
     yield f"{escaped(sentence)}\n"
     for status in Status:
         findings = [finding for finding in diagnosis.findings if finding.status is status]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from egmctl.doctor.runner import Diagnosis
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Status
 from egmctl.report.prometheus import gauge
 from egmctl.units import printable
@@ -36,7 +36,7 @@ def prom(diagnosis: Diagnosis) -> str:
             key = finding.check, finding.place.label
             worst[key] = max(worst.get(key, 0), PROM_VALUES[finding.status])
     checks = [({"check": check, "place": place}, value) for (check, place), value in worst.items()]
-    counts = [({"status": status.value}, number) for status, number in diagnosis.counts.items()]
+    counts = [({"status": status}, number) for status, number in diagnosis.counts.items()]
     meaning = "What a check of egmctl doctor says: 0 pass, 1 warn, 2 fail, 3 unknown."
     return gauge("egmctl_doctor_check", meaning, checks) + gauge(
         "egmctl_doctor_findings", "Number of findings of egmctl doctor.", counts

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from egmctl.doctor.check import Check
-from egmctl.doctor.runner import Diagnosis
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Confidence, Finding, Guard, Remedy, Status
 from egmctl.report.origin import modelled_banner
 from egmctl.report.table import BAD, DIM, HEADING, WARN, trimmed, wrap
-from egmctl.topology.platform import platform
 from egmctl.units import printable
 
 STYLES = {Status.FAIL: BAD, Status.WARN: WARN, Status.UNKNOWN: "magenta", Status.SKIP: DIM, Status.PASS: "green"}
@@ -37,7 +36,7 @@ def doctor_text(diagnosis: Diagnosis, *, verbose: int = 0, brief: bool = False) 
     """
     text = modelled_banner(diagnosis.machine)
     if not brief:
-        text.append(wrap(f"Platform: {printable(platform(diagnosis.machine).line)}", ""))
+        text.append(wrap(f"Platform: {printable(diagnosis.platform)}", ""))
         if diagnosis.machine.process is not None and diagnosis.machine.process.pid:
             text.append(f"Process: {diagnosis.machine.process.pid}; what NVML says is seen from outside of it\n")
         text.append("\n")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from egmctl.doctor.runner import Diagnosis
     from egmctl.model.comparison import Comparison
+    from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.fleet import FleetReport
     from egmctl.model.measurement import RunReport
     from egmctl.topology.topology import Topology

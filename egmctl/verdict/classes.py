@@ -15,7 +15,6 @@ JUDGED_FROM_BYTES = 64 * MIB
 """Bandwidths of smaller buffers say what it costs to begin a copy, and are not judged. On HGX H200 copies of 64 MiB
 reach 98 % of what copies of 512 MiB do (docs/profiles.md)."""
 
-MEASURED = (Status.OK, Status.UNSTABLE)
 BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
 
 
@@ -54,9 +53,7 @@ def unit_of(measurement: Measurement) -> Unit:
 
 def value_of(measurement: Measurement) -> float | None:
     """Return the median of a latency, or of the bandwidth of all flows together; ``None`` where there is none."""
-    if measurement.status not in MEASURED or measurement.quantity is Quantity.DURATION:
-        return None
-    summary = measurement.latency_ns if measurement.quantity is Quantity.LATENCY else measurement.bandwidth_gb_s
+    summary = measurement.headline
     return summary.median if summary is not None and summary.median > 0 else None
 
 

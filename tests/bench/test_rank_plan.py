@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.bench.case import Case
-from egmctl.bench.in_process import headline, set_beside
+from egmctl.bench.in_process import set_beside
 from egmctl.bench.plan import Plan, make_plan
 from egmctl.bench.rank_plan import legs_of
 from egmctl.bench.registry import CASES
@@ -118,7 +118,7 @@ def test_every_path_between_processes_is_set_beside_the_same_path_within_one() -
     ]
     counterpart = {case.name: case.in_process for case in CASES}
     for m in set_beside(found, CASES):
-        expected = 100.0 if m.ranks and counterpart[m.case] and headline(m) else None
+        expected = 100.0 if m.ranks and counterpart[m.case] and m.headline else None
         assert m.in_process == expected, m.case
 
 

@@ -13,18 +13,18 @@ from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
 from egmctl.model.machine import Gpu, Machine, Reason, Unread
 from egmctl.report.compare_csv import compare_csv
 from egmctl.report.compare_text import compare_text
-from egmctl.report.doctor_json import DoctorResult
 from egmctl.saved import Saved
 
 H200 = replay.load("hgx-h200x4")
 GPUS = H200.gpus or ()
 
 
-def saved(name: str, result: DoctorResult | Machine) -> Saved:
+def saved(name: str, result: Diagnosis | Machine) -> Saved:
     kind = Command.SNAPSHOT if isinstance(result, Machine) else Command.DOCTOR
     return Saved(path=Path(f"{name}.json"), kind=kind, name=name, result=result, tool="egmctl 0.1.0")
 
@@ -33,8 +33,8 @@ def finding(status: Status, summary: str = "", place: Place = NODE, check: str =
     return Finding(status=status, summary=summary, check=check, place=place)
 
 
-def diagnosis(*findings: Finding) -> DoctorResult:
-    return DoctorResult(
+def diagnosis(*findings: Finding) -> Diagnosis:
+    return Diagnosis(
         platform="",
         gpus_asked=None,
         numa_asked=None,

@@ -8,9 +8,10 @@ import pytest
 
 from egmctl.doctor.check import Check
 from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import Diagnosis, diagnose
+from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
 from egmctl.facts import replay
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Status
 from tests.doctor.faults import FAULTS, ONLY_TOLD, PASSES, healthy
 from tests.doctor.machines import shipped

@@ -12,9 +12,9 @@ from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Guard
 from egmctl.model.measurement import Status
-from egmctl.report.doctor_json import DoctorResult
 from egmctl.saved import Saved
 from egmctl.topology.platform import platform
 from tests.comparison.runs import changed, ended, from_gpu, on_path, run, saved, times
@@ -53,7 +53,7 @@ def hostile() -> Comparison:
 
 def _diagnosed(machine: str, name: str) -> Saved:
     node = replay.load(machine)
-    result = DoctorResult(
+    result = Diagnosis(
         platform=platform(node).line,
         gpus_asked=None,
         numa_asked=None,

@@ -19,9 +19,10 @@ from egmctl.facts import record, replay
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.command import Command
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.measurement import RunReport
 from egmctl.report.bench_text import bench_text
-from egmctl.report.doctor_json import DoctorResult, doctor_json
+from egmctl.report.doctor_json import doctor_json
 from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope
 from egmctl.report.forms import Form, render
 from egmctl.report.topo_json import TopoResult
@@ -71,7 +72,7 @@ def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     diagnosis = diagnose(replay.load(name), EVERYTHING, CHECKS, strict=True)
     loaded = saved.load(write(tmp_path, doctor_json(diagnosis)))
     assert loaded.kind is Command.DOCTOR
-    assert isinstance(loaded.result, DoctorResult)
+    assert isinstance(loaded.result, Diagnosis)
     assert loaded.result.findings == diagnosis.findings
     assert loaded.result.strict
     assert loaded.machines == (redact(replay.load(name)),)
