@@ -1,0 +1,103 @@
+"""What ``egmctl doctor`` found on a node: the record that it shows, saves and loads again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from egmctl.errors import ExitCode
+from egmctl.model.finding import Finding, Guard, Status
+from egmctl.model.machine import BusId, Machine
+
+DOCTOR_SCHEMA = "egmctl.doctor/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What the checks say of a machine: the key ``result`` of the document."""
+
+    platform: str
+    """The platform in one line."""
+    gpus_asked: tuple[BusId, ...] | None
+    """GPUs that were named with ``--gpus``; null: none were, all count."""
+    numa_asked: tuple[int, ...] | None
+    """NUMA nodes that were named with ``--numa``."""
+    purposes: tuple[Guard, ...]
+    """What the findings are about: the words of ``--for``."""
+    counts: Mapping[str, int]
+    """Number of checks by status: that of a check's gravest finding."""
+    findings: tuple[Finding, ...]
+    """In the order of the checks."""
+    strict: bool = False
+    """Whether a warning is a failure."""
+    machines: tuple[Machine, ...] = ()
+    """The node that was checked, with pseudonyms for what is private."""
+
+    @property
+    def machine(self) -> Machine:
+        """The node that was checked.
+
+        Raises
+        ------
+        IndexError
+            If the document is of a version that kept none.
+        """
+        return self.machines[0]
+
+    @property
+    def verdicts(self) -> Mapping[str, Status]:
+        """The status of each check: that of its gravest finding."""
+        return verdicts(self.findings)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """The ids of the checks that found a fault."""
+        faults = (Status.FAIL, Status.WARN) if self.strict else (Status.FAIL,)
+        return tuple(check for check, status in self.verdicts.items() if status in faults)
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is a fault."""
+        return bool(self.failures)
+
+    @property
+    def nothing(self) -> str | None:
+        """Why nothing could be determined, as a sentence; ``None`` where something was."""
+        if self.failed:
+            return None
+        if not self.machine.gpus:
+            return "There is no NVIDIA GPU on this machine."
+        if not self.counts[Status.PASS] + self.counts[Status.WARN]:
+            return "None of the checks could tell anything here."
+        return None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The command's exit code (``docs/exit-codes.md``)."""
+        if self.failed:
+            return ExitCode.FAILED
+        return ExitCode.OK if self.nothing is None else ExitCode.NOTHING
+
+    @property
+    def nagios_state(self) -> int:
+        """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (https://nagios-plugins.org/doc/guidelines.html#AEN78)."""
+        if self.failed:
+            return 2
+        if self.nothing is not None:
+            return 3
+        return 1 if self.counts[Status.WARN] else 0
+
+
+def counts(findings: Iterable[Finding]) -> Mapping[str, int]:
+    """Return the number of checks with each status, for :attr:`Diagnosis.counts`."""
+    statuses = list(verdicts(findings).values())
+    return {status.value: statuses.count(status) for status in Status}
+
+
+def verdicts(findings: Iterable[Finding]) -> Mapping[str, Status]:
+    """Return the status of each check: that of its gravest finding."""
+    gravity = list(Status)
+    worst: dict[str, Status] = {}
+    for finding in findings:
+        worst[finding.check] = min(worst.get(finding.check, Status.SKIP), finding.status, key=gravity.index)
+    return worst
