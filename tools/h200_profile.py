@@ -37,7 +37,7 @@ def main(paths: list[str]) -> None:
         Run(report, next(iter(report.machines), machine), report.gpus[0].uuid or report.gpus[0].bus_id)
         for report in reports
     ]
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     FILE.write_text(HEAD + dump(of_the_board(learn(runs, FILE.stem, today))), encoding="utf-8")
 
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
 from egmctl.bench.protocol import ENVIRONMENT, Event, Request
+from egmctl.compat import StrEnum
 from egmctl.errors import ChildFailed
 from egmctl.launch import ChannelClosed, Child, spawn, wait_for_any
 

@@ -8,9 +8,9 @@ answers with events.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from egmctl.bench.buffers import Buffer
+from egmctl.compat import StrEnum
 from egmctl.model.machine import BusId
 from egmctl.model.measurement import Settings, Task
 from egmctl.model.rank import Rank

@@ -75,7 +75,7 @@ def supervise(
     start_ranks
         Starts so many ranks.
     """
-    started_at = datetime.datetime.now(datetime.UTC)
+    started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
     run = _Run(plan, machine, on_progress)
     interrupted = False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
+
+from egmctl.compat import StrEnum
 
 
 class ExitStyle(StrEnum):

@@ -6,7 +6,6 @@ import contextlib
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -14,6 +13,7 @@ import typer
 
 from egmctl.cli.options import ColorOption, JsonOption, QuietOption, VerboseOption
 from egmctl.cli.output import Color, check_output, emit, say, shows_progress
+from egmctl.compat import StrEnum
 from egmctl.errors import UsageError
 from egmctl.report.forms import Form, render
 from egmctl.units import printable

@@ -6,12 +6,12 @@ import atexit
 import contextlib
 import os
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from egmctl.cli import output
+from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import write_whole
 from egmctl.report.forms import SUFFIXES, Form

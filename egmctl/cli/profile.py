@@ -103,7 +103,7 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     from egmctl.verdict.write import dump
 
     name = "site" if output is None else output.stem
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     profile = learn([_run(saved) for saved in load_all(runs)], name, today)
     emit(dump(profile), output=output, force=force)
     say(f"{profile.title}: {len(profile.references)} path classes")

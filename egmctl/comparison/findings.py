@@ -74,7 +74,7 @@ def _words(those: Sequence[Finding]) -> str:
     """Return the gravest findings as words: the status, and of a fault or an unknown what it is."""
     worst = max((finding.status for finding in those), key=lambda status: _GRAVITY.get(status, -1))
     if worst in (Status.PASS, Status.SKIP):
-        return worst.value
+        return str(worst)
     return f"{worst.value}: {'; '.join(sorted({f.summary for f in those if f.status is worst}))}"
 
 

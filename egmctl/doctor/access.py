@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.doctor.scope import Scope
 from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process, Reason
 from egmctl.topology.health import C2c, c2c

@@ -101,7 +101,7 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
     origin = Origin(
         kind=OriginKind.LIVE,
         tool=f"egmctl {__version__}",
-        recorded_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        recorded_at=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
     return Machine(origin=origin, sections={name: statuses[name] for name in SECTION_VERSIONS}, **values)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from egmctl import __version__
@@ -64,7 +64,7 @@ def new_session(
     UsageError
         For node sets that cannot be read and for a folder that cannot be made.
     """
-    started = datetime.now(UTC)
+    started = datetime.now(timezone.utc)
     asked = Asked(
         command=command,
         arguments=tuple(arguments),

@@ -186,7 +186,8 @@ def pattern_words(seed: int, first: int, count: int) -> NDArray[np.uint64]:
     z = np.arange(count, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(start)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    words: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return words
 
 
 def _chunks(size_bytes: int) -> list[tuple[int, int]]:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Protocol
 
+from egmctl.compat import StrEnum
 from egmctl.driver.cuda import bindings, call
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context

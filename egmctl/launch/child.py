@@ -12,6 +12,9 @@ import sys
 
 def main() -> None:
     """Load the package, and serve the target named on the command line."""
+    if sys.version_info < (3, 11):
+        # This folder, which -P keeps away in later versions.
+        del sys.path[0]
     usual, sys.path[:] = sys.path[:], [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
     import egmctl  # noqa: F401
 

@@ -42,6 +42,7 @@ OUTPUT_TAIL = 4096
 
 _LOOK_EVERY_S = 1.0
 _CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -131,7 +132,7 @@ def spawn(
                 stderr=output,
                 pass_fds=inherited,
                 env=_environment(environment or {}),
-                process_group=0,
+                **_OWN_GROUP,
             )
         except OSError as error:
             raise ChildFailed(f"a child process cannot be started: {error}", how="crashed") from None
@@ -352,9 +353,13 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _interpreter_flags() -> list[str]:
-    """-P keeps this folder and the current one off the import path; the others are this interpreter's own."""
-    own = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
-    return ["-P", *(flag for flag, is_set in own.items() if is_set)]
+    """-P, new in 3.11, keeps this folder and the current one off the import path; the others are this interpreter's."""
+    own = {
+        "-P": sys.version_info >= (3, 11),
+        "-E": sys.flags.ignore_environment,
+        "-s": sys.flags.no_user_site,
+    }
+    return [flag for flag, is_set in own.items() if is_set]
 
 
 def _occupy_standard_descriptors() -> None:

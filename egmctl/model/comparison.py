@@ -7,8 +7,8 @@ the median of their numbers, the most frequent of their words.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.command import Command
 from egmctl.model.record import Plain

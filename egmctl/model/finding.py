@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.model.gpu import Gpu
 from egmctl.model.record import Plain
 from egmctl.units import format_kernel_list

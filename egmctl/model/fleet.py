@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome

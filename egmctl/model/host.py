@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated
 
+from egmctl.compat import StrEnum
 from egmctl.model.devices import DeviceNode
 from egmctl.model.record import KernelList, Plain, Record, Share
 

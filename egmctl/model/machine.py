@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.model.devices import (
     DeviceNode,
     Nic,

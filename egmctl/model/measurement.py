@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any
 
+from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.evidence import BufferCost, Evidence, GpuEvidence, Placement
 from egmctl.model.machine import Machine

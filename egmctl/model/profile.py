@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Annotated
 
+from egmctl.compat import StrEnum
 from egmctl.model.record import Plain, Share, Spelling
 
 PROFILE_SCHEMA = "egmctl.profile/1"

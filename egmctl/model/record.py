@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Annotated
 
+from egmctl.compat import StrEnum
 from egmctl.units import parse_kernel_list
 
 

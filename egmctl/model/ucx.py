@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.model.record import Plain
 
 

@@ -6,8 +6,8 @@ Made by ``egmctl.verdict`` from a report, its machine and a profile; views only 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.model.record import BusId, Plain
 
 

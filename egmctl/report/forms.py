@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from egmctl.compat import StrEnum
 
 if TYPE_CHECKING:
     from rich.text import Text

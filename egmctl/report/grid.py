@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from rich.text import Text
 
+from egmctl.compat import StrEnum
 from egmctl.model.measurement import Measurement, Status
 from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, wrap
 

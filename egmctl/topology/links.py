@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import takewhile
 
+from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine, Nic, NumaKind, Pair, PciFunction, Reason
 
 

@@ -14,8 +14,8 @@ CPU's is, so EGM routes do not depend on it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine, NumaKind
 from egmctl.topology import rates
 from egmctl.topology.health import Block, C2c, Obstacle, c2c, egm, obstacle

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from egmctl import toml
 from egmctl.data import profiles_dir
 from egmctl.errors import UsageError
 from egmctl.model.codec import DecodeError, field_types, from_json
@@ -115,8 +115,8 @@ def parse(text: str, path: Path) -> Profile:
         As :func:`read`.
     """
     try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        document = toml.loads(text)
+    except (toml.TOMLDecodeError, RecursionError, ValueError) as error:
         at = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
         line = int(at[1]) if at and at[1] else text.count("\n") + 1
         _refuse(path, line, f"not TOML: {str(error)[: at.start()] if at else type(error).__name__}")

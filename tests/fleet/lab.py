@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from egmctl import __version__
 from tests.conftest import ROOT, Ended, command_environment
@@ -93,7 +92,7 @@ class Lab:
         (folder / "ssh_config").write_text(USER.format(folder=folder))
         self._hub = subprocess.Popen(("unshare", "--net", "cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Lab:
         settle(lambda: _namespace(self._hub.pid) != _namespace(os.getpid()), "the network's namespace")
         return self
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ ERROR = json.dumps(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    return new_folder(tmp_path / "out", Command.DOCTOR, datetime.now(UTC))
+    return new_folder(tmp_path / "out", Command.DOCTOR, datetime.now(timezone.utc))
 
 
 def sent(version: str = "egmctl 0.1.0", document: str = DOCUMENT, end: int | None = 0) -> str:
@@ -183,7 +183,7 @@ def test_node_sets_that_name_no_nodes(wanted: list[str], excluded: list[str], se
 
 
 def test_a_folder_that_holds_something_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
     (tmp_path / "empty").mkdir()
     assert new_folder(tmp_path / "empty", Command.TOPO, now).path == tmp_path / "empty"
     with pytest.raises(UsageError, match="exists; give a new folder, or --resume"):

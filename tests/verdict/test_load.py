@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl import toml
 from egmctl.data import profiles_dir
 from egmctl.errors import UsageError
 from egmctl.model.profile import PROFILE_SCHEMA, Profile, Reference, Signature, Source, SourceKind, Unit, WireFacts
@@ -64,7 +64,7 @@ def _no_profiles_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_profile_fits_the_schema_and_names_the_source_of_each_number(path: Path) -> None:
-    document = tomllib.loads(path.read_text())
+    document = toml.loads(path.read_text())
     jsonschema.validate(document, SCHEMA)
     profile = load(path.stem)
     assert profile.sources, "without a source there is no number"

@@ -1,0 +1,10 @@
+"""Reads TOML: Python's own reader, or for Python 3.10 tomli, which that was made of."""
+
+import sys
+
+if sys.version_info >= (3, 11):
+    from tomllib import TOMLDecodeError as TOMLDecodeError
+    from tomllib import loads as loads
+else:
+    from tomli import TOMLDecodeError as TOMLDecodeError
+    from tomli import loads as loads
