@@ -64,6 +64,7 @@ def test_the_metadata_names_what_is_needed(wheel: zipfile.ZipFile) -> None:
         "cuda-python",
         "nvidia-ml-py",
         "numpy",
+        "tomli",
     }
     entry_points = wheel.read(f"egmctl-{__version__}.dist-info/entry_points.txt").decode()
     assert "egmctl = egmctl.cli.app:main" in entry_points
