@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from egmctl.errors import UsageError
+from egmctl.files import read_bounded
 from egmctl.units import format_size
 
 FILE_LIMIT = 64 << 20
 """Bytes of the largest file that is read; a machine with 8 GPUs has some 300 KiB, a full run of the bench 10 MiB."""
+
+
+ELEMENT_LIMIT = 2_000_000
+"""Objects, lists and their members in the largest file that is read. Our own documents have one in some 28 bytes; of
+the smallest ones, ``{}``, Python makes 30 times the file's size in memory."""
 
 
 def read_object(path: Path, source: str, what: str) -> dict[str, Any]:
@@ -49,6 +55,8 @@ def parse_object(content: bytes, source: str, what: str) -> dict[str, Any]:
     """
     if len(content) > FILE_LIMIT:
         refuse(source, f"is larger than {format_size(FILE_LIMIT)}, which no {what} is")
+    if sum(map(content.count, (b",", b"[", b"{"))) > ELEMENT_LIMIT:
+        refuse(source, f"holds more than {ELEMENT_LIMIT} values, which no {what} does")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -116,8 +124,7 @@ def short(text: str) -> str:
 def _read(path: Path, source: str) -> bytes:
     """Return a file's content, or of a larger file one byte more than the limit."""
     try:
-        with path.open("rb") as file:
-            return file.read(FILE_LIMIT + 1)
+        return read_bounded(path, FILE_LIMIT)
     except OSError as error:
         refuse(source, f"cannot be read: {error.strerror}")
 

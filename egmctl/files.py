@@ -1,35 +1,157 @@
-"""Writes files whole: a reader, or a crash in the middle, never sees a part of one."""
+"""Writes files whole and reads them within bounds: no reader, and no crash in the middle, ever sees a part of one."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+import select
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from egmctl.errors import EgmctlError
 from egmctl.units import printable
 
+FIFO_WAIT_S = 10.0
+"""How long a FIFO may be without a writer before its reader gives up."""
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in its place, over an earlier one, whose permissions it keeps; a link's target is replaced.
+_LINKS = 40
+"""Links that the kernel follows in one path (``MAXSYMLINKS``)."""
+
+
+class FileExists(EgmctlError):
+    """The file was not to be replaced, and is there: perhaps only since a moment ago."""
+
+
+def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
+    """Put a file in its place, whole or not at all; a link's target is written, and an earlier file's mode is kept.
+
+    Parameters
+    ----------
+    replace
+        Whether it may take the place of an earlier file. If not, of two that write at once only one does.
 
     Raises
     ------
+    FileExists
+        If it is there and ``replace`` is false.
     EgmctlError
         If that fails; an earlier file is as it was then.
     """
-    target = path.resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        try:
-            with temporary.open("xb") as file:
-                if target.exists():
-                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _write(link_target(path), content, replace)
+    except FileExistsError as error:
+        raise FileExists(f"{printable(str(path))} exists; --force overwrites it") from error
     except OSError as error:
         raise EgmctlError(f"cannot write {printable(str(path))}: {error.strerror}") from error
+
+
+def _write(target: Path, content: bytes, replace: bool) -> None:
+    # A name of its own length: the file's own, and some letters more, may be too long.
+    temporary = target.with_name(f".egmctl-{os.getpid()}-{time.monotonic_ns():x}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            temporary.replace(target)
+        else:
+            _link(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, target: Path) -> None:
+    """Give a file its name, unless something has it: link(2) is atomic in that, where rename(2) replaces."""
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # A file system without hard links (FAT, some FUSE): whoever makes the empty file may replace it.
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        temporary.replace(target)
+
+
+def link_target(path: Path) -> Path:
+    """Return where a path leads, as the kernel follows links with ``fs.protected_symlinks`` on.
+
+    In a folder that everybody may write to and nobody may clear (``/tmp``), a link counts only if it is one's own or
+    the folder's owner's: https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks.
+
+    Raises
+    ------
+    OSError
+        EACCES for a link that does not count; ELOOP for a loop.
+    """
+    for _ in range(_LINKS):
+        folder = path.parent.resolve()
+        path = folder / path.name if path.name not in ("", "..") else path.resolve()
+        try:
+            link = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return path
+        if not stat.S_ISLNK(link.st_mode):
+            return path
+        around = folder.stat()
+        shared = around.st_mode & stat.S_ISVTX and around.st_mode & stat.S_IWOTH
+        if shared and link.st_uid not in (os.geteuid(), around.st_uid):
+            raise OSError(errno.EACCES, "it is a link of another user's in a folder that all may write to")
+        path = folder / path.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def names_beside(path: Path) -> Iterator[Path]:
+    """Yield other names in the same folder, for a file whose own name cannot be used: ``a-2.json``, ``a-3.json``."""
+    stem = path.stem.encode()[:200].decode(errors="ignore") or "result"
+    for number in itertools.count(2):
+        yield path.with_name(f"{stem}-{number}{path.suffix[:20]}")
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Return a file's content, or of one that is larger than ``limit`` bytes, one byte more than that.
+
+    Pipes are read to their end. A FIFO that nobody writes to is given up after :data:`FIFO_WAIT_S`.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read; ``strerror`` says why.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        is_fifo = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        until = time.monotonic() + FIFO_WAIT_S
+        parts: list[bytes] = []
+        room = limit + 1
+        while room > 0:
+            try:
+                part = os.read(descriptor, min(room, 1 << 20))
+            except BlockingIOError:
+                # Somebody has it open and has not written yet: a command at work, perhaps for hours.
+                select.select([descriptor], [], [])
+                continue
+            if part:
+                parts.append(part)
+                room -= len(part)
+            elif is_fifo and not parts and not _had_writer(descriptor):
+                if time.monotonic() > until:
+                    raise OSError(errno.EPIPE, f"it is a FIFO, and nobody opened it to write within {FIFO_WAIT_S:g} s")
+                time.sleep(0.05)
+            else:
+                break
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def _had_writer(descriptor: int) -> bool:
+    """Say whether somebody had a FIFO open for writing since it was opened here: then poll(2) gives POLLHUP."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

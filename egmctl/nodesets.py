@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 
@@ -32,7 +33,12 @@ def require_clustershell(what: str) -> None:
 
 def fold(names: Iterable[str]) -> str:
     """Return names as a short node set, ``node[01-17,19]``; one that no node set may hold stands beside it."""
-    known = list(dict.fromkeys(names))
+    return _fold(tuple(dict.fromkeys(names)))
+
+
+@functools.lru_cache(maxsize=16)
+def _fold(known: tuple[str, ...]) -> str:
+    # Kept, as tens of thousands of names with two numbers each take ClusterShell many seconds.
     if len(known) < 2:
         return "".join(known)
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet

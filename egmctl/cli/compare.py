@@ -16,7 +16,7 @@ from egmctl.cli.options import (
     OutputOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit
+from egmctl.cli.output import Color, check_output, choose_form, emit, say
 from egmctl.errors import UsageError
 from egmctl.report.forms import COMPARISON, render
 
@@ -63,7 +63,8 @@ def compare(
     if len(files) > 2:
         require_clustershell("comparing more than two files")
     saved = load_all(files)
-    spread = known_spread([machine for one in saved for machine in one.machines], [p for p, _ in profiles.load_all()])
+    known = profiles.load_all(lambda error: say(f"{error}; the comparison goes on without it"))
+    spread = known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
     found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
     emit(render(found, form, verbose=verbose), output=output, force=force, color=color)
     return found.exit_code

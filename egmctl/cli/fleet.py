@@ -166,8 +166,9 @@ def fleet(
         if wrong := next((name for name, value in given.items() if value), None):
             raise UsageError(f"--resume asks what was asked before: {wrong} does not go with it")
         session = old_session(what, resume, remote_command=remote_command, any_version=any_version)
+        _check_remote(what, session.asked.arguments)
     with _progress(quiet) as on_tick:
-        report = ask(session, launch, on_tick)
+        report = ask(session, launch, on_tick, say)
     emit(render(report, Form.JSON if json else Form.TEXT, verbose=verbose), output=None, force=False, color=color)
     if not quiet and len(report.answers) > report.counts.get("answered", 0):
         words = ["egmctl", "fleet", what.value, "--resume", report.folder]

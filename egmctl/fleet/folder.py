@@ -76,10 +76,14 @@ class Folder:
 
     def keep(self, node: str, document: bytes) -> str:
         """Put a node's document in its place, in place of what it sent, and return its path in the folder."""
-        name = f"{NODES}/{node}.json"
+        name = document_of(node)
         self.discard(node)
         write_whole(self.path / name, document + b"\n")
         return name
+
+    def holds(self, name: str) -> bool:
+        """Say whether a document is there."""
+        return (self.path / name).is_file()
 
     def discard(self, node: str) -> None:
         """Remove what a node sent."""
@@ -106,6 +110,11 @@ class Folder:
             return from_json(FleetReport, document.get("result"), "result")
         except DecodeError as error:
             refuse(source, f"is not a valid report: {error}")
+
+
+def document_of(node: str) -> str:
+    """Return the path of a node's document in the folder."""
+    return f"{NODES}/{node}.json"
 
 
 def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
@@ -143,10 +152,14 @@ def old_folder(path: Path) -> Folder:
     Raises
     ------
     UsageError
-        If there is none, or it cannot be read or written to.
+        If there is none, or it cannot be read or written to, or is of another user: what it says is run on the nodes.
     """
     if not os.access(path / REPORT, os.R_OK):
         raise UsageError(f"{printable(str(path))} is no folder of egmctl fleet: it has no {REPORT} that can be read")
+    if (owner := (path / REPORT).stat().st_uid) not in (os.geteuid(), 0):
+        raise UsageError(
+            f"{printable(str(path / REPORT))} belongs to user {owner}: --resume would run what it says on the nodes"
+        )
     if not os.access(path / NODES, os.W_OK | os.X_OK):
         raise UsageError(f"{printable(str(path / NODES))} cannot be written to")
     return Folder(path)

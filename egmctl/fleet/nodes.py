@@ -1,14 +1,49 @@
-"""Node sets: ClusterShell's syntax and groups in, names out."""
+"""Node sets: ClusterShell's syntax and groups in, names out.
+
+ClusterShell puts the name of a group into a shell command (the *upcall* of its source), expands ranges before it
+counts them, and brings sample groups with hosts of nobody. So names of groups and sizes are checked here before it
+sees them, and only groups that the site has defined count.
+"""
 
 from __future__ import annotations
 
+import configparser
+import re
 from collections.abc import Sequence
+from typing import Any
 
+from ClusterShell.NodeSet import DEF_GROUPS_CONFIGS, ILLEGAL_GROUP_CHARS, NodeSet, NodeSetException
+from ClusterShell.NodeUtils import (
+    GroupResolverConfig,
+    GroupResolverError,
+    GroupResolverSourceError,
+    GroupSourceError,
+    GroupSourceNoUpcall,
+)
+
+from egmctl.documents import short
 from egmctl.errors import UsageError
 from egmctl.nodesets import NAME
 from egmctl.units import printable
 
 NODES_LIMIT = 100_000
+
+GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", re.ASCII)
+"""A name of a group, or of a source of groups: one word for a shell, and no option of a command."""
+
+SAMPLES = {
+    "adm": "example0",
+    "oss": "example4,example5",
+    "mds": "example6",
+    "io": "example[4-6]",
+    "compute": "example[32-159]",
+    "gpu": "example[156-159]",
+    "all": "example[4-6,32-159]",
+}
+"""The groups of ``groups.d/local.cfg`` as ClusterShell ships it, which a fresh install reads: hosts of nobody."""
+
+_RANGE = re.compile(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18})(?:/[0-9]{1,9})?)?\s*", re.ASCII)
+_BRACKETS = re.compile(r"([0-9]*)\[([^\]]*)\]", re.ASCII)
 
 
 def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, ...]:
@@ -17,42 +52,146 @@ def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, .
     Raises
     ------
     UsageError
-        If a set cannot be read, a group is not known, or no node is left.
+        If a set cannot be read, names too many nodes or a group that the site has not defined, or no node is left.
     """
     chosen = _expand("-w", wanted)
     left_out = set(_expand("-x", excluded))
     nodes = tuple(node for node in chosen if node not in left_out)
     if not nodes:
         raise UsageError("there is no node to ask: -w names none, or -x excludes all of them")
-    if len(nodes) > NODES_LIMIT:
-        raise UsageError(f"-w names {len(nodes)} nodes; at most {NODES_LIMIT} can be asked at once")
     check_names(nodes)
     return nodes
 
 
 def check_names(nodes: Sequence[str]) -> None:
-    """Refuse what a launcher or the folder of results would take for something else than a name.
+    """Refuse what a launcher or the folder of results would take for something else than a name, and too many.
 
     Raises
     ------
     UsageError
-        If one is no name of a node.
+        If one is no name of a node or is there twice, or there are more than :data:`NODES_LIMIT`.
     """
+    _check_count(len(nodes), "the nodes")
+    seen: set[str] = set()
     for node in nodes:
         if not NAME.fullmatch(node):
             raise UsageError(
                 f"{printable(node[:60])!r} is no name of a node: at most 200 letters, digits and any of . _ : - are"
             )
+        if node in seen:
+            raise UsageError(f"node {node} is named twice")
+        seen.add(node)
 
 
 def _expand(option: str, sets: Sequence[str]) -> list[str]:
-    from ClusterShell.NodeSet import NodeSet, NodeSetException
-    from ClusterShell.NodeUtils import GroupResolverError
-
+    groups = _SiteGroups()
     try:
         found = NodeSet()
         for one in sets:
-            found.update(NodeSet(one))
+            _check_set(one)
+            found.update(NodeSet(one, resolver=groups))
+            _check_count(len(found), "the sets together")
         return list(found)
-    except (NodeSetException, GroupResolverError) as error:
+    except GroupResolverSourceError as error:
+        sources = ", ".join(f"@{source}:..." for source in groups.sources() if GROUP.fullmatch(source))
+        if not sources:
+            raise UsageError(f"{option}: no groups of nodes are configured for ClusterShell here") from error
+        raise UsageError(
+            f"{option}: there is no source of groups {_quoted(str(error))}; there are {short(sources)}"
+        ) from error
+    except (NodeSetException, GroupResolverError, GroupSourceError, configparser.Error) as error:
         raise UsageError(f"{option} cannot be read: {printable(str(error)[:200])}") from error
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from error
+    except (AttributeError, TypeError, ValueError, OSError) as error:
+        # A configuration of groups that is of none of the forms that ClusterShell expects.
+        raise UsageError(f"{option}: the groups cannot be read: {printable(str(error)[:200])}") from error
+
+
+class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
+    """The site's groups as ClusterShell's configuration has them, asked for by names that are names."""
+
+    def __init__(self) -> None:
+        super().__init__(DEF_GROUPS_CONFIGS, ILLEGAL_GROUP_CHARS)
+
+    def group_nodes(self, group: str, namespace: str | None = None) -> list[str]:
+        """Return the node sets that a group is, which may hold groups."""
+        for name in filter(None, (namespace, group)):
+            if not GROUP.fullmatch(name):
+                raise UsageError(f"{_quoted(name)} is no name of a group: letters, digits and any of . _ + - are")
+        found = self._checked(super().group_nodes(group, namespace), group)
+        if not found and (others := self._others(group, namespace)) is not None:
+            known = f"there are {short(', '.join(others))}" if others else "none is defined"
+            raise UsageError(f"there is no group @{namespace + ':' if namespace else ''}{group}; {known}")
+        return found
+
+    def all_nodes(self, namespace: str | None = None) -> list[str]:
+        """Return the node sets of all nodes."""
+        return self._checked(super().all_nodes(namespace), "all")
+
+    def _others(self, group: str, namespace: str | None) -> list[str] | None:
+        """Return the groups that there are; ``None`` where the group is one of them, and is empty."""
+        try:
+            names = [name for name in self.grouplist(namespace) if GROUP.fullmatch(name)]
+        except GroupSourceNoUpcall:
+            names = []
+        if group in names:
+            return None
+        return [f"@{namespace + ':' if namespace else ''}{name}" for name in names if name not in SAMPLES]
+
+    @staticmethod
+    def _checked(sets: list[Any], group: str) -> list[str]:
+        texts = [str(one) for one in sets]
+        if texts and ",".join(texts) == SAMPLES.get(group):
+            raise UsageError(
+                f"@{group} is a sample that ClusterShell ships ({texts[0]}), not a group of this site: define the "
+                "site's own in /etc/clustershell/groups.d or groups.conf"
+            )
+        for text in texts:
+            _check_set(text)
+        return texts
+
+
+def _check_set(nodes: str) -> None:
+    """Refuse, before it is expanded, a node set that names too many, or groups in place of nodes."""
+    if "@@" in nodes:
+        raise UsageError(f"{_quoted(nodes)} names groups, not nodes: write @GROUP, or @SOURCE:* for all of a source")
+    count = 0
+    for pattern in re.split(r"[,!&^](?![^\[]*\])", nodes):
+        product = 1
+        for digits, inner in _BRACKETS.findall(pattern):
+            product *= _size(digits, inner)
+            _check_count(product, _quoted(pattern))
+        count += product
+        _check_count(count, _quoted(nodes))
+
+
+def _size(digits: str, inner: str) -> int:
+    """Return how many numbers are in a pair of brackets, at most.
+
+    Parameters
+    ----------
+    digits
+        Those directly before the brackets: ClusterShell puts them before both ends of each range, so that ``1[8-12]``
+        is 18 to 112.
+    """
+    bounds: list[tuple[str, str]] = []
+    for part in inner.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise UsageError(f"{_quoted(part)} is no range of numbers such as 1-72 or 01-17")
+        bounds.append((match[1], match[2] or match[1]))
+    count = sum(max(int(last) - int(first), 0) + 1 for first, last in bounds)
+    if digits:
+        numbers = [int(end) for one in bounds for end in one]
+        count = max(count, int(f"{digits[-18:]}{max(numbers)}") - int(f"{digits[-18:]}{min(numbers)}") + 1)
+    return count
+
+
+def _check_count(count: int, what: str) -> None:
+    if count > NODES_LIMIT:
+        raise UsageError(f"{what}: more than {NODES_LIMIT} nodes cannot be asked at once")
+
+
+def _quoted(text: str) -> str:
+    return repr(printable(text[:60]))

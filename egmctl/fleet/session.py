@@ -12,7 +12,7 @@ from egmctl import __version__
 from egmctl.comparison import compare
 from egmctl.comparison.spread import known_spread
 from egmctl.errors import ExitCode, UsageError
-from egmctl.fleet.folder import Folder, new_folder, old_folder
+from egmctl.fleet.folder import Folder, document_of, new_folder, old_folder
 from egmctl.fleet.folding import groups, lines_of
 from egmctl.fleet.nodes import check_names, select_nodes
 from egmctl.fleet.run import Launch, Progress, run
@@ -81,7 +81,7 @@ def old_session(command: Command, path: Path, *, remote_command: str | None, any
     Raises
     ------
     UsageError
-        If the folder is of another command, or of none, or its report names nodes that are no names.
+        If the folder is of another command, or of none, is somebody else's, or names nodes that are no names.
     """
     folder = old_folder(path)
     report = folder.read_report()
@@ -96,13 +96,20 @@ def old_session(command: Command, path: Path, *, remote_command: str | None, any
     answered = {
         answer.node: answer
         for answer in report.answers
-        if answer.reach is Reach.ANSWERED and (folder.path / answer.file).is_file()
+        if answer.reach is Reach.ANSWERED and answer.file == document_of(answer.node) and folder.holds(answer.file)
     }
     return Session(asked, folder, report.started_at, answered)
 
 
-def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) -> FleetReport:
+def ask(
+    session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]
+) -> FleetReport:
     """Ask the nodes without an answer, and return the report, which is in the folder then.
+
+    Parameters
+    ----------
+    warn
+        Told in a sentence what is wrong here and must not cost the nodes' answers.
 
     Raises
     ------
@@ -112,10 +119,12 @@ def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) -
         If the folder cannot be written to.
     """
     with session.folder.alone():
-        return _ask(session, launch, on_tick)
+        return _ask(session, launch, on_tick, warn)
 
 
-def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) -> FleetReport:
+def _ask(
+    session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]
+) -> FleetReport:
     asked, folder = session.asked, session.folder
     lacking = [node for node in asked.nodes if node not in session.answers]
     written = (time.monotonic(), 0)
@@ -136,12 +145,12 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None]) 
     write(())
     # Whatever the folding meets, the answers are in the folder before it.
     report = write(run(asked, lacking, launch, folder, tick) if lacking else ())
-    report = _folded(report, folder)
+    report = _folded(report, folder, warn)
     folder.write_report(fleet_json(report))
     return report
 
 
-def _folded(report: FleetReport, folder: Folder) -> FleetReport:
+def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) -> FleetReport:
     """Return the report with what the answers have in common, and what they differ in."""
     answers: list[Answer] = []
     loaded: dict[str, Saved] = {}
@@ -158,7 +167,8 @@ def _folded(report: FleetReport, folder: Folder) -> FleetReport:
     comparison: Comparison | None = None
     if len(loaded) > 1:
         machines = [machine for saved in loaded.values() for machine in saved.machines]
-        spread = known_spread(machines, [profile for profile, _ in profiles.load_all()])
+        known = profiles.load_all(lambda error: warn(f"{error}; the comparison goes on without it"))
+        spread = known_spread(machines, [profile for profile, _ in known])
         comparison = compare(list(loaded.values()), spread=spread)
     return dataclasses.replace(
         report,

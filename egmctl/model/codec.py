@@ -24,6 +24,10 @@ T = TypeVar("T")
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | int | float | bool | None
 
 
+ITEMS_LIMIT = 100_000
+"""Items of the longest list, as many as nodes that can be asked: far more than anything else has."""
+
+
 class DecodeError(ValueError):
     """A document does not have the shape of the dataclass; the message names the place and both types."""
 
@@ -129,6 +133,8 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
 def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(data, list):
         raise DecodeError(f"{where}: expected a list, found {_name(data)}")
+    if len(data) > ITEMS_LIMIT:
+        raise DecodeError(f"{where}: expected at most {ITEMS_LIMIT} items, found {len(data)}")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(_decode(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if len(data) != len(kinds):

@@ -7,13 +7,14 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from egmctl import toml
 from egmctl.data import profiles_dir
 from egmctl.errors import UsageError
+from egmctl.files import read_bounded
 from egmctl.model.codec import DecodeError, field_types, from_json
 from egmctl.model.profile import PROFILE_SCHEMA, Profile, Unit
 from egmctl.units import printable
@@ -35,19 +36,30 @@ def folders() -> tuple[Path, ...]:
     return user / "egmctl" / "profiles", SYSTEM_FOLDER, profiles_dir()
 
 
-def load_all() -> tuple[tuple[Profile, Path], ...]:
+def load_all(on_broken: Callable[[UsageError], None] | None = None) -> tuple[tuple[Profile, Path], ...]:
     """Return every profile and its file, in the order in which they are asked; of two of one name the first.
+
+    Parameters
+    ----------
+    on_broken
+        Told of a broken one, which is passed over then: for what was measured already and must not be lost.
 
     Raises
     ------
     UsageError
-        For a broken one: what it says must not be passed over in silence.
+        For a broken one, without ``on_broken``: what it says must not be passed over in silence.
     """
     found: dict[str, tuple[Profile, Path]] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.toml")):
-            if path.stem not in found:
+            if path.stem in found:
+                continue
+            try:
                 found[path.stem] = read(path), path
+            except UsageError as error:
+                if on_broken is None:
+                    raise
+                on_broken(error)
     return tuple(found.values())
 
 
@@ -89,8 +101,7 @@ def read(path: Path) -> Profile:
         Naming file, line and key.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(FILE_LIMIT + 1)
+        content = read_bounded(path, FILE_LIMIT)
         text = content.decode()
     except OSError as error:
         raise UsageError(f"profile {printable(str(path))} cannot be read: {error.strerror}") from error

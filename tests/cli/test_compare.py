@@ -187,3 +187,14 @@ def test_kinds_do_not_mix(egmctl: RunEgmctl, tmp_path: Path) -> None:
     done = egmctl("compare", ROOT / "profiles/machines/gh200.json", path)
     assert done.code == 2
     assert "only results of one kind can be compared" in done.err
+
+
+def test_a_broken_profile_does_not_cost_the_comparison(egmctl: RunEgmctl, runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "config/egmctl/profiles"
+    folder.mkdir(parents=True)
+    (folder / "broken.toml").write_text("schema = 1")
+    files = (runs / "monday.json", runs / "tuesday.json")
+    done = egmctl("compare", *files, "--tolerance", "99", env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert done.code == 0
+    assert "Compare bench: monday -> tuesday" in done.out
+    assert re.search(r"egmctl: profile \S+/broken\.toml, line 1: .*; the comparison goes on without it\n", done.err)

@@ -251,3 +251,17 @@ def profiles(draw: st.DrawFn) -> Profile:
 @given(profiles())
 def test_what_is_written_is_read_as_it_was(profile: Profile) -> None:
     assert parse(dump(profile), Path("site.toml")) == profile
+
+
+def test_a_broken_one_is_passed_over_only_where_somebody_is_told() -> None:
+    folder = folders()[0]
+    folder.mkdir(parents=True)
+    (folder / "broken.toml").write_text("schema = 1")
+    (folder / "site.toml").write_text(GOOD)
+    with pytest.raises(UsageError, match=r"broken\.toml, line 1"):
+        load_all()
+    told: list[UsageError] = []
+    names = [profile.name for profile, _ in load_all(told.append)]
+    assert "site" in names
+    assert len(names) == len(SHIPPED) + 1
+    assert [str(error).partition(", line")[0] for error in told] == [f"profile {folder / 'broken.toml'}"]

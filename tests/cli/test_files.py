@@ -1,0 +1,184 @@
+"""Files are written whole, links are followed as the kernel does, and whatever is read ends."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from egmctl import files
+from egmctl.errors import EgmctlError
+from egmctl.files import FileExists, link_target, names_beside, read_bounded, write_whole
+from tests.conftest import ROOT, command_environment
+
+NOBODY = 65534
+
+
+def test_of_many_that_write_one_new_file_one_wins(tmp_path: Path) -> None:
+    path = tmp_path / "new.json"
+    script = (
+        "import sys; from pathlib import Path; from egmctl.files import write_whole, FileExists\n"
+        "sys.stdin.read()\n"
+        "try: write_whole(Path(sys.argv[1]), sys.argv[2].encode() * 5000, replace=False); print('won')\n"
+        "except FileExists as error: print(error)\n"
+    )
+    with_pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(path), digit], cwd=ROOT, env=command_environment({}), **with_pipe
+        )  # type: ignore[call-overload]
+        for digit in "01234567"
+    ]
+    said = [one.communicate(timeout=60)[0].strip() for one in writers]
+    assert said.count("won") == 1
+    assert set(said) == {"won", f"{path} exists; --force overwrites it"}
+    assert path.read_text() == str(said.index("won")) * 5000
+    assert os.listdir(tmp_path) == ["new.json"], "nothing is left over"
+
+
+def test_where_there_are_no_hard_links_one_wins_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    write_whole(tmp_path / "a", b"first", replace=False)
+    with pytest.raises(FileExists):
+        write_whole(tmp_path / "a", b"second", replace=False)
+    assert (tmp_path / "a").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_name_may_be_as_long_as_the_file_system_bears(tmp_path: Path) -> None:
+    write_whole(tmp_path / ("a" * 250 + ".json"), b"x")
+    with pytest.raises(EgmctlError, match="File name too long"):
+        write_whole(tmp_path / ("a" * 256), b"x")
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_names_beside_a_file_have_room(tmp_path: Path) -> None:
+    for name in ("run.json", "a" * 300 + ".json", "é" * 200 + ".json", ".json", "x." + "y" * 300):
+        other = next(names_beside(tmp_path / name))
+        assert len(other.name.encode()) <= 255
+        assert other.name != name
+        write_whole(other, b"x", replace=False)
+
+
+@pytest.fixture
+def everybodys(tmp_path: Path) -> Path:
+    """A folder such as /tmp: all may write, nobody may clear."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make links of other users")
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+def test_links_of_others_in_a_folder_of_everybodys_do_not_count(everybodys: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    link = everybodys / "report.json"
+    link.symlink_to(victim)
+    os.lchown(link, NOBODY, NOBODY)
+    with pytest.raises(EgmctlError, match="a link of another user's in a folder that all may write to"):
+        write_whole(link, b"x")
+    assert victim.read_text() == "mine"
+    outer = tmp_path / "outer.json"
+    outer.symlink_to(link)
+    with pytest.raises(EgmctlError, match="a link of another user's"):
+        write_whole(outer, b"x")
+
+
+def test_ones_own_links_and_those_of_the_folders_owner_count(everybodys: Path, tmp_path: Path) -> None:
+    (everybodys / "own").symlink_to(tmp_path / "a")
+    write_whole(everybodys / "own", b"x")
+    assert (tmp_path / "a").read_bytes() == b"x"
+    os.chown(everybodys, NOBODY, NOBODY)
+    everybodys.chmod(0o1777)
+    (everybodys / "owners").symlink_to("a")
+    os.lchown(everybodys / "owners", NOBODY, NOBODY)
+    assert link_target(everybodys / "owners") == everybodys.resolve() / "a"
+
+
+def test_a_folder_that_only_its_owner_writes_to_may_hold_any_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("deep/../target")
+    (tmp_path / "deep").mkdir()
+    assert link_target(tmp_path / "link") == tmp_path.resolve() / "target"
+    assert link_target(Path("/proc/self/exe")).is_file()
+
+
+def test_a_loop_of_links_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(EgmctlError, match="Too many levels of symbolic links"):
+        write_whole(tmp_path / "a", b"x")
+
+
+def test_what_cannot_be_written_leaves_the_earlier_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    path.chmod(0o640)
+    script = (
+        "import resource, signal, sys; from pathlib import Path; from egmctl.files import write_whole\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "from egmctl.errors import EgmctlError\n"
+        "try: write_whole(Path(sys.argv[1]), b'x' * 5000)\n"
+        "except EgmctlError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    env = command_environment({})
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"cannot write {path}: File too large\n"
+    assert path.read_text() == "old"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["a"]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_is_read_than_the_bound_and_one_byte(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 5000)
+    assert len(read_bounded(tmp_path / "a", 5000)) == 5000
+    assert len(read_bounded(tmp_path / "a", 4999)) == 5000
+    assert len(read_bounded(tmp_path / "a", 10)) == 11
+    assert len(read_bounded(Path("/dev/zero"), 3 << 20)) == (3 << 20) + 1
+
+
+def test_a_pipe_is_read_to_its_end_however_slow_its_writer(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def write() -> None:
+        with pipe.open("wb", buffering=0) as file:
+            for part in (b"one ", b"two ", b"three" * 50_000):
+                time.sleep(0.1)
+                file.write(part)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert read_bounded(pipe, 1 << 20) == b"one two " + b"three" * 50_000
+    writer.join()
+
+
+def test_a_writer_that_writes_nothing_ends_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.open("wb").close())
+    writer.start()
+    assert read_bounded(pipe, 10) == b""
+    writer.join()
+
+
+def test_a_pipe_that_nobody_opens_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(files, "FIFO_WAIT_S", 0.2)
+    with pytest.raises(OSError, match=r"it is a FIFO, and nobody opened it to write within 0\.2 s"):
+        read_bounded(pipe, 10)
