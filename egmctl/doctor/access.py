@@ -87,7 +87,7 @@ def loss(machine: Machine, gpu: Gpu) -> Loss:
         return _without_node(machine, gpu)
     if node.access in ("EPERM", "EACCES"):
         return Loss.DEVICE_CGROUP if node.access == "EPERM" else Loss.PERMISSION
-    if node.access is None:
+    if node.access != "ok":
         return Loss.UNKNOWN
     listed = gpu.nvml is not None and not elsewhere(machine)
     if not listed and node.nodev:

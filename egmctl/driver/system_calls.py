@@ -12,7 +12,9 @@ NUMBERS: Mapping[str, Mapping[str, int]] = {
         "move_pages": 279,
         "bpf": 321,
         "pidfd_open": 434,
+        "openat2": 437,
         "pidfd_getfd": 438,
+        "faccessat2": 439,
     },
     "aarch64": {
         "mbind": 235,
@@ -21,7 +23,9 @@ NUMBERS: Mapping[str, Mapping[str, int]] = {
         "move_pages": 239,
         "bpf": 280,
         "pidfd_open": 434,
+        "openat2": 437,
         "pidfd_getfd": 438,
+        "faccessat2": 439,
     },
 }
 """By the architecture that uname(2) names: arch/x86/entry/syscalls/syscall_64.tbl and, for aarch64,

@@ -61,7 +61,7 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
     Raises
     ------
     UsageError
-        If there is no such section, or no such process.
+        If there is no such section, or no such process, or it ended meanwhile: its number may be another's by now.
     """
     asked = tuple(sections)
     for name in asked:
@@ -70,6 +70,7 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
     root = Root.from_environment()
     if pid and not root.exists(f"/proc/{pid}"):
         raise UsageError(f"there is no process {pid}")
+    started = _attempt(lambda: process.start_time(root, pid))
     statuses: dict[str, SectionStatus] = {}
     values: dict[str, Any] = {}
 
@@ -94,6 +95,8 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
         read("gpus", lambda: node.gpus)
         read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
         read("driver", node.driver)
+    if pid and _attempt(lambda: process.start_time(root, pid)) != started:
+        raise UsageError(f"process {pid} ended while it was looked at: name one that goes on")
     statuses["probes"] = SectionStatus(
         version=SECTION_VERSIONS["probes"],
         unread=Unread(reason=Reason.NOT_ASKED, detail="egmctl doctor --active makes them"),

@@ -14,6 +14,7 @@ from typing import Any
 from egmctl import launch
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
+from egmctl.facts import inside
 from egmctl.facts.cgroup import device_cgroup
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.facts.system_calls import PROBES
@@ -41,6 +42,9 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
     folder = f"/proc/{pid or 'self'}"
     status = f"{folder}/status"
     why = Reasons()
+    shm = why.read("shm_total_bytes", lambda: _shm(root, pid))
+    if shm is None:
+        why.unread["shm_free_bytes"] = why.unread["shm_total_bytes"]
     return Confinement(
         namespaces=_namespaces(root, f"{folder}/ns", why),
         pid_namespace_depth=why.read("pid_namespace_depth", lambda: len(root.line(status, "NSpid").split())),
@@ -50,8 +54,8 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
         no_new_privileges=why.read("no_new_privileges", lambda: bool(_number(root, status, "NoNewPrivs"))),
         limits=_limits(root, f"{folder}/limits", why),
         mounts=why.read("mounts", lambda: _mounts(root, f"{folder}/mountinfo")),
-        shm_total_bytes=why.read("shm_total_bytes", lambda: _shm(root, pid)[0]),
-        shm_free_bytes=why.read("shm_free_bytes", lambda: _shm(root, pid)[1]),
+        shm_total_bytes=shm and shm[0],
+        shm_free_bytes=shm and shm[1],
         ptrace_scope=why.read("ptrace_scope", lambda: root.number("/proc/sys/kernel/yama/ptrace_scope")),
         device_rules=why.read("device_rules", lambda: _device_rules(root, folder)),
         device_programs=why.read("device_programs", lambda: _device_programs(root, folder)),
@@ -121,7 +125,9 @@ def _mounts(root: Root, path: str) -> tuple[Mount, ...]:
 
 
 def _shm(root: Root, pid: int) -> tuple[int, int]:
-    status = root.file_system(f"/proc/{pid}/root{_SHM}" if pid else _SHM)
+    if pid:
+        return inside.file_system(root, pid, _SHM)
+    status = root.file_system(_SHM)
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 

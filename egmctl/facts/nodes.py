@@ -6,22 +6,35 @@ node is opened, because opening ``/dev/nvidia0`` starts the GPU.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
-from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.facts.root import Reasons, Unreadable
 from egmctl.model.machine import DeviceNode, Reason, Unread
 from egmctl.units import natural
 
 CAPS = "/dev/nvidia-caps"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+
+class Place(Protocol):
+    """Where nodes are looked at: a :class:`egmctl.facts.root.Root`, or the root directory of another process."""
+
+    def names_if_any(self, path: str) -> list[str]:
+        """See :meth:`egmctl.facts.root.Root.names_if_any`."""
+
+    def status(self, path: str) -> os.stat_result:
+        """See :meth:`egmctl.facts.root.Root.status`."""
+
+    def access(self, path: str) -> str:
+        """See :meth:`egmctl.facts.root.Root.access`; raises Unreadable where it cannot be told."""
+
+    def file_system(self, path: str) -> os.statvfs_result:
+        """See :meth:`egmctl.facts.root.Root.file_system`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +52,7 @@ class DeviceNodes:
     ``nodes.nvidia-caps``, ``imex_channels``."""
 
 
-def read_all(root: Root, minors: Iterable[int]) -> DeviceNodes:
+def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
     """Look at every node.
 
     Parameters
@@ -63,16 +76,16 @@ def read_all(root: Root, minors: Iterable[int]) -> DeviceNodes:
     )
 
 
-def read(root: Root, path: str) -> DeviceNode:
+def read(root: Place, path: str) -> DeviceNode:
     """Look at one node."""
     why = Reasons()
+    access = why.read("access", lambda: root.access(path))
     try:
-        status = os.stat(root.path(path))
-    except OSError as error:
-        reason = Unreadable.from_os_error(error, path).unread
+        status = root.status(path)
+    except Unreadable as error:
+        reason = error.unread
         why.null("major minor mode uid gid nodev", reason.reason, reason.detail)
-        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        return DeviceNode(path=path, exists=not missing, access=_access(root.path(path)), unread=why.unread)
+        return DeviceNode(path=path, exists=reason.reason is not Reason.NOT_PRESENT, access=access, unread=why.unread)
     device = stat.S_ISCHR(status.st_mode)
     if not device:
         why.null("major minor", Reason.NOT_PRESENT, f"{path}: not a character device")
@@ -84,24 +97,13 @@ def read(root: Root, path: str) -> DeviceNode:
         mode=stat.S_IMODE(status.st_mode),
         uid=status.st_uid,
         gid=status.st_gid,
-        access=_access(root.path(path)),
+        access=access,
         nodev=why.read("nodev", lambda: bool(root.file_system(path).f_flag & os.ST_NODEV)),
         unread=why.unread,
     )
 
 
-def _listed(root: Root, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
+def _listed(root: Place, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
     """Look at the nodes in a folder whose names fit, in the order of their numbers."""
     names = [name for name in root.names_if_any(folder) if re.fullmatch(pattern, name)]
     return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=natural))
-
-
-def _access(path: str) -> str:
-    """Return ``"ok"`` or the name of access(2)'s errno; ``os.access`` does not tell which.
-
-    access(2) asks the device cgroup (``devcgroup_inode_permission``) as open(2) does, but not the driver.
-    """
-    if _LIBC.access(os.fsencode(path), os.R_OK | os.W_OK) == 0:
-        return "ok"
-    number = ctypes.get_errno()
-    return errno.errorcode.get(number, str(number))

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from egmctl.facts import inside
 from egmctl.facts.cgroup import cgroups
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.model.machine import Process, Reason
@@ -91,6 +92,22 @@ def process(root: Root, pid: int = 0) -> Process:
     )
 
 
+def start_time(root: Root, pid: int) -> int:
+    """Return when a process was started, in clock ticks since the machine's start: who has its number later differs.
+
+    Raises
+    ------
+    Unreadable
+        If there is no such process.
+    """
+    path = f"/proc/{pid}/stat"
+    # proc_pid_stat(5): the second field is the program's name in brackets, which may hold anything; the 22nd is this.
+    fields = root.read(path).rpartition(")")[2].split()
+    if len(fields) < 20 or not re.fullmatch("[0-9]{1,20}", fields[19], re.ASCII):
+        raise Unreadable(Reason.FAILED, f"{path}: no start time")
+    return int(fields[19])
+
+
 def _environment(root: Root, pid: int) -> Mapping[str, str]:
     """Return the known variables that are set, as Unicode: bytes that are not UTF-8 become U+FFFD."""
     if not pid:
@@ -115,14 +132,22 @@ def _effective_uid(root: Root, pid: int) -> int:
 
 
 def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tuple[str, ...]:
-    top = f"/proc/{pid}/root" if pid else ""
     folder = f"/proc/{pid or 'self'}"
     return (
-        *(path for path in _CONTAINER_FILES if root.exists(top + path)),
+        *_container_files(root, pid),
         *(name for name in CONTAINER_VARIABLES if name in environment),
         *_mount_signs(root, f"{folder}/mountinfo"),
         *(("user namespace",) if _in_user_namespace(root, f"{folder}/uid_map") else ()),
     )
+
+
+def _container_files(root: Root, pid: int) -> tuple[str, ...]:
+    if not pid:
+        return tuple(path for path in _CONTAINER_FILES if root.exists(path))
+    try:
+        return inside.files(root, pid, _CONTAINER_FILES)
+    except Unreadable:
+        return ()
 
 
 def _mount_signs(root: Root, path: str) -> tuple[str, ...]:

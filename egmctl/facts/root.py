@@ -8,6 +8,7 @@ variable ``EGMCTL_SYSROOT``. A file may be missing, unreadable, huge or garbage:
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
@@ -24,6 +25,8 @@ SYSROOT_VARIABLE = "EGMCTL_SYSROOT"
 READ_LIMIT = 1 << 20
 """Bytes of the largest file read whole. The largest that matters, ``/proc/self/mountinfo`` of a node with many
 containers, has some 100 KiB."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 _REASONS = {
     errno.ENOENT: Reason.NOT_PRESENT,
@@ -210,6 +213,30 @@ class Root:
             return os.statvfs(self.path(path))
         except OSError as error:
             raise Unreadable.from_os_error(error, path) from None
+
+    def status(self, path: str) -> os.stat_result:
+        """Return what stat(2) says, links followed.
+
+        Raises
+        ------
+        Unreadable
+            If nothing is there, or it cannot be reached.
+        """
+        try:
+            return os.stat(self.path(path))
+        except OSError as error:
+            raise Unreadable.from_os_error(error, path) from None
+
+    def access(self, path: str) -> str:
+        """Return whether access(2) lets this process read and write: ``"ok"``, or the name of its error number.
+
+        ``os.access`` does not tell which. access(2) asks the device cgroup (``devcgroup_inode_permission``) as open(2)
+        does, but not the driver.
+        """
+        if _LIBC.access(os.fsencode(self.path(path)), os.R_OK | os.W_OK) == 0:
+            return "ok"
+        number = ctypes.get_errno()
+        return errno.errorcode.get(number, str(number))
 
     def link(self, path: str) -> str:
         """Return what a symbolic link holds: ``pid:[4026531836]`` in ``/proc/self/ns``.

@@ -73,9 +73,9 @@ def take_descriptor(pid: int, fd: int) -> int:
     OSError
         EPERM where Yama or a missing capability forbids it, ENOSYS on kernels before 5.6.
     """
-    process = _call("pidfd_open", pid, 0)
+    process = call("pidfd_open", pid, 0)
     try:
-        return _call("pidfd_getfd", process, fd, 0)
+        return call("pidfd_getfd", process, fd, 0)
     finally:
         os.close(process)
 
@@ -88,8 +88,8 @@ def _answer(trial: Callable[[], object]) -> str:
     return "ok"
 
 
-def _call(name: str, *arguments: Any) -> int:
-    """Make a system call; raise OSError as the C library's wrappers would have it."""
+def call(name: str, *arguments: Any) -> int:
+    """Make a system call of :data:`NUMBERS`; raise OSError as the C library's wrappers would have it."""
     number = NUMBERS[os.uname().machine][name]
     words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
     result: int = _libc.syscall(ctypes.c_long(number), *words)
@@ -101,17 +101,17 @@ def _call(name: str, *arguments: Any) -> int:
 def _mbind() -> None:
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         # MPOL_DEFAULT (0) and no nodes: the page keeps the policy that it has.
-        _call("mbind", ctypes.addressof(ctypes.c_char.from_buffer(page)), mmap.PAGESIZE, 0, None, 0, 0)
+        call("mbind", ctypes.addressof(ctypes.c_char.from_buffer(page)), mmap.PAGESIZE, 0, None, 0, 0)
 
 
 def _pidfd_open() -> None:
-    os.close(_call("pidfd_open", os.getpid(), 0))
+    os.close(call("pidfd_open", os.getpid(), 0))
 
 
 _TRIALS: Mapping[str, Callable[[], object]] = {
-    "get_mempolicy": lambda: _call("get_mempolicy", None, None, 0, None, 0),
+    "get_mempolicy": lambda: call("get_mempolicy", None, None, 0, None, 0),
     "mbind": _mbind,
-    "set_mempolicy": lambda: _call("set_mempolicy", 0, None, 0),
+    "set_mempolicy": lambda: call("set_mempolicy", 0, None, 0),
     "pidfd_open": _pidfd_open,
 }
 
@@ -129,7 +129,7 @@ def _query(cgroup: str, flags: int) -> list[int]:
         # target_fd, attach_type, query_flags, attach_flags, prog_ids, prog_cnt
         words = directory, _CGROUP_DEVICE, flags, 0, ctypes.addressof(numbers), _MOST_PROGRAMS
         attributes = _attributes("=IIIIQI", *words)
-        _call("bpf", _PROG_QUERY, attributes, len(attributes))
+        call("bpf", _PROG_QUERY, attributes, len(attributes))
     finally:
         os.close(directory)
     (count,) = struct.unpack_from("=I", attributes, 24)
@@ -140,14 +140,14 @@ def _name(number: int) -> str | None:
     """Return a program's name, ``None`` where it cannot be asked for (it may be gone by now)."""
     try:
         attributes = _attributes("=I", number)
-        program = _call("bpf", _PROG_GET_FD_BY_ID, attributes, len(attributes))
+        program = call("bpf", _PROG_GET_FD_BY_ID, attributes, len(attributes))
     except OSError:
         return None
     # struct bpf_prog_info: the name is the 16 bytes at offset 64.
     information = ctypes.create_string_buffer(80)
     try:
         attributes = _attributes("=IIQ", program, len(information), ctypes.addressof(information))
-        _call("bpf", _OBJ_GET_INFO_BY_FD, attributes, len(attributes))
+        call("bpf", _OBJ_GET_INFO_BY_FD, attributes, len(attributes))
     except OSError:
         return None
     finally:

@@ -55,6 +55,7 @@ def run(
     environment: Mapping[str, str | None] | None = None,
     before: str | None = None,
     before_arguments: dict[str, Any] | None = None,
+    sealed: bool = False,
 ) -> JsonValue:
     """Call ``target`` in a child process and return its result.
 
@@ -74,13 +75,23 @@ def run(
     before, before_arguments
         A hook ``"package.module:function"``, called as ``function(before_arguments)`` before the target's module
         is imported.
+    sealed
+        For a child that looks at what others have made: the modules of target and hook are imported first, then the
+        child can import nothing more and prints no traceback (`egmctl.launch.seal`).
 
     Raises
     ------
     ChildFailed
         The child crashed, hung, or its target raised.
     """
-    with spawn(target, arguments, environment=environment, before=before, before_arguments=before_arguments) as child:
+    with spawn(
+        target,
+        arguments,
+        environment=environment,
+        before=before,
+        before_arguments=before_arguments,
+        sealed=sealed,
+    ) as child:
         return child.result(timeout_s, on_event)
 
 
@@ -91,6 +102,7 @@ def spawn(
     environment: Mapping[str, str | None] | None = None,
     before: str | None = None,
     before_arguments: dict[str, Any] | None = None,
+    sealed: bool = False,
     grace_s: float = GRACE_S,
 ) -> Child:
     """Start a child process and return at once; parameters as for `run`.
@@ -110,7 +122,12 @@ def spawn(
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("children are started from the main thread: they die with the thread that started them")
-    request = {"arguments": arguments, "before": before, "before_arguments": before_arguments or {}}
+    request = {
+        "arguments": arguments,
+        "before": before,
+        "before_arguments": before_arguments or {},
+        "sealed": sealed,
+    }
     text = json.dumps(request, allow_nan=False).encode("ascii")
     _occupy_standard_descriptors()
     with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
@@ -193,11 +210,11 @@ class Child:
         deadline = time.monotonic() + timeout_s
         while True:
             kind, content, fds = self._frame(deadline, timeout_s)
+            for fd in fds:
+                os.close(fd)
             if kind == RESULT:
                 value: JsonValue = content
                 return value
-            for fd in fds:
-                os.close(fd)
             if on_event is not None:
                 on_event(content)
             if time.monotonic() > deadline:
@@ -213,6 +230,8 @@ class Child:
         """
         kind, content, fds = self._frame(time.monotonic() + timeout_s, timeout_s)
         if kind == RESULT:
+            for fd in fds:
+                os.close(fd)
             raise ChildFailed(f"{self._target} returned before it was asked to", how="raised")
         return content, fds
 
@@ -275,6 +294,8 @@ class Child:
             else:
                 if kind in (MESSAGE, RESULT):
                     return kind, content, fds
+                for fd in fds:
+                    os.close(fd)
                 raise self._raised(content)
 
     def _crashed(self) -> ChildFailed:
@@ -289,14 +310,21 @@ class Child:
             message += f"; process {self.pid} {_STUCK}"
         return self._failed(message, "timed-out")
 
-    def _raised(self, content: dict[str, Any]) -> ChildFailed:
-        kind, own = content["kind"], content["own"]
-        if own is None:
-            first_line = content["message"].partition("\n")[0]
-            return self._failed(f"{self._target} raised {kind}: {first_line}", "raised", kind)
-        error = self._failed(content["message"], "raised", kind, own["details"])
-        error.code, error.exit_code = own["code"], ExitCode(own["exit_code"])
-        return error
+    def _raised(self, content: Any) -> ChildFailed:
+        match content:
+            case {"kind": str(kind), "message": str(message), "own": None}:
+                first_line = message.partition("\n")[0]
+                return self._failed(f"{self._target} raised {kind}: {first_line}", "raised", kind)
+            case {
+                "kind": str(kind),
+                "message": str(message),
+                "own": {"code": str(code), "exit_code": int(exit_code), "details": dict(details)},
+            } if exit_code in set(ExitCode):
+                error = self._failed(message, "raised", kind, details)
+                error.code, error.exit_code = code, ExitCode(exit_code)
+                return error
+        self.kill()
+        return self._failed(f"{self._target} sent garbage: not the description of an exception", "crashed")
 
     def _failed(
         self, message: str, how: str, kind: str | None = None, details: dict[str, Any] | None = None

@@ -23,7 +23,8 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
     Parameters
     ----------
     target
-        ``"package.module:function"``; its module is imported after the hook has run.
+        ``"package.module:function"``; its module is imported after the hook has run, or before, if this child is to
+        be sealed.
     parent_pid
         This process dies with it.
     channel_fd, breadcrumb_fd, request_fd
@@ -38,6 +39,12 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
         request = json.load(file)
     channel = Channel(socket.socket(fileno=channel_fd))
     try:
+        if request["sealed"]:
+            from egmctl.launch.seal import seal
+
+            for name in filter(None, (target, request["before"])):
+                _function(name)
+            seal()
         if request["before"]:
             _function(request["before"])(request["before_arguments"])
             # The kernel drops the request where a process changes its user (prctl(2)), which a hook may do.
@@ -47,7 +54,8 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
         # The parent has no more use for this child.
         pass
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        if not request["sealed"]:
+            sys.excepthook(type(error), error, error.__traceback__)
         channel.send_frame(RAISED, _described(error))
     sys.stdout.flush()
     sys.stderr.flush()

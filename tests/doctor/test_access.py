@@ -160,6 +160,15 @@ class TestSeverity:
         unknown = run("egm.cgroup-route", patched(healthy, "gpus[3]", node=None, unread=untold))
         assert [finding.status for finding in unknown] == [Status.UNKNOWN, Status.PASS]
 
+    @pytest.mark.parametrize("access", [None, "ELOOP", "EIO"])
+    def test_an_access_that_cannot_be_told_is_neither_a_pass_nor_a_denial(self, access: str | None) -> None:
+        unread = {} if access else {"access": Unread(reason=Reason.FAILED, detail="/dev/nvidia1: ELOOP")}
+        machine = patched(patched(HGX, "gpus[1].node", access=access, unread=unread), "process", pid=42)
+        found = run(CGROUP, machine)
+        why = "/dev/nvidia1: ELOOP" if unread else f"/dev/nvidia1: access(2) answers {access}"
+        assert (found[0].status, found[0].place.ids) == (Status.UNKNOWN, (bus_id(HGX, 1),))
+        assert found[0].summary == f"whether these GPUs may be used: {why}"
+
     def test_root_that_could_not_look_says_why(self) -> None:
         untold = {"node": Unread(reason=Reason.FAILED, detail="/proc/42: the child in its cgroup crashed")}
         machine = patched(patched(HGX, "gpus[*]", node=None, unread=untold), "process", pid=42)

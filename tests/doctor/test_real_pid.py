@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import stat
@@ -76,6 +77,40 @@ def test_its_environment_and_its_user_count(node: Node) -> None:
     assert f"do not let uid {confined.NOBODY} in" in found["dev.permissions"]["cause"]
     assert evidence(found["env.visible-devices"])["environment"] == "CUDA_VISIBLE_DEVICES=0,2"
     assert "hunter2" not in repr(found)
+
+
+def test_root_of_a_user_namespace_is_no_root(node: Node) -> None:
+    """Its capabilities count for its own users' files, and the nodes are not theirs."""
+
+    def before() -> None:
+        os.setgid(confined.NOBODY)
+        os.setuid(confined.NOBODY)
+        confined.enter_user_namespace()
+
+    node.device(2).chmod(0o600)
+    with job(node, before) as pid:
+        _, found = node.doctor("--pid", str(pid))
+    assert found["dev.permissions"]["place"]["ids"] == [node.bus_id(2)]
+
+
+@pytest.mark.parametrize("call", ["openat2", "faccessat2"])
+@pytest.mark.parametrize(("number", "name"), [(errno.ENOSYS, "ENOSYS"), (errno.EPERM, "EPERM")])
+def test_without_a_system_call_its_access_is_unknown(node: Node, call: str, number: int, name: str) -> None:
+    """As on a kernel that is too old, or under a filter that does not know the call: nothing else is tried instead."""
+    with job(node, lambda: None) as pid:
+        _, found = node.doctor("--pid", str(pid), before=lambda: confined.filter_calls([call], confined.ERRNO, number))
+    finding = found[CGROUP]
+    assert finding["status"] == "unknown"
+    assert finding["summary"] == (
+        f"whether these GPUs may be used: /proc/{pid}/root is not looked at without {call}, which answers {name}"
+    )
+
+
+def test_where_asking_kills_its_access_is_unknown(node: Node) -> None:
+    with job(node, lambda: None) as pid:
+        _, found = node.doctor("--pid", str(pid), before=lambda: confined.filter_calls(["openat2"], confined.KILL))
+    assert found[CGROUP]["status"] == "unknown"
+    assert found[CGROUP]["summary"].endswith(f"/proc/{pid}: the child that stands beside it crashed")
 
 
 def test_without_roots_rights_its_access_is_unknown(node: Node) -> None:

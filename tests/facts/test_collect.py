@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,9 @@ import pytest
 
 from egmctl import launch
 from egmctl.errors import UsageError
-from egmctl.facts import host
+from egmctl.facts import confinement, host, process
 from egmctl.facts.collect import collect
-from egmctl.facts.root import SYSROOT_VARIABLE
+from egmctl.facts.root import SYSROOT_VARIABLE, Root
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import SECTION_VERSIONS, Machine, OriginKind, Reason
 from tests.facts.sysroot import GPU, Tree, grace_hopper
@@ -54,6 +56,37 @@ def test_what_is_not_asked_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         assert status.duration_ms is None
         assert status.unread is not None
         assert status.unread.reason is Reason.NOT_ASKED
+
+
+def test_a_process_that_ends_meanwhile_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be another's by now, and half of the facts would be of that one."""
+    with subprocess.Popen(["sleep", "60"]) as job:
+
+        def end(*_: object) -> None:
+            job.kill()
+            job.wait()
+
+        monkeypatch.setattr(confinement, "confinement", end)
+        with pytest.raises(UsageError, match=f"process {job.pid} ended while it was looked at"):
+            collect(("process", "confinement"), pid=job.pid)
+
+
+def test_another_process_of_the_same_number_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((4711, 4712))
+    monkeypatch.setattr(process, "start_time", lambda *_: next(times))
+    with pytest.raises(UsageError, match="ended while it was looked at"):
+        collect(("host",), pid=os.getpid())
+
+
+def test_a_process_keeps_its_start_time_whatever_its_name(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    names = ("sleep", ") R 1 (", "a\nb) S 9 9 9", "")
+    fields = " ".join(str(number) for number in range(4, 53))
+    for name in names:
+        tree.write("/proc/77/stat", f"77 ({name}) S {fields}\n")
+        assert process.start_time(tree.root, 77) == 22
+    assert process.start_time(Root(), os.getpid()) == process.start_time(Root(), os.getpid())
+    assert process.start_time(Root(), os.getpid()) >= process.start_time(Root(), os.getppid())
 
 
 def test_a_section_that_does_not_exist_is_refused() -> None:

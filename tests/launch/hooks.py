@@ -13,6 +13,11 @@ def mark(arguments: dict[str, Any]) -> None:
     os.environ["EGMCTL_TEST_HOOK_RAN"] = arguments["mark"]
 
 
+def mark_sealed(arguments: dict[str, Any]) -> None:
+    assert "tests.launch.targets" in sys.modules
+    os.environ["EGMCTL_TEST_HOOK_RAN"] = arguments["mark"]
+
+
 def note_cpu_time(_arguments: dict[str, Any]) -> None:
     os.environ["EGMCTL_TEST_CPU_S"] = str(time.process_time())
 

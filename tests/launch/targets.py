@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 from egmctl.driver import breadcrumb
@@ -171,6 +173,11 @@ def send_garbage(parent: Channel, arguments: dict[str, Any]) -> None:
     time.sleep(60)
 
 
+def end_with_files(parent: Channel, arguments: dict[str, Any]) -> None:
+    parent.send_frame(arguments["kind"].encode(), {"kind": "E", "message": "", "own": None}, fds=[0, 1, 2])
+    os._exit(0)
+
+
 def close_the_channel(parent: Channel, _arguments: dict[str, Any]) -> None:
     parent.close()
     time.sleep(60)
@@ -219,3 +226,27 @@ def raise_at_exit(_parent: Channel, _arguments: dict[str, Any]) -> str:
 
 with contextlib.suppress(KeyError):
     os.environ["EGMCTL_TEST_HOOK_RAN"] += ", then the target was imported"
+
+
+def sealed_facts(_parent: Channel, _arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a sealed child can still load: these modules and codecs exist, and no other child's target names them."""
+    answers = {}
+    for what, attempt in (
+        ("import", lambda: importlib.import_module("this")),
+        ("codec", lambda: b"x".decode("cp037")),
+    ):
+        try:
+            attempt()
+            answers[what] = "ok"
+        except (ImportError, LookupError) as error:
+            answers[what] = type(error).__name__
+    return {"mark": os.environ["EGMCTL_TEST_HOOK_RAN"], "finders": [*map(str, sys.meta_path), *sys.path], **answers}
+
+
+def raise_past_the_launcher(_parent: Channel, _arguments: dict[str, Any]) -> None:
+    raise KeyboardInterrupt
+
+
+def warn(_parent: Channel, _arguments: dict[str, Any]) -> str:
+    warnings.warn("careful", UserWarning, stacklevel=1)
+    return "warned"

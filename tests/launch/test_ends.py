@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import pytest
 
 from egmctl.errors import ChildFailed
 from egmctl.launch import process
+from egmctl.launch.channel import RAISED, RESULT
 from tests.launch.start import ROOT, is_alive, open_descriptors, run, spawn, wait_until
 
 HEADER_OF_A_HUGE_MESSAGE = b"egmm" + (0).to_bytes(4, "little") + (1 << 30).to_bytes(4, "little")
@@ -21,6 +24,13 @@ HALF_A_MESSAGE = b"egmm" + (0).to_bytes(4, "little") + (100).to_bytes(4, "little
 NOT_JSON = b"egmm" + (0).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"{,}"
 NOT_AN_OBJECT = b"egmm" + (0).to_bytes(4, "little") + (2).to_bytes(4, "little") + b"[]"
 DEEP = b"egmm" + (0).to_bytes(4, "little") + (200000).to_bytes(4, "little") + b"[" * 200000
+NO_EXCEPTIONS = (
+    b"[]",
+    b'{"kind":"E"}',
+    b'{"kind":"E","message":1,"own":null}',
+    b'{"kind":"E","message":"","own":{"code":"c","exit_code":77,"details":{}}}',
+    b'{"kind":"E","message":"","own":{"code":"c","exit_code":1,"details":[]}}',
+)
 MISSING_FILES = b"egmm" + (3).to_bytes(4, "little") + (2).to_bytes(4, "little") + b"{}"
 
 
@@ -76,6 +86,10 @@ def test_events_without_end_do_not_hold_off_the_deadline() -> None:
         (NOT_AN_OBJECT, "not an object"),
         (DEEP, "not JSON"),
         (MISSING_FILES, "file descriptors are missing"),
+        *(
+            (b"egmx" + struct.pack("<II", 0, len(content)) + content, "not the description of an exception")
+            for content in NO_EXCEPTIONS
+        ),
     ],
 )
 def test_garbage_from_a_child_is_a_failure_of_the_child(sent: bytes, told: str) -> None:
@@ -84,6 +98,14 @@ def test_garbage_from_a_child_is_a_failure_of_the_child(sent: bytes, told: str) 
             child.result(30)
         assert caught.value.how == "crashed"
         assert not is_alive(child.pid)
+
+
+@pytest.mark.parametrize("kind", [RESULT, RAISED])
+def test_files_that_come_with_the_end_are_closed(kind: bytes) -> None:
+    before = open_descriptors()
+    with contextlib.suppress(ChildFailed):
+        run("end_with_files", {"kind": kind.decode()})
+    assert open_descriptors() == before
 
 
 def test_a_child_that_dies_within_a_message_has_crashed() -> None:

@@ -70,11 +70,13 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 def _untold(machine: Machine, gpus: list[Gpu]) -> Finding:
     pid = (machine.process or Process()).pid
-    why = gpus[0].unread.get("node")
+    node = gpus[0].node
+    why = gpus[0].unread.get("node") if node is None else node.unread.get("access")
     if pid and why is not None and why.reason is Reason.NO_PERMISSION:
         words = f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup"
     else:
-        words = f"whether these GPUs may be used: {why.detail or why.reason.value if why else 'nobody looked'}"
+        told = f"{node.path}: access(2) answers {node.access}" if node is not None and node.access else "nobody looked"
+        words = f"whether these GPUs may be used: {why.detail or why.reason.value if why else told}"
     return unknown(words, place=on_gpus(gpus))
 
 
