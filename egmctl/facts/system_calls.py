@@ -89,8 +89,13 @@ def _answer(trial: Callable[[], object]) -> str:
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Make a system call of :data:`NUMBERS`; raise OSError as the C library's wrappers would have it."""
-    number = NUMBERS[os.uname().machine][name]
+    """Make a system call of :data:`NUMBERS`; raise OSError as the C library's wrappers would have it.
+
+    On an architecture whose numbers are not known it is ENOSYS, as from a kernel that does not have the call.
+    """
+    number = NUMBERS.get(os.uname().machine, {}).get(name)
+    if number is None:
+        raise OSError(errno.ENOSYS, name)
     words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
     result: int = _libc.syscall(ctypes.c_long(number), *words)
     if result < 0:

@@ -39,6 +39,13 @@ def test_the_kernel_has_what_it_stands_on(folder: OtherRoot) -> None:
     folder.check()
 
 
+def test_an_architecture_without_numbers_has_no_such_call(folder: OtherRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "", "", "", "riscv64")))
+    with pytest.raises(OSError, match="openat2") as caught:
+        folder.check()
+    assert caught.value.errno == errno.ENOSYS
+
+
 @pytest.mark.parametrize("path", ["/../outside", "/dev/../../outside", "/link", "/dots", "/dev/fd"])
 def test_nothing_outside_is_reached(folder: OtherRoot, dev: Path, path: str) -> None:
     (dev.parent / "link").symlink_to(dev.parent.parent / "outside")
