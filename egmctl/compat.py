@@ -1,6 +1,7 @@
 """What Python 3.11 brought and this code uses, for Python 3.10, which Ubuntu 22.04 has. It goes when 3.10 goes."""
 
 import sys
+from typing import NoReturn
 
 if sys.version_info >= (3, 11):
     from enum import StrEnum as StrEnum
@@ -12,3 +13,8 @@ else:
 
         _value_: str
         __str__ = str.__str__
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Say that no value comes here: the type checker refuses a ``match`` that leaves one over."""
+    raise AssertionError(f"{value!r} has no arm")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from egmctl.bench.buffers import FlowBuffers, Window, assign, window
 from egmctl.bench.conclusion import bandwidth_sample, mismatch_of, of_bandwidth
+from egmctl.bench.engines import transfers
 from egmctl.bench.evidence import Watch
 from egmctl.bench.flow_run import FlowRun
 from egmctl.bench.outcomes import EXPIRED_LIMIT, FAILURES, GateExpired, failure
@@ -15,7 +16,6 @@ from egmctl.bench.rig import Rig
 from egmctl.gpu.timing import Gate, Timing, time_together
 from egmctl.model.measurement import (
     BufferCost,
-    Engine,
     Measurement,
     Mismatch,
     Sample,
@@ -27,13 +27,11 @@ from egmctl.model.measurement import (
 WARM_UP_PASSES = 2
 """Untimed passes before the first sample of a task: host memory is mapped at its first touch, and clocks rise."""
 
-BY_KERNELS = frozenset({Engine.SM_COPY, Engine.SM_READ, Engine.SM_WRITE})
-
 
 def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step at the same time; a driver call that fails is an outcome, not an exception."""
     runs = [_Run(task, buffers) for task, buffers in zip(tasks, assign(tasks), strict=True)]
-    sharing = Counter(flow.initiator for task in tasks if task.engine in BY_KERNELS for flow in task.flows)
+    sharing = Counter(flow.initiator for task in tasks if transfers(task).needs_kernels for flow in task.flows)
     streams: Counter[str] = Counter()
     for run in runs:
         _attempt([run], lambda run=run: _prepare(rig, run, streams, sharing))  # type: ignore[misc]
@@ -77,7 +75,7 @@ def _prepare(rig: Rig, run: _Run, streams: Counter[str], sharing: Counter[str | 
         run.flows.append(
             FlowRun(
                 rig,
-                run.task,
+                transfers(run.task),
                 flow,
                 buffers,
                 streams=[rig.stream(initiator, first + number) for number in range(run.task.streams)],
@@ -131,9 +129,10 @@ def _take(gate: Gate, runs: Sequence[_Run], parts: dict[int, Window]) -> tuple[T
 def _check(runs: Sequence[_Run], parts: dict[int, Window], number: int) -> None:
     """Look at what all destinations hold now; all GPUs at the same time."""
     checks = [
-        (run, place, flow.check(parts[id(run)], run.task.copies))
+        (run, place, check)
         for run in runs
         for place, flow in enumerate(run.flows)
+        for check in flow.checks(parts[id(run)], run.task.copies)
     ]
     for run, place, finish_check in checks:
         difference = finish_check()
@@ -152,7 +151,7 @@ def _conclude(rig: Rig, gate: Gate, run: _Run, watch: Watch) -> Measurement:
         if pageable
         else None,
         gating=gate.how,
-        verification=Verification.CHECKSUM_EVERY_SAMPLE if task.engine is Engine.SM_READ else rig.verification,
+        verification=transfers(task).verification(rig),
         seeds=tuple(flow.seed for flow in run.flows),
         costs=tuple(run.costs),
         placements=rig.placements(buffer for flow in run.buffers for buffer in flow.there),

@@ -28,7 +28,7 @@ _LOAD_S = 1.2e-6
 _LAP_S = {Engine.EVENT: 33e-6, Engine.SOCKET: 15e-6}
 """One round trip in which the host has a part."""
 _LIVES, _LIFE_S = 21, 0.006
-"""Of shared memory (:data:`egmctl.bench.ranks.life_cycle.LIVES`, and one before), without the pages of host memory."""
+"""Of shared memory (:data:`egmctl.bench.engines.life_cycle.LIVES`, and one before), without pages of the host."""
 STEP_S = 0.02
 """Of every step, whatever it measures."""
 _CHECK_GB_S = 1500.0

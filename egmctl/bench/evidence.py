@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from egmctl.bench.wires import sends, wire_of
-from egmctl.gpu.telemetry import State, Telemetry, Traffic
+from egmctl.gpu.counters import GpuCounters, State, Traffic
 from egmctl.model.evidence import Evidence, GpuEvidence, Route, Verdict, Wire
 from egmctl.model.task import Quantity, Task
 
@@ -39,7 +39,7 @@ class Witness:
         Of all GPUs of the run.
     """
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: GpuCounters) -> None:
         self._telemetry = telemetry
         self.ours = {os.getpid()}
         """The processes of this run: they are not others."""
@@ -63,7 +63,7 @@ class Witness:
 class Watch:
     """What is seen of the GPUs of one step."""
 
-    def __init__(self, telemetry: Telemetry, tasks: Sequence[Task], ours: Collection[int]) -> None:
+    def __init__(self, telemetry: GpuCounters, tasks: Sequence[Task], ours: Collection[int]) -> None:
         self._telemetry = telemetry
         self._ours = ours
         self._tasks = tasks

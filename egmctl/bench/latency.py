@@ -10,9 +10,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 from egmctl.bench.buffers import Buffer, FlowBuffers, assign
 from egmctl.bench.conclusion import of_latency, round_trips, went_astray
+from egmctl.bench.engines.round_trips import WARM_UP_LAPS
 from egmctl.bench.outcomes import failure
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import summarize
@@ -40,9 +42,6 @@ WARM_UP_LOADS = 2000
 """Untimed loads before those of each sample. On H200 the first thousand loads over an idle NVLink took three times as
 long as all later ones."""
 
-WARM_UP_LAPS = 200
-"""Untimed round trips of each ping-pong: the side that serves begins a little before the other."""
-
 NVBANDWIDTH_LOADS = 1_000_000
 """What nvbandwidth does in one measurement, an equal part on each multiprocessor."""
 
@@ -51,11 +50,17 @@ def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measure
     """Measure the latencies of a step, all at the same time."""
     if rig.kernels is None:
         return [_without_kernels(rig, task) for task in tasks]
+    with rig.witness.watch(tasks) as watch:
+        measured = _measure(rig, rig.kernels, tasks, settings)
+    return [replace(m, evidence=watch.of(m, len(m.samples)) if m.samples else None) for m in measured]
+
+
+def _measure(rig: Rig, kernels: dict[str, Kernels], tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     step = _Step()
     try:
         with ExitStack() as undo:
             for task, buffers in zip(tasks, assign(tasks), strict=True):
-                probe = _probe(task)(rig, rig.kernels, task, undo)
+                probe = _probe(task)(rig, kernels, task, undo)
                 step.attempt(probe, lambda probe=probe, buffers=buffers: probe.prepare(buffers))  # type: ignore[misc]
             for _ in range(settings.samples):
                 step.sample()

@@ -12,6 +12,7 @@ from egmctl.bench.budget import too_large
 from egmctl.bench.buffers import Peak, peaks
 from egmctl.bench.busy import in_use
 from egmctl.bench.case import Case, Footprint
+from egmctl.bench.engines import engine_for
 from egmctl.bench.flows import HOST_MEMORY, Ends, endpoint, initiator, tasks_of
 from egmctl.bench.in_process import counterparts
 from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
@@ -20,7 +21,7 @@ from egmctl.bench.registry import CASES
 from egmctl.bench.schedule import Slot, Step, make_steps
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Quantity, Settings, Task
+from egmctl.model.measurement import BenchGpu, Flow, Pattern, Quantity, Settings, Task
 from egmctl.model.rank import Rank
 from egmctl.units import GB, MIB, format_size
 
@@ -40,13 +41,6 @@ _ROUND_COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, COPIES_LIMIT)
 
 _USUAL_L2_BYTES = 128 * MIB
 """Of a GPU that does not say how large its L2 cache is: no GPU that is supported has more."""
-
-_COUNTED = {
-    Engine.SM_READ: "each byte read",
-    Engine.SM_WRITE: "each byte written",
-    Engine.CPU: "each byte read or written by the CPUs",
-}
-_COUNTED_COPY = "each byte copied, once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +289,7 @@ def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | 
         engine=case.engine,
         pattern=case.pattern,
         flows=made.flows,
-        counted=_COUNTED.get(case.engine, _COUNTED_COPY) if bandwidth else "",
+        counted=engine_for(case.engine).counted if bandwidth else "",
         size_bytes=size_bytes,
         copies=1,
         streams=case.streams,

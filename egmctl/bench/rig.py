@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -15,6 +15,7 @@ from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
 from egmctl.facts.placement import Before
 from egmctl.gpu.context import Context
+from egmctl.gpu.counters import GpuCounters
 from egmctl.gpu.handles import SharedMemory
 from egmctl.gpu.host_memory import (
     HostNumaPoolMemory,
@@ -27,7 +28,6 @@ from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
 from egmctl.gpu.program import Kernels, NoCompiler
 from egmctl.gpu.results import Results
-from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, NoGate, Stream, choose_gate
 from egmctl.model.measurement import HandleKind, MemoryKind, Placement, Verification
 
@@ -59,11 +59,15 @@ class Rig:
 
     Parameters
     ----------
+    counters
+        Opens those of GPUs, by their bus ids: :class:`egmctl.gpu.telemetry.Telemetry`.
     first_seed
         Of several processes, each has seeds of its own.
     """
 
-    def __init__(self, preparation: Preparation, first_seed: int = 1) -> None:
+    def __init__(
+        self, preparation: Preparation, counters: Callable[[Iterable[str]], GpuCounters], first_seed: int = 1
+    ) -> None:
         self._nodes = {access.numa_node: access for access in preparation.host_access}
         self._gpus = preparation.gpus
         self._gated = preparation.settings.gate
@@ -84,7 +88,7 @@ class Rig:
         with ExitStack() as undo:
             self._undo = undo
             self._open(preparation.gpus)
-            self.witness = Witness(self._keep(Telemetry(self._contexts)))
+            self.witness = Witness(self._keep(counters(self._contexts)))
             if self._contexts:
                 self._set_up()
             self._undo = undo.pop_all()

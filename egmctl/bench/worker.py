@@ -12,17 +12,17 @@ from dataclasses import replace
 from threading import Thread
 from typing import Any
 
-from egmctl.bench import bandwidth, cpu, latency
-from egmctl.bench.outcomes import failure
+from egmctl.bench.engines import engine_for
+from egmctl.bench.exchange import LocalExchange
 from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
 from egmctl.bench.rig import Rig
 from egmctl.driver.cuda import initialise
-from egmctl.errors import DriverCallError
 from egmctl.gpu import program
 from egmctl.gpu.context import architectures
+from egmctl.gpu.telemetry import Telemetry
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Engine, Measurement, Quantity, Settings, Status, Task
+from egmctl.model.measurement import Measurement, Settings, Status, Task
 
 
 def run(parent: Channel, _arguments: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
     start_driver()
     message, _ = parent.receive()
     preparation = from_json(Preparation, message["preparation"])
-    rig = Rig(preparation)
+    rig = Rig(preparation, Telemetry)
     parent.send({"event": Event.READY, "note": rig.note})
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         step = from_json(OrderedStep, message["step"])
@@ -61,23 +61,8 @@ def start_driver() -> None:
 def measure(rig: Rig, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step, which are of one case, at the same time."""
     started = time.perf_counter()
-    if tasks[0].engine is Engine.CPU:
-        return [_by_cpus(rig, task, settings) for task in tasks]
-    if tasks[0].quantity is Quantity.LATENCY:
-        with rig.witness.watch(tasks) as watch:
-            measured = latency.measure(rig, tasks, settings)
-        found = [replace(m, evidence=watch.of(m, len(m.samples)) if m.samples else None) for m in measured]
-    else:
-        found = bandwidth.measure(rig, tasks, settings)
+    found = engine_for(tasks[0].engine).measure(LocalExchange(), rig, (), tasks, settings)
     together = sum(bool(measurement.samples) for measurement in found) or None
     wall_s = time.perf_counter() - started
-    return [replace(measurement, concurrent=together, wall_s=wall_s) for measurement in found]
-
-
-def _by_cpus(rig: Rig, task: Task, settings: Settings) -> Measurement:
-    started = time.perf_counter()
-    try:
-        found = cpu.measure(rig, task, settings)
-    except DriverCallError as error:
-        found = failure(task, error)
-    return replace(found, wall_s=time.perf_counter() - started)
+    # An engine that measures its tasks one after the other says so of each.
+    return [m if m.wall_s is not None else replace(m, concurrent=together, wall_s=wall_s) for m in found]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from egmctl.driver.nvml import Field, ask, event_reasons, field_values
 from egmctl.driver.reading import Unavailable
+from egmctl.gpu.counters import State, Traffic, rise
 from egmctl.model.evidence import Wire
 
 _ALL_LINKS = 0xFFFFFFFF
@@ -22,8 +22,6 @@ _SENT: Mapping[str, tuple[Field, int]] = {Wire.NVLINK: ((138, _ALL_LINKS), _KIB)
 _RECEIVED: Mapping[str, tuple[Field, int]] = {Wire.NVLINK: ((139, _ALL_LINKS), _KIB), Wire.PCIE: (198, 1)}
 """NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200 exactly what was copied), and
 NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has no counter of the bytes over C2C."""
-_PCIE_WRAPS = 1 << 32
-"""The PCIe counters have 32 bits (seen on H200): 55 GB/s go round in 78 ms."""
 _ERRORS: Mapping[str, Mapping[str, int]] = {
     Wire.NVLINK: {
         "nvlink-replays": 161,
@@ -45,38 +43,6 @@ NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, _NON_FATAL_ERROR, _FATAL_ERROR."""
 _C2C_COUNT = 170
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What the counters of a GPU's wires stand at, or rose by; a wire that NVML does not count is left out."""
-
-    sent_bytes: Mapping[str, int] = field(default_factory=dict)
-    received_bytes: Mapping[str, int] = field(default_factory=dict)
-
-    def since(self, before: Traffic) -> Traffic:
-        """Return what each rose by; that of PCIe must have gone round less than once."""
-        return Traffic(
-            _rise(self.sent_bytes, before.sent_bytes),
-            _rise(self.received_bytes, before.received_bytes),
-        )
-
-    def __add__(self, other: Traffic) -> Traffic:
-        """Add what they rose by in two spans of time."""
-        return Traffic(
-            _sum(self.sent_bytes, other.sent_bytes),
-            _sum(self.received_bytes, other.received_bytes),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """How a GPU runs at a moment; ``None`` where NVML does not say."""
-
-    sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    throttle_reasons: tuple[str, ...] | None
-    temperature_c: int | None
 
 
 class Telemetry:
@@ -121,9 +87,9 @@ class Telemetry:
         rises = {}
         for wire in wires:
             errors = self._errors(bus_id, wire)
-            rises.update(_rise(errors, self._last_errors[bus_id, wire]))
+            rises.update(rise(errors, self._last_errors[bus_id, wire]))
             self._last_errors[bus_id, wire] = errors
-        return {name: rise for name, rise in rises.items() if rise}
+        return {name: by for name, by in rises.items() if by}
 
     def state(self, bus_id: str) -> State:
         """Read how a GPU that NVML lists runs now."""
@@ -182,18 +148,6 @@ def _number_of(field: Field) -> int:
 
 def _bytes(found: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]]) -> dict[str, int]:
     return {wire: found[field] * unit for wire, (field, unit) in fields.items() if field in found}
-
-
-def _rise(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
-    """Return what counters rose by; one that was reset meanwhile is left out."""
-    rises = {name: after[name] - before[name] for name in after if name in before}
-    if Wire.PCIE in rises:
-        rises[Wire.PCIE] %= _PCIE_WRAPS
-    return {name: rise for name, rise in rises.items() if rise >= 0}
-
-
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 def _number(function: str, *arguments: Any) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
+from egmctl.bench.engines import engine_for
 from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Measurement, Pattern, Status
 from egmctl.model.task import HOST_NAMES
 from egmctl.report.bench_matrix import wires
@@ -19,11 +20,7 @@ KNEE_FROM_BYTES = 512 * MIB
 """The footprint that the larger ones are compared with: from 4 times the L2 cache of every supported GPU on, what
 grows is not the share that no cache holds any more, but what finding the page takes."""
 
-_ROUND_TRIPS = {
-    Engine.PING_PONG: "a flag",
-    Engine.EVENT: "an interprocess event, and of the messages that announce it,",
-    Engine.SOCKET: "a message over a socket",
-}
+_ROUND_TRIPS = (Engine.PING_PONG, Engine.EVENT, Engine.SOCKET)
 
 View = Callable[[Sequence[Measurement], Sequence[str]], Grid]
 
@@ -78,7 +75,7 @@ def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
         by = f"by flags in {where.label}" if where else "each polls its own"
         caption = f"round trip of a flag GPU(row) <-> GPU(column), {by} (ns, p50)"
     elif first.engine in _ROUND_TRIPS:
-        caption = f"round trip of {_ROUND_TRIPS[first.engine]} GPU(row) <-> GPU(column) (ns, p50)"
+        caption = f"round trip of {engine_for(first.engine).caption} GPU(row) <-> GPU(column) (ns, p50)"
     elif first.pattern is Pattern.LOADED:
         caption = f"latency under load {source.label} -> {reader}, {_how(first)} (ns)"
         names = re.sub("_[0-9]+$", "_*", first.case)

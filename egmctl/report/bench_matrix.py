@@ -6,17 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from egmctl.model.measurement import Endpoint, Engine, Flow, Measurement, MemoryKind, Pattern, Status
+from egmctl.bench.engines import engine_for
+from egmctl.model.measurement import Endpoint, Flow, Measurement, MemoryKind, Pattern, Status
 from egmctl.report.grid import Cell, Grid, Line, Plot, Point, Shade, square, style_of
 from egmctl.units import format_size, printable
 
-_ENGINES = {
-    Engine.COPY_ENGINE: "memcpy CE",
-    Engine.SM_COPY: "memcpy SM",
-    Engine.SM_READ: "read SM",
-    Engine.SM_WRITE: "write SM",
-    Engine.CPU: "CPU threads, a lower bound,",
-}
 _MEMORY = {
     MemoryKind.HOST_NUMA: "NUMA",
     MemoryKind.HOST_NUMA_POOL: "NUMA pool",
@@ -129,7 +123,7 @@ def _caption(measurement: Measurement, way: int = 0) -> str:
 
 
 def _engine(measurement: Measurement) -> str:
-    return _ENGINES.get(measurement.engine, measurement.engine.value)
+    return engine_for(measurement.engine).caption
 
 
 def _kind(end: Endpoint) -> str:

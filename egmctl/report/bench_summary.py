@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from egmctl.bench.engines import engine_for
 from egmctl.bench.nominal import nominal_gb_s
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, RunReport, Task
@@ -31,7 +32,7 @@ _ONE_WIRE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 
 def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Grid]:
     """Yield a table for each direction and engine that were measured with several kinds of host memory."""
-    for engine, word in ((Engine.COPY_ENGINE, "memcpy CE"), (Engine.SM_COPY, "memcpy SM")):
+    for engine in (Engine.COPY_ENGINE, Engine.SM_COPY):
         for to_gpu in (True, False):
             cells: dict[MemoryKind, dict[tuple[str, str], Measurement]] = {}
             for m in measurements:
@@ -44,7 +45,7 @@ def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> I
             arrow = "->" if to_gpu else "<-"
             kinds = [kind for kind in _KINDS if kind in cells]
             yield Grid(
-                caption=f"{word} host memory(row) {arrow} GPU(column) by kind of memory (GB/s)",
+                caption=f"{engine_for(engine).caption} host memory(row) {arrow} GPU(column) by kind of memory (GB/s)",
                 notes=(_what_is_host_numa(cells),) if set(_NUMA) & set(cells) else (),
                 rows=tuple(_KINDS[kind] for kind in kinds),
                 groups=tuple(

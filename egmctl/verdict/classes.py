@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from egmctl.bench.engines import engine_for
 from egmctl.bench.wires import symbol
-from egmctl.model.measurement import Engine, Measurement, Quantity, Status
+from egmctl.model.measurement import Measurement, Quantity, Status
 from egmctl.model.profile import Unit
 from egmctl.units import MIB, format_size
 
@@ -69,7 +70,7 @@ def is_by_host(measurement: Measurement) -> bool:
 
     On eight idle H200 round trips by event were 24.7 to 38.6 us from pair to pair (docs/hardware-notes.md).
     """
-    return measurement.quantity is Quantity.LATENCY and measurement.engine in (Engine.EVENT, Engine.SOCKET, Engine.UCX)
+    return measurement.quantity is Quantity.LATENCY and engine_for(measurement.engine).timed_by_host
 
 
 def alike(wire: str, other: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench import cpu
+from egmctl.bench.engines import cpu
 from egmctl.facts.cpus import THREADS_LIMIT, NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, words_of
 from egmctl.model.measurement import Settings, Status, Verification

@@ -10,7 +10,8 @@ import pytest
 
 from egmctl.bench.evidence import Watch, Witness, route
 from egmctl.bench.wires import wire_of
-from egmctl.gpu.telemetry import State, Telemetry, Traffic
+from egmctl.gpu.counters import State, Traffic
+from egmctl.gpu.telemetry import Telemetry
 from egmctl.model.evidence import Verdict
 from egmctl.model.task import Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
 

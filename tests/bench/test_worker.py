@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench import bandwidth, flow_run
+from egmctl.bench import bandwidth
 from egmctl.bench.bandwidth import measure
+from egmctl.bench.engines import transfer
 from egmctl.bench.evidence import Witness
 from egmctl.bench.outcomes import EXPIRED_LIMIT
 from egmctl.bench.plan import make_plan
@@ -62,7 +63,7 @@ class StubRig:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Measure one path with given timings."""
-    monkeypatch.setattr(flow_run, "poison", lambda *_arguments: None)
+    monkeypatch.setattr(transfer, "poison", lambda *_arguments: None)
     plan = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], FOUR, SETTINGS)
 
     def run(*timings: Timing) -> Measurement:

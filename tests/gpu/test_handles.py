@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from egmctl.bench.engines.life_cycle import STAGES
 from egmctl.bench.group import Group, GroupFailed
-from egmctl.bench.ranks.life_cycle import STAGES
 from egmctl.errors import ExitCode
 from egmctl.facts.collect import collect
 from egmctl.facts.host import node_memory_free

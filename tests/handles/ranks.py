@@ -10,15 +10,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from egmctl.bench.engines import engine_for, life_cycle
 from egmctl.bench.exchange import Abandoned
 from egmctl.bench.group import Group, start_rank
 from egmctl.bench.protocol import ENVIRONMENT, Event, Preparation, Request
-from egmctl.bench.ranks import life_cycle, signalling
 from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.rig import Rig
 from egmctl.bench.worker import start_driver
 from egmctl.driver import cuda
 from egmctl.driver.cuda import call
+from egmctl.gpu.telemetry import Telemetry
 from egmctl.launch import Channel, spawn
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
@@ -61,7 +62,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         ranks = [from_json(Rank, rank) for rank in message["ranks"]]
         if rig is None:
-            rig = Rig(Preparation(settings=SETTINGS, gpus=(ranks[exchange.rank].bus_id,)))
+            rig = Rig(Preparation(settings=SETTINGS, gpus=(ranks[exchange.rank].bus_id,)), Telemetry)
         tasks = [from_json(Task, task) for task in message["tasks"]]
         before = held()
         if (death := message["death"]) and death["rank"] == exchange.rank:
@@ -70,7 +71,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
             if tasks[0].engine is Engine.LIFE_CYCLE:
                 found = life_cycle.measure(exchange, rig, ranks, tasks, message["lives"])
             else:
-                found = signalling.measure(exchange, rig, ranks, tasks, SETTINGS)
+                found = engine_for(tasks[0].engine).measure(exchange, rig, ranks, tasks, SETTINGS)
             said: dict[str, Any] = {"measurements": [to_json(measurement) for measurement in found]}
         except Abandoned as error:
             said = {"abandoned": str(error)}

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from egmctl.bench.engines import socket_message
+from egmctl.bench.engines.ping_pong import APART_BYTES
+from egmctl.bench.engines.round_trips import WARM_UP_LAPS
+from egmctl.bench.engines.socket_message import Messages
 from egmctl.bench.group import GroupFailed
-from egmctl.bench.latency import WARM_UP_LAPS
-from egmctl.bench.ranks import signalling
 from egmctl.bench.ranks.holding import Holding
-from egmctl.bench.ranks.signalling import APART_BYTES, _Messages
 from egmctl.gpu.chase import FLAG_BYTES
 from egmctl.model.measurement import Engine, Status, Task
 from tests.fake.machines import nvl4
@@ -100,12 +101,12 @@ def test_a_message_alone_asks_nothing_of_the_driver(fake_node: MakeFakeNode, lau
 def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(signalling, "SILENCE_S", 0.1)
+    monkeypatch.setattr(socket_message, "SILENCE_S", 0.1)
     task = TASKS["socket"]
 
-    def side(rank: int) -> _Messages:
+    def side(rank: int) -> Messages:
         team: Any = SimpleNamespace(exchange=SimpleNamespace(rank=rank), ranks=RANKS)
-        return _Messages(team, None, task, Holding())  # type: ignore[arg-type]  # messages ask nothing of the rig
+        return Messages(team, None, task, Holding())  # type: ignore[arg-type]  # messages ask nothing of the rig
 
     first, other = side(0), side(1)
     offered = [first.make(), other.make()]

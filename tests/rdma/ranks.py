@@ -6,12 +6,14 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from egmctl.bench.engines import ucx_side
+from egmctl.bench.engines.ucx import UCX
 from egmctl.bench.group import Group, start_rank
 from egmctl.bench.protocol import Event, NodeAccess, Preparation, Request
-from egmctl.bench.ranks import ucx, ucx_side
 from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.rig import Rig
 from egmctl.bench.worker import start_driver
+from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.ucx import Link
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
@@ -31,11 +33,11 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         ranks = [from_json(Rank, rank) for rank in message["ranks"]]
         own = ranks[exchange.rank]
         access = NodeAccess(numa_node=own.numa_node or 0, gpus=(own.bus_id,))
-        rig = Rig(Preparation(settings=SETTINGS, gpus=(own.bus_id,), host_access=(access,)))
+        rig = Rig(Preparation(settings=SETTINGS, gpus=(own.bus_id,), host_access=(access,)), Telemetry)
         tasks = [from_json(Task, task) for task in message["tasks"]]
         if message["spoilt"] and exchange.rank == 1:
             vars(ucx_side)["Link"] = _Spoiling
-        found = ucx.measure(exchange, rig, ranks, tasks, SETTINGS)
+        found = UCX.measure(exchange, rig, ranks, tasks, SETTINGS)
         rig.close()
         parent.send({"event": Event.OVER, "measurements": [to_json(measurement) for measurement in found]})
     parent.send({"event": Event.DONE})

@@ -14,12 +14,14 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from egmctl.bench.bandwidth import BY_KERNELS, WARM_UP_PASSES
+from egmctl.bench.bandwidth import WARM_UP_PASSES
 from egmctl.bench.buffers import FlowBuffers, Window, assign, window
 from egmctl.bench.case import End
 from egmctl.bench.conclusion import bandwidth_sample, mismatch_of, of_bandwidth
+from egmctl.bench.engines import transfers
+from egmctl.bench.engines.transfer import Destination, Mover, Source
 from egmctl.bench.exchange import Exchange, Item
-from egmctl.bench.flow_run import Destination, Mover, Source, cost_of
+from egmctl.bench.flow_run import cost_of
 from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
 from egmctl.bench.ranks import evidence
 from egmctl.bench.ranks.sharing import Seeds, open_buffers
@@ -31,7 +33,6 @@ from egmctl.gpu.timing import Gate, Held, Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
     BufferCost,
-    Engine,
     Measurement,
     Mismatch,
     Placement,
@@ -118,7 +119,7 @@ class _Step:
         ]
         numbers = count()
         sharing = Counter(
-            flow.initiator_rank for task in self._tasks if task.engine in BY_KERNELS for flow in task.flows
+            flow.initiator_rank for task in self._tasks if transfers(task).needs_kernels for flow in task.flows
         )
         self._team.do(lambda place: self._get_ready(place, seeds, numbers, sharing[self._me]))
 
@@ -160,9 +161,7 @@ class _Step:
             part.samples,
             part.mismatch,
             gating=" and ".join(sorted(gating)),
-            verification=Verification.CHECKSUM_EVERY_SAMPLE
-            if task.engine is Engine.SM_READ
-            else self._rig.verification,
+            verification=transfers(task).verification(self._rig),
             seeds=part.seeds,
             costs=tuple(from_json(BufferCost, cost) for item in items for cost in item.data["costs"]),
             placements=tuple(from_json(Placement, one) for item in items for one in item.data["placements"]),
@@ -190,7 +189,7 @@ class _Step:
     def _mover(self, task: Task, buffers: FlowBuffers, seed: int, streams: list[Stream], share: int) -> Mover:
         memories = [self._rig.held(buffer) if buffer else None for buffer in (buffers.source, buffers.destination)]
         source, destination = (held.memory if held else None for held in memories)
-        return Mover(self._rig, task.engine, source, destination, seed, streams=streams, share=share)
+        return Mover(self._rig, transfers(task), source, destination, seed, streams=streams, share=share)
 
     def _fill(self, place: int, part: Window) -> None:
         own = self._parts[place]
@@ -214,13 +213,13 @@ class _Step:
     def _spoil(self, place: int, number: int) -> None:
         own = self._parts[place]
         part = self._window(place, self._tasks[place].copies, number)
+        verified_by = transfers(self._tasks[place]).verified_by
         for source in own.sources:
             source.fill(part)
         for destination in own.destinations.values():
-            destination.spoil(part)
-        if self._tasks[place].engine is Engine.SM_READ:
-            for mover in own.movers.values():
-                mover.clear()
+            verified_by.prepare_destination(destination, part)
+        for mover in own.movers.values():
+            verified_by.prepare_mover(mover)
         for stream in {self._rig.stream(self._bus_id), *own.streams}:
             stream.synchronize()
 
@@ -264,9 +263,10 @@ class _Step:
         """Return what is wrong in this rank's memory."""
         own, task = self._parts[place], self._tasks[place]
         part = self._window(place, task.copies, number)
-        checks = [(flow, destination.check(part)) for flow, destination in own.destinations.items()]
-        if task.engine is Engine.SM_READ:
-            checks += [(flow, mover.check_sum(part, task.copies)) for flow, mover in own.movers.items()]
+        by = transfers(task).verified_by
+        checks = [(flow, by.check_destination(end, part, task.copies)) for flow, end in own.destinations.items()]
+        begun = ((flow, by.check_mover(mover, part, task.copies)) for flow, mover in own.movers.items())
+        checks += [(flow, check) for flow, check in begun if check is not None]
         found = [(flow, finish()) for flow, finish in checks]
         return [
             {"flow": flow, "words": d.words, "at": d.first_offset_bytes, "expected": d.expected, "found": d.found}

@@ -8,7 +8,7 @@ from typing import Any
 
 from egmctl.bench.evidence import Watch, route
 from egmctl.bench.exchange import Item
-from egmctl.gpu.telemetry import Traffic
+from egmctl.gpu.counters import Traffic
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Task

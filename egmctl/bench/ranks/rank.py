@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from egmctl.bench.engines import engine_for
 from egmctl.bench.exchange import Abandoned, Exchange
 from egmctl.bench.protocol import Event, NodeAccess, OrderedStep, Preparation, Request
-from egmctl.bench.ranks import bandwidth, latency, life_cycle, signalling, ucx
 from egmctl.bench.ranks.parent import ParentExchange
 from egmctl.bench.ranks.sharing import release
 from egmctl.bench.rig import Rig
 from egmctl.bench.worker import start_driver
+from egmctl.gpu.telemetry import Telemetry
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Engine, Measurement, Quantity, Settings, Status, Task
+from egmctl.model.measurement import Measurement, Settings, Status, Task
 from egmctl.model.rank import Rank
 
 
@@ -40,7 +41,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     own = preparation.ranks[exchange.rank]
     access = () if own.numa_node is None else (NodeAccess(numa_node=own.numa_node, gpus=(own.bus_id,)),)
     preparation = replace(preparation, gpus=(own.bus_id,), host_access=access)
-    rig = Rig(preparation, first_seed=1 + (exchange.rank << 32))
+    rig = Rig(preparation, Telemetry, first_seed=1 + (exchange.rank << 32))
     rig.witness.ours.update(item.data for item in exchange.all_gather(os.getpid()))
     parent.send({"event": Event.READY, "note": rig.note})
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
@@ -72,17 +73,7 @@ def measure(
 ) -> list[Measurement]:
     """Measure the tasks of a step, which are of one case, in all ranks."""
     started = time.perf_counter()
-    engine, quantity = tasks[0].engine, tasks[0].quantity
-    if engine is Engine.LIFE_CYCLE:
-        found = life_cycle.measure(exchange, rig, ranks, tasks, max(settings.samples, life_cycle.LIVES))
-    elif engine in (Engine.PING_PONG, Engine.EVENT, Engine.SOCKET):
-        found = signalling.measure(exchange, rig, ranks, tasks, settings)
-    elif engine is Engine.UCX:
-        found = ucx.measure(exchange, rig, ranks, tasks, settings)
-    elif quantity is Quantity.LATENCY:
-        found = latency.measure(exchange, rig, ranks, tasks, settings)
-    else:
-        found = bandwidth.measure(exchange, rig, ranks, tasks, settings)
+    found = engine_for(tasks[0].engine).measure(exchange, rig, ranks, tasks, settings)
     together = sum(measurement.status in (Status.OK, Status.UNSTABLE) for measurement in found) or None
     wall_s = time.perf_counter() - started
     return [replace(measurement, concurrent=together, wall_s=wall_s) for measurement in found]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from egmctl.bench.buffers import assign
+from egmctl.bench.engines.base import BenchEngine
+from egmctl.bench.exchange import Exchange
+from egmctl.bench.outcomes import failure
 from egmctl.bench.rig import Rig
 from egmctl.bench.statistics import bandwidth_gb_s, summarize
+from egmctl.errors import DriverCallError
 from egmctl.facts.cpus import NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, words_of
 from egmctl.gpu.memory import Memory
@@ -21,11 +27,47 @@ from egmctl.model.measurement import (
     Verification,
     finish,
 )
+from egmctl.model.rank import Rank
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
 """What is written, multiplied by the sample's number: no two samples leave the same."""
 _MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu(BenchEngine):
+    """Tasks are measured one after the other."""
+
+    def verification(self, rig: Rig) -> Verification:  # noqa: ARG002
+        return Verification.CHECKSUM_EVERY_SAMPLE
+
+    def measure(
+        self,
+        exchange: Exchange,  # noqa: ARG002
+        rig: Rig,
+        ranks: Sequence[Rank],  # noqa: ARG002
+        tasks: Sequence[Task],
+        settings: Settings,
+    ) -> list[Measurement]:
+        return [_timed(rig, task, settings) for task in tasks]
+
+
+CPU = Cpu(
+    caption="CPU threads, a lower bound,",
+    counted="each byte read or written by the CPUs",
+    needs_kernels=False,
+    timed_by_host=True,
+)
+
+
+def _timed(rig: Rig, task: Task, settings: Settings) -> Measurement:
+    started = time.perf_counter()
+    try:
+        found = measure(rig, task, settings)
+    except DriverCallError as error:
+        found = failure(task, error)
+    return replace(found, wall_s=time.perf_counter() - started)
 
 
 def measure(rig: Rig, task: Task, settings: Settings) -> Measurement:

@@ -6,14 +6,15 @@ Each task has a connection of its own, so that UCX's report at its end is about 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from egmctl.bench.engines.base import BenchEngine
+from egmctl.bench.engines.ucx_side import Side
 from egmctl.bench.exchange import Exchange
 from egmctl.bench.ranks.team import Team
-from egmctl.bench.ranks.ucx_side import Side
 from egmctl.bench.rig import Rig
 from egmctl.bench.ucx_report import OVER_NETWORK
-from egmctl.model.measurement import Measurement, Settings, Status, Task, finish
+from egmctl.model.measurement import Measurement, Settings, Status, Task, Verification, finish
 from egmctl.model.rank import Rank
 from egmctl.model.ucx import UcxDevice
 
@@ -21,17 +22,26 @@ BY_DEVICE_BYTES = 64 << 20
 """Messages from this size on are measured by each network device too."""
 
 
-def measure(
-    exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], how: Settings
-) -> list[Measurement]:
-    """Measure tasks one after the other, in all ranks; every rank returns the same."""
-    found = []
-    for task in tasks:
-        side, measurement = _measure(Team(exchange, ranks, [task]), rig, task, how.samples)
-        if _tells_devices_apart(measurement):
-            measurement = _with_devices(exchange, ranks, rig, task, side, measurement)
-        found.append(measurement)
-    return found
+@dataclass(frozen=True, kw_only=True)
+class Ucx(BenchEngine):
+    """Tasks are measured one after the other."""
+
+    def verification(self, rig: Rig) -> Verification:
+        return rig.verification
+
+    def measure(
+        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
+    ) -> list[Measurement]:
+        found = []
+        for task in tasks:
+            side, measurement = _measure(Team(exchange, ranks, [task]), rig, task, settings.samples)
+            if _tells_devices_apart(measurement):
+                measurement = _with_devices(exchange, ranks, rig, task, side, measurement)
+            found.append(measurement)
+        return found
+
+
+UCX = Ucx(caption="UCX", counted="each byte copied, once", needs_kernels=False, timed_by_host=True)
 
 
 def _measure(

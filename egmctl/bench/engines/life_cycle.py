@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from egmctl.bench.conclusion import mismatch_of
+from egmctl.bench.engines.base import BenchEngine
 from egmctl.bench.exchange import Exchange, Item
 from egmctl.bench.ranks.holding import Holding, holding
 from egmctl.bench.ranks.team import Team, close_all
@@ -21,7 +23,18 @@ from egmctl.gpu.clock import ms_since
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
-from egmctl.model.measurement import Endpoint, Flow, HandleKind, Measurement, Stage, Status, Task, finish
+from egmctl.model.measurement import (
+    Endpoint,
+    Flow,
+    HandleKind,
+    Measurement,
+    Settings,
+    Stage,
+    Status,
+    Task,
+    Verification,
+    finish,
+)
 from egmctl.model.rank import Rank
 
 LIVES = 20
@@ -31,6 +44,22 @@ WARM_UP_LIVES = 1
 
 STAGES = ("allocate", "export", "transfer", "open", "map", "first-touch", "second-touch", "close", "free")
 """In the order in which they happen. A legacy handle's mapping is part of its opening."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifeCycle(BenchEngine):
+    """Several lives of the same memory, one after the other."""
+
+    def verification(self, rig: Rig) -> Verification:
+        return rig.verification
+
+    def measure(
+        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
+    ) -> list[Measurement]:
+        return measure(exchange, rig, ranks, tasks, max(settings.samples, LIVES))
+
+
+LIFE_CYCLE = LifeCycle(caption="life cycle", counted="", needs_kernels=False, timed_by_host=True)
 
 
 def measure(

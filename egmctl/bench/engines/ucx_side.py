@@ -10,9 +10,9 @@ from typing import Any
 
 from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.conclusion import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips
+from egmctl.bench.engines.round_trips import WARM_UP_LAPS
+from egmctl.bench.engines.transfer import Destination, Source
 from egmctl.bench.exchange import Item
-from egmctl.bench.flow_run import Destination, Source
-from egmctl.bench.latency import WARM_UP_LAPS
 from egmctl.bench.plan import SAMPLE_S
 from egmctl.bench.ranks.team import Team
 from egmctl.bench.rig import Rig
@@ -221,7 +221,7 @@ class Side:
             return
         held, end = self._rig.held(self._own), self._flow.source if self._sends else self._flow.destination
         if self._destination is not None:
-            self._destination.spoil(part)
+            self._destination.poison(part)
             self._destination.stream.synchronize()
         start = held.memory.address + part.offset_bytes
         self._arrays = [

@@ -1,0 +1,85 @@
+"""What moves the bytes of a measurement, one file per engine.
+
+A file owns all of its engine: what it launches, what its bandwidth counts, how what it moved is verified, what it is
+called in tables, whether it needs kernels, and how its samples become a measurement (:mod:`egmctl.bench.engines.base`).
+A new engine is a member of :class:`egmctl.model.task.Engine`, a file here, and its arm below, which the type checker
+asks for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from egmctl.bench.engines.base import BenchEngine
+from egmctl.compat import assert_never
+from egmctl.model.task import Engine, Task
+
+if TYPE_CHECKING:
+    from egmctl.bench.engines.transfer import TransferEngine
+
+
+def engine_for(engine: Engine) -> BenchEngine:
+    """Return what an engine is made of; its file is imported when it is first asked for."""
+    match engine:
+        case Engine.COPY_ENGINE:
+            from egmctl.bench.engines.copy_engine import COPY_ENGINE
+
+            return COPY_ENGINE
+        case Engine.SM_COPY:
+            from egmctl.bench.engines.copy_kernel import COPY_KERNEL
+
+            return COPY_KERNEL
+        case Engine.SM_READ:
+            from egmctl.bench.engines.read_kernel import READ_KERNEL
+
+            return READ_KERNEL
+        case Engine.SM_WRITE:
+            from egmctl.bench.engines.write_kernel import WRITE_KERNEL
+
+            return WRITE_KERNEL
+        case Engine.CPU:
+            from egmctl.bench.engines.cpu import CPU
+
+            return CPU
+        case Engine.CHASE:
+            from egmctl.bench.engines.chase import CHASE
+
+            return CHASE
+        case Engine.PING_PONG:
+            from egmctl.bench.engines.ping_pong import PING_PONG
+
+            return PING_PONG
+        case Engine.EVENT:
+            from egmctl.bench.engines.event import EVENT
+
+            return EVENT
+        case Engine.SOCKET:
+            from egmctl.bench.engines.socket_message import SOCKET
+
+            return SOCKET
+        case Engine.LIFE_CYCLE:
+            from egmctl.bench.engines.life_cycle import LIFE_CYCLE
+
+            return LIFE_CYCLE
+        case Engine.UCX:
+            from egmctl.bench.engines.ucx import UCX
+
+            return UCX
+        case _:
+            assert_never(engine)
+
+
+def transfers(task: Task) -> TransferEngine:
+    """Return the engine of a task whose work is queued on streams.
+
+    Raises
+    ------
+    TypeError
+        If the task is no such one.
+    """
+    from egmctl.bench.engines.transfer import TransferEngine
+
+    engine = engine_for(task.engine)
+    if not isinstance(engine, TransferEngine):
+        raise TypeError(f"{task.case}: {task.engine} queues no transfers on streams")
+    return engine

@@ -1,0 +1,61 @@
+"""What an engine has to have: a class that lacks one of these cannot be made, and the type checker says so."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from egmctl.model.measurement import Measurement, Settings, Task, Verification
+from egmctl.model.rank import Rank
+
+if TYPE_CHECKING:
+    from egmctl.bench.exchange import Exchange
+    from egmctl.bench.rig import Rig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchEngine(ABC):
+    """One engine. What queues its work on streams is a :class:`egmctl.bench.engines.transfer.TransferEngine`."""
+
+    caption: str
+    """What it is called in the titles of tables, where the matrix of a case begins with it."""
+    counted: str
+    """What its bandwidth counts; empty for one that measures none."""
+    needs_kernels: bool
+    """Whether it runs the project's kernels, which NVRTC compiles: without NVRTC its tasks are waived."""
+    timed_by_host: bool = False
+    """Whether the host has a part in what is timed: where it runs the processes is in the number then."""
+
+    @abstractmethod
+    def verification(self, rig: Rig) -> Verification | None:
+        """Return what is compared with what was sent; ``None`` where nothing arrives that could be wrong."""
+
+    @abstractmethod
+    def measure(
+        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
+    ) -> list[Measurement]:
+        """Measure the tasks of a step at the same time, in all processes; every process returns the same.
+
+        Parameters
+        ----------
+        exchange
+            To the other processes; of size 1 where one process works all GPUs.
+        rig
+            What this process has taken on its GPUs.
+        ranks
+            All processes; none where there is one.
+        tasks
+            All of this engine.
+
+        Returns
+        -------
+        list[Measurement]
+            The outcome of each task. A driver call that fails is an outcome, not an exception.
+
+        Raises
+        ------
+        Abandoned
+            Another process has died or hangs.
+        """

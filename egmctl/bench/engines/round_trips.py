@@ -1,0 +1,164 @@
+"""How long one process takes to tell another one something and hear back: what round trips of all kinds share."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from egmctl.bench.conclusion import of_latency, round_trips
+from egmctl.bench.engines.base import BenchEngine
+from egmctl.bench.exchange import Exchange, Item
+from egmctl.bench.ranks.holding import Holding, holding
+from egmctl.bench.ranks.team import Team, close_all
+from egmctl.gpu.clock import ms_since
+from egmctl.gpu.timing import Stream
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.measurement import Measurement, Sample, Settings, Task
+from egmctl.model.rank import Rank
+
+if TYPE_CHECKING:
+    from egmctl.bench.rig import Rig
+
+WARM_UP_LAPS = 200
+"""Untimed round trips before those of each sample: the side that serves begins a little before the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTripEngine(BenchEngine):
+    """An engine by which two processes answer each other: a latency."""
+
+    pair: type[Pair]
+
+    def verification(self, rig: Rig) -> None:  # noqa: ARG002
+        """A flag or a message that is wrong ends no round trip: there is nothing to compare."""
+        return None
+
+    def measure(
+        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
+    ) -> list[Measurement]:
+        return measure(self.pair, exchange, rig, ranks, tasks, settings)
+
+
+def measure(
+    pair: type[Pair],
+    exchange: Exchange,
+    rig: Rig,
+    ranks: Sequence[Rank],
+    tasks: Sequence[Task],
+    settings: Settings,
+) -> list[Measurement]:
+    """Measure the round trips of each task between two ranks, at the same time.
+
+    Parameters
+    ----------
+    pair
+        What the engine makes of two ranks.
+    rig
+        This rank's: stream and kernels.
+    tasks
+        The same in all ranks, also in those that have no part in them; no rank is in two. The first flow's
+        ``initiator_rank`` sends first and takes the times; the other rank is the second flow's, or that of the first
+        flow's destination. Of a flag each flow's destination is the memory that its initiator writes to: where that is
+        another rank's, it has a handle.
+
+    Returns
+    -------
+    list[Measurement]
+        Of each task, the same in all ranks.
+
+    Raises
+    ------
+    Abandoned
+        Another rank has died or hangs; what this one held it has let go of.
+    """
+    team = Team(exchange, ranks, tasks)
+    with holding(team) as held:
+        pairs = [pair(team, rig, task, one) for task, one in zip(tasks, held, strict=True)]
+        connect(team, pairs)
+        samples = [sample(team, pairs) for _ in range(settings.samples)]
+    return [
+        outcome or _conclude(task, [taken[place] for taken in samples])
+        for place, (task, outcome) in enumerate(zip(tasks, team.outcomes, strict=True))
+    ]
+
+
+def connect(team: Team, pairs: Sequence[Pair]) -> None:
+    """Have each pair make what it needs, and send it to each other."""
+    offered = team.do(lambda place: pairs[place].make())
+    try:
+        team.do(lambda place: pairs[place].open(offered[place]))
+    finally:
+        close_all(offered)
+
+
+def sample(team: Team, pairs: Sequence[Pair]) -> list[Sample | None]:
+    """Take one sample of each task; ``None`` where a side has waited in vain."""
+    team.do(lambda place: pairs[place].ready())
+    told = team.do(lambda place: pairs[place].take())
+    return [pair.joined(items) if items else None for pair, items in zip(pairs, told, strict=True)]
+
+
+def _conclude(task: Task, taken: Sequence[Sample | None]) -> Measurement:
+    samples = [sample for sample in taken if sample is not None]
+    return of_latency(task, samples, thrown_away=len(taken) - len(samples))
+
+
+class Pair(ABC):
+    """Two ranks that answer each other, as one rank sees them; it may have no part in it."""
+
+    def __init__(self, team: Team, rig: Rig, task: Task, held: Holding) -> None:
+        first = task.flows[0]
+        other = task.flows[1].initiator_rank if len(task.flows) > 1 else first.destination.rank
+        self.me = team.exchange.rank
+        self.rig = rig
+        self.bus_id = team.ranks[self.me].bus_id
+        self.flows = task.flows
+        self.held = held
+        self.serving, self.answering = first.initiator_rank or 0, other or 0
+        self.serves = self.me == self.serving
+        self.takes_part = self.me in (self.serving, self.answering)
+        self.laps = WARM_UP_LAPS + (task.chase.loads if task.chase else 0)
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that this rank works on."""
+        return self.rig.stream(self.bus_id)
+
+    @abstractmethod
+    def make(self) -> Item:
+        """Make what this side has to give to the other one."""
+
+    @abstractmethod
+    def open(self, offered: Sequence[Item]) -> None:
+        """Open what the other side has given; of its descriptors what is kept is a copy."""
+
+    @abstractmethod
+    def ready(self) -> None:
+        """Prepare one sample, before either side begins."""
+
+    @abstractmethod
+    def run(self) -> Sequence[float] | None:
+        """Do this side's part of a sample; return the nanoseconds of each lap, ``None`` if it has waited in vain."""
+
+    def take(self) -> Any:
+        """Return this side's part of a sample as JSON data, ``None`` where it has none or has waited in vain."""
+        if not self.takes_part:
+            return None
+        started = time.perf_counter()
+        laps_ns = self.run()
+        if laps_ns is None:
+            return None
+        wall_ms = ms_since(started)
+        return to_json(self.summed_up(round_trips(laps_ns[WARM_UP_LAPS:], wall_ms))) if self.serves else {}
+
+    def summed_up(self, sample: Sample) -> Sample:
+        """Return a sample with the latency that stands for its laps: their mean."""
+        return sample
+
+    def joined(self, told: Sequence[Item]) -> Sample | None:
+        """Return the sample of which each rank has told its part."""
+        sides = [told[rank].data for rank in (self.serving, self.answering)]
+        return None if None in sides else from_json(Sample, sides[0])

@@ -1,0 +1,313 @@
+"""Engines that move the bytes of flows by work that is queued on streams, and what is common to them.
+
+The memory at the two ends of a flow may be two processes': who owns the source fills it, who issues the work moves it,
+who owns the destination looks at it. :class:`Source`, :class:`Mover` and :class:`Destination` are these three.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Protocol
+
+from egmctl.bench.buffers import Window
+from egmctl.bench.case import End
+from egmctl.bench.engines.base import BenchEngine
+from egmctl.gpu.clock import ms_since
+from egmctl.gpu.pattern import VECTOR_BYTES, Check, Difference, Region, poison
+from egmctl.gpu.timing import FlowParts, Stream
+from egmctl.model.measurement import Measurement, Settings, Task, Verification
+from egmctl.model.rank import Rank
+
+if TYPE_CHECKING:
+    from egmctl.bench.exchange import Exchange
+    from egmctl.bench.rig import Held, Rig
+    from egmctl.gpu.memory import BufferMemory
+    from egmctl.gpu.program import Kernels
+    from egmctl.gpu.results import Result
+
+THREADS = 512
+BLOCKS = 2
+"""Blocks of a kernel on each multiprocessor. On H200 more or larger ones move nothing faster, and reading alone then
+only seems to: with four blocks a kernel that only reads its peer's memory counts 389 GB/s, but for each byte counted
+0.967 come over NVLink, 376 GB/s; the rest is in the reader's own L2 (docs/hardware-notes.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferEngine(BenchEngine):
+    """An engine whose work is queued on streams behind a gate and timed by events: a bandwidth."""
+
+    carries: frozenset[End]
+    """The ends of a flow that are memory: the bytes go from or to registers at the other one."""
+    verified_by: TransferVerification
+    """How what a sample has moved is verified."""
+    blocks_on_pageable: bool = False
+    """Whether queueing a copy of memory that is not pinned may take until the copy is done."""
+
+    @abstractmethod
+    def launch(self, mover: Mover, move: Move) -> FlowParts:
+        """Return the work of one flow: each part's stream, and what queues its operations there and returns."""
+
+    def verification(self, rig: Rig) -> Verification:
+        return self.verified_by.name(rig)
+
+    def measure(
+        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
+    ) -> list[Measurement]:
+        if not ranks:
+            from egmctl.bench import bandwidth
+
+            return bandwidth.measure(rig, tasks, settings)
+        from egmctl.bench.ranks import bandwidth as by_ranks
+
+        return by_ranks.measure(exchange, rig, ranks, tasks, settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What one flow moves in one sample: pass p moves slot p % slots; slots are neighbours in memory."""
+
+    source: int
+    destination: int
+    """Addresses of the first slots; 0 at an end without memory."""
+    slot_bytes: int
+    slots: int
+    passes: int
+    seed: int
+    """Of the pattern that the bytes are, from the first slot on."""
+
+    @property
+    def vectors(self) -> int:
+        """Of a slot, as kernels count."""
+        return self.slot_bytes // VECTOR_BYTES
+
+
+class TransferVerification(Protocol):
+    """How what a sample has moved is verified: by who owns the destination, or by who issued the work."""
+
+    def name(self, rig: Rig) -> Verification:
+        """Return what results call it."""
+
+    def prepare_destination(self, destination: Destination, part: Window) -> None:
+        """Begin to make sure that what a sample leaves in memory is not there already."""
+
+    def prepare_mover(self, mover: Mover) -> None:
+        """Begin to do the same for what is kept in the process that issues the work."""
+
+    def check_destination(self, destination: Destination, part: Window, passes: int) -> Check:
+        """Begin to look at what a sample has left in memory."""
+
+    def check_mover(self, mover: Mover, part: Window, passes: int) -> Check | None:
+        """Begin to look at what the process that issues the work has kept; ``None`` if that is nothing."""
+
+
+class CompareDestination:
+    """Every byte of the destination, which holds poison before each sample, is compared with what was sent."""
+
+    def name(self, rig: Rig) -> Verification:
+        return rig.verification
+
+    def prepare_destination(self, destination: Destination, part: Window) -> None:
+        destination.poison(part)
+
+    def prepare_mover(self, mover: Mover) -> None:
+        """Nothing is kept there."""
+
+    def check_destination(self, destination: Destination, part: Window, passes: int) -> Check:  # noqa: ARG002
+        return destination.check(part)
+
+    def check_mover(self, mover: Mover, part: Window, passes: int) -> None:  # noqa: ARG002
+        return None
+
+
+COMPARE_DESTINATION = CompareDestination()
+
+
+class Source:
+    """Memory that a flow reads, as its owner has it.
+
+    Parameters
+    ----------
+    stream
+        Of the GPU that fills it.
+    """
+
+    def __init__(self, rig: Rig, held: Held, stream: Stream) -> None:
+        self.held = held
+        self.stream = stream
+        self._rig = rig
+
+    def fill(self, part: Window) -> None:
+        """Write the pattern as far as a window reaches, beyond what is filled already."""
+        held = self.held
+        start, end = held.filled_bytes, part.offset_bytes + part.size_bytes
+        if end <= start:
+            return
+        started = time.perf_counter()
+        self._rig.pattern.fill(self.stream, _region(held.memory, Window(start, 1, end - start), held.seed))
+        # Other flows of the step may read the same source, by streams that do not wait for this one.
+        self.stream.synchronize()
+        if (start, end) == (0, held.memory.size_bytes):
+            held.first_touch_ms = ms_since(started)
+        held.filled_bytes = end
+
+
+class Destination:
+    """Memory that a flow writes, as its owner has it.
+
+    Parameters
+    ----------
+    stream
+        Of the GPU that looks at it.
+    seed
+        Of what is moved there.
+    """
+
+    def __init__(self, rig: Rig, held: Held, stream: Stream, seed: int) -> None:
+        self.held = held
+        self.stream = stream
+        self._rig = rig
+        self._seed = seed
+
+    def first_touch(self, part: Window) -> None:
+        """See what it costs to write all of it for the first time, if the window is all of it."""
+        if part.size_bytes == self.held.memory.size_bytes:
+            started = time.perf_counter()
+            self.poison(part)
+            self.stream.synchronize()
+            self.held.first_touch_ms = ms_since(started)
+
+    def poison(self, part: Window) -> None:
+        """Begin to overwrite it with what no flow brings."""
+        poison(self.stream, _region(self.held.memory, part, self._seed))
+
+    def check(self, part: Window) -> Check:
+        """Begin to compare all of a window with what is to be there."""
+        return self._rig.pattern.check(self.stream, _region(self.held.memory, part, self._seed))
+
+
+class Mover:
+    """What moves the bytes of a flow, in the process that issues the work.
+
+    Parameters
+    ----------
+    source, destination
+        Memory that its GPU reaches; ``None`` at an end without memory.
+    seed
+        Of what is moved.
+    streams
+        Of the GPU that issues the work, for this flow alone: as many as the task has.
+    share
+        How many kernels work on that GPU at the same time: each gets its part of the blocks, so that all run at once.
+    """
+
+    def __init__(
+        self,
+        rig: Rig,
+        engine: TransferEngine,
+        source: BufferMemory | None,
+        destination: BufferMemory | None,
+        seed: int,
+        *,
+        streams: Sequence[Stream],
+        share: int,
+    ) -> None:
+        ends = {End.SOURCE: source, End.DESTINATION: destination}
+        if {end for end, memory in ends.items() if memory is not None} != engine.carries:
+            raise ValueError(f"{engine.caption} moves bytes of memory at {', '.join(sorted(engine.carries))} alone")
+        self.engine = engine
+        self.streams = streams
+        self.rig = rig
+        self._source = source
+        self._destination = destination
+        self._seed = seed
+        self._share = share
+        self._kernels = rig.kernels_of(streams[0].context.bus_id) if engine.needs_kernels else None
+
+    @property
+    def pageable(self) -> bool:
+        """Whether queueing the work may take until it is done, so that a gate would never be opened."""
+        memories = (self._source, self._destination)
+        return self.engine.blocks_on_pageable and any(m.pageable for m in memories if m is not None)
+
+    @property
+    def kernels(self) -> Kernels:
+        """Those of the GPU that issues the work."""
+        if self._kernels is None:
+            raise ValueError(f"{self.engine.caption} does not say that it needs kernels")
+        return self._kernels
+
+    @cached_property
+    def result(self) -> Result:
+        """Words in the GPU's memory that a kernel leaves what it has found in."""
+        return self.rig.results.take(self.streams[0])
+
+    def parts(self, part: Window, passes: int) -> FlowParts:
+        """Return the work of one sample."""
+        move = Move(
+            source=self._source.address + part.offset_bytes if self._source else 0,
+            destination=self._destination.address + part.offset_bytes if self._destination else 0,
+            slot_bytes=part.slot_bytes,
+            slots=part.slots,
+            passes=passes,
+            seed=self.expected(part).own_seed,
+        )
+        return self.engine.launch(self, move)
+
+    def by_kernel(self, name: str, *arguments: int) -> FlowParts:
+        """Return the work of a flow that one launch of a kernel does, on its share of the GPU."""
+        stream = self.streams[0]
+        grid = max(1, BLOCKS * stream.context.multiprocessors // self._share)
+        return [(stream, partial(self.kernels.launch, name, stream.handle, grid, THREADS, *arguments))]
+
+    def expected(self, part: Window) -> Region:
+        """Return the part of a buffer at one end with what is in it, or will be."""
+        memory = self._source or self._destination
+        assert memory is not None  # noqa: S101 - an engine carries bytes of one end at least
+        return _region(memory, part, self._seed)
+
+
+class ChecksumOfReads:
+    """The sum of all that a sample's kernel has read, which it wrote nowhere, is compared with the pattern's sum."""
+
+    def name(self, rig: Rig) -> Verification:  # noqa: ARG002
+        return Verification.CHECKSUM_EVERY_SAMPLE
+
+    def prepare_destination(self, destination: Destination, part: Window) -> None:
+        """There is none."""
+
+    def prepare_mover(self, mover: Mover) -> None:
+        mover.result.clear()
+
+    def check_destination(self, destination: Destination, part: Window, passes: int) -> Check:  # noqa: ARG002
+        return lambda: None
+
+    def check_mover(self, mover: Mover, part: Window, passes: int) -> Check:
+        mover.result.fetch()
+        pattern, stream = mover.rig.kernel_pattern, mover.streams[0]
+        whole, rest = divmod(passes, part.slots)
+        region = mover.expected(part)
+        expected = whole * pattern.sum(stream, region)
+        if rest:
+            expected += pattern.sum(stream, mover.expected(Window(part.offset_bytes, rest, part.slot_bytes)))
+        expected %= 1 << 64
+
+        def finish() -> Difference | None:
+            found = mover.result.words()[0]
+            if found == expected:
+                return None
+            # The same way again: it may show where.
+            difference = pattern.check(stream, region)()
+            return difference or Difference(0, part.offset_bytes, expected, found)
+
+        return finish
+
+
+CHECKSUM_OF_READS = ChecksumOfReads()
+
+
+def _region(memory: BufferMemory, part: Window, seed: int) -> Region:
+    return Region(memory.address + part.offset_bytes, part.size_bytes, seed, part.offset_bytes, memory.pageable)
