@@ -8,10 +8,9 @@ import os
 import select
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from egmctl.errors import EgmctlError
+from egmctl.errors import EgmctlError, UsageError
 from egmctl.units import printable
 
 FIFO_WAIT_S = 10.0
@@ -21,7 +20,7 @@ _LINKS = 40
 """Links that the kernel follows in one path (``MAXSYMLINKS``)."""
 
 
-class FileExists(EgmctlError):
+class FileExists(UsageError):
     """The file was not to be replaced, and is there: perhaps only since a moment ago."""
 
 
@@ -52,9 +51,12 @@ def _write(target: Path, content: bytes, replace: bool) -> None:
     # A name of its own length: the file's own, and some letters more, may be too long.
     temporary = target.with_name(f".egmctl-{os.getpid()}-{time.monotonic_ns():x}.tmp")
     try:
+        earlier = target.stat() if target.exists() else None
+        if earlier is not None and not stat.S_ISREG(earlier.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
         with temporary.open("xb") as file:
-            if target.exists():
-                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            if earlier is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(earlier.st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -106,11 +108,21 @@ def link_target(path: Path) -> Path:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
-def names_beside(path: Path) -> Iterator[Path]:
-    """Yield other names in the same folder, for a file whose own name cannot be used: ``a-2.json``, ``a-3.json``."""
+def next_free(path: Path) -> Path:
+    """Return another name in the same folder that nothing has: ``a-2.json``; a name that is too long is cut."""
     stem = path.stem.encode()[:200].decode(errors="ignore") or "result"
-    for number in itertools.count(2):
-        yield path.with_name(f"{stem}-{number}{path.suffix[:20]}")
+    suffix = path.suffix.encode()[:20].decode(errors="ignore")
+    others = (path.with_name(f"{stem}-{number}{suffix}") for number in itertools.count(2))
+    return next(other for other in others if not other.exists())
+
+
+def state_folder() -> Path:
+    """Return where the command keeps what it writes by itself, which need not exist: ``~/.local/state/egmctl``.
+
+    ``$XDG_STATE_HOME`` counts where it is absolute: https://specifications.freedesktop.org/basedir-spec.
+    """
+    stated = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (stated if stated.is_absolute() else Path(os.path.expanduser("~/.local/state"))) / "egmctl"
 
 
 def read_bounded(path: Path, limit: int) -> bytes:

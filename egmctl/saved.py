@@ -114,8 +114,22 @@ def load_any(path: str | os.PathLike[str]) -> Saved | Digest:
     UsageError
         As :func:`load`.
     """
-    source, file = f"file {path}", Path(path)
-    document = read_object(file, source, "result of egmctl")
+    return load_document(path)[0]
+
+
+def load_document(path: str | os.PathLike[str]) -> tuple[Saved | Digest, dict[str, Any]]:
+    """Return what a file holds as :func:`load_any`, and its JSON data: a pipe can be read only once.
+
+    Raises
+    ------
+    UsageError
+        As :func:`load`.
+    """
+    document = read_object(Path(path), f"file {path}", "result of egmctl")
+    return _load(document, f"file {path}", Path(path)), document
+
+
+def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
     known = (*_RESULTS, MACHINE_SCHEMA, *_DIGESTS, ERROR_SCHEMA)
     schema = check_schema(document, known, source, "result of egmctl")
     if schema in _DIGESTS:

@@ -42,7 +42,8 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Write to FILE; its suffix says the form: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit).",
+        help="Write to FILE; its suffix says the form: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit). "
+        "- is standard output.",
     ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]

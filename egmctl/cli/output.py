@@ -6,6 +6,7 @@ standard error. Text is never wrapped or cut to the terminal's width, so that wh
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.files import write_whole
+from egmctl.files import link_target, next_free, state_folder, write_whole
 from egmctl.report.forms import SUFFIXES, Form
 from egmctl.units import printable
 
@@ -58,6 +59,7 @@ def choose_form(
     asked = next(iter(given.values()), None)
     if asked is not None and asked not in valid:
         raise UsageError(f"{next(iter(given))}: there is no such form of this; valid are {', '.join(valid)}")
+    output = file_of(output)
     if output is None:
         return asked or Form.TEXT
     by_suffix = SUFFIXES.get(output.suffix.lower())
@@ -74,6 +76,11 @@ def choose_form(
     return asked or by_suffix or Form.TEXT
 
 
+def file_of(output: Path | None) -> Path | None:
+    """Return the file that ``-o`` names; ``None`` for standard output, which is ``-o -`` too."""
+    return None if output == Path("-") else output
+
+
 def check_output(output: Path | None, force: bool) -> None:
     """Refuse, before any work is done, to write where :func:`emit` could not or must not.
 
@@ -86,12 +93,13 @@ def check_output(output: Path | None, force: bool) -> None:
     """
     if muted:
         return
+    output = file_of(output)
     if output is None:
         if sys.stdout is None:
             raise EgmctlError("standard output is closed: there is nowhere to write the result to")
         return
-    target = output.resolve()
     try:
+        target = link_target(output)
         mode = target.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         mode = None
@@ -120,6 +128,8 @@ emitted = False
 def emit(content: Text | str, *, output: Path | None, force: bool, color: Color = Color.AUTO) -> None:
     """Write a command's result, to ``output`` or to standard output.
 
+    A file that cannot be written any more costs no result: it goes to another file, or to standard output.
+
     A reader of standard output that goes away early (``| head``) is no error: it has what it wanted.
 
     Parameters
@@ -127,7 +137,7 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
     content
         Text that may be coloured, or JSON or CSV that is written as it is; a missing last newline is added.
     output
-        The file to write: it appears whole or not at all, and never coloured. ``None`` is standard output.
+        The file to write: it appears whole or not at all, and never coloured. ``None`` or ``-`` is standard output.
     force
         Overwrite a file that exists.
     color
@@ -136,18 +146,23 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
     Raises
     ------
     UsageError
-        As :func:`check_output`.
+        If the file exists and ``force`` is false; the sentence says where the result is.
     EgmctlError
-        If writing fails.
+        If writing fails; the sentence says where the result is.
     """
     global emitted
-    check_output(output, force)
     emitted = True
     if muted:
         return
+    output = file_of(output)
     if output is not None:
-        write_whole(output, _render(content, colored=False).encode())
+        text = _render(content, colored=False)
+        try:
+            write_whole(output, text.encode(), replace=force)
+        except EgmctlError as error:
+            raise type(error)(f"{error}; the result is {_rescued(text, output)}") from error
         return
+    check_output(None, force)
     text = _render(content, colored=colored(sys.stdout, color))
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A locale that cannot spell a character must not cost the result.
@@ -160,6 +175,23 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
     except OSError as error:
         discard_stdout()
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
+
+
+def _rescued(text: str, output: Path) -> str:
+    """Put a result elsewhere that cannot go where it should, and say where: beside it, with the user, on the screen."""
+    kept = state_folder() / "results"
+    for folder in (output.parent, kept):
+        with contextlib.suppress(EgmctlError, OSError):
+            if folder is kept:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = next_free(folder / output.name)
+            write_whole(path, text.encode(), replace=False)
+            return f"in {_name(path)}"
+    try:
+        emit(text, output=None, force=False)
+    except EgmctlError as error:
+        return f"lost: {error}"
+    return "on standard output"
 
 
 def say(sentence: str) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import ColorOption, ForceOption, JsonOption, MachineOption, QuietOption
-from egmctl.cli.output import Color, check_output, emit, say
+from egmctl.cli.output import Color, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.forms import Form
 from egmctl.units import printable
@@ -92,6 +92,7 @@ def match_profiles(
 @app.command("learn", short_help="Make a profile of your own runs.")
 def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOption = False) -> int:
     """Make a profile of your own runs: each path's median, and bounds from how far runs and paths are apart."""
+    output = file_of(output)
     if output is not None and output.suffix != ".toml":
         raise UsageError(f"{printable(str(output))}: a profile is a file NAME.toml")
     check_output(output, force)

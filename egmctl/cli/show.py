@@ -45,9 +45,10 @@ def show(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show a saved result again, in any form: the bytes that the command itself would have written."""
-    from egmctl.saved import load_any, viewed
+    from egmctl.report.envelope import dump
+    from egmctl.saved import load_document, viewed
 
-    saved = load_any(file)
+    saved, document = load_document(file)
     valid = _forms(saved)
     form = choose_form(valid, output, json=json, csv=csv, form=format)
     if brief and valid is not DOCTOR:
@@ -55,14 +56,13 @@ def show(
     if brief and verbose:
         raise UsageError("--brief and --verbose exclude each other; give one of them")
     check_output(output, force)
-    content: Text | str = file.read_text("utf-8")
-    if form is not Form.JSON:
-        result = viewed(saved)
-        try:
-            content = render(result, form, verbose=verbose, brief=brief)
-        except (LookupError, ValueError, ArithmeticError) as error:
-            # No run writes such a file: its values are valid one by one, and contradict each other.
-            raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
+    result = None if form is Form.JSON else viewed(saved)
+    content: Text | str
+    try:
+        content = dump(document) if result is None else render(result, form, verbose=verbose, brief=brief)
+    except (LookupError, ValueError, ArithmeticError) as error:
+        # No run writes such a file: its values are valid one by one, and contradict each other.
+        raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
     emit(content, output=output, force=force, color=color)
     return ExitCode.OK
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from egmctl.cli.options import ForceOption
-from egmctl.cli.output import check_output, emit
+from egmctl.cli.output import check_output, emit, file_of
 from egmctl.errors import UsageError
 
 JsonFileOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write to FILE.json.")]
@@ -33,6 +33,7 @@ def snapshot(
     force: ForceOption = False,
 ) -> None:
     """Record this node into one JSON document that 'egmctl topo --machine FILE' shows anywhere."""
+    output = file_of(output)
     if output is not None and output.suffix.lower() != ".json":
         raise UsageError(f"a snapshot is JSON: give it a name that ends in .json in place of {str(output)!r}")
     check_output(output, force)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from egmctl.model.measurement import Flow, Measurement, Quantity, RunReport, Summary
 from egmctl.model.verdict import Judgement, Yardstick
-from egmctl.units import printable
+from egmctl.report.csv_text import csv_text
 
 COLUMNS = (
     "case",
@@ -61,23 +59,23 @@ def bench_csv(report: RunReport) -> str:
     A row for each flow and, where there are several, one for all of them (``total``); of a life cycle, for each stage.
     """
     names = {gpu.bus_id: gpu.name for gpu in report.gpus}
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    return csv_text(COLUMNS, _rows(report, names))
+
+
+def _rows(report: RunReport, names: Mapping[str, str | None]) -> Iterator[dict[str, object]]:
     judged = {one.measurement: one.judgements for one in (report.verdict.judged if report.verdict else ())}
     for number, measurement in enumerate(report.measurements):
         verdict = _verdict(judged.get(number, ()))
         if len(measurement.flows) > 1:
             row = _row(measurement, "total", measurement.latency_ns or measurement.bandwidth_gb_s)
-            writer.writerow(row | verdict)
+            yield row | verdict
         for place, flow in enumerate(measurement.flows):
             summary = measurement.flows_gb_s[place] if measurement.flows_gb_s else measurement.latency_ns
             row = _row(measurement, str(place), summary) | _flow(flow, names.get(flow.initiator or ""))
             for stage in measurement.stages:
-                writer.writerow(row | _summary(stage.ms, "ms") | {"stage": stage.name} | verdict)
+                yield row | _summary(stage.ms, "ms") | {"stage": stage.name} | verdict
             if not measurement.stages:
-                writer.writerow(row | verdict)
-    return text.getvalue()
+                yield row | verdict
 
 
 def _verdict(judgements: Sequence[Judgement]) -> dict[str, object]:
@@ -106,7 +104,7 @@ def _row(measurement: Measurement, flow: str, summary: Summary | None) -> dict[s
         "gating": measurement.gating,
         "verification": measurement.verification,
         "status": measurement.status,
-        "reason": printable(measurement.reason or ""),
+        "reason": measurement.reason,
     }
 
 
@@ -131,9 +129,9 @@ def _flow(flow: Flow, name: str | None) -> dict[str, object]:
         "destination_memory": flow.destination.memory,
         "initiator": flow.initiator_label,
         "initiator_bus_id": flow.initiator,
-        "initiator_name": printable(name or ""),
-        "wire": printable(flow.wire),
-        "egm": "" if flow.egm is None else str(flow.egm).lower(),
+        "initiator_name": name,
+        "wire": flow.wire,
+        "egm": flow.egm,
         "source_rank": flow.source.rank,
         "destination_rank": flow.destination.rank,
         "initiator_rank": flow.initiator_rank,

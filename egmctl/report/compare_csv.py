@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, PathDifference, WordDifference
+from egmctl.report.csv_text import csv_text
 from egmctl.report.origin import compared_banners
-from egmctl.units import printable
 
 COLUMNS = (
     "node",
@@ -36,12 +34,8 @@ def compare_csv(comparison: Comparison) -> str:
     ``subject`` is ``path``, ``finding``, ``fact`` or ``machine``: a fact beside those. ``warning`` says which of the
     files are of no hardware, in every row, so that none can pass for hardware once it is cut out.
     """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    warning = printable("; ".join(compared_banners(comparison)))
-    writer.writerows({**row, "warning": warning} for row in _rows(comparison))
-    return text.getvalue()
+    warning = "; ".join(compared_banners(comparison))
+    return csv_text(COLUMNS, ({**row, "warning": warning} for row in _rows(comparison)))
 
 
 def _rows(comparison: Comparison) -> Iterator[dict[str, object]]:
@@ -55,11 +49,11 @@ def _rows(comparison: Comparison) -> Iterator[dict[str, object]]:
 
 def _path(one: PathDifference) -> dict[str, object]:
     return {
-        "node": printable(one.node),
+        "node": one.node,
         "subject": "path",
-        "about": printable(one.path),
+        "about": one.path,
         "what": f"{one.case} {one.stage}".rstrip(),
-        "wire": printable(one.wire),
+        "wire": one.wire,
         "size_bytes": one.size_bytes,
         "unit": one.unit,
         "reference": one.reference,
@@ -67,18 +61,18 @@ def _path(one: PathDifference) -> dict[str, object]:
         "change": one.change,
         "bound": one.bound,
         "outcome": one.outcome,
-        "reason": printable(one.reason),
+        "reason": one.reason,
     }
 
 
 def _words(one: WordDifference, subject: str) -> Iterator[dict[str, object]]:
     for node in one.nodes:
         yield {
-            "node": printable(node),
+            "node": node,
             "subject": subject,
-            "about": printable(one.about),
-            "what": printable(one.what),
-            "reference": printable(one.reference),
-            "value": printable(one.value),
+            "about": one.about,
+            "what": one.what,
+            "reference": one.reference,
+            "value": one.value,
             "outcome": one.outcome,
         }

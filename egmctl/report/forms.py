@@ -78,6 +78,26 @@ def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False)
     ValueError
         If there is no such form of such a result.
     """
+    return _shown(_rendered(result, form, verbose, brief))
+
+
+def _shown(content: Text | str) -> Text | str:
+    """Return a view without control and format characters: whatever it has shown of a document, it moves no cursor.
+
+    Views escape what they show; this is for the one that does not. Each character becomes one other, which keeps the
+    colours of a text where they were.
+    """
+    plain = content if isinstance(content, str) else content.plain
+    if all(map(str.isprintable, plain.split("\n"))):
+        return content
+    safe = "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in plain)
+    if isinstance(content, str):
+        return safe
+    content.plain = safe
+    return content
+
+
+def _rendered(result: Result, form: Form, verbose: int, brief: bool) -> Text | str:
     from egmctl.model.comparison import Comparison
     from egmctl.model.fleet import FleetReport
     from egmctl.model.measurement import RunReport

@@ -6,13 +6,11 @@ cut out or put together with others.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from typing import Any
 
+from egmctl.report.csv_text import csv_text
 from egmctl.topology.topology import Topology
-from egmctl.units import printable
 
 COLUMNS = (
     "origin",
@@ -39,13 +37,8 @@ COLUMNS = (
 def topo_csv(topology: Topology) -> str:
     """Return the CSV text with a header line."""
     origin = topology.machine.origin
-    file = io.StringIO()
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in _rows(topology):
-        whole = {"origin": origin.kind.value, "machine": origin.name, **row}
-        writer.writerow({name: _cell(value) for name, value in whole.items()})
-    return file.getvalue()
+    whole = ({"origin": origin.kind.value, "machine": origin.name, **row} for row in _rows(topology))
+    return csv_text(COLUMNS, whole)
 
 
 def _rows(topology: Topology) -> Iterator[dict[str, Any]]:
@@ -93,13 +86,3 @@ def _rows(topology: Topology) -> Iterator[dict[str, Any]]:
                     "kind": f"{matrix.source} {name}",
                     "symbol": value,
                 }
-
-
-def _cell(value: object) -> object:
-    """Write a value so that every reader takes it for data: truth in words, no control character, no formula."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        shown = printable(value)
-        return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
-    return value

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 
 from rich.text import Text
 
 from egmctl.errors import ExitCode
 from egmctl.model.machine import Machine
+from egmctl.report.csv_text import csv_text
 from egmctl.report.envelope import dump, envelope
 from egmctl.report.table import DIM, HEADING, wrap
 from egmctl.topology.platform import platform
@@ -38,11 +37,7 @@ def machines_json(machines: Sequence[Machine]) -> str:
 
 def machines_csv(machines: Sequence[Machine]) -> str:
     """Return the list as CSV."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    writer.writerows([printable(cell) for cell in _row(machine)] for machine in machines)
-    return file.getvalue()
+    return csv_text(_COLUMNS, (dict(zip(_COLUMNS, _row(machine), strict=True)) for machine in machines))
 
 
 _COLUMNS = ("name", "origin", "platform", "description")

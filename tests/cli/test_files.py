@@ -14,7 +14,7 @@ import pytest
 
 from egmctl import files
 from egmctl.errors import EgmctlError
-from egmctl.files import FileExists, link_target, names_beside, read_bounded, write_whole
+from egmctl.files import FileExists, link_target, next_free, read_bounded, write_whole
 from tests.conftest import ROOT, command_environment
 
 NOBODY = 65534
@@ -61,9 +61,9 @@ def test_a_name_may_be_as_long_as_the_file_system_bears(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 1
 
 
-def test_names_beside_a_file_have_room(tmp_path: Path) -> None:
+def test_other_names_have_room(tmp_path: Path) -> None:
     for name in ("run.json", "a" * 300 + ".json", "é" * 200 + ".json", ".json", "x." + "y" * 300):
-        other = next(names_beside(tmp_path / name))
+        other = next_free(tmp_path / name)
         assert len(other.name.encode()) <= 255
         assert other.name != name
         write_whole(other, b"x", replace=False)

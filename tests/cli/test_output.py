@@ -15,7 +15,7 @@ from rich.text import Text
 from egmctl.cli.output import Color, check_output, choose_form, colored, emit
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.report.forms import BENCH, Form
-from tests.conftest import ROOT, command_environment
+from tests.conftest import ROOT, RunEgmctl, command_environment
 
 SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom"
 
@@ -151,17 +151,17 @@ def test_a_directory_without_permission_is_named(tmp_path: Path, mode: int, sent
     assert done.stdout == f"{folder}/a.txt cannot be written: {sentence.format(folder)}\n"
 
 
-def test_a_name_that_is_too_long_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long_is_refused_and_costs_no_result(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written: File name too long"):
         check_output(tmp_path / f"{300 * 'a'}.txt", force=False)
-    with pytest.raises(EgmctlError, match=r"cannot write .*: File name too long"):
-        emit("{}", output=tmp_path / f"{250 * 'a'}.txt", force=False)
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(EgmctlError, match=r"cannot write .*: File name too long; the result is in .*/a{200}-2\.txt"):
+        emit("{}", output=tmp_path / f"{300 * 'a'}.txt", force=False)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{200 * 'a'}-2.txt"]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+def test_a_write_that_fails_costs_neither_the_earlier_file_nor_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: str
 ) -> None:
     path = tmp_path / "a.json"
     path.write_text("mine")
@@ -173,10 +173,18 @@ def test_a_write_that_fails_leaves_nothing_behind(
         monkeypatch.setattr(os, "fsync", fail)
     else:
         monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(EgmctlError, match=r"cannot write .*a\.json: No space left on device"):
+    sentence = f"cannot write {path}: No space left on device; the result is"
+    with pytest.raises(EgmctlError) as caught:
         emit("{}", output=path, force=True)
     assert path.read_text() == "mine"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+    if failing == "fsync":
+        assert str(caught.value) == f"{sentence} on standard output"
+        assert capsys.readouterr().out == "{}\n"
+        assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+    else:
+        assert str(caught.value) == f"{sentence} in {tmp_path / 'a-2.json'}"
+        assert (tmp_path / "a-2.json").read_text() == "{}\n"
+        assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_text_in_a_file_is_never_coloured(tmp_path: Path) -> None:
@@ -254,3 +262,87 @@ def test_one_newline_ends_every_result(capsys: pytest.CaptureFixture[str]) -> No
     emit("{}\n", output=None, force=False)
     emit("a,b", output=None, force=False)
     assert capsys.readouterr().out == "{}\na,b\n"
+
+
+# --- a result is not lost --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state/egmctl/results"
+
+
+def test_a_file_that_appeared_meanwhile_is_kept_and_so_is_the_result(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    check_output(path, force=False)
+    path.write_text("mine")
+    (tmp_path / "a-2.json").write_text("mine, too")
+    with pytest.raises(UsageError) as caught:
+        emit("{}", output=path, force=False)
+    assert str(caught.value) == f"{path} exists; --force overwrites it; the result is in {tmp_path / 'a-3.json'}"
+    assert (path.read_text(), (tmp_path / "a-3.json").read_text()) == ("mine", "{}\n")
+
+
+def test_where_the_folder_has_gone_the_result_goes_to_the_users_state(tmp_path: Path, state: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    path = tmp_path / "gone" / "a.json"
+    check_output(path, force=False)
+    path.parent.rmdir()
+    with pytest.raises(EgmctlError) as caught:
+        emit("{}", output=path, force=False)
+    sentence = f"cannot write {path}: No such file or directory; the result is in {state / 'a-2.json'}"
+    assert str(caught.value) == sentence
+    assert (state / "a-2.json").read_text() == "{}\n"
+
+
+def test_where_no_file_can_be_written_the_result_goes_to_standard_output(tmp_path: Path) -> None:
+    """As on a full disk: no file of this process may have a byte."""
+    script = (
+        "import resource, signal, sys; from pathlib import Path; from egmctl.cli.output import emit\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "from egmctl.errors import EgmctlError\n"
+        "try: emit('the result', output=Path(sys.argv[1]), force=False)\n"
+        "except EgmctlError as error: sys.stderr.write(str(error))\n"
+    )
+    path = tmp_path / "a.txt"
+    env = command_environment({"XDG_STATE_HOME": str(tmp_path / "state")})
+    command = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "the result\n"
+    assert done.stderr == f"cannot write {path}: File too large; the result is on standard output"
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == []
+
+
+def test_of_two_commands_that_write_one_new_file_both_results_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "topo.json"
+    arguments = ["topo", "--machine", "gh200", "-q", "-o", str(path)]
+    command = [sys.executable, "-c", SLOW_START, *arguments]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(command, cwd=ROOT, env=command_environment({}), **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    said = [one.communicate(timeout=60)[1].decode() for one in both]
+    assert sorted(one.returncode for one in both) == [0, 2]
+    other = tmp_path / "topo-2.json"
+    assert sorted(said) == ["", f"egmctl: {path} exists; --force overwrites it; the result is in {other}\n"]
+    assert path.read_bytes() == other.read_bytes()
+
+
+SLOW_START = """
+import sys
+from egmctl.cli import topo
+from egmctl.cli.app import run
+check = topo.check_output
+def checked(*arguments):
+    check(*arguments)
+    sys.stdin.read()
+topo.check_output = checked
+sys.exit(run(sys.argv[1:]))
+"""
+"""The command, which waits after it has looked at the file that it is to write."""
+
+
+def test_a_dash_is_standard_output(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    usual = egmctl("topo", "--machine", "gh200", "--json", cwd=tmp_path)
+    assert egmctl("topo", "--machine", "gh200", "--json", "-o", "-", cwd=tmp_path).out == usual.out
+    assert egmctl("topo", "--machine", "gh200", "-o", "-", cwd=tmp_path).out.startswith("MODEL")
+    assert list(tmp_path.iterdir()) == []

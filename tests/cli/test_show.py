@@ -1,0 +1,64 @@
+"""``egmctl show``: a saved result once more, from a file or a pipe, as ASCII whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from egmctl.facts import record
+from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.saved.documents import bench_document, machine_of, measured_report
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--csv"], ["--format", "html"]])
+def test_a_pipe_is_shown_as_its_file(egmctl: RunEgmctl, tmp_path: Path, options: list[str]) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(bench_document(measured_report("hgx-h200x4")), indent=2) + "\n")
+    usual = egmctl("show", str(path), *options)
+    assert usual.code == 0, usual.err
+    with path.open("rb") as file:
+        piped = subprocess.run(
+            ["sh", "-c", f'cat | exec "{sys.executable}" -m egmctl show /dev/stdin "$@"', "sh", *options],
+            cwd=ROOT,
+            env=command_environment({}),
+            stdin=file,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (piped.returncode, piped.stdout) == (0, usual.out), piped.stderr
+
+
+def test_json_is_ascii_whatever_the_file_holds(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    document = bench_document(measured_report("hgx-h200x4"))
+    document["result"]["notes"] = ["\u202eé\x7f\x9b2J\u2028😀"]
+    document["of a newer version"] = "\x9d0;title\x9c"
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document, ensure_ascii=False))
+    shown = egmctl("show", str(path), "--json").out
+    assert shown.isascii()
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert json.loads(shown) == document
+
+
+def test_json_of_our_own_is_shown_as_the_bytes_that_were_written(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    written = {"snapshot": record.text(machine_of("gh200")), "topo": egmctl("topo", "--machine", "gh200", "--json").out}
+    for name, text in written.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(text)
+        assert egmctl("show", str(path), "--json").out == text
+
+
+def test_a_number_that_json_has_no_word_for_is_a_sentence(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    document = bench_document(measured_report("hgx-h200x4"))
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document)[:-1] + ', "x": 1e999}')
+    ended = egmctl("show", str(path), "--json")
+    assert ended.code == 2
+    assert json.loads(ended.out)["schema"] == "egmctl.error/1"
+    assert "cannot be shown" in ended.err

@@ -1,0 +1,95 @@
+"""Whatever text a document holds, no view lets a control character out, and no cell of CSV is a formula."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egmctl import saved
+from egmctl.comparison import compare
+from egmctl.model.codec import field_types, to_json
+from egmctl.model.machine import Spelling
+from egmctl.report.forms import BENCH, COMPARISON, DOCTOR, TOPO, Form, render
+from tests.conftest import RunEgmctl
+from tests.saved.documents import bench_document, measured_report
+
+HOSTILE = '=cmd|"/c calc"!A1 \x1b]0;title\x07\x1b[31m\x9b1m\x90\x00\r\u202e\u2028<script>alert(1)</script>'
+
+
+def poisoned(kind: Any, value: Any) -> Any:
+    """Return a value with every string in it, that has no spelling of its own, replaced by a hostile one."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if value is None:
+        return None
+    if origin is typing.Annotated:
+        return value if any(isinstance(mark, Spelling) for mark in arguments) else poisoned(arguments[0], value)
+    if origin in (typing.Union, types.UnionType):
+        return poisoned(next(one for one in arguments if one is not types.NoneType), value)
+    if origin is tuple:
+        kinds = [arguments[0]] * len(value) if arguments[1:] == (Ellipsis,) else arguments
+        return tuple(poisoned(one, item) for one, item in zip(kinds, value, strict=True))
+    if origin is Mapping:
+        return {key: poisoned(arguments[1], item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = field_types(type(value))
+        changed = {name: poisoned(hint, getattr(value, name)) for name, hint in hints.items() if name != "machines"}
+        return dataclasses.replace(value, **changed)
+    return HOSTILE if isinstance(value, str) and not isinstance(value, Enum) else value
+
+
+@pytest.fixture
+def files(egmctl: RunEgmctl, tmp_path: Path) -> dict[str, Path]:
+    """Documents of every command, every string in their results hostile."""
+    documents = {"bench": bench_document(measured_report("hgx-h200x4"))}
+    for name in ("topo", "doctor"):
+        documents[name] = json.loads(egmctl(name, "--machine", "hgx-h200x4", "--json").out)
+    paths = {}
+    for name, document in documents.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(document))
+        whole = saved.load(path)
+        bad = to_json(poisoned(type(whole.result), whole.result))
+        path.write_text(json.dumps({**document, "result": bad | {"machines": document["result"]["machines"]}}))
+        paths[name] = path
+    return paths
+
+
+def examine(form: Form, shown: str) -> None:
+    assert not [char for char in shown if not char.isprintable() and char != "\n"], form
+    assert "<script>" not in shown or form not in (Form.HTML, Form.SVG, Form.JUNIT)
+    if form is Form.CSV:
+        rows = list(csv.reader(io.StringIO(shown)))
+        assert rows
+        for cell in (cell for row in rows for cell in row):
+            assert not cell.startswith(("=", "+", "@")), cell
+            assert not cell.startswith("-") or float(cell) < 0, cell
+
+
+@pytest.mark.parametrize(("name", "forms"), [("bench", BENCH), ("topo", TOPO), ("doctor", DOCTOR)])
+def test_results(files: dict[str, Path], name: str, forms: tuple[Form, ...]) -> None:
+    result = saved.viewed(saved.load(files[name]))
+    for form in forms:
+        for verbose in (0, 2):
+            examine(form, str(render(result, form, verbose=verbose)))
+
+
+@pytest.mark.parametrize("name", ["bench", "topo", "doctor"])
+def test_comparisons(files: dict[str, Path], tmp_path: Path, name: str) -> None:
+    other = tmp_path / "other.json"
+    document = json.loads(files[name].read_text())
+    if name == "bench":
+        document["result"]["measurements"] = document["result"]["measurements"][1:]
+    other.write_text(json.dumps(document))
+    found = compare([saved.load(files[name]), saved.load(other)])
+    for form in COMPARISON:
+        examine(form, str(render(found, form)))
