@@ -1,0 +1,23 @@
+"""``tools/shape.py`` sees what runs: its figures are worth nothing where a name that it looks for has gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import shape
+from tests.conftest import ROOT
+
+
+def test_the_functions_of_a_plan_are_those_that_run_inside_it() -> None:
+    plan = shape.one_plan(ROOT).by_process
+    names = {line.split()[1].rpartition(".")[2] for line in plan["command"]}
+    assert shape.PLANS in names
+    assert not {"main", "bench", "bench_plan"} & names
+
+
+def test_the_longest_file_and_the_lines_are_those_of_the_package(tmp_path: Path) -> None:
+    (tmp_path / "egmctl/deep").mkdir(parents=True)
+    (tmp_path / "egmctl/short.py").write_text("1\n")
+    (tmp_path / "egmctl/deep/long.py").write_text("1\n2\n3\n")
+    (tmp_path / "egmctl/style.css").write_text("1\n" * 9)
+    assert shape.size(tmp_path) == {"lines": "4", "files": "2", "longest file, lines": "3"}
