@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from egmctl.cli.doctor_options import (
@@ -19,6 +21,7 @@ from egmctl.cli.doctor_options import (
     NumaOption,
     PidOption,
     PurposeOption,
+    SinceOption,
     SkipOption,
     StrictOption,
 )
@@ -66,6 +69,7 @@ def doctor(
     active: ActiveOption = False,
     expect: ExpectOption = None,
     pid: PidOption = 0,
+    since: SinceOption = None,
     strict: StrictOption = False,
     machine: MachineOption = None,
     list_checks: ListOption = False,
@@ -107,13 +111,14 @@ def doctor(
         from egmctl.doctor.runner import diagnose
 
         expected = _expectation(expect)
+        since_s = _since(since)
         # What fails on another node is told, whatever was asked for.
         checks = select(guards, (*check, OTHER_NODES) if check and found is not None else check or (), skip or ())
         told = (*ALWAYS, *PEERS) if found is not None else ALWAYS
-        sections = dict.fromkeys((*told, *(section for one in checks for section in one.sections)))
+        sections = dict.fromkeys((*told, *(section for one in checks for section in (*one.sections, *one.wants))))
 
         def scope_of(seen: Machine) -> Scope:
-            return _scope(seen, gpus, numa, guards, expected)
+            return replace(_scope(seen, gpus, numa, guards, expected), since_s=since_s)
 
         def facts() -> Machine:
             check_output(output, force)
@@ -178,6 +183,16 @@ def _expectation(text: str | None) -> Expectation | None:
     from egmctl.doctor.expectation import expectation
 
     return expectation(text)
+
+
+def _since(text: str | None) -> float | None:
+    """Return the seconds that ``--since`` names; ``None`` for this boot."""
+    if text is None or text == "boot":
+        return None
+    match = re.fullmatch(r"([0-9]{1,6})([smhd])", text, re.ASCII)
+    if match is None:
+        raise UsageError(f"--since {printable(text[:40])!r}: give boot, or a number with s, m, h or d: 30m, 2h, 1d")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def _scope(

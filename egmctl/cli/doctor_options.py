@@ -71,6 +71,15 @@ PidOption = Annotated[
         help="Judge what that process may use (a running job); as root, its access to GPUs too.",
     ),
 ]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="AGE",
+        show_default=False,
+        help="Only what the kernel logged within this time: 30m, 2h, 1d. Default: since boot.",
+    ),
+]
 StrictOption = Annotated[bool, typer.Option("--strict", help="A warning is a failure.")]
 BriefOption = Annotated[bool, typer.Option("--brief", help="One line a problem and the counts, nothing else.")]
 ExitStyleOption = Annotated[

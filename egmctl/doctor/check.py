@@ -26,6 +26,8 @@ class Check:
     sections: tuple[str, ...]
     """Sections of the machine without which the check cannot say anything: the runner answers for it then.
     (Single values in them may still be ``None``, and recorded machines hold anything that their types allow.)"""
+    wants: tuple[str, ...] = ()
+    """Sections that the check reads too, and can do without: what it says then is its own."""
     judge: Judge
     """Yields at least one finding; a check that does not concern this machine yields a ``skip`` with why."""
     why: str

@@ -31,6 +31,8 @@ class Scope:
     purposes: tuple[Guard, ...] | None = None
     """The words of ``--for``; ``None`` as above."""
     expectation: Expectation | None = None
+    since_s: float | None = None
+    """Events of the kernel's log that are older than so many seconds do not count; ``None``: all since boot."""
 
     def gpus_of(self, machine: Machine) -> tuple[Gpu, ...]:
         """Return the machine's GPUs in this scope, in the order of their indices."""

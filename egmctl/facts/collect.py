@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from egmctl import __version__, launch
 from egmctl.errors import ChildFailed, UsageError
-from egmctl.facts import confinement, driver_files, gpus, host, inside, nics, nodes, pci, process, system
+from egmctl.facts import confinement, driver_files, gpus, host, inside, kernel_log, nics, nodes, pci, process, system
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.codec import JsonValue
@@ -92,6 +92,7 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
         read("process", lambda: process.process(root, pid))
         read("confinement", lambda: confinement.confinement(root, pid))
         read("system", lambda: system.system(root))
+        read("kernel_log", lambda: kernel_log.kernel_log(root))
         read("gpus", lambda: node.gpus)
         read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
         read("driver", node.driver)

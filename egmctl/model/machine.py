@@ -45,6 +45,7 @@ from egmctl.model.host import (
     NumaKind,
     NumaNode,
 )
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.peer import Peer, PeerPort, PeerProbe, Peers
 from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.model.process import (
@@ -78,6 +79,8 @@ __all__ = [
     "DeviceNode",
     "DeviceProgram",
     "Driver",
+    "DriverMessage",
+    "EventKind",
     "Fabric",
     "Gpu",
     "GpuCuda",
@@ -87,7 +90,9 @@ __all__ = [
     "Host",
     "HugePages",
     "Imex",
+    "KernelEvent",
     "KernelList",
+    "KernelLog",
     "Machine",
     "Mount",
     "Nic",
@@ -172,6 +177,7 @@ SECTION_VERSIONS: Mapping[str, int] = {
     "process": 1,
     "confinement": 1,
     "system": 1,
+    "kernel_log": 1,
     "probes": 1,
 }
 """The sections in their order in the document. A version rises when a reader of the older one would be misled."""
@@ -195,6 +201,7 @@ class Machine:
     process: Process | None = None
     confinement: Confinement | None = None
     system: System | None = None
+    kernel_log: KernelLog | None = None
     probes: tuple[Probe, ...] | None = None
     """What ``egmctl doctor --active`` tried, in that order; nothing else makes this section."""
     peers: Peers | None = None

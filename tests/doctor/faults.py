@@ -6,6 +6,7 @@ The machines are modelled: a shipped one with the fault in it, as the check's ow
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.probes import plan
 from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
+from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Guard
 from egmctl.model.machine import (
     Bridge,
     DeviceNode,
     Imex,
+    KernelLog,
     Machine,
     Mount,
     NicPort,
@@ -50,11 +53,20 @@ def tried(machine: Machine) -> tuple[Probe, ...]:
     return tuple(dataclasses.replace(probe, outcome=Outcome.OK) for probe in plan(gpus, (0, 1), tuple(ProbeKind)))
 
 
+def logged(line: str) -> Machine:
+    """The healthy machine, whose kernel logged a line ten minutes ago."""
+    found = event(400.0, line)
+    assert found is not None
+    assert healthy().kernel_log is not None
+    return patched(healthy(), "kernel_log", events=(found,))
+
+
 def healthy() -> Machine:
     """A tray of a GB200 NVL72 rack on which everything that checks ask for is stated, and is as it should be."""
     machine = shipped("gb200-nvl72")
     machine = patched(machine, "origin", name="nvl72-healthy", description="What is not stated is made up.")
     machine = patched(machine, "", probes=tried(machine))
+    machine = patched(machine, "", kernel_log=KernelLog(source="/dev/kmsg", now_s=1000.0, first_s=0.0))
     machine = patched(
         machine,
         "driver",
@@ -202,6 +214,18 @@ FAULTS: dict[str, Fault] = {
     "drv.versions": changed("driver", module_version="575.57.08"),
     "drv.params": changed("driver", module_parameters={"GrdmaPciTopoCheckOverride": "2"}),
     "drv.nouveau": Fault(by_nouveau),
+    **{
+        check: Fault(functools.partial(logged, line))
+        for check, line in (
+            ("kernel.xid", "NVRM: Xid (PCI:0008:01:00): 79, GPU has fallen off the bus."),
+            ("kernel.sxid", "nvidia-nvswitch0: SXid (PCI:0008:01:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"),
+            (
+                "kernel.aer",
+                "nvidia 0008:01:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
+            ),
+            ("kernel.driver-messages", "NVRM: GPU0 x: SBIOS allocated EGM address is incorrect."),
+        )
+    },
     "egm.capability": changed("gpus[*].nvml", capabilities=0),
     "egm.preconditions": Fault(
         lambda: patched(patched(healthy(), "gpus[*].nvml", capabilities=0), "system", acpi_egm=False)
@@ -343,6 +367,7 @@ FAULTS |= {
 PASSES: Mapping[str, Callable[[], Machine]] = {
     **dict.fromkeys((name for name in FAULTS if name.startswith("peers.")), in_job),
     "fabric.manager": with_switches,
+    "kernel.sxid": with_switches,
     "pcie.acs": lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0),
     "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),
 }

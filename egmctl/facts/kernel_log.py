@@ -1,0 +1,326 @@
+"""Reads Xids, SXids, PCIe errors and what the driver says of EGM, NVLink, C2C, fabric and IMEX from the kernel's log.
+
+From ``/dev/kmsg``, which needs CAP_SYSLOG where ``kernel.dmesg_restrict`` is 1, else from the journal, which groups
+``systemd-journal`` and ``adm`` may read. Never by priority: the driver prints most errors without one, so that they
+count as warnings (open-gpu-kernel-modules, nvlog_printf.c).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import re
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from egmctl.facts.root import Root, Unreadable
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
+from egmctl.model.record import Reason
+
+KMSG = "/dev/kmsg"
+JOURNAL = "/usr/bin/journalctl"
+JOURNAL_TIMEOUT_S = 3.0
+EVENTS_LIMIT = 500
+"""Events that are kept. A link that fails logs thousands of the same."""
+
+_RECORD_BYTES = 1 << 16
+"""More than the kernel's largest record; a smaller buffer makes read(2) fail with EINVAL."""
+_RECORDS_LIMIT = 1 << 18
+_JOURNAL_BYTES = 64 << 20
+_TEXT_LIMIT = 200
+
+Line = tuple[float, str]
+"""Seconds since boot, and the message."""
+
+_XID = re.compile(
+    r"NVRM: Xid \(PCI:([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): "
+    r"(\d{1,6})(?:, |$)(.*)",
+    re.ASCII | re.IGNORECASE,
+)
+_PROCESS = re.compile(r"pid=(?:'?<unknown>'?|(\d{1,10})), name=(.{0,64}?)(?:, |$)", re.ASCII)
+_CAUSED_BY = re.compile(r" caused by previous Xid (\d{1,6})", re.ASCII)
+_SXID = re.compile(
+    r"nvidia-nvswitch\d+: SXid \(PCI:([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\): (\d{1,6}), (.*)",
+    re.ASCII | re.IGNORECASE,
+)
+_AER = re.compile(
+    r"\S+ ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): PCIe Bus Error: "
+    r"severity=(Corrected|Correctable|Uncorrected|Uncorrectable)(?: \((Fatal|Non-Fatal)\))?, (.*)",
+    re.ASCII,
+)
+_LINK = re.compile(r"\bLink (\d{1,3})\b", re.ASCII)
+_FATAL = re.compile(r"\b(Non-?fatal|Fatal)\b", re.IGNORECASE)
+_BUS_ID = re.compile(r"\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?\b", re.ASCII | re.IGNORECASE)
+_SOURCES = ("NVRM", "nvidia", "PCIe Bus Error")
+"""One of these is in every line that counts: looking for them first is ten times as fast as the patterns."""
+_DRIVER_LINE = re.compile(r"(NVRM|nvidia-uvm|nvidia-nvswitch\d*|nvidia-nvlink)\b", re.ASCII)
+
+
+def kernel_log(root: Root) -> KernelLog:
+    """Read the log of this boot.
+
+    Raises
+    ------
+    Unreadable
+        If neither source may be read; the reason is the kernel log's own, the detail names both.
+    """
+    try:
+        return _kept(KMSG, _kmsg(root))
+    except Unreadable as error:
+        if not root.is_live:
+            raise
+        try:
+            return _kept("journalctl", _journal(root))
+        except Unreadable as other:
+            detail = f"{error.unread.detail}; {other.unread.detail}"
+            raise Unreadable(error.unread.reason, detail) from None
+
+
+class KernelLogWatch:
+    """The events that come between making this object and asking it: what the kernel said during a measurement.
+
+    Where the log cannot be read it reports none, and :attr:`unread` says why.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self.unread: Unreadable | None = None
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = _open(root)
+            os.lseek(self._descriptor, 0, os.SEEK_END)
+        except OSError as error:
+            self.unread = Unreadable.from_os_error(error, KMSG)
+        except Unreadable as error:
+            self.unread = error
+
+    def events(self) -> tuple[KernelEvent, ...]:
+        """Return the events since the last call, in their order."""
+        if self._descriptor is None:
+            return ()
+        lines, _ = _records(self._descriptor)
+        return tuple(itertools.islice(_events(lines), EVENTS_LIMIT))
+
+    def close(self) -> None:
+        """Let go of the log."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def event(time_s: float, message: str) -> KernelEvent | None:
+    """Return what a line of the log says; ``None`` if it is none of the known kinds.
+
+    Parameters
+    ----------
+    time_s
+        Seconds since boot.
+    message
+        The line without time and priority. Where the kernel escaped a line feed (``\\x0a``) only what is before counts.
+    """
+    message = message.partition("\\x0a")[0].partition("\n")[0]
+    if not any(word in message for word in _SOURCES):
+        return None
+    if match := _XID.match(message):
+        domain, bus, slot, number, rest = match.groups()
+        process = _PROCESS.search(rest)
+        if process is not None:
+            rest = rest[: process.start()] + rest[process.end() :]
+        caused = _CAUSED_BY.search(rest)
+        return KernelEvent(
+            kind=EventKind.XID,
+            time_s=time_s,
+            bus_id=_bus_id(f"{domain}:{bus}:{slot}"),
+            number=int(number),
+            fatal=_fatal(rest) if 144 <= int(number) <= 150 else None,
+            link=_link(rest),
+            pid=int(process[1]) if process and process[1] else None,
+            process=process[2] if process and process[2] not in ("", "<unknown>") else None,
+            caused_by=int(caused[1]) if caused else None,
+            text=rest[:_TEXT_LIMIT],
+        )
+    if match := _SXID.match(message):
+        return KernelEvent(
+            kind=EventKind.SXID,
+            time_s=time_s,
+            bus_id=_bus_id(match[1]),
+            number=int(match[2]),
+            fatal=_fatal(match[3]),
+            link=_link(match[3]),
+            text=match[3][:_TEXT_LIMIT],
+        )
+    if match := _AER.match(message):
+        return KernelEvent(
+            kind=EventKind.AER,
+            time_s=time_s,
+            bus_id=match[1],
+            fatal=match[3] == "Fatal",
+            corrected=match[2].startswith("Correct"),
+            text=match[4][:_TEXT_LIMIT],
+        )
+    if _DRIVER_LINE.match(message):
+        known = next((one for one in DriverMessage if one.value in message), None)
+        if known is not None:
+            found = _BUS_ID.search(message)
+            return KernelEvent(
+                kind=EventKind.DRIVER, time_s=time_s, message=known, bus_id=_bus_id(found[0]) if found else None
+            )
+    return None
+
+
+def _kept(source: str, read: tuple[Iterable[Line], float, bool]) -> KernelLog:
+    """Return the log of some lines, read at a time, with or without a gap."""
+    lines, now_s, overwritten = read
+    first_s: float | None = None
+    count = 0
+    kept: deque[KernelEvent] = deque(maxlen=EVENTS_LIMIT)
+    for time_s, message in lines:
+        first_s = time_s if first_s is None else first_s
+        if (found := event(time_s, message)) is not None:
+            count += 1
+            kept.append(found)
+    return KernelLog(
+        source=source,
+        now_s=now_s,
+        first_s=first_s,
+        overwritten=overwritten,
+        events=tuple(kept),
+        left_out=count - len(kept),
+    )
+
+
+def _events(lines: Iterable[Line]) -> Iterator[KernelEvent]:
+    return (found for line in lines if (found := event(*line)) is not None)
+
+
+def _kmsg(root: Root) -> tuple[Iterable[Line], float, bool]:
+    if not root.is_live:
+        # A copy of the records as a regular file, one a line; its last line is the best clock there is.
+        lines = [line for text in root.read(KMSG).splitlines() if (line := _record(text)) is not None]
+        return lines, lines[-1][0] if lines else 0.0, False
+    descriptor = _open(root)
+    try:
+        lines, overwritten = _records(descriptor)
+    finally:
+        os.close(descriptor)
+    return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), overwritten
+
+
+def _open(root: Root) -> int:
+    try:
+        return os.open(root.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        raise Unreadable.from_os_error(error, KMSG) from None
+
+
+def _records(descriptor: int) -> tuple[list[Line], bool]:
+    """Return the records up to the newest, and whether some were overwritten meanwhile (EPIPE)."""
+    lines: list[Line] = []
+    overwritten = False
+    for _ in range(_RECORDS_LIMIT):
+        try:
+            data = os.read(descriptor, _RECORD_BYTES)
+        except BlockingIOError:
+            break
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                overwritten = True
+                continue
+            raise Unreadable.from_os_error(error, KMSG) from None
+        if not data:
+            break
+        if (line := _record(data.decode(errors="replace"))) is not None:
+            lines.append(line)
+    return lines, overwritten
+
+
+def _record(text: str) -> Line | None:
+    """Return time and message of a record of the kernel's own; programs that write to ``/dev/kmsg`` are not believed.
+
+    ``priority,sequence,microseconds,flags;message``; a program's facility, ``priority >> 3``, is never 0
+    (Documentation/ABI/testing/dev-kmsg).
+    """
+    head, semicolon, message = text.partition(";")
+    fields = head.split(",")
+    numbers = [field for field in fields[:3] if re.fullmatch("[0-9]{1,18}", field, re.ASCII)]
+    if not semicolon or len(numbers) < 3 or int(fields[0]) >> 3:
+        return None
+    return int(fields[2]) / 1e6, message.partition("\n")[0]
+
+
+def _journal(root: Root) -> tuple[Iterable[Line], float, bool]:
+    if not root.exists(JOURNAL):
+        raise Unreadable(Reason.NOT_PRESENT, f"{JOURNAL}: ENOENT")
+    command = [root.path(JOURNAL), "--dmesg", "--boot", "--output=json", "--no-pager", "--quiet"]
+    command.append("--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP,SYSLOG_FACILITY")
+    try:
+        process = subprocess.Popen(  # noqa: S603 (a fixed program, fixed arguments)
+            command,
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Unreadable.from_os_error(error, JOURNAL) from None
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    deadline = time.monotonic() + JOURNAL_TIMEOUT_S
+    parts: list[bytes] = []
+    size = 0
+    os.set_blocking(process.stdout.fileno(), False)
+    try:
+        while True:
+            if time.monotonic() > deadline:
+                raise Unreadable(Reason.TIMED_OUT, f"{JOURNAL}: no end within {JOURNAL_TIMEOUT_S:g} s")
+            part = process.stdout.read(1 << 16)
+            if part is None:
+                time.sleep(0.005)
+                continue
+            if not part or size > _JOURNAL_BYTES:
+                break
+            parts.append(part)
+            size += len(part)
+    finally:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.stdout.close()
+    lines = [line for raw in b"".join(parts).splitlines() if (line := _journal_entry(raw)) is not None]
+    if not lines:
+        raise Unreadable(Reason.NO_PERMISSION, f"{JOURNAL}: no kernel message may be read")
+    return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), False
+
+
+def _journal_entry(raw: bytes) -> Line | None:
+    try:
+        entry = json.loads(raw)
+        message = entry["MESSAGE"]
+        # What is not UTF-8 comes as a list of bytes (systemd.journal-fields(7)).
+        text = bytes(message).decode(errors="replace") if isinstance(message, list) else str(message)
+        if entry.get("SYSLOG_FACILITY", "0") != "0":
+            return None
+        stamp = entry.get("_SOURCE_MONOTONIC_TIMESTAMP") or entry["__MONOTONIC_TIMESTAMP"]
+        return int(stamp) / 1e6, text
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _bus_id(text: str) -> str:
+    """Return a bus id in the model's spelling; a line without a function means function 0."""
+    domain, bus, slot = text.lower().split(":")
+    return f"{domain[-8:].lstrip('0').zfill(4)}:{bus}:{slot if '.' in slot else slot + '.0'}"
+
+
+def _link(text: str) -> int | None:
+    found = _LINK.search(text)
+    return int(found[1]) if found else None
+
+
+def _fatal(text: str) -> bool | None:
+    found = _FATAL.search(text)
+    return None if found is None else found[1].lower() == "fatal"

@@ -1,0 +1,119 @@
+"""What the doctor makes of the kernel's log: whose fault, how old, what to do; an application's fault is no GPU's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from egmctl.doctor.messages import MESSAGES
+from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.doctor.xids import XIDS
+from egmctl.facts.kernel_log import event
+from egmctl.model.finding import Finding, Status
+from egmctl.model.kernel_log import DriverMessage, KernelLog
+from egmctl.model.machine import Machine, OriginKind, Reason, SectionStatus, Unread
+from tests.conftest import RunEgmctl
+from tests.doctor.machines import run, run_one, shipped
+
+GPU2, NOW = "0000:08:00.0", 5000.0
+
+
+def node(*lines: str, at: float = 4300.0) -> Machine:
+    """The recorded H200 node, whose kernel logged this."""
+    events = tuple(found for line in lines if (found := event(at, line)) is not None)
+    assert len(events) == len(lines)
+    log = KernelLog(source="/dev/kmsg", now_s=NOW, first_s=0.0, events=events)
+    return dataclasses.replace(shipped("hgx-h200x4"), kernel_log=log)
+
+
+def xid(number: int, rest: str, bus: str = "0000:00:08") -> str:
+    return f"NVRM: Xid (PCI:{bus}): {number}, {rest}"
+
+
+def findings(*lines: str, check: str = "kernel.xid", scope: Scope = EVERYTHING) -> list[tuple[Status, str, str]]:
+    return [(f.status, f.place.label, f.summary) for f in run(check, node(*lines), scope)]
+
+
+def test_an_application_fault_is_no_fault_of_the_gpu() -> None:
+    one = run_one(
+        "kernel.xid", node(xid(31, "pid=2228, name=python3, MMU Fault"), xid(43, "pid=2228, name=python3, Ch 1"))
+    )
+    assert (one.status, one.summary) == (Status.PASS, "no Xid that calls for an operator")
+    assert "1 x Xid 31 on GPU2 (GPU memory page fault; application)" in one.note
+
+
+def test_a_gpu_off_the_bus_is_named_with_its_age_and_what_to_do() -> None:
+    one: Finding = run_one("kernel.xid", node(xid(79, "GPU has fallen off the bus."), xid(79, "again")))
+    assert one.status is Status.FAIL
+    assert one.summary == "GPU2: Xid 79, GPU fell off the bus, 2 times, last 11 min ago"
+    assert one.cause == "blamed on: hardware"
+    assert one.remedy is not None
+    assert one.remedy.needs_reboot
+
+
+@pytest.mark.parametrize(("word", "status"), [("Fatal", Status.FAIL), ("Nonfatal", Status.WARN)])
+def test_nvlink_5_says_itself_how_grave_it_is(word: str, status: Status) -> None:
+    assert run_one("kernel.xid", node(xid(149, f"NETIR_LINK_DOWN {word} XC0 i0 Link 4 (0x0 0x0)"))).status is status
+
+
+def test_two_kinds_are_two_findings() -> None:
+    assert [s for s, _, _ in findings(xid(48, "DBE"), xid(74, "NVLink"))] == [Status.FAIL, Status.FAIL]
+
+
+def test_what_is_older_than_since_does_not_count() -> None:
+    machine = node(xid(79, "GPU has fallen off the bus."))
+    assert run_one("kernel.xid", machine, Scope(since_s=600.0)).status is Status.PASS
+    assert run_one("kernel.xid", machine, Scope(since_s=800.0)).status is Status.FAIL
+
+
+def test_a_gpu_that_was_not_asked_about_stays_out() -> None:
+    lines = xid(79, "x"), xid(48, "of a GPU that is gone", "0000:77:00")
+    other = shipped("hgx-h200x4").gpus
+    assert other is not None
+    found = findings(*lines, scope=Scope(gpus=(other[0].bus_id,)))
+    assert [summary for _, _, summary in found] == ["0000:77:00.0: Xid 48, uncorrectable ECC error, 11 min ago"]
+
+
+def test_a_driver_message_is_explained() -> None:
+    one = run_one("kernel.driver-messages", node("NVRM: GPU1 x: EGM is not enabled in RM for GPU 1"))
+    assert one.status is Status.FAIL
+    assert one.summary == "the driver logged: Fabric Manager wants EGM and the GPU has it off, 11 min ago"
+
+
+def test_corrected_pcie_errors_count_where_they_are_many() -> None:
+    line = "nvidia 0000:00:08.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
+    assert run_one("kernel.aer", node(line)).status is Status.PASS
+    assert run_one("kernel.aer", node(*[line] * 100)).status is Status.WARN
+
+
+def test_a_restricted_log_is_unknown_with_what_to_do() -> None:
+    machine = shipped("hgx-h200x4")
+    status = SectionStatus(version=1, unread=Unread(reason=Reason.NO_PERMISSION, detail="/dev/kmsg: EPERM"))
+    machine = dataclasses.replace(machine, sections={**machine.sections, "kernel_log": status}, kernel_log=None)
+    one = run_one("kernel.xid", machine)
+    assert (one.status, one.summary) == (Status.UNKNOWN, "the kernel's log was not read (/dev/kmsg: EPERM)")
+    assert one.remedy is not None
+
+
+def test_a_model_has_none() -> None:
+    machine = shipped("gb200-nvl72")
+    assert machine.origin.kind is OriginKind.MODELLED
+    assert run_one("kernel.xid", machine).status is Status.SKIP
+
+
+@pytest.mark.parametrize("message", DriverMessage)
+def test_every_message_has_a_meaning_and_a_remedy(message: DriverMessage) -> None:
+    assert MESSAGES[message].remedy.text
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45])
+def test_xids_of_applications_call_for_nobody(number: int) -> None:
+    assert XIDS[number].status is Status.PASS
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2", "-1h", "2h ago", "9999999s"])
+def test_since_names_what_is_wrong(egmctl: RunEgmctl, text: str) -> None:
+    done = egmctl("doctor", "--machine", "gh200", "--since", text)
+    assert done.code == 2
+    assert f"--since {text!r}: give boot, or a number with s, m, h or d: 30m, 2h, 1d" in done.err

@@ -1,0 +1,140 @@
+"""What is read of the kernel's log: the lines as the driver and the kernel write them, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event, kernel_log
+from egmctl.facts.root import Root, Unreadable
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelLog
+from egmctl.model.record import Reason
+from tests.facts.sysroot import Tree
+
+# As an H200 logged it for a kernel that stores out of bounds (driver 580.159.04).
+REAL = (
+    "4,371,92495520,c;NVRM: GPU at PCI:0000:00:06: GPU-a6151c81-0000-0000-0000-000000000000",
+    "4,373,92495534,c;NVRM: Xid (PCI:0000:00:06): 31, pid=2228, name=python3, channel 0x0000000a, intr 00000000. "
+    "MMU Fault: ENGINE GRAPHICS GPC1 GPCCLIENT_T1_8 faulted @ 0x400_00000000. Fault is of type FAULT_PDE "
+    "ACCESS_TYPE_VIRT_WRITE",
+)
+
+
+def read(tmp_path: Path, *records: str) -> KernelLog:
+    tree = Tree(tmp_path)
+    tree.write("/dev/kmsg", "".join(f"{record}\n" for record in records))
+    return kernel_log(tree.root)
+
+
+def test_a_real_xid(tmp_path: Path) -> None:
+    log = read(tmp_path, *REAL)
+    (xid,) = log.events
+    assert (xid.kind, xid.number, xid.bus_id, xid.time_s) == (EventKind.XID, 31, "0000:00:06.0", 92.495534)
+    assert (xid.pid, xid.process) == (2228, "python3")
+    assert xid.text.startswith("channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS")
+    assert (log.source, log.first_s, log.left_out) == ("/dev/kmsg", 92.49552, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x0 0x0)",
+            {"number": 145, "bus_id": "0018:01:00.0", "fatal": False, "link": 13, "pid": None},
+        ),
+        (
+            "NVRM: Xid (PCI:0009:01:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
+            {"number": 45, "caused_by": 149, "process": "python3"},
+        ),
+        (
+            "NVRM: Xid (PCI:0000:1b:00 GPU-I:05 GPU-CI:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception",
+            {"number": 13, "bus_id": "0000:1b:00.0", "pid": None, "process": None, "text": "Graphics Exception"},
+        ),
+        ("NVRM: Xid (PCI:0000:1B:00): 79, GPU has fallen off the bus.", {"number": 79, "bus_id": "0000:1b:00.0"}),
+        (
+            "nvidia-nvswitch0: SXid (PCI:0000:85:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
+            {"kind": EventKind.SXID, "number": 12028, "fatal": False, "link": 32, "bus_id": "0000:85:00.0"},
+        ),
+        (
+            "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+            {"kind": EventKind.SXID, "number": 20034, "fatal": True},
+        ),
+        (
+            "nvidia 0000:1b:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+            {"kind": EventKind.AER, "corrected": True, "fatal": False},
+        ),
+        (
+            "pcieport 0000:1a:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
+            {"kind": EventKind.AER, "corrected": False, "fatal": True, "bus_id": "0000:1a:00.0"},
+        ),
+        (
+            "NVRM: GPU0 kmemsysSetupAtsPeers_GB100: GPU 1 doesn't have a EGM fabric address",
+            {"kind": EventKind.DRIVER, "message": DriverMessage.EGM_NO_FABRIC_ADDRESS, "bus_id": None},
+        ),
+        (
+            "NVRM: GPU 0000:1b:00.0: RmInitAdapter failed! (0x62:0x65:1860)",
+            {"kind": EventKind.DRIVER, "message": DriverMessage.INIT_FAILED, "bus_id": "0000:1b:00.0"},
+        ),
+    ],
+)
+def test_each_kind_of_line(line: str, expected: dict[str, object]) -> None:
+    found = event(1.0, line)
+    assert found is not None
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "audit: name='NVRM: Xid (PCI:0000:00:06): 79, pid=1, name=x, y'",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04",
+        "systemd[1]: nvidia-imex.service: fallen off the bus",
+        "",
+    ],
+)
+def test_other_lines_are_no_facts(line: str) -> None:
+    assert event(1.0, line) is None
+
+
+def test_a_program_that_writes_to_the_log_is_not_believed(tmp_path: Path) -> None:
+    # Facility 1 (user): what printf 'NVRM: Xid ...' > /dev/kmsg makes of it.
+    assert read(tmp_path, "12,900,5000000,-;NVRM: Xid (PCI:0000:00:06): 79, GPU has fallen off the bus.").events == ()
+
+
+def test_a_flood_keeps_the_newest_and_counts_the_rest(tmp_path: Path) -> None:
+    lines = [f"4,{n},{n * 1000},-;NVRM: Xid (PCI:0000:00:06): 74, NVLink error {n}" for n in range(EVENTS_LIMIT + 7)]
+    log = read(tmp_path, *lines)
+    assert (len(log.events), log.left_out) == (EVENTS_LIMIT, 7)
+    assert log.events[-1].text == f"NVLink error {EVENTS_LIMIT + 6}"
+
+
+def test_a_log_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Unreadable) as error:
+        kernel_log(Tree(tmp_path).root)
+    assert error.value.unread.reason is Reason.NOT_PRESENT
+    assert error.value.unread.detail == "/dev/kmsg: ENOENT"
+
+
+@given(st.text(), st.floats(0, 1e9))
+def test_no_line_is_too_odd(line: str, time_s: float) -> None:
+    for head in ("", "NVRM: ", "NVRM: Xid (PCI:0000:00:06): ", "nvidia-nvswitch0: SXid (PCI:0000:00:06.0): "):
+        found = event(time_s, head + line)
+        assert found is None or len(found.text) <= 200
+
+
+@pytest.mark.needs_root
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="needs /dev/kmsg")
+def test_the_real_log_of_this_kernel() -> None:
+    watch = KernelLogWatch(Root())
+    log = kernel_log(Root())
+    assert log.source == "/dev/kmsg"
+    assert 0 < log.now_s < time.clock_gettime(time.CLOCK_MONOTONIC) + 0.001
+    assert watch.unread is None
+    assert watch.events() == ()
+    watch.close()
+    assert watch.events() == ()
