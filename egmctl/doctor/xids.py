@@ -8,8 +8,8 @@ older numbers, its Xid table of before. An Xid that only an application can caus
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.model.finding import Remedy, Status
 from egmctl.model.kernel_log import KernelEvent
 

@@ -7,8 +7,8 @@ those only the parts that the driver or the kernel wrote by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from egmctl.compat import StrEnum
 from egmctl.model.record import BusId, Plain, Record
 
 
