@@ -1,0 +1,68 @@
+"""A real Xid: a kernel that stores out of bounds is found in the kernel's log, and blamed on the application."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from egmctl.facts.kernel_log import KernelLogWatch
+from egmctl.facts.root import Root
+from egmctl.model.kernel_log import EventKind
+from tests.conftest import ROOT, RunEgmctl, command_environment
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg cannot be read"),
+]
+
+OUT_OF_BOUNDS = """
+from egmctl.driver.cuda import call
+from cuda.bindings import driver, nvrtc
+
+source = b'extern "C" __global__ void store(int* p) { *p = 1; }'
+_, program = nvrtc.nvrtcCreateProgram(source, b"store.cu", 0, [], [])
+call("cuInit", 0)
+device = call("cuDeviceGet", 0)
+context = call("cuDevicePrimaryCtxRetain", device)
+call("cuCtxSetCurrent", context)
+major = call("cuDeviceGetAttribute", driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+minor = call("cuDeviceGetAttribute", driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+assert int(nvrtc.nvrtcCompileProgram(program, 1, [b"-arch=sm_%d%d" % (major, minor)])[0]) == 0
+_, size = nvrtc.nvrtcGetCUBINSize(program)
+cubin = b" " * size
+nvrtc.nvrtcGetCUBIN(program, cubin)
+module = call("cuModuleLoadData", cubin)
+kernel = call("cuModuleGetFunction", module, b"store")
+import ctypes
+call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((0x40000000000,), (ctypes.c_void_p,)), 0)
+print(int(driver.cuCtxSynchronize()[0]))
+"""
+"""Prints 700, CUDA_ERROR_ILLEGAL_ADDRESS."""
+
+
+def test_an_out_of_bounds_store_is_the_applications_fault(egmctl: RunEgmctl) -> None:
+    watch = KernelLogWatch(Root())
+    ended = subprocess.run(
+        [sys.executable, "-c", OUT_OF_BOUNDS],
+        cwd=ROOT,
+        env=command_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.stdout.strip() == "700", ended.stderr
+    (xid,) = [event for event in watch.events() if event.kind is EventKind.XID]
+    watch.close()
+    assert (xid.number, xid.process) == (31, os.path.basename(sys.executable))
+
+    found = egmctl("doctor", "--check", "kernel.*", "--json")
+    assert found.code == 0
+    (finding,) = [one for one in json.loads(found.out)["result"]["findings"] if one["check"] == "kernel.xid"]
+    assert finding["status"] == "pass"
+    assert "Xid 31 on GPU" in finding["note"]
+    assert "application" in finding["note"]
