@@ -6,6 +6,7 @@
     ├── UsageError          2   the user asked for something that does not exist or makes no sense
     ├── NothingToDo         3   nothing could be run or determined here (no driver, no GPU, all waived)
     ├── ChildFailed         4   a child process crashed, hung or raised
+    │   └── ChildNotStarted         or could not be started
     └── DriverCallError     4   a CUDA or NVML call failed inside a child
         ├── DriverLibraryMissing    the library could not be loaded
         └── DriverTooOld            the library has no such function, or is too old for our bindings
@@ -71,6 +72,8 @@ class ChildFailed(EgmctlError):
         ``"crashed"`` (died from a signal or an exit code), ``"timed-out"`` or ``"raised"``.
     last_call
         The driver call that was under way, from the child's breadcrumb; ``None`` if there was none.
+    last_subject
+        The bus id of the GPU that this call was about, where the child said so.
     kind
         For ``raised``: the name of the exception's class in the child, so that a caller can tell a missing
         library from a failed call without the child's modules.
@@ -88,6 +91,7 @@ class ChildFailed(EgmctlError):
         *,
         how: str,
         last_call: str | None = None,
+        last_subject: str | None = None,
         kind: str | None = None,
         details: Mapping[str, Any] | None = None,
         output: str = "",
@@ -95,9 +99,14 @@ class ChildFailed(EgmctlError):
         super().__init__(message)
         self.how = how
         self.last_call = last_call
+        self.last_subject = last_subject
         self.kind = kind
         self.details = details or {}
         self.output = output
+
+
+class ChildNotStarted(ChildFailed):
+    """The system could not start a child process: no process, no memory or no descriptor was left for it."""
 
 
 class DriverCallError(EgmctlError):

@@ -10,7 +10,9 @@ from egmctl.model.machine import SECTION_VERSIONS, Machine, Record
 
 STATEMENTS = {
     ("Driver", "cuda_error"),
+    ("Driver", "cuda_failure"),
     ("Driver", "nvml_error"),
+    ("Driver", "nvml_failure"),
     ("Pair", "nvlink_through"),
 }
 """Fields whose null says something ("no error", "no links") and needs no reason."""

@@ -9,7 +9,8 @@ from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import MemoryKind
 from egmctl.model.task import HOST_NAMES
 from egmctl.topology import rates
-from egmctl.topology.health import C2c, c2c, egm, obstacle
+from egmctl.topology.access import Step, classify
+from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import LinkClass, active_nvlinks, cpu_node_ids, gpu_link
 from egmctl.topology.rates import Rate
 from egmctl.topology.routes import RouteKind, route
@@ -157,19 +158,12 @@ def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> st
     visible
         Bus ids that CUDA_VISIBLE_DEVICES leaves to a process, ``None`` if it is not set.
     """
-    label = f"GPU{gpu.index}"
-    if gpu.cuda is None:
-        if (stopped := obstacle(machine, gpu)) is not None:
-            return f"{label}: {stopped.cause}"
-        why = gpu.unread.get("cuda")
-        return f"CUDA does not see {label}" + (f": {why.detail or why.reason}" if why else "")
-    if visible is not None and gpu.bus_id not in visible:
-        return f"CUDA_VISIBLE_DEVICES hides {label}"
-    if gpu.nvml is not None and gpu.nvml.mig_mode:
-        return f"MIG is on: {label} can only be used in parts"
-    if gpu.nvml is not None and gpu.nvml.compute_mode == "prohibited":
-        return f"the compute mode of {label} is prohibited"
-    return None
+    stopped = classify(machine, gpu, through=Step.WHOLE)
+    if gpu.cuda is not None and visible is not None and gpu.bus_id not in visible:
+        return f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}"
+    if stopped is not None:
+        return f"GPU{gpu.index}: {stopped.cause}"
+    return None if gpu.cuda is not None else f"GPU{gpu.index}: CUDA was not asked"
 
 
 def cuda_visible(machine: Machine) -> frozenset[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.doctor.access import Loss, loss, routers
+from egmctl.doctor.access import loss, routers
 from egmctl.doctor.manager import device_path
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Evidence, on_gpus
@@ -50,17 +50,12 @@ def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
     """Show for each CPU NUMA node which GPUs could route to it, and which of them are lost."""
     words = []
     for node, attached in routers(machine, scope).items():
-        left = [gpu for gpu in attached if loss(machine, gpu) is Loss.NONE]
+        left = [gpu for gpu in attached if loss(machine, gpu) is None]
         gone = [gpu for gpu in attached if gpu not in left]
         parts = [on_gpus(left).label] if left else []
         parts += [f"{on_gpus(gone).label} blocked"] if gone else []
         words.append(f"NUMA {node}: {', '.join(parts)}")
     return (Evidence(source="GPUs of each NUMA node", value="; ".join(words)),) if words else ()
-
-
-def lost(machine: Machine, kind: Loss) -> list[Gpu]:
-    """Return the GPUs that are lost in this way."""
-    return [gpu for gpu in machine.gpus or () if loss(machine, gpu) is kind]
 
 
 def minor_of(gpu: Gpu) -> int | None:

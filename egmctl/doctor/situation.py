@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from egmctl.model.machine import Confinement, Fabric, Gpu, Machine
 from egmctl.model.process import INITIAL_NAMESPACES
-from egmctl.topology.health import Block, C2c, c2c, obstacle
+from egmctl.topology.access import DENIED, obstacle
+from egmctl.topology.health import C2c, c2c
 
 K = TypeVar("K", bound=Hashable)
 
@@ -28,17 +29,12 @@ def coherent(machine: Machine) -> bool | None:
 
 def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """Return the GPUs that NVML lists: what is lost is told by the checks of access."""
-    return tuple(gpu for gpu in gpus if obstacle(machine, gpu) is None)
+    return tuple(gpu for gpu in gpus if gpu.nvml is not None and obstacle(machine, gpu) is None)
 
 
 def kept_away(machine: Machine) -> tuple[Gpu, ...]:
     """Return the GPUs that the device cgroup or the container keeps from this process."""
-    blocks = {gpu.bus_id: obstacle(machine, gpu) for gpu in machine.gpus or ()}
-    return tuple(
-        gpu
-        for gpu in machine.gpus or ()
-        if (stopped := blocks[gpu.bus_id]) and stopped.block in (Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER)
-    )
+    return tuple(gpu for gpu in machine.gpus or () if (stopped := obstacle(machine, gpu)) and stopped.block in DENIED)
 
 
 def fabric(gpu: Gpu) -> Fabric | None:

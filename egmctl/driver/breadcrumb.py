@@ -23,13 +23,21 @@ import threading
 SLOTS = 64
 SLOT_SIZE = 64
 """Bytes of a slot: the name and zeros; one zero byte alone says that no call is under way."""
+_SEPARATOR = "\x1f"
+"""Between a call and what it is about (ASCII, unit separator)."""
 
 
-def enter(call: str) -> None:
-    """Note that this thread is about to make ``call`` (a function's name; cut after 63 bytes)."""
+def enter(call: str, subject: str = "") -> None:
+    """Note that this thread is about to make ``call`` (a function's name; cut after 63 bytes).
+
+    Parameters
+    ----------
+    subject
+        The bus id of the GPU that it is about, where the caller knows it; cut as well.
+    """
     if _shared is not None:
         start = _slot.start
-        _shared[start : start + SLOT_SIZE] = _padded(call)
+        _shared[start : start + SLOT_SIZE] = _padded(call, subject)
 
 
 def leave() -> None:
@@ -53,9 +61,17 @@ class Trail:
 
     def calls(self) -> tuple[str, ...]:
         """Return the names of the calls under way, each once, in the order in which their threads came."""
+        return tuple(dict.fromkeys(call for call, _ in self._crumbs()))
+
+    def subjects(self) -> tuple[str, ...]:
+        """Return what those calls are about, each once, as far as their callers said so."""
+        return tuple(dict.fromkeys(subject for _, subject in self._crumbs() if subject))
+
+    def _crumbs(self) -> list[tuple[str, str]]:
         data = self._shared[:]
-        names = (data[start : start + SLOT_SIZE].split(b"\0", 1)[0] for start in range(0, len(data), SLOT_SIZE))
-        return tuple(dict.fromkeys(name.decode("utf-8", "replace") for name in names if name))
+        slots = (data[start : start + SLOT_SIZE].split(b"\0", 1)[0] for start in range(0, len(data), SLOT_SIZE))
+        parts = (slot.decode("utf-8", "replace").partition(_SEPARATOR) for slot in slots if slot)
+        return [(call, subject) for call, _, subject in parts]
 
     def close(self) -> None:
         """Let go of the memory, and keep what stands in it now."""
@@ -79,8 +95,9 @@ class _Slot(threading.local):
 
 
 @functools.cache
-def _padded(call: str) -> bytes:
-    return call.encode()[: SLOT_SIZE - 1].ljust(SLOT_SIZE, b"\0")
+def _padded(call: str, subject: str) -> bytes:
+    words = f"{call}{_SEPARATOR}{subject}" if subject else call
+    return words.encode()[: SLOT_SIZE - 1].ljust(SLOT_SIZE, b"\0")
 
 
 _shared: mmap.mmap | None = None

@@ -5,7 +5,8 @@ Only child processes import this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from ctypes import byref
 from typing import Any
 
@@ -52,6 +53,8 @@ _EVENT_REASONS = (
 )
 """By bit: ``nvmlClocksEventReason*`` of nvml.h, and the two ``nvmlClocksThrottleReason*`` beyond."""
 
+_about = ""
+
 Field = int | tuple[int, int]
 """Id of a field value, or that and its scope: a link's number."""
 
@@ -64,17 +67,31 @@ def ask(function: str, *arguments: Any) -> Any:
     Unavailable
         NVML answered with an error, the library or pynvml lacks the function, or a string is not UTF-8.
     """
-    breadcrumb.enter(function)
+    breadcrumb.enter(function, _about)
     try:
         return getattr(pynvml, function)(*arguments)
     except pynvml.NVMLError as error:
         raise unavailable(function, error.value) from error
+    except MemoryError as error:
+        # pynvml makes room for as many entries as the library says it has.
+        raise Unavailable(FAILED, f"{function}: a count in the answer is beyond all bounds") from error
     except AttributeError as error:
         raise Unavailable(DRIVER_TOO_OLD, f"{function}: not in the installed nvidia-ml-py") from error
     except UnicodeDecodeError as error:
         raise Unavailable(FAILED, f"{function}: the answer is not UTF-8") from error
     finally:
         breadcrumb.leave()
+
+
+@contextlib.contextmanager
+def about(bus_id: str) -> Iterator[None]:
+    """Say which GPU the calls within are about: where one of them ends the process, its parent is told."""
+    global _about
+    before, _about = _about, bus_id
+    try:
+        yield
+    finally:
+        _about = before
 
 
 def ask_struct(function: str, struct: str, *before: Any) -> Any:
@@ -123,7 +140,8 @@ def field_values(handle: Any, fields: Iterable[Field]) -> dict[Field, int | Unav
 
 def unavailable(what: str, code: int) -> Unavailable:
     """Return the reason for a return code other than success."""
-    return Unavailable(_REASONS.get(code, FAILED), f"{what}: {code} ({pynvml.NVMLError(code)})", _NAMES.get(code))
+    detail = f"{what}: {code} ({pynvml.NVMLError(code)})"
+    return Unavailable(_REASONS.get(code, FAILED), detail, _NAMES.get(code), code)
 
 
 def event_reasons(mask: int) -> list[str]:

@@ -29,13 +29,16 @@ class Unavailable(Exception):
         The call and what it answered.
     name
         The library's own name for the error, e.g. ``NVML_ERROR_NOT_SUPPORTED``; ``None`` where it gave none.
+    number
+        What the call returned.
     """
 
-    def __init__(self, reason: str, detail: str, name: str | None = None) -> None:
+    def __init__(self, reason: str, detail: str, name: str | None = None, number: int | None = None) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
         self.name = name
+        self.number = number
 
     def json(self) -> dict[str, str]:
         """Return the ``Unread`` record."""

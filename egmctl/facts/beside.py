@@ -45,8 +45,9 @@ def enter(arguments: dict[str, Any]) -> None:
     Parameters
     ----------
     arguments
-        ``root``: the folder to look at; ``cgroups``: the ``cgroup.procs`` to join; ``user``: ``uid``, ``gid`` and
-        ``groups`` to take, null to keep one's own; ``overrides``: see :class:`egmctl.facts.other_root.Overrides`.
+        ``root``: the folder to look at; ``is_live``: whether it is a process' own, and no copied tree; ``cgroups``: the
+        ``cgroup.procs`` to join; ``user``: ``uid``, ``gid`` and ``groups`` to take, null to keep one's own;
+        ``overrides``: see :class:`egmctl.facts.other_root.Overrides`.
     """
     global _root
     for procs in arguments["cgroups"]:
@@ -60,7 +61,7 @@ def enter(arguments: dict[str, Any]) -> None:
     except OSError as error:
         raise StepRefused("root", error.errno or 0) from None
     user, overrides = arguments["user"], arguments["overrides"]
-    _root = OtherRoot(root, Overrides(**overrides) if overrides else NO_OVERRIDES)
+    _root = OtherRoot(root, Overrides(**overrides) if overrides else NO_OVERRIDES, is_live=arguments["is_live"])
     try:
         if user:
             give_up(user["uid"], user["gid"], user["groups"])

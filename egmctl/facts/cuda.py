@@ -118,7 +118,10 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
         why = _why(error)
         if facts.values["driver_version"] is None:
             facts.miss("driver_version", why)
-        return {**facts.json(), "absent": why.json(), "error": None if error.number is None else error.name}
+        how = {MISSING_LIBRARY: "missing", DRIVER_TOO_OLD: "too-old"}.get(why.reason, "error")
+        name = None if error.number is None else error.name
+        failure = {"how": how, "call": error.call, "number": error.number, "name": name, "detail": why.detail}
+        return {**facts.json(), "absent": why.json(), "error": name, "failure": failure}
     facts.values["gpus"] = {bus_id: _gpu(ordinal, device) for ordinal, (bus_id, device) in enumerate(devices.items())}
     if arguments.get("pairs", True):
         facts.values["pairs"] = [_pair(*pair) for pair in itertools.permutations(devices.items(), 2)]

@@ -6,12 +6,12 @@ funnel PCI > driver > device node > NVML > CUDA a GPU was lost is what people co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from egmctl.driver import ids
-from egmctl.errors import ChildFailed, DriverLibraryMissing, DriverTooOld
+from egmctl.errors import ChildFailed, ChildNotStarted, DriverLibraryMissing, DriverTooOld
 from egmctl.model.codec import DecodeError, JsonValue, from_json
 from egmctl.model.machine import (
     BusId,
@@ -20,6 +20,7 @@ from egmctl.model.machine import (
     GpuCuda,
     GpuNvml,
     GpuProc,
+    LibraryFailure,
     NvLink,
     Pair,
     PciFunction,
@@ -39,6 +40,10 @@ def join(
     cuda: CudaFacts,
 ) -> tuple[Gpu, ...]:
     """Return every GPU that any source knows, in the order of their indices.
+
+    A GPU's number is its place among the node's GPUs in the order of bus ids, which is nvidia-smi's on the whole node:
+    it does not move because another GPU is lost or denied, as NVML's does. GPUs of another kernel driver, which
+    nvidia-smi never counts, come last. Only where NVML numbers in another order are its numbers taken as they are.
 
     Parameters
     ----------
@@ -60,22 +65,35 @@ def join(
         "cuda": Unread(reason=Reason.NOT_PRESENT, detail=f"CUDA lists {len(cuda.gpus)} GPUs, not this one"),
     }
     known = {bus_id for source in sources.values() if not isinstance(source, Unread) for bus_id in source}
+    numbers = _numbers(known, {} if isinstance(pci, Unread) else pci, nvml)
     gpus = []
-    first_free = max((gpu.index for gpu in nvml.gpus.values()), default=-1) + 1
-    for bus_id in sorted(known, key=ids.bus_order):
+    for bus_id, index in numbers.items():
         found = {
             name: source if isinstance(source, Unread) else source.get(bus_id, missing[name])
             for name, source in sources.items()
         }
         found["node"] = _node(found, nodes)
-        if isinstance(found["nvml"], Unread):
-            index, first_free = first_free, first_free + 1
-        else:
-            index = found["nvml"].index
         values = {name: None if isinstance(value, Unread) else value for name, value in found.items()}
         unread = {name: value for name, value in found.items() if isinstance(value, Unread)}
         gpus.append(Gpu(bus_id=bus_id, index=index, unread=unread, **values))
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def _numbers(known: Iterable[str], pci: Mapping[BusId, PciFunction], nvml: NvmlFacts) -> dict[str, int]:
+    """Return each GPU's number by its bus id."""
+    in_order = sorted(known, key=ids.bus_order)
+    listed = sorted(nvml.gpus, key=lambda bus_id: nvml.gpus[bus_id].index)
+    if listed == sorted(listed, key=ids.bus_order):
+        foreign = {
+            bus_id
+            for bus_id, function in pci.items()
+            if function.driver not in (None, "", "nvidia") and bus_id not in nvml.gpus
+        }
+        return {bus_id: index for index, bus_id in enumerate(sorted(in_order, key=foreign.__contains__))}
+    first_free = max(gpu.index for gpu in nvml.gpus.values()) + 1
+    rest = (bus_id for bus_id in in_order if bus_id not in nvml.gpus)
+    numbers = {bus_id: gpu.index for bus_id, gpu in nvml.gpus.items()}
+    return numbers | {bus_id: first_free + place for place, bus_id in enumerate(rest)}
 
 
 def join_pairs(gpus: tuple[Gpu, ...], nvml: NvmlFacts, cuda: CudaFacts) -> tuple[Pair, ...]:
@@ -105,6 +123,7 @@ class NvmlFacts(Record):
     absent: Unread | None = None
     error: Plain | None = None
     """The name of nvmlInit's error."""
+    failure: LibraryFailure | None = None
     driver_version: Plain | None = None
     nvml_version: Plain | None = None
     confidential_compute: Plain | None = None
@@ -126,6 +145,7 @@ class CudaFacts(Record):
     absent: Unread | None = None
     error: Plain | None = None
     """The name of cuInit's error."""
+    failure: LibraryFailure | None = None
     driver_version: int | None = None
     gpus: Mapping[BusId, GpuCuda] = field(default_factory=dict)
     pairs: tuple[Pair, ...] = ()
@@ -136,10 +156,10 @@ def nvml_facts(outcome: JsonValue | ChildFailed) -> NvmlFacts:
     try:
         if not isinstance(outcome, ChildFailed):
             return from_json(NvmlFacts, outcome)
-        absent = _absent("NVML", outcome)
+        absent, failure = _absent("NVML", outcome)
     except DecodeError as error:
-        absent = Unread(reason=Reason.FAILED, detail=f"the answer of the child that reads NVML: {error}")
-    return NvmlFacts(absent=absent, unread=dict.fromkeys((*_NVML_VALUES, "error"), absent))
+        absent, failure = _garbage("NVML", error)
+    return NvmlFacts(absent=absent, failure=failure, unread=dict.fromkeys((*_NVML_VALUES, "error"), absent))
 
 
 def cuda_facts(outcome: JsonValue | ChildFailed) -> CudaFacts:
@@ -147,10 +167,10 @@ def cuda_facts(outcome: JsonValue | ChildFailed) -> CudaFacts:
     try:
         if not isinstance(outcome, ChildFailed):
             return from_json(CudaFacts, outcome)
-        absent = _absent("CUDA", outcome)
+        absent, failure = _absent("CUDA", outcome)
     except DecodeError as error:
-        absent = Unread(reason=Reason.FAILED, detail=f"the answer of the child that reads CUDA: {error}")
-    return no_cuda_facts(absent)
+        absent, failure = _garbage("CUDA", error)
+    return replace(no_cuda_facts(absent), failure=failure)
 
 
 def no_cuda_facts(why: Unread) -> CudaFacts:
@@ -163,6 +183,8 @@ def driver_values(nvml: NvmlFacts, cuda: CudaFacts) -> tuple[dict[str, Any], dic
     values = {
         **{name: getattr(nvml, name) for name in _NVML_VALUES},
         "nvml_error": nvml.error,
+        "nvml_failure": nvml.failure,
+        "cuda_failure": cuda.failure,
         "cuda_driver_version": cuda.driver_version,
         "cuda_error": cuda.error,
     }
@@ -175,17 +197,30 @@ def driver_values(nvml: NvmlFacts, cuda: CudaFacts) -> tuple[dict[str, Any], dic
     return values, {name: why for name, why in sources.items() if why is not None and values[name] is None}
 
 
-def _absent(library: str, error: ChildFailed) -> Unread:
+def _absent(library: str, error: ChildFailed) -> tuple[Unread, LibraryFailure]:
+    """Return why a library says nothing: as the reason of each value, and as what happened."""
     where = f" in {error.last_call}" if error.last_call else ""
     child = f"the child that reads {library}"
     if error.how != "raised":
         reason = Reason.TIMED_OUT if error.how == "timed-out" else Reason.CRASHED
-        return Unread(reason=reason, detail=f"{child} {error.how.replace('-', ' ')}{where}")
+        detail = f"{child} {error.how.replace('-', ' ')}{where}"
+        how = error.how
+        if isinstance(error, ChildNotStarted):
+            reason, how, detail = Reason.FAILED, "not-started", str(error)
+        failure = LibraryFailure(how=how, call=error.last_call, gpu=error.last_subject, detail=detail)
+        return Unread(reason=reason, detail=detail), failure
     reasons = {DriverLibraryMissing.__name__: Reason.MISSING_LIBRARY, DriverTooOld.__name__: Reason.DRIVER_TOO_OLD}
     detail = f"{child} raised {error.kind}"
     if "call" in error.details:
         detail = f"{error.details['call']}: {error.details['name']}"
-    return Unread(reason=reasons.get(error.kind or "", Reason.FAILED), detail=detail)
+    reason = reasons.get(error.kind or "", Reason.FAILED)
+    how = {Reason.MISSING_LIBRARY: "missing", Reason.DRIVER_TOO_OLD: "too-old"}.get(reason, "error")
+    return Unread(reason=reason, detail=detail), LibraryFailure(how=how, call=error.details.get("call"), detail=detail)
+
+
+def _garbage(library: str, error: DecodeError) -> tuple[Unread, LibraryFailure]:
+    detail = f"the answer of the child that reads {library}: {error}"
+    return Unread(reason=Reason.FAILED, detail=detail), LibraryFailure(how="error", detail=detail)
 
 
 def _known_bus_ids(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, str]:

@@ -104,7 +104,13 @@ def _ask(
             arguments,
             timeout_s=_TIMEOUT_S,
             before="egmctl.facts.beside:enter",
-            before_arguments={"root": place, "cgroups": list(cgroups), "user": user, "overrides": overrides},
+            before_arguments={
+                "root": place,
+                "is_live": root.is_live,
+                "cgroups": list(cgroups),
+                "user": user,
+                "overrides": overrides,
+            },
             sealed=True,
         )
     except ChildFailed as error:

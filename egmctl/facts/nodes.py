@@ -20,9 +20,21 @@ from egmctl.units import natural
 CAPS = "/dev/nvidia-caps"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
+_KINDS = (
+    (stat.S_ISCHR, "character"),
+    (stat.S_ISBLK, "block"),
+    (stat.S_ISDIR, "directory"),
+    (stat.S_ISREG, "file"),
+    (stat.S_ISFIFO, "fifo"),
+    (stat.S_ISSOCK, "socket"),
+)
+
 
 class Place(Protocol):
     """Where nodes are looked at: a :class:`egmctl.facts.root.Root`, or the root directory of another process."""
+
+    is_live: bool
+    """Whether these are the nodes of this machine, and not a copied tree."""
 
     def names_if_any(self, path: str) -> list[str]:
         """See :meth:`egmctl.facts.root.Root.names_if_any`."""
@@ -84,14 +96,20 @@ def read(root: Place, path: str) -> DeviceNode:
         status = root.status(path)
     except Unreadable as error:
         reason = error.unread
-        why.null("major minor mode uid gid nodev", reason.reason, reason.detail)
-        return DeviceNode(path=path, exists=reason.reason is not Reason.NOT_PRESENT, access=access, unread=why.unread)
+        why.null("kind major minor mode uid gid nodev", reason.reason, reason.detail)
+        missing = reason.reason is Reason.NOT_PRESENT
+        return DeviceNode(path=path, exists=not missing, kind=None, access=access, unread=why.unread)
+    kind = next((word for is_one, word in _KINDS if is_one(status.st_mode)), "unknown")
+    if kind == "file" and not root.is_live:
+        # In a copied tree a file stands for the node: it has the mode, and no numbers.
+        kind = "character"
     device = stat.S_ISCHR(status.st_mode)
     if not device:
         why.null("major minor", Reason.NOT_PRESENT, f"{path}: not a character device")
     return DeviceNode(
         path=path,
         exists=True,
+        kind=kind,
         major=os.major(status.st_rdev) if device else None,
         minor=os.minor(status.st_rdev) if device else None,
         mode=stat.S_IMODE(status.st_mode),

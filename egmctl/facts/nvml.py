@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import resource
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pynvml
 
 from egmctl.driver import ids
-from egmctl.driver.nvml import ask, ask_struct, event_reasons, field_values, take
-from egmctl.driver.reading import NOT_SUPPORTED, Reading, Unavailable
+from egmctl.driver.nvml import about, ask, ask_struct, event_reasons, field_values, take
+from egmctl.driver.reading import DRIVER_TOO_OLD, FAILED, MISSING_LIBRARY, NOT_SUPPORTED, Reading, Unavailable
 from egmctl.facts.nvml_fabric import read_fabric, read_platform
 from egmctl.facts.nvml_links import C2C_COUNT, NVLINK_COUNT, read_c2c_links, read_nvlinks
 from egmctl.units import format_kernel_list
@@ -42,6 +43,10 @@ _RECOVERY_ACTIONS = {
     7: "system-reboot",
 }
 _PCIE_GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}
+_MOST_GPUS = 256
+"""Minors of GPUs end at 247 (nv-chardev-numbers.h)."""
+_MOST_MEMORY = 2 << 30
+"""Bytes that the child may take."""
 _CPU_WORDS, _NODE_WORDS = 64, 16
 """64-bit words of the affinity masks: 4096 CPUs, 1024 NUMA nodes."""
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
@@ -58,12 +63,14 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
     arguments
         ``pairs``: false leaves the pairs out.
     """
+    # Counts in NVML's answers become memory before they can be looked at.
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     facts = Reading()
     try:
         ask("nvmlInit")
     except Unavailable as why:
         facts.miss("driver_version nvml_version confidential_compute nvlink_bandwidth_mode", why)
-        return {**facts.json(), "absent": why.json(), "error": why.name}
+        return {**facts.json(), "absent": why.json(), "error": why.name, "failure": _failure("nvmlInit", why)}
     take(facts, "driver_version", "nvmlSystemGetDriverVersion")
     take(facts, "nvml_version", "nvmlSystemGetNVMLVersion")
     take(facts, "nvlink_bandwidth_mode", "nvmlSystemGetNvlinkBwMode", convert=_word(_BANDWIDTH_MODES))
@@ -74,13 +81,21 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
         facts.miss("confidential_compute", why)
     try:
         count = ask("nvmlDeviceGetCount")
+        if not 0 <= count <= _MOST_GPUS:
+            raise Unavailable(FAILED, f"nvmlDeviceGetCount: {count} GPUs, a node has at most {_MOST_GPUS}")
     except Unavailable as why:
-        facts.values["absent"] = why.json()
+        facts.values |= {"absent": why.json(), "failure": _failure("nvmlDeviceGetCount", why)}
     else:
         _read_gpus(facts, count, pairs=arguments.get("pairs", True))
     with contextlib.suppress(Unavailable):
         ask("nvmlShutdown")
     return facts.json()
+
+
+def _failure(call: str, why: Unavailable) -> dict[str, Any]:
+    """Return the ``LibraryFailure`` record of a call without which nothing is known."""
+    how = {MISSING_LIBRARY: "missing", DRIVER_TOO_OLD: "too-old"}.get(why.reason, "error")
+    return {"how": how, "call": call, "number": why.number, "name": why.name, "detail": why.detail}
 
 
 def _read_gpus(facts: Reading, count: int, *, pairs: bool) -> None:
@@ -93,7 +108,10 @@ def _read_gpus(facts: Reading, count: int, *, pairs: bool) -> None:
         except Unavailable as why:
             # A GPU that fell off the bus keeps its index, but its bus id cannot be asked for any more.
             lost.append(Unavailable(why.reason, f"GPU {index}: {why.detail}").json())
-    facts.values["gpus"] = {bus_id: _gpu(index, handle) for index, (bus_id, handle) in handles.items()}
+    facts.values["gpus"] = {}
+    for index, (bus_id, handle) in handles.items():
+        with about(bus_id):
+            facts.values["gpus"][bus_id] = _gpu(index, handle)
     facts.values["lost"] = lost
     if pairs:
         facts.values["pairs"] = [_pair(*pair) for pair in itertools.permutations(handles.values(), 2)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from egmctl.driver import ids
 from egmctl.driver.nvml import Field, ask, field_values, take
-from egmctl.driver.reading import NOT_SUPPORTED, Reading, Unavailable
+from egmctl.driver.reading import FAILED, NOT_SUPPORTED, Reading, Unavailable
 
 NVLINK_COUNT, C2C_COUNT = 91, 170
 """NVML_FI_DEV_NVLINK_LINK_COUNT and NVML_FI_DEV_C2C_LINK_COUNT."""
@@ -29,6 +29,8 @@ _C2C_FIELDS = {
     "replays_back_to_back": 233,  # NVML_FI_DEV_C2C_LINK_ERROR_REPLAY_B2B
     "power_state": 234,  # NVML_FI_DEV_C2C_LINK_POWER_STATE
 }
+_MOST_NVLINKS, _MOST_C2C_LINKS = 128, 64
+"""Beyond these a count is an error of the driver and not believed: NVLink 6 has 36 (nvml.h, NVML_NVLINK_MAX_LINKS)."""
 _REMOTE_TYPES = {0: "gpu", 1: "npu", 2: "switch"}
 
 
@@ -36,6 +38,10 @@ def read_nvlinks(gpu: Reading, handle: Any, count: int | Unavailable) -> None:
     """Fill ``nvlink_count`` and ``nvlinks`` from the value of the field NVLINK_COUNT."""
     if isinstance(count, Unavailable):
         gpu.miss("nvlink_count nvlinks", count)
+        return
+    if not 0 <= count <= _MOST_NVLINKS:
+        why = Unavailable(FAILED, f"field {NVLINK_COUNT}: {count} NVLinks, a GPU has at most {_MOST_NVLINKS}")
+        gpu.miss("nvlink_count nvlinks", why)
         return
     values = field_values(handle, [(field, link) for link in range(count) for field in _NVLINK_FIELDS.values()])
     gpu.values["nvlink_count"] = count
@@ -46,6 +52,10 @@ def read_c2c_links(gpu: Reading, handle: Any, count: int | Unavailable) -> None:
     """Fill ``c2c_links`` from the value of the field C2C_COUNT."""
     if isinstance(count, Unavailable):
         gpu.miss("c2c_links", count)
+        return
+    if not 0 <= count <= _MOST_C2C_LINKS:
+        why = Unavailable(FAILED, f"field {C2C_COUNT}: {count} C2C links, a GPU has at most {_MOST_C2C_LINKS}")
+        gpu.miss("c2c_links", why)
         return
     values = field_values(handle, [(field, link) for link in range(count) for field in _C2C_FIELDS.values()])
     links = [_link(number, _C2C_FIELDS, values) for number in range(count)]

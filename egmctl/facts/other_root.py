@@ -59,9 +59,12 @@ class OtherRoot:
         A folder; it is the caller's.
     overrides
         Of the process whose root it is.
+    is_live
+        Whether it is the root of a process here, and not a copied tree.
     """
 
-    def __init__(self, descriptor: int, overrides: Overrides = NO_OVERRIDES) -> None:
+    def __init__(self, descriptor: int, overrides: Overrides = NO_OVERRIDES, *, is_live: bool = True) -> None:
+        self.is_live = is_live
         self._descriptor = descriptor
         self._overrides = overrides
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from egmctl.driver.breadcrumb import Trail
-from egmctl.errors import ChildFailed, ExitCode
+from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
 from egmctl.launch import libc
 from egmctl.launch.channel import MESSAGE, RESULT, Channel, ChannelClosed, MalformedMessage
 
@@ -118,7 +118,7 @@ def spawn(
     Raises
     ------
     ChildFailed
-        The system cannot start a process.
+        The system cannot start a process (:class:`egmctl.errors.ChildNotStarted`).
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("children are started from the main thread: they die with the thread that started them")
@@ -152,7 +152,7 @@ def spawn(
                 **_OWN_GROUP,
             )
         except OSError as error:
-            raise ChildFailed(f"a child process cannot be started: {error}", how="crashed") from None
+            raise ChildNotStarted(f"a child process cannot be started: {error}", how="crashed") from None
         kept.pop_all()
         return Child(target, process, Channel(our_end), trail, output, grace_s)
 
@@ -238,6 +238,10 @@ class Child:
     def last_call(self) -> str | None:
         """Return the driver call under way, or several where threads make them; readable whatever the child does."""
         return ", ".join(self._trail.calls()) or None
+
+    def last_subject(self) -> str | None:
+        """Return the bus id of the GPU that the call under way is about, where its caller said so."""
+        return ", ".join(self._trail.subjects()) or None
 
     def kill(self) -> bool:
         """Kill the child and what it started, as far as that stayed in its group; return whether the child is gone.
@@ -330,7 +334,13 @@ class Child:
         self, message: str, how: str, kind: str | None = None, details: dict[str, Any] | None = None
     ) -> ChildFailed:
         return ChildFailed(
-            message, how=how, last_call=self.last_call(), kind=kind, details=details, output=self._output_tail()
+            message,
+            how=how,
+            last_call=self.last_call(),
+            last_subject=self.last_subject(),
+            kind=kind,
+            details=details,
+            output=self._output_tail(),
         )
 
     def _output_tail(self) -> str:

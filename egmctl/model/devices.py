@@ -46,6 +46,8 @@ class DeviceNode(Record):
 
     path: Plain
     exists: bool
+    kind: Plain | None = "character"
+    """What is there: ``character``, or ``block``, ``directory``, ``file``, ``fifo``, ``socket`` in its place."""
     major: int | None = None
     minor: int | None = None
     mode: int | None = None

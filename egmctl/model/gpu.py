@@ -184,7 +184,8 @@ class Gpu(Record):
 
     bus_id: BusId
     index: int
-    """NVML's index; where NVML does not know the GPU, the numbers after NVML's last, in the order of bus ids."""
+    """Its place among the node's GPUs in the order of bus ids: nvidia-smi's number on the whole node, whoever may use
+    it. ``nvml.index`` is NVML's own, which counts only what this process may open."""
     pci: PciFunction | None = None
     proc: GpuProc | None = None
     node: DeviceNode | None = None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from egmctl.compat import StrEnum
 from egmctl.model.devices import DeviceNode
-from egmctl.model.record import KernelList, Plain, Record, Share
+from egmctl.model.record import BusId, KernelList, Plain, Record, Share
 
 
 class NumaKind(StrEnum):
@@ -74,6 +74,47 @@ class Host(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryFailure:
+    """How NVML or CUDA failed as a whole, so that it says nothing of any GPU."""
+
+    how: Plain
+    """``error`` (a call returned one), ``crashed``, ``timed-out``, ``missing`` (the library), ``too-old``
+    (for the bindings) or ``not-started`` (no child process could be)."""
+    call: Plain | None = None
+    """The call that failed, or that was under way at the end."""
+    gpu: BusId | None = None
+    """The GPU that the call was about, where it was about one."""
+    number: int | None = None
+    """What the call returned."""
+    name: Plain | None = None
+    """The library's own name for that: ``NVML_ERROR_UNKNOWN``."""
+    detail: Plain = ""
+
+    @property
+    def words(self) -> str:
+        """What happened, as it follows the library's name."""
+        where = f" in {self.call}" if self.call else ""
+        of = f" of {self.gpu}" if self.gpu else ""
+        number = "" if self.number is None else f" ({self.number})"
+        match self.how:
+            case "error":
+                call = f"{self.call}{of}: " if self.call else ""
+                return f"does not work ({call}{self.name or self.detail or 'no reason given'}{number})"
+            case "crashed":
+                return f"crashed{where}{of}"
+            case "timed-out":
+                return f"did not answer in time{f', it hangs{where}{of}' if where else ''}"
+            case "missing":
+                return "is missing: the library cannot be loaded"
+            case "too-old":
+                return f"does not fit ({self.detail})" if self.detail else "does not fit the installed bindings"
+            case "not-started":
+                return "could not be asked: no child process can be started"
+            case _:
+                return f"failed ({self.how})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Driver(Record):
     """The driver's parts, their versions and the nodes they are reached through."""
 
@@ -88,6 +129,9 @@ class Driver(Record):
     cuda_error: Plain | None = None
     """The name of cuInit's error; ``None`` if it succeeded or was not asked (then in ``unread``)."""
     nvml_error: Plain | None = None
+    nvml_failure: LibraryFailure | None = None
+    """How NVML failed; ``None`` where it answered, was not asked, or the document is of before this field."""
+    cuda_failure: LibraryFailure | None = None
     confidential_compute: Plain | None = None
     """``off``, ``on``, or how several GPUs are joined under it: ``protected-pcie``, ``nvlink-encryption``."""
     nvlink_bandwidth_mode: Plain | None = None

@@ -42,6 +42,7 @@ from egmctl.model.host import (
     Driver,
     Host,
     HugePages,
+    LibraryFailure,
     NumaKind,
     NumaNode,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "KernelEvent",
     "KernelList",
     "KernelLog",
+    "LibraryFailure",
     "Machine",
     "Mount",
     "Nic",

@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 
 from egmctl.model.machine import Gpu, Nic
 from egmctl.report.markup import element
-from egmctl.topology.health import obstacle
+from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, LinkClass
 from egmctl.topology.rates import nvlink
 from egmctl.topology.routes import Route, RouteKind

@@ -14,7 +14,8 @@ from egmctl.facts.redact import redact
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Gpu, Machine, NumaKind, NumaNode, Pair, Unread
 from egmctl.report.envelope import dump, envelope
-from egmctl.topology.health import Block, C2c, c2c, egm, obstacle
+from egmctl.topology.access import Block, obstacle
+from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import Link, LinkClass
 from egmctl.topology.missing import Missing, missing
 from egmctl.topology.platform import PlatformKind

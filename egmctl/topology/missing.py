@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from egmctl.model.machine import Driver, Gpu, Machine, Reason
-from egmctl.topology.health import obstacle
+from egmctl.topology.access import obstacle
 from egmctl.units import format_kernel_list
 
 

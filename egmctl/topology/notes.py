@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from egmctl.model.machine import Gpu, Machine, Reason
-from egmctl.topology.health import obstacle
+from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, LinkClass, active_nvlinks, cpu_node_ids
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import Route, RouteKind
@@ -28,6 +28,7 @@ def notes(
         *_narrow_pcie(gpus),
         *_unknown_links(links),
         *_hidden(machine),
+        *_numbered_otherwise(gpus),
     )
 
 
@@ -97,6 +98,15 @@ def _unknown_links(links: Mapping[tuple[str, str], Link]) -> Iterable[str]:
     for reason, pairs in causes.items():
         example = f"{pairs[0][0]} to {pairs[0][1]}" + (f" and {len(pairs) - 1} more" if len(pairs) > 1 else "")
         yield f"{example}: unknown link, {reason}"
+
+
+def _numbered_otherwise(gpus: Sequence[Gpu]) -> Iterable[str]:
+    """Say which numbers nvidia-smi gives to the GPUs where it counts only those that this process may open."""
+    moved = [(gpu.index, gpu.nvml.index) for gpu in gpus if gpu.nvml is not None and gpu.nvml.index != gpu.index]
+    if moved:
+        numbers = ", ".join(f"GPU{index} is its {theirs}" for index, theirs in moved[:4])
+        more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
+        yield f"nvidia-smi counts from here only the GPUs that it may open: {numbers}{more}"
 
 
 def _hidden(machine: Machine) -> Iterable[str]:

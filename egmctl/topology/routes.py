@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine, NumaKind
 from egmctl.topology import rates
-from egmctl.topology.health import Block, C2c, Obstacle, c2c, egm, obstacle
+from egmctl.topology.access import Block, Obstacle, obstacle
+from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import cpu_node_ids, gpu_link
 from egmctl.topology.rates import Rate
 from egmctl.units import parse_kernel_list

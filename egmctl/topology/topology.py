@@ -20,7 +20,7 @@ class Topology:
 
     machine: Machine
     gpus: Mapping[str, Gpu]
-    """By label: ``GPU0``, with NVML's index."""
+    """By label: ``GPU0``."""
     nics: Mapping[str, Nic]
     """By label: ``NIC0``, numbered by place in the machine's list, as nvidia-smi does."""
     nodes: tuple[int, ...]
@@ -82,5 +82,5 @@ def gpu_numa_id(gpu: Gpu) -> int | None:
 
 
 def gpu_label(gpu: Gpu) -> str:
-    """``GPU0``: NVML's index, for people."""
+    """``GPU0``: its number on the whole node, for people."""
     return f"GPU{gpu.index}"

@@ -118,7 +118,7 @@ class TestWaivers:
             unread={"cuda": Unread(reason=Reason.NOT_PRESENT, detail="CUDA does not list this bus id")},
         )
         plan = plan_of(with_gpu(DGX, 1, hidden), gpus=[0, 1, 2])
-        assert waivers(plan) == {"CUDA does not see GPU1: CUDA does not list this bus id"}
+        assert waivers(plan) == {"GPU1: CUDA does not see it (CUDA does not list this bus id)"}
         for planned in plan.tasks:
             touches = "GPU1" in (flow_of(planned).source.label, flow_of(planned).destination.label)
             assert (planned.waiver is not None) is touches
@@ -137,7 +137,7 @@ class TestWaivers:
         gpu = DGX.gpus[0]  # type: ignore[index]
         assert gpu.nvml is not None
         machine = with_gpu(DGX, 0, replace(gpu, nvml=replace(gpu.nvml, mig_mode=True)))
-        assert waivers(plan_of(machine)) == {"MIG is on: GPU0 can only be used in parts"}
+        assert waivers(plan_of(machine)) == {"GPU0: MIG is on: it can only be used in parts"}
 
     def test_a_pair_without_peer_access_says_what_nvml_says(self) -> None:
         first, second = (gpu.bus_id for gpu in DGX.gpus[:2])  # type: ignore[index]

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from egmctl.facts import replay
+from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from tests.conftest import ROOT, command_environment
 from tests.doctor.cgroups import GPU_MAJOR, mounted
+from tests.fake.node import FakeNode
 from tests.fake.sysroot import write_sysroot
 
 without_driver = pytest.mark.skipif(
@@ -39,6 +41,7 @@ class Node:
         self.machine = machine
         self.root = directory
         write_sysroot(machine, directory)
+        self._fake = _fake_driver(machine, directory.parent / "fake")
         shutil.rmtree(directory / "proc/self")
         (directory / "proc/self").symlink_to("/proc/self")
         (directory / "sys/fs").mkdir(parents=True)
@@ -54,7 +57,8 @@ class Node:
         """Make the device nodes of the GPUs, nvidiactl and nvidia-uvm."""
         for minor in (*range(len(self.machine.gpus or ())), CONTROL):
             self._make(self.device(minor), os.makedev(GPU_MAJOR, minor))
-        self._make(self.root / "dev/nvidia-uvm", os.makedev(UVM_MAJOR, 0))
+        majors = (self.machine.driver and self.machine.driver.majors) or {}
+        self._make(self.root / "dev/nvidia-uvm", os.makedev(majors.get("nvidia-uvm", UVM_MAJOR), 0))
 
     def _make(self, path: Path, numbers: int) -> None:
         os.mknod(path, stat.S_IFCHR, numbers)
@@ -67,11 +71,16 @@ class Node:
         (gpu,) = [gpu for gpu in self.machine.gpus or () if gpu.proc is not None and gpu.proc.minor == minor]
         return gpu.bus_id
 
-    def doctor(self, *arguments: str, before: Callable[[], None] | None = None) -> tuple[int, Findings]:
-        """Run the command; return its exit code and the gravest finding of each check."""
+    def doctor(
+        self, *arguments: str, before: Callable[[], None] | None = None, faults: str = ""
+    ) -> tuple[int, Findings]:
+        """Run the command; return its exit code and the gravest finding of each check.
+
+        NVML and CUDA are the fake ones, and find what the kernel lets them open of these device nodes.
+        """
         done = subprocess.run(
             [sys.executable, "-m", "egmctl", "doctor", "--json", *arguments],
-            env=command_environment({"EGMCTL_SYSROOT": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}),
+            env=command_environment(self._environment(faults)),
             preexec_fn=before,
             cwd=ROOT,
             capture_output=True,
@@ -81,12 +90,22 @@ class Node:
         )
         assert done.stdout, done.stderr
         findings: Findings = {}
-        order = ["fail", "warn", "unknown", "pass", "skip"]
+        order = [status.value for status in Status]
         for finding in json.loads(done.stdout)["result"]["findings"]:
             known = findings.setdefault(finding["check"], finding)
             if order.index(finding["status"]) < order.index(known["status"]):
                 findings[finding["check"]] = finding
         return done.returncode, findings
+
+    def _environment(self, faults: str) -> dict[str, str | None]:
+        nodes = {"EGMCTL_SYSROOT": str(self.root), "EGMCTL_FAKE_NODES": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        recorded = self.machine.process.environment if self.machine.process else None
+        return {**self._fake.environment(faults), **dict.fromkeys(recorded or ()), **nodes}
+
+
+def _fake_driver(machine: Machine, directory: Path) -> FakeNode:
+    directory.mkdir(parents=True)
+    return FakeNode(machine, directory)
 
 
 @contextlib.contextmanager

@@ -77,12 +77,29 @@ def test_every_gpu_that_any_source_knows_is_there_once_with_a_reason_for_each_so
 
 
 @given(nvml=subsets, others=subsets)
-def test_nvml_numbers_the_gpus_and_those_it_does_not_know_follow_in_the_order_of_bus_ids(
-    nvml: list[str], others: list[str]
-) -> None:
+def test_a_gpu_has_one_number_whoever_may_use_the_others(nvml: list[str], others: list[str]) -> None:
+    found = joined(pci=others, nvml=nvml_of(sorted(nvml)))
+
+    assert [gpu.bus_id for gpu in found] == sorted({*nvml, *others})
+    assert [gpu.index for gpu in found] == list(range(len(found)))
+
+
+@given(nvml=subsets.filter(lambda ids: ids != sorted(ids)), others=subsets)
+def test_where_nvml_numbers_in_another_order_its_numbers_stand(nvml: list[str], others: list[str]) -> None:
     found = joined(pci=others, nvml=nvml_of(nvml))
 
     assert [gpu.bus_id for gpu in found] == nvml + sorted(set(others) - set(nvml))
+
+
+def test_gpus_of_another_driver_come_last() -> None:
+    """nvidia-smi on the host does not count what a virtual machine has."""
+    pci = {bus_id: PciFunction(bus_id=bus_id, driver="nvidia") for bus_id in BUS_IDS[1:3]}
+    pci[BUS_IDS[0]] = PciFunction(bus_id=BUS_IDS[0], driver="vfio-pci")
+    cuda = CudaFacts(absent=NOT_COLLECTED)
+
+    found = gpus.join(pci=pci, proc={}, nodes={}, nvml=nvml_of(BUS_IDS[1:3]), cuda=cuda)
+
+    assert [gpu.bus_id for gpu in found] == [*BUS_IDS[1:3], BUS_IDS[0]]
 
 
 def test_a_gpu_that_only_pci_knows_says_what_each_other_source_has_instead() -> None:
@@ -100,8 +117,8 @@ def test_a_gpu_that_nvml_counts_but_cannot_reach_takes_nvmls_own_words() -> None
 
     found = joined(pci=BUS_IDS[:3], nvml=nvml)
 
-    assert [(gpu.bus_id, gpu.index) for gpu in found] == [(BUS_IDS[0], 0), (BUS_IDS[2], 2), (BUS_IDS[1], 3)]
-    assert found[2].unread["nvml"] == gone
+    assert [(gpu.bus_id, gpu.index) for gpu in found] == [(BUS_IDS[0], 0), (BUS_IDS[1], 1), (BUS_IDS[2], 2)]
+    assert found[1].unread["nvml"] == gone
 
 
 def test_a_bus_id_that_cuda_cuts_short_is_found_again_by_the_uuid() -> None:
@@ -297,6 +314,8 @@ def test_the_drivers_versions_and_errors_come_with_their_reasons() -> None:
         "confidential_compute": "off",
         "nvlink_bandwidth_mode": "full",
         "nvml_error": None,
+        "nvml_failure": None,
+        "cuda_failure": None,
         "cuda_driver_version": None,
         "cuda_error": None,
     }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from egmctl.model.machine import Gpu, GpuProc, Machine, NumaKind, PcieLink, Reason, Unread
 from egmctl.topology import rates
-from egmctl.topology.health import Block
+from egmctl.topology.access import Block
 from egmctl.topology.links import cpu_node_ids
 from egmctl.topology.routes import Route, RouteKind, Wire, route
 from egmctl.topology.topology import topology

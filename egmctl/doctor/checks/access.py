@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.access import Loss, given_some, loss, may_have_egm, node_mounts, requested, routers
+from egmctl.doctor.access import loss, lost, may_have_egm, requested, routers
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.seen import access_of, accesses, cgroup_evidence, lost, minor_of, node_names, route_evidence
+from egmctl.doctor.seen import access_of, accesses, cgroup_evidence, minor_of, node_names, route_evidence
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Process, Reason
+from egmctl.topology.access import Block, given_some, node_mounts
 
 _DRIVER_SOURCE = (
     "UVM routes memory through a GPU only where that GPU is registered in the process (open-gpu-kernel-modules, "
@@ -22,9 +23,9 @@ _NO_NODE = "there is no device node of a GPU"
 
 
 def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    denied = lost(machine, Loss.DEVICE_CGROUP)
+    denied = lost(machine, Block.DEVICE_CGROUP)
     gpus = machine.gpus or ()
-    untold = [gpu for gpu in gpus if loss(machine, gpu) is Loss.UNKNOWN]
+    untold = [gpu for gpu in gpus if loss(machine, gpu) is Block.UNKNOWN]
     if untold:
         yield _untold(machine, untold)
     if not denied:
@@ -84,7 +85,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not machine.gpus:
         yield skipped(_NO_NODE)
         return
-    kept, unmade = lost(machine, Loss.NOT_IN_CONTAINER), lost(machine, Loss.NO_NODE)
+    kept, unmade = lost(machine, Block.NOT_IN_CONTAINER), lost(machine, Block.NO_DEVICE_NODE)
     environment = (machine.process or Process()).environment or {}
     if kept:
         by = manager(machine, of_container=True)
@@ -125,7 +126,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
 def _by_severity(
     machine: Machine,
     scope: Scope,
-    lost: list[Gpu],
+    gone: list[Gpu],
     sentence: str,
     remedy: Remedy,
     *,
@@ -138,17 +139,17 @@ def _by_severity(
     It fails where a GPU that was asked for is gone, or a NUMA node's EGM memory has no GPU left that could route to it;
     it warns where such a node has fewer left; else it is an ordinary share of a node, which is told and no fault.
     """
-    words = sentence.format(node_names(lost))
-    more = {"place": on_gpus(lost), "evidence": evidence, "cause": cause, "confidence": confidence}
-    asked = [gpu for gpu in lost if requested(machine, scope, gpu)]
+    words = sentence.format(node_names(gone))
+    more = {"place": on_gpus(gone), "evidence": evidence, "cause": cause, "confidence": confidence}
+    asked = [gpu for gpu in gone if requested(machine, scope, gpu)]
     if asked:
         return failed(f"{words}, and {on_gpus(asked).label} was asked for", remedy, **more)
     if may_have_egm(machine) and not _local_only(machine, scope):
         cut_off: list[str] = []
         fewer: list[str] = []
         for node, attached in routers(machine, scope).items():
-            left = [gpu for gpu in attached if loss(machine, gpu) is Loss.NONE]
-            if any(gpu in lost for gpu in attached):
+            left = [gpu for gpu in attached if loss(machine, gpu) is None]
+            if any(gpu in gone for gpu in attached):
                 (fewer if left else cut_off).append(str(node))
         if cut_off:
             return failed(f"{words}: EGM to NUMA {', '.join(cut_off)} has no GPU left to go through", remedy, **more)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.access import Loss, given_some
+from egmctl.doctor.access import lost
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown
 from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.seen import access_of, accesses, lost, node_evidence
+from egmctl.doctor.seen import access_of, accesses, node_evidence
 from egmctl.model.finding import NODE, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process
+from egmctl.topology.access import Block, given_some
 
 _NOT_LOOKED = "the driver's device nodes were not looked at"
 
@@ -83,11 +84,11 @@ def _caps_denied(machine: Machine, evidence: tuple[Evidence, ...]) -> Iterator[F
 
 
 def _permissions(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    by_kind = {kind: lost(machine, kind) for kind in (Loss.PERMISSION, Loss.NODEV, Loss.STALE_NODE)}
-    for gpus in _by_mode(by_kind[Loss.PERMISSION]):
+    by_kind = {kind: lost(machine, kind) for kind in (Block.NO_PERMISSION, Block.NODEV, Block.STALE_NODE)}
+    for gpus in _by_mode(by_kind[Block.NO_PERMISSION]):
         if node := gpus[0].node:
             yield _no_permission(machine, gpus, node, accesses(gpus))
-    if gpus := by_kind[Loss.NODEV]:
+    if gpus := by_kind[Block.NODEV]:
         yield failed(
             "the device nodes lie on a mount with the option nodev: opening them fails with EACCES",
             Remedy(
@@ -97,7 +98,7 @@ def _permissions(machine: Machine, scope: Scope) -> Iterator[Finding]:
             place=on_gpus(gpus),
             evidence=(*accesses(gpus), *_dev_mounts(machine)),
         )
-    if gpus := by_kind[Loss.STALE_NODE]:
+    if gpus := by_kind[Block.STALE_NODE]:
         yield failed(
             "the device nodes have the numbers of other devices",
             Remedy(text="Remove them and have them made anew.", command="nvidia-modprobe -c 0", needs_root=True),

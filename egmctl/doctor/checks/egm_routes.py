@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.access import Loss, loss
+from egmctl.doctor.access import loss
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NOT_EGM, coherent, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
 from egmctl.model.machine import Gpu, Machine, Process
-from egmctl.topology.health import Block, obstacle
+from egmctl.topology.access import DENIED, Block, obstacle
 from egmctl.topology.routes import RouteKind, owners, route
 
 
@@ -25,7 +25,7 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
     whole: list[int] = []
     for node in nodes:
         attached = owners(machine, node)
-        if any(loss(machine, gpu) is Loss.UNKNOWN for gpu in attached):
+        if any(loss(machine, gpu) is Block.UNKNOWN for gpu in attached):
             yield unknown("whether that process can use the GPUs of this node", place=on_numa([node]))
             continue
         lost = [(gpu, stopped) for gpu in attached if (stopped := obstacle(machine, gpu)) is not None]
@@ -36,7 +36,7 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
         names = on_gpus(gpu for gpu, _ in lost).label
         cause = "EGM traffic is routed through a GPU on that node which this process can open; a hidden GPU "
         cause += "(CUDA_VISIBLE_DEVICES) still serves, a denied one does not"
-        denied = all(stopped.block in (Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER) for _, stopped in lost)
+        denied = all(stopped.block in DENIED for _, stopped in lost)
         remedy = Remedy(
             text="Give this process all of the node's GPUs and choose among them with CUDA_VISIBLE_DEVICES; "
             "dev.cgroup-restricted says how for this manager."

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from egmctl.doctor.access import Loss, loss
+from egmctl.doctor.access import loss
 from egmctl.doctor.check import Check, passed, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Confinement, Gpu, Machine, Process
+from egmctl.topology.access import Block
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SHOWN = (
@@ -49,7 +50,7 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if text is None:
         yield passed(f"{VISIBLE} is not set: CUDA shows every GPU that it can open", evidence=evidence)
         return
-    usable = [gpu for gpu in machine.gpus or () if loss(machine, gpu) in (Loss.NONE, Loss.UNKNOWN)]
+    usable = [gpu for gpu in machine.gpus or () if loss(machine, gpu) in (None, Block.UNKNOWN)]
     wrong = _first_wrong(text, usable)
     if wrong is not None and usable:
         position, entry, why = wrong

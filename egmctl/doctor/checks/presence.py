@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.access import Loss, Step, funnel, loss, requested
+from egmctl.doctor.access import funnel, loss, lost, requested
 from egmctl.doctor.check import Check, failed, passed, skipped, warned
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine
+from egmctl.topology.access import Block, Step
 
 _WORDS = {
     Step.PCI: "on PCI",
@@ -37,11 +38,10 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
     counts = funnel(machine, gpus)
     line = " > ".join(f"{'not asked' if number is None else number} {_WORDS[step]}" for step, number in counts.items())
     evidence = (Evidence(source="PCI > driver > device node > accessible > NVML > CUDA", value=line),)
-    by_kind = {kind: [gpu for gpu in gpus if loss(machine, gpu) is kind] for kind in Loss}
     wanted = scope.expectation.gpus if scope.expectation else None
-    usable = len(by_kind[Loss.NONE])
+    usable = sum(loss(machine, gpu) is None for gpu in gpus)
     faults = False
-    if lost := by_kind[Loss.NOT_STARTED]:
+    if gone := lost(machine, Block.NOT_LISTED):
         faults = True
         yield failed(
             "the driver has them and their device nodes are open to this process, yet NVML does not list them",
@@ -50,18 +50,18 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 command="dmesg | grep -iE 'NVRM|Xid'",
                 needs_root=True,
             ),
-            place=on_gpus(lost),
-            evidence=(*evidence, *_why(lost, "nvml")),
+            place=on_gpus(gone),
+            evidence=(*evidence, *_why(gone, "nvml")),
             cause="the driver could not start them",
             confidence=Confidence.MEDIUM,
         )
-    if lost := by_kind[Loss.NO_CUDA]:
+    if gone := lost(machine, Block.NOT_SEEN_BY_CUDA):
         faults = True
         yield failed(
             "NVML lists them and CUDA does not",
             Remedy(text="See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this."),
-            place=on_gpus(lost),
-            evidence=(*evidence, *_why(lost, "cuda")),
+            place=on_gpus(gone),
+            evidence=(*evidence, *_why(gone, "cuda")),
             confidence=Confidence.LOW,
         )
     if wanted is not None and usable < wanted:
@@ -77,22 +77,22 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
     elif not gpus:
         yield skipped("there is no NVIDIA GPU", evidence=evidence)
     elif not faults:
-        lost = [gpu for gpu in gpus if loss(machine, gpu) is not Loss.NONE]
+        gone = [gpu for gpu in gpus if loss(machine, gpu) is not None]
         said = (
             f"all {len(gpus)} GPUs can be used from here"
-            if not lost
+            if not gone
             else f"{usable} of {len(gpus)} GPUs can be used from here"
         )
         yield passed(
             said,
             evidence=evidence,
-            note=f"{on_gpus(lost).label}: see the other checks of device access" if lost else "",
+            note=f"{on_gpus(gone).label}: see the other checks of device access" if gone else "",
         )
 
 
 def _off_the_bus(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = machine.gpus or ()
-    silent = [gpu for gpu in gpus if loss(machine, gpu) is Loss.OFF_THE_BUS]
+    silent = lost(machine, Block.OFF_THE_BUS)
     if silent:
         yield failed(
             "fell off the PCI bus: its configuration space reads all ones",
@@ -125,7 +125,7 @@ def _off_the_bus(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 def _binding(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = [gpu for gpu in machine.gpus or () if gpu.pci is not None and gpu.pci.driver is not None]
-    unbound = [gpu for gpu in gpus if loss(machine, gpu) is Loss.NOT_BOUND]
+    unbound = lost(machine, Block.NOT_BOUND)
     for driver in dict.fromkeys(gpu.pci.driver for gpu in unbound if gpu.pci):
         group = [gpu for gpu in unbound if gpu.pci and gpu.pci.driver == driver]
         yield _not_bound(machine, scope, driver or "", group)

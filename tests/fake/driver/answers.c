@@ -1,6 +1,7 @@
 /* The answers file: what the machine file says, flattened by tests/fake/answers.py to sorted "key = value" lines. */
 #include "fake.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -69,6 +70,27 @@ const char *answer(const char *key, ...)
     const char *text = find(key, arguments);
     va_end(arguments);
     return text;
+}
+
+bool node_opens(const char *name)
+{
+    const char *root = getenv("EGMCTL_FAKE_NODES");
+    char path[4096];
+    if (!root)
+        return true;
+    snprintf(path, sizeof path, "%s/dev/%s", root, name);
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    if (fd >= 0)
+        close(fd);
+    /* A node that may be opened and has no driver behind it says ENXIO. */
+    return fd >= 0 || errno == ENXIO;
+}
+
+bool gpu_opens(int gpu)
+{
+    char name[32];
+    snprintf(name, sizeof name, "nvidia%lld", answer_number(gpu, "gpu.%d.nvml.minor", gpu));
+    return answer_number(1, "gpu.%d.accessible", gpu) && node_opens(name);
 }
 
 long long answer_number(long long otherwise, const char *key, ...)

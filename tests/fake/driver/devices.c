@@ -50,7 +50,7 @@ int gpu_by_bus_id(const char *bus_id)
 
 bool gpu_is_accessible(int gpu)
 {
-    return answer_number(1, "gpu.%d.accessible", gpu);
+    return gpu_opens(gpu);
 }
 
 int gpu_attribute(int gpu, int attribute, int otherwise)
@@ -116,6 +116,11 @@ static int init(unsigned int flags)
     if (is_initialised)
         return 0;
     TRY((int)answer_number(0, "cuda.error"));
+    /* As measured on H200. */
+    if (!node_opens("nvidiactl"))
+        return CUDA_ERROR_NO_DEVICE;
+    if (!node_opens("nvidia-uvm"))
+        return CUDA_ERROR_UNKNOWN;
     for (int gpu = 0; gpu < gpu_count(); ++gpu)
         if (gpu_is_accessible(gpu) && answer_number(0, "gpu.%d.cuda", gpu))
             visible[visible_count++] = gpu;

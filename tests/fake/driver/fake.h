@@ -17,7 +17,8 @@
  * writes a line to the call log.
  *
  * Environment: EGMCTL_FAKE_ANSWERS (file, required), EGMCTL_FAKE_LOG (file), EGMCTL_FAKE_FAULTS (text, see faults.c),
- * EGMCTL_FAKE_STATE (folder: what faults that happen once have happened).
+ * EGMCTL_FAKE_STATE (folder: what faults that happen once have happened), EGMCTL_FAKE_NODES (folder: real device nodes in
+ * its dev, so that cgroups, modes and mounts decide what the libraries find).
  */
 #ifndef EGMCTL_FAKE_H
 #define EGMCTL_FAKE_H
@@ -39,6 +40,10 @@ enum { MAX_GPUS = 64 };
 const char *answer(const char *key, ...) PRINTF(1, 2);
 /* The number of a key, `otherwise` if there is none. */
 long long answer_number(long long otherwise, const char *key, ...) PRINTF(2, 3);
+/* Whether this process may open a device node of NVIDIA's by its name in EGMCTL_FAKE_NODES/dev; without that, yes. */
+bool node_opens(const char *name);
+/* The same of a GPU's, which the machine file may also say is denied. */
+bool gpu_opens(int gpu);
 
 /* calls.c: one exported function's passage through the fake. */
 

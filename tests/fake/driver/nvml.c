@@ -68,11 +68,14 @@ int gpu_number(nvmlDevice_t device)
 static int init(void)
 {
     TRY((int)answer_number(0, "nvml.error"));
+    /* As measured on H200. */
+    if (!node_opens("nvidiactl"))
+        return NVML_ERROR_UNKNOWN;
     if (users++)
         return NVML_SUCCESS;
     listed_count = 0;
     for (int gpu = 0; gpu < answer_number(0, "gpu.count"); ++gpu)
-        if (answer_number(1, "gpu.%d.accessible", gpu) && answer_number(0, "gpu.%d.nvml", gpu))
+        if (gpu_opens(gpu) && answer_number(0, "gpu.%d.nvml", gpu))
             listed[listed_count++] = gpu;
     return NVML_SUCCESS;
 }

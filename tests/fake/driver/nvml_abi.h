@@ -12,6 +12,7 @@ enum {
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+    NVML_ERROR_UNKNOWN = 999,
 };
 
 typedef struct device *nvmlDevice_t; /* the machine's number of the GPU + 1 */

@@ -1,0 +1,349 @@
+"""Can this GPU be used from here? The one answer that topology, measurements, checks and fleets share.
+
+A GPU passes the steps of :class:`Step`; :func:`classify` names the first that it fails, and why. **Precedence**, the
+first sign that fits:
+
+1. Its PCI configuration space reads all ones: nothing of what else is read counts (:data:`Block.OFF_THE_BUS`).
+2. NVML or CUDA lists it, in this process: then its device node was opened. open(2) is what counts, and it came after
+   access(2): as root NVML makes a node that was missing, and nvidia-modprobe, which is setuid root, mends its mode.
+   Of another process (``--pid``) both lists say nothing: they are this process' own.
+3. Another kernel driver, or none, is bound; the driver's configuration excludes it.
+4. The device node: not looked at, not there, of another type than a character device, with the numbers of another
+   device; then what access(2) answers, EPERM (the device cgroup, for root too: ``devcgroup_inode_permission``) before
+   EACCES (mode bits, security modules); then a mount with ``nodev``, which access(2) does not see. What a node *is*
+   comes first: of a node with the numbers of another device, the cgroup was asked about that one.
+5. NVML: it did not start, it counts the GPU and cannot open it, it does not list it.
+6. CUDA: it did not start, it does not list the GPU. Where it was not asked, nothing is concluded.
+7. As a whole, by one process more: MIG is on, or the compute mode forbids it.
+
+CUDA_VISIBLE_DEVICES is no obstacle: a hidden GPU stays open, its memory can be imported and EGM routed through it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from egmctl.compat import StrEnum
+from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, LibraryFailure, Machine, Process, Reason
+
+
+class Step(enum.IntEnum):
+    """How far a GPU gets; each step needs the one before."""
+
+    PCI = 0
+    DRIVER = 1
+    """The kernel module has it."""
+    NODE = 2
+    """Its device node is there."""
+    ACCESS = 3
+    """This process may open it."""
+    NVML = 4
+    CUDA = 5
+    WHOLE = 6
+    """A process can have a context on all of it."""
+
+
+class Block(StrEnum):
+    """What keeps a GPU, a NUMA node or the route between them from being used."""
+
+    OFF_THE_BUS = "off-the-bus"
+    NOT_BOUND = "not-bound"
+    EXCLUDED = "excluded"
+    UNKNOWN = "unknown"
+    """Nobody could look at the device node, or access(2) answers what says nothing."""
+    NOT_IN_CONTAINER = "not-in-container"
+    """Its device node was not given to this container."""
+    NO_DEVICE_NODE = "no-device-node"
+    """Nothing made its device node."""
+    NOT_A_DEVICE = "not-a-device"
+    """A directory, a file, a FIFO or a block device in the place of the device node."""
+    MASKED = "masked"
+    """``/dev/null`` is bound over the device node."""
+    STALE_NODE = "stale-node"
+    """The device node has another device's numbers."""
+    DEVICE_CGROUP = "device-cgroup"
+    NO_PERMISSION = "no-permission"
+    """Mode bits, an access list or a security module."""
+    NODEV = "nodev"
+    """The device node lies on a mount that makes device nodes useless."""
+    NVML_FAILED = "nvml-failed"
+    """NVML did not start, crashed, hung, or is missing: it says nothing of any GPU."""
+    GPU_LOST = "gpu-lost"
+    """NVML counts it and cannot open it."""
+    NOT_LISTED = "not-listed"
+    """All is open to this process, and yet NVML does not list it."""
+    CUDA_FAILED = "cuda-failed"
+    """CUDA did not start, crashed, hung, or is missing."""
+    NOT_SEEN_BY_CUDA = "not-seen-by-cuda"
+    """NVML lists it, and yet CUDA does not."""
+    MIG = "mig"
+    COMPUTE_MODE = "compute-mode"
+
+    MEMS_ALLOWED = "mems-allowed"
+    NO_MEMORY = "no-memory"
+    NVLINK_DOWN = "nvlink-down"
+    NO_P2P = "no-p2p"
+
+
+LOST_AT: Mapping[Block, Step] = {
+    Block.OFF_THE_BUS: Step.PCI,
+    Block.NOT_BOUND: Step.DRIVER,
+    Block.EXCLUDED: Step.DRIVER,
+    Block.UNKNOWN: Step.NODE,
+    Block.NOT_IN_CONTAINER: Step.NODE,
+    Block.NO_DEVICE_NODE: Step.NODE,
+    Block.NOT_A_DEVICE: Step.NODE,
+    Block.MASKED: Step.NODE,
+    Block.STALE_NODE: Step.NODE,
+    Block.DEVICE_CGROUP: Step.ACCESS,
+    Block.NO_PERMISSION: Step.ACCESS,
+    Block.NODEV: Step.ACCESS,
+    Block.NVML_FAILED: Step.NVML,
+    Block.GPU_LOST: Step.NVML,
+    Block.NOT_LISTED: Step.NVML,
+    Block.CUDA_FAILED: Step.CUDA,
+    Block.NOT_SEEN_BY_CUDA: Step.CUDA,
+    Block.MIG: Step.WHOLE,
+    Block.COMPUTE_MODE: Step.WHOLE,
+}
+"""The step at which each of a GPU's is seen: the GPU has not taken it."""
+
+DENIED = frozenset({Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER, Block.MASKED})
+"""What somebody decided: the GPU is well, and this process was not given it."""
+
+_NULL_DEVICE = 1, 3
+"""Major and minor of ``/dev/null`` (Documentation/admin-guide/devices.txt)."""
+_MAJOR = 195
+"""Of the GPUs and of nvidiactl, where /proc/devices was not read (nv-chardev-numbers.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What stands in the way; :attr:`cause` is the words for it."""
+
+    block: Block
+    detail: str = ""
+    """What is particular about it: the bound driver, the type of file, what a library answered."""
+    path: str = ""
+    """Of the device node, where it is about one."""
+    answer: str = ""
+    """The name of access(2)'s error number."""
+
+    @property
+    def step(self) -> Step:
+        """The step that the GPU has not taken."""
+        return LOST_AT[self.block]
+
+    @property
+    def cause(self) -> str:
+        """What is so, as it follows the name of the thing and a colon. For people: nothing reads it."""
+        answered = f" ({self.path}: {self.answer})" if self.path else ""
+        match self.block:
+            case Block.OFF_THE_BUS:
+                return "fell off the PCI bus"
+            case Block.NOT_BOUND:
+                return f"bound to {self.detail}" if self.detail else "no kernel driver is bound"
+            case Block.EXCLUDED:
+                return "excluded by the driver's configuration"
+            case Block.UNKNOWN:
+                return f"whether it may be used is unknown{f' ({self.detail})' if self.detail else ''}"
+            case Block.NOT_IN_CONTAINER:
+                return f"not passed into this container{answered}"
+            case Block.NO_DEVICE_NODE:
+                return f"no device node{answered}"
+            case Block.NOT_A_DEVICE:
+                return f"{self.path} is {self.detail}, not a device node"
+            case Block.MASKED:
+                return f"{self.path} is /dev/null: something hides the device node"
+            case Block.STALE_NODE:
+                return f"{self.path} has the numbers of another device ({self.detail})"
+            case Block.DEVICE_CGROUP:
+                return f"denied by the device cgroup{answered}"
+            case Block.NO_PERMISSION:
+                return f"denied by mode bits or a security module{answered}"
+            case Block.NODEV:
+                return f"{self.path} lies on a mount with the option nodev"
+            case Block.NVML_FAILED:
+                return f"NVML {self.detail}"
+            case Block.GPU_LOST:
+                return f"NVML cannot open it{f' ({self.detail})' if self.detail else ''}"
+            case Block.NOT_LISTED:
+                return "NVML does not list it"
+            case Block.CUDA_FAILED:
+                return f"CUDA {self.detail}"
+            case Block.NOT_SEEN_BY_CUDA:
+                return f"CUDA does not see it{f' ({self.detail})' if self.detail else ''}"
+            case Block.MIG:
+                return "MIG is on: it can only be used in parts"
+            case Block.COMPUTE_MODE:
+                return "its compute mode is prohibited"
+            case _:
+                return self.detail
+
+
+def obstacle(machine: Machine, gpu: Gpu, through: Step = Step.NVML) -> Obstacle | None:
+    """Return why a GPU cannot be used; ``None`` where nothing is known to stop it.
+
+    As :func:`classify`, but that nobody could look stops nothing where NVML lists the GPU.
+    """
+    found = classify(machine, gpu, through)
+    return None if found is not None and found.block is Block.UNKNOWN and gpu.nvml is not None else found
+
+
+def classify(machine: Machine, gpu: Gpu, through: Step = Step.CUDA) -> Obstacle | None:
+    """Return the first step that a GPU fails, for the process that the machine is about; ``None`` where it passes all.
+
+    Parameters
+    ----------
+    through
+        The last step that counts: topology needs no CUDA, and only a measurement needs the whole GPU.
+    """
+    found = _before_libraries(machine, gpu) or _libraries(machine, gpu) or _whole(gpu)
+    return found if found is not None and found.step <= through else None
+
+
+def node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> Obstacle | None:
+    """Return what is wrong with a device node that is there; ``None`` where nothing is, or nobody looked.
+
+    Parameters
+    ----------
+    numbers
+        The major and minor that it should have; ``None`` where that is not known.
+    """
+    where = {"path": node.path}
+    if node.kind not in (None, "character"):
+        return Obstacle(Block.NOT_A_DEVICE, _KINDS.get(node.kind or "", node.kind or ""), **where)
+    found = node.major, node.minor
+    if found == _NULL_DEVICE:
+        return Obstacle(Block.MASKED, **where)
+    pairs = list(zip(found, numbers, strict=True))
+    if any(is_ is not None and should is not None and is_ != should for is_, should in pairs):
+        wanted = ":".join("?" if number is None else str(number) for number in numbers)
+        return Obstacle(Block.STALE_NODE, f"{node.major}:{node.minor}, not {wanted}", **where)
+    if node.access in ("EPERM", "EACCES"):
+        block = Block.DEVICE_CGROUP if node.access == "EPERM" else Block.NO_PERMISSION
+        return Obstacle(block, path=node.path, answer=node.access)
+    if node.access not in (None, "ok", "ENOENT"):
+        return Obstacle(Block.UNKNOWN, f"{node.path}: access(2) answers {node.access}")
+    return Obstacle(Block.NODEV, **where) if node.nodev else None
+
+
+_KINDS = {
+    "directory": "a directory",
+    "file": "a regular file",
+    "fifo": "a FIFO",
+    "socket": "a socket",
+    "block": "a block device",
+}
+
+
+def nvml_failure(machine: Machine) -> LibraryFailure | None:
+    """Return how NVML failed as a whole; ``None`` where it answered or was not asked."""
+    driver = machine.driver or Driver()
+    return driver.nvml_failure or _failure(driver, "nvml_error", driver.nvml_error)
+
+
+def cuda_failure(machine: Machine) -> LibraryFailure | None:
+    """Return how CUDA failed as a whole; ``None`` where it answered or was not asked."""
+    driver = machine.driver or Driver()
+    return driver.cuda_failure or _failure(driver, "cuda_error", driver.cuda_error)
+
+
+def elsewhere(machine: Machine) -> bool:
+    """Say whether this is about another process, whose place NVML and CUDA were not asked in."""
+    return machine.process is not None and machine.process.pid != 0
+
+
+def given_some(machine: Machine) -> bool:
+    """Say whether a container decides which device nodes this process has."""
+    process = machine.process or Process()
+    return bool(process.container_signs) or bool(node_mounts(machine))
+
+
+def node_mounts(machine: Machine) -> tuple[str, ...]:
+    """Return where device nodes of NVIDIA's are mounted one by one or the driver's folder is hidden: runtimes do so."""
+    mounts = (machine.confinement or Confinement()).mounts or ()
+    return tuple(
+        mount.path
+        for mount in mounts
+        if mount.path.startswith("/dev/nvidia") or (mount.path, mount.kind) == ("/proc/driver/nvidia", "tmpfs")
+    )
+
+
+def _before_libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
+    pci, proc, node = gpu.pci, gpu.proc, gpu.node
+    if pci is not None and pci.responds is False:
+        return Obstacle(Block.OFF_THE_BUS)
+    if (gpu.nvml is not None or gpu.cuda is not None) and not elsewhere(machine):
+        return None
+    if pci is not None and pci.driver is not None and pci.driver != "nvidia":
+        return Obstacle(Block.NOT_BOUND, pci.driver)
+    if proc is not None and proc.excluded:
+        return Obstacle(Block.EXCLUDED)
+    unread = gpu.unread.get("node")
+    if node is None and unread is not None and unread.reason is not Reason.NOT_PRESENT:
+        return Obstacle(Block.UNKNOWN, unread.detail or unread.reason.value)
+    if node is None or not node.exists or node.access == "ENOENT":
+        return _without_node(machine, gpu)
+    major = ((machine.driver or Driver()).majors or {}).get("nvidia", _MAJOR)
+    found = node_obstacle(node, (major, proc.minor if proc is not None else None))
+    if found is None and node.access is None:
+        untold = node.unread.get("access")
+        return Obstacle(Block.UNKNOWN, (untold.detail or untold.reason.value) if untold else "")
+    return found
+
+
+def _without_node(machine: Machine, gpu: Gpu) -> Obstacle | None:
+    minor = gpu.proc.minor if gpu.proc is not None else None
+    path = gpu.node.path if gpu.node is not None else "" if minor is None else f"/dev/nvidia{minor}"
+    missing = {"path": path, "answer": "ENOENT"} if path else {}
+    if given_some(machine):
+        return Obstacle(Block.NOT_IN_CONTAINER, **missing)
+    if gpu.node is not None or gpu.proc is not None:
+        return Obstacle(Block.NO_DEVICE_NODE, **missing)
+    # Nothing tells the node's name: what NVML says of it may.
+    why = gpu.unread.get("nvml")
+    return None if why is not None and why.reason is Reason.FAILED else Obstacle(Block.UNKNOWN)
+
+
+def _libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
+    if elsewhere(machine):
+        return None
+    if gpu.nvml is None and gpu.cuda is None:
+        if failed := nvml_failure(machine):
+            return Obstacle(Block.NVML_FAILED, failed.words)
+        why = gpu.unread.get("nvml")
+        if why is not None and why.reason is Reason.NOT_ASKED:
+            return Obstacle(Block.UNKNOWN, "NVML was not asked")
+        if why is not None and why.reason is not Reason.NOT_PRESENT:
+            return Obstacle(Block.GPU_LOST, why.detail or why.reason.value)
+        return Obstacle(Block.NOT_LISTED)
+    why = gpu.unread.get("cuda")
+    if gpu.cuda is not None or why is None or why.reason in (Reason.NOT_ASKED, Reason.NOT_STATED):
+        return None
+    if failed := cuda_failure(machine):
+        return Obstacle(Block.CUDA_FAILED, failed.words)
+    return Obstacle(Block.NOT_SEEN_BY_CUDA, why.detail)
+
+
+def _whole(gpu: Gpu) -> Obstacle | None:
+    if gpu.nvml is not None and gpu.nvml.mig_mode:
+        return Obstacle(Block.MIG)
+    if gpu.nvml is not None and gpu.nvml.compute_mode == "prohibited":
+        return Obstacle(Block.COMPUTE_MODE)
+    return None
+
+
+def _failure(driver: Driver, field: str, error: str | None) -> LibraryFailure | None:
+    """Return the failure that a document of before ``nvml_failure`` states by the field of the error's name."""
+    if error is not None:
+        return LibraryFailure(how="error", name=error)
+    why = driver.unread.get(field)
+    if why is None or why.reason in (Reason.NOT_ASKED, Reason.NOT_STATED):
+        return None
+    return LibraryFailure(how=_HOW.get(why.reason, "error"), detail=why.detail or why.reason.value)
+
+
+_HOW = {Reason.CRASHED: "crashed", Reason.TIMED_OUT: "timed-out", Reason.MISSING_LIBRARY: "missing"}
