@@ -30,11 +30,13 @@ run: $(INSTALLED) ## Show this node's topology; without a driver, a recorded mac
 test: $(TOOLS) lint ## Check style, types and import directions, and run every test that needs no GPU
 	$(BIN)/pytest -n 2 $(PYTEST_ARGS)
 
-lint: $(TOOLS) ## Check style, types and import directions
+lint: $(TOOLS) ## Check style, types, import directions, spelling and words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/typos
+	$(BIN)/python tools/terms.py
 
 format: $(TOOLS) ## Put the source into its one layout
 	$(BIN)/ruff check --fix .

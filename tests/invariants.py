@@ -1,4 +1,4 @@
-"""What holds for every machine, whatever it was made from: for tests of all rooms."""
+"""What holds for every machine, whatever it was made from: for tests of all packages."""
 
 from __future__ import annotations
 

@@ -46,11 +46,11 @@ def watch(frame, event, _):
     if event != "call" or code in seen or (inside and not depth):
         return
     seen.add(code)
-    name = code.co_qualname.removesuffix(".<locals>")
+    name = getattr(code, "co_qualname", code.co_name)
     if code.co_filename.startswith(package) and "<" not in name.replace(".<locals>", ""):
         if not code.co_flags & 0x2 or code.co_name == "<module>":
             return  # a class body or a module: neither has fast locals
-        os.write(out, f"{code.co_filename[len(package):]} {code.co_qualname}\\n".encode())
+        os.write(out, f"{code.co_filename[len(package):]} {name}\\n".encode())
 
 threading.setprofile(watch)
 sys.setprofile(watch)

@@ -1,1 +1,1 @@
-"""The data that the rooms hand to each other: frozen dataclasses, no I/O."""
+"""The data that the packages hand to each other: frozen dataclasses, no I/O."""

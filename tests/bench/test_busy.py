@@ -50,7 +50,7 @@ def test_it_is_measured_when_asked_for_and_the_report_says_so() -> None:
     assert plan.notes == ("measured all the same: GPU1 is in use by process 4711",)
 
 
-def test_memory_that_no_visible_process_holds_is_anothers() -> None:
+def test_memory_that_no_visible_process_holds_belongs_to_another() -> None:
     used = with_nvml(0, processes=(), memory_used_bytes=12 << 30, numa_node=None)
     assert in_use(gpu(used, 0)) == "12 GiB of GPU0 are in use, by no process that can be seen from here"
 

@@ -297,7 +297,7 @@ class TestCases:
         assert len(set(names)) == len(names)
         assert {"device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce"} < set(names)
 
-    def test_globs_select_in_the_registrys_order(self) -> None:
+    def test_globs_select_in_the_order_of_the_registry(self) -> None:
         assert [case.name for case in select_cases(["device_to_device_memcpy_read_ce", "host_numa_*_ce"])] == [
             case.name
             for case in CASES

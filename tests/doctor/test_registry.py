@@ -53,7 +53,7 @@ class TestSelect:
             ({"purposes": [Guard.RDMA]}, ["b.two", "a.one"]),
         ],
     )
-    def test_in_the_registrys_order(self, options: dict[str, Any], chosen: list[str]) -> None:
+    def test_in_the_order_of_the_registry(self, options: dict[str, Any], chosen: list[str]) -> None:
         assert [check.id for check in registry.select(**options)] == chosen
 
     @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Finds words that this project once used and no longer does, and says which is the field's word.
+
+    python tools/terms.py [FILE]...        without an argument: every file that git knows
+
+The words are those of ``tools/terms.txt``, one a line: ``the old words = the field's word``. In lower case they are
+found in any case; words apart are found across a line's end. CHANGELOG.md speaks of the past and may.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TERMS = ROOT / "tools" / "terms.txt"
+EXEMPT = frozenset({"CHANGELOG.md", "tools/terms.txt", "tests/tools/test_terms.py"})
+
+
+def main(arguments: list[str]) -> int:
+    """Say where old words stand; return 1 if there are any."""
+    names = arguments or _known_to_git()
+    words = terms(TERMS.read_text(encoding="utf-8"))
+    count = 0
+    for name in sorted({str(Path(name).resolve().relative_to(ROOT)) for name in names} - EXEMPT):
+        for line, old, better in found(_text(ROOT / name), words):
+            sys.stdout.write(f"{name}:{line}: {old!r}: the word is {better!r}\n")
+            count += 1
+    return int(count > 0)
+
+
+def terms(text: str) -> Mapping[re.Pattern[str], str]:
+    """Return the field's word for what each pattern finds.
+
+    Raises
+    ------
+    ValueError
+        For a line that is neither a comment nor ``old = new``.
+    """
+    words = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line or line.startswith("#"):
+            continue
+        old, _, better = line.partition(" = ")
+        if not better:
+            raise ValueError(f"line {number}: {line!r} is not 'old words = the field's word'")
+        apart = r"[\s#*>]+".join(re.escape(word) for word in old.split())
+        flags = re.IGNORECASE if old == old.lower() else re.RegexFlag(0)
+        words[re.compile(rf"(?<![\w-]){apart}(?![\w-])", flags)] = better.strip()
+    return words
+
+
+def found(text: str, words: Mapping[re.Pattern[str], str]) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the old words and the field's word for each place in a text."""
+    for pattern, better in words.items():
+        for match in pattern.finditer(text):
+            yield text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), better
+
+
+def _known_to_git() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
+    return [str(ROOT / name) for name in listed.stdout.split("\0") if name]
+
+
+def _text(path: Path) -> str:
+    """Return a file's text; nothing for what is no text, or has been deleted."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
