@@ -51,12 +51,6 @@ def test_commands_are_found() -> None:
     assert len(commands()) >= 40
 
 
-def test_every_file_that_is_linked_exists() -> None:
-    for path in TEXTS:
-        for link in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text()):
-            assert (path.parent / link).exists(), f"{path.name}: {link}"
-
-
 @pytest.mark.parametrize(("code", "drains"), [(0, False), (1, True), (2, False), (3, False), (4, False), (130, False)])
 def test_the_prolog_fails_for_a_failed_check_and_nothing_else(tmp_path: Path, code: int, drains: bool) -> None:
     script = (EXAMPLES / "slurm-prolog.sh").read_text()

@@ -38,12 +38,6 @@ def test_examples_are_there() -> None:
     assert len(examples()) == README.read_text().count("$ egmctl ") >= 2
 
 
-def test_every_file_that_is_linked_exists() -> None:
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text())
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
-
-
 def test_every_make_target_that_is_named_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document in ("README.md", "CONTRIBUTING.md"):
