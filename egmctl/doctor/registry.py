@@ -27,6 +27,7 @@ from egmctl.doctor.checks import (
     peers,
     presence,
     rdma,
+    rdma_coherent,
     rdma_ports,
 )
 from egmctl.errors import UsageError
@@ -52,6 +53,7 @@ CHECKS: tuple[Check, ...] = (
     *ipc.CHECKS,
     *rdma_ports.CHECKS,
     *rdma.CHECKS,
+    *rdma_coherent.CHECKS,
     *active.CHECKS,
     *peers.CHECKS,
 )

@@ -17,6 +17,7 @@ _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 NOT_EGM = "not an EGM platform: no GPU has NVLink-C2C"
 NO_GPU = "no GPU that was asked for can be used from here; the checks of device access say why"
 NOT_COHERENT = "no GPU has NVLink-C2C"
+NO_COHERENT_GPU = "none of these GPUs has NVLink-C2C, though others of this node have"
 
 
 def coherent(machine: Machine) -> bool | None:
@@ -25,6 +26,15 @@ def coherent(machine: Machine) -> bool | None:
     if any(state in (C2c.UP, C2c.DOWN) for state in states):
         return True
     return None if C2c.UNKNOWN in states else False
+
+
+def coherent_gpus(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs that have NVLink-C2C, or of which nothing tells that they have none.
+
+    Coherence belongs to a GPU: a DGX Station has a GB300 on its Grace CPU and may have another card on PCIe
+    (https://github.com/NVIDIA/dgx-spark-playbooks).
+    """
+    return tuple(gpu for gpu in gpus if c2c(machine, gpu) is not C2c.ABSENT)
 
 
 def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:

@@ -17,10 +17,11 @@ from egmctl.report.envelope import dump, envelope
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import Link, LinkClass
+from egmctl.topology.memory_mode import own_node
 from egmctl.topology.missing import Missing, missing
 from egmctl.topology.platform import PlatformKind
 from egmctl.topology.routes import Route, RouteKind, Wire
-from egmctl.topology.topology import Topology, gpu_numa_id
+from egmctl.topology.topology import Topology
 
 TOPO_SCHEMA = "egmctl.topo/1"
 
@@ -231,7 +232,7 @@ def _gpu(topology: Topology, label: str, gpu: Gpu) -> GpuEntry:
         uuid=gpu.uuid,
         name=gpu.name,
         host_numa_id=gpu.host_numa_id,
-        gpu_numa_id=gpu_numa_id(gpu),
+        gpu_numa_id=own_node(gpu),
         cpu_affinity=nvml.cpu_affinity if nvml else None,
         numa_affinity=nvml.numa_affinity if nvml else None,
         c2c=c2c(topology.machine, gpu),

@@ -15,8 +15,9 @@ from egmctl.report.origin import modelled_banner
 from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, trimmed, wrap
 from egmctl.report.topo_detail import details
 from egmctl.topology.links import LinkClass
+from egmctl.topology.memory_mode import own_node
 from egmctl.topology.routes import Route, RouteKind
-from egmctl.topology.topology import Topology, gpu_numa_id
+from egmctl.topology.topology import Topology
 from egmctl.units import printable
 
 
@@ -186,7 +187,7 @@ def legend_rows(topology: Topology) -> list[tuple[str, str]]:
 
 def affinity_cells(gpu: Gpu) -> tuple[str, str, str, str]:
     """Return a GPU's CPUs and NUMA nodes: by NVML, NVML's affinity, HOST_NUMA_ID, and of its own memory."""
-    numbers = _number(gpu.host_numa_id), _number(gpu_numa_id(gpu))
+    numbers = _number(gpu.host_numa_id), _number(own_node(gpu))
     return _affinity(gpu), _nvml_text(gpu, "numa_affinity"), *numbers
 
 

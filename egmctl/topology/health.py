@@ -23,7 +23,7 @@ def c2c(machine: Machine, gpu: Gpu) -> C2c:
     """Return the state of a GPU's NVLink-C2C.
 
     Without an answer from NVML, x86-64 still means there is none: the GPUs that have NVLink-C2C are those on one
-    package or board with an Arm CPU.
+    package or board with an Arm CPU. So does a name of the RTX line, whose parts are cards on PCIe.
     """
     nvml = gpu.nvml
     states = [link.active for link in (nvml.c2c_links if nvml else None) or () if link.active is not None]
@@ -34,6 +34,8 @@ def c2c(machine: Machine, gpu: Gpu) -> C2c:
     if nvml is not None and (nvml.c2c_enabled is False or _reason(gpu, "c2c_enabled") is Reason.NOT_SUPPORTED):
         return C2c.ABSENT
     if machine.host is not None and machine.host.architecture == "x86_64":
+        return C2c.ABSENT
+    if nvml is None and "RTX" in (gpu.name or ""):
         return C2c.ABSENT
     return C2c.UNKNOWN
 

@@ -135,8 +135,11 @@ def route(machine: Machine, gpu: Gpu, node: int) -> Route:
 
 
 def owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
-    """Return the GPUs that sit on a CPU NUMA node; a Grace CPU has one (GH200) or two (GB200)."""
-    return tuple(gpu for gpu in machine.gpus or () if gpu.host_numa_id == node)
+    """Return the GPUs on a CPU NUMA node that can own EGM; a Grace CPU has one (GH200) or two (GB200).
+
+    A GPU on PCIe beside them, as a DGX Station may have one, owns none.
+    """
+    return tuple(gpu for gpu in machine.gpus or () if gpu.host_numa_id == node and c2c(machine, gpu) is not C2c.ABSENT)
 
 
 def _remote(machine: Machine, gpu: Gpu, node: int) -> Route:

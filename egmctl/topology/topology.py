@@ -74,13 +74,6 @@ def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequenc
     )
 
 
-def gpu_numa_id(gpu: Gpu) -> int | None:
-    """Return the NUMA node of the GPU's own memory: NVML's word, else the kernel driver's."""
-    if gpu.nvml is not None and gpu.nvml.numa_node is not None:
-        return gpu.nvml.numa_node
-    return gpu.proc.numa_node if gpu.proc is not None else None
-
-
 def gpu_label(gpu: Gpu) -> str:
     """``GPU0``: its number on the whole node, for people."""
     return f"GPU{gpu.index}"

@@ -292,6 +292,13 @@ FAULTS: dict[str, Fault] = {
     "rdma.gdr-path": Fault(lambda: patched(without_dma_buf(), "driver", module_flavour="proprietary")),
     "rdma.affinity": changed("nics[*].pci", numa_node=1),
     "rdma.coherent-dmabuf": changed("driver", driver_version="565.57.01", module_version="565.57.01"),
+    "rdma.gdrcopy": Fault(
+        lambda: patched(
+            patched(healthy(), "driver", module_parameters={"CoherentGPUMemoryMode": "driver"}),
+            "system",
+            module_versions={"gdrdrv": "2.4.4"},
+        )
+    ),
     "rdma.devices-cgroup": changed("system.verbs[*].node", access="EPERM"),
     "pcie.link": changed("nics[0].pci", link=PcieLink(speed_gt_s=16.0, width=8, max_speed_gt_s=32.0, max_width=16)),
     "pcie.acs": Fault(weak_switch),
@@ -367,7 +374,7 @@ FAULTS |= {
 PASSES: Mapping[str, Callable[[], Machine]] = {
     **dict.fromkeys((name for name in FAULTS if name.startswith("peers.")), in_job),
     "fabric.manager": with_switches,
-    "kernel.sxid": with_switches,
+    "kernel.sxid": lambda: patched(with_switches(), "", kernel_log=healthy().kernel_log),
     "pcie.acs": lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0),
     "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),
 }

@@ -11,7 +11,18 @@ from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.facts import replay
 from egmctl.model.finding import Finding
-from egmctl.model.machine import Gpu, Machine, Reason, Unread
+from egmctl.model.machine import (
+    DeviceNode,
+    Gpu,
+    GpuCuda,
+    GpuNvml,
+    GpuProc,
+    Machine,
+    Pair,
+    PciFunction,
+    Reason,
+    Unread,
+)
 
 T = TypeVar("T")
 
@@ -78,3 +89,41 @@ def run_one(check_id: str, machine: Machine, scope: Scope = EVERYTHING) -> Findi
     """Return the one finding of a check."""
     (finding,) = run(check_id, machine, scope)
     return finding
+
+
+def with_card(machine: Machine) -> Machine:
+    """Return a Grace machine with one more GPU on PCIe, as a DGX Station may have one: an RTX PRO 6000."""
+    index, numa_node = len(machine.gpus or ()), 0
+    no_c2c = Unread(reason=Reason.NOT_SUPPORTED, detail="nvmlDeviceGetC2cModeInfoV: 3 (Not Supported)")
+    bus_id, name = "0002:01:00.0", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+    unsupported = ("c2c_enabled", "c2c_links", "nvlinks", "nvlink_count", "numa_node", "fabric")
+    card = Gpu(
+        bus_id=bus_id,
+        index=index,
+        pci=PciFunction(bus_id=bus_id, path=("pci0002:00", "0002:00:00.0"), numa_node=numa_node, driver="nvidia"),
+        proc=GpuProc(model=name, minor=index),
+        node=DeviceNode(path=f"/dev/nvidia{index}", exists=True, major=195, minor=index, access="ok"),
+        nvml=GpuNvml(
+            index=index,
+            name=name,
+            capabilities=0,
+            addressing_mode="hmm",
+            unread=dict.fromkeys(unsupported, no_c2c),
+        ),
+        cuda=GpuCuda(
+            ordinal=index,
+            name=name,
+            attributes={
+                "HOST_NUMA_ID": numa_node,
+                "HANDLE_TYPE_FABRIC_SUPPORTED": 0,
+                "HOST_NUMA_MULTINODE_IPC_SUPPORTED": 0,
+            },
+        ),
+    )
+    none = {"read": "CNS", "write": "CNS", "nvlink": "NS", "atomics": "CNS", "pci": "CNS"}
+    pairs = [
+        Pair(source=one, target=other, p2p_status=none, nvlink_count=0, can_access_peer=False)
+        for gpu in machine.gpus or ()
+        for one, other in ((gpu.bus_id, bus_id), (bus_id, gpu.bus_id))
+    ]
+    return dataclasses.replace(machine, gpus=(*(machine.gpus or ()), card), pairs=(*(machine.pairs or ()), *pairs))

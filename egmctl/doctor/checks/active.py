@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from egmctl.doctor.check import Check, Judge, failed, passed, skipped, unknown
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import coherent, in_domain
+from egmctl.doctor.situation import coherent, coherent_gpus, in_domain
 from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus, on_pairs
 from egmctl.model.machine import Confinement, Gpu, Host, Machine, Outcome, Probe, ProbeKind
@@ -88,9 +88,7 @@ def _verdict(machine: Machine, scope: Scope, probes: list[Probe]) -> Finding:
     evidence = tuple(Evidence(source=_participants(machine, probe), value=probe.detail) for probe in probes[:4])
     match first.outcome:
         case Outcome.OK:
-            note = ""
-            if first.numa_node is not None and coherent(machine) is False:
-                note = "over PCIe, not EGM: no GPU here has NVLink-C2C"
+            note = _without_c2c(machine, probes) if first.numa_node is not None else ""
             how = _WORKS.get(first.kind, "every byte arrived, both ways")
             return passed(f"{what}: {how}", note=note)
         case Outcome.NOT_RUN:
@@ -109,6 +107,17 @@ def _verdict(machine: Machine, scope: Scope, probes: list[Probe]) -> Finding:
             )
         case Outcome.ERROR:
             return _error(machine, scope, first, what, evidence)
+
+
+def _without_c2c(machine: Machine, probes: list[Probe]) -> str:
+    """Name the GPUs that reached the host memory over PCIe, if any did."""
+    if coherent(machine) is False:
+        return "over PCIe, not EGM: no GPU here has NVLink-C2C"
+    known = _known(machine)
+    gpus = {bus_id: known[bus_id] for probe in probes for bus_id in probe.gpus if bus_id in known}
+    with_c2c = coherent_gpus(machine, gpus.values())
+    without = [gpu for gpu in gpus.values() if gpu not in with_c2c]
+    return f"{on_gpus(without).label}: over PCIe, not EGM, without NVLink-C2C" if without else ""
 
 
 def _error(machine: Machine, scope: Scope, probe: Probe, what: str, evidence: tuple[Evidence, ...]) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NO_GPU, NOT_EGM, coherent, in_domain, usable
+from egmctl.doctor.situation import NO_COHERENT_GPU, NO_GPU, NOT_EGM, coherent, coherent_gpus, in_domain, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Reason, System
 from egmctl.topology.health import C2c, c2c
@@ -82,9 +82,10 @@ def _preconditions(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not coherent(machine):
         yield skipped(NOT_EGM)
         return
-    gpus = usable(machine, scope.gpus_of(machine))
+    usable_gpus = usable(machine, scope.gpus_of(machine))
+    gpus = coherent_gpus(machine, usable_gpus)
     if not gpus:
-        yield skipped(NO_GPU)
+        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
         return
     if all(gpu.nvml and gpu.nvml.egm_capable and c2c(machine, gpu) is C2c.UP for gpu in gpus):
         yield passed("all of them hold: EGM is on", place=on_gpus(gpus))
@@ -156,15 +157,13 @@ def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not in_domain(machine):
         yield skipped("the GPUs are in no multi-node NVLink domain")
         return
-    if not usable(machine, scope.gpus_of(machine)):
-        yield skipped(NO_GPU)
+    usable_gpus = usable(machine, scope.gpus_of(machine))
+    gpus = coherent_gpus(machine, usable_gpus)
+    if not gpus:
+        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
         return
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
-    told = [
-        (gpu, tuple(gpu.cuda.attributes.get(name) for name in names))
-        for gpu in usable(machine, scope.gpus_of(machine))
-        if gpu.cuda
-    ]
+    told = [(gpu, tuple(gpu.cuda.attributes.get(name) for name in names)) for gpu in gpus if gpu.cuda]
     without = [gpu for gpu, bits in told if bits == (1, 0)]
     evidence = tuple(
         Evidence(

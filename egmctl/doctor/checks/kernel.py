@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.checks.numa import own_node
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import coherent, usable
+from egmctl.doctor.situation import coherent, coherent_gpus, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Driver, Host, Machine, Unread
+from egmctl.model.machine import Host, Machine, Unread
+from egmctl.topology.memory_mode import MemoryMode, memory_mode, own_node
 
 
 def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not coherent(machine):
         yield skipped("only GPUs with NVLink-C2C bring memory online")
         return
-    host, parameters = machine.host or Host(), (machine.driver or Driver()).module_parameters or {}
-    if parameters.get("CoherentGPUMemoryMode", "").strip('"') == "driver":
+    host = machine.host or Host()
+    mode = memory_mode(machine)
+    if mode is MemoryMode.CDMM:
         yield skipped("the driver manages the GPUs' memory itself (CDMM) and brings none online")
         return
     policy = host.auto_online_blocks
@@ -25,7 +26,7 @@ def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield _unread("auto_online_blocks", host.unread)
         return
     evidence = (Evidence(source="/sys/devices/system/memory/auto_online_blocks", value=policy),)
-    gpus = usable(machine, scope.gpus_of(machine))
+    gpus = coherent_gpus(machine, usable(machine, scope.gpus_of(machine)))
     offline = [gpu for gpu in gpus if own_node(gpu) is None]
     remedy = Remedy(
         text="Boot with memhp_default_state=online_movable, or set it before the driver is loaded.",
@@ -35,6 +36,12 @@ def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
     )
     if policy == "online_movable":
         yield passed("new memory goes online as movable, as the driver demands", evidence=evidence)
+    elif offline and mode is MemoryMode.UNKNOWN:
+        yield unknown(
+            "whether the driver brings the GPUs' memory online: its module parameters were not read",
+            place=on_gpus(offline),
+            evidence=evidence,
+        )
     elif offline:
         yield failed(
             f"new memory is {policy}, and the driver brings a GPU's memory online as movable only",
@@ -98,7 +105,8 @@ def _command_line(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield _unread("kernel_command_line", host.unread)
         return
     grace = bool(coherent(machine))
-    ats = {gpu.nvml.addressing_mode for gpu in machine.gpus or () if gpu.nvml} == {"ats"}
+    with_c2c = coherent_gpus(machine, machine.gpus or ())
+    ats = {gpu.nvml.addressing_mode for gpu in with_c2c if gpu.nvml} == {"ats"}
     found = False
     if words.get("numa") == "off":
         found = True

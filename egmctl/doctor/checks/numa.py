@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NO_GPU, by_value, coherent, in_container, usable
+from egmctl.doctor.situation import (
+    NO_COHERENT_GPU,
+    NO_GPU,
+    by_value,
+    coherent,
+    coherent_gpus,
+    in_container,
+    usable,
+)
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
-from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, System
+from egmctl.model.machine import Confinement, Driver, Host, Machine, System
+from egmctl.topology.memory_mode import PARAMETERS, MemoryMode, memory_mode, own_node
 from egmctl.units import parse_kernel_list
 
 CALLS = ("get_mempolicy", "mbind", "set_mempolicy")
@@ -96,7 +105,9 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not told:
         yield unknown("no GPU's NUMA node was read") if gpus else skipped("there is no NVIDIA GPU")
         return
-    without = [gpu for gpu, node in told if node < 0]
+    without = tuple(gpu for gpu, node in told if node < 0)
+    cut_off = coherent_gpus(machine, without) if coherent(machine) else ()
+    others = tuple(gpu for gpu in without if gpu not in cut_off)
     evidence = tuple(
         Evidence(source=f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", value=str(node)) for gpu, node in told
     )
@@ -109,26 +120,27 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
             place=on_gpus(gpu for gpu, _ in told),
             evidence=evidence,
         )
-    elif coherent(machine):
+        return
+    if cut_off:
         yield failed(
             "the firmware does not say on which NUMA node these GPUs sit, and EGM is not used without",
             remedy,
-            place=on_gpus(without),
+            place=on_gpus(cut_off),
             evidence=evidence,
             cause="UVM uses EGM only where the GPU's closest CPU node is known (open-gpu-kernel-modules, uvm_gpu.c)",
         )
-    elif len(Scope().numa_of(machine)) > 1:
+    if others and len(Scope().numa_of(machine)) > 1:
         yield warned(
             "the firmware does not say on which of the NUMA nodes these GPUs sit",
             remedy,
-            place=on_gpus(without),
+            place=on_gpus(others),
             evidence=evidence,
             cause="NCCL, MPI and job managers place processes by it, and then place them anywhere",
         )
-    else:
+    elif others:
         yield passed(
             "the firmware does not say on which NUMA node the GPUs sit, and there is only one",
-            place=on_gpus(without),
+            place=on_gpus(others),
             evidence=evidence,
             note="usual in virtual machines",
         )
@@ -138,14 +150,15 @@ def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not coherent(machine):
         yield skipped("only GPUs with NVLink-C2C have memory that can be a NUMA node")
         return
-    parameter = ((machine.driver or Driver()).module_parameters or {}).get("CoherentGPUMemoryMode", "").strip('"')
-    gpus = usable(machine, scope.gpus_of(machine))
+    usable_gpus = usable(machine, scope.gpus_of(machine))
+    gpus = coherent_gpus(machine, usable_gpus)
     if not gpus:
-        yield skipped(NO_GPU)
+        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
         return
+    mode = memory_mode(machine)
     nodes = [(gpu, own_node(gpu)) for gpu in gpus]
     evidence = (
-        Evidence(source="/proc/driver/nvidia/params: CoherentGPUMemoryMode", value=parameter or "unset"),
+        *mode_evidence(machine),
         *(
             Evidence(source=f"GPU NUMA id of GPU{gpu.index}", value="none" if node is None else str(node))
             for gpu, node in nodes
@@ -165,13 +178,14 @@ def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
             place=on_gpus(broken),
             evidence=(*evidence, Evidence(source="/proc/driver/nvidia/gpus/*/numa_status", value="online_failed")),
         )
-    elif parameter == "driver":
+    elif mode is MemoryMode.CDMM:
         yield passed(
             "the driver manages the GPUs' memory itself (CDMM)",
             place=on_gpus(gpus),
             evidence=evidence,
-            note="it is no NUMA node: numactl and mbind cannot place memory on a GPU. EGM is the CPUs' memory and does "
-            "not depend on it",
+            note="GPU memory is no NUMA node: numactl and mbind cannot place anything there, malloc'ed memory stays "
+            "with the CPU, and the CPU loads and stores GPU memory through GDRCopy only (rdma.gdrcopy). EGM is the "
+            "CPUs' memory and does not depend on it",
         )
     elif with_node and without:
         yield warned(
@@ -190,14 +204,20 @@ def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield unknown("whether the GPUs' memory is a NUMA node", evidence=evidence)
 
 
-def own_node(gpu: Gpu) -> int | None:
-    """Return the NUMA node of a GPU's own memory, ``None`` where it is none or not known."""
-    candidates = (gpu.nvml.numa_node if gpu.nvml else None, gpu.proc.numa_node if gpu.proc else None)
-    return next((node for node in candidates if node is not None and node >= 0), None)
+def mode_evidence(machine: Machine) -> tuple[Evidence, ...]:
+    """What the module parameters say of the memory of coherent GPUs."""
+    parameters = (machine.driver or Driver()).module_parameters
+    return tuple(
+        Evidence(
+            source=f"/proc/driver/nvidia/params: {name}",
+            value="not read" if parameters is None else parameters.get(name, "").strip('"') or "unset",
+        )
+        for name in PARAMETERS
+    )
 
 
 def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    able, driver = coherent(machine), machine.driver or Driver()
+    driver = machine.driver or Driver()
     gpus = usable(machine, scope.gpus_of(machine))
     if not gpus:
         yield skipped(NO_GPU)
@@ -206,7 +226,10 @@ def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
         Evidence(source="uvm_ats_mode", value=(driver.uvm_parameters or {}).get("uvm_ats_mode", "not read")),
         Evidence(source="CONFIG_ARM_SMMU_V3_SVA", value=configuration.get("ARM_SMMU_V3_SVA", "not read")),
     )
-    for mode, group in by_value(gpus, lambda gpu: gpu.nvml.addressing_mode if gpu.nvml else None):
+    with_c2c = coherent_gpus(machine, gpus) if coherent(machine) else ()
+    for (mode, able), group in by_value(
+        gpus, lambda gpu: (gpu.nvml.addressing_mode if gpu.nvml else None, gpu in with_c2c)
+    ):
         evidence = (
             Evidence(source="nvmlDeviceGetAddressingMode", value=mode or "not read"),
             *(settings if able else ()),
@@ -282,8 +305,10 @@ CHECKS = (
         sections=("gpus", "driver"),
         judge=_mode,
         why="On coherent platforms a GPU's memory is either a NUMA node of the kernel, or managed by the driver "
-        "(CDMM). Both are right; a GPU that differs from its siblings, or whose memory failed to go online, is not.",
-        read="CoherentGPUMemoryMode in /proc/driver/nvidia/params, numa_status of each GPU, NVML's GPU NUMA id.",
+        "(CDMM, from driver 580 on meant for Kubernetes). Both are right; a GPU that differs from its siblings, or "
+        "whose memory failed to go online, is not. GPUs on PCIe beside them have no such memory.",
+        read="CoherentGPUMemoryMode and EnableUserNUMAManagement in /proc/driver/nvidia/params, either of which turns "
+        "CDMM on (open-gpu-kernel-modules, os-registry.c), numa_status of each GPU, NVML's GPU NUMA id.",
         fix="See numa.auto-online; the kernel log says why memory was refused.",
     ),
     Check(

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NO_GPU, NOT_COHERENT, by_value, coherent, usable
+from egmctl.doctor.situation import (
+    NO_COHERENT_GPU,
+    NO_GPU,
+    NOT_COHERENT,
+    by_value,
+    coherent,
+    coherent_gpus,
+    usable,
+)
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink
 from egmctl.topology.health import C2c, c2c
@@ -202,10 +210,11 @@ def _c2c(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if coherent(machine) is False:
         yield skipped(NOT_COHERENT)
         return
-    seen = usable(machine, scope.gpus_of(machine))
-    if not seen:
-        yield skipped(NO_GPU)
-    for state, gpus in by_value(seen, lambda gpu: c2c(machine, gpu)):
+    usable_gpus = usable(machine, scope.gpus_of(machine))
+    with_c2c = coherent_gpus(machine, usable_gpus)
+    if not with_c2c:
+        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
+    for state, gpus in by_value(with_c2c, lambda gpu: c2c(machine, gpu)):
         if state is C2c.DOWN or any(_c2c_inactive(gpu) for gpu in gpus):
             down = [gpu for gpu in gpus if state is C2c.DOWN or _c2c_inactive(gpu)]
             yield failed(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import coherent, in_container
+from egmctl.doctor.situation import in_container
+from egmctl.doctor.versions import dotted, kernel
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Driver, Gpu, Host, Machine, System
+from egmctl.model.machine import Driver, Gpu, Machine, System
 from egmctl.topology.links import LinkClass, gpu_nic_link
 
 NO_NIC = "no InfiniBand or RoCE device"
@@ -33,15 +33,15 @@ def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
     driver, system = machine.driver or Driver(), machine.system or System()
     peermem = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in (system.module_versions or {})]
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
-    kernel = _kernel(machine)
-    by_files = driver.module_flavour == "open" and kernel is not None and kernel >= (5, 12)
-    dma_buf = 1 in answers if answers else by_files if driver.module_flavour and kernel else None
+    release = kernel(machine)
+    by_files = driver.module_flavour == "open" and release is not None and release >= (5, 12)
+    dma_buf = 1 in answers if answers else by_files if driver.module_flavour and release else None
     evidence = (
         Evidence(
             source="/sys/module/nvidia_peermem",
             value="not read" if system.module_versions is None else "loaded" if peermem else "not loaded",
         ),
-        Evidence(source="driver modules, kernel", value=f"{driver.module_flavour or '?'}, {_dotted(kernel)}"),
+        Evidence(source="driver modules, kernel", value=f"{driver.module_flavour or '?'}, {dotted(release)}"),
         Evidence(source="CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED", value=str(max(answers, default="not asked", key=str))),
     )
     if peermem or dma_buf:
@@ -62,15 +62,6 @@ def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
             cause="everything between GPUs of different nodes is then copied through host memory",
         )
-
-
-def _kernel(machine: Machine) -> tuple[int, int] | None:
-    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", (machine.host or Host()).kernel or "", re.ASCII)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _dotted(version: tuple[int, ...] | None) -> str:
-    return "not read" if version is None else ".".join(map(str, version))
 
 
 def _affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -181,49 +172,6 @@ def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
     )
 
 
-def _coherent_dmabuf(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
-    if not coherent(machine):
-        yield skipped("no GPU has NVLink-C2C")
-        return
-    driver = machine.driver or Driver()
-    version = _numbers(driver.driver_version or driver.module_version)
-    cdmm = (driver.module_parameters or {}).get("CoherentGPUMemoryMode", "").strip('"') == "driver"
-    kernel = _kernel(machine)
-    evidence = (
-        Evidence(source="driver", value=_dotted(version)),
-        Evidence(source="kernel", value=_dotted(kernel)),
-        Evidence(source="CoherentGPUMemoryMode", value="driver" if cdmm else "numa or unset"),
-    )
-    if version is None:
-        yield unknown("the driver's version was not read", evidence=evidence)
-    elif version < (570, 86, 15):
-        yield warned(
-            "this driver has no dma-buf mapping of GPU memory over PCIe, which NICs on PCIe need",
-            Remedy(text="Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", needs_root=True, needs_reboot=True),
-            evidence=evidence,
-            cause="CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE came with them "
-            "(https://github.com/ofiwg/libfabric/issues/10967)",
-        )
-    elif cdmm and kernel is not None and kernel < (6, 18):
-        yield warned(
-            "under CDMM, dma-buf of GPU memory needs Linux 6.18 or UVM's device pages",
-            Remedy(text="Boot Linux 6.18 or newer, or use NUMA mode.", needs_root=True, needs_reboot=True),
-            evidence=evidence,
-            cause="open-gpu-kernel-modules, nv-dmabuf.c",
-        )
-    else:
-        yield passed("dma-buf of GPU memory can be mapped over PCIe", evidence=evidence)
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None or not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", text, re.ASCII):
-        return None
-    return tuple(map(int, text.split(".")))
-
-
 CHECKS = (
     Check(
         id="rdma.gdr-path",
@@ -269,16 +217,5 @@ CHECKS = (
         read="access(2) of the nodes that the kernel has devices for: EPERM is the cgroup, EACCES mode bits, ENOENT "
         "not passed in.",
         fix="docker run --device=/dev/infiniband; the RDMA device plugin in Kubernetes.",
-    ),
-    Check(
-        id="rdma.coherent-dmabuf",
-        title="dma-buf of coherent GPUs' memory",
-        guards=(Guard.RDMA,),
-        sections=("gpus", "nics", "driver", "host"),
-        judge=_coherent_dmabuf,
-        why="On Grace a NIC on PCIe needs its mapping over PCIe, which CUDA 12.8 and driver 570.86.15 brought "
-        "(https://github.com/ofiwg/libfabric/issues/10967).",
-        read="Versions of driver and kernel, CoherentGPUMemoryMode.",
-        fix="Update the driver; under CDMM the kernel too.",
     ),
 )
