@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from egmctl.bench.wires import sends, wire_of
 from egmctl.gpu.counters import GpuCounters, State, Traffic
-from egmctl.model.evidence import Evidence, GpuEvidence, Route, Verdict, Wire
+from egmctl.model.evidence import GpuEvidence, Route, Verdict, Wire
 from egmctl.model.task import Quantity, Task
 
 PERIOD_S = 0.02
@@ -68,7 +68,7 @@ class Watch:
         self._ours = ours
         self._tasks = tasks
         flows = [flow for task in tasks for flow in task.flows]
-        self._gpus = [bus_id for bus_id in _gpus(tasks) if telemetry.knows(bus_id)]
+        self._gpus = [bus_id for bus_id in gpus_of(tasks) if telemetry.knows(bus_id)]
         self._counted = [bus_id for bus_id in self._gpus if any(flow.initiator == bus_id for flow in flows)]
         self._expected = {wire for flow in flows if (wire := wire_of(flow)) is not None}
         # C2C has no counters: there those of the other wires tell.
@@ -109,23 +109,14 @@ class Watch:
             self._errors[bus_id] = self._telemetry.new_errors(bus_id, self._expected)
             self._process_ids[bus_id] = self._telemetry.process_ids(bus_id)
 
-    def of(self, task: Task, samples: int) -> Evidence:
-        """Return what was seen of the GPUs of a task that took so many samples."""
-        return Evidence(
-            gpus=tuple(self._gpu(bus_id, label) for bus_id, label in _gpus([task]).items()),
-            route=route(task, samples, self.traffic),
-            unread=self.unread,
-        )
-
     @property
     def unread(self) -> str | None:
         """Why nothing can be told."""
         return self._telemetry.why_not
 
-    def seen(self) -> tuple[GpuEvidence, ...]:
-        """Return what was seen of the GPUs that are this process'."""
-        labels = _gpus(self._tasks)
-        return tuple(self._gpu(bus_id, labels[bus_id]) for bus_id in self._gpus)
+    def seen(self, own: Iterable[str]) -> tuple[GpuEvidence, ...]:
+        """Return what was seen of those GPUs that are this process' own."""
+        return tuple(self._gpu(bus_id, label) for bus_id, label in gpus_of(self._tasks).items() if bus_id in own)
 
     def _count(self, bus_id: str, wires: Iterable[str]) -> None:
         """Add what the counters rose by: that of PCIe often enough that it does not go round unseen."""
@@ -206,7 +197,7 @@ def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traff
     return total
 
 
-def _gpus(tasks: Iterable[Task]) -> dict[str, str]:
+def gpus_of(tasks: Iterable[Task]) -> dict[str, str]:
     """Return the GPUs that take part in tasks, with their labels."""
     found: dict[str, str] = {}
     for flow in (flow for task in tasks for flow in task.flows):

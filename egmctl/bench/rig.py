@@ -29,7 +29,7 @@ from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
 from egmctl.gpu.program import Kernels, NoCompiler
 from egmctl.gpu.results import Results
 from egmctl.gpu.timing import Gate, NoGate, Stream, choose_gate
-from egmctl.model.measurement import HandleKind, MemoryKind, Placement, Verification
+from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Placement, Verification
 
 
 class _Closable(Protocol):
@@ -69,7 +69,7 @@ class Rig:
         self, preparation: Preparation, counters: Callable[[Iterable[str]], GpuCounters], first_seed: int = 1
     ) -> None:
         self._nodes = {access.numa_node: access for access in preparation.host_access}
-        self._gpus = preparation.gpus
+        self.gpus = preparation.gpus
         self._gated = preparation.settings.gate
         self._contexts: dict[str, Context] = {}
         self._more: dict[str, Context] = {}
@@ -147,6 +147,15 @@ class Rig:
         if (bus_id, number) not in self._streams:
             self._streams[bus_id, number] = self._keep(Stream(self._contexts[bus_id]))
         return self._streams[bus_id, number]
+
+    def near(self, end: Endpoint, flow: Flow) -> Stream:
+        """Return a stream of the GPU that memory of this process at an end of a flow belongs to.
+
+        It fills the memory and looks at it: a check does not take the path under test. Of host memory it is the GPU
+        that issues the flow's work, if that is of this process.
+        """
+        candidates = (end.bus_id, flow.initiator, *self.gpus)
+        return self.stream(next(bus_id for bus_id in candidates if bus_id in self.gpus))
 
     def kernels_of(self, bus_id: str) -> Kernels:
         """Return a GPU's kernels.
@@ -267,7 +276,7 @@ class Rig:
 
     def _share(self, buffer: Buffer, handle: HandleKind) -> BufferMemory:
         """Make memory that other processes open, on this process' one GPU or on a NUMA node."""
-        (bus_id,) = self._gpus
+        (bus_id,) = self.gpus
         if buffer.end.numa_node is not None:
             self._before[buffer] = Before(buffer.end.numa_node)
         return SharedMemory(handle, self.stream(bus_id).context, buffer.size_bytes, buffer.end.numa_node)

@@ -160,7 +160,7 @@ class StubTelemetry(Telemetry):
 def test_a_witness_keeps_clocks_errors_and_other_processes_of_the_gpus_it_knows() -> None:
     with Witness(StubTelemetry({"nvlink-replays": 2})).watch([task(P2P)]) as watch:
         pass
-    known, unknown = watch.of(task(P2P), 3).gpus
+    known, unknown = watch.seen([A, B])
     assert (known.sm_clock_mhz, known.memory_clock_mhz, known.temperature_c) == (1980, 3201, 40)
     assert known.throttle_reasons == ("sw-power-cap",)
     assert known.sent_bytes == {"nvlink": 1000}
@@ -174,7 +174,7 @@ def test_without_nvml_the_reason_is_told() -> None:
     telemetry.why_not = "nvmlInit: 12 (NVML Shared Library Not Found)"
     with Witness(telemetry).watch([]) as watch:
         pass
-    assert watch.of(task(P2P), 3).unread == "nvmlInit: 12 (NVML Shared Library Not Found)"
+    assert watch.unread == "nvmlInit: 12 (NVML Shared Library Not Found)"
 
 
 def test_the_pcie_counter_goes_round_at_32_bits() -> None:
@@ -197,7 +197,7 @@ def test_what_is_counted_after_each_sample_is_not_lost_when_the_counter_goes_rou
         telemetry.carried += 3 << 30
         watch.count()
     watch.end()
-    (seen,) = watch.seen()
+    (seen,) = watch.seen([A])
     assert seen.received_bytes == {"pcie": 15 << 30}
 
 

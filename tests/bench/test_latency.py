@@ -13,7 +13,7 @@ import pytest
 
 from egmctl.bench.buffers import assign
 from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCKS_PEER, LOADS, UNCACHED
-from egmctl.bench.latency import WARM_UP_LOADS
+from egmctl.bench.engines.chase import WARM_UP_LOADS
 from egmctl.bench.plan import PlannedTask, make_plan
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from egmctl.bench import bandwidth
-from egmctl.bench.bandwidth import measure
-from egmctl.bench.engines import transfer
+from egmctl.bench.engines import engine_for, transfer, transfer_step
 from egmctl.bench.evidence import Witness
+from egmctl.bench.exchange import LocalExchange
 from egmctl.bench.outcomes import EXPIRED_LIMIT
 from egmctl.bench.plan import make_plan
 from egmctl.bench.rig import Held
@@ -34,6 +34,7 @@ class StubRig:
     pageable = False
     allocate_ms = 1.0
     touch_ms = None
+    gpus = ()
 
     def __init__(self) -> None:
         self.pattern = self.context = self
@@ -56,7 +57,7 @@ class StubRig:
     def placements(self, _buffers: object) -> tuple[()]:
         return ()
 
-    gate = stream
+    gate = near = stream
     fill = connect = make_current = copy = synchronize = check
 
 
@@ -68,9 +69,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(*timings: Timing) -> Measurement:
         left = list(timings)
-        monkeypatch.setattr(bandwidth, "time_together", lambda *_arguments: (left.pop(0),))
+        held = SimpleNamespace(run=lambda: (left.pop(0),))
+        monkeypatch.setattr(transfer_step, "Held", lambda *_arguments: held)
         rig: Any = StubRig()
-        (measurement,) = measure(rig, [plan.tasks[-1].task], SETTINGS)
+        task = plan.tasks[-1].task
+        (measurement,) = engine_for(task.engine).measure(LocalExchange(), rig, (), [task], SETTINGS)
         return measurement
 
     return run

@@ -1,15 +1,50 @@
-"""One thread of one kernel follows a chain of offsets through memory: the latency of a load."""
+"""One thread of one kernel follows a chain of offsets through memory: the latency of a load (``docs/measurement.md``).
+
+The process that owns the memory writes the chain into it, the one that issues the work walks along it. The tasks of a
+step are measured at the same time: the walk of each is queued on its own GPU before any is waited for.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from egmctl.bench.buffers import Buffer, FlowBuffers, assign
+from egmctl.bench.conclusion import of_latency, went_astray
 from egmctl.bench.engines.base import BenchEngine
-from egmctl.bench.exchange import Exchange
-from egmctl.bench.rig import Rig
-from egmctl.model.measurement import Measurement, Settings, Task, Verification
+from egmctl.bench.exchange import Exchange, Item
+from egmctl.bench.ranks import evidence
+from egmctl.bench.ranks.holding import Holding, holding
+from egmctl.bench.ranks.sharing import open_buffers
+from egmctl.bench.ranks.team import Team
+from egmctl.bench.statistics import summarize
+from egmctl.gpu.chase import Chain, Reader, Walk
+from egmctl.gpu.clock import ms_since
+from egmctl.gpu.program import NoCompiler
+from egmctl.model.measurement import (
+    Chase,
+    ChaseOrder,
+    Flow,
+    Measurement,
+    Pattern,
+    Sample,
+    Settings,
+    Task,
+    Verification,
+)
 from egmctl.model.rank import Rank
+
+if TYPE_CHECKING:
+    from egmctl.bench.rig import Rig
+
+WARM_UP_LOADS = 2000
+"""Untimed loads before those of each sample. On H200 the first thousand loads over an idle NVLink took three times as
+long as all later ones."""
+
+NVBANDWIDTH_LOADS = 1_000_000
+"""What nvbandwidth does in one measurement, an equal part on each multiprocessor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +57,239 @@ class PointerChase(BenchEngine):
     def measure(
         self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
     ) -> list[Measurement]:
-        if not ranks:
-            from egmctl.bench import latency
-
-            return latency.measure(rig, tasks, settings)
-        from egmctl.bench.ranks import latency as by_ranks
-
-        return by_ranks.measure(exchange, rig, ranks, tasks, settings)
+        team = Team(exchange, ranks, tasks)
+        with holding(team) as held:
+            walkers = [
+                _walker(task)(team, rig, task, buffers, one)
+                for task, buffers, one in zip(tasks, assign(tasks), held, strict=True)
+            ]
+            open_buffers(team, rig, assign(tasks), before=lambda place: walkers[place].take_reader())
+            for walker, items in zip(walkers, team.do(lambda place: walkers[place].write_chain()), strict=True):
+                walker.hear_seed(items)
+            team.do(lambda place: walkers[place].get_ready())
+            with rig.witness.watch(tasks) as watch:
+                for _ in range(settings.samples):
+                    told = team.do(lambda place: walkers[place].end(), begin=lambda place: walkers[place].start())
+                    for walker, items in zip(walkers, told, strict=True):
+                        walker.keep(items)
+        gathered = team.do(lambda _place: evidence.told(watch, rig))
+        found = []
+        for walker, outcome, items in zip(walkers, team.outcomes, gathered, strict=True):
+            made = outcome or walker.conclude(self.verification(rig))
+            if made.samples:
+                made = replace(made, evidence=evidence.gathered(made, len(made.samples), ranks, items))
+            found.append(made)
+        return found
 
 
 CHASE = PointerChase(caption="pointer chase", counted="", needs_kernels=True)
+
+
+class Walker:
+    """One task under way: one thread follows a chain of random lines, from sample to sample further along it."""
+
+    def __init__(self, team: Team, rig: Rig, task: Task, buffers: Sequence[FlowBuffers], held: Holding) -> None:
+        flow = task.flows[0]
+        self.task = task
+        self.flow = flow
+        self.rig = rig
+        self.samples: list[Sample] = []
+        self._team = team
+        self._buffers = buffers
+        self._held = held
+        self._walks = team.issues(flow)
+        self._owns = team.owns(flow.source)
+        self._expired = 0
+        self._beside = 0
+        self._astray: str | None = None
+        self._started = 0.0
+
+    def take_reader(self) -> None:
+        """Get what walks, if that is this process; choose a seed, if it owns the memory."""
+        if self._walks:
+            self.reader = take_reader(self._team, self.rig, self.flow)
+            self._held.own.append(self.reader)
+        if self._owns:
+            self.seed = 0 if self.chase.order is ChaseOrder.SEQUENTIAL else self.rig.new_seed()
+
+    def write_chain(self) -> int | None:
+        """Write the chain, if this process owns the memory, by the GPU that does; return its seed."""
+        if not self._owns:
+            return None
+        stream = self.rig.near(self.flow.source, self.flow)
+        self._chain().make(stream, self.rig.kernels_of(stream.context.bus_id))
+        return self.seed
+
+    def hear_seed(self, items: Sequence[Item]) -> None:
+        """Take the seed that the owner has told."""
+        self.seed = next((item.data for item in items if item.data is not None), 0)
+
+    def get_ready(self) -> None:
+        """Prepare the first walk."""
+        if self._walks:
+            self.chain = self._chain()
+            self.warm_up()
+
+    def start(self) -> None:
+        """Queue what makes one sample."""
+        self._started = time.perf_counter()
+        if self._walks:
+            self.queue()
+
+    def end(self) -> dict[str, Any] | None:
+        """Wait for it; return what was measured as JSON data."""
+        if not self._walks:
+            return None
+        walk, elapsed_ms, latency_ns = self.wait()
+        return {
+            "latency_ns": latency_ns,
+            "elapsed_ms": elapsed_ms,
+            "wall_ms": ms_since(self._started),
+            "wrong_offset": walk.wrong_offset,
+            "load_gb_s": walk.load_gb_s,
+            "beside": walk.load_beside,
+            "expired": walk.expired,
+        }
+
+    def keep(self, items: Sequence[Item]) -> None:
+        """Keep what a process has told of a sample."""
+        found = next((item.data for item in items if item.data is not None), None)
+        if found is None:
+            return
+        if found["expired"]:
+            self._expired += 1
+            return
+        self._beside = max(self._beside, found["beside"])
+        self._astray = self._astray or went_astray(len(self.samples), found["wrong_offset"])
+        self.samples.append(
+            Sample(
+                bandwidth_gb_s=found["load_gb_s"] if self.task.pattern is Pattern.LOADED else None,
+                latency_ns=found["latency_ns"],
+                elapsed_ms=found["elapsed_ms"],
+                wall_ms=found["wall_ms"],
+            )
+        )
+
+    def conclude(self, verification: Verification) -> Measurement:
+        """Return the measurement."""
+        loads = [sample.bandwidth_gb_s for sample in self.samples if sample.bandwidth_gb_s is not None]
+        return of_latency(
+            self.task,
+            self.samples,
+            self._astray,
+            f"{self._beside} warps of the load ran on the multiprocessor of the chase" if self._beside else None,
+            thrown_away=self._expired,
+            bandwidth_gb_s=summarize(loads) if loads else None,
+            verification=verification,
+            seeds=(self.seed,),
+        )
+
+    @property
+    def chase(self) -> Chase:
+        """How the latency is measured."""
+        if self.task.chase is None:
+            raise ValueError(f"{self.task.case} does not say how a latency is measured")
+        return self.task.chase
+
+    def warm_up(self) -> None:
+        """Note how many loads come before those that the next sample times."""
+        self.warm = WARM_UP_LOADS + (self.chain.lines if self.chase.warm else 0)
+
+    def queue(self) -> None:
+        """Queue a walk."""
+        self.reader.start_walk(self.chain, self.chase.loads, warm=self.warm)
+        self.warm = WARM_UP_LOADS
+
+    def wait(self) -> tuple[Walk, float, float]:
+        """Wait for the walk; return it, its milliseconds and the nanoseconds of a load."""
+        walk = self.reader.end_walk()
+        return walk, walk.elapsed_ns / 1e6, walk.latency_ns
+
+    def buffer(self, flow: int) -> Buffer:
+        """Return what a flow reads."""
+        found = self._buffers[flow].source
+        if found is None:
+            raise ValueError("a latency needs memory to read")
+        return found
+
+    def _chain(self) -> Chain:
+        """Return the chain as this process sees it: its owner and who walks along it have addresses of their own."""
+        memory = self.rig.destination(self.buffer(0))
+        return Chain(memory.address, self.task.size_bytes, self.chase.stride_bytes, self.seed)
+
+
+class Nvbandwidth(Walker):
+    """nvbandwidth's definition: one multiprocessor after the other walks from the start of a sequential chain.
+
+    Each sample has so many launches that all their loads are at least those asked for, on multiprocessors that lie
+    evenly apart. Events before the first and after the last give the time, which so holds the launches too.
+    """
+
+    def warm_up(self) -> None:
+        self.blocks = self.reader.stream.context.multiprocessors
+        self.loads = NVBANDWIDTH_LOADS // self.blocks
+        self.launches = -(-self.chase.loads // self.loads)
+        self.reader.start_walk(self.chain, 1, warm=self.chain.lines)
+        self.reader.end_walk()
+
+    def queue(self) -> None:
+        stream = self.reader.stream
+        stream.context.make_current()
+        stream.start()
+        for number in range(self.launches):
+            self.chain.rewind()
+            block = number * self.blocks // self.launches
+            self.reader.start_walk(self.chain, self.loads, warm=0, block=block, blocks=self.blocks)
+        stream.end()
+
+    def wait(self) -> tuple[Walk, float, float]:
+        walk = self.reader.end_walk()
+        elapsed_ms = self.reader.stream.elapsed_ms()
+        return walk, elapsed_ms, elapsed_ms * 1e6 / (self.launches * self.loads)
+
+
+class Loaded(Walker):
+    """As the chase, while other blocks of the same launch read a second buffer at the same end."""
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        self.data = self.rig.destination(self.buffer(1))
+        self.load_blocks = min(self.chase.load_blocks, self.reader.stream.context.multiprocessors - 1)
+
+    def queue(self) -> None:
+        self.reader.start_loaded_walk(
+            self.chain,
+            self.chase.loads,
+            warm=self.warm,
+            data=self.data.address,
+            data_bytes=self.data.size_bytes,
+            load_blocks=self.load_blocks,
+        )
+
+    def wait(self) -> tuple[Walk, float, float]:
+        walk = self.reader.end_loaded_walk()
+        return walk, walk.elapsed_ns / 1e6, walk.latency_ns
+
+
+def take_reader(team: Team, rig: Rig, flow: Flow) -> Reader:
+    """Return what measures latencies on the GPU that issues a flow's work, which reaches what this process owns.
+
+    Raises
+    ------
+    NoCompiler
+        If there are no kernels.
+    """
+    stream = rig.stream(flow.initiator or "")
+    if rig.kernels is None:
+        raise NoCompiler(f"a latency can only be measured with kernels; {rig.note}")
+    for end in (flow.source, flow.destination):
+        if team.owns(end):
+            rig.connect(stream.context.bus_id, end.bus_id)
+    return Reader(stream, rig.kernels_of(stream.context.bus_id))
+
+
+def _walker(task: Task) -> type[Walker]:
+    if task.pattern is Pattern.LOADED:
+        return Loaded
+    sequential = task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL
+    return Nvbandwidth if sequential else Walker

@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from egmctl.bench.buffers import assign
+from egmctl.bench.engines.chase import take_reader
 from egmctl.bench.engines.round_trips import Pair, RoundTripEngine
-from egmctl.bench.exchange import Exchange, Item
-from egmctl.bench.rig import Rig
+from egmctl.bench.exchange import Item
 from egmctl.gpu.chase import Reader, clear_flag
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
-from egmctl.model.measurement import Measurement, Settings, Task
-from egmctl.model.rank import Rank
 
 APART_BYTES = 1 << 20
 """From one flag to the other where one piece of memory has both."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PingPong(RoundTripEngine):
-    """Between two GPUs, of one process or of two."""
-
-    def measure(
-        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
-    ) -> list[Measurement]:
-        if not ranks:
-            from egmctl.bench import latency
-
-            return latency.measure(rig, tasks, settings)
-        return super().measure(exchange, rig, ranks, tasks, settings)
-
-
 class Flags(Pair):
-    """Kernels poll words in shared memory."""
+    """The flags lie in memory of the one process, or in memory that one of two has made and the other has opened.
+
+    Of each flow the destination is the memory that its initiator writes to: where that is another process', it has a
+    handle.
+    """
 
     def make(self) -> Item:
+        self._sides = [number for number, flow in enumerate(self.flows) if self.team.issues(flow)]
+        self._readers: dict[int, Reader] = {}
         self._made: SharedMemory | None = None
-        if self.takes_part:
-            self._reader = Reader(self.stream, self.rig.kernels_of(self.bus_id))
-            self.held.own.append(self._reader)
-        end = next((flow.destination for flow in self.flows if flow.destination.rank == self.me), None)
-        if end is None:
+        for side in self._sides:
+            self._readers[side] = take_reader(self.team, self.rig, self.flows[side])
+            self.held.own.append(self._readers[side])
+        end = next((flow.destination for flow in self.flows if self.team.owns(flow.destination)), None)
+        if end is None or self._alone:
             return Item(None)
         handle = next(flow.destination.handle for flow in self.flows if flow.destination.handle is not None)
         self._made = SharedMemory(handle, self.stream.context, 2 * APART_BYTES, end.numa_node)
@@ -49,8 +39,6 @@ class Flags(Pair):
         return Item(description, tuple(fds))
 
     def open(self, offered: Sequence[Item]) -> None:
-        if not self.takes_part:
-            return
         opened: dict[int, ImportedMemory] = {}
 
         def flag(number: int) -> int:
@@ -63,17 +51,33 @@ class Flags(Pair):
                 self.held.opened.append(opened[owner])
             return opened[owner].address + number * APART_BYTES
 
-        mine, theirs = (0, 1) if self.serves else (1, 0)
-        self._send, self._poll = flag(mine), flag(theirs)
+        if self._alone:
+            tasks = self.team.tasks
+            buffers = next(of for task, of in zip(tasks, assign(tasks), strict=True) if task is self.task)
+            self._flags = [self.rig.destination(of.destination).address for of in buffers if of.destination]
+        elif self.takes_part:
+            self._flags = [flag(0), flag(1)]
 
     def ready(self) -> None:
-        if self.takes_part:
-            clear_flag(self.stream, self._poll)
+        for side in reversed(self._sides):
+            clear_flag(self._readers[side].stream, self._flags[1 - side])
+
+    def start(self) -> None:
+        super().start()
+        for side in reversed(self._sides):
+            poll, send = self._flags[1 - side], self._flags[side]
+            self._readers[side].start_laps(poll, send, self.laps, serves=side == 0)
 
     def run(self) -> Sequence[float] | None:
-        self._reader.start_laps(self._poll, self._send, self.laps, serves=self.serves)
-        found = self._reader.end_laps(self.laps)
-        return None if found.expired else found.laps_ns
+        found = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
+        if any(laps.expired for laps in found.values()):
+            return None
+        return found[0].laps_ns if 0 in found else ()
+
+    @property
+    def _alone(self) -> bool:
+        """Whether one process has both sides."""
+        return all(flow.destination.handle is None for flow in self.flows)
 
 
-PING_PONG = PingPong(caption="a flag", counted="", needs_kernels=True, pair=Flags)
+PING_PONG = RoundTripEngine(caption="a flag", counted="", needs_kernels=True, pair=Flags)

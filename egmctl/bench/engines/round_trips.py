@@ -1,16 +1,17 @@
-"""How long one process takes to tell another one something and hear back: what round trips of all kinds share."""
+"""How long one side takes to tell another one something and hear back: what round trips of all kinds share."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.conclusion import of_latency, round_trips
 from egmctl.bench.engines.base import BenchEngine
 from egmctl.bench.exchange import Exchange, Item
+from egmctl.bench.ranks import evidence
 from egmctl.bench.ranks.holding import Holding, holding
 from egmctl.bench.ranks.team import Team, close_all
 from egmctl.gpu.clock import ms_since
@@ -28,9 +29,12 @@ WARM_UP_LAPS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTripEngine(BenchEngine):
-    """An engine by which two processes answer each other: a latency."""
+    """An engine by which two GPUs, or two processes, answer each other: a latency."""
 
     pair: type[Pair]
+    """What two sides are made of. The first flow's initiator sends first and takes the times; the other side is the
+    second flow's initiator, or the first flow's destination. No process is in two tasks of a step, but the one that
+    works all GPUs."""
 
     def verification(self, rig: Rig) -> None:  # noqa: ARG002
         """A flag or a message that is wrong ends no round trip: there is nothing to compare."""
@@ -39,50 +43,22 @@ class RoundTripEngine(BenchEngine):
     def measure(
         self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
     ) -> list[Measurement]:
-        return measure(self.pair, exchange, rig, ranks, tasks, settings)
-
-
-def measure(
-    pair: type[Pair],
-    exchange: Exchange,
-    rig: Rig,
-    ranks: Sequence[Rank],
-    tasks: Sequence[Task],
-    settings: Settings,
-) -> list[Measurement]:
-    """Measure the round trips of each task between two ranks, at the same time.
-
-    Parameters
-    ----------
-    pair
-        What the engine makes of two ranks.
-    rig
-        This rank's: stream and kernels.
-    tasks
-        The same in all ranks, also in those that have no part in them; no rank is in two. The first flow's
-        ``initiator_rank`` sends first and takes the times; the other rank is the second flow's, or that of the first
-        flow's destination. Of a flag each flow's destination is the memory that its initiator writes to: where that is
-        another rank's, it has a handle.
-
-    Returns
-    -------
-    list[Measurement]
-        Of each task, the same in all ranks.
-
-    Raises
-    ------
-    Abandoned
-        Another rank has died or hangs; what this one held it has let go of.
-    """
-    team = Team(exchange, ranks, tasks)
-    with holding(team) as held:
-        pairs = [pair(team, rig, task, one) for task, one in zip(tasks, held, strict=True)]
-        connect(team, pairs)
-        samples = [sample(team, pairs) for _ in range(settings.samples)]
-    return [
-        outcome or _conclude(task, [taken[place] for taken in samples])
-        for place, (task, outcome) in enumerate(zip(tasks, team.outcomes, strict=True))
-    ]
+        team = Team(exchange, ranks, tasks)
+        # Where the host has a part in the round trips, what asks NVML meanwhile is in their way.
+        watched = () if self.timed_by_host else tasks
+        with holding(team) as held:
+            pairs = [self.pair(team, rig, task, one) for task, one in zip(tasks, held, strict=True)]
+            connect(team, pairs)
+            with rig.witness.watch(watched) as watch:
+                samples = [sample(team, pairs) for _ in range(settings.samples)]
+        gathered = team.do(lambda _place: evidence.told(watch, rig)) if watched else [()] * len(tasks)
+        found = []
+        for place, (task, outcome) in enumerate(zip(tasks, team.outcomes, strict=True)):
+            made = outcome or _conclude(task, [taken[place] for taken in samples])
+            if made.samples and gathered[place]:
+                made = replace(made, evidence=evidence.gathered(made, len(made.samples), ranks, gathered[place]))
+            found.append(made)
+        return found
 
 
 def connect(team: Team, pairs: Sequence[Pair]) -> None:
@@ -97,7 +73,7 @@ def connect(team: Team, pairs: Sequence[Pair]) -> None:
 def sample(team: Team, pairs: Sequence[Pair]) -> list[Sample | None]:
     """Take one sample of each task; ``None`` where a side has waited in vain."""
     team.do(lambda place: pairs[place].ready())
-    told = team.do(lambda place: pairs[place].take())
+    told = team.do(lambda place: pairs[place].take(), begin=lambda place: pairs[place].start())
     return [pair.joined(items) if items else None for pair, items in zip(pairs, told, strict=True)]
 
 
@@ -107,25 +83,27 @@ def _conclude(task: Task, taken: Sequence[Sample | None]) -> Measurement:
 
 
 class Pair(ABC):
-    """Two ranks that answer each other, as one rank sees them; it may have no part in it."""
+    """Two sides that answer each other, as one process sees them: it may be one of them, or both, or none."""
 
     def __init__(self, team: Team, rig: Rig, task: Task, held: Holding) -> None:
         first = task.flows[0]
         other = task.flows[1].initiator_rank if len(task.flows) > 1 else first.destination.rank
         self.me = team.exchange.rank
         self.rig = rig
-        self.bus_id = team.ranks[self.me].bus_id
+        self.team = team
+        self.task = task
         self.flows = task.flows
         self.held = held
         self.serving, self.answering = first.initiator_rank or 0, other or 0
         self.serves = self.me == self.serving
         self.takes_part = self.me in (self.serving, self.answering)
         self.laps = WARM_UP_LAPS + (task.chase.loads if task.chase else 0)
+        self._started = 0.0
 
     @property
     def stream(self) -> Stream:
-        """The stream that this rank works on."""
-        return self.rig.stream(self.bus_id)
+        """The stream that this process works on, where it is one side."""
+        return self.rig.stream(self.team.ranks[self.me].bus_id)
 
     @abstractmethod
     def make(self) -> Item:
@@ -139,19 +117,22 @@ class Pair(ABC):
     def ready(self) -> None:
         """Prepare one sample, before either side begins."""
 
+    def start(self) -> None:
+        """Begin this process' part of a sample."""
+        self._started = time.perf_counter()
+
     @abstractmethod
     def run(self) -> Sequence[float] | None:
-        """Do this side's part of a sample; return the nanoseconds of each lap, ``None`` if it has waited in vain."""
+        """Do this process' part of a sample; return the nanoseconds of each lap, ``None`` if it has waited in vain."""
 
     def take(self) -> Any:
         """Return this side's part of a sample as JSON data, ``None`` where it has none or has waited in vain."""
         if not self.takes_part:
             return None
-        started = time.perf_counter()
         laps_ns = self.run()
         if laps_ns is None:
             return None
-        wall_ms = ms_since(started)
+        wall_ms = ms_since(self._started)
         return to_json(self.summed_up(round_trips(laps_ns[WARM_UP_LAPS:], wall_ms))) if self.serves else {}
 
     def summed_up(self, sample: Sample) -> Sample:
@@ -159,6 +140,6 @@ class Pair(ABC):
         return sample
 
     def joined(self, told: Sequence[Item]) -> Sample | None:
-        """Return the sample of which each rank has told its part."""
-        sides = [told[rank].data for rank in (self.serving, self.answering)]
+        """Return the sample of which each process has told its part."""
+        sides = [told[number].data for number in (self.serving, self.answering)]
         return None if None in sides else from_json(Sample, sides[0])

@@ -57,13 +57,9 @@ class TransferEngine(BenchEngine):
     def measure(
         self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
     ) -> list[Measurement]:
-        if not ranks:
-            from egmctl.bench import bandwidth
+        from egmctl.bench.engines import transfer_step
 
-            return bandwidth.measure(rig, tasks, settings)
-        from egmctl.bench.ranks import bandwidth as by_ranks
-
-        return by_ranks.measure(exchange, rig, ranks, tasks, settings)
+        return transfer_step.measure(exchange, rig, ranks, tasks, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,12 @@
-"""What the ranks have seen of their GPUs, put together."""
+"""What the processes have seen of their GPUs, put together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from egmctl.bench.evidence import Watch, route
+from egmctl.bench.evidence import Watch, gpus_of, route
 from egmctl.bench.exchange import Item
 from egmctl.gpu.counters import Traffic
 from egmctl.model.codec import from_json, to_json
@@ -14,11 +14,14 @@ from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Task
 from egmctl.model.rank import Rank
 
+if TYPE_CHECKING:
+    from egmctl.bench.rig import Rig
 
-def told(watch: Watch) -> dict[str, Any]:
-    """Return what this rank has seen, as JSON data."""
+
+def told(watch: Watch, rig: Rig) -> dict[str, Any]:
+    """Return what this process has seen of its GPUs, as JSON data."""
     return {
-        "gpus": [to_json(gpu) for gpu in watch.seen()],
+        "gpus": [to_json(gpu) for gpu in watch.seen(rig.gpus)],
         "traffic": {bus_id: [dict(of.sent_bytes), dict(of.received_bytes)] for bus_id, of in watch.traffic.items()},
         "unread": watch.unread,
     }
@@ -33,15 +36,23 @@ def gathered(
     """
     parts = [item.data[key] if key else item.data for item in items]
     gpus = [
-        replace(from_json(GpuEvidence, gpu), label=ranks[number].label)
+        replace(gpu, label=ranks[number].label) if ranks else gpu
         for number, part in enumerate(parts)
-        if number in task.ranks
-        for gpu in part["gpus"]
+        if number in (task.ranks or (0,))
+        for gpu in _of(task, [from_json(GpuEvidence, gpu) for gpu in part["gpus"]])
     ]
     traffic = {bus_id: Traffic(*rises) for part in parts for bus_id, rises in part["traffic"].items()}
-    one_node = len({rank.host for rank in ranks}) == 1
+    one_node = len({rank.host for rank in ranks}) <= 1
     return Evidence(
         gpus=tuple(gpus),
         route=route(task, samples, traffic) if one_node else None,
         unread=next((part["unread"] for part in parts if part["unread"]), None),
     )
+
+
+def _of(task: Task, seen: Sequence[GpuEvidence]) -> list[GpuEvidence]:
+    """Return those of a task in the order of its flows; a process of several has one GPU, of one task at a time."""
+    if len(seen) == 1:
+        return list(seen)
+    by_bus_id = {gpu.bus_id: gpu for gpu in seen}
+    return [by_bus_id[bus_id] for bus_id in gpus_of([task]) if bus_id in by_bus_id]

@@ -2,42 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
 from egmctl.bench.exchange import Exchange, Item
 from egmctl.bench.ranks.team import Team, close_all
-from egmctl.bench.rig import Rig
 from egmctl.gpu.handles import ImportedMemory
-from egmctl.model.measurement import Endpoint, Flow, Task
+from egmctl.model.measurement import BufferCost, Endpoint, Flow, Task
 
-Seeds = dict[tuple[int, int, End], int]
-"""Of each buffer, by the places of its task and its flow and by its end."""
+if TYPE_CHECKING:
+    from egmctl.bench.rig import Held, Rig
 
 
-def open_buffers(team: Team, rig: Rig, bus_id: str, assigned: Sequence[Sequence[FlowBuffers]]) -> Seeds:
-    """Have all ranks make what they own of the tasks' buffers, and open those of others that they issue work on.
+@dataclass
+class OpenBuffers:
+    """The buffers of a step, as one process has them."""
 
-    What a rank has open already stays open. A buffer that its owner has made anew has another seed.
+    seeds: dict[tuple[int, int, End], int] = field(default_factory=dict)
+    """Of each buffer, by the places of its task and its flow and by its end."""
+    made: list[tuple[int, Buffer, Held]] = field(default_factory=list)
+    """Those that this process has made for the step, each with the place of the first task that uses it."""
+
+    def made_for(self, place: int, held: Held) -> bool:
+        """Say whether a buffer was made for a task."""
+        return any(at == place and one is held for at, _, one in self.made)
+
+    def costs(self, place: int) -> list[BufferCost]:
+        """Return what the buffers cost that a task was the first to use."""
+        return [_cost_of(buffer, held) for at, buffer, held in self.made if at == place]
+
+
+def open_buffers(
+    team: Team,
+    rig: Rig,
+    assigned: Sequence[Sequence[FlowBuffers]],
+    *,
+    before: Callable[[int], None],
+) -> OpenBuffers:
+    """Have all processes make what they own of the tasks' buffers, and open those of others that they issue work on.
+
+    What a process has open already stays open. A buffer that its owner has made anew has another seed.
 
     Parameters
     ----------
-    bus_id
-        This rank's GPU.
+    before
+        Called with the place of each task before its buffers are made.
     """
-    me = team.exchange.rank
-    seeds: Seeds = {}
+    found = OpenBuffers()
 
     def offer(place: int) -> Item:
+        before(place)
         offers: list[dict[str, Any]] = []
         fds: list[int] = []
         for end in _ends(team.tasks[place], assigned[place]):
-            if end.endpoint.rank != me:
+            if not team.owns(end.endpoint):
                 continue
+            known = rig.has(end.buffer)
             held = rig.held(end.buffer)
+            if not known:
+                found.made.append((place, end.buffer, held))
             offers.append({"flow": end.number, "end": end.end, "seed": held.seed})
             if end.endpoint.handle is not None:
                 description, given = held.memory.offer()  # type: ignore[attr-defined]  # made by Rig with a handle
@@ -52,32 +78,34 @@ def open_buffers(team: Team, rig: Rig, bus_id: str, assigned: Sequence[Sequence[
             rest = iter(item.fds)
             for one in item.data or ():
                 key = place, one["flow"], End(one["end"])
-                seeds[key] = one["seed"]
+                found.seeds[key] = one["seed"]
                 if "offer" in one:
                     offers[key] = one["offer"], [next(rest) for _ in range(one["fds"])]
 
     def open_others(place: int) -> None:
         for end in _ends(team.tasks[place], assigned[place]):
             key = place, end.number, end.end
-            if end.flow.initiator_rank != me or end.endpoint.rank == me:
+            if not team.issues(end.flow) or team.owns(end.endpoint):
                 continue
-            if rig.has(end.buffer) and rig.held(end.buffer).seed == seeds[key]:
+            if rig.has(end.buffer) and rig.held(end.buffer).seed == found.seeds[key]:
                 continue
             rig.release(end.buffer)
-            rig.adopt(end.buffer, ImportedMemory(rig.stream(bus_id).context, *offers[key]), seeds[key])
+            context = rig.stream(end.flow.initiator or "").context
+            rig.adopt(end.buffer, ImportedMemory(context, *offers[key]), found.seeds[key])
 
     try:
-        team.do(open_others)
+        if team.exchange.size > 1:
+            team.do(open_others)
     finally:
         close_all(gathered)
-    return seeds
+    return found
 
 
 def release(exchange: Exchange, rig: Rig, buffers: Sequence[Buffer]) -> str | None:
     """Let go of buffers, of those of others first and in all ranks; return what went wrong with the last one."""
     problem = None
     for own in (False, True):
-        chosen = (buffer for buffer in buffers if (buffer.end.rank == exchange.rank) is own)
+        chosen = (buffer for buffer in buffers if ((buffer.end.rank or 0) == exchange.rank) is own)
         problem = rig.release_all(chosen) or problem
         exchange.barrier()
     return problem
@@ -100,3 +128,14 @@ def _ends(task: Task, assigned: Sequence[FlowBuffers]) -> Iterator[_End]:
             yield _End(number, flow, End.SOURCE, flow.source, buffers.source)
         if buffers.destination is not None:
             yield _End(number, flow, End.DESTINATION, flow.destination, buffers.destination)
+
+
+def _cost_of(buffer: Buffer, held: Held) -> BufferCost:
+    memory = held.memory
+    return BufferCost(
+        label=buffer.end.label,
+        memory=buffer.end.memory,
+        size_bytes=memory.size_bytes,
+        allocate_ms=memory.allocate_ms,
+        first_touch_ms=held.first_touch_ms if memory.touch_ms is None else memory.touch_ms,
+    )

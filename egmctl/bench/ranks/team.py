@@ -6,8 +6,9 @@ A driver call that fails in one rank so ends the task in all of them, at the sam
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from egmctl.bench.exchange import Exchange, Item
@@ -15,7 +16,7 @@ from egmctl.bench.outcomes import FAILURES, GateExpired, failure
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.gpu.program import NoCompiler
-from egmctl.model.measurement import Measurement, Status, Task, finish
+from egmctl.model.measurement import Endpoint, Flow, Measurement, Status, Task, finish
 from egmctl.model.rank import Rank
 
 _OPENING = ("cuIpcOpenMemHandle", "cuIpcOpenEventHandle", "cuMemImportFromShareableHandle")
@@ -25,33 +26,46 @@ _NOT_PERMITTED = 800
 
 
 class Team:
-    """The tasks of a step, in all ranks.
+    """The tasks of a step, in all processes; of one process, in that one.
 
     Attributes
     ----------
+    here
+        The processes of this one's node: what the others' clocks say means nothing here.
     outcomes
-        Of each task, where it has ended early; the same in every rank.
+        Of each task, where it has ended early; the same in every process.
     """
 
     def __init__(self, exchange: Exchange, ranks: Sequence[Rank], tasks: Sequence[Task]) -> None:
         self.exchange = exchange
         self.ranks = ranks
         self.tasks = tasks
+        self.here = [rank.number for rank in ranks if rank.host == ranks[exchange.rank].host] or [0]
         self.outcomes: list[Measurement | None] = [None] * len(tasks)
 
-    def do(self, part: Callable[[int], Any]) -> list[list[Item]]:
-        """Have every rank do its part of each task that goes on, and wait for all of them.
+    def owns(self, end: Endpoint) -> bool:
+        """Say whether the memory at an end is made by this process: the one process makes all of it."""
+        return (end.rank or 0) == self.exchange.rank
+
+    def issues(self, flow: Flow) -> bool:
+        """Say whether this process issues the work of a flow."""
+        return (flow.initiator_rank or 0) == self.exchange.rank
+
+    def do(self, part: Callable[[int], Any], *, begin: Callable[[int], None] | None = None) -> list[list[Item]]:
+        """Have every process do its part of each task that goes on, and wait for all of them.
 
         Parameters
         ----------
         part
             Called with the place of a task; what it returns, JSON data or an :class:`Item` with file descriptors, all
-            ranks hear. What it raises of :data:`FAILURES` ends the task in all ranks.
+            processes hear. What it raises of :data:`FAILURES` ends the task in all processes.
+        begin
+            Called for every task before ``part`` is for the first one: what GPUs do at the same time.
 
         Returns
         -------
         list
-            Of each task, what each rank has given; of a task that ended before, nothing. Its descriptors are this
+            Of each task, what each process has given; of a task that ended before, nothing. Its descriptors are this
             process', which closes them (:func:`close_all`).
 
         Raises
@@ -59,24 +73,62 @@ class Team:
         Abandoned
             As of :class:`Exchange`.
         """
+        failed: dict[int, Exception] = {}
+        given: dict[int, Any] = {}
+        if begin is not None:
+            for place in self._going():
+                _attempt(failed, place, partial(begin, place))
+        for place in self._going():
+            if place not in failed:
+                _attempt(failed, place, lambda place=place: given.update({place: part(place)}))  # type: ignore[misc]
+        return self._gather(given, failed)
+
+    def do_at_once(self, part: Callable[[Sequence[int]], Mapping[int, Any]]) -> list[list[Item]]:
+        """Have every process do its part of all tasks as one; what fails ends all in which the process has a part.
+
+        Parameters
+        ----------
+        part
+            Called with the places of the tasks that go on, also of none; what it returns for each all processes hear.
+
+        Returns
+        -------
+        list
+            As of :meth:`do`.
+        """
+        failed: dict[int, Exception] = {}
+        given: Mapping[int, Any] = {}
+        try:
+            given = part(self._going())
+        except FAILURES as error:
+            failed = {place: error for place in self._going() if self._has_part(place)}
+        return self._gather(given, failed)
+
+    def _going(self) -> list[int]:
+        return [place for place, outcome in enumerate(self.outcomes) if outcome is None]
+
+    def _has_part(self, place: int) -> bool:
+        return self.exchange.rank in (self.tasks[place].ranks or (0,))
+
+    def _gather(self, given: Mapping[int, Any], failed: Mapping[int, Exception]) -> list[list[Item]]:
+        if self.exchange.size == 1:
+            for place, error in failed.items():
+                self.outcomes[place] = failure(self.tasks[place], error)
+            return [[_item(given.get(place))] for place in range(len(self.tasks))]
         words: list[dict[str, Any]] = []
         fds: list[int] = []
-        for place, outcome in enumerate(self.outcomes):
-            given = Item(None)
-            if outcome is None:
-                try:
-                    value = part(place)
-                    given = value if isinstance(value, Item) else Item(value)
-                except FAILURES as error:
-                    words.append({"failed": _described(error)})
-                    continue
-            words.append({"data": given.data, "fds": len(given.fds)})
-            fds += given.fds
+        for place in range(len(self.tasks)):
+            if place in failed:
+                words.append({"failed": _described(failed[place])})
+                continue
+            item = _item(given.get(place))
+            words.append({"data": item.data, "fds": len(item.fds)})
+            fds += item.fds
         said = self.exchange.all_gather(words, fds)
         gathered: list[list[Item]] = [[] for _ in self.tasks]
-        for rank, item in enumerate(said):
-            rest = iter(item.fds)
-            for place, word in enumerate(item.data):
+        for rank, said_item in enumerate(said):
+            rest = iter(said_item.fds)
+            for place, word in enumerate(said_item.data):
                 if "failed" in word:
                     gathered[place].append(Item(None))
                     if self.outcomes[place] is None:
@@ -97,6 +149,17 @@ class Team:
             elif error.call in _MAKING and error.number == _NOT_PERMITTED:
                 found = finish(task, Status.WAIVED, reason=f"{error}; {cause}", last_call=error.call)
         return replace(found, reason=f"rank {rank} ({self.ranks[rank].label}): {found.reason}", failed_rank=rank)
+
+
+def _attempt(failed: dict[int, Exception], place: int, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except FAILURES as error:
+        failed[place] = error
+
+
+def _item(value: Any) -> Item:
+    return value if isinstance(value, Item) else Item(value)
 
 
 def close_all(gathered: Iterable[Iterable[Item]]) -> None:

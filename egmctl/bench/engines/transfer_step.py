@@ -1,0 +1,346 @@
+"""How the bandwidths of a step are measured: all flows of all tasks at the same time, and every byte looked at.
+
+Each process fills the sources that it owns, queues the work that it issues behind its gate, and looks at the
+destinations that it owns. In one process one gate holds everything. Of several each has its own, and opens it at a time
+that all have agreed on by the clock that the processes of a node share (``docs/measurement.md``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from egmctl.bench.buffers import Window, assign, window
+from egmctl.bench.case import End
+from egmctl.bench.conclusion import bandwidth_sample, mismatch_of, of_bandwidth
+from egmctl.bench.engines import transfers
+from egmctl.bench.engines.transfer import Destination, Mover, Source
+from egmctl.bench.evidence import Watch
+from egmctl.bench.exchange import Exchange, Item
+from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
+from egmctl.bench.ranks import evidence
+from egmctl.bench.ranks.sharing import OpenBuffers, open_buffers
+from egmctl.bench.ranks.team import Team
+from egmctl.gpu.pattern import Check, Difference
+from egmctl.gpu.timing import Gate, Held, Stream
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.measurement import (
+    BufferCost,
+    Measurement,
+    Mismatch,
+    Placement,
+    Sample,
+    Settings,
+    Task,
+    Verification,
+)
+from egmctl.model.rank import Rank
+
+if TYPE_CHECKING:
+    from egmctl.bench.rig import Rig
+
+WARM_UP_PASSES = 2
+"""Untimed passes before the first sample of a task: host memory is mapped at its first touch, and clocks rise."""
+HEAD_START_S = 0.002
+"""From when the last process of a node has queued its work until all open their gates: what it takes to tell them."""
+SPIN_S = 0.0005
+"""A sleeping process wakes up this much too late at most, as a rule: the rest of the time it looks at the clock."""
+_NO_GATE = "measured without a gate: copies of memory that is not pinned keep the host until they are done"
+
+
+def measure(
+    exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
+) -> list[Measurement]:
+    """Measure the tasks of a step at the same time, in all processes; every process returns the same."""
+    team = Team(exchange, ranks, tasks)
+    step = _Step(team, rig)
+    step.prepare()
+    gate = rig.gate(pageable=step.pageable)
+    try:
+        step.warm_up()
+        with rig.witness.watch(tasks) as watch:
+            for number in range(settings.samples):
+                if None in team.outcomes:
+                    every = rig.verification is Verification.GPU_EVERY_SAMPLE
+                    step.sample(gate, watch, number, check=every or number in (0, settings.samples - 1))
+    except BaseException:
+        # Whatever waits behind a closed gate can be neither finished nor freed.
+        gate.open()
+        raise
+    gathered = team.do(lambda place: step.told(place) | {"seen": evidence.told(watch, rig), "gating": gate.how})
+    return [
+        outcome or step.conclude(place, items)
+        for place, (outcome, items) in enumerate(zip(team.outcomes, gathered, strict=True))
+    ]
+
+
+@dataclass
+class _FlowPart:
+    """This process' part of a flow: what it owns or issues of it."""
+
+    number: int
+    seed: int
+    source: Source | None
+    destination: Destination | None
+    mover: Mover | None
+
+    def streams(self) -> list[Stream]:
+        """Return the streams that it works on."""
+        ends = [end.stream for end in (self.source, self.destination) if end is not None]
+        return [*(self.mover.streams if self.mover is not None else ()), *ends]
+
+
+@dataclass
+class _TaskPart:
+    """This process' part of a task."""
+
+    streams: dict[int, list[Stream]] = field(default_factory=dict)
+    """By the numbers of the flows that this process issues."""
+    flows: list[_FlowPart] = field(default_factory=list)
+    checks: list[tuple[int, Check]] = field(default_factory=list)
+    """Under way, each with its flow's number."""
+    samples: list[Sample] = field(default_factory=list)
+    mismatch: Mismatch | None = None
+
+    @property
+    def moved(self) -> list[tuple[int, Mover]]:
+        """The flows that this process issues."""
+        return [(flow.number, flow.mover) for flow in self.flows if flow.mover is not None]
+
+
+class _Step:
+    """Tasks that are measured at the same time, as one process sees them."""
+
+    def __init__(self, team: Team, rig: Rig) -> None:
+        self._team = team
+        self._rig = rig
+        self._tasks = team.tasks
+        self._engines = [transfers(task) for task in team.tasks]
+        self._buffers = assign(team.tasks)
+        self._parts = [_TaskPart() for _ in team.tasks]
+        self._open = OpenBuffers()
+        self._taken: Counter[str | None] = Counter()
+        self._held: Held | None = None
+        self._held_tasks: list[int] = []
+
+    def prepare(self) -> None:
+        """Get streams, make, offer and open the buffers."""
+        flows = [(flow, engine) for task, engine in zip(self._tasks, self._engines, strict=True) for flow in task.flows]
+        # Kernels that share a GPU.
+        sharing = Counter((f.initiator_rank, f.initiator) for f, engine in flows if engine.needs_kernels)
+        self._open = open_buffers(self._team, self._rig, self._buffers, before=self._take_streams)
+        self._team.do(lambda place: self._get_ready(place, sharing))
+
+    @property
+    def pageable(self) -> bool:
+        """Whether a copy of this process would not be queued before it is done."""
+        return any(mover.pageable for part in self._parts for _, mover in part.moved)
+
+    def warm_up(self) -> None:
+        """Fill the sources, and move everything a few times."""
+        self._team.do(self._fill)
+        self._team.do(self._synchronize, begin=self._pass_over)
+
+    def sample(self, gate: Gate, watch: Watch, number: int, *, check: bool) -> None:
+        """Take one sample of each task."""
+        for attempt in range(EXPIRED_LIMIT):
+            self._team.do(self._synchronize, begin=lambda place: self._poison(place, number))
+            queued = self._team.do_at_once(lambda places: self._queue(places, number, gate))
+            start_s = self._start_s(queued)
+            last = attempt == EXPIRED_LIMIT - 1
+            timed = self._team.do_at_once(partial(self._run, start_s=start_s, last=last))
+            if not any(item.data and item.data["expired"] for items in timed for item in items):
+                break
+        watch.count()
+        for place, items in enumerate(timed):
+            if self._team.outcomes[place] is None:
+                self._parts[place].samples.append(self._joined(place, items))
+        if check:
+            found = self._team.do(self._finish_checks, begin=lambda place: self._begin_checks(place, number))
+            self._keep_mismatches(number, found)
+
+    def told(self, place: int) -> dict[str, Any]:
+        """Return what this process alone knows of a task."""
+        own = [buffer for flow in self._buffers[place] for buffer in flow.there if self._team.owns(buffer.end)]
+        return {
+            "costs": [to_json(cost) for cost in self._open.costs(place)],
+            "placements": [to_json(placement) for placement in self._rig.placements(own)],
+            "pageable": any(mover.pageable for _, mover in self._parts[place].moved),
+        }
+
+    def conclude(self, place: int, items: Sequence[Item]) -> Measurement:
+        """Return the measurement of a task, of which each process has told what it knows."""
+        task, part = self._tasks[place], self._parts[place]
+        gating = {items[flow.initiator_rank or 0].data["gating"] for flow in task.flows}
+        return of_bandwidth(
+            task,
+            part.samples,
+            part.mismatch,
+            _NO_GATE if any(item.data["pageable"] for item in items) else None,
+            gating=" and ".join(sorted(gating)),
+            verification=self._engines[place].verification(self._rig),
+            seeds=tuple(flow.seed for flow in part.flows),
+            costs=tuple(from_json(BufferCost, cost) for item in items for cost in item.data["costs"]),
+            placements=tuple(from_json(Placement, one) for item in items for one in item.data["placements"]),
+            evidence=evidence.gathered(task, len(part.samples), self._team.ranks, items, "seen"),
+        )
+
+    def _take_streams(self, place: int) -> None:
+        """Get the streams of the flows that this process issues, and let their GPUs reach its other GPUs."""
+        task = self._tasks[place]
+        for number, flow in enumerate(task.flows):
+            if not self._team.issues(flow):
+                continue
+            initiator = flow.initiator or ""
+            first = self._taken[initiator]
+            self._taken[initiator] += task.streams
+            streams = [self._rig.stream(initiator, first + number) for number in range(task.streams)]
+            self._parts[place].streams[number] = streams
+            for end in (flow.source, flow.destination):
+                if self._team.owns(end):
+                    self._rig.connect(initiator, end.bus_id)
+
+    def _get_ready(self, place: int, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
+        """Put together what fills, moves and looks at the bytes of each flow."""
+        team, rig, part = self._team, self._rig, self._parts[place]
+        for number, (flow, buffers) in enumerate(zip(self._tasks[place].flows, self._buffers[place], strict=True)):
+            seed = self._open.seeds[place, number, End.DESTINATION if buffers.source is None else End.SOURCE]
+            source = destination = mover = None
+            if buffers.source is not None and team.owns(flow.source):
+                source = Source(rig, rig.held(buffers.source), rig.near(flow.source, flow))
+            if buffers.destination is not None and team.owns(flow.destination):
+                held = rig.held(buffers.destination)
+                destination = Destination(rig, held, rig.near(flow.destination, flow), seed)
+            if team.issues(flow):
+                memories = [rig.held(b).memory if b else None for b in (buffers.source, buffers.destination)]
+                share = sharing.get((flow.initiator_rank, flow.initiator), 1)
+                streams = part.streams[number]
+                mover = Mover(rig, self._engines[place], memories[0], memories[1], seed, streams=streams, share=share)
+            part.flows.append(_FlowPart(number, seed, source, destination, mover))
+
+    def _fill(self, place: int) -> None:
+        part = window(self._tasks[place].size_bytes, WARM_UP_PASSES, 0)
+        for flow in self._parts[place].flows:
+            if flow.source is not None:
+                flow.source.fill(part)
+            if flow.destination is not None and self._open.made_for(place, flow.destination.held):
+                flow.destination.first_touch(part)
+
+    def _pass_over(self, place: int) -> None:
+        part = window(self._tasks[place].size_bytes, WARM_UP_PASSES, 0)
+        for _, mover in self._parts[place].moved:
+            for stream, operation in mover.parts(part, WARM_UP_PASSES):
+                stream.context.make_current()
+                operation()
+
+    def _poison(self, place: int, number: int) -> None:
+        """Begin to make sure that what a sample leaves is not there already."""
+        part = self._window(place, number)
+        verified_by = self._engines[place].verified_by
+        for flow in self._parts[place].flows:
+            if flow.source is not None:
+                flow.source.fill(part)
+            if flow.destination is not None:
+                verified_by.prepare_destination(flow.destination, part)
+            if flow.mover is not None:
+                verified_by.prepare_mover(flow.mover)
+
+    def _synchronize(self, place: int) -> None:
+        for flow in self._parts[place].flows:
+            for stream in dict.fromkeys(flow.streams()):
+                stream.synchronize()
+
+    def _queue(self, places: Sequence[int], number: int, gate: Gate) -> dict[int, float]:
+        """Queue all that this process issues behind its gate; return when that was done."""
+        self._held_tasks = [place for place in places if self._parts[place].moved]
+        groups = [
+            [mover.parts(self._window(place, number), self._tasks[place].copies) for _, mover in part.moved]
+            for place, part in enumerate(self._parts)
+            if place in self._held_tasks
+        ]
+        self._held = Held(gate, groups) if groups else None
+        return dict.fromkeys(places, time.perf_counter())
+
+    def _start_s(self, queued: Sequence[Sequence[Item]]) -> float | None:
+        """Return when the processes of this node open their gates; ``None`` where there is one process."""
+        if self._team.exchange.size == 1:
+            return None
+        ready_s = [items[rank].data for items in queued if items for rank in self._team.here]
+        return max((at for at in ready_s if at), default=0) + HEAD_START_S
+
+    def _run(self, places: Sequence[int], *, start_s: float | None, last: bool) -> dict[int, dict[str, Any]]:
+        """Open the gate, on one node at the agreed time; return the times of the flows that this process issues."""
+        held, self._held = self._held, None
+        if held is None:
+            return {}
+        if start_s is not None and any(self._one_node(place) for place in self._held_tasks):
+            _wait_until(start_s)
+        # Also what has ended meanwhile: it waits behind the gate.
+        timings = held.run()
+        if last and any(timing.expired for timing in timings):
+            raise GateExpired
+        return {
+            place: {
+                "flows_ms": [[n, ms] for (n, _), ms in zip(self._parts[place].moved, timing.flows_ms, strict=True)],
+                "opened_s": timing.opened_s,
+                "elapsed_ms": timing.elapsed_ms,
+                "wall_ms": timing.wall_ms,
+                "expired": timing.expired,
+            }
+            for place, timing in zip(self._held_tasks, timings, strict=True)
+            if place in places
+        }
+
+    def _joined(self, place: int, items: Sequence[Item]) -> Sample:
+        """Return the sample that the flows of all processes make."""
+        parts = [item.data for item in items if item.data]
+        elapsed_ms = max(part["elapsed_ms"] for part in parts)
+        if len(parts) > 1 and self._one_node(place):
+            # One clock: what lies between the first gate's opening and the end of the last flow.
+            last_s = max(part["opened_s"] + part["elapsed_ms"] / 1e3 for part in parts)
+            elapsed_ms = (last_s - min(part["opened_s"] for part in parts)) * 1e3
+        flows_ms = [ms for _, ms in sorted(flow for part in parts for flow in part["flows_ms"])]
+        return bandwidth_sample(self._tasks[place], elapsed_ms, flows_ms, max(part["wall_ms"] for part in parts))
+
+    def _one_node(self, place: int) -> bool:
+        return len({self._team.ranks[number].host for number in self._tasks[place].ranks}) == 1
+
+    def _begin_checks(self, place: int, number: int) -> None:
+        """Begin to look at what the destinations of this process hold, and at what it has kept of what it read."""
+        task, part, by = self._tasks[place], self._window(place, number), self._engines[place].verified_by
+        checks = self._parts[place].checks = []
+        for flow in self._parts[place].flows:
+            if flow.mover is not None and (check := by.check_mover(flow.mover, part, task.copies)) is not None:
+                checks.append((flow.number, check))
+            if flow.destination is not None:
+                checks.append((flow.number, by.check_destination(flow.destination, part, task.copies)))
+
+    def _finish_checks(self, place: int) -> list[dict[str, Any]]:
+        found = [(flow, finish()) for flow, finish in self._parts[place].checks]
+        return [
+            {"flow": flow, "words": d.words, "at": d.first_offset_bytes, "expected": d.expected, "found": d.found}
+            for flow, d in found
+            if d is not None
+        ]
+
+    def _keep_mismatches(self, number: int, gathered: Sequence[Sequence[Item]]) -> None:
+        for part, items in zip(self._parts, gathered, strict=True):
+            for item in items:
+                for wrong in item.data or ():
+                    difference = Difference(wrong["words"], wrong["at"], wrong["expected"], wrong["found"])
+                    part.mismatch = part.mismatch or mismatch_of(difference, number, wrong["flow"])
+
+    def _window(self, place: int, number: int) -> Window:
+        return window(self._tasks[place].size_bytes, self._tasks[place].copies, number)
+
+
+def _wait_until(start_s: float) -> None:
+    """Wait for a time of :func:`time.perf_counter` to within microseconds."""
+    if (ahead_s := start_s - time.perf_counter() - SPIN_S) > 0:
+        time.sleep(ahead_s)
+    while time.perf_counter() < start_s:
+        pass
