@@ -21,7 +21,7 @@ from egmctl.bench.registry import CASES
 from egmctl.bench.schedule import Slot, Step, make_steps
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BenchGpu, Flow, Pattern, Quantity, Settings, Task
+from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Quantity, Settings, Task
 from egmctl.model.rank import Rank
 from egmctl.units import GB, MIB, format_size
 
@@ -268,13 +268,26 @@ def _planned_tasks(
     """Yield every task of a case."""
     for made in candidates:
         waivers = [gpu_waiver(machine, gpu, visible) for gpu in made.gpus] + [path.waiver for path in made.paths]
-        waivers.append(made.waiver)
+        waivers += [made.waiver, *(capability_waiver(case.engine, gpu) for gpu in made.gpus)]
         if not settings.allow_busy:
             waivers += [f"{busy}; --allow-busy measures it all the same" for busy in map(in_use, made.gpus) if busy]
         planned = planned_task(case, made, settings, next((waiver for waiver in waivers if waiver), None))
         if case.footprint is not None and planned.waiver is None:
             planned = replace(planned, waiver=too_large(machine, planned.task, settings.memory_percent))
         yield planned
+
+
+def capability_waiver(engine: Engine, gpu: Gpu) -> str | None:
+    """Say why a GPU is too old for an engine; ``None`` if it is not, or its compute capability is not known."""
+    needed = engine_for(engine).needs_capability
+    attributes = gpu.cuda.attributes if gpu.cuda is not None else {}
+    major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+    if major is None or minor is None or (major, minor) >= needed:
+        return None
+    return (
+        f"GPU{gpu.index} has compute capability {major}.{minor}, and {engine_for(engine).caption} needs "
+        f"{needed[0]}.{needed[1]}"
+    )
 
 
 def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | None) -> PlannedTask:

@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from egmctl.driver.cuda import call
+from egmctl.driver.cuda import bindings, call
 from egmctl.errors import EgmctlError
 from egmctl.gpu.context import Context
 
@@ -33,6 +33,7 @@ _OPTIONS = ("--std=c++17",)
 
 _ADDRESS, _U64 = ctypes.c_void_p, ctypes.c_ulonglong
 KERNELS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "bulk.cu": {"copy_bulk": (_ADDRESS, _ADDRESS, _U64, _U64, _U64)},
     "chase.cu": {
         "make_chain": (_ADDRESS, _U64, _U64, _U64),
         "chase": (_ADDRESS, _U64, _U64, _U64, _U64, _ADDRESS),
@@ -51,6 +52,9 @@ KERNELS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "pingpong.cu": {"ping_pong": (_ADDRESS, _ADDRESS, _U64, _U64, _U64, _ADDRESS)},
 }
 """The sources in ``kernels/``, the kernels in each, and their parameters as the source states them."""
+
+SHARED_BYTES: Mapping[str, int] = {"copy_bulk": 6 * 16384 + 128}
+"""Dynamic shared memory of the kernels that have any. Above 48 KiB a kernel must be allowed it by an attribute."""
 
 
 class Kernels:
@@ -76,7 +80,11 @@ class Kernels:
                 module = call("cuModuleLoadData", _compiled(source, context.architecture))
                 undo.callback(call, "cuModuleUnload", module)
                 for name, parameters in kernels.items():
-                    self._functions[name] = call("cuModuleGetFunction", module, name.encode()), parameters
+                    function = call("cuModuleGetFunction", module, name.encode())
+                    if name in SHARED_BYTES and int(context.architecture.removeprefix("sm_")) >= 90:
+                        attribute = bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                        call("cuFuncSetAttribute", function, attribute, SHARED_BYTES[name])
+                    self._functions[name] = function, parameters
             self._undo = undo.pop_all()
 
     def launch(self, name: str, stream: Any, grid: int, block: int, *arguments: int) -> None:
@@ -93,7 +101,8 @@ class Kernels:
         """
         self._context.make_current()
         function, parameters = self._functions[name]
-        call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, (arguments, parameters), 0)
+        shared_bytes = SHARED_BYTES.get(name, 0)
+        call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, shared_bytes, stream, (arguments, parameters), 0)
 
     def close(self) -> None:
         """Unload the modules."""

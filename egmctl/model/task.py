@@ -61,6 +61,8 @@ class Engine(StrEnum):
     """A kernel that only reads, and sums what it reads."""
     SM_WRITE = "sm-write"
     """A kernel that only writes."""
+    BULK = "bulk"
+    """A kernel that has the copy unit of each multiprocessor (TMA) move chunks through shared memory."""
     CPU = "cpu"
     """Threads bound to the CPUs of a NUMA node: a lower bound of what those can do."""
     CHASE = "chase"

@@ -133,6 +133,18 @@ class TestWaivers:
         machine = replace(DGX, process=Process(environment={"CUDA_VISIBLE_DEVICES": "0,2"}))
         assert waivers(plan_of(machine, gpus=[0, 1, 2])) == {"CUDA_VISIBLE_DEVICES hides GPU1"}
 
+    def test_a_gpu_too_old_for_bulk_copies_is_waived_with_what_it_has_and_what_is_needed(self) -> None:
+        gpu = DGX.gpus[0]  # type: ignore[index]
+        assert gpu.cuda is not None
+        ampere = {**gpu.cuda.attributes, "COMPUTE_CAPABILITY_MAJOR": 8, "COMPUTE_CAPABILITY_MINOR": 0}
+        machine = with_gpu(DGX, 0, replace(gpu, cuda=replace(gpu.cuda, attributes=ampere)))
+        cases = [case for case in CASES if case.name == "device_local_bulk"]
+        plan = make_plan(machine, (machine.gpus or ())[:2], [0], cases, SETTINGS)
+        assert [task.waiver for task in plan.tasks] == [
+            "GPU0 has compute capability 8.0, and memcpy bulk needs 9.0",
+            None,
+        ]
+
     def test_mig(self) -> None:
         gpu = DGX.gpus[0]  # type: ignore[index]
         assert gpu.nvml is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.bench.cases.host import at_once, copies, one_sided
+from egmctl.bench.cases.host import at_once, bulk, copies, one_sided
 from egmctl.model.measurement import Engine, MemoryKind
 
 _VMM = ("host_numa", MemoryKind.HOST_NUMA, "HOST_NUMA memory (cuMemCreate)", "egm")
@@ -22,5 +22,8 @@ CASES = (
     ),
     *at_once(*_VMM),
     *one_sided(*_VMM),
+    *bulk(*_VMM),
     *copies(*_POOL),
+    *at_once(*_POOL),
+    *one_sided(*_POOL),
 )

@@ -46,6 +46,32 @@ def copies(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case,
     )
 
 
+def bulk(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
+    """Return the cases that copy by bulk copies (TMA); parameters as for :func:`copies`."""
+    return (
+        Case(
+            name=f"{word}_to_device_bulk",
+            family=family,
+            source=memory,
+            destination=MemoryKind.DEVICE,
+            engine=Engine.BULK,
+            pattern=Pattern.PAIR,
+            initiator=End.DESTINATION,
+            description=f"{what} to device memory by bulk copies (TMA), each GPU with each NUMA node",
+        ),
+        Case(
+            name=f"device_to_{word}_bulk",
+            family=family,
+            source=MemoryKind.DEVICE,
+            destination=memory,
+            engine=Engine.BULK,
+            pattern=Pattern.PAIR,
+            initiator=End.SOURCE,
+            description=f"device memory to {what} by bulk copies (TMA), each GPU with each NUMA node",
+        ),
+    )
+
+
 def at_once(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
     """Return the cases that copy both ways at once, and with all GPUs at once; parameters as for :func:`copies`."""
     return tuple(

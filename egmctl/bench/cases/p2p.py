@@ -71,6 +71,16 @@ _ONE_SIDED = (
         source=MemoryKind.REGISTERS,
     ),
 )
+_BULK = tuple(
+    _case(
+        f"device_to_device_bulk_{way}",
+        Pattern.PAIR,
+        f"device memory to a peer's by bulk copies (TMA) {whose}, every ordered pair",
+        engine=Engine.BULK,
+        initiator=end,
+    )
+    for way, end, whose in _WAYS
+)
 _AT_ONCE = tuple(
     _case(name, pattern, f"{description} {how}", engine=engine, initiator=end)
     for engine, suffix, how in _ENGINES
@@ -87,6 +97,23 @@ _AT_ONCE = tuple(
 _LOCAL = (
     _case("device_local_copy", Pattern.LOCAL, f"device memory to the same GPU's {_CE}: the diagonal"),
     _case("device_local_copy_sm", Pattern.LOCAL, f"device memory to the same GPU's {_SM}", engine=Engine.SM_COPY),
+    _case(
+        "device_local_bulk", Pattern.LOCAL, "device memory to the same GPU's by bulk copies (TMA)", engine=Engine.BULK
+    ),
+    _case(
+        "device_local_read_sm",
+        Pattern.LOCAL,
+        "device memory, only read by a kernel of the same GPU",
+        engine=Engine.SM_READ,
+        destination=MemoryKind.REGISTERS,
+    ),
+    _case(
+        "device_local_write_sm",
+        Pattern.LOCAL,
+        "device memory, only written by a kernel of the same GPU",
+        engine=Engine.SM_WRITE,
+        source=MemoryKind.REGISTERS,
+    ),
 )
 
-CASES = (*_PAIRS, *_BOTH, *_LOCAL, *_ONE_SIDED, *_AT_ONCE)
+CASES = (*_PAIRS, *_BOTH, *_LOCAL, *_ONE_SIDED, *_BULK, *_AT_ONCE)

@@ -29,6 +29,10 @@ def engine_for(engine: Engine) -> BenchEngine:
             from egmctl.bench.engines.copy_kernel import COPY_KERNEL
 
             return COPY_KERNEL
+        case Engine.BULK:
+            from egmctl.bench.engines.bulk import BULK
+
+            return BULK
         case Engine.SM_READ:
             from egmctl.bench.engines.read_kernel import READ_KERNEL
 

@@ -25,6 +25,8 @@ class BenchEngine(ABC):
     """What its bandwidth counts; empty for one that measures none."""
     needs_kernels: bool
     """Whether it runs the project's kernels, which NVRTC compiles: without NVRTC its tasks are waived."""
+    needs_capability: tuple[int, int] = (0, 0)
+    """The compute capability from which on GPUs can do it; its tasks are waived on older ones."""
     timed_by_host: bool = False
     """Whether the host has a part in what is timed: where it runs the processes is in the number then."""
 

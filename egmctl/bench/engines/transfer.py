@@ -220,7 +220,7 @@ class Mover:
         self._source = source
         self._destination = destination
         self._seed = seed
-        self._share = share
+        self.share = share
         self._kernels = rig.kernels_of(streams[0].context.bus_id) if engine.needs_kernels else None
 
     @property
@@ -256,7 +256,7 @@ class Mover:
     def by_kernel(self, name: str, *arguments: int) -> FlowParts:
         """Return the work of a flow that one launch of a kernel does, on its share of the GPU."""
         stream = self.streams[0]
-        grid = max(1, BLOCKS * stream.context.multiprocessors // self._share)
+        grid = max(1, BLOCKS * stream.context.multiprocessors // self.share)
         return [(stream, partial(self.kernels.launch, name, stream.handle, grid, THREADS, *arguments))]
 
     def expected(self, part: Window) -> Region:

@@ -146,6 +146,7 @@ static const struct kernel kernels[] = {
     {"verify_pattern", {8, 8, 8, 8}, verify_pattern},
     {"sum_pattern", {8, 8, 8, 8}, sum_pattern},
     {"copy_vectors", {8, 8, 8, 8, 8}, copy_vectors},
+    {"copy_bulk", {8, 8, 8, 8, 8}, copy_vectors},
     {"sum_vectors", {8, 8, 8, 8, 8}, sum_vectors},
 };
 

@@ -8,6 +8,7 @@ struct function {
     const struct kernel *kernel;
     struct module *module;
     struct function *next;
+    unsigned int shared_limit;
 };
 
 struct module {
@@ -97,6 +98,7 @@ static int get_function(CUfunction *found, struct module *module, const char *na
     struct function *function = calloc(1, sizeof *function);
     function->kernel = kernel;
     function->module = module;
+    function->shared_limit = 48 * 1024;
     function->next = module->functions;
     *found = module->functions = function;
     return 0;
@@ -152,6 +154,8 @@ static int launch(const CUlaunchConfig *shape, CUfunction handle, void **paramet
     if (!function)
         return CUDA_ERROR_INVALID_HANDLE;
     TRY(check_shape(shape));
+    if (shape->sharedMemBytes > function->shared_limit)
+        return CUDA_ERROR_INVALID_VALUE;
     struct launch *launch = operation_new(sizeof *launch, run_launch);
     launch->kernel = function->kernel;
     launch->blocks = shape->gridDimX;
@@ -186,6 +190,24 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigne
         fake_abort("cuLaunchKernel: arguments in one buffer are not modelled");
     CALL("cuLaunchKernel", launch(&shape, function, parameters), "%s grid=%u,%u,%u block=%u,%u,%u stream=%p",
          launch_text(function, parameters), grid_x, grid_y, grid_z, block_x, block_y, block_z, (void *)stream);
+}
+
+/* A kernel may use more than 48 KiB of dynamic shared memory only after this; 227 KiB is what compute capability 9.0 has. */
+static int set_attribute(CUfunction handle, int attribute, int value)
+{
+    enum { MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
+    TRY(initialised());
+    if (!function_find(handle))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value > 227 * 1024)
+        return CUDA_ERROR_INVALID_VALUE;
+    handle->shared_limit = (unsigned int)value;
+    return 0;
+}
+
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value)
+{
+    CALL("cuFuncSetAttribute", set_attribute(function, attribute, value), "attribute=%d value=%d", attribute, value);
 }
 
 static int get_attribute(int *value, int attribute, CUfunction handle)

@@ -1,0 +1,94 @@
+// Bulk copies: what the multiprocessors' copy unit (the Tensor Memory Accelerator of compute capability 9.0 and newer)
+// moves through shared memory, one thread a block asking for it.
+//
+// Each block takes every gridDim.x-th chunk. STAGES chunks of shared memory go round: a chunk is loaded into its stage
+// (an mbarrier tells when all of its bytes are there), stored from it, and the stage is loaded anew when the store has
+// read it. So AHEAD loads and STAGES - AHEAD stores are under way at a time. Loads and stores are both done by the copy
+// unit: no thread touches a byte, and no fence is needed between them.
+//
+// A pass moves `vectors`; pass p works on slot p % slots, as in copy.cu.
+//
+// copy_bulk <<<any, 32>>>, dynamic shared memory STAGES * CHUNK_BYTES + 128
+//   0  destination  uint4 *                16-byte aligned
+//   1  source       const uint4 *          16-byte aligned
+//   2  vectors      unsigned long long     16-byte vectors in one slot
+//   3  passes       unsigned long long
+//   4  slots        unsigned long long     at least 1
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr u32 STAGES = 6, AHEAD = STAGES - 2, CHUNK_BYTES = 16384, VECTOR_BYTES = 16;
+
+#if __CUDA_ARCH__ >= 900
+
+__device__ static void begin_load(u32 stage, u32 barrier, const char *from, u32 bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(stage),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+__device__ static void begin_store(char *to, u32 stage, u32 bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(stage), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+__device__ static void wait_loaded(u32 barrier, u32 parity)
+{
+    u32 done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+}
+
+#endif
+
+extern "C" __launch_bounds__(32) __global__ void copy_bulk(uint4 *destination, const uint4 *source, u64 vectors,
+                                                           u64 passes, u64 slots)
+{
+#if __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char shared[];
+    if (threadIdx.x)
+        return;
+    const u32 first_stage = (u32)__cvta_generic_to_shared(shared);
+    const u32 first_barrier = first_stage + STAGES * CHUNK_BYTES;
+    for (u32 i = 0; i < STAGES; ++i)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(first_barrier + 8 * i) : "memory");
+    // What was initialized by a thread is seen by the copy unit.
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+
+    const u64 slot_bytes = vectors * VECTOR_BYTES;
+    const u64 chunks = (slot_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES, all = chunks * passes;
+    const u64 mine = all > blockIdx.x ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+
+    for (u64 begun = 0, done = 0; done < mine; ++done) {
+        for (; begun < mine && begun < done + AHEAD; ++begun) {
+            const u64 chunk = blockIdx.x + begun * gridDim.x;
+            const u64 offset = chunk % chunks * CHUNK_BYTES;
+            const u64 left = slot_bytes - offset;
+            const u32 stage = (u32)(begun % STAGES);
+            begin_load(first_stage + stage * CHUNK_BYTES, first_barrier + 8 * stage,
+                       (const char *)source + chunk / chunks % slots * slot_bytes + offset,
+                       left < CHUNK_BYTES ? (u32)left : CHUNK_BYTES);
+        }
+        const u64 chunk = blockIdx.x + done * gridDim.x;
+        const u64 offset = chunk % chunks * CHUNK_BYTES;
+        const u64 left = slot_bytes - offset;
+        const u32 stage = (u32)(done % STAGES);
+        wait_loaded(first_barrier + 8 * stage, (u32)(done / STAGES & 1));
+        begin_store((char *)destination + chunk / chunks % slots * slot_bytes + offset, first_stage + stage * CHUNK_BYTES,
+                    left < CHUNK_BYTES ? (u32)left : CHUNK_BYTES);
+        // The stage that is loaded next is that of the store before these last ones, which may still be reading.
+        asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGES - AHEAD) : "memory");
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#else
+    __trap();
+#endif
+}
