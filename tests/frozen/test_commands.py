@@ -147,11 +147,15 @@ def test_show_of_a_run(runs: dict[str, Path], form: str) -> None:
     compare(ended.out.replace(__version__, "VERSION"), FOLDER / f"show-run.{form}")
 
 
-def test_show_of_json_is_the_file_itself(runs: dict[str, Path], machines: dict[str, Path], tmp_path: Path) -> None:
+def test_show_of_json_is_the_content_of_the_file_in_ascii(
+    runs: dict[str, Path], machines: dict[str, Path], tmp_path: Path
+) -> None:
     saved = tmp_path / "doctor.json"
     saved.write_text(run("doctor", "--machine", machines["gb200-egm-off"], "--json").out)
     for file in (*runs.values(), saved):
-        assert run("show", file, "--json").out.rstrip("\n") == file.read_text().rstrip("\n")
+        shown = run("show", file, "--json").out
+        assert json.loads(shown) == json.loads(file.read_text())
+        assert shown.isascii()
 
 
 def _unplaced(ended: Ended, files: dict[str, Path]) -> Parts:
