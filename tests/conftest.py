@@ -12,11 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.command_server import CommandServer, fits
 
 pytest_plugins = ["tests.fake.plugin"]
 
@@ -35,12 +37,13 @@ RunEgmctl = Callable[..., Ended]
 
 
 @pytest.fixture(scope="session")
-def egmctl() -> RunEgmctl:
-    """Run ``python -m egmctl`` with the arguments given and return its exit code, standard output and error.
+def egmctl() -> Iterator[RunEgmctl]:
+    """Run ``egmctl`` in a process of its own and return its exit code, standard output and error.
 
     Keywords: ``env`` is added to an environment free of what steers the command (a value ``None`` removes a
     variable), ``cwd`` is where it runs, ``timeout_s`` how long it may take.
     """
+    server = CommandServer()
 
     def run(
         *arguments: str | Path,
@@ -48,9 +51,14 @@ def egmctl() -> RunEgmctl:
         cwd: Path = ROOT,
         timeout_s: float = 60,
     ) -> Ended:
-        return ended([sys.executable, "-m", "egmctl", *map(str, arguments)], env=env, cwd=cwd, timeout_s=timeout_s)
+        words = [*map(str, arguments)]
+        if not fits(env or {}):
+            return ended([sys.executable, "-m", "egmctl", *words], env=env, cwd=cwd, timeout_s=timeout_s)
+        done = server.run(words, env=command_environment(env or {}), cwd=cwd, timeout_s=timeout_s)
+        return Ended(done.returncode, done.stdout, done.stderr)
 
-    return run
+    yield run
+    server.close()
 
 
 def ended(command: Sequence[str], *, env: Mapping[str, str | None] | None, cwd: Path = ROOT, timeout_s: float) -> Ended:

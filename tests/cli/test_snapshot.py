@@ -47,7 +47,9 @@ def test_only_the_sections_asked_for(egmctl: RunEgmctl, node: dict[str, str]) ->
 def test_a_section_that_does_not_exist(egmctl: RunEgmctl, sections: str) -> None:
     done = egmctl("snapshot", "--sections", sections)
     assert (done.code, done.out) == (2, "")
-    assert done.err.endswith("valid are all and host,gpus,pairs,switches,nics,driver,process,confinement,system\n")
+    assert done.err.endswith(
+        "valid are all and host,gpus,pairs,switches,nics,driver,process,confinement,system,kernel_log\n"
+    )
     assert done.err.count("\n") == 1
 
 
