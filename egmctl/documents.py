@@ -37,7 +37,40 @@ def read_object(path: Path, source: str, what: str) -> dict[str, Any]:
     UsageError
         If it holds no JSON object, or more than any such file does.
     """
-    return parse_object(_read(path, source), source, what)
+    return parse_object(read_content(path, source), source, what)
+
+
+def read_content(path: Path, source: str) -> bytes:
+    """Return a file's content, or of a larger file one byte more than the limit; a pipe can be read only once.
+
+    Parameters
+    ----------
+    source
+        As for :func:`read_object`.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be read.
+    """
+    try:
+        return read_bounded(path, FILE_LIMIT)
+    except OSError as error:
+        refuse(source, f"cannot be read: {error.strerror}")
+
+
+def ascii_text(content: bytes) -> str:
+    """Return a JSON text that :func:`parse_object` takes as ASCII: itself, where it is that already.
+
+    Raises
+    ------
+    ValueError
+        For a number that JSON spells and no float holds, where the text has to be written anew.
+    """
+    text = content.decode()
+    if text.isascii() and all(map(str.isprintable, text.split("\n"))):
+        return text
+    return json.dumps(json.loads(text), indent=2, allow_nan=False)
 
 
 def parse_object(content: bytes, source: str, what: str) -> dict[str, Any]:
@@ -119,14 +152,6 @@ def refuse(source: str, sentence: str) -> NoReturn:
 def short(text: str) -> str:
     """Return a text from outside, cut to what a sentence bears."""
     return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-def _read(path: Path, source: str) -> bytes:
-    """Return a file's content, or of a larger file one byte more than the limit."""
-    try:
-        return read_bounded(path, FILE_LIMIT)
-    except OSError as error:
-        refuse(source, f"cannot be read: {error.strerror}")
 
 
 def _refuse_constant(source: str, word: str) -> NoReturn:

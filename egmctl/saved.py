@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from egmctl.documents import check_schema, read_object, refuse, short
+from egmctl.documents import check_schema, parse_object, read_content, refuse, short
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.codec import DecodeError, from_json
@@ -117,16 +117,17 @@ def load_any(path: str | os.PathLike[str]) -> Saved | Digest:
     return load_document(path)[0]
 
 
-def load_document(path: str | os.PathLike[str]) -> tuple[Saved | Digest, dict[str, Any]]:
-    """Return what a file holds as :func:`load_any`, and its JSON data: a pipe can be read only once.
+def load_document(path: str | os.PathLike[str]) -> tuple[Saved | Digest, bytes]:
+    """Return what a file holds as :func:`load_any`, and its content: a pipe can be read only once.
 
     Raises
     ------
     UsageError
         As :func:`load`.
     """
-    document = read_object(Path(path), f"file {path}", "result of egmctl")
-    return _load(document, f"file {path}", Path(path)), document
+    source = f"file {path}"
+    content = read_content(Path(path), source)
+    return _load(parse_object(content, source, "result of egmctl"), source, Path(path)), content
 
 
 def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egmctl.model.machine import Gpu
-from egmctl.units import GIB, format_size, printable
+from egmctl.units import GIB, format_size
 
 IDLE_MEMORY_BYTES = GIB
 """More memory than this in use, with no process to be seen, is another container's. The driver itself was seen to hold
@@ -18,7 +18,8 @@ def in_use(gpu: Gpu) -> str | None:
         return None
     label = f"GPU{gpu.index}"
     if processes := gpu.nvml.processes:
-        who = [f"{p.pid}{f' ({printable(p.name)})' if p.name else ''}" for p in processes[:_SHOWN]]
+        # NVML's name of a process is its command line, which is its owner's.
+        who = [str(process.pid) for process in processes[:_SHOWN]]
         more = f" and {len(processes) - _SHOWN} more" if len(processes) > _SHOWN else ""
         return f"{label} is in use by process {', '.join(who)}{more}"
     used = gpu.nvml.memory_used_bytes or 0

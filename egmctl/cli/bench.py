@@ -46,7 +46,7 @@ from egmctl.cli.options import (
     OutputOption,
     QuietOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, shows_progress
+from egmctl.cli.output import Color, check_output, choose_form, emit, leaves_the_node, shows_progress
 from egmctl.cli.rdma import explained, sections
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.forms import BENCH, Form, render
@@ -122,6 +122,7 @@ def bench(
     from egmctl.bench.crew import start_worker
     from egmctl.bench.suites import select_cases
     from egmctl.facts.cgroup import memory_left
+    from egmctl.facts.redact import redact_run
     from egmctl.facts.root import Root
 
     suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if found else ())
@@ -153,7 +154,9 @@ def bench(
         with run.measured(job, lambda: _progress(quiet)) as report:
             if profiles is not None and len(report.machines) == 1:
                 report = _judge(report, report.machines[0], profiles, named=profile is not None, strict=strict)
-            emit(render(explained(report), form), output=output, force=force, color=color)
+            report = explained(report)
+            shown = redact_run(report, None) if leaves_the_node(form, output) else report
+            emit(render(shown, form), output=output, force=force, color=color)
             raise typer.Exit(report.exit_code)
     with contextlib.ExitStack() as early:
         # CUDA takes a second to initialise: the worker does so while the facts are read.
@@ -178,7 +181,8 @@ def bench(
         report = explained(_measure(plan, seen, worker, quiet=quiet))
     if profiles is not None:
         report = _judge(report, seen, profiles, named=profile is not None, strict=strict)
-    emit(render(report, form), output=output, force=force, color=color)
+    shown = redact_run(report, seen) if leaves_the_node(form, output) else report
+    emit(render(shown, form), output=output, force=force, color=color)
     raise typer.Exit(report.exit_code)
 
 

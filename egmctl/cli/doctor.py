@@ -37,7 +37,7 @@ from egmctl.cli.options import (
     QuietOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, say
+from egmctl.cli.output import Color, check_output, choose_form, emit, leaves_the_node, say
 from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.report.forms import DOCTOR, Form, render
 from egmctl.units import printable
@@ -109,6 +109,7 @@ def doctor(
             return ExitCode.OK
         from egmctl.doctor.registry import select
         from egmctl.doctor.runner import diagnose
+        from egmctl.facts.redact import redact
 
         expected = _expectation(expect)
         since_s = _since(since)
@@ -137,7 +138,8 @@ def doctor(
 
                 world = joined.enter_context(job(found))
                 seen = with_peers(world, facts, failing, active=active)
-            diagnosis = diagnose(seen, scope_of(seen), checks, strict=strict)
+            told_of = redact(seen) if leaves_the_node(form, output) else seen
+            diagnosis = diagnose(told_of, scope_of(seen), checks, strict=strict)
             emit(render(diagnosis, form, verbose=verbose, brief=brief), output=output, force=force, color=color)
     except EgmctlError as error:
         if exit_style is ExitStyle.NAGIOS:

@@ -81,6 +81,11 @@ def file_of(output: Path | None) -> Path | None:
     return None if output == Path("-") else output
 
 
+def leaves_the_node(form: Form, output: Path | None) -> bool:
+    """Say whether a result is a document, which may leave the site: all but text that is read where it was made."""
+    return file_of(output) is not None or form not in (Form.TEXT, Form.NAGIOS)
+
+
 def check_output(output: Path | None, force: bool) -> None:
     """Refuse, before any work is done, to write where :func:`emit` could not or must not.
 

@@ -45,10 +45,10 @@ def show(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show a saved result again, in any form: the bytes that the command itself would have written."""
-    from egmctl.report.envelope import dump
+    from egmctl.documents import ascii_text
     from egmctl.saved import load_document, viewed
 
-    saved, document = load_document(file)
+    saved, written = load_document(file)
     valid = _forms(saved)
     form = choose_form(valid, output, json=json, csv=csv, form=format)
     if brief and valid is not DOCTOR:
@@ -59,7 +59,7 @@ def show(
     result = None if form is Form.JSON else viewed(saved)
     content: Text | str
     try:
-        content = dump(document) if result is None else render(result, form, verbose=verbose, brief=brief)
+        content = ascii_text(written) if result is None else render(result, form, verbose=verbose, brief=brief)
     except (LookupError, ValueError, ArithmeticError) as error:
         # No run writes such a file: its values are valid one by one, and contradict each other.
         raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error

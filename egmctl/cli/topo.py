@@ -16,7 +16,7 @@ from egmctl.cli.options import (
     QuietOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, say
+from egmctl.cli.output import Color, check_output, choose_form, emit, leaves_the_node, say
 from egmctl.errors import ExitCode
 from egmctl.report.forms import TOPO, Form, render
 
@@ -43,6 +43,7 @@ def topo(
     if machine == "list":
         return list_machines(form, output, force, color)
 
+    from egmctl.facts.redact import redact
     from egmctl.selectors import select_gpus, select_numa
     from egmctl.topology.missing import missing
     from egmctl.topology.topology import topology
@@ -53,6 +54,9 @@ def topo(
     if chosen or gpus != "all":
         chosen = select_gpus(gpus, chosen)
     nodes = select_numa(numa, seen, chosen) if numa != "all" else None
+    if leaves_the_node(form, output):
+        seen = redact(seen)
+        chosen = tuple(seen.gpu(gpu.bus_id) for gpu in chosen)
     content = render(topology(seen, chosen, nodes), form, verbose=verbose)
     emit(content, output=output, force=force, color=color)
     if lacking is not None and form not in (Form.TEXT, Form.JSON):

@@ -14,7 +14,7 @@ PROC = "/proc/driver/nvidia"
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvgrace_gpu", "nvgrace_egm", "nouveau", "gdrdrv")
 """Kernel modules that decide what the GPUs can do, in the order they are reported."""
 
-_PRIVATE_PARAMETERS = ("TemporaryFilePath", "RmMsg")
+PRIVATE_PARAMETERS = ("TemporaryFilePath", "RmMsg")
 """Module parameters that say nothing here and may hold anything."""
 
 
@@ -105,7 +105,7 @@ def _parameters(root: Root) -> dict[str, str]:
     found = {}
     for line in root.read(f"{PROC}/params").splitlines():
         name, colon, value = line.partition(":")
-        if colon and name not in _PRIVATE_PARAMETERS:
+        if colon and name not in PRIVATE_PARAMETERS:
             found[name.strip()] = value.strip().strip('"')
     return found
 

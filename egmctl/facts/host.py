@@ -6,6 +6,7 @@ import os
 import re
 import struct
 
+from egmctl.facts.driver_files import PRIVATE_PARAMETERS
 from egmctl.facts.root import Reasons, Root, Unreadable, kernel_list
 from egmctl.model.machine import Host, HugePages, NumaKind, NumaNode, Reason
 from egmctl.units import KIB, parse_kernel_list
@@ -246,7 +247,9 @@ def _command_line(text: str) -> dict[str, str]:
     found = {}
     for word in text.split():
         key, _, value = word.partition("=")
-        module, dot, _ = key.partition(".")
+        module, dot, parameter = key.partition(".")
+        if parameter.removeprefix("NVreg_") in PRIVATE_PARAMETERS:
+            continue
         if key in COMMAND_LINE_KEYS or (dot and module.replace("-", "_") in COMMAND_LINE_MODULES):
             found[key] = value
     return found

@@ -1,7 +1,9 @@
-"""Takes out of a machine what may not leave the site, by the marks on the model's types.
+"""Takes out of a machine, and of what was made of it, what may not leave the site.
 
-It is an allow-list: a string whose type is not marked as shareable is replaced. A replacement is the same for the
-same value, so that what belonged together still does.
+Of a machine it is an allow-list by the marks on the model's types: a string whose type is not marked as shareable is
+replaced. A replacement is the same for the same value, so that what belonged together still does. Results are made of
+the redacted machine (topology, diagnosis), or have what is private in the machine taken out of their sentences (a run
+of the bench): every document that a command writes went through here.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from egmctl.model.codec import field_types
 from egmctl.model.machine import Machine, Reason, SectionStatus, Share
+
+if TYPE_CHECKING:
+    from egmctl.model.measurement import RunReport
 
 _UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
 _WHOLE_UUID = re.compile(rf"(?:MIG-)?(?:GPU-|MIG-)?{_UUID.pattern}(?:/[0-9]+/[0-9]+)?", re.IGNORECASE)
@@ -63,6 +68,17 @@ _ENVIRONMENT_WORD = re.compile(
 )
 
 
+_PATH_WORD = re.compile(r"[^\s'\"]*/[^\s'\"]*")
+
+_SENTENCE = re.compile(r"[\s/]")
+
+_SENTENCE_FIELDS = ("detail",)
+"""Fields of a machine that hold sentences of ours, which may quote what is private."""
+
+_SHORTEST = 4
+"""Letters of the shortest private name that is looked for in sentences: of a host ``n1`` half of them would speak."""
+
+
 def redact(machine: Machine) -> Machine:
     """Return the machine without names, serial numbers, paths and identifiers of the site.
 
@@ -76,19 +92,83 @@ def redact(machine: Machine) -> Machine:
     return dataclasses.replace(redacted, origin=dataclasses.replace(redacted.origin, redacted=True))
 
 
+def redact_run(report: RunReport, machine: Machine | None) -> RunReport:
+    """Return a run of the bench as a document may hold it: its UUIDs are those of the redacted machine.
+
+    Parameters
+    ----------
+    machine
+        The live one, whose private names may be in the run's sentences; ``None`` where it is not at hand.
+    """
+    redacted: RunReport = _Redaction(machine).result(type(report), report, "")
+    return dataclasses.replace(redacted, machines=tuple(map(redact, report.machines)))
+
+
 class _Redaction:
     """One document's pseudonyms."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine | None) -> None:
         self._numbers: dict[str, dict[str, int]] = {}
-        self._uuids = sorted({gpu.uuid for gpu in machine.gpus or () if gpu.uuid})
+        self._uuids = sorted({gpu.uuid for gpu in (machine and machine.gpus) or () if gpu.uuid})
+        self._private: dict[str, str] = {}
+        """What may stand in a sentence, and what stands for it."""
+        self._names = re.compile("")
         self._by_share: dict[Share, Callable[[str, str], str]] = {
             Share.PLAIN: lambda text, _name: _replace_uuids(text),
             Share.UUID: self._uuid,
             Share.KERNEL_RELEASE: lambda text, _name: _kernel_release(text),
             Share.CGROUP_PATH: lambda text, _name: "/".join(map(self._cgroup_component, text.split("/"))),
             Share.ENVIRONMENT: lambda text, _name: re.sub(r"[^,;:=^ ]+", self._environment_word, text),
+            Share.PARAMETER: lambda text, name: _PATH_WORD.sub(lambda word: self._numbered(name, word[0]), text),
+            Share.NAME: lambda text, name: self._numbered(name, text),
         }
+        if machine is not None and not machine.origin.redacted:
+            self._learn(machine)
+
+    def _learn(self, machine: Machine) -> None:
+        """Number all that is private in the machine, and keep what a sentence may quote."""
+        self.value(Machine, machine, "")
+        for name, known in self._numbers.items():
+            # Words such as "debug" of an environment are no names; paths and numbers of it may be.
+            named = (text for text in known if name not in ("environment", "cgroup") or not text.isalpha())
+            self._private |= {text: f"{name}-{known[text]}" for text in named if len(text) >= _SHORTEST}
+        kernel = machine.host.kernel if machine.host else None
+        if kernel:
+            self._private[kernel] = _kernel_release(kernel)
+        names = "|".join(re.escape(name) for name in sorted(self._private, key=len, reverse=True))
+        self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
+
+    def result(self, kind: Any, value: Any, name: str) -> Any:
+        """Return a part of a result, of the type ``kind``, redacted: its strings are ours, and may quote a machine."""
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if value is None or kind is Machine:
+            return value
+        if origin is typing.Annotated and arguments[0] is str:
+            marks = [mark for mark in arguments[1:] if isinstance(mark, Share) and mark is not Share.PLAIN]
+            return self._by_share[marks[0]](value, name) if marks else self._sentence(value)
+        if kind is str:
+            return self._sentence(value)
+        if origin in (typing.Union, types.UnionType):
+            (only,) = [option for option in arguments if option is not type(None)]
+            return self.result(only, value, name)
+        if origin is tuple:
+            kinds = [arguments[0]] * len(value) if arguments[1:] == (Ellipsis,) else arguments
+            return tuple(self.result(item_kind, item, name) for item_kind, item in zip(kinds, value, strict=True))
+        if origin is Mapping:
+            return {key: self.result(arguments[1], item, name) for key, item in value.items()}
+        if dataclasses.is_dataclass(kind):
+            hints = field_types(kind)  # type: ignore[arg-type]
+            return dataclasses.replace(
+                value, **{field: self.result(hint, getattr(value, field), field) for field, hint in hints.items()}
+            )
+        return value
+
+    def _sentence(self, text: str) -> str:
+        """Return one of our sentences without what is private in the machine; a single word is one of ours."""
+        text = _replace_uuids(text)
+        if not self._private or not _SENTENCE.search(text):
+            return text
+        return self._names.sub(lambda found: self._private[found[0]], text)
 
     def value(self, kind: Any, value: Any, name: str) -> Any:
         """Return ``value``, of the type ``kind`` and in the field ``name``, redacted."""
@@ -97,6 +177,8 @@ class _Redaction:
             return None
         if origin is typing.Annotated and arguments[0] is str:
             (share,) = [mark for mark in arguments[1:] if isinstance(mark, Share)]
+            if share is Share.PLAIN and name in _SENTENCE_FIELDS:
+                return self._sentence(value)
             return self._by_share[share](value, name)
         if kind is str:
             return self._numbered(name, value)

@@ -69,7 +69,7 @@ class Host(Record):
     numa_balancing: int | None = None
     auto_online_blocks: Plain | None = None
     """``/sys/devices/system/memory/auto_online_blocks``: must be ``online_movable`` for GPU memory to become a node."""
-    kernel_command_line: Mapping[Plain, Plain] | None = None
+    kernel_command_line: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
     """Only the parameters that matter here (``egmctl.facts.host.COMMAND_LINE_KEYS``); a flag has the value ``""``."""
 
 
@@ -138,9 +138,9 @@ class Driver(Record):
     """``full``, ``off``, ``min``, ``half`` or ``3quarter`` (``nvmlSystemGetNvlinkBwMode``)."""
     modules: tuple[Plain, ...] | None = None
     """Of nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau, gdrdrv: those loaded."""
-    module_parameters: Mapping[Plain, Plain] | None = None
+    module_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
     """``/proc/driver/nvidia/params``."""
-    uvm_parameters: Mapping[Plain, Plain] | None = None
+    uvm_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
     majors: Mapping[Plain, int] | None = None
     """Character majors of ``/proc/devices`` whose name begins with ``nvidia``."""
     nodes: tuple[DeviceNode, ...] | None = None

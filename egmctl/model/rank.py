@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from egmctl.model.record import BusId, Plain
+from egmctl.model.record import BusId, Plain, Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,5 +18,5 @@ class Rank:
     bus_id: BusId
     numa_node: int | None = None
     """Where host memory that it makes lies: the nearest node with memory, ``None`` where that is not known."""
-    host: str | None = None
+    host: Annotated[str, Share.NAME] | None = None
     """Its node's name, in a run over several; private, as every name of a host."""

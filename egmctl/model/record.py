@@ -22,6 +22,10 @@ class Share(StrEnum):
     """Kept where a component is a well-known word or number of a manager (``job_42``), pseudonymised elsewhere."""
     ENVIRONMENT = "environment"
     """Kept where it is numbers, ranges and well-known words, pseudonymised elsewhere."""
+    PARAMETER = "parameter"
+    """Of a module or the kernel: kept but for paths."""
+    NAME = "name"
+    """In a result, where strings without a mark are ours: a name of the site, replaced by a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

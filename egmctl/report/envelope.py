@@ -9,7 +9,7 @@ from typing import Any
 from egmctl import __version__
 from egmctl.errors import EgmctlError
 from egmctl.model.codec import to_json
-from egmctl.model.machine import MACHINE_SCHEMA, Machine
+from egmctl.model.machine import Machine
 
 ERROR_SCHEMA = "egmctl.error/1"
 """Schema of the envelope of a command that ended before it had a result."""
@@ -56,12 +56,11 @@ def error_entry(error: EgmctlError) -> dict[str, Any]:
 
 
 def dump(document: dict[str, Any]) -> str:
-    """Write a document as JSON text: ASCII, indented, one newline at the end; a machine's as a snapshot writes it.
+    """Write a document as JSON text: ASCII, indented, one newline at the end.
 
     Raises
     ------
     ValueError
         For NaN or infinity, which JSON has no number for.
     """
-    indent = 1 if document.get("schema") == MACHINE_SCHEMA else 2
-    return json.dumps(document, indent=indent, allow_nan=False) + "\n"
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"

@@ -71,6 +71,8 @@ def secrets(share: Share | None) -> st.SearchStrategy[str]:
         return st.text("abc", max_size=3)
     if share is Share.UUID:
         return st.uuids().map(lambda uuid: f"GPU-{uuid}") | secret
+    if share is Share.PARAMETER:
+        return secret.map(lambda text: f"pt,x=/srv/{text};on")
     if share is Share.KERNEL_RELEASE:
         return secret.map(lambda text: f"6.8.0-{text}-generic")
     if share is Share.CGROUP_PATH:

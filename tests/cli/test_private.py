@@ -1,0 +1,155 @@
+"""What leaves the site: no document of any command, in any form, holds a name, an identifier or a path of the node."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from egmctl.model.gpu import GpuProcess
+from egmctl.model.machine import Cgroup, Machine, Process
+from egmctl.report.forms import BENCH, DOCTOR, TOPO, Form
+from tests.bench.four import OPTIONS
+from tests.conftest import RunEgmctl
+from tests.fake.node import FakeNode, load
+from tests.fake.plugin import MakeFakeNode
+
+SECRET = "s3cret"  # noqa: S105
+CLUSTER = "aaaabbbb-cccc-dddd-eeee-ffff00001111"
+BENCH_RUN = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--copies", "2", "-q", *OPTIONS)
+
+
+def uuid_of(index: int) -> str:
+    return f"GPU-1234567{index}-89ab-cdef-0123-456789abcde{index}"
+
+
+def planted() -> Machine:
+    """Return a machine that has a secret wherever a real one could have one."""
+    machine = load("gb200-nvl4")
+    assert machine.gpus is not None
+    assert machine.host is not None
+    assert machine.driver is not None
+    gpus = []
+    for gpu in machine.gpus:
+        assert gpu.nvml is not None
+        used_by = GpuProcess(pid=4711, name=f"/home/{SECRET}/train.py --token={SECRET}", used_memory_bytes=1 << 30)
+        uuid = uuid_of(gpu.index)
+        fabric = gpu.nvml.fabric and dataclasses.replace(gpu.nvml.fabric, cluster_uuid=CLUSTER)
+        nvml = dataclasses.replace(
+            gpu.nvml, uuid=uuid, serial=f"{SECRET}{gpu.index}", fabric=fabric, processes=(used_by,) * (gpu.index == 1)
+        )
+        proc = gpu.proc and dataclasses.replace(gpu.proc, uuid=uuid)
+        cuda = gpu.cuda and dataclasses.replace(gpu.cuda, uuid=uuid)
+        gpus.append(dataclasses.replace(gpu, nvml=nvml, proc=proc, cuda=cuda))
+    host = dataclasses.replace(
+        machine.host,
+        hostname=f"node-{SECRET}",
+        kernel=f"6.8.0-{SECRET}-acme",
+        kernel_command_line={
+            "iommu": "pt",
+            "nvidia.NVreg_TemporaryFilePath": f"/home/{SECRET}",
+            "nvidia.NVreg_RmMsg": f"@{SECRET}",
+            "pci": f"/srv/{SECRET},realloc",
+        },
+    )
+    parameters = {**(machine.driver.module_parameters or {}), "TemporaryFilePath": f"/home/{SECRET}"}
+    driver = dataclasses.replace(
+        machine.driver, module_parameters=parameters | {"RegistryDwords": f"x=/home/{SECRET}/y"}
+    )
+    process = dataclasses.replace(
+        machine.process or Process(),
+        cgroups=(Cgroup(version=2, path=f"/system.slice/{SECRET}.service"),),
+        environment={
+            "LD_LIBRARY_PATH": f"/home/{SECRET}/lib",
+            "CUDA_INJECTION64_PATH": f"/srv/{SECRET}/lib.so",
+            "CUDA_MPS_PIPE_DIRECTORY": f"/run/{SECRET}",
+            "NCCL_IB_HCA": f"{SECRET}_0",
+        },
+    )
+    return dataclasses.replace(machine, gpus=tuple(gpus), host=host, driver=driver, process=process)
+
+
+@pytest.fixture
+def node(fake_node: MakeFakeNode) -> FakeNode:
+    return fake_node(planted())
+
+
+def check(text: str, *, what: str) -> None:
+    for found in re.finditer(SECRET, text):
+        raise AssertionError(f"{what}: ...{text[max(0, found.start() - 200) : found.end() + 100]}...")
+    for uuid in (CLUSTER, *(uuid_of(index).removeprefix("GPU-") for index in range(4))):
+        assert uuid not in text, what
+
+
+def environment(node: FakeNode) -> dict[str, str | None]:
+    """The node's own, without the private path that the libraries of the test lie in."""
+    known = node.environment()
+    return {**known, "LD_LIBRARY_PATH": f"{known['LD_LIBRARY_PATH']}:/home/{SECRET}/lib"}
+
+
+def test_the_secrets_are_there_to_be_found(egmctl: RunEgmctl, node: FakeNode) -> None:
+    whole = egmctl("snapshot", "--full", env=environment(node)).out
+    for part in (
+        f"node-{SECRET}",
+        f"6.8.0-{SECRET}-acme",
+        f"{SECRET}.service",
+        f"/srv/{SECRET}/lib.so",
+        f"--token={SECRET}",
+        f"/srv/{SECRET},realloc",
+        f"x=/home/{SECRET}/y",
+        f"/boot/config-6.8.0-{SECRET}-acme: ENOENT",
+        uuid_of(0),
+    ):
+        assert part in whole, part
+    assert "TemporaryFilePath" not in whole
+    assert "RmMsg" not in whole
+
+
+@pytest.mark.parametrize(
+    ("command", "forms"), [(("topo",), TOPO), (("doctor",), DOCTOR), (BENCH_RUN, BENCH)], ids=lambda value: value[0]
+)
+def test_no_form_of_a_document_holds_one(
+    egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, command: tuple[str, ...], forms: tuple[Form, ...]
+) -> None:
+    path = tmp_path / "result.json"
+    ended = egmctl(*command, "-o", path, env=environment(node))
+    assert ended.code in (0, 1), ended.err
+    document = path.read_text()
+    check(document, what="json")
+    assert json.loads(document)["result"]["machines"][0]["origin"]["redacted"] is True
+    for form in forms:
+        file = tmp_path / f"result-{form}"
+        if command[0] == "bench":
+            shown = egmctl("show", path, "--format", form).out
+        else:
+            egmctl(*command, "--format", form, "-o", file, env=environment(node))
+            shown = file.read_text()
+            assert shown
+            check(egmctl("show", path, "--format", form).out, what=f"show {form}")
+        check(shown, what=form)
+
+
+def test_a_snapshot_holds_none(egmctl: RunEgmctl, node: FakeNode) -> None:
+    whole = egmctl("snapshot", env=environment(node)).out
+    check(whole, what="snapshot")
+    found = json.loads(whole)
+    assert found["host"]["kernel"] == "6.8.0"
+    assert found["host"]["kernel_command_line"] == {"iommu": "pt", "pci": "kernel_command_line-1"}
+
+
+def test_text_and_the_reasons_of_the_bench_quote_no_command_line(egmctl: RunEgmctl, node: FakeNode) -> None:
+    ended = egmctl(*BENCH_RUN, env=environment(node))
+    assert "GPU1 is in use by process 4711; --allow-busy" in ended.out.replace("\n", " ").replace("  ", " ")
+    check(ended.out + ended.err, what="text")
+
+
+def test_uuids_of_two_documents_of_one_node_still_join(egmctl: RunEgmctl, node: FakeNode) -> None:
+    topo = json.loads(egmctl("topo", "--json", env=environment(node)).out)
+    doctor = json.loads(egmctl("doctor", "--json", env=environment(node)).out)
+    uuids = [gpu["uuid"] for gpu in topo["result"]["gpus"]]
+    assert uuids == [gpu["nvml"]["uuid"] for gpu in topo["result"]["machines"][0]["gpus"]]
+    assert uuids == [gpu["nvml"]["uuid"] for gpu in doctor["result"]["machines"][0]["gpus"]]
+    assert len(set(uuids)) == 4
