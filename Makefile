@@ -17,7 +17,7 @@ RECORDED := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json)))
 MACHINE ?= $(or $(lastword $(RECORDED)),gb200-nvl4)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu test-ucx lint format wheel clean
+.PHONY: help run test test-gpu test-ucx lint format wheel dist prove clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,13 @@ test-ucx: $(TOOLS) ## Install UCX (54 MB) and test the messages that it carries,
 
 wheel: $(TOOLS) ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
+
+dist: $(TOOLS) ## Build all that is handed out into dist/: folders with their own Python, deb, rpm, pex (DIST_ARGS=--help)
+	$(BIN)/python -m pip install --quiet --group dist
+	$(BIN)/python tools/make_dist.py $(DIST_ARGS)
+
+prove: $(TOOLS) ## As root: install and run what make dist built in clean Debian and Ubuntu systems (PROVE_ARGS=--help)
+	$(BIN)/python tools/prove_dist.py $(PROVE_ARGS)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,143 @@
+"""The relocatable folder: an interpreter, egmctl and what it imports, its documents, and the command that starts it.
+
+::
+
+    egmctl-VERSION-linux-ARCH-cu13/
+      bin/egmctl                 a script: starts the interpreter beside it
+      python/                    CPython, its library, site-packages with the wheels
+      share/                     manual page, completions, the guide, the list of what is inside
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+LAUNCHER = """\
+#!/bin/sh
+# -I: nothing of the user's environment or current folder is imported.
+here=$(readlink -f "$0")
+exec "${here%/bin/*}/python/bin/python3.13" -I -m egmctl "$@"
+"""
+SITE = "python/lib/python3.13/site-packages"
+GUIDE = f"{SITE}/egmctl/_docs"
+
+NEVER_IMPORTED = (
+    # Of cuda.bindings only the driver and NVRTC are called.
+    r"cuda/bindings/(_internal/)?(cy)?(cudla|cufile|nvfatbin|nvjitlink|nvml|nvvm|runtime|runtime_ptds)\.cpython-.*",
+    r"cuda/bindings/_example_helpers/.*",
+    r"numpy/(f2py|doc|testing/tests)/.*",
+    r"numpy/(.*/)?(tests|include)/.*",
+    r"nvidia/cu13/include/.*",
+    r".*\.(pxd|pyx|pxi|pyi|a|h|c|typed)",
+    r"(bin|etc|share)/.*",
+    r"example\.py",
+    # They describe an installation that pip could change.
+    r"[^/]+\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json|uv_cache\.json|uv_build\.json)",
+)
+"""Of site-packages, as regular expressions: what is left out because egmctl never imports it."""
+
+COMPILER = (r"nvidia/cu13/.*", r"nvidia_cuda_nvrtc-.*")
+"""Of site-packages: NVRTC, which a slim folder is without."""
+
+
+def make_folder(target: Path, python_tar: Path, wheel: Path, lock: Path, arch: str, uv: Path) -> None:
+    """Make the folder ``target`` for ``x86_64`` or ``aarch64``.
+
+    Parameters
+    ----------
+    python_tar
+        What :func:`artifacts.interpreter.interpreter` returned for that architecture.
+    wheel
+        egmctl's own.
+    lock
+        Requirements with hashes: everything else.
+    """
+    with tarfile.open(python_tar) as archive:
+        archive.extractall(target, filter="tar")
+    site = target / SITE
+    install: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-config", "--no-deps", "--link-mode", "copy"]
+    install += ["--python-version", "3.13", "--python-platform", f"{arch}-manylinux_2_28", "--only-binary", ":all:"]
+    install += ["--target", site]
+    subprocess.run([*install, "--require-hashes", "-r", lock], check=True)
+    subprocess.run([*install, wheel], check=True)
+    manual = (site / "share/man/man1/egmctl.1").read_bytes()
+    remove(site, NEVER_IMPORTED)
+    (target / "bin").mkdir()
+    (target / "bin/egmctl").write_text(LAUNCHER)
+    (target / "bin/egmctl").chmod(0o755)
+    _place(target / "share/man/man1/egmctl.1", manual)
+    (target / "share/doc").mkdir()
+    (target / "share/doc/egmctl").symlink_to(os.path.relpath(target / GUIDE, target / "share/doc"))
+
+
+def finish(target: Path, native: Path, epoch: int) -> None:
+    """Compile what is Python, add the shells' completions, and give every file one time and plain modes.
+
+    Parameters
+    ----------
+    native
+        A folder of this machine's architecture, whose interpreter does the work: byte code is the same everywhere.
+    """
+    library = target / "python/lib/python3.13"
+    compile_all = (
+        native / "python/bin/python3.13",
+        "-I",
+        "-m",
+        "compileall",
+        "-qq",
+        "--invalidation-mode",
+        "unchecked-hash",
+        "-s",
+        target,
+    )
+    subprocess.run([*compile_all, library], check=True, env={**os.environ, "PYTHONHASHSEED": "0"})
+    for shell, place in COMPLETIONS.items():
+        show = {**os.environ, "_EGMCTL_COMPLETE": f"source_{shell}"}
+        done = subprocess.run([native / "bin/egmctl"], env=show, check=True, capture_output=True)
+        _place(target / "share" / place, done.stdout)
+    for path in walk(target):
+        if not path.is_symlink():
+            executable = path.is_dir() or path.stat().st_mode & 0o100
+            path.chmod(0o755 if executable else 0o644)
+        os.utime(path, (epoch, epoch), follow_symlinks=False)
+
+
+COMPLETIONS = {
+    "bash": "bash-completion/completions/egmctl",
+    "zsh": "zsh/site-functions/_egmctl",
+    "fish": "fish/vendor_completions.d/egmctl.fish",
+}
+
+
+def remove(site: Path, patterns: Iterable[str]) -> None:
+    """Remove the files below ``site`` whose paths match, and the folders that are empty then."""
+    unwanted = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    for path in sorted(walk(site), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif unwanted.fullmatch(path.relative_to(site).as_posix()):
+            path.unlink()
+
+
+def slim(target: Path, folder: Path) -> None:
+    """Copy ``folder`` to ``target`` without NVRTC."""
+    shutil.copytree(folder, target, symlinks=True)
+    remove(target / SITE, COMPILER)
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield the folder and all that is below it, in the order of the names."""
+    yield folder
+    yield from sorted(folder.rglob("*"))
+
+
+def _place(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

@@ -1,0 +1,93 @@
+"""The Python inside the folder: CPython from Debian's source package, built in a root of Debian 11 and kept for later.
+
+No package index has a maintained interpreter that can be carried around, and a system's own is bound to its glibc.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+VERSION = "3.13.5"
+SOURCE = "3.13.5-2+deb13u5"
+"""Of Debian 13's source package python3.13. When Debian has replaced it, name the new one here, with its sums."""
+
+SUMS = {
+    f"python3.13_{VERSION}.orig.tar.xz": "93e583f243454e6e9e4588ca2c2662206ad961659863277afcdb96801647d640",
+    f"python3.13_{SOURCE}.debian.tar.xz": "a51f456e654ce2c9b40cc1db8005e5041cdb0b2c3aa96ab0871c49fe95280366",
+}
+PACKAGES = {
+    "x86_64": ("gcc", "make", "libc6-dev", "patch", "xz-utils", "libffi-dev", "zlib1g-dev"),
+    "aarch64": ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "libffi-dev:arm64", "zlib1g-dev:arm64"),
+}
+SCRIPT = Path(__file__).with_name("build_python.sh")
+BUILD_DATE = 1750000000
+"""What CPython says that it was built at, seconds since 1970: the same in each build."""
+
+
+def interpreter(arch: str, cache: Path) -> Path:
+    """Return a tar of ``python/`` for ``x86_64`` or ``aarch64``, built now or before.
+
+    Parameters
+    ----------
+    cache
+        Where it is kept, and looked for by what it is built from.
+
+    Raises
+    ------
+    SystemExit
+        It cannot be built here; the message says why.
+    """
+    identity = hashlib.sha256(repr((SUMS, PACKAGES, BUILD_DATE)).encode() + SCRIPT.read_bytes()).hexdigest()[:16]
+    wanted = cache / f"python-{VERSION}-{arch}-{identity}.tar"
+    if not wanted.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        _build(arch, cache, identity)
+    return wanted
+
+
+def _build(arch: str, cache: Path, identity: str) -> None:
+    if shutil.which("mmdebstrap") is None:
+        sys.exit("make dist: building the folder's Python needs mmdebstrap (Debian and Ubuntu: apt install mmdebstrap)")
+    # aarch64 is cross compiled by the native one.
+    architectures = ("x86_64",) if arch == "x86_64" else ("x86_64", "aarch64")
+    work = cache / f"build-{os.getpid()}"
+    work.mkdir()
+    inside = (
+        "set -eu",
+        # The sources are held against their sums, so it does not matter who signed their list.
+        r"sed -nE 's/^deb (\[[^]]*\] )?([^ ]+) .*/deb-src [trusted=yes] \2 trixie main/p' /etc/apt/sources.list |"
+        " head -n 1 >/etc/apt/sources.list.d/trixie.list",
+        "apt-get update -qq",
+        f"cd /build && apt-get source -qq --download-only python3.13={SOURCE}",
+        f"printf '%s  %s\\n' {' '.join(f'{value} {name}' for name, value in SUMS.items())} | sha256sum --check --quiet",
+        "apt-get clean",
+        f"SOURCE_DATE_EPOCH={BUILD_DATE} sh build_python.sh {' '.join(architectures)}",
+    )
+    hooks = (
+        'mkdir "$1/build"',
+        f'cp "{SCRIPT}" "$1/build/"',
+        "\n".join(('chroot "$1" sh -c "$(cat <<\'END\'', *inside, "END", ')"')),
+        *(f'cp "$1/build/python-{each}.tar" "{work}/"' for each in architectures),
+    )
+    command = ["mmdebstrap", "--quiet", "--variant=apt", "--skip=cleanup/apt"]
+    if "aarch64" in architectures:
+        command.append("--architectures=amd64,arm64")
+    command.append(f"--include={','.join(name for each in architectures for name in PACKAGES[each])}")
+    # The release as it was published, which stays: archives of its updates are taken down one architecture at a time.
+    command.append('--setup-hook=sed -i "/security/d; /updates/d" "$1/etc/apt/sources.list"')
+    command += [f"--customize-hook={hook}" for hook in hooks]
+    print(f"building CPython {VERSION} for {' and '.join(architectures)}: some minutes", flush=True)
+    try:
+        # The result is what the hooks bring out.
+        subprocess.run([*command, "bullseye", "/dev/null"], check=True, stdin=subprocess.DEVNULL)
+        for each in architectures:
+            os.replace(work / f"python-{each}.tar", cache / f"python-{VERSION}-{each}-{identity}.tar")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"make dist: CPython was not built: mmdebstrap ended with {error.returncode}")
+    finally:
+        shutil.rmtree(work)

@@ -1,0 +1,55 @@
+"""deb and rpm of the folder, by nfpm: the folder itself in /usr/lib/egmctl, and links to it where a system looks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from artifacts.folder import COMPLETIONS, GUIDE
+
+PLACE = "/usr/lib/egmctl"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""nfpm's names, which are Debian's; it translates them for rpm."""
+
+HOMES = {
+    "deb": {"zsh/site-functions/_egmctl": "zsh/vendor-completions/_egmctl"},
+    "rpm": {},
+}
+"""Where a kind of system looks for something elsewhere below /usr/share."""
+
+
+def make_package(kind: str, folder: Path, target: Path, version: str, arch: str, epoch: int, nfpm: Path) -> None:
+    """Write a ``deb`` or ``rpm`` of the folder to ``target``."""
+    links = {"/usr/bin/egmctl": f"{PLACE}/bin/egmctl", "/usr/share/doc/egmctl/guide": f"{PLACE}/{GUIDE}"}
+    for place in COMPLETIONS.values():
+        links[f"/usr/share/{HOMES[kind].get(place, place)}"] = f"{PLACE}/share/{place}"
+    contents: list[dict[str, object]] = [{"src": f"{folder}/", "dst": PLACE, "type": "tree"}]
+    contents += [{"src": source, "dst": at, "type": "symlink"} for at, source in links.items()]
+    manual: dict[str, object] = {"src": f"{folder}/share/man/man1/egmctl.1", "dst": "/usr/share/man/man1/egmctl.1"}
+    licence: dict[str, object] = {"src": f"{folder}/share/LICENSE", "dst": "/usr/share/doc/egmctl/copyright"}
+    contents += [manual, licence]
+    settings = {
+        "name": "egmctl",
+        "arch": ARCHITECTURES[arch],
+        "version": version,
+        "release": "1",
+        "mtime": f"@{epoch}",
+        "section": "admin",
+        "maintainer": "The egmctl authors <egmctl@localhost>",
+        "description": "Topology, benchmarks and diagnostics for nodes with NVIDIA GPUs",
+        "license": "Apache-2.0",
+        "depends": ["libc6 (>= 2.30)"] if kind == "deb" else ["glibc >= 2.30"],
+        "contents": contents,
+        "deb": {"compression": "xz"},
+        "rpm": {"compression": "xz", "buildhost": "localhost"},
+    }
+    at = target.with_suffix(".yaml")
+    at.write_text(json.dumps(settings))
+    try:
+        command = (nfpm, "package", "--config", at, "--packager", kind, "--target", target)
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    finally:
+        at.unlink()
