@@ -16,3 +16,9 @@ def profiles_dir() -> Path:
 def machines_dir() -> Path:
     """Return the folder of shipped machines (``NAME.json``)."""
     return profiles_dir() / "machines"
+
+
+def docs_dir() -> Path:
+    """Return the folder of the guide: inside the package in a wheel, beside it in a checkout."""
+    packaged = _PACKAGE / "_docs"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / "docs"

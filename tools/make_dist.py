@@ -123,7 +123,9 @@ def tool(name: str) -> Path:
 def _wheel(scratch: Path, epoch: int) -> Path:
     command = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", scratch, ROOT)
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"make dist: the wheel was not built:\n{done.stdout}{done.stderr}")
     (wheel,) = scratch.glob("egmctl-*.whl")
     return wheel
 

@@ -19,6 +19,7 @@ import typer
 from egmctl.cli import output
 from egmctl.cli.bench import bench
 from egmctl.cli.compare import compare
+from egmctl.cli.docs import docs
 from egmctl.cli.doctor import doctor
 from egmctl.cli.fleet import fleet
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
@@ -45,6 +46,7 @@ app.command(short_help="Show a saved result again, in any form.")(show)
 app.command(short_help="Say what differs between saved results, and what is worse.")(compare)
 app.add_typer(profile, name="profile", help="What kinds of machines reach, and which kind this one is.")
 app.command(short_help="Run snapshot, topo, doctor or bench on many nodes.")(fleet)
+app.command(short_help="Print a page of the guide.")(docs)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's UsageError. typer exports only its subclass, and from 0.26 on there is no click to import it from."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from datetime import datetime, timezone
 from pathlib import Path
 
 from artifacts.folder import COMPLETIONS, GUIDE
@@ -35,15 +36,15 @@ def make_package(kind: str, folder: Path, target: Path, version: str, arch: str,
         "arch": ARCHITECTURES[arch],
         "version": version,
         "release": "1",
-        "mtime": f"@{epoch}",
+        "mtime": datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "section": "admin",
         "maintainer": "The egmctl authors <egmctl@localhost>",
         "description": "Topology, benchmarks and diagnostics for nodes with NVIDIA GPUs",
         "license": "Apache-2.0",
         "depends": ["libc6 (>= 2.30)"] if kind == "deb" else ["glibc >= 2.30"],
         "contents": contents,
-        "deb": {"compression": "xz"},
-        "rpm": {"compression": "xz", "buildhost": "localhost"},
+        "deb": {"compression": "zstd"},
+        "rpm": {"compression": "zstd", "buildhost": "localhost"},
     }
     at = target.with_suffix(".yaml")
     at.write_text(json.dumps(settings))
