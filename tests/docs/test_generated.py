@@ -27,7 +27,7 @@ def test_every_case_is_in_the_reference() -> None:
     assert [case.name for case in CASES if f"\n| `{case.name}` |" not in reference] == []
 
 
-@pytest.mark.parametrize("command", ["topo", "bench", "doctor", "snapshot", "show", "compare", "fleet"])
+@pytest.mark.parametrize("command", ["topo", "bench", "doctor", "snapshot", "show", "compare", "fleet", "docs"])
 def test_every_option_is_in_the_manual_page(egmctl: RunEgmctl, command: str) -> None:
     section = PAGE.split(f'.SS "egmctl {command}"')[1].split("\n.SS ")[0].replace("\\-", "-")
     told = [word.strip(",") for word in egmctl(command, "--help").out.split() if word.startswith("--")]
