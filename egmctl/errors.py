@@ -21,6 +21,9 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
+ERROR_SCHEMA = "egmctl.error/1"
+"""Schema of the document of a command that ended before it had a result."""
+
 
 class ExitCode(IntEnum):
     """The exit codes of every command, the same whatever the output form."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.documents import check_schema, parse_object, read_content, refuse, short
-from egmctl.errors import UsageError
+from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
@@ -24,7 +24,6 @@ from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
-from egmctl.report.envelope import ERROR_SCHEMA
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable

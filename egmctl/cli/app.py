@@ -27,7 +27,7 @@ from egmctl.cli.profile import app as profile
 from egmctl.cli.show import show
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
-from egmctl.errors import ChildFailed, EgmctlError, ExitCode, UsageError
+from egmctl.errors import ERROR_SCHEMA, ChildFailed, EgmctlError, ExitCode, UsageError
 from egmctl.signals import stopping
 from egmctl.units import printable
 
@@ -148,7 +148,7 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
     if output.emitted:
         return error.exit_code
     if "--json" in arguments or "--format=json" in arguments or ("--format", "json") in itertools.pairwise(arguments):
-        from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope
+        from egmctl.report.exports.json import dump, envelope
 
         document = envelope(ERROR_SCHEMA, error.exit_code, None, machine=None, errors=[error])
         try:

@@ -37,9 +37,9 @@ from egmctl.cli.options import (
     QuietOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, leaves_the_node, say
+from egmctl.cli.output import Color, check_output, choose_form, emit, leaves_the_node, say, terminal_width
 from egmctl.errors import EgmctlError, ExitCode, UsageError
-from egmctl.report.forms import DOCTOR, Form, render
+from egmctl.report.forms import DOCTOR, Form, render, rendered
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ def doctor(
                 seen = with_peers(world, facts, failing, active=active)
             told_of = redact(seen) if leaves_the_node(form, output) else seen
             diagnosis = diagnose(told_of, scope_of(seen), checks, strict=strict)
-            emit(render(diagnosis, form, verbose=verbose, brief=brief), output=output, force=force, color=color)
+            content = render(diagnosis, form, verbose=verbose, brief=brief, width=terminal_width(output))
+            emit(content, output=output, force=force, color=color)
     except EgmctlError as error:
         if exit_style is ExitStyle.NAGIOS:
             # 2 would be CRITICAL: what could not be checked is UNKNOWN, which is 3 in both worlds.
@@ -219,11 +220,12 @@ def _scope(
 def _told(explain: str | None, guards: tuple[Guard, ...] | None, form: Form) -> Text | str:
     """Return what ``--list`` or ``--explain`` shows."""
     from egmctl.doctor import registry
-    from egmctl.report.doctor_json import checks_json
-    from egmctl.report.doctor_text import checks_text, explain_text
+    from egmctl.report.exports.json import checks_json
+    from egmctl.report.views.doctor import checks_document, explain_document
 
     plain = _text_or_json(form, "--list" if explain is None else "--explain")
     checks = registry.select(guards) if explain is None else (registry.find(explain),)
     if plain is Form.JSON:
         return checks_json(checks)
-    return checks_text(checks) if explain is None else explain_text(checks[0])
+    document = checks_document(checks) if explain is None else explain_document(checks[0])
+    return rendered(document, Form.TEXT, width=terminal_width(None))

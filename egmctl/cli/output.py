@@ -1,7 +1,7 @@
 """Where a command's result goes: which form, which file, which colours.
 
 Results go to standard output or, whole or not at all, to a file; everything else (:func:`say`, progress) goes to
-standard error. Text is never wrapped or cut to the terminal's width, so that what is piped is what was shown.
+standard error. Text is as wide as the terminal that shows it; what is piped or recorded has the same width everywhere.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Sequence
@@ -224,6 +225,13 @@ def colored(stream: TextIO, color: Color) -> bool:
 def is_terminal(stream: TextIO) -> bool:
     """Say whether what is written to ``stream`` is shown on a terminal."""
     return not relayed and stream.isatty()
+
+
+def terminal_width(output: Path | None) -> int | None:
+    """Return the characters of a line of the terminal that shows the result; ``None`` where none does."""
+    if output is not None or sys.stdout is None or not is_terminal(sys.stdout):
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def shows_progress(quiet: bool) -> bool:

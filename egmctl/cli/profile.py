@@ -135,6 +135,6 @@ def _emit_profiles(found: Iterable[tuple[Profile, Path]]) -> None:
 
 def _emit(schema: str, result: ProfileList | MatchResult, code: ExitCode, machine: Machine | None) -> None:
     from egmctl.model.codec import to_json
-    from egmctl.report.envelope import dump, envelope
+    from egmctl.report.exports.json import dump, envelope
 
     emit(dump(envelope(schema, code, to_json(result), machine=machine)), output=None, force=False)

@@ -18,7 +18,7 @@ from egmctl.cli.options import (
     OutputOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit
+from egmctl.cli.output import Color, check_output, choose_form, emit, terminal_width
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.forms import BENCH, COMPARISON, DOCTOR, FLEET, TOPO, Form, render
 
@@ -59,7 +59,10 @@ def show(
     result = None if form is Form.JSON else viewed(saved)
     content: Text | str
     try:
-        content = ascii_text(written) if result is None else render(result, form, verbose=verbose, brief=brief)
+        width = terminal_width(output)
+        content = (
+            ascii_text(written) if result is None else render(result, form, verbose=verbose, brief=brief, width=width)
+        )
     except (LookupError, ValueError, ArithmeticError) as error:
         # No run writes such a file: its values are valid one by one, and contradict each other.
         raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error

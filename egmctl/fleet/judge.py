@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
-from egmctl.errors import ExitCode, UsageError
+from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.remote import Output, read_output
 from egmctl.model.command import Command
@@ -15,7 +15,6 @@ from egmctl.model.diagnosis import DOCTOR_SCHEMA
 from egmctl.model.fleet import Answer, Asked, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.measurement import BENCH_SCHEMA
-from egmctl.report.envelope import ERROR_SCHEMA
 from egmctl.report.topo_json import TOPO_SCHEMA
 from egmctl.units import format_size, printable
 

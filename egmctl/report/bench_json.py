@@ -7,7 +7,7 @@ from typing import Any
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
-from egmctl.report.envelope import dump, envelope
+from egmctl.report.exports.json import dump, envelope
 
 
 def bench_json(report: RunReport, machine: Machine | None) -> str:

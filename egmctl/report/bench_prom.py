@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from egmctl import __version__
 from egmctl.model.measurement import Endpoint, Flow, Measurement, RunReport, Status, Summary
 from egmctl.model.verdict import Grade
-from egmctl.report.prometheus import Sample, gauge
+from egmctl.report.exports.prometheus import Sample, gauge
 from egmctl.units import GB
 
 GRADES = {Grade.PASS: 0, Grade.WARN: 1, Grade.FAIL: 2, Grade.NO_REFERENCE: 3}

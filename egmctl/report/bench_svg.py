@@ -9,9 +9,8 @@ from egmctl.model.measurement import RunReport
 from egmctl.report.bench_html import banners
 from egmctl.report.bench_parts import families
 from egmctl.report.grid import DRAWN_CELLS, Cell, Grid, cells_of, lines
-from egmctl.report.grid_html import arrows
 from egmctl.report.heat import Marks, best, marks, step_of
-from egmctl.report.markup import element
+from egmctl.report.markup import arrows, element
 from egmctl.report.plot import plot
 from egmctl.report.svg import stack
 from egmctl.report.table import BAD, DIM, WARN

@@ -20,8 +20,8 @@ from egmctl.report.compare_text import (
     word,
 )
 from egmctl.report.grid import Cell, Grid, Line
-from egmctl.report.grid_html import arrows, grids_html
-from egmctl.report.markup import Child, element
+from egmctl.report.grid_html import grids_html
+from egmctl.report.markup import Child, arrows, element
 from egmctl.report.origin import compared_banners
 from egmctl.report.page import Section, bullets, page, rows
 from egmctl.report.table import BAD, WARN

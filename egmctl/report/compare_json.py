@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egmctl.model.codec import to_json
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
-from egmctl.report.envelope import dump, envelope
+from egmctl.report.exports.json import dump, envelope
 
 
 def compare_json(comparison: Comparison) -> str:

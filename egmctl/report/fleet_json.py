@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egmctl.model.codec import to_json
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
-from egmctl.report.envelope import dump, envelope
+from egmctl.report.exports.json import dump, envelope
 
 
 def fleet_json(report: FleetReport) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.fleet import FleetReport
     from egmctl.model.measurement import RunReport
+    from egmctl.report.document import Document
     from egmctl.topology.topology import Topology
 
     Result = RunReport | Topology | Diagnosis | Comparison | FleetReport
@@ -65,20 +66,24 @@ COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SV
 FLEET: Sequence[Form] = (Form.TEXT, Form.JSON)
 
 
-def render(result: Result, form: Form, *, verbose: int = 0, brief: bool = False) -> Text | str:
+def render(
+    result: Result, form: Form, *, verbose: int = 0, brief: bool = False, width: int | None = None
+) -> Text | str:
     """Return a result in one of the forms of its kind, which :data:`BENCH`, :data:`TOPO` and so on list.
 
     Parameters
     ----------
     verbose, brief
         More or less detail, for the forms that are text.
+    width
+        Characters of a line of text; ``None`` where no terminal shows it.
 
     Raises
     ------
     ValueError
         If there is no such form of such a result.
     """
-    return _shown(_rendered(result, form, verbose, brief))
+    return _shown(_rendered(result, form, verbose, brief, width))
 
 
 def _shown(content: Text | str) -> Text | str:
@@ -97,7 +102,7 @@ def _shown(content: Text | str) -> Text | str:
     return content
 
 
-def _rendered(result: Result, form: Form, verbose: int, brief: bool) -> Text | str:
+def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
     from egmctl.model.comparison import Comparison
     from egmctl.model.fleet import FleetReport
     from egmctl.model.measurement import RunReport
@@ -111,7 +116,7 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool) -> Text | s
         return _fleet(result, form, verbose)
     if isinstance(result, Topology):
         return _topo(result, form, verbose)
-    return _doctor(result, form, verbose, brief)
+    return _doctor(result, form, verbose, brief, width)
 
 
 def _bench(report: RunReport, form: Form) -> Text | str:
@@ -179,39 +184,57 @@ def _topo(topology: Topology, form: Form, verbose: int) -> Text | str:
     raise ValueError(f"a topology has no form {form}")
 
 
-def _doctor(diagnosis: Diagnosis, form: Form, verbose: int, brief: bool) -> Text | str:
+def _doctor(diagnosis: Diagnosis, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
     match form:
-        case Form.TEXT | Form.SVG:
-            from egmctl.report.doctor_text import doctor_text
-            from egmctl.report.picture import picture
-
-            text = doctor_text(diagnosis, verbose=verbose, brief=brief)
-            return text if form is Form.TEXT else picture(text, "egmctl doctor")
         case Form.JSON:
-            from egmctl.report.doctor_json import doctor_json
+            from egmctl.report.exports.json import doctor_json
 
             return doctor_json(diagnosis)
-        case Form.HTML:
-            from egmctl.report.doctor_html import doctor_html
-
-            return doctor_html(diagnosis)
-        case Form.MARKDOWN:
-            from egmctl.report.doctor_markdown import doctor_markdown
-
-            return doctor_markdown(diagnosis)
         case Form.PROM:
-            from egmctl.report.doctor_monitoring import prom
+            from egmctl.report.exports.prometheus import doctor_prom
 
-            return prom(diagnosis)
+            return doctor_prom(diagnosis)
         case Form.NAGIOS:
-            from egmctl.report.doctor_monitoring import nagios
+            from egmctl.report.exports.nagios import nagios
 
             return nagios(diagnosis)
         case Form.JUNIT:
-            from egmctl.report.doctor_monitoring import junit
+            from egmctl.report.exports.junit import junit
 
             return junit(diagnosis)
-    raise ValueError(f"a diagnosis has no form {form}")
+    from egmctl.report.views.doctor import doctor_document
+
+    return rendered(doctor_document(diagnosis), form, verbose=verbose, brief=brief, width=width)
+
+
+def rendered(
+    document: Document, form: Form, *, verbose: int = 0, brief: bool = False, width: int | None = None
+) -> Text | str:
+    """Return a document in one of the forms that every document has.
+
+    Raises
+    ------
+    ValueError
+        If a document has no such form.
+    """
+    match form:
+        case Form.TEXT | Form.SVG:
+            from egmctl.report.document import Level
+            from egmctl.report.picture import picture
+            from egmctl.report.render.text import WIDTH, text
+
+            level = Level.SUMMARY if brief else Level(min(Level.NORMAL + verbose, Level.ALL))
+            shown = text(document, width=width or WIDTH, level=level)
+            return shown if form is Form.TEXT else picture(shown, document.command)
+        case Form.HTML:
+            from egmctl.report.render.html import html
+
+            return html(document)
+        case Form.MARKDOWN:
+            from egmctl.report.render.markdown import markdown
+
+            return markdown(document)
+    raise ValueError(f"a document has no form {form}")
 
 
 def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:

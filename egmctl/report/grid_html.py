@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from egmctl.report.grid import DRAWN_CELLS, Cell, Grid, Shade, cells_of, lines
 from egmctl.report.heat import Marks, best, legend, step_of
-from egmctl.report.markup import element
+from egmctl.report.markup import arrows, element
 from egmctl.report.plot import plot
 from egmctl.report.table import BAD, DIM, WARN
 
@@ -68,11 +68,6 @@ def legend_html(shade: Shade) -> Element:
         element("ul", steps),
         class_="key",
     )
-
-
-def arrows(text: str) -> str:
-    """Write the arrows of captions and paths as characters."""
-    return text.replace("<->", "↔").replace("->", "→").replace("<-", "←").replace(">=", "≥").replace("<=", "≤")
 
 
 def _caption(grid: Grid) -> Iterator[Element]:

@@ -47,6 +47,11 @@ def raw(tag: str, text: str) -> Element:
     return made
 
 
+def arrows(text: str) -> str:
+    """Write the arrows of captions and paths as characters."""
+    return text.replace("<->", "↔").replace("->", "→").replace("<-", "←").replace(">=", "≥").replace("<=", "≤")
+
+
 def html(root: Element) -> str:
     """Return a whole HTML document."""
     return "<!doctype html>\n" + ElementTree.tostring(root, encoding="unicode", method="html").rstrip() + "\n"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.report.drawing import Rates, drawing
-from egmctl.report.grid_html import arrows
 from egmctl.report.machine_html import machine_facts
-from egmctl.report.markup import Child, element
+from egmctl.report.markup import Child, arrows, element
 from egmctl.report.origin import origin_banner
 from egmctl.report.page import Section, bullets, page, table
 from egmctl.report.topo_text import affinity_cells, legend_rows, link_cell, rate_text, route_cell

@@ -13,7 +13,7 @@ from egmctl.errors import ExitCode, NothingToDo
 from egmctl.facts.redact import redact
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Gpu, Machine, NumaKind, NumaNode, Pair, Unread
-from egmctl.report.envelope import dump, envelope
+from egmctl.report.exports.json import dump, envelope
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import Link, LinkClass

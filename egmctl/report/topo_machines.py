@@ -9,7 +9,7 @@ from rich.text import Text
 from egmctl.errors import ExitCode
 from egmctl.model.machine import Machine
 from egmctl.report.csv_text import csv_text
-from egmctl.report.envelope import dump, envelope
+from egmctl.report.exports.json import dump, envelope
 from egmctl.report.table import DIM, HEADING, wrap
 from egmctl.topology.platform import platform
 from egmctl.units import printable

@@ -12,7 +12,7 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import anchor, diagnose
 from egmctl.doctor.scope import EVERYTHING
 from egmctl.facts import replay
-from egmctl.report.doctor_json import doctor_json
+from egmctl.report.exports.json import doctor_json
 from tests.conftest import ROOT
 
 DOCUMENT = (ROOT / "docs/doctor.md").read_text()

@@ -15,7 +15,7 @@ from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.report import forms
 from egmctl.report.bench_prom import bench_prom
-from egmctl.report.doctor_monitoring import prom
+from egmctl.report.exports.prometheus import doctor_prom
 from egmctl.report.forms import Form
 from tests.conftest import ROOT, RunEgmctl
 from tests.report.runs import judged, run
@@ -36,7 +36,7 @@ def test_the_table_of_forms_is_the_one_that_commands_use() -> None:
 
 def test_every_metric_is_told_and_none_else() -> None:
     made = judged(run(cases=("ring_write_ce", "device_to_device_latency_sm")))
-    text = bench_prom(made) + prom(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS))
+    text = bench_prom(made) + doctor_prom(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS))
     named = set(re.findall(r"^\| `(egmctl_[a-z_]+)` \|", DOCUMENT, re.MULTILINE))
     assert named - {"egmctl_bench_stage_seconds"} == set(re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE))
 

@@ -25,9 +25,7 @@ from egmctl.facts import record, replay
 from egmctl.facts.collect import collect
 from egmctl.facts.root import SYSROOT_VARIABLE
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.report.doctor_json import doctor_json
-from egmctl.report.doctor_monitoring import junit, nagios, prom
-from egmctl.report.doctor_text import doctor_text
+from egmctl.report.forms import DOCTOR, render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
@@ -112,8 +110,7 @@ def examine(machine: Machine, choice: random.Random) -> None:
         diagnosis = diagnose(machine, _scope(machine, choice), CHECKS)
         broken = [found for found in diagnosis.findings if found.summary.startswith("the check itself failed")]
         assert broken == []
-        view = choice.choice((doctor_text, doctor_text, doctor_json, junit, nagios, prom))
-        shown = str(view(diagnosis))
+        shown = str(render(diagnosis, choice.choice(DOCTOR), verbose=choice.randint(0, 2)))
         assert all(line.isprintable() for line in shown.split("\n"))
     except BaseException:
         sys.stdout.write(record.text(machine))

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from xml.etree import ElementTree
 
-from egmctl.doctor.check import failed, passed, skipped
+import pytest
+
+from egmctl.doctor.check import failed, passed
 from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.scope import Scope
-from egmctl.model.finding import Finding, Guard, Place, PlaceKind, Remedy, Status
-from egmctl.report.doctor_json import doctor_json
-from egmctl.report.doctor_monitoring import junit, nagios, prom
-from egmctl.report.doctor_text import doctor_text, explain_text
-from egmctl.report.picture import picture
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.facts import replay
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
+from egmctl.report.document import Level
+from egmctl.report.exports.json import doctor_json
+from egmctl.report.exports.junit import junit
+from egmctl.report.exports.nagios import nagios
+from egmctl.report.exports.prometheus import doctor_prom
+from egmctl.report.forms import DOCTOR, Form, render
+from egmctl.report.render.text import text
+from egmctl.report.views.doctor import checks_document, doctor_document, explain_document
 from tests.doctor.builders import ABSENT, DENIED, FINE, GPUS, PERSISTENCE, REBOOT, UNTOLD, check, diagnosis
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped
@@ -30,83 +40,119 @@ SICK = diagnosis(
 HOSTILE = 'a\x1b[31m"<&>|\\\n\u202e'
 
 
+def doctor_text(diagnosis: Diagnosis, *, level: Level = Level.NORMAL, width: int = 80) -> str:
+    return text(doctor_document(diagnosis), level=level, width=width).plain
+
+
 class TestText:
-    def test_problems_come_first_and_the_counts_last(self) -> None:
-        assert doctor_text(SICK).plain == (
-            "MODELLED from public documents, no such node was read: gb200-nvl4\n"
-            "Platform: EGM, single-node multi-GPU: 4 NVIDIA GB200 on aarch64\n"
+    def test_the_answer_comes_first_then_each_problem_with_what_to_do(self) -> None:
+        assert doctor_text(SICK) == (
+            "MODEL of gb200-nvl4, built from public documentation, not captured from hardware\n"
+            "PROBLEMS: 2 failures and 1 warning; 1 check passed, 1 not determined, 2 do not\n"
+            "  apply\n"
+            "EGM, single-node multi-GPU: 4 NVIDIA GB200 on aarch64\n"
             "\n"
-            "FAIL     dev.cgroup-restricted  GPU3: the device cgroup denies /dev/nvidia3\n"
-            "         cause  Slurm's ConstrainDevices took it away from job 42\n"
-            "         fix    Give the step all GPUs of the node and choose with\n"
-            "                CUDA_VISIBLE_DEVICES.\n"
-            "                $ srun --gpu-bind=none\n"
-            "FAIL     fabric.state  the fabric is broken\n"
-            "         fix    Start anew. (as root, needs a reboot)\n"
-            "WARN     gpu.persistence  GPU0-3: persistence mode is off\n"
-            "         cause  each first start of a process waits for the GPUs (medium\n"
-            "                confidence)\n"
-            "         fix    Turn it on. (as root)\n"
-            "                $ nvidia-smi -pm 1\n"
-            "UNKNOWN  c2c.link  NVML is too old to say\n"
-            "PASS     1 check\n"
-            "SKIP     2 checks (-v says more): not an EGM platform (2)\n"
-            "7 checks: 2 fail, 1 warn, 1 unknown, 1 pass, 2 skip\n"
+            "FAIL  GPU3: the device cgroup denies /dev/nvidia3  [dev.cgroup-restricted]\n"
+            "      cause  Slurm's ConstrainDevices took it away from job 42\n"
+            "      fix    Give the step all GPUs of the node and choose with\n"
+            "             CUDA_VISIBLE_DEVICES.\n"
+            "             $ srun --gpu-bind=none\n"
+            "FAIL  the fabric is broken  [fabric.state]\n"
+            "      fix  Start anew. (as root, needs a reboot)\n"
+            "WARN  GPU0-3: persistence mode is off  [gpu.persistence]\n"
+            "      cause  each first start of a process waits for the GPUs (medium\n"
+            "             confidence)\n"
+            "      fix    Turn it on. (as root)\n"
+            "             $ nvidia-smi -pm 1\n"
+            "\n"
+            "Not determined (-v says why): c2c.link\n"
         )
 
-    def test_many_that_could_not_be_told_are_one_line(self) -> None:
-        advised = dataclasses.replace(UNTOLD, remedy=Remedy(text="Ask the kernel log."))
-        many = diagnosis(*(check(f"a.{i}", UNTOLD) for i in range(6)), check("b.two", advised))
-        assert doctor_text(many).plain.splitlines()[3:] == [
-            "UNKNOWN  b.two  NVML is too old to say",
-            "         fix    Ask the kernel log.",
-            "UNKNOWN  6 checks (-v says why): a.0, a.1, a.2, a.3, a.4, a.5",
-            "7 checks: 0 fail, 0 warn, 7 unknown, 0 pass, 0 skip",
+    def test_a_healthy_node_takes_at_most_four_lines(self) -> None:
+        told = doctor_text(diagnose(replay.load("hgx-h200x4"), EVERYTHING, CHECKS))
+        first, second = told.splitlines()
+        assert re.fullmatch(r"OK: \d+ checks passed, \d+ do not apply", first)
+        assert second == "no EGM: 4 NVIDIA H200 on x86_64, no NVLink-C2C"
+
+    def test_warnings_alone_are_ok_but_said(self) -> None:
+        told = doctor_text(diagnosis(check("a.one", FINE), check("gpu.persistence", PERSISTENCE)), level=Level.SUMMARY)
+        assert told.splitlines()[1:] == [
+            "OK: 1 warning, 1 check passed",
+            "",
+            "WARN  GPU0-3: persistence mode is off  [gpu.persistence]",
         ]
 
-    def test_of_the_skipped_checks_the_common_reasons_are_told(self) -> None:
-        others = (skipped("no NIC"), skipped("no MIG"))
-        several = diagnosis(*(check(f"a.{i}", found) for i, found in enumerate((ABSENT, ABSENT, *others))))
-        line = "SKIP     4 checks (-v says more): not an EGM platform (2); 2 other reasons"
-        assert doctor_text(several).plain.splitlines()[3] == line
-        different = diagnosis(*(check(f"a.{i}", found) for i, found in enumerate(others)))
-        assert doctor_text(different).plain.splitlines()[3] == "SKIP     2 checks (-v says why)"
+    def test_a_machine_of_which_most_is_unknown_is_not_ok(self) -> None:
+        many = diagnosis(check("a.fine", FINE), *(check(f"a.{i}", UNTOLD) for i in range(6)))
+        assert doctor_text(many).splitlines()[1:] == [
+            "NOT DETERMINED: 6 of the 7 checks that apply had nothing to go by; no problem",
+            "  among the others; 1 check passed",
+            "EGM, single-node multi-GPU: 4 NVIDIA GB200 on aarch64",
+            "",
+            "Not determined (-v says why): a.0, a.1, a.2, a.3, a.4, a.5",
+        ]
+        assert many.exit_code == 0
+
+    def test_advice_on_what_is_unknown_is_shown(self) -> None:
+        advised = dataclasses.replace(UNTOLD, remedy=Remedy(text="Ask the kernel log."))
+        told = doctor_text(diagnosis(check("a.one", FINE), check("a.two", FINE), check("b.two", advised)))
+        assert told.endswith("UNKNOWN  NVML is too old to say  [b.two]\n         fix  Ask the kernel log.\n")
+
+    def test_a_root_cause_names_what_it_explains_and_each_problem_is_listed_once(self) -> None:
+        route = failed("no GPU can route EGM", Remedy(text="Give all."), place=on_numa([1]))
+        elsewhere = failed("no link", Remedy(text="Look."), place=on_gpus(GPUS[:1]))
+        found = diagnosis(
+            check("egm.cgroup-route", route), check("dev.cgroup-restricted", DENIED), check("nvlink.links", elsewhere)
+        )
+        told = doctor_text(found)
+        assert "PROBLEMS: 3 failures, 2 root causes" in told
+        assert "explains  FAIL NUMA 1: no GPU can route EGM [egm.cgroup-route]" in told
+        assert told.count("FAIL ") == 3
 
     def test_brief_is_a_line_a_problem(self) -> None:
-        assert doctor_text(SICK, brief=True).plain.splitlines()[1:] == [
-            "FAIL     dev.cgroup-restricted  GPU3: the device cgroup denies /dev/nvidia3",
-            "FAIL     fabric.state  the fabric is broken",
-            "WARN     gpu.persistence  GPU0-3: persistence mode is off",
-            "7 checks: 2 fail, 1 warn, 1 unknown, 1 pass, 2 skip",
+        assert doctor_text(SICK, level=Level.SUMMARY).splitlines()[4:] == [
+            "FAIL  GPU3: the device cgroup denies /dev/nvidia3  [dev.cgroup-restricted]",
+            "FAIL  the fabric is broken  [fabric.state]",
+            "WARN  GPU0-3: persistence mode is off  [gpu.persistence]",
         ]
 
-    def test_verbose_shows_everything_with_its_evidence(self) -> None:
-        lines = doctor_text(SICK, verbose=1).plain.splitlines()
-        assert "         seen   access(/dev/nvidia3): EPERM" in lines
-        assert "PASS     env.fine  as it should be" in lines
-        assert "         note   4 GPUs are there" in lines
-        assert "SKIP     egm.route  not an EGM platform" in lines
+    def test_verbose_shows_every_check_and_the_evidence_of_problems(self) -> None:
+        told = doctor_text(SICK, level=Level.VERBOSE)
+        assert "seen   access(/dev/nvidia3): EPERM" in told
+        lines = [" ".join(line.split()) for line in told.splitlines()]
+        assert "env.fine node as it should be; 4 GPUs are there" in lines
+        assert "egm.route node not an EGM platform" in lines
 
-    def test_no_line_is_wider_than_a_page_but_a_command(self) -> None:
-        long = failed("word " * 60, Remedy(text="do " * 60, command="x" * 100), cause="so " * 60)
-        for line in doctor_text(diagnosis(check("a.one", long)), verbose=1).plain.splitlines():
-            assert len(line) <= 80 or line.strip() == "$ " + "x" * 100
-
-    def test_strings_of_the_machine_cannot_steer_a_terminal(self) -> None:
-        hostile = failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE), cause=HOSTILE, note=HOSTILE)
-        for verbose in (0, 1):
-            text = doctor_text(diagnosis(check("a.one", hostile)), verbose=verbose).plain
-            assert all(line.isprintable() for line in text.split("\n"))
+    @pytest.mark.parametrize("width", [60, 80, 200])
+    def test_no_line_is_wider_than_the_terminal_but_a_command(self, width: int) -> None:
+        long = failed("word " * 60, Remedy(text="do " * 60, command="x" * 300), cause="so " * 60)
+        for line in doctor_text(diagnosis(check("a.one", long)), level=Level.ALL, width=width).splitlines():
+            assert len(line) <= width or line.strip() == "$ " + "x" * 300
 
     def test_it_names_no_host_so_that_the_outputs_of_many_fold_together(self) -> None:
         machine = patched(healthy(), "host", hostname="node-0815")
-        for verbose, brief in ((0, False), (1, False), (0, True)):
-            assert "0815" not in doctor_text(diagnosis(*CHECKS, machine=machine), verbose=verbose, brief=brief).plain
+        for level in Level:
+            assert "0815" not in doctor_text(diagnosis(*CHECKS, machine=machine), level=level)
 
     def test_explain_tells_why_how_and_what_to_do(self) -> None:
-        text = explain_text(check("a.one", guards=[Guard.EGM, Guard.P2P])).plain
-        assert text.startswith("a.one: the title of a.one\nguards egm, p2p\n")
-        assert "\nHow to fix it\n  With care.\n" in text
+        told = text(explain_document(check("a.one", guards=[Guard.EGM, Guard.P2P]))).plain
+        assert told.startswith("a.one: the title of a.one\nguards egm, p2p\n")
+        assert "\nHow to fix it\n  With care.\n" in told
+
+    def test_the_list_of_checks_has_a_line_each(self) -> None:
+        told = text(checks_document([check("a.one"), check("b.two", guards=[Guard.EGM])])).plain
+        assert [line.split() for line in told.splitlines()[1:]] == [
+            ["a.one", "the", "title", "of", "a.one", "all"],
+            ["b.two", "the", "title", "of", "b.two", "egm"],
+        ]
+
+
+@pytest.mark.parametrize("form", DOCTOR)
+def test_strings_of_the_machine_are_data_in_every_format(form: Form) -> None:
+    hostile = failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE), cause=HOSTILE, note=HOSTILE)
+    for verbose in (0, 1, 2):
+        shown = str(render(diagnosis(check("a.one", hostile)), form, verbose=verbose))
+        assert all(line.isprintable() for line in shown.split("\n"))
 
 
 class TestJson:
@@ -128,10 +174,11 @@ class TestJson:
 
 
 class TestNagios:
-    def test_state_and_data_in_the_first_line(self) -> None:
+    def test_the_first_line_names_the_check_and_has_the_data(self) -> None:
         lines = nagios(SICK).splitlines()
         assert lines[0] == (
-            "EGMCTL CRITICAL - 2 fail, 1 warn, 1 unknown, 1 pass, 2 skip | fail=2 warn=1 unknown=1 pass=1 skip=2"
+            "EGMCTL CRITICAL - dev.cgroup-restricted: GPU3: the device cgroup denies /dev/nvidia3 (+2 more)"
+            " | fail=2 warn=1 unknown=1 pass=1 skip=2"
         )
         assert lines[2] == "FAIL fabric.state: the fabric is broken. Start anew."
         assert len(lines) == 4
@@ -148,23 +195,25 @@ class TestNagios:
 
 
 class TestProm:
-    def test_one_sample_a_check_and_place_the_gravest(self) -> None:
-        samples = [line for line in prom(SICK).splitlines() if line.startswith("egmctl_doctor_check{")]
-        assert 'egmctl_doctor_check{check="dev.cgroup-restricted",place="GPU3"} 2' in samples
-        assert 'egmctl_doctor_check{check="gpu.persistence",place="GPU0-3"} 1' in samples
+    def test_one_sample_a_check_the_gravest(self) -> None:
+        samples = [line for line in doctor_prom(SICK).splitlines() if line.startswith("egmctl_doctor_check{")]
+        assert 'egmctl_doctor_check{check="dev.cgroup-restricted"} 2' in samples
+        assert 'egmctl_doctor_check{check="gpu.persistence"} 1' in samples
         assert not any("egm.route" in sample for sample in samples)
-        twice = prom(diagnosis(check("a.one", FINE, REBOOT, FINE)))
-        assert twice.count('check="a.one"') == 1
-        assert 'check="a.one",place=""} 2' in twice
+        twice = doctor_prom(diagnosis(check("a.one", FINE, REBOOT, FINE)))
+        assert twice.count('egmctl_doctor_check{check="a.one"') == 1
+        assert 'egmctl_doctor_check{check="a.one"} 2' in twice
 
-    def test_labels_are_escaped(self) -> None:
-        place = Place(kind=PlaceKind.NIC, ids=("x",), label=HOSTILE)
-        (sample,) = [
-            line
-            for line in prom(diagnosis(check("a.one", dataclasses.replace(FINE, place=place)))).splitlines()
-            if line.startswith("egmctl_doctor_check{")
-        ]
-        assert sample == r'egmctl_doctor_check{check="a.one",place="a\\x1b[31m\"<&>|\\\\n\\u202e"} 0'
+    def test_which_series_there_are_does_not_depend_on_the_state_of_a_gpu(self) -> None:
+        def series(found: Diagnosis) -> dict[str, str]:
+            return dict(line.rsplit(" ", 1) for line in doctor_prom(found).splitlines() if not line.startswith("#"))
+
+        well, sick = (series(diagnosis(check("a.one", *those))) for those in ((FINE,), (FINE, DENIED)))
+        assert well.keys() == sick.keys()
+        label = f'egmctl_doctor_gpu_check{{check="a.one",gpu="GPU3",bus_id="{GPUS[3].bus_id}"}}'
+        assert (well[label], sick[label]) == ("0", "2")
+        other = f'egmctl_doctor_gpu_check{{check="a.one",gpu="GPU2",bus_id="{GPUS[2].bus_id}"}}'
+        assert sick[other] == "0"
 
 
 class TestJunit:
@@ -188,17 +237,17 @@ class TestJunit:
 
 class TestPicture:
     def test_it_shows_the_text_and_fetches_nothing(self) -> None:
-        svg = picture(doctor_text(SICK), "egmctl doctor")
+        svg = str(render(SICK, Form.SVG))
         root = ElementTree.fromstring(svg)  # noqa: S314
         shown = "".join(root.itertext()).replace("\xa0", " ")
-        for line in doctor_text(SICK).plain.splitlines():
+        for line in doctor_text(SICK).splitlines():
             for word in line.split():
                 assert word in shown
         assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
 
     def test_any_string_is_well_formed(self) -> None:
         hostile = failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE))
-        ElementTree.fromstring(picture(doctor_text(diagnosis(check("a.one", hostile))), "x"))  # noqa: S314
+        ElementTree.fromstring(str(render(diagnosis(check("a.one", hostile)), Form.SVG)))  # noqa: S314
 
 
 def _with(finding: Finding, summary: str) -> Finding:
@@ -209,5 +258,5 @@ def test_every_view_of_a_node_without_gpus() -> None:
     machine = dataclasses.replace(shipped("dgx-h100"), gpus=None, pairs=None)
     empty = diagnosis(check("a.one", ABSENT), machine=machine)
     assert empty.counts[Status.SKIP] == 1
-    for view in (doctor_text, doctor_json, nagios, prom, junit):
-        assert view(empty)
+    for form in DOCTOR:
+        assert str(render(empty, form))

@@ -13,7 +13,7 @@ import pytest
 
 from egmctl import __version__
 from egmctl.facts import replay
-from egmctl.report.envelope import dump
+from egmctl.report.exports.json import dump
 from tests.conftest import RunEgmctl
 from tests.golden import compare
 

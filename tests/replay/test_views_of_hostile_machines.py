@@ -15,7 +15,7 @@ from egmctl.data import machines_dir
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.machine import Machine
-from egmctl.report.envelope import dump
+from egmctl.report.exports.json import dump
 from egmctl.report.topo_csv import topo_csv
 from egmctl.report.topo_json import topo_result
 from egmctl.report.topo_missing import missing_text

@@ -15,7 +15,7 @@ from egmctl.facts import replay
 from egmctl.report.bench_html import bench_html
 from egmctl.report.bench_svg import bench_svg
 from egmctl.report.compare_html import compare_html
-from egmctl.report.doctor_html import doctor_html
+from egmctl.report.forms import Form, render
 from egmctl.report.topo_html import topo_html
 from egmctl.report.topo_svg import topo_svg
 from egmctl.topology.topology import topology
@@ -31,7 +31,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "bench.svg": lambda: bench_svg(run(cases=CASES)),
     "topo.html": lambda: topo_html(topology(replay.load("gb200-nvl4"))),
     "topo.svg": lambda: topo_svg(topology(replay.load("gh200x4"))),
-    "doctor.html": lambda: doctor_html(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS)),
+    "doctor.html": lambda: str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
     "compare.html": lambda: compare_html(comparisons.two_runs()),
     "compare-nodes.html": lambda: compare_html(comparisons.nodes()),
     "compare-hostile.html": lambda: compare_html(comparisons.hostile()),

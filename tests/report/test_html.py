@@ -20,7 +20,7 @@ from egmctl.facts import replay
 from egmctl.model.measurement import Status
 from egmctl.report.bench_html import bench_html
 from egmctl.report.compare_html import compare_html
-from egmctl.report.doctor_html import doctor_html
+from egmctl.report.forms import Form, render
 from egmctl.report.grid import Cell, Grid, Line, Shade
 from egmctl.report.grid_html import grid_html
 from egmctl.report.page import style
@@ -40,7 +40,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "hostile": lambda: bench_html(hostile_run()),
     "topo": lambda: topo_html(topology(replay.load("dgx-h100"))),
     "topo of direct links": lambda: topo_html(topology(replay.load("gh200x4"))),
-    "doctor": lambda: doctor_html(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS)),
+    "doctor": lambda: str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
     "compare of two runs": lambda: compare_html(comparisons.two_runs()),
     "compare of nodes": lambda: compare_html(comparisons.nodes()),
     "compare of findings": lambda: compare_html(comparisons.findings()),
@@ -252,7 +252,10 @@ def test_nothing_to_compare_is_no_pass() -> None:
         (lambda: bench_html(run("gb200-nvl4", gpus=2)), "Modelled from public documents"),
         (lambda: topo_html(topology(replay.load("dgx-h100"))), "Modelled from public documents"),
         (lambda: topo_html(topology(replay.load("hgx-h200x4"))), "Recorded at 2026-"),
-        (lambda: doctor_html(diagnose(replay.load("gh200"), Scope(), CHECKS)), "Modelled from public documents"),
+        (
+            lambda: str(render(diagnose(replay.load("gh200"), Scope(), CHECKS), Form.HTML)),
+            "MODEL of gh200, built from public documentation, not captured from hardware",
+        ),
     ],
 )
 def test_what_is_not_live_says_so_before_anything_else(made: object, banner: str) -> None:

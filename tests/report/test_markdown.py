@@ -15,7 +15,7 @@ from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.report.bench_markdown import bench_markdown
-from egmctl.report.doctor_markdown import doctor_markdown
+from egmctl.report.forms import Form, render
 from egmctl.report.markdown import block, code, escaped, table
 from egmctl.report.topo_markdown import topo_markdown
 from egmctl.topology.topology import topology
@@ -76,7 +76,7 @@ def test_what_github_would_find_in_plain_words_is_taken_apart(text: str, written
         bench_markdown(hostile_run()),
         bench_markdown(judged(run("dgx-h100"))),
         topo_markdown(topology(replay.load("dgx-h100"))),
-        doctor_markdown(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS)),
+        str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.MARKDOWN)),
     ],
     ids=["hostile", "bench", "topo", "doctor"],
 )

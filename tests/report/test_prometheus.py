@@ -15,7 +15,7 @@ from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.model.measurement import Status
 from egmctl.report.bench_prom import bench_prom
-from egmctl.report.doctor_monitoring import prom
+from egmctl.report.exports.prometheus import doctor_prom
 from egmctl.units import printable
 from tests.report.runs import HOSTILE, hostile_run, judged, run
 
@@ -33,7 +33,7 @@ def metrics(text: str) -> dict[str, Metric]:
 )
 def text(request: pytest.FixtureRequest) -> str:
     if request.param == "doctor":
-        return prom(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS))
+        return doctor_prom(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS))
     return bench_prom(hostile_run() if request.param == "hostile" else judged(run("dgx-h100")))
 
 

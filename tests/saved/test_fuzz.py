@@ -20,7 +20,7 @@ from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.codec import to_json
 from egmctl.model.command import Command
-from egmctl.report.doctor_json import doctor_json
+from egmctl.report.exports.json import doctor_json
 from egmctl.report.forms import Form, render
 from egmctl.saved import Saved
 from tests.mutation import mutated

@@ -14,7 +14,7 @@ from egmctl import saved
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
-from egmctl.errors import NothingToDo, UsageError
+from egmctl.errors import ERROR_SCHEMA, NothingToDo, UsageError
 from egmctl.facts import record, replay
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
@@ -22,8 +22,7 @@ from egmctl.model.command import Command
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.measurement import RunReport
 from egmctl.report.bench_text import bench_text
-from egmctl.report.doctor_json import doctor_json
-from egmctl.report.envelope import ERROR_SCHEMA, dump, envelope
+from egmctl.report.exports.json import doctor_json, dump, envelope
 from egmctl.report.forms import Form, render
 from egmctl.report.topo_json import TopoResult
 from tests.conftest import RunEgmctl

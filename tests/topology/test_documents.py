@@ -13,7 +13,7 @@ import jsonschema
 from hypothesis import HealthCheck, given, settings
 
 from egmctl.model.machine import Machine, OriginKind
-from egmctl.report.envelope import dump, envelope
+from egmctl.report.exports.json import dump, envelope
 from egmctl.report.topo_csv import COLUMNS, topo_csv
 from egmctl.report.topo_json import TOPO_SCHEMA, topo_result
 from egmctl.topology.missing import missing

@@ -1,18 +1,23 @@
-"""The one JSON shape that every command answers in, success or failure: see ``docs/json.md``."""
+"""Results as JSON: the one envelope that every command answers in, success or failure (``docs/json.md``)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from egmctl import __version__
-from egmctl.errors import EgmctlError
+from egmctl.errors import EgmctlError, ExitCode, NothingToDo
+from egmctl.facts.redact import redact
 from egmctl.model.codec import to_json
+from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
 from egmctl.model.machine import Machine
 
-ERROR_SCHEMA = "egmctl.error/1"
-"""Schema of the envelope of a command that ended before it had a result."""
+if TYPE_CHECKING:
+    from egmctl.doctor.check import Check
+
+CHECKS_SCHEMA = "egmctl.checks/1"
 
 
 def envelope(
@@ -64,3 +69,28 @@ def dump(document: dict[str, Any]) -> str:
         For NaN or infinity, which JSON has no number for.
     """
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def doctor_json(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as a JSON document."""
+    result = replace(diagnosis, machines=(redact(diagnosis.machine),))
+    errors = [] if diagnosis.nothing is None else [NothingToDo(diagnosis.nothing)]
+    code = diagnosis.exit_code
+    return dump(envelope(DOCTOR_SCHEMA, code, to_json(result), machine=diagnosis.machine, errors=errors))
+
+
+def checks_json(checks: Iterable[Check]) -> str:
+    """Return the list of checks as a JSON document."""
+    rows = [
+        {
+            "id": check.id,
+            "title": check.title,
+            "guards": list(check.guards),
+            "sections": list(check.sections),
+            "why": check.why,
+            "read": check.read,
+            "fix": check.fix,
+        }
+        for check in checks
+    ]
+    return dump(envelope(CHECKS_SCHEMA, ExitCode.OK, to_json({"checks": rows}), machine=None))

@@ -1,0 +1,290 @@
+"""What a command says, once: typed blocks without markup, which each renderer of :mod:`egmctl.report.render` can show.
+
+A view makes a :class:`Document` out of a result; it never knows whether that becomes text, a page or a ticket. Strings
+in it may come from a machine: they are data, and each renderer makes them harmless in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from egmctl.compat import StrEnum
+from egmctl.report.scene import Scene
+
+
+class Level(IntEnum):
+    """How much of it a reader wants: a block is shown from its level on."""
+
+    SUMMARY = 0
+    """The answer: what ``--brief`` leaves, and what goes to the terminal beside ``-o``."""
+    NORMAL = 1
+    VERBOSE = 2
+    """With ``-v``. A page shows it too, a ticket folds it."""
+    ALL = 3
+    """With ``-vv``; a page folds it, a ticket leaves it out."""
+    PAGE = 4
+    """Only on a page, which has room for what another command shows."""
+
+
+class Tone(StrEnum):
+    """What a word means, for its colour; the word itself always says it too."""
+
+    PLAIN = ""
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+    DIM = "dim"
+    STRONG = "strong"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Words with a tone of their own, or words that are code."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+    code: bool = False
+
+
+Words = str | Span | tuple[str | Span, ...]
+"""A line of text: plain, or in parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer: a word, why, and what to do next. Always shown first."""
+
+    word: str
+    """``OK``, ``PASS``, ``FAIL``, ``PROBLEMS``, ``NOT DETERMINED``, ``INCOMPLETE``, ``NO REFERENCE``."""
+    tone: Tone
+    sentence: Words
+    """One sentence with the figures."""
+    advice: Words = ""
+    """What to do; empty where there is nothing to do."""
+    level: Level = Level.SUMMARY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paragraph:
+    """Sentences."""
+
+    words: Words
+    tone: Tone = Tone.PLAIN
+    level: Level = Level.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bullets:
+    """A list of sentences."""
+
+    items: tuple[Words, ...]
+    level: Level = Level.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyValues:
+    """Names and values, one a line."""
+
+    rows: tuple[tuple[str, Words], ...]
+    level: Level = Level.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What may be pasted into a shell as it is: never broken."""
+
+    text: str
+    level: Level = Level.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that was found: a word for how it stands, a title, and what belongs to it."""
+
+    word: str
+    tone: Tone
+    title: Words
+    id: str = ""
+    """The check that found it."""
+    body: tuple[Block, ...] = ()
+    level: Level = Level.NORMAL
+
+
+class Align(StrEnum):
+    """Where the cells of a column stand; numbers on the right."""
+
+    LEFT = "<"
+    RIGHT = ">"
+    CENTRE = "^"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a :class:`Table`."""
+
+    name: str
+    align: Align = Align.LEFT
+    wrap: bool = False
+    """Its cells are sentences, which may be broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of one kind; the first cell of each names it."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Words, ...], ...]
+    caption: str = ""
+    notes: tuple[str, ...] = ()
+    """A sentence each, below it."""
+    level: Level = Level.NORMAL
+
+
+class Better(StrEnum):
+    """Which numbers of a matrix are the good ones, where it may be shaded as a heat map."""
+
+    HIGH = "high"
+    """Bandwidths."""
+    LOW = "low"
+    """Latencies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A cell of a :class:`Matrix`."""
+
+    text: str = "-"
+    tone: Tone = Tone.PLAIN
+    mark: str = ""
+    """A sign that says the tone without colour: ``!`` failed, ``~`` unstable, ``<`` an outlier."""
+    value: float | None = None
+    """The number, where it may be set against others of the matrix."""
+    kind: str = ""
+    """Numbers are set against those of the same kind: the same links."""
+
+
+EMPTY = Cell()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A column of a :class:`Matrix`: what stands above it, line by line, and its cells from top to bottom."""
+
+    header: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    align: Align = Align.RIGHT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Cells by row and column."""
+
+    caption: str
+    """With the direction and the unit."""
+    names: str = ""
+    """The cases."""
+    notes: tuple[str, ...] = ()
+    """A sentence each, above it."""
+    rows: tuple[str, ...]
+    groups: tuple[tuple[Series, ...], ...]
+    """Columns; those of a group stay together."""
+    after: tuple[str, ...] = ()
+    """Lines below it."""
+    better: Better | None = None
+    """``None`` where the cells are no numbers of one kind."""
+    level: Level = Level.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One point of a curve, with the span of what it is the median of."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Curves. What it shows stands in a table beside it, which text shows in its place."""
+
+    caption: str
+    x: str
+    """With its unit."""
+    y: str
+    curves: tuple[tuple[str, tuple[Point, ...]], ...]
+    """By name."""
+    sizes: bool = False
+    """``x`` are bytes, drawn by their logarithm."""
+    level: Level = Level.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagram:
+    """A picture; text leaves it out, so what it shows stands elsewhere too."""
+
+    scene: Scene
+    level: Level = Level.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """What a page folds away under a line; text shows it with ``-v``."""
+
+    title: str
+    body: tuple[Block, ...]
+    level: Level = Level.VERBOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Blocks under a heading."""
+
+    title: str
+    body: tuple[Block, ...]
+    level: Level = Level.NORMAL
+
+
+Block = (
+    Verdict | Paragraph | Bullets | KeyValues | Command | Entry | Table | Matrix | Chart | Diagram | Details | Section
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """All that a command has to say."""
+
+    command: str
+    """``egmctl doctor``."""
+    subject: str
+    """What it is about: ``this node``, ``4 x NVIDIA H200``."""
+    subtitle: str = ""
+    """When and how it was made."""
+    banners: tuple[str, ...] = ()
+    """What everybody has to know first: that a machine was modelled, or is fake."""
+    body: tuple[Block, ...]
+
+
+def plain(words: Words) -> str:
+    """Return a line of text without its tones."""
+    return "".join(part.text for part in parts(words))
+
+
+def parts(words: Words) -> tuple[Span, ...]:
+    """Return a line of text in its parts."""
+    those = words if isinstance(words, tuple) else (words,)
+    return tuple(Span(part) if isinstance(part, str) else part for part in those)
+
+
+def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
+    """Yield the blocks that are shown at a level."""
+    return (block for block in blocks if block.level <= level)
+
+
+def columns(matrix: Matrix) -> Sequence[Series]:
+    """Return the columns of all groups of a matrix."""
+    return [series for group in matrix.groups for series in group]

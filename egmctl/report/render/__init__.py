@@ -1,0 +1,1 @@
+"""Renders any document: one file a format. No renderer knows what a document is about."""

@@ -1,0 +1,208 @@
+"""A document as one self-contained page that runs nothing and fetches nothing.
+
+A page has room: it shows what text shows with ``-v``, and folds only what text shows with ``-vv``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from xml.etree.ElementTree import Element
+
+from egmctl.compat import assert_never
+from egmctl.report import page
+from egmctl.report.document import (
+    Align,
+    Block,
+    Bullets,
+    Chart,
+    Command,
+    Details,
+    Diagram,
+    Document,
+    Entry,
+    KeyValues,
+    Level,
+    Matrix,
+    Paragraph,
+    Section,
+    Span,
+    Table,
+    Tone,
+    Verdict,
+    Words,
+    parts,
+)
+from egmctl.report.markup import Child, element
+from egmctl.report.render import figures
+from egmctl.report.render.matrix import legend_html, matrix_html
+
+_LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail"}
+_SIGNS = {
+    "pass": ("M12 2.5a9.5 9.5 0 1 0 0 19a9.5 9.5 0 1 0 0 -19", "M7.5 12.5l3 3l6 -6.5"),
+    "warn": ("M12 3L22 20.5H2Z", "M12 9.5v5", "M12 17.6v.01"),
+    "fail": ("M8 2.5h8l5.5 5.5v8l-5.5 5.5h-8l-5.5 -5.5v-8Z", "M8.5 8.5l7 7", "M15.5 8.5l-7 7"),
+    "plain": ("M12 2.5a9.5 9.5 0 1 0 0 19a9.5 9.5 0 1 0 0 -19", "M8 12h8"),
+}
+"""Circle and tick, triangle, octagon and cross, circle and bar: told apart without colour."""
+_WIDE_TABLE = 8
+"""Columns from which a table can be scrolled by keyboard."""
+
+
+def html(document: Document) -> str:
+    """Return the whole page."""
+    return page.page(
+        document.command, document.subject, document.subtitle, document.banners, list(_sections(document.body))
+    )
+
+
+def _sections(blocks: Sequence[Block]) -> Iterator[page.Section]:
+    """Yield the sections of the page; what stands before the first one is a section too."""
+    first = [block for block in blocks if not isinstance(block, Section)]
+    names: dict[str, int] = {}
+    if first:
+        title = "Verdict" if isinstance(first[0], Verdict) else "Overview"
+        yield page.Section(_id(title, names), title, tuple(_blocks(first)))
+    for block in blocks:
+        if isinstance(block, Section):
+            yield page.Section(_id(block.title, names), block.title, tuple(_blocks(block.body)))
+
+
+def _id(title: str, names: dict[str, int]) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
+    names[name] = names.get(name, 0) + 1
+    return name if names[name] == 1 else f"{name}-{names[name]}"
+
+
+def _blocks(blocks: Sequence[Block]) -> Iterator[Child]:
+    """Yield elements; matrices that follow each other stand beside each other, with one key to their shades."""
+    matrices: list[Matrix | Chart] = []
+    for block in blocks:
+        if isinstance(block, (Matrix, Chart)):
+            matrices.append(block)
+            continue
+        yield from _figures(matrices)
+        matrices = []
+        if block.level is Level.ALL and not isinstance(block, Details):
+            yield _details("more", [block])
+        else:
+            yield _block(block)
+    yield from _figures(matrices)
+
+
+def _figures(blocks: Sequence[Matrix | Chart]) -> Iterator[Child]:
+    if blocks:
+        drawn = [matrix_html(one) if isinstance(one, Matrix) else _chart(one) for one in blocks]
+        broad = any(isinstance(one, Matrix) and figures.is_broad(one) for one in blocks)
+        yield element("div", drawn, class_="grids broad" if broad else "grids")
+        better = dict.fromkeys(one.better for one in blocks if isinstance(one, Matrix) and one.better is not None)
+        yield from map(legend_html, better)
+
+
+def _chart(chart: Chart) -> Element:
+    return element("figure", element("div", figures.chart(chart), class_="scroll drawn"), class_="plotted")
+
+
+def _block(block: Block) -> Child:
+    match block:
+        case Verdict():
+            return _verdict(block)
+        case Paragraph():
+            return element("p", _words(block.words), class_="dim" if block.tone is Tone.DIM else _class(block.tone))
+        case Bullets():
+            return element("ul", (element("li", _words(item)) for item in block.items), class_="sentences")
+        case KeyValues():
+            return page.facts([(name, _words(value)) for name, value in block.rows])
+        case Command():
+            return element("pre", element("code", block.text))
+        case Entry():
+            return _entry(block)
+        case Table():
+            return _table(block)
+        case Matrix():
+            return matrix_html(block)
+        case Chart():
+            return _chart(block)
+        case Diagram():
+            return element("div", figures.diagram(block.scene), class_="scroll drawing")
+        case Details():
+            return _details(block.title, block.body)
+        case Section():
+            return [element("h3", block.title), list(_blocks(block.body))]
+        case _:
+            assert_never(block)
+
+
+def _details(title: str, body: Sequence[Block]) -> Element:
+    return element("details", element("summary", title), list(_blocks(body)))
+
+
+def _verdict(block: Verdict) -> Element:
+    look = _LOOKS.get(block.tone, "plain")
+    sign = element("svg", (element("path", d=path) for path in _SIGNS[look]), viewBox="0 0 24 24", aria_hidden="true")
+    said = [element("p", block.word, class_="word"), element("p", _words(block.sentence), class_="why")]
+    if block.advice:
+        said.append(element("p", element("strong", "Next: "), _words(block.advice), class_="why"))
+    return element("div", sign, element("div", said), class_=f"verdict {look}")
+
+
+def _entry(block: Entry) -> Element:
+    label = element("span", block.word.lower(), class_=f"word-{_LOOKS.get(block.tone, 'plain')}")
+    check = element("code", block.id) if block.id else None
+    body: list[Child] = []
+    for one in block.body:
+        if isinstance(one, KeyValues):
+            body += [
+                element("p", element("span", name, class_="label"), element("span", _words(value)))
+                for name, value in one.rows
+            ]
+        else:
+            body.append(_block(one))
+    return element("article", element("h3", label, element("span", _words(block.title)), check), body, class_="finding")
+
+
+def _table(block: Table) -> Element:
+    looks = ["number" if column.align is Align.RIGHT else None for column in block.columns]
+    heads = (
+        element("th", column.name, scope="col", class_=look) for column, look in zip(block.columns, looks, strict=True)
+    )
+    named = any(column.name for column in block.columns)
+    wide = len(block.columns) >= _WIDE_TABLE
+    table = element(
+        "table",
+        element("caption", element("strong", block.caption)) if block.caption else None,
+        element("thead", element("tr", heads)) if named else None,
+        element("tbody", (_row(row, looks) for row in block.rows)),
+        class_="rows",
+    )
+    return element(
+        "div",
+        table,
+        [element("p", note, class_="after") for note in block.notes],
+        class_="scroll",
+        tabindex="0" if wide else None,
+        role="region" if wide else None,
+        aria_label=(block.caption or "table") if wide else None,
+    )
+
+
+def _row(row: Sequence[Words], looks: Sequence[str | None]) -> Element:
+    first, *others = row
+    cells = (element("td", _words(cell), class_=look) for cell, look in zip(others, looks[1:], strict=True))
+    return element("tr", element("th", _words(first), scope="row"), cells)
+
+
+def _words(words: Words) -> list[Child]:
+    return [_span(part) for part in parts(words)]
+
+
+def _span(span: Span) -> Child:
+    if span.code:
+        return element("code", span.text)
+    look = _class(span.tone)
+    return element("span", span.text, class_=look) if look else span.text
+
+
+def _class(tone: Tone) -> str | None:
+    classes = {Tone.GOOD: "word-pass", Tone.WARN: "word-warn", Tone.BAD: "word-fail", Tone.UNKNOWN: "word-plain"}
+    return {**classes, Tone.DIM: "dim", Tone.STRONG: "strong"}.get(tone)

@@ -1,0 +1,170 @@
+"""A document as Markdown for a ticket: the answer and what it rests on are open, the rest is folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from egmctl.compat import assert_never
+from egmctl.report.document import (
+    Align,
+    Block,
+    Bullets,
+    Chart,
+    Command,
+    Details,
+    Diagram,
+    Document,
+    Entry,
+    KeyValues,
+    Level,
+    Matrix,
+    Paragraph,
+    Section,
+    Span,
+    Table,
+    Tone,
+    Verdict,
+    Words,
+    columns,
+    parts,
+    plain,
+    shown,
+)
+from egmctl.report.markdown import block as code_block
+from egmctl.report.markdown import code, details, escaped, warning
+
+LIMIT = 60_000
+"""Characters; GitHub takes 65536 in one comment."""
+
+
+def markdown(document: Document) -> str:
+    """Return the text: without the folded parts that would make it longer than :data:`LIMIT`, which it then says."""
+    body = list(shown(document.body, Level.VERBOSE))
+    verdict = next((block.word for block in body if isinstance(block, Verdict)), "")
+    title = f"## {escaped(document.command)}: {escaped(verdict or document.subject)}\n"
+    about = ", ".join(filter(None, (document.subject if verdict else "", document.subtitle)))
+    text = "\n".join(filter(None, (title, warning(list(document.banners)))))
+    told = False
+    left_out = []
+    for block in body:
+        if about and not told and not isinstance(block, Verdict):
+            text += f"\n{escaped(about)}\n"
+            told = True
+        part = _folded(block)
+        if len(text) + len(part) > LIMIT:
+            left_out.append(_name(block))
+        elif part:
+            text += f"\n{part}"
+    if about and not told:
+        text += f"\n{escaped(about)}\n"
+    if left_out:
+        text += f"\nToo long for a ticket, left out: {escaped('; '.join(left_out))}. The page and JSON have it.\n"
+    return text
+
+
+def _folded(block: Block) -> str:
+    if block.level < Level.VERBOSE:
+        return _block(block, 3)
+    if isinstance(block, (Section, Details)):
+        return details(block.title, _blocks(block.body, 4))
+    return details(_name(block), _block(block, 4))
+
+
+def _name(block: Block) -> str:
+    match block:
+        case Section() | Details():
+            return block.title
+        case Table() | Matrix() | Chart():
+            return block.caption or "table"
+        case Entry():
+            return plain(block.title)
+        case _:
+            return "more"
+
+
+def _blocks(blocks: Sequence[Block], depth: int) -> str:
+    return "\n".join(filter(None, (_block(one, depth) for one in shown(blocks, Level.VERBOSE))))
+
+
+def _block(block: Block, depth: int) -> str:
+    match block:
+        case Verdict():
+            advice = f"\n**Next:** {_words(block.advice)}\n" if block.advice else ""
+            return f"**{escaped(block.word)}**: {_words(block.sentence)}\n{advice}"
+        case Paragraph():
+            return f"{_words(block.words)}\n"
+        case Bullets():
+            return "".join(f"- {_words(item)}\n" for item in block.items)
+        case KeyValues():
+            return "".join(f"- {escaped(name)}: {_words(value)}\n" for name, value in block.rows)
+        case Command():
+            return code_block(block.text, "sh")
+        case Entry():
+            check = f" {code(block.id)}" if block.id else ""
+            head = f"{'#' * depth} {escaped(block.word)} {_words(block.title)}{check}\n"
+            return "\n".join(filter(None, (head, *(_folded(one) for one in shown(block.body, Level.VERBOSE)))))
+        case Table():
+            return "\n".join(_table(block))
+        case Matrix():
+            return _matrix(block)
+        case Section():
+            return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(block.body, depth + 1)}"
+        case Details():
+            return details(block.title, _blocks(block.body, depth + 1))
+        case Chart() | Diagram():
+            return ""
+        case _:
+            assert_never(block)
+
+
+def _table(block: Table) -> Iterator[str]:
+    if block.caption:
+        yield f"**{escaped(block.caption)}**\n"
+    head = [escaped(column.name) or " " for column in block.columns]
+    marks = ["---:" if column.align is Align.RIGHT else "---" for column in block.columns]
+    rows = [[_cell(cell) for cell in row] for row in block.rows]
+    yield "".join(f"| {' | '.join(row)} |\n" for row in (head, marks, *rows))
+    if block.notes:
+        yield "".join(f"{escaped(note)}\n" for note in block.notes)
+
+
+def _matrix(block: Matrix) -> str:
+    series = columns(block)
+    head = [" ", *(escaped(" ".join(filter(None, one.header))) or " " for one in series)]
+    marks = ["---", *("---:" if one.align is Align.RIGHT else "---" for one in series)]
+    rows = [
+        [
+            f"**{escaped(name)}**" if name else " ",
+            *(
+                _marked(f"{one.cells[place].text.strip()}{one.cells[place].mark}", one.cells[place].tone)
+                for one in series
+            ),
+        ]
+        for place, name in enumerate(block.rows)
+    ]
+    told = f"**{escaped(block.caption)}**" + (f" {code(block.names)}" if block.names else "")
+    notes = "".join(f"<br>{escaped(note)}" for note in (*block.notes, *block.after))
+    return f"{told}{notes}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in (head, marks, *rows))
+
+
+def _cell(words: Words) -> str:
+    # Alone in a cell a dash is no list.
+    return plain(words) if plain(words) == "-" else _words(words)
+
+
+def _words(words: Words) -> str:
+    text = ""
+    for span in parts(words):
+        part = _span(span)
+        # Without something between them two spans of code, or two bold ones, would be one.
+        text += f"<!-- -->{part}" if text.endswith(("`", "**")) and part.startswith(("`", "**")) else part
+    return text
+
+
+def _span(span: Span) -> str:
+    return code(span.text) if span.code else _marked(span.text, span.tone)
+
+
+def _marked(text: str, tone: Tone) -> str:
+    shown_text = text if text == "-" else escaped(text)
+    return f"**{shown_text}**" if tone in (Tone.BAD, Tone.WARN, Tone.STRONG) and text.strip() else shown_text

@@ -1,0 +1,310 @@
+"""A document as text, for a terminal or a log: as wide as it is given, and complete without colour.
+
+Nothing is cut: what has no place beside another is broken or goes below it; only a single word, cell or command can
+make a line longer.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rich.text import Text
+
+from egmctl.compat import assert_never
+from egmctl.report.document import (
+    Align,
+    Block,
+    Bullets,
+    Chart,
+    Column,
+    Command,
+    Details,
+    Diagram,
+    Document,
+    Entry,
+    KeyValues,
+    Level,
+    Matrix,
+    Paragraph,
+    Section,
+    Series,
+    Span,
+    Table,
+    Tone,
+    Verdict,
+    Words,
+    parts,
+    plain,
+    shown,
+)
+from egmctl.units import printable
+
+WIDTH = 80
+"""Characters of a line where no terminal says another width: what is piped or recorded is always the same."""
+NARROWEST, WIDEST = 60, 200
+"""A terminal that is narrower gets lines of this width; nobody reads longer ones."""
+
+STYLES = {
+    Tone.PLAIN: "",
+    Tone.GOOD: "green",
+    Tone.WARN: "yellow",
+    Tone.BAD: "bold red",
+    Tone.UNKNOWN: "magenta",
+    Tone.DIM: "dim",
+    Tone.STRONG: "bold",
+}
+_VERDICTS = {Tone.GOOD: "bold green", Tone.WARN: "bold yellow", Tone.BAD: "bold red", Tone.UNKNOWN: "bold magenta"}
+_HEADING = "bold"
+_LEAST_WRAPPED = 20
+"""Characters that a column of sentences keeps."""
+
+
+def text(document: Document, *, width: int = WIDTH, level: Level = Level.NORMAL) -> Text:
+    """Return the whole text.
+
+    Parameters
+    ----------
+    width
+        Characters of a line.
+    level
+        The blocks up to this one are shown.
+    """
+    page = _Page(width=min(max(width, NARROWEST), WIDEST), level=level)
+    for banner in document.banners:
+        page.words(banner, style=STYLES[Tone.WARN], further=2)
+    body = list(shown(document.body, level))
+    first = [block for block in body if isinstance(block, Verdict)]
+    page.blocks(first)
+    if document.subtitle and level >= Level.NORMAL:
+        page.words(document.subtitle, style=STYLES[Tone.DIM], further=2)
+    rest = [block for block in body if not isinstance(block, Verdict)]
+    if rest:
+        page.gap()
+    page.blocks(rest)
+    return _trimmed(page.text)
+
+
+class _Page:
+    """The text so far, and how wide it may be."""
+
+    def __init__(self, *, width: int, level: Level) -> None:
+        self.text = Text()
+        self._width, self._level = width, level
+        self._names = 0
+        """Characters of the longest name of values in the present entry."""
+
+    def blocks(self, blocks: Sequence[Block], indent: int = 0, *, close: bool = False) -> None:
+        """Write blocks below each other, an empty line between those of different kinds.
+
+        Parameters
+        ----------
+        close
+            Without empty lines: what belongs to an entry.
+        """
+        names = [name for one in shown(blocks, self._level) if isinstance(one, KeyValues) for name, _ in one.rows]
+        if close:
+            self._names = max(map(len, names), default=0)
+        for place, (kind, run) in enumerate(groupby(shown(blocks, self._level), key=type)):
+            those = list(run)
+            if place and not close:
+                self.gap()
+            label = max((len(one.word) for one in those if isinstance(one, Entry)), default=0)
+            for number, block in enumerate(those):
+                if number and kind in (Section, Details, Matrix, Table):
+                    self.gap()
+                self._block(block, indent, label)
+
+    def words(
+        self, words: Words, indent: int = 0, *, style: str = "", head: Text | None = None, further: int = 0
+    ) -> None:
+        """Write a line of text, broken at the width; ``head`` stands before it, further lines ``further`` deeper."""
+        line = Text(" " * indent) if head is None else head
+        offset = len(line) + (further if head is None else 0)
+        for piece in _broken(line.append_text(_line(words, style)), self._width, offset):
+            self.text.append_text(piece).append("\n")
+
+    def gap(self) -> None:
+        """Write an empty line, unless nothing or an empty line is before it."""
+        if self.text and not self.text.plain.endswith("\n\n"):
+            self.text.append("\n")
+
+    def _block(self, block: Block, indent: int, label: int) -> None:
+        match block:
+            case Verdict():
+                self._verdict(block, indent)
+            case Paragraph():
+                self.words(block.words, indent, style=STYLES[block.tone])
+            case Bullets():
+                for item in block.items:
+                    self.words(item, indent + 2, further=2)
+            case KeyValues():
+                self._key_values(block, indent)
+            case Command():
+                place = indent + self._names + 2 if self._names else indent
+                self.text.append(f"{' ' * place}$ {printable(block.text)}\n", _HEADING)
+            case Entry():
+                self._entry(block, indent, label)
+            case Table():
+                self._table(block, indent)
+            case Matrix():
+                self._matrix(block)
+            case Section() | Details():
+                self.words(block.title, indent, style=_HEADING)
+                self.blocks(block.body, indent)
+            case Chart() | Diagram():
+                # The numbers stand in a table beside it.
+                return
+            case _:
+                assert_never(block)
+
+    def _verdict(self, block: Verdict, indent: int) -> None:
+        word = Text(" " * indent).append(block.word, _VERDICTS.get(block.tone, _HEADING)).append(": ")
+        for piece in _broken(word.append_text(_line(block.sentence)), self._width, indent + 2):
+            self.text.append_text(piece).append("\n")
+        if block.advice:
+            self.words(block.advice, head=Text(" " * indent).append("Next: ", _HEADING))
+
+    def _key_values(self, block: KeyValues, indent: int) -> None:
+        width = max((self._names, *(len(name) for name, _ in block.rows)))
+        for name, value in block.rows:
+            self.words(value, head=Text(" " * indent).append(f"{printable(name).ljust(width)}  ", STYLES[Tone.DIM]))
+
+    def _entry(self, block: Entry, indent: int, label: int) -> None:
+        head = Text(" " * indent).append(block.word.ljust(label), STYLES[block.tone]).append("  ")
+        check = (Span(f"  [{block.id}]", Tone.DIM),) if block.id else ()
+        self.words((*parts(block.title), *check), head=head)
+        self.blocks(block.body, indent + label + 2, close=True)
+        self._names = 0
+
+    def _table(self, block: Table, indent: int) -> None:
+        if block.caption:
+            self.words(block.caption, indent, style=_HEADING)
+        for line in table_lines(block.columns, block.rows, self._width - indent):
+            self.text.append(" " * indent).append_text(line).append("\n")
+        for note in block.notes:
+            self.words(note, indent, style=STYLES[Tone.DIM], further=2)
+
+    def _matrix(self, block: Matrix) -> None:
+        self.words(block.caption, style=_HEADING)
+        if block.names:
+            self.text.append(f"{printable(block.names)}\n", STYLES[Tone.DIM])
+        for note in block.notes:
+            self.words(note, style=STYLES[Tone.DIM], further=2)
+        for line in _matrix_lines(block, self._width):
+            self.text.append_text(line).append("\n")
+        for after in block.after:
+            self.words(after)
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Words]], width: int) -> Iterator[Text]:
+    """Yield the lines of a table: its columns as wide as their cells, those of sentences as wide as is left."""
+    names = [printable(column.name) for column in columns]
+    texts = [[printable(plain(cell)) for cell in row] for row in rows]
+    widths = [max([len(name), *(len(row[place]) for row in texts)]) for place, name in enumerate(names)]
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
+    wrapped = [place for place, column in enumerate(columns) if column.wrap]
+    excess = sum(widths) + gap * (len(widths) - 1) - width
+    for place in sorted(wrapped, key=lambda place: -widths[place]):
+        least = max(_LEAST_WRAPPED, len(names[place]))
+        taken = min(max(excess, 0), max(widths[place] - least, 0))
+        widths[place] -= taken
+        excess -= taken
+    if any(names):
+        heads = [f"{name:{column.align}{size}}" for name, column, size in zip(names, columns, widths, strict=True)]
+        yield Text((" " * gap).join(heads), STYLES[Tone.DIM])
+    for row in rows:
+        cells = [
+            list(_broken(_line(cell), widths[place], 0)) or [Text()] if place in wrapped else [_line(cell)]
+            for place, cell in enumerate(row)
+        ]
+        for number in range(max(map(len, cells), default=0)):
+            line = Text()
+            for place, pieces in enumerate(cells):
+                piece = pieces[number] if number < len(pieces) else Text()
+                line.append(" " * gap if place else "")
+                line.append_text(_aligned(piece, widths[place], columns[place].align))
+            yield line
+
+
+def _matrix_lines(matrix: Matrix, width: int) -> Iterator[Text]:
+    """Yield the lines of a matrix, in as many blocks of columns as the width asks for."""
+    names = [printable(name) for name in matrix.rows]
+    label = max(map(len, names), default=0)
+    wide = {id(series): _width_of(series) for group in matrix.groups for series in group}
+
+    def blocks(gap: int) -> list[list[Series]]:
+        found: list[list[Series]] = [[]]
+        used = label
+        for group in matrix.groups:
+            size = sum(gap + wide[id(series)] for series in group)
+            if found[-1] and used + size > width:
+                found.append([])
+                used = label
+            found[-1].extend(group)
+            used += size
+        return found
+
+    gap = next((gap for gap in (2, 1) if len(blocks(gap)) == 1), 2)
+    for number, block in enumerate(blocks(gap)):
+        if number:
+            yield Text()
+        height = max((len(series.header) for series in block), default=0)
+        for row in range(-height, len(names)):
+            line = Text((names[row] if row >= 0 else "").ljust(label))
+            for series in block:
+                line.append(" " * gap)
+                if row >= 0:
+                    cell = series.cells[row]
+                    piece = Text(f"{printable(cell.text)}{cell.mark}", STYLES[cell.tone])
+                else:
+                    head = series.header[row] if -row <= len(series.header) else ""
+                    piece = Text(printable(head), STYLES[Tone.DIM])
+                line.append_text(_aligned(piece, wide[id(series)], series.align))
+            yield line
+
+
+def _width_of(series: Series) -> int:
+    cells = (len(printable(cell.text)) + len(cell.mark) for cell in series.cells)
+    return max((*map(len, series.header), *cells), default=0)
+
+
+def _line(words: Words, style: str = "") -> Text:
+    line = Text()
+    for part in parts(words):
+        line.append(printable(part.text), STYLES[part.tone] or style)
+    return line
+
+
+def _aligned(piece: Text, width: int, align: Align) -> Text:
+    spaces = max(width - len(piece), 0)
+    left = {Align.LEFT: 0, Align.RIGHT: spaces, Align.CENTRE: spaces // 2}[align]
+    return Text(" " * left).append_text(piece).append(" " * (spaces - left))
+
+
+def _broken(line: Text, width: int, indent: int) -> Iterator[Text]:
+    """Yield a line in pieces of a width, with its styles; words that are longer stay whole."""
+    words = line.plain
+    lead = len(words) - len(words.lstrip(" "))
+    pieces = textwrap.wrap(
+        words[lead:],
+        width,
+        initial_indent=words[:lead],
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    place = 0
+    for number, piece in enumerate(pieces):
+        content = piece.strip(" ")
+        found = words.index(content, place)
+        yield Text(" " * (lead if number == 0 else indent)).append_text(line[found : found + len(content)])
+        place = found + len(content)
+
+
+def _trimmed(text: Text) -> Text:
+    lines = text.split("\n", allow_blank=True)
+    for line in lines:
+        line.rstrip()
+    return Text("\n").join(lines)

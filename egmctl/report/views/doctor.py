@@ -1,0 +1,241 @@
+"""What ``egmctl doctor`` says: the answer, the root causes with what to do, then, for who wants it, every check.
+
+Without host names and times: nodes in the same state print the same bytes, so that the outputs of many fold together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from egmctl.doctor.check import Check
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Confidence, Finding, Guard, Remedy, Status
+from egmctl.report.document import (
+    Block,
+    Bullets,
+    Column,
+    Command,
+    Document,
+    Entry,
+    KeyValues,
+    Level,
+    Paragraph,
+    Section,
+    Span,
+    Table,
+    Tone,
+    Verdict,
+    Words,
+)
+from egmctl.report.views.machine import banners, machine_section, subject
+from egmctl.verdict.causes import Cause, causes
+
+TONES = {
+    Status.FAIL: Tone.BAD,
+    Status.WARN: Tone.WARN,
+    Status.UNKNOWN: Tone.UNKNOWN,
+    Status.PASS: Tone.GOOD,
+    Status.SKIP: Tone.DIM,
+}
+_TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
+_NAMED = 12
+"""Checks that could not be determined and are named without -v."""
+
+
+def doctor_document(diagnosis: Diagnosis) -> Document:
+    """Return what there is to say of a diagnosis."""
+    machine = diagnosis.machine
+    return Document(
+        command="egmctl doctor",
+        subject=subject(machine),
+        subtitle=diagnosis.platform,
+        banners=banners(machine.origin),
+        body=tuple(_body(diagnosis)),
+    )
+
+
+def verdict(diagnosis: Diagnosis) -> Verdict:
+    """Return the answer: ``OK`` and ``PROBLEMS`` go with the exit codes 0 and 1.
+
+    ``NOT DETERMINED`` is what neither failed nor could be judged by as many checks as could not be: a machine of which
+    most is unknown is not healthy.
+    """
+    roots = causes(diagnosis.findings)
+    number = diagnosis.counts
+    rest = _counted(number, Status.PASS, Status.UNKNOWN, Status.SKIP)
+    failures, warnings = (
+        sum(finding.status is status for finding in diagnosis.findings) for status in (Status.FAIL, Status.WARN)
+    )
+    found = " and ".join(filter(None, (_several(failures, "failure"), _several(warnings, "warning"))))
+    if found and len(roots) < failures + warnings:
+        found += f", {_several(len(roots), 'root cause')}"
+    if diagnosis.failed:
+        return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (found, rest))))
+    if diagnosis.nothing is not None:
+        return Verdict(
+            word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=f"{diagnosis.nothing.removesuffix('.')}; {rest}"
+        )
+    if number[Status.UNKNOWN] >= number[Status.PASS]:
+        applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
+        told = f"{number[Status.UNKNOWN]} of the {applied} checks that apply had nothing to go by"
+        good = f"{found}; " if found else "no problem among the others; "
+        return Verdict(
+            word="NOT DETERMINED",
+            tone=Tone.UNKNOWN,
+            sentence=f"{told}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
+        )
+    return Verdict(word="OK", tone=Tone.WARN if found else Tone.GOOD, sentence=", ".join(filter(None, (found, rest))))
+
+
+def _counted(number: Mapping[str, int], *statuses: Status) -> str:
+    words = {
+        Status.PASS: ("check passed", "checks passed"),
+        Status.UNKNOWN: ("not determined", "not determined"),
+        Status.SKIP: ("does not apply", "do not apply"),
+    }
+    told = [(number[status], words[status]) for status in statuses]
+    return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in told if count)
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}" if number else ""
+
+
+def _body(diagnosis: Diagnosis) -> Iterator[Block]:
+    yield verdict(diagnosis)
+    process = diagnosis.machine.process
+    if process is not None and process.pid:
+        yield Paragraph(words=f"Process {process.pid}; NVML and CUDA were asked from outside of it.", tone=Tone.DIM)
+    found = causes(diagnosis.findings)
+    for cause in found:
+        yield _problem(cause)
+    yield from _notes(diagnosis, found)
+    for status, title in _TITLES.items():
+        findings = [finding for finding in diagnosis.findings if finding.status is status]
+        if findings:
+            yield Section(title=title, body=(_table(findings),), level=Level.VERBOSE)
+    if seen := [finding for finding in diagnosis.findings if finding.evidence and _is_fine(finding)]:
+        yield Section(title="What was read", body=(_evidence(seen),), level=Level.ALL)
+    yield machine_section(diagnosis.machine)
+
+
+def _is_fine(finding: Finding) -> bool:
+    return finding.status not in (Status.FAIL, Status.WARN)
+
+
+def _problem(cause: Cause) -> Entry:
+    finding = cause.finding
+    return Entry(
+        word=finding.status.upper(),
+        tone=TONES[finding.status],
+        title=_title(finding),
+        id=finding.check,
+        body=tuple(_about(cause)),
+        level=Level.SUMMARY,
+    )
+
+
+def _title(finding: Finding) -> str:
+    return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
+
+
+def _about(cause: Cause) -> Iterator[Block]:
+    finding = cause.finding
+    rows: list[tuple[str, Words]] = []
+    if finding.cause:
+        sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
+        rows.append(("cause", finding.cause + sure))
+    if finding.remedy is not None:
+        rows.append(("fix", _remedy(finding.remedy)))
+    if rows:
+        yield KeyValues(rows=tuple(rows))
+    if finding.remedy is not None and finding.remedy.command is not None:
+        yield Command(text=finding.remedy.command)
+    if cause.explains:
+        yield KeyValues(rows=tuple(("explains", _explained(one)) for one in cause.explains))
+    if finding.note:
+        yield KeyValues(rows=(("note", finding.note),))
+    seen = tuple(("seen", _seen(finding, place)) for place in range(len(finding.evidence)))
+    if seen:
+        yield KeyValues(rows=seen, level=Level.VERBOSE)
+
+
+def _explained(finding: Finding) -> Words:
+    word = Span(finding.status.upper(), TONES[finding.status])
+    return word, f" {_title(finding)} ", Span(f"[{finding.check}]", Tone.DIM)
+
+
+def _remedy(remedy: Remedy) -> str:
+    needs = [word for word, true in (("as root", remedy.needs_root), ("needs a reboot", remedy.needs_reboot)) if true]
+    return remedy.text + (f" ({', '.join(needs)})" if needs else "")
+
+
+def _seen(finding: Finding, place: int) -> Words:
+    seen = finding.evidence[place]
+    errno = f" ({seen.errno})" if seen.errno and seen.errno not in seen.value else ""
+    return Span(seen.source, code=True), f": {seen.value}{errno}"
+
+
+def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
+    """Yield what is worth knowing: advice on what could not be determined, and which checks could not be."""
+    explained = {id(one) for cause in found for one in cause.explains}
+    unknown = [one for one in diagnosis.findings if one.status is Status.UNKNOWN and id(one) not in explained]
+    for finding in unknown:
+        if finding.remedy is not None:
+            rows: tuple[tuple[str, Words], ...] = (("fix", _remedy(finding.remedy)),)
+            command = () if finding.remedy.command is None else (Command(text=finding.remedy.command),)
+            yield Entry(
+                word="UNKNOWN",
+                tone=Tone.UNKNOWN,
+                title=_title(finding),
+                id=finding.check,
+                body=(KeyValues(rows=rows), *command),
+            )
+    rest = list(dict.fromkeys(one.check for one in unknown if one.remedy is None))
+    if rest:
+        more = f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
+        yield Paragraph(words=f"Not determined (-v says why): {', '.join(rest[:_NAMED])}{more}", tone=Tone.DIM)
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    return Table(
+        columns=(Column(name="check"), Column(name="where", wrap=True), Column(name="what", wrap=True)),
+        rows=tuple((Span(one.check, code=True), one.place.label or "node", _noted(one)) for one in findings),
+    )
+
+
+def _noted(finding: Finding) -> str:
+    return f"{finding.summary}; {finding.note}" if finding.note else finding.summary
+
+
+def _evidence(findings: Sequence[Finding]) -> KeyValues:
+    rows: list[tuple[str, Words]] = []
+    for finding in findings:
+        rows += [(finding.check, _seen(finding, place)) for place in range(len(finding.evidence))]
+    return KeyValues(rows=tuple(rows))
+
+
+def checks_document(checks: Iterable[Check]) -> Document:
+    """Return the list of checks: id, the condition, and what it guards."""
+    rows = tuple((check.id, check.title, _guards(check)) for check in checks)
+    columns = (Column(name="check"), Column(name="condition", wrap=True), Column(name="guards"))
+    return Document(command="egmctl doctor", subject="checks", body=(Table(columns=columns, rows=rows),))
+
+
+def explain_document(check: Check) -> Document:
+    """Return what there is to know of a check."""
+    parts = (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix))
+    return Document(
+        command="egmctl doctor",
+        subject=check.id,
+        body=(
+            Paragraph(words=(Span(check.id, Tone.STRONG), f": {check.title}")),
+            Paragraph(words=f"guards {', '.join(check.guards)}", tone=Tone.DIM),
+            *(Section(title=title, body=(Bullets(items=(body,)),)) for title, body in parts),
+        ),
+    )
+
+
+def _guards(check: Check) -> str:
+    guards = [guard for guard in Guard if guard in check.guards]
+    return "all" if guards == list(Guard) else ",".join(guards)

@@ -1,0 +1,86 @@
+"""The facts of a machine that a reader of its numbers needs, and where they came from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from egmctl.facts.redact import redact
+from egmctl.model.machine import Machine, Origin, OriginKind
+from egmctl.report.document import Block, Column, KeyValues, Level, Section, Table
+from egmctl.report.topo_detail import numa_lines
+from egmctl.units import format_size
+
+
+def banners(origin: Origin) -> tuple[str, ...]:
+    """Say that a machine was put together from documents; of a recorded one the command says so on standard error."""
+    if origin.kind is OriginKind.MODELLED:
+        return (f"MODEL of {origin.name}, built from public documentation, not captured from hardware",)
+    return ()
+
+
+def subject(machine: Machine) -> str:
+    """Return what a page calls the machine: a live one has no name, so that the pages of many are alike."""
+    origin = machine.origin
+    if origin.kind is OriginKind.RECORDED:
+        when = f", recorded {origin.recorded_at}" if origin.recorded_at else ", recorded"
+        return f"{origin.name}{when}"
+    return origin.name or "this node"
+
+
+def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
+    """Return the facts, with pseudonyms for what is private: pages are handed on."""
+    machine = redact(machine)
+    body: list[Block] = [KeyValues(rows=tuple((name, value) for name, value in _facts(machine) if value))]
+    if machine.gpus:
+        body.append(_gpus(machine))
+    return Section(title="Machine", body=tuple(body), level=level)
+
+
+def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
+    names = Counter(gpu.name or "unnamed" for gpu in machine.gpus or ())
+    yield "GPUs", ", ".join(f"{number} x {name}" for name, number in names.items())
+    driver, host = machine.driver, machine.host
+    if driver is not None:
+        flavour = f" ({driver.module_flavour})" if driver.module_flavour else ""
+        yield "Driver", f"{driver.driver_version or driver.module_version or 'not read'}{flavour}"
+        if driver.cuda_driver_version:
+            version = driver.cuda_driver_version
+            yield "CUDA of the driver", f"{version // 1000}.{version % 1000 // 10}"
+    if host is not None:
+        cpus = f"{host.cpu_count} x " if host.cpu_count else ""
+        yield "CPUs", f"{cpus}{host.cpu_model or 'model not read'}, {host.architecture or 'architecture not read'}"
+        yield "Memory", format_size(host.memory_total_bytes) if host.memory_total_bytes else ""
+        yield "Kernel", host.kernel or ""
+        yield "Page size", format_size(host.page_size_bytes) if host.page_size_bytes else ""
+    yield from numa_lines(machine)
+    nics = Counter(
+        " and ".join(sorted({f"{p.rate_gbit_s:g} Gbit/s" for p in n.ports if p.rate_gbit_s}))
+        for n in machine.nics or ()
+    )
+    yield "NICs", ", ".join(f"{number} x {rate}" if rate else f"{number}" for rate, number in nics.items())
+    if machine.switches:
+        yield "NVSwitches", str(len(machine.switches))
+
+
+def _gpus(machine: Machine) -> Table:
+    rows = []
+    for gpu in machine.gpus or ():
+        nvml, link = gpu.nvml, (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
+        memory = (nvml and nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
+        speed, width = (link.max_speed_gt_s, link.width or link.max_width) if link else (None, None)
+        modes = [] if nvml is None else [("ECC", nvml.ecc_mode), ("MIG", nvml.mig_mode)]
+        rows.append(
+            (
+                f"GPU{gpu.index}",
+                gpu.name or "unnamed",
+                gpu.bus_id,
+                format_size(memory) if memory else "-",
+                f"{speed:g} GT/s x{width}" if speed and width else "-",
+                (nvml and nvml.vbios) or "-",
+                f"{nvml.sm_clock_max_mhz} MHz" if nvml and nvml.sm_clock_max_mhz else "-",
+                ", ".join(f"{name} {'on' if on else 'off'}" for name, on in modes if on is not None) or "-",
+            )
+        )
+    heads = ("", "name", "bus id", "memory", "PCIe", "VBIOS", "max. SM clock", "modes")
+    return Table(columns=tuple(Column(name=name) for name in heads), rows=tuple(rows), caption="GPUs")
