@@ -47,7 +47,7 @@ class Case:
     footprint: Footprint | None = None
     """For a latency; a bandwidth's buffers have the size of the run."""
     processes: bool = False
-    """Measured by several processes, one a GPU (``bench/ranks``); without it by the one worker."""
+    """Measured by several processes, one a GPU (``bench/processes``); without it by the one worker."""
     handle: HandleKind | None = None
     """How the process that issues the work opens the memory at the flow's other end, which is another process'."""
     in_process: str | None = None

@@ -46,7 +46,7 @@ def of_latency(
     wrong: str | None = None,
     remark: str | None = None,
     *,
-    thrown_away: int = 0,
+    discarded: int = 0,
     **more: Any,
 ) -> Measurement:
     """Return the measurement that samples of a latency make.
@@ -57,15 +57,15 @@ def of_latency(
         What was read that should not be there, as a sentence.
     remark
         The reason of one that is plainly ``ok``.
-    thrown_away
+    discarded
         How many samples are missing because one side had waited in vain for the other.
     more
         Further fields of it.
     """
     if not samples:
         return finish(task, Status.FAILED, reason="one side waited in vain for the other in every sample")
-    if thrown_away:
-        remark = f"{thrown_away} samples were thrown away: one side had waited in vain for the other"
+    if discarded:
+        remark = f"{discarded} samples were thrown away: one side had waited in vain for the other"
     latency = summarize([sample.latency_ns or 0 for sample in samples])
     status, reason = judged(latency, wrong, remark)
     return finish(task, status, reason=reason, samples=tuple(samples), latency_ns=latency, **more)
@@ -122,7 +122,7 @@ def describe(mismatch: Mismatch, task: Task) -> str:
     )
 
 
-def went_astray(sample: int, offset: int | None) -> str | None:
+def chain_error(sample: int, offset: int | None) -> str | None:
     """Say in one sentence that a walk ended where its chain does not lead; ``None`` if it did not."""
     if offset is None:
         return None

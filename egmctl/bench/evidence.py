@@ -1,4 +1,4 @@
-"""What the GPUs show while they are measured: the worker's witness.
+"""What the GPUs show while they are measured: what watches them.
 
 The counters are read before and after the samples of a step, and a thread looks at clocks and temperature meanwhile:
 every 20 ms, which changes no number (``docs/measurement.md``). NVML answers one question after the other and takes most
@@ -30,7 +30,7 @@ _STRAY_AT_MOST = 0.5
 """The part of the expected bytes that another wire may show."""
 
 
-class Witness:
+class LinkCounters:
     """Watches GPUs in steps.
 
     Parameters

@@ -12,12 +12,12 @@ from egmctl import __version__
 from egmctl.bench.budget import free_bytes
 from egmctl.bench.buffers import peaks
 from egmctl.bench.case import Case
-from egmctl.bench.crew import Crew, start_group
 from egmctl.bench.fabric_plan import Party, make_fabric_plan
-from egmctl.bench.job import Leader, follow
 from egmctl.bench.party import Seat, agree, assign, hosts, nearest_node, ranks_of, seat, whole
 from egmctl.bench.paths import cuda_visible, gpu_waiver
 from egmctl.bench.plan import Plan
+from egmctl.bench.processes.mpi import Coordinator, serve_rank
+from egmctl.bench.processes.pool import WorkerPool, start_group
 from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.facts.redact import redact
@@ -104,15 +104,15 @@ def measure_job(
         child.close()
         raise
     if party is None:
-        follow(world, child)
+        serve_rank(world, child)
         return None
     ranks = party.ranks
-    leader = Leader(world, child, lambda number: f"{ranks[number].label} on {ranks[number].host}")
+    coordinator = Coordinator(world, child, lambda number: f"{ranks[number].label} on {ranks[number].host}")
     try:
         plan = plan_for(party, asked)
-        report = _supervised(plan, party, on_progress, lambda _count: leader.start())
+        report = _supervised(plan, party, on_progress, lambda _count: coordinator.start())
     except EgmctlError:
-        leader.finish()
+        coordinator.finish()
         child.close()
         raise
     if report.interrupted:
@@ -120,10 +120,10 @@ def measure_job(
         world.broken = True
         missing = world.roll_call(INTERRUPTED_S)
         if missing:
-            lost = str(leader.failed(missing))
+            lost = str(coordinator.failed(missing))
             report = replace(report, interrupted=False, problems=(*report.problems, lost))
     else:
-        leader.finish()
+        coordinator.finish()
     return report
 
 
@@ -190,7 +190,7 @@ def _put_together(seats: Sequence[Seat], gpus: Sequence[str], parts: Sequence[di
     return Party(ranks_of(seats, gpus, machines), machines, channels)
 
 
-def _supervised(plan: Plan, party: Party, on_progress: Progress, start: Callable[[int], Crew]) -> RunReport:
+def _supervised(plan: Plan, party: Party, on_progress: Progress, start: Callable[[int], WorkerPool]) -> RunReport:
     machines = tuple(party.machines.values())
     report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start)
     return replace(report, machines=tuple(map(redact, machines)))

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from egmctl.bench.buffers import Lifetimes
-from egmctl.bench.crew import WORKER, Crew, Worker, start_group, start_worker
 from egmctl.bench.estimate import steps_seconds
 from egmctl.bench.flows import HOST_MEMORY
-from egmctl.bench.group import GroupFailed
 from egmctl.bench.in_process import set_beside
 from egmctl.bench.plan import Plan, shortened
-from egmctl.bench.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
+from egmctl.bench.processes.group import WORKER, GroupFailed
+from egmctl.bench.processes.pool import SingleWorker, WorkerPool, start_group, start_worker
+from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
 from egmctl.bench.registry import CASES
 from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
@@ -55,7 +55,7 @@ def supervise(
     on_progress: Progress,
     worker: Child | None = None,
     target: str = WORKER,
-    start_ranks: Callable[[int], Crew] = start_group,
+    start_ranks: Callable[[int], WorkerPool] = start_group,
 ) -> RunReport:
     """Measure every step of a plan.
 
@@ -80,12 +80,12 @@ def supervise(
     run = _Run(plan, machine, on_progress)
     interrupted = False
 
-    def start(by_ranks: bool) -> Crew:
+    def start(by_ranks: bool) -> WorkerPool:
         nonlocal worker
         if by_ranks:
             return start_ranks(len(plan.ranks))
         first, worker = worker, None
-        return Worker(first or start_worker(target))
+        return SingleWorker(first or start_worker(target))
 
     try:
         while run.goes_on:
@@ -143,7 +143,7 @@ class _Run:
         self.pending = deque(s for s in self.pending if self._failures[self._by_ranks(s)] < WORKER_LIMIT)
         return bool(self.pending)
 
-    def work(self, start: Callable[[bool], Crew]) -> None:
+    def work(self, start: Callable[[bool], WorkerPool]) -> None:
         """Have a worker, or a group of ranks, measure the steps that are pending for it, until it is through or fails.
 
         Parameters
@@ -154,15 +154,15 @@ class _Run:
         by_ranks = self._by_ranks(self.pending[0])
         under_way: Step | None = None
         try:
-            with start(by_ranks) as crew:
-                self._prepare(crew, by_ranks)
+            with start(by_ranks) as pool:
+                self._prepare(pool, by_ranks)
                 while self.goes_on and self._by_ranks(self.pending[0]) is by_ranks:
                     under_way = self.pending.popleft()
-                    if not self._measure(crew, under_way):
+                    if not self._measure(pool, under_way):
                         self._failures[by_ranks] += 1
                         return
                     under_way = None
-                crew.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
+                pool.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
         except ChildFailed as error:
             self._failures[by_ranks] += 1
             self._blame(error, under_way, by_ranks)
@@ -178,14 +178,14 @@ class _Run:
     def _by_ranks(self, step: Step) -> bool:
         return bool(self._tasks[step.tasks[0]].ranks)
 
-    def _prepare(self, crew: Crew, by_ranks: bool) -> None:
+    def _prepare(self, pool: WorkerPool, by_ranks: bool) -> None:
         settings = self._plan.settings
         if by_ranks:
             ranks = self._plan.ranks
             preparation = Preparation(settings=settings, gpus=tuple(rank.bus_id for rank in ranks), ranks=ranks)
         else:
             preparation = Preparation(settings=settings, gpus=self._taking_part(), host_access=self._host_access())
-        for message in crew.ask({"do": Request.PREPARE, "preparation": to_json(preparation)}, settings.timeout_s):
+        for message in pool.ask({"do": Request.PREPARE, "preparation": to_json(preparation)}, settings.timeout_s):
             if message["note"] and message["note"] not in self.notes:
                 self.notes.append(message["note"])
 
@@ -213,8 +213,8 @@ class _Run:
         steps = [step for step in self.pending if not self._by_ranks(step)]
         return [flow for step in steps for task in self._of(step) for flow in task.flows]
 
-    def _measure(self, crew: Crew, step: Step) -> bool:
-        """Have a step measured; return whether the crew can go on."""
+    def _measure(self, pool: WorkerPool, step: Step) -> bool:
+        """Have a step measured; return whether the pool can go on."""
         ordered = OrderedStep(
             tasks=tuple(
                 OrderedTask(number=number, task=shortened(self._tasks[number]) if step.proof else self._tasks[number])
@@ -227,7 +227,7 @@ class _Run:
         self._on_progress(self._part_over(step), self._tasks[step.tasks[0]])
         # Many samples of large buffers may take longer than it takes to be sure that something hangs.
         timeout_s = max(self._plan.settings.timeout_s, 4 * self._seconds.get(step, 0))
-        over = crew.ask(
+        over = pool.ask(
             {"do": Request.MEASURE, "step": to_json(ordered)},
             timeout_s,
             lambda message: self._keep(step, message["task"], from_json(Measurement, message["measurement"])),
@@ -294,7 +294,7 @@ class _Run:
             self.pending.appendleft(single)
 
     def _blame(self, error: ChildFailed, under_way: Step | None, by_ranks: bool) -> None:
-        """Give the step under way, or all that are pending for it where there is none, what became of the crew."""
+        """Give the step under way, or all that are pending for it where there is none, what became of the pool."""
         status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
         if under_way is not None:
             again = self._soak is not None and not under_way.proof

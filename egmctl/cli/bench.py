@@ -119,7 +119,7 @@ def bench(
     from dataclasses import replace
 
     from egmctl.bench.budget import check_memory, smaller_size
-    from egmctl.bench.crew import start_worker
+    from egmctl.bench.processes.pool import start_worker
     from egmctl.bench.suites import select_cases
     from egmctl.facts.cgroup import memory_left
     from egmctl.facts.redact import redact_run

@@ -104,7 +104,7 @@ class FabricRun:
                 report = measure_here(seen, chosen, self._asked(), on_progress)
             yield report
             return
-        from egmctl.bench.group import start_rank
+        from egmctl.bench.processes.group import start_rank
 
         def facts() -> tuple[Machine, Sequence[Gpu]]:
             # Only rank 0 writes: what keeps it from that has to reach the others, who would wait for it.

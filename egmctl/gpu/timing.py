@@ -143,12 +143,12 @@ class Stream:
 def time_together(gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> tuple[Timing, ...]:
     """Queue work on several streams behind one gate, let all of it run at once, and return how long it took.
 
-    Parameters, result: see :class:`Held`.
+    Parameters, result: see :class:`GatedWork`.
     """
-    return Held(gate, groups).run()
+    return GatedWork(gate, groups).run()
 
 
-class Held:
+class GatedWork:
     """Work on several streams that waits behind a gate.
 
     The gate holds the very first stream. Every other one waits for that one's start, the first stream of a group

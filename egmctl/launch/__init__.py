@@ -5,7 +5,7 @@ taking the command, its results or the terminal with it::
 
     result = launch.run("egmctl.facts.nvml:read", {"gpus": [0]}, timeout_s=30)
 
-    with launch.spawn("egmctl.bench.worker:serve", {}) as worker:
+    with launch.spawn("egmctl.bench.processes.worker:run", {}) as worker:
         worker.channel.send({"case": "..."})
         message, fds = worker.receive(timeout_s=60)
 """

@@ -7,9 +7,8 @@ import signal
 import time
 from typing import Any
 
-from egmctl.bench.exchange import Abandoned
-from egmctl.bench.protocol import Event, Request
-from egmctl.bench.ranks.parent import ParentExchange
+from egmctl.bench.processes.exchange import Abandoned, ParentExchange
+from egmctl.bench.processes.protocol import Event, Request
 from egmctl.driver import breadcrumb
 from egmctl.launch import Channel
 

@@ -20,13 +20,13 @@ WRONG = "sample 0: the walk ended at offset 128, where its chain does not lead"
 STEADY, VARYING = (600.0, 601.0), (600.0, 900.0)
 
 
-def concluded(values: tuple[float, ...], wrong: str | None = None, thrown_away: int = 0) -> Measurement:
+def concluded(values: tuple[float, ...], wrong: str | None = None, discarded: int = 0) -> Measurement:
     samples = [Sample(latency_ns=value, elapsed_ms=1, wall_ms=1) for value in values]
-    return of_latency(TASK, samples, wrong, "a remark", thrown_away=thrown_away)
+    return of_latency(TASK, samples, wrong, "a remark", discarded=discarded)
 
 
 @pytest.mark.parametrize(
-    ("values", "wrong", "thrown_away", "status", "reason"),
+    ("values", "wrong", "discarded", "status", "reason"),
     [
         (STEADY, None, 0, Status.OK, "a remark"),
         (STEADY, None, 3, Status.OK, "3 samples were thrown away: one side had waited in vain for the other"),
@@ -35,14 +35,14 @@ def concluded(values: tuple[float, ...], wrong: str | None = None, thrown_away: 
     ],
 )
 def test_the_gravest_is_the_reason(
-    values: tuple[float, ...], wrong: str | None, thrown_away: int, status: Status, reason: str
+    values: tuple[float, ...], wrong: str | None, discarded: int, status: Status, reason: str
 ) -> None:
-    measurement = concluded(values, wrong, thrown_away)
+    measurement = concluded(values, wrong, discarded)
     assert (measurement.status, measurement.reason) == (status, reason)
     assert [sample.latency_ns for sample in measurement.samples] == [*values]
 
 
 def test_a_task_whose_samples_were_all_thrown_away_has_failed() -> None:
-    measurement = concluded((), thrown_away=5)
+    measurement = concluded((), discarded=5)
     assert (measurement.status, measurement.latency_ns) == (Status.FAILED, None)
     assert measurement.reason == "one side waited in vain for the other in every sample"

@@ -29,7 +29,7 @@ class Memory:
 
 
 class StubRig:
-    """A rig whose one buffer is memory of this process."""
+    """A worker whose one buffer is memory of this process."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -87,8 +87,8 @@ def test_every_word_is_written_and_summed(threads: CpuThreads) -> None:
 class TestMeasurement:
     @pytest.mark.parametrize(("source", "destination"), [(NODE, CPUS), (CPUS, NODE)], ids=["read", "write"])
     def test_a_sample_is_so_many_passes_over_the_memory(self, source: Endpoint, destination: Endpoint) -> None:
-        rig: Any = StubRig(Memory())
-        found = cpu.measure(rig, task(source, destination), SETTINGS)
+        worker: Any = StubRig(Memory())
+        found = cpu.measure(worker, task(source, destination), SETTINGS)
         assert (found.status, found.verification) == (Status.OK, Verification.CHECKSUM_EVERY_SAMPLE)
         assert len(found.samples) == 3
         for sample in found.samples:
@@ -104,8 +104,8 @@ class TestMeasurement:
             return elapsed_ms
 
         monkeypatch.setattr(CpuThreads, "write", damaging)
-        rig: Any = StubRig(memory)
-        found = cpu.measure(rig, task(CPUS, NODE), SETTINGS)
+        worker: Any = StubRig(memory)
+        found = cpu.measure(worker, task(CPUS, NODE), SETTINGS)
         assert found.status is Status.CORRUPT
         assert found.mismatch is not None
         assert (found.mismatch.sample, found.mismatch.words, found.mismatch.first_offset_bytes) == (0, 1, 8 * 77)
@@ -113,16 +113,16 @@ class TestMeasurement:
 
     def test_a_node_whose_cpus_are_not_allowed_is_waived(self) -> None:
         elsewhere = Endpoint(memory=MemoryKind.REGISTERS, label="CPU1", numa_node=1)
-        rig: Any = StubRig(Memory())
-        found = cpu.measure(rig, task(NODE, elsewhere), SETTINGS)
+        worker: Any = StubRig(Memory())
+        found = cpu.measure(worker, task(NODE, elsewhere), SETTINGS)
         assert found.status is Status.WAIVED
         assert found.reason == "this process may run on none of the CPUs of NUMA node 1"
 
     def test_the_threads_are_bound_to_the_nodes_cpus_and_the_caller_stays_free(self) -> None:
         before = os.sched_getaffinity(0)
         assert set(cpus_of(0)) <= before
-        rig: Any = StubRig(Memory())
-        cpu.measure(rig, task(NODE, CPUS), SETTINGS)
+        worker: Any = StubRig(Memory())
+        cpu.measure(worker, task(NODE, CPUS), SETTINGS)
         assert os.sched_getaffinity(0) == before
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import Watch, Witness, route
+from egmctl.bench.evidence import LinkCounters, Watch, route
 from egmctl.bench.wires import wire_of
 from egmctl.gpu.counters import State, Traffic
 from egmctl.gpu.telemetry import Telemetry
@@ -157,8 +157,8 @@ class StubTelemetry(Telemetry):
         return (os.getpid(), 4711)
 
 
-def test_a_witness_keeps_clocks_errors_and_other_processes_of_the_gpus_it_knows() -> None:
-    with Witness(StubTelemetry({"nvlink-replays": 2})).watch([task(P2P)]) as watch:
+def test_the_link_counters_keep_clocks_errors_and_other_processes_of_the_gpus_it_knows() -> None:
+    with LinkCounters(StubTelemetry({"nvlink-replays": 2})).watch([task(P2P)]) as watch:
         pass
     known, unknown = watch.seen([A, B])
     assert (known.sm_clock_mhz, known.memory_clock_mhz, known.temperature_c) == (1980, 3201, 40)
@@ -172,7 +172,7 @@ def test_a_witness_keeps_clocks_errors_and_other_processes_of_the_gpus_it_knows(
 def test_without_nvml_the_reason_is_told() -> None:
     telemetry: Any = StubTelemetry({})
     telemetry.why_not = "nvmlInit: 12 (NVML Shared Library Not Found)"
-    with Witness(telemetry).watch([]) as watch:
+    with LinkCounters(telemetry).watch([]) as watch:
         pass
     assert watch.unread == "nvmlInit: 12 (NVML Shared Library Not Found)"
 

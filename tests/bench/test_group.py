@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench import group as group_module
-from egmctl.bench.group import Group, GroupFailed, Word, start_rank
-from egmctl.bench.protocol import Request
+from egmctl.bench.processes import group as group_module
+from egmctl.bench.processes.group import Group, GroupFailed, RankMessage, start_rank
+from egmctl.bench.processes.protocol import Request
 from tests.launch.start import is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,11 +42,11 @@ def step(calls: int, **fault: Any) -> dict[str, Any]:
 def test_every_rank_hears_what_each_has_given_with_its_files(group: Group) -> None:
     events: list[dict[str, Any]] = []
     said = group.ask(step(3), 30, events.append)
-    gathered, barrier, again = said[0]["said"]
+    gathered, barrier, again = said[0]["kind"]
     assert gathered == [[{"from": rank, "number": 0}, f"file of {rank}"] for rank in range(SIZE)]
     assert barrier is None
     assert again == [[{"from": rank, "number": 2}, f"file of {rank}"] for rank in range(SIZE)]
-    assert said[2]["said"][0] == [{"from": rank, "number": 0} for rank in range(SIZE)]
+    assert said[2]["kind"][0] == [{"from": rank, "number": 0} for rank in range(SIZE)]
     assert sorted(event["by"] for event in events) == [0, 1, 2]
 
 
@@ -100,11 +100,11 @@ def test_a_death_explains_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     class HangsToo:
         """A rank 0 of another command, which waited in vain for the dead one."""
 
-        def all_gather(self, words: Sequence[Word]) -> list[Word]:
+        def all_gather(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
             hung = {"rank": 0, "how": "timed-out", "reason": "gave no sign", "last_call": None}
-            failed = any(word.said is group_module.Said.FAILED for word in words)
-            mine = Word(rank=0, said=group_module.Said.FAILED, data=hung) if failed else words[0]
-            return [mine, *words[1:]]
+            failed = any(message.kind is group_module.Kind.FAILED for message in messages)
+            mine = RankMessage(rank=0, kind=group_module.Kind.FAILED, data=hung) if failed else messages[0]
+            return [mine, *messages[1:]]
 
     members = {number: start_rank(number, SIZE, "tests.bench.ranks:run") for number in range(SIZE)}
     with Group(members, HangsToo()) as group, pytest.raises(GroupFailed) as failed:

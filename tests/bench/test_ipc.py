@@ -16,10 +16,10 @@ from typing import NamedTuple
 import pytest
 
 from egmctl.bench.case import Case, Footprint
-from egmctl.bench.crew import Crew, start_group
-from egmctl.bench.group import RANK, Group, start_rank
 from egmctl.bench.plan import make_plan
-from egmctl.bench.protocol import ENVIRONMENT
+from egmctl.bench.processes.group import WORKER, Group, start_rank
+from egmctl.bench.processes.pool import WorkerPool, start_group
+from egmctl.bench.processes.protocol import ENVIRONMENT
 from egmctl.bench.registry import CASES
 from egmctl.bench.supervisor import supervise
 from egmctl.errors import ExitCode
@@ -66,7 +66,7 @@ def run(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
         samples: int = 2,
         timeout_s: float = 30,
         hosts: Sequence[str | None] = (None,) * 4,
-        start: Callable[[int], Crew] = start_group,
+        start: Callable[[int], WorkerPool] = start_group,
     ) -> Run:
         node = fake_node(machine or with_imex_channel(nvl4()))
         for name, value in node.environment(faults).items():
@@ -151,7 +151,7 @@ def test_clocks_of_other_nodes_are_not_waited_for(run: RunIpc) -> None:
         """Start ranks of two nodes, of which the second was booted an hour before the first."""
         ahead = {"before": "tests.bench.clocks:put_ahead", "before_arguments": {"seconds": 3600}}
         there = {
-            rank: spawn(RANK, {"rank": rank, "size": size}, environment=ENVIRONMENT, **ahead)  # type: ignore[arg-type]
+            rank: spawn(WORKER, {"rank": rank, "size": size}, environment=ENVIRONMENT, **ahead)  # type: ignore[arg-type]
             for rank in (2, 3)
         }
         return Group({rank: start_rank(rank, size) for rank in (0, 1)} | there)

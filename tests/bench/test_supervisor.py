@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.bench import crew
 from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.processes import pool
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
@@ -136,7 +136,7 @@ def test_sigterm_ends_the_run_with_what_there_is(run: Supervise) -> None:
 
 
 def test_no_process_is_left_and_waived_tasks_start_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "spawn", lambda *_args, **_options: pytest.fail("a worker was started"))
+    monkeypatch.setattr(pool, "spawn", lambda *_args, **_options: pytest.fail("a worker was started"))
     nothing = plan()
     waived = Plan(
         settings=nothing.settings,
@@ -227,7 +227,7 @@ def test_the_worker_has_the_environment_that_the_gate_needs(monkeypatch: pytest.
         given.update(environment)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(crew, "spawn", spawn)
+    monkeypatch.setattr(pool, "spawn", spawn)
     supervise(plan(), MACHINE, on_progress=lambda _done, _task: None)
     assert given == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MODULE_LOADING": "EAGER", "CUDA_LAUNCH_BLOCKING": None}
     assert "CUDA_VISIBLE_DEVICES" not in given

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from egmctl.bench.engines import engine_for, transfer, transfer_step
-from egmctl.bench.evidence import Witness
-from egmctl.bench.exchange import LocalExchange
+from egmctl.bench.evidence import LinkCounters
 from egmctl.bench.outcomes import EXPIRED_LIMIT
 from egmctl.bench.plan import make_plan
-from egmctl.bench.rig import Held
+from egmctl.bench.processes.context import AllocatedBuffer
+from egmctl.bench.processes.exchange import LocalExchange
 from egmctl.facts import replay
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gating, Timing
@@ -24,7 +24,7 @@ SETTINGS = Settings(size_bytes=1 << 30, copies=1, samples=3, timeout_s=60)
 
 
 class StubRig:
-    """A rig without a GPU: its one stream, gate, pattern and memory are itself."""
+    """A worker without a GPU: its one stream, gate, pattern and memory are itself."""
 
     how = Gating.KERNEL
     verification = Verification.GPU_EVERY_SAMPLE
@@ -34,18 +34,19 @@ class StubRig:
     pageable = False
     allocate_ms = 1.0
     touch_ms = None
-    gpus = ()
+    gpus = ranks = ()
+    exchange = LocalExchange()
 
     def __init__(self) -> None:
         self.pattern = self.context = self
-        self.witness = Witness(Telemetry(()))
+        self.link_counters = LinkCounters(Telemetry(()))
 
     def stream(self, *_arguments: object, pageable: bool = False) -> StubRig:  # noqa: ARG002
         return self
 
     def held(self, _buffer: object) -> Any:
         memory: Any = self
-        return Held(memory, seed=1)
+        return AllocatedBuffer(memory, seed=1)
 
     def has(self, _buffer: object) -> bool:
         return False
@@ -70,10 +71,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*timings: Timing) -> Measurement:
         left = list(timings)
         held = SimpleNamespace(run=lambda: (left.pop(0),))
-        monkeypatch.setattr(transfer_step, "Held", lambda *_arguments: held)
-        rig: Any = StubRig()
+        monkeypatch.setattr(transfer_step, "GatedWork", lambda *_arguments: held)
+        worker: Any = StubRig()
         task = plan.tasks[-1].task
-        (measurement,) = engine_for(task.engine).measure(LocalExchange(), rig, (), [task], SETTINGS)
+        (measurement,) = engine_for(task.engine).measure(worker, [task], SETTINGS)
         return measurement
 
     return run

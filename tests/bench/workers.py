@@ -10,7 +10,7 @@ import signal
 import time
 from typing import Any
 
-from egmctl.bench.protocol import Event, OrderedStep, Preparation, Request
+from egmctl.bench.processes.protocol import Event, OrderedStep, Preparation, Request
 from egmctl.bench.statistics import summarize
 from egmctl.driver import breadcrumb
 from egmctl.launch import Channel

@@ -211,6 +211,6 @@ def worker_of(command: int) -> int:
             words = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if parent == command and b"egmctl.bench.worker" in words:
+        if parent == command and b"egmctl.bench.processes.worker" in words:
             return int(folder.name)
     raise AssertionError("the command has no worker")

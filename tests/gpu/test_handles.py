@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from egmctl.bench.engines.life_cycle import STAGES
-from egmctl.bench.group import Group, GroupFailed
+from egmctl.bench.processes.group import Group, GroupFailed
 from egmctl.errors import ExitCode
 from egmctl.facts.collect import collect
 from egmctl.facts.host import node_memory_free

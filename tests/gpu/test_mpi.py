@@ -54,7 +54,7 @@ def nothing_left_behind() -> Any:
     while _memory_used() != before and time.monotonic() < deadline:
         time.sleep(0.2)
     assert _memory_used() == before
-    assert not _processes("egmctl.bench.ranks.rank:run")
+    assert not _processes("egmctl.bench.processes.worker:run")
 
 
 def mpirun(*ranks: Sequence[str], meanwhile: Callable[[], None] | None = None) -> Ended:
@@ -120,7 +120,7 @@ def test_a_rank_that_is_killed_in_the_middle_is_named_and_the_rest_is_measured(g
     def kill() -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            ranks = [pid for pid in _processes("egmctl.bench.ranks.rank:run") if _rank(pid) == 1]
+            ranks = [pid for pid in _processes("egmctl.bench.processes.worker:run") if _rank(pid) == 1]
             if ranks and _total(_memory_used()) > _total(before) + MEASURING_MIB * len(gpus):
                 os.kill(ranks[0], signal.SIGKILL)
                 return

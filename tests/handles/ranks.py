@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.bench.engines import engine_for, life_cycle
-from egmctl.bench.exchange import Abandoned
-from egmctl.bench.group import Group, start_rank
-from egmctl.bench.protocol import ENVIRONMENT, Event, Preparation, Request
-from egmctl.bench.ranks.parent import ParentExchange
-from egmctl.bench.rig import Rig
-from egmctl.bench.worker import start_driver
+from egmctl.bench.processes.context import WorkerContext
+from egmctl.bench.processes.exchange import Abandoned, ParentExchange
+from egmctl.bench.processes.group import Group, start_rank
+from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Preparation, Request
+from egmctl.bench.processes.worker import start_driver
 from egmctl.driver import cuda
 from egmctl.driver.cuda import call
 from egmctl.gpu.telemetry import Telemetry
@@ -58,26 +57,30 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     """Measure the ``tasks`` of each request, of one engine, among the ``ranks``; answer with what came of it."""
     start_driver()
     exchange = ParentExchange(parent, arguments["rank"], arguments["size"])
-    rig: Rig | None = None
+    worker: WorkerContext | None = None
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         ranks = [from_json(Rank, rank) for rank in message["ranks"]]
-        if rig is None:
-            rig = Rig(Preparation(settings=SETTINGS, gpus=(ranks[exchange.rank].bus_id,)), Telemetry)
+        if worker is None:
+            worker = WorkerContext(
+                Preparation(settings=SETTINGS, gpus=(ranks[exchange.rank].bus_id,), ranks=tuple(ranks)),
+                Telemetry,
+                exchange,
+            )
         tasks = [from_json(Task, task) for task in message["tasks"]]
         before = held()
         if (death := message["death"]) and death["rank"] == exchange.rank:
             die_at(death["call"], death["nth"])
         try:
             if tasks[0].engine is Engine.LIFE_CYCLE:
-                found = life_cycle.measure(exchange, rig, ranks, tasks, message["lives"])
+                found = life_cycle.measure(worker, tasks, message["lives"])
             else:
-                found = engine_for(tasks[0].engine).measure(exchange, rig, ranks, tasks, SETTINGS)
+                found = engine_for(tasks[0].engine).measure(worker, tasks, SETTINGS)
             said: dict[str, Any] = {"measurements": [to_json(measurement) for measurement in found]}
         except Abandoned as error:
             said = {"abandoned": str(error)}
         parent.send({"event": Event.OVER, "before": before, "after": held(), **said})
-    if rig is not None:
-        rig.close()
+    if worker is not None:
+        worker.close()
     parent.send({"event": Event.DONE})
 
 

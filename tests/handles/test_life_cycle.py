@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from egmctl.bench.engines.life_cycle import STAGES
-from egmctl.bench.group import Group, GroupFailed
+from egmctl.bench.processes.group import Group, GroupFailed
 from egmctl.model.measurement import HandleKind, Status, Verification
 from tests.conftest import ROOT
 from tests.fake.machines import nvl4, with_access, with_imex_channel

@@ -12,8 +12,8 @@ from egmctl.bench.engines import socket_message
 from egmctl.bench.engines.ping_pong import APART_BYTES
 from egmctl.bench.engines.round_trips import WARM_UP_LAPS
 from egmctl.bench.engines.socket_message import Messages
-from egmctl.bench.group import GroupFailed
-from egmctl.bench.ranks.holding import Holding
+from egmctl.bench.processes.group import GroupFailed
+from egmctl.bench.processes.resources import ResourceScope
 from egmctl.gpu.chase import FLAG_BYTES
 from egmctl.model.measurement import Engine, Status, Task
 from tests.fake.machines import nvl4
@@ -105,8 +105,8 @@ def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_message(
     task = TASKS["socket"]
 
     def side(rank: int) -> Messages:
-        team: Any = SimpleNamespace(exchange=SimpleNamespace(rank=rank), ranks=RANKS)
-        return Messages(team, None, task, Holding())  # type: ignore[arg-type]  # messages ask nothing of the rig
+        collective: Any = SimpleNamespace(exchange=SimpleNamespace(rank=rank), ranks=RANKS)
+        return Messages(collective, None, task, ResourceScope())  # type: ignore[arg-type]  # messages ask nothing of the worker
 
     first, other = side(0), side(1)
     offered = [first.make(), other.make()]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from egmctl.bench.job import Leader
+from egmctl.bench.processes.mpi import Coordinator
 from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 from tests.mpi.jobs import mpirun
@@ -63,9 +63,9 @@ def test_what_was_measured_is_not_lost_where_a_command_is_gone_at_the_very_end()
         def broadcast(self, *_: object) -> bytes:
             raise RanksMissing((1,))
 
-    leader = Leader(cast(World, Gone()), cast(Child, None), str)
-    leader.finish()
-    assert leader.lost == (1,)
+    coordinator = Coordinator(cast(World, Gone()), cast(Child, None), str)
+    coordinator.finish()
+    assert coordinator.lost == (1,)
 
 
 def none_left(pids: list[int]) -> bool:

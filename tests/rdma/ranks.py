@@ -8,11 +8,11 @@ from typing import Any
 
 from egmctl.bench.engines import ucx_side
 from egmctl.bench.engines.ucx import UCX
-from egmctl.bench.group import Group, start_rank
-from egmctl.bench.protocol import Event, NodeAccess, Preparation, Request
-from egmctl.bench.ranks.parent import ParentExchange
-from egmctl.bench.rig import Rig
-from egmctl.bench.worker import start_driver
+from egmctl.bench.processes.context import WorkerContext
+from egmctl.bench.processes.exchange import ParentExchange
+from egmctl.bench.processes.group import Group, start_rank
+from egmctl.bench.processes.protocol import Event, NodeAccess, Preparation, Request
+from egmctl.bench.processes.worker import start_driver
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.ucx import Link
 from egmctl.launch import Channel
@@ -33,12 +33,16 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         ranks = [from_json(Rank, rank) for rank in message["ranks"]]
         own = ranks[exchange.rank]
         access = NodeAccess(numa_node=own.numa_node or 0, gpus=(own.bus_id,))
-        rig = Rig(Preparation(settings=SETTINGS, gpus=(own.bus_id,), host_access=(access,)), Telemetry)
+        worker = WorkerContext(
+            Preparation(settings=SETTINGS, gpus=(own.bus_id,), host_access=(access,), ranks=tuple(ranks)),
+            Telemetry,
+            exchange,
+        )
         tasks = [from_json(Task, task) for task in message["tasks"]]
         if message["spoilt"] and exchange.rank == 1:
             vars(ucx_side)["Link"] = _Spoiling
-        found = UCX.measure(exchange, rig, ranks, tasks, SETTINGS)
-        rig.close()
+        found = UCX.measure(worker, tasks, SETTINGS)
+        worker.close()
         parent.send({"event": Event.OVER, "measurements": [to_json(measurement) for measurement in found]})
     parent.send({"event": Event.DONE})
 

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from egmctl.bench.cases import rdma
-from egmctl.bench.group import Group
 from egmctl.bench.plan import make_plan
+from egmctl.bench.processes.group import Group
 from egmctl.model.measurement import Measurement, Status
 from egmctl.model.ucx import UcxRoute
 from tests.conftest import RunEgmctl

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from egmctl.model.measurement import Measurement, Settings, Task, Verification
-from egmctl.model.rank import Rank
 
 if TYPE_CHECKING:
-    from egmctl.bench.exchange import Exchange
-    from egmctl.bench.rig import Rig
+    from egmctl.bench.processes.context import WorkerContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,23 +29,17 @@ class BenchEngine(ABC):
     """Whether the host has a part in what is timed: where it runs the processes is in the number then."""
 
     @abstractmethod
-    def verification(self, rig: Rig) -> Verification | None:
+    def verification(self, worker: WorkerContext) -> Verification | None:
         """Return what is compared with what was sent; ``None`` where nothing arrives that could be wrong."""
 
     @abstractmethod
-    def measure(
-        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
-    ) -> list[Measurement]:
+    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
         """Measure the tasks of a step at the same time, in all processes; every process returns the same.
 
         Parameters
         ----------
-        exchange
-            To the other processes; of size 1 where one process works all GPUs.
-        rig
-            What this process has taken on its GPUs.
-        ranks
-            All processes; none where there is one.
+        worker
+            What this process has: its GPUs, what it has taken on them, and the way to the other processes.
         tasks
             All of this engine.
 

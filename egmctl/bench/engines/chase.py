@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers, assign
-from egmctl.bench.conclusion import of_latency, went_astray
+from egmctl.bench.conclusion import chain_error, of_latency
 from egmctl.bench.engines.base import BenchEngine
-from egmctl.bench.exchange import Exchange, Item
-from egmctl.bench.ranks import evidence
-from egmctl.bench.ranks.holding import Holding, holding
-from egmctl.bench.ranks.sharing import open_buffers
-from egmctl.bench.ranks.team import Team
+from egmctl.bench.processes import evidence
+from egmctl.bench.processes.collective import CollectiveStep
+from egmctl.bench.processes.exchange import Item
+from egmctl.bench.processes.resources import ResourceScope, resource_scopes
+from egmctl.bench.processes.sharing import open_buffers
 from egmctl.bench.statistics import summarize
 from egmctl.gpu.chase import Chain, Reader, Walk
 from egmctl.gpu.clock import ms_since
@@ -34,10 +34,9 @@ from egmctl.model.measurement import (
     Task,
     Verification,
 )
-from egmctl.model.rank import Rank
 
 if TYPE_CHECKING:
-    from egmctl.bench.rig import Rig
+    from egmctl.bench.processes.context import WorkerContext
 
 WARM_UP_LOADS = 2000
 """Untimed loads before those of each sample. On H200 the first thousand loads over an idle NVLink took three times as
@@ -51,33 +50,31 @@ NVBANDWIDTH_LOADS = 1_000_000
 class PointerChase(BenchEngine):
     """Along random or sequential lines, idle or while other blocks load the same path: ``kernels/chase.cu``."""
 
-    def verification(self, rig: Rig) -> Verification:  # noqa: ARG002
+    def verification(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
         return Verification.WALK_EVERY_SAMPLE
 
-    def measure(
-        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
-    ) -> list[Measurement]:
-        team = Team(exchange, ranks, tasks)
-        with holding(team) as held:
+    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+        collective = CollectiveStep(worker, tasks)
+        with resource_scopes(collective) as held:
             walkers = [
-                _walker(task)(team, rig, task, buffers, one)
+                _walker(task)(collective, worker, task, buffers, one)
                 for task, buffers, one in zip(tasks, assign(tasks), held, strict=True)
             ]
-            open_buffers(team, rig, assign(tasks), before=lambda place: walkers[place].take_reader())
-            for walker, items in zip(walkers, team.do(lambda place: walkers[place].write_chain()), strict=True):
+            open_buffers(collective, worker, assign(tasks), before=lambda place: walkers[place].take_reader())
+            for walker, items in zip(walkers, collective.do(lambda place: walkers[place].write_chain()), strict=True):
                 walker.hear_seed(items)
-            team.do(lambda place: walkers[place].get_ready())
-            with rig.witness.watch(tasks) as watch:
+            collective.do(lambda place: walkers[place].get_ready())
+            with worker.link_counters.watch(tasks) as watch:
                 for _ in range(settings.samples):
-                    told = team.do(lambda place: walkers[place].end(), begin=lambda place: walkers[place].start())
+                    told = collective.do(lambda place: walkers[place].end(), begin=lambda place: walkers[place].start())
                     for walker, items in zip(walkers, told, strict=True):
                         walker.keep(items)
-        gathered = team.do(lambda _place: evidence.told(watch, rig))
+        gathered = collective.do(lambda _place: evidence.told(watch, worker))
         found = []
-        for walker, outcome, items in zip(walkers, team.outcomes, gathered, strict=True):
-            made = outcome or walker.conclude(self.verification(rig))
+        for walker, outcome, items in zip(walkers, collective.outcomes, gathered, strict=True):
+            made = outcome or walker.conclude(self.verification(worker))
             if made.samples:
-                made = replace(made, evidence=evidence.gathered(made, len(made.samples), ranks, items))
+                made = replace(made, evidence=evidence.gathered(made, len(made.samples), worker.ranks, items))
             found.append(made)
         return found
 
@@ -88,36 +85,43 @@ CHASE = PointerChase(caption="pointer chase", counted="", needs_kernels=True)
 class Walker:
     """One task under way: one thread follows a chain of random lines, from sample to sample further along it."""
 
-    def __init__(self, team: Team, rig: Rig, task: Task, buffers: Sequence[FlowBuffers], held: Holding) -> None:
+    def __init__(
+        self,
+        collective: CollectiveStep,
+        worker: WorkerContext,
+        task: Task,
+        buffers: Sequence[FlowBuffers],
+        held: ResourceScope,
+    ) -> None:
         flow = task.flows[0]
         self.task = task
         self.flow = flow
-        self.rig = rig
+        self.worker = worker
         self.samples: list[Sample] = []
-        self._team = team
+        self._collective = collective
         self._buffers = buffers
         self._held = held
-        self._walks = team.issues(flow)
-        self._owns = team.owns(flow.source)
+        self._walks = collective.issues(flow)
+        self._owns = collective.owns(flow.source)
         self._expired = 0
         self._beside = 0
-        self._astray: str | None = None
+        self._chain_error: str | None = None
         self._started = 0.0
 
     def take_reader(self) -> None:
         """Get what walks, if that is this process; choose a seed, if it owns the memory."""
         if self._walks:
-            self.reader = take_reader(self._team, self.rig, self.flow)
+            self.reader = take_reader(self._collective, self.worker, self.flow)
             self._held.own.append(self.reader)
         if self._owns:
-            self.seed = 0 if self.chase.order is ChaseOrder.SEQUENTIAL else self.rig.new_seed()
+            self.seed = 0 if self.chase.order is ChaseOrder.SEQUENTIAL else self.worker.new_seed()
 
     def write_chain(self) -> int | None:
         """Write the chain, if this process owns the memory, by the GPU that does; return its seed."""
         if not self._owns:
             return None
-        stream = self.rig.near(self.flow.source, self.flow)
-        self._chain().make(stream, self.rig.kernels_of(stream.context.bus_id))
+        stream = self.worker.near(self.flow.source, self.flow)
+        self._chain().make(stream, self.worker.kernels_of(stream.context.bus_id))
         return self.seed
 
     def hear_seed(self, items: Sequence[Item]) -> None:
@@ -160,7 +164,7 @@ class Walker:
             self._expired += 1
             return
         self._beside = max(self._beside, found["beside"])
-        self._astray = self._astray or went_astray(len(self.samples), found["wrong_offset"])
+        self._chain_error = self._chain_error or chain_error(len(self.samples), found["wrong_offset"])
         self.samples.append(
             Sample(
                 bandwidth_gb_s=found["load_gb_s"] if self.task.pattern is Pattern.LOADED else None,
@@ -176,9 +180,9 @@ class Walker:
         return of_latency(
             self.task,
             self.samples,
-            self._astray,
+            self._chain_error,
             f"{self._beside} warps of the load ran on the multiprocessor of the chase" if self._beside else None,
-            thrown_away=self._expired,
+            discarded=self._expired,
             bandwidth_gb_s=summarize(loads) if loads else None,
             verification=verification,
             seeds=(self.seed,),
@@ -214,7 +218,7 @@ class Walker:
 
     def _chain(self) -> Chain:
         """Return the chain as this process sees it: its owner and who walks along it have addresses of their own."""
-        memory = self.rig.destination(self.buffer(0))
+        memory = self.worker.destination(self.buffer(0))
         return Chain(memory.address, self.task.size_bytes, self.chase.stride_bytes, self.seed)
 
 
@@ -253,7 +257,7 @@ class Loaded(Walker):
 
     def warm_up(self) -> None:
         super().warm_up()
-        self.data = self.rig.destination(self.buffer(1))
+        self.data = self.worker.destination(self.buffer(1))
         self.load_blocks = min(self.chase.load_blocks, self.reader.stream.context.multiprocessors - 1)
 
     def queue(self) -> None:
@@ -271,7 +275,7 @@ class Loaded(Walker):
         return walk, walk.elapsed_ns / 1e6, walk.latency_ns
 
 
-def take_reader(team: Team, rig: Rig, flow: Flow) -> Reader:
+def take_reader(collective: CollectiveStep, worker: WorkerContext, flow: Flow) -> Reader:
     """Return what measures latencies on the GPU that issues a flow's work, which reaches what this process owns.
 
     Raises
@@ -279,13 +283,13 @@ def take_reader(team: Team, rig: Rig, flow: Flow) -> Reader:
     NoCompiler
         If there are no kernels.
     """
-    stream = rig.stream(flow.initiator or "")
-    if rig.kernels is None:
-        raise NoCompiler(f"a latency can only be measured with kernels; {rig.note}")
+    stream = worker.stream(flow.initiator or "")
+    if worker.kernels is None:
+        raise NoCompiler(f"a latency can only be measured with kernels; {worker.note}")
     for end in (flow.source, flow.destination):
-        if team.owns(end):
-            rig.connect(stream.context.bus_id, end.bus_id)
-    return Reader(stream, rig.kernels_of(stream.context.bus_id))
+        if collective.owns(end):
+            worker.connect(stream.context.bus_id, end.bus_id)
+    return Reader(stream, worker.kernels_of(stream.context.bus_id))
 
 
 def _walker(task: Task) -> type[Walker]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from egmctl.bench.buffers import assign
 from egmctl.bench.engines.base import BenchEngine
-from egmctl.bench.exchange import Exchange
 from egmctl.bench.outcomes import failure
-from egmctl.bench.rig import Rig
+from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.statistics import bandwidth_gb_s, summarize
 from egmctl.errors import DriverCallError
 from egmctl.facts.cpus import NoCpus, cpus_of
@@ -27,7 +26,6 @@ from egmctl.model.measurement import (
     Verification,
     finish,
 )
-from egmctl.model.rank import Rank
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
@@ -39,18 +37,11 @@ _MASK = (1 << 64) - 1
 class Cpu(BenchEngine):
     """Tasks are measured one after the other."""
 
-    def verification(self, rig: Rig) -> Verification:  # noqa: ARG002
+    def verification(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
         return Verification.CHECKSUM_EVERY_SAMPLE
 
-    def measure(
-        self,
-        exchange: Exchange,  # noqa: ARG002
-        rig: Rig,
-        ranks: Sequence[Rank],  # noqa: ARG002
-        tasks: Sequence[Task],
-        settings: Settings,
-    ) -> list[Measurement]:
-        return [_timed(rig, task, settings) for task in tasks]
+    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+        return [_timed(worker, task, settings) for task in tasks]
 
 
 CPU = Cpu(
@@ -61,16 +52,16 @@ CPU = Cpu(
 )
 
 
-def _timed(rig: Rig, task: Task, settings: Settings) -> Measurement:
+def _timed(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
     started = time.perf_counter()
     try:
-        found = measure(rig, task, settings)
+        found = measure(worker, task, settings)
     except DriverCallError as error:
         found = failure(task, error)
     return replace(found, wall_s=time.perf_counter() - started)
 
 
-def measure(rig: Rig, task: Task, settings: Settings) -> Measurement:
+def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
     """Measure one task: its one flow is from memory to CPUs or the other way. Its samples are never judged.
 
     Raises
@@ -90,7 +81,7 @@ def measure(rig: Rig, task: Task, settings: Settings) -> Measurement:
     if buffer is None:
         raise ValueError(f"{task.case} has no memory at {end.label}")
     # The buffer is larger where the size is small: copies then go from place to place.
-    memory = _Part(rig.destination(buffer).address, task.size_bytes)
+    memory = _Part(worker.destination(buffer).address, task.size_bytes)
     threads.write(memory, WARM_UP_PASSES, _word(0))
     samples: list[Sample] = []
     mismatch: Mismatch | None = None
@@ -117,7 +108,7 @@ def measure(rig: Rig, task: Task, settings: Settings) -> Measurement:
         verification=Verification.CHECKSUM_EVERY_SAMPLE,
         mismatch=mismatch,
         concurrent=1,
-        placements=rig.placements((buffer,)),
+        placements=worker.placements((buffer,)),
     )
 
 
@@ -129,7 +120,7 @@ class _Part:
     size_bytes: int
 
     def close(self) -> None:
-        """Give nothing back: the buffer is the rig's."""
+        """Give nothing back: the buffer is the worker's."""
 
 
 def _word(number: int) -> int:

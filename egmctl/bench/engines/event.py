@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from egmctl.bench.engines.round_trips import RoundTripEngine
 from egmctl.bench.engines.socket_message import Messages
-from egmctl.bench.exchange import Item
+from egmctl.bench.processes.exchange import Item
 from egmctl.gpu.ipc_events import ImportedEvent, SharedEvent
 
 

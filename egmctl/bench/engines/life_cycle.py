@@ -14,10 +14,10 @@ from typing import Any
 
 from egmctl.bench.conclusion import mismatch_of
 from egmctl.bench.engines.base import BenchEngine
-from egmctl.bench.exchange import Exchange, Item
-from egmctl.bench.ranks.holding import Holding, holding
-from egmctl.bench.ranks.team import Team, close_all
-from egmctl.bench.rig import Rig
+from egmctl.bench.processes.collective import CollectiveStep, close_all
+from egmctl.bench.processes.context import WorkerContext
+from egmctl.bench.processes.exchange import Item
+from egmctl.bench.processes.resources import ResourceScope, resource_scopes
 from egmctl.bench.statistics import summarize
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
@@ -35,7 +35,6 @@ from egmctl.model.measurement import (
     Verification,
     finish,
 )
-from egmctl.model.rank import Rank
 
 LIVES = 20
 """Timed lives of each task: enough for percentiles."""
@@ -50,26 +49,22 @@ STAGES = ("allocate", "export", "transfer", "open", "map", "first-touch", "secon
 class LifeCycle(BenchEngine):
     """Several lives of the same memory, one after the other."""
 
-    def verification(self, rig: Rig) -> Verification:
-        return rig.verification
+    def verification(self, worker: WorkerContext) -> Verification:
+        return worker.verification
 
-    def measure(
-        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
-    ) -> list[Measurement]:
-        return measure(exchange, rig, ranks, tasks, max(settings.samples, LIVES))
+    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+        return measure(worker, tasks, max(settings.samples, LIVES))
 
 
 LIFE_CYCLE = LifeCycle(caption="life cycle", counted="", needs_kernels=False, timed_by_host=True)
 
 
-def measure(
-    exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], lives: int = LIVES
-) -> list[Measurement]:
+def measure(worker: WorkerContext, tasks: Sequence[Task], lives: int = LIVES) -> list[Measurement]:
     """Take the shared memory of each task through its life, several times in the same processes.
 
     Parameters
     ----------
-    rig
+    worker
         This rank's: streams, and the pattern.
     tasks
         The same in all ranks, also in those that have no part in them; they go on side by side, so that what one costs
@@ -89,63 +84,65 @@ def measure(
     Abandoned
         Another rank has died or hangs; what this one held it has let go of.
     """
-    team = Team(exchange, ranks, tasks)
+    collective = CollectiveStep(worker, tasks)
     seeds = range(1, 1 + WARM_UP_LIVES + lives)
     timed: list[list[dict[str, float]]] = [[] for _ in tasks]
     for seed in seeds:
-        if None in team.outcomes:
-            for place, stages_ms in enumerate(_live(team, rig, seed)):
+        if None in collective.outcomes:
+            for place, stages_ms in enumerate(_live(collective, worker, seed)):
                 timed[place].append(stages_ms)
     return [
-        outcome or _conclude(task, timed[place][WARM_UP_LIVES:], rig, seeds[-1])
-        for place, (task, outcome) in enumerate(zip(tasks, team.outcomes, strict=True))
+        outcome or _conclude(task, timed[place][WARM_UP_LIVES:], worker, seeds[-1])
+        for place, (task, outcome) in enumerate(zip(tasks, collective.outcomes, strict=True))
     ]
 
 
-def _conclude(task: Task, timed: Sequence[dict[str, float]], rig: Rig, seed: int) -> Measurement:
+def _conclude(task: Task, timed: Sequence[dict[str, float]], worker: WorkerContext, seed: int) -> Measurement:
     names = [name for name in STAGES if name in timed[0]]
     return finish(
         task,
         Status.OK,
         stages=tuple(Stage(name=name, ms=summarize([stages_ms[name] for stages_ms in timed])) for name in names),
-        verification=rig.verification,
+        verification=worker.verification,
         seeds=(seed,),
     )
 
 
-def _live(team: Team, rig: Rig, seed: int) -> list[dict[str, float]]:
+def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[dict[str, float]]:
     """Go through one life of each task; return the milliseconds of all its stages."""
-    with holding(team) as held:
-        lives = [_Life(team, rig, place, held[place], seed) for place in range(len(team.tasks))]
-        team.do(lambda place: lives[place].make())
-        offered = team.do(lambda place: lives[place].offer())
+    with resource_scopes(collective) as held:
+        lives = [_Life(collective, worker, place, held[place], seed) for place in range(len(collective.tasks))]
+        collective.do(lambda place: lives[place].make())
+        offered = collective.do(lambda place: lives[place].offer())
         received_s = time.monotonic()
         try:
-            team.do(lambda place: lives[place].open(offered[place], received_s))
+            collective.do(lambda place: lives[place].open(offered[place], received_s))
         finally:
             close_all(offered)
-        for place, items in enumerate(team.do(lambda place: lives[place].check())):
+        for place, items in enumerate(collective.do(lambda place: lives[place].check())):
             lives[place].judge(items)
-    told = team.do(lambda place: lives[place].stages_ms)
+    told = collective.do(lambda place: lives[place].stages_ms)
     return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in told]
 
 
 class _Life:
     """One life of one task's memory, as one rank sees it: the owner, the importer, or one that has no part in it."""
 
-    def __init__(self, team: Team, rig: Rig, place: int, held: Holding, seed: int) -> None:
-        self._team = team
-        self._rig = rig
+    def __init__(
+        self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope, seed: int
+    ) -> None:
+        self._collective = collective
+        self._worker = worker
         self._place = place
         self._held = held
         self._seed = seed
-        self._task = team.tasks[place]
+        self._task = collective.tasks[place]
         flow = self._task.flows[0]
         self._end = shared_end(flow)
         self._owner, self._importer = self._end.rank or 0, flow.initiator_rank or 0
-        me = team.exchange.rank
+        me = collective.exchange.rank
         self._owns, self._imports = me == self._owner, me == self._importer
-        self._bus_id = team.ranks[me].bus_id
+        self._bus_id = collective.ranks[me].bus_id
         self._shared: SharedMemory | None = None
         self._imported: ImportedMemory | None = None
         self._touches_ms: dict[str, float] = {}
@@ -167,42 +164,42 @@ class _Life:
         if not self._imports:
             return
         item = offered[self._owner]
-        if self._team.ranks[self._owner].host == self._team.ranks[self._importer].host:
+        if self._collective.ranks[self._owner].host == self._collective.ranks[self._importer].host:
             self._touches_ms["transfer"] = (received_s - item.data["sent_s"]) * 1e3
         self._imported = ImportedMemory(self._stream.context, item.data["offer"], item.fds)
         self._held.opened.append(self._imported)
         region = self._region(self._imported)
         for touch in ("first-touch", "second-touch"):
             self._touches_ms[touch] = _timed(self._stream, lambda: poison(self._stream, region))
-        self._rig.pattern.fill(self._stream, region)
+        self._worker.pattern.fill(self._stream, region)
         self._stream.synchronize()
 
     def check(self) -> list[int] | None:
         """Return how the owner's memory differs from what the importer should have left there."""
         if self._shared is None:
             return None
-        found = self._rig.pattern.check(self._stream, self._region(self._shared))()
+        found = self._worker.pattern.check(self._stream, self._region(self._shared))()
         return None if found is None else [found.words, found.first_offset_bytes, found.expected, found.found]
 
     def judge(self, checked: Sequence[Item]) -> None:
         """End the task, in all ranks, where the owner has found a difference."""
         found = checked[self._owner].data if checked else None
-        if found is None or self._team.outcomes[self._place] is not None:
+        if found is None or self._collective.outcomes[self._place] is not None:
             return
         mismatch = mismatch_of(Difference(*found), self._seed - 1, 0)
-        self._team.outcomes[self._place] = finish(
+        self._collective.outcomes[self._place] = finish(
             self._task,
             Status.CORRUPT,
             reason=f"what the importer wrote in life {self._seed} did not arrive: {mismatch.words} words differ, the "
             f"first at offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}",
             mismatch=mismatch,
-            verification=self._rig.verification,
+            verification=self._worker.verification,
             seeds=(self._seed,),
         )
 
     @property
     def _stream(self) -> Stream:
-        return self._rig.stream(self._bus_id)
+        return self._worker.stream(self._bus_id)
 
     @property
     def stages_ms(self) -> dict[str, float]:

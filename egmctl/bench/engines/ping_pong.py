@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from egmctl.bench.buffers import assign
 from egmctl.bench.engines.chase import take_reader
 from egmctl.bench.engines.round_trips import Pair, RoundTripEngine
-from egmctl.bench.exchange import Item
+from egmctl.bench.processes.exchange import Item
 from egmctl.gpu.chase import Reader, clear_flag
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 
@@ -23,13 +23,13 @@ class Flags(Pair):
     """
 
     def make(self) -> Item:
-        self._sides = [number for number, flow in enumerate(self.flows) if self.team.issues(flow)]
+        self._sides = [number for number, flow in enumerate(self.flows) if self.collective.issues(flow)]
         self._readers: dict[int, Reader] = {}
         self._made: SharedMemory | None = None
         for side in self._sides:
-            self._readers[side] = take_reader(self.team, self.rig, self.flows[side])
+            self._readers[side] = take_reader(self.collective, self.worker, self.flows[side])
             self.held.own.append(self._readers[side])
-        end = next((flow.destination for flow in self.flows if self.team.owns(flow.destination)), None)
+        end = next((flow.destination for flow in self.flows if self.collective.owns(flow.destination)), None)
         if end is None or self._alone:
             return Item(None)
         handle = next(flow.destination.handle for flow in self.flows if flow.destination.handle is not None)
@@ -52,9 +52,9 @@ class Flags(Pair):
             return opened[owner].address + number * APART_BYTES
 
         if self._alone:
-            tasks = self.team.tasks
+            tasks = self.collective.tasks
             buffers = next(of for task, of in zip(tasks, assign(tasks), strict=True) if task is self.task)
-            self._flags = [self.rig.destination(of.destination).address for of in buffers if of.destination]
+            self._flags = [self.worker.destination(of.destination).address for of in buffers if of.destination]
         elif self.takes_part:
             self._flags = [flag(0), flag(1)]
 

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.conclusion import of_latency, round_trips
 from egmctl.bench.engines.base import BenchEngine
-from egmctl.bench.exchange import Exchange, Item
-from egmctl.bench.ranks import evidence
-from egmctl.bench.ranks.holding import Holding, holding
-from egmctl.bench.ranks.team import Team, close_all
+from egmctl.bench.processes import evidence
+from egmctl.bench.processes.collective import CollectiveStep, close_all
+from egmctl.bench.processes.exchange import Item
+from egmctl.bench.processes.resources import ResourceScope, resource_scopes
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.timing import Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Sample, Settings, Task
-from egmctl.model.rank import Rank
 
 if TYPE_CHECKING:
-    from egmctl.bench.rig import Rig
+    from egmctl.bench.processes.context import WorkerContext
 
 WARM_UP_LAPS = 200
 """Untimed round trips before those of each sample: the side that serves begins a little before the other."""
@@ -36,61 +35,59 @@ class RoundTripEngine(BenchEngine):
     second flow's initiator, or the first flow's destination. No process is in two tasks of a step, but the one that
     works all GPUs."""
 
-    def verification(self, rig: Rig) -> None:  # noqa: ARG002
+    def verification(self, worker: WorkerContext) -> None:  # noqa: ARG002
         """A flag or a message that is wrong ends no round trip: there is nothing to compare."""
         return None
 
-    def measure(
-        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
-    ) -> list[Measurement]:
-        team = Team(exchange, ranks, tasks)
+    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+        collective = CollectiveStep(worker, tasks)
         # Where the host has a part in the round trips, what asks NVML meanwhile is in their way.
         watched = () if self.timed_by_host else tasks
-        with holding(team) as held:
-            pairs = [self.pair(team, rig, task, one) for task, one in zip(tasks, held, strict=True)]
-            connect(team, pairs)
-            with rig.witness.watch(watched) as watch:
-                samples = [sample(team, pairs) for _ in range(settings.samples)]
-        gathered = team.do(lambda _place: evidence.told(watch, rig)) if watched else [()] * len(tasks)
+        with resource_scopes(collective) as held:
+            pairs = [self.pair(collective, worker, task, one) for task, one in zip(tasks, held, strict=True)]
+            connect(collective, pairs)
+            with worker.link_counters.watch(watched) as watch:
+                samples = [sample(collective, pairs) for _ in range(settings.samples)]
+        gathered = collective.do(lambda _place: evidence.told(watch, worker)) if watched else [()] * len(tasks)
         found = []
-        for place, (task, outcome) in enumerate(zip(tasks, team.outcomes, strict=True)):
+        for place, (task, outcome) in enumerate(zip(tasks, collective.outcomes, strict=True)):
             made = outcome or _conclude(task, [taken[place] for taken in samples])
             if made.samples and gathered[place]:
-                made = replace(made, evidence=evidence.gathered(made, len(made.samples), ranks, gathered[place]))
+                made = replace(made, evidence=evidence.gathered(made, len(made.samples), worker.ranks, gathered[place]))
             found.append(made)
         return found
 
 
-def connect(team: Team, pairs: Sequence[Pair]) -> None:
+def connect(collective: CollectiveStep, pairs: Sequence[Pair]) -> None:
     """Have each pair make what it needs, and send it to each other."""
-    offered = team.do(lambda place: pairs[place].make())
+    offered = collective.do(lambda place: pairs[place].make())
     try:
-        team.do(lambda place: pairs[place].open(offered[place]))
+        collective.do(lambda place: pairs[place].open(offered[place]))
     finally:
         close_all(offered)
 
 
-def sample(team: Team, pairs: Sequence[Pair]) -> list[Sample | None]:
+def sample(collective: CollectiveStep, pairs: Sequence[Pair]) -> list[Sample | None]:
     """Take one sample of each task; ``None`` where a side has waited in vain."""
-    team.do(lambda place: pairs[place].ready())
-    told = team.do(lambda place: pairs[place].take(), begin=lambda place: pairs[place].start())
+    collective.do(lambda place: pairs[place].ready())
+    told = collective.do(lambda place: pairs[place].take(), begin=lambda place: pairs[place].start())
     return [pair.joined(items) if items else None for pair, items in zip(pairs, told, strict=True)]
 
 
 def _conclude(task: Task, taken: Sequence[Sample | None]) -> Measurement:
     samples = [sample for sample in taken if sample is not None]
-    return of_latency(task, samples, thrown_away=len(taken) - len(samples))
+    return of_latency(task, samples, discarded=len(taken) - len(samples))
 
 
 class Pair(ABC):
     """Two sides that answer each other, as one process sees them: it may be one of them, or both, or none."""
 
-    def __init__(self, team: Team, rig: Rig, task: Task, held: Holding) -> None:
+    def __init__(self, collective: CollectiveStep, worker: WorkerContext, task: Task, held: ResourceScope) -> None:
         first = task.flows[0]
         other = task.flows[1].initiator_rank if len(task.flows) > 1 else first.destination.rank
-        self.me = team.exchange.rank
-        self.rig = rig
-        self.team = team
+        self.me = collective.exchange.rank
+        self.worker = worker
+        self.collective = collective
         self.task = task
         self.flows = task.flows
         self.held = held
@@ -103,7 +100,7 @@ class Pair(ABC):
     @property
     def stream(self) -> Stream:
         """The stream that this process works on, where it is one side."""
-        return self.rig.stream(self.team.ranks[self.me].bus_id)
+        return self.worker.stream(self.collective.ranks[self.me].bus_id)
 
     @abstractmethod
     def make(self) -> Item:

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from egmctl.bench.engines.round_trips import Pair, RoundTripEngine
-from egmctl.bench.exchange import Item
 from egmctl.bench.outcomes import FAILURES
+from egmctl.bench.processes.exchange import Item
 from egmctl.model.measurement import Sample
 
 SILENCE_S = 5.0

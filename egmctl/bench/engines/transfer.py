@@ -20,11 +20,9 @@ from egmctl.gpu.clock import ms_since
 from egmctl.gpu.pattern import VECTOR_BYTES, Check, Difference, Region, poison
 from egmctl.gpu.timing import FlowParts, Stream
 from egmctl.model.measurement import Measurement, Settings, Task, Verification
-from egmctl.model.rank import Rank
 
 if TYPE_CHECKING:
-    from egmctl.bench.exchange import Exchange
-    from egmctl.bench.rig import Held, Rig
+    from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
     from egmctl.gpu.memory import BufferMemory
     from egmctl.gpu.program import Kernels
     from egmctl.gpu.results import Result
@@ -51,15 +49,13 @@ class TransferEngine(BenchEngine):
     def launch(self, mover: Mover, move: Move) -> FlowParts:
         """Return the work of one flow: each part's stream, and what queues its operations there and returns."""
 
-    def verification(self, rig: Rig) -> Verification:
-        return self.verified_by.name(rig)
+    def verification(self, worker: WorkerContext) -> Verification:
+        return self.verified_by.name(worker)
 
-    def measure(
-        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
-    ) -> list[Measurement]:
+    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
         from egmctl.bench.engines import transfer_step
 
-        return transfer_step.measure(exchange, rig, ranks, tasks, settings)
+        return transfer_step.measure(worker, tasks, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +80,7 @@ class Move:
 class TransferVerification(Protocol):
     """How what a sample has moved is verified: by who owns the destination, or by who issued the work."""
 
-    def name(self, rig: Rig) -> Verification:
+    def name(self, worker: WorkerContext) -> Verification:
         """Return what results call it."""
 
     def prepare_destination(self, destination: Destination, part: Window) -> None:
@@ -103,8 +99,8 @@ class TransferVerification(Protocol):
 class CompareDestination:
     """Every byte of the destination, which holds poison before each sample, is compared with what was sent."""
 
-    def name(self, rig: Rig) -> Verification:
-        return rig.verification
+    def name(self, worker: WorkerContext) -> Verification:
+        return worker.verification
 
     def prepare_destination(self, destination: Destination, part: Window) -> None:
         destination.poison(part)
@@ -131,10 +127,10 @@ class Source:
         Of the GPU that fills it.
     """
 
-    def __init__(self, rig: Rig, held: Held, stream: Stream) -> None:
+    def __init__(self, worker: WorkerContext, held: AllocatedBuffer, stream: Stream) -> None:
         self.held = held
         self.stream = stream
-        self._rig = rig
+        self._worker = worker
 
     def fill(self, part: Window) -> None:
         """Write the pattern as far as a window reaches, beyond what is filled already."""
@@ -143,7 +139,7 @@ class Source:
         if end <= start:
             return
         started = time.perf_counter()
-        self._rig.pattern.fill(self.stream, _region(held.memory, Window(start, 1, end - start), held.seed))
+        self._worker.pattern.fill(self.stream, _region(held.memory, Window(start, 1, end - start), held.seed))
         # Other flows of the step may read the same source, by streams that do not wait for this one.
         self.stream.synchronize()
         if (start, end) == (0, held.memory.size_bytes):
@@ -162,10 +158,10 @@ class Destination:
         Of what is moved there.
     """
 
-    def __init__(self, rig: Rig, held: Held, stream: Stream, seed: int) -> None:
+    def __init__(self, worker: WorkerContext, held: AllocatedBuffer, stream: Stream, seed: int) -> None:
         self.held = held
         self.stream = stream
-        self._rig = rig
+        self._worker = worker
         self._seed = seed
 
     def first_touch(self, part: Window) -> None:
@@ -182,7 +178,7 @@ class Destination:
 
     def check(self, part: Window) -> Check:
         """Begin to compare all of a window with what is to be there."""
-        return self._rig.pattern.check(self.stream, _region(self.held.memory, part, self._seed))
+        return self._worker.pattern.check(self.stream, _region(self.held.memory, part, self._seed))
 
 
 class Mover:
@@ -202,7 +198,7 @@ class Mover:
 
     def __init__(
         self,
-        rig: Rig,
+        worker: WorkerContext,
         engine: TransferEngine,
         source: BufferMemory | None,
         destination: BufferMemory | None,
@@ -216,12 +212,12 @@ class Mover:
             raise ValueError(f"{engine.caption} moves bytes of memory at {', '.join(sorted(engine.carries))} alone")
         self.engine = engine
         self.streams = streams
-        self.rig = rig
+        self.worker = worker
         self._source = source
         self._destination = destination
         self._seed = seed
         self.share = share
-        self._kernels = rig.kernels_of(streams[0].context.bus_id) if engine.needs_kernels else None
+        self._kernels = worker.kernels_of(streams[0].context.bus_id) if engine.needs_kernels else None
 
     @property
     def pageable(self) -> bool:
@@ -239,7 +235,7 @@ class Mover:
     @cached_property
     def result(self) -> Result:
         """Words in the GPU's memory that a kernel leaves what it has found in."""
-        return self.rig.results.take(self.streams[0])
+        return self.worker.results.take(self.streams[0])
 
     def parts(self, part: Window, passes: int) -> FlowParts:
         """Return the work of one sample."""
@@ -269,7 +265,7 @@ class Mover:
 class ChecksumOfReads:
     """The sum of all that a sample's kernel has read, which it wrote nowhere, is compared with the pattern's sum."""
 
-    def name(self, rig: Rig) -> Verification:  # noqa: ARG002
+    def name(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
         return Verification.CHECKSUM_EVERY_SAMPLE
 
     def prepare_destination(self, destination: Destination, part: Window) -> None:
@@ -283,7 +279,7 @@ class ChecksumOfReads:
 
     def check_mover(self, mover: Mover, part: Window, passes: int) -> Check:
         mover.result.fetch()
-        pattern, stream = mover.rig.kernel_pattern, mover.streams[0]
+        pattern, stream = mover.worker.kernel_pattern, mover.streams[0]
         whole, rest = divmod(passes, part.slots)
         region = mover.expected(part)
         expected = whole * pattern.sum(stream, region)

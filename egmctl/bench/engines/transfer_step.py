@@ -20,13 +20,13 @@ from egmctl.bench.conclusion import bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.bench.engines import transfers
 from egmctl.bench.engines.transfer import Destination, Mover, Source
 from egmctl.bench.evidence import Watch
-from egmctl.bench.exchange import Exchange, Item
 from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
-from egmctl.bench.ranks import evidence
-from egmctl.bench.ranks.sharing import OpenBuffers, open_buffers
-from egmctl.bench.ranks.team import Team
+from egmctl.bench.processes import evidence
+from egmctl.bench.processes.collective import CollectiveStep
+from egmctl.bench.processes.exchange import Item
+from egmctl.bench.processes.sharing import OpenBuffers, open_buffers
 from egmctl.gpu.pattern import Check, Difference
-from egmctl.gpu.timing import Gate, Held, Stream
+from egmctl.gpu.timing import Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
     BufferCost,
@@ -38,10 +38,9 @@ from egmctl.model.measurement import (
     Task,
     Verification,
 )
-from egmctl.model.rank import Rank
 
 if TYPE_CHECKING:
-    from egmctl.bench.rig import Rig
+    from egmctl.bench.processes.context import WorkerContext
 
 WARM_UP_PASSES = 2
 """Untimed passes before the first sample of a task: host memory is mapped at its first touch, and clocks rise."""
@@ -52,29 +51,29 @@ SPIN_S = 0.0005
 _NO_GATE = "measured without a gate: copies of memory that is not pinned keep the host until they are done"
 
 
-def measure(
-    exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
-) -> list[Measurement]:
+def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step at the same time, in all processes; every process returns the same."""
-    team = Team(exchange, ranks, tasks)
-    step = _Step(team, rig)
+    collective = CollectiveStep(worker, tasks)
+    step = _Step(collective, worker)
     step.prepare()
-    gate = rig.gate(pageable=step.pageable)
+    gate = worker.gate(pageable=step.pageable)
     try:
         step.warm_up()
-        with rig.witness.watch(tasks) as watch:
+        with worker.link_counters.watch(tasks) as watch:
             for number in range(settings.samples):
-                if None in team.outcomes:
-                    every = rig.verification is Verification.GPU_EVERY_SAMPLE
+                if None in collective.outcomes:
+                    every = worker.verification is Verification.GPU_EVERY_SAMPLE
                     step.sample(gate, watch, number, check=every or number in (0, settings.samples - 1))
     except BaseException:
         # Whatever waits behind a closed gate can be neither finished nor freed.
         gate.open()
         raise
-    gathered = team.do(lambda place: step.told(place) | {"seen": evidence.told(watch, rig), "gating": gate.how})
+    gathered = collective.do(
+        lambda place: step.told(place) | {"seen": evidence.told(watch, worker), "gating": gate.how}
+    )
     return [
         outcome or step.conclude(place, items)
-        for place, (outcome, items) in enumerate(zip(team.outcomes, gathered, strict=True))
+        for place, (outcome, items) in enumerate(zip(collective.outcomes, gathered, strict=True))
     ]
 
 
@@ -115,16 +114,16 @@ class _TaskPart:
 class _Step:
     """Tasks that are measured at the same time, as one process sees them."""
 
-    def __init__(self, team: Team, rig: Rig) -> None:
-        self._team = team
-        self._rig = rig
-        self._tasks = team.tasks
-        self._engines = [transfers(task) for task in team.tasks]
-        self._buffers = assign(team.tasks)
-        self._parts = [_TaskPart() for _ in team.tasks]
+    def __init__(self, collective: CollectiveStep, worker: WorkerContext) -> None:
+        self._collective = collective
+        self._worker = worker
+        self._tasks = collective.tasks
+        self._engines = [transfers(task) for task in collective.tasks]
+        self._buffers = assign(collective.tasks)
+        self._parts = [_TaskPart() for _ in collective.tasks]
         self._open = OpenBuffers()
         self._taken: Counter[str | None] = Counter()
-        self._held: Held | None = None
+        self._held: GatedWork | None = None
         self._held_tasks: list[int] = []
 
     def prepare(self) -> None:
@@ -132,8 +131,8 @@ class _Step:
         flows = [(flow, engine) for task, engine in zip(self._tasks, self._engines, strict=True) for flow in task.flows]
         # Kernels that share a GPU.
         sharing = Counter((f.initiator_rank, f.initiator) for f, engine in flows if engine.needs_kernels)
-        self._open = open_buffers(self._team, self._rig, self._buffers, before=self._take_streams)
-        self._team.do(lambda place: self._get_ready(place, sharing))
+        self._open = open_buffers(self._collective, self._worker, self._buffers, before=self._take_streams)
+        self._collective.do(lambda place: self._get_ready(place, sharing))
 
     @property
     def pageable(self) -> bool:
@@ -142,33 +141,33 @@ class _Step:
 
     def warm_up(self) -> None:
         """Fill the sources, and move everything a few times."""
-        self._team.do(self._fill)
-        self._team.do(self._synchronize, begin=self._pass_over)
+        self._collective.do(self._fill)
+        self._collective.do(self._synchronize, begin=self._pass_over)
 
     def sample(self, gate: Gate, watch: Watch, number: int, *, check: bool) -> None:
         """Take one sample of each task."""
         for attempt in range(EXPIRED_LIMIT):
-            self._team.do(self._synchronize, begin=lambda place: self._poison(place, number))
-            queued = self._team.do_at_once(lambda places: self._queue(places, number, gate))
+            self._collective.do(self._synchronize, begin=lambda place: self._poison(place, number))
+            queued = self._collective.do_at_once(lambda places: self._queue(places, number, gate))
             start_s = self._start_s(queued)
             last = attempt == EXPIRED_LIMIT - 1
-            timed = self._team.do_at_once(partial(self._run, start_s=start_s, last=last))
+            timed = self._collective.do_at_once(partial(self._run, start_s=start_s, last=last))
             if not any(item.data and item.data["expired"] for items in timed for item in items):
                 break
         watch.count()
         for place, items in enumerate(timed):
-            if self._team.outcomes[place] is None:
+            if self._collective.outcomes[place] is None:
                 self._parts[place].samples.append(self._joined(place, items))
         if check:
-            found = self._team.do(self._finish_checks, begin=lambda place: self._begin_checks(place, number))
+            found = self._collective.do(self._finish_checks, begin=lambda place: self._begin_checks(place, number))
             self._keep_mismatches(number, found)
 
     def told(self, place: int) -> dict[str, Any]:
         """Return what this process alone knows of a task."""
-        own = [buffer for flow in self._buffers[place] for buffer in flow.there if self._team.owns(buffer.end)]
+        own = [buffer for flow in self._buffers[place] for buffer in flow.there if self._collective.owns(buffer.end)]
         return {
             "costs": [to_json(cost) for cost in self._open.costs(place)],
-            "placements": [to_json(placement) for placement in self._rig.placements(own)],
+            "placements": [to_json(placement) for placement in self._worker.placements(own)],
             "pageable": any(mover.pageable for _, mover in self._parts[place].moved),
         }
 
@@ -182,44 +181,46 @@ class _Step:
             part.mismatch,
             _NO_GATE if any(item.data["pageable"] for item in items) else None,
             gating=" and ".join(sorted(gating)),
-            verification=self._engines[place].verification(self._rig),
+            verification=self._engines[place].verification(self._worker),
             seeds=tuple(flow.seed for flow in part.flows),
             costs=tuple(from_json(BufferCost, cost) for item in items for cost in item.data["costs"]),
             placements=tuple(from_json(Placement, one) for item in items for one in item.data["placements"]),
-            evidence=evidence.gathered(task, len(part.samples), self._team.ranks, items, "seen"),
+            evidence=evidence.gathered(task, len(part.samples), self._collective.ranks, items, "seen"),
         )
 
     def _take_streams(self, place: int) -> None:
         """Get the streams of the flows that this process issues, and let their GPUs reach its other GPUs."""
         task = self._tasks[place]
         for number, flow in enumerate(task.flows):
-            if not self._team.issues(flow):
+            if not self._collective.issues(flow):
                 continue
             initiator = flow.initiator or ""
             first = self._taken[initiator]
             self._taken[initiator] += task.streams
-            streams = [self._rig.stream(initiator, first + number) for number in range(task.streams)]
+            streams = [self._worker.stream(initiator, first + number) for number in range(task.streams)]
             self._parts[place].streams[number] = streams
             for end in (flow.source, flow.destination):
-                if self._team.owns(end):
-                    self._rig.connect(initiator, end.bus_id)
+                if self._collective.owns(end):
+                    self._worker.connect(initiator, end.bus_id)
 
     def _get_ready(self, place: int, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
         """Put together what fills, moves and looks at the bytes of each flow."""
-        team, rig, part = self._team, self._rig, self._parts[place]
+        collective, worker, part = self._collective, self._worker, self._parts[place]
         for number, (flow, buffers) in enumerate(zip(self._tasks[place].flows, self._buffers[place], strict=True)):
             seed = self._open.seeds[place, number, End.DESTINATION if buffers.source is None else End.SOURCE]
             source = destination = mover = None
-            if buffers.source is not None and team.owns(flow.source):
-                source = Source(rig, rig.held(buffers.source), rig.near(flow.source, flow))
-            if buffers.destination is not None and team.owns(flow.destination):
-                held = rig.held(buffers.destination)
-                destination = Destination(rig, held, rig.near(flow.destination, flow), seed)
-            if team.issues(flow):
-                memories = [rig.held(b).memory if b else None for b in (buffers.source, buffers.destination)]
+            if buffers.source is not None and collective.owns(flow.source):
+                source = Source(worker, worker.held(buffers.source), worker.near(flow.source, flow))
+            if buffers.destination is not None and collective.owns(flow.destination):
+                held = worker.held(buffers.destination)
+                destination = Destination(worker, held, worker.near(flow.destination, flow), seed)
+            if collective.issues(flow):
+                memories = [worker.held(b).memory if b else None for b in (buffers.source, buffers.destination)]
                 share = sharing.get((flow.initiator_rank, flow.initiator), 1)
                 streams = part.streams[number]
-                mover = Mover(rig, self._engines[place], memories[0], memories[1], seed, streams=streams, share=share)
+                mover = Mover(
+                    worker, self._engines[place], memories[0], memories[1], seed, streams=streams, share=share
+                )
             part.flows.append(_FlowPart(number, seed, source, destination, mover))
 
     def _fill(self, place: int) -> None:
@@ -262,14 +263,14 @@ class _Step:
             for place, part in enumerate(self._parts)
             if place in self._held_tasks
         ]
-        self._held = Held(gate, groups) if groups else None
+        self._held = GatedWork(gate, groups) if groups else None
         return dict.fromkeys(places, time.perf_counter())
 
     def _start_s(self, queued: Sequence[Sequence[Item]]) -> float | None:
         """Return when the processes of this node open their gates; ``None`` where there is one process."""
-        if self._team.exchange.size == 1:
+        if self._collective.exchange.size == 1:
             return None
-        ready_s = [items[rank].data for items in queued if items for rank in self._team.here]
+        ready_s = [items[rank].data for items in queued if items for rank in self._collective.here]
         return max((at for at in ready_s if at), default=0) + HEAD_START_S
 
     def _run(self, places: Sequence[int], *, start_s: float | None, last: bool) -> dict[int, dict[str, Any]]:
@@ -307,7 +308,7 @@ class _Step:
         return bandwidth_sample(self._tasks[place], elapsed_ms, flows_ms, max(part["wall_ms"] for part in parts))
 
     def _one_node(self, place: int) -> bool:
-        return len({self._team.ranks[number].host for number in self._tasks[place].ranks}) == 1
+        return len({self._collective.ranks[number].host for number in self._tasks[place].ranks}) == 1
 
     def _begin_checks(self, place: int, number: int) -> None:
         """Begin to look at what the destinations of this process hold, and at what it has kept of what it read."""

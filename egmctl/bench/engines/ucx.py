@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 
 from egmctl.bench.engines.base import BenchEngine
 from egmctl.bench.engines.ucx_side import Side
-from egmctl.bench.exchange import Exchange
-from egmctl.bench.ranks.team import Team
-from egmctl.bench.rig import Rig
+from egmctl.bench.processes.collective import CollectiveStep
+from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.ucx_report import OVER_NETWORK
 from egmctl.model.measurement import Measurement, Settings, Status, Task, Verification, finish
-from egmctl.model.rank import Rank
 from egmctl.model.ucx import UcxDevice
 
 BY_DEVICE_BYTES = 64 << 20
@@ -26,17 +24,15 @@ BY_DEVICE_BYTES = 64 << 20
 class Ucx(BenchEngine):
     """Tasks are measured one after the other."""
 
-    def verification(self, rig: Rig) -> Verification:
-        return rig.verification
+    def verification(self, worker: WorkerContext) -> Verification:
+        return worker.verification
 
-    def measure(
-        self, exchange: Exchange, rig: Rig, ranks: Sequence[Rank], tasks: Sequence[Task], settings: Settings
-    ) -> list[Measurement]:
+    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
         found = []
         for task in tasks:
-            side, measurement = _measure(Team(exchange, ranks, [task]), rig, task, settings.samples)
+            side, measurement = _measure(CollectiveStep(worker, [task]), worker, task, settings.samples)
             if _tells_devices_apart(measurement):
-                measurement = _with_devices(exchange, ranks, rig, task, side, measurement)
+                measurement = _with_devices(worker, task, side, measurement)
             found.append(measurement)
         return found
 
@@ -45,9 +41,13 @@ UCX = Ucx(caption="UCX", counted="each byte copied, once", needs_kernels=False, 
 
 
 def _measure(
-    team: Team, rig: Rig, task: Task, samples: int, options: Mapping[str, str] | None = None
+    collective: CollectiveStep,
+    worker: WorkerContext,
+    task: Task,
+    samples: int,
+    options: Mapping[str, str] | None = None,
 ) -> tuple[Side, Measurement]:
-    side = Side(team, rig, task, options or {})
+    side = Side(collective, worker, task, options or {})
     try:
         side.connect()
         if side.missing is not None:
@@ -55,10 +55,10 @@ def _measure(
         side.warm_up()
         for number in range(samples):
             side.sample(number)
-        told = team.do(lambda _: side.told())[0]
+        told = collective.do(lambda _: side.told())[0]
     finally:
         side.close()
-    (outcome,) = team.outcomes
+    (outcome,) = collective.outcomes
     return side, outcome or side.conclude(told)
 
 
@@ -74,13 +74,11 @@ def _tells_devices_apart(measurement: Measurement) -> bool:
     )
 
 
-def _with_devices(
-    exchange: Exchange, ranks: Sequence[Rank], rig: Rig, task: Task, side: Side, measurement: Measurement
-) -> Measurement:
+def _with_devices(worker: WorkerContext, task: Task, side: Side, measurement: Measurement) -> Measurement:
     """Return a measurement with what one sample reaches by each network device of the sender alone."""
     devices = []
     for name in side.devices if len(side.devices) > 1 else ():
-        _, by_it = _measure(Team(exchange, ranks, [task]), rig, task, 1, {"NET_DEVICES": name})
+        _, by_it = _measure(CollectiveStep(worker, [task]), worker, task, 1, {"NET_DEVICES": name})
         reached = by_it.bandwidth_gb_s
         devices.append(
             UcxDevice(

@@ -12,10 +12,10 @@ from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.conclusion import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips
 from egmctl.bench.engines.round_trips import WARM_UP_LAPS
 from egmctl.bench.engines.transfer import Destination, Source
-from egmctl.bench.exchange import Item
 from egmctl.bench.plan import SAMPLE_S
-from egmctl.bench.ranks.team import Team
-from egmctl.bench.rig import Rig
+from egmctl.bench.processes.collective import CollectiveStep
+from egmctl.bench.processes.context import WorkerContext
+from egmctl.bench.processes.exchange import Item
 from egmctl.bench.ucx_report import network_devices, parse, path_of
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import HostNumaMemory
@@ -46,7 +46,9 @@ _DATA, _ANSWER = 1, 2
 class Side:
     """This rank's part in one task; it may have none."""
 
-    def __init__(self, team: Team, rig: Rig, task: Task, options: Mapping[str, str]) -> None:
+    def __init__(
+        self, collective: CollectiveStep, worker: WorkerContext, task: Task, options: Mapping[str, str]
+    ) -> None:
         self.task = task
         self.devices: list[str] = []
         """The sender's network devices, once all have told what they know."""
@@ -55,12 +57,12 @@ class Side:
         self.missing: str | None = None
         """Why UCX cannot be used."""
         self.seed = 0
-        self._team = team
-        self._rig = rig
+        self._collective = collective
+        self._worker = worker
         self._options = options
         self._flow = task.flows[0]
         self._sender, self._receiver = self._flow.source.rank or 0, self._flow.destination.rank or 0
-        self._me = team.exchange.rank
+        self._me = collective.exchange.rank
         self._sends, self._receives = self._me == self._sender, self._me == self._receiver
         self._link: Link | None = None
         ((self._buffers,),) = assign([task])
@@ -82,48 +84,48 @@ class Side:
         def offer(_: int) -> dict[str, Any] | None:
             if not (self._sends or self._receives):
                 return None
-            stream = self._rig.stream(self._team.ranks[self._me].bus_id)
+            stream = self._worker.stream(self._collective.ranks[self._me].bus_id)
             stream.context.make_current()
             try:
                 self._link = Link(self._options if self._sends else {})
             except NoUcx as why:
                 return {"missing": str(why)}
             self._make_memory(stream.context)
-            return {"address": self._link.address.hex(), "seed": self._rig.held(self._own).seed}
+            return {"address": self._link.address.hex(), "seed": self._worker.held(self._own).seed}
 
-        offers = self._team.do(offer)[0]
-        if not offers or self._team.outcomes[0] is not None:
+        offers = self._collective.do(offer)[0]
+        if not offers or self._collective.outcomes[0] is not None:
             return
         self.missing = next((item.data["missing"] for item in offers if item.data and "missing" in item.data), None)
         if self.missing is not None:
             return
         self.seed = offers[self._sender].data["seed"]
-        self._team.do(lambda _: self._open(offers))
+        self._collective.do(lambda _: self._open(offers))
 
     def _make_memory(self, context: Context) -> None:
         """Make HOST_NUMA memory so that the GPU that UCX takes it for can copy it too."""
         end = self._own.end
-        if end.memory is not MemoryKind.HOST_NUMA or end.numa_node is None or self._rig.has(self._own):
+        if end.memory is not MemoryKind.HOST_NUMA or end.numa_node is None or self._worker.has(self._own):
             return
         other = taken_for(end.numa_node, context)
         if other is not None:
-            memory = HostNumaMemory(end.numa_node, self._own.size_bytes, [context, self._rig.one_more(other)])
-            self._rig.adopt(self._own, memory, self._rig.new_seed())
+            memory = HostNumaMemory(end.numa_node, self._own.size_bytes, [context, self._worker.one_more(other)])
+            self._worker.adopt(self._own, memory, self._worker.new_seed())
             context.make_current()
 
     def _open(self, offers: Sequence[Item]) -> None:
         if self._link is None:
             return
         self._link.connect(bytes.fromhex(offers[self._receiver if self._sends else self._sender].data["address"]))
-        stream = self._rig.stream(self._team.ranks[self._me].bus_id)
-        held = self._rig.held(self._own)
+        stream = self._worker.stream(self._collective.ranks[self._me].bus_id)
+        held = self._worker.held(self._own)
         if self._sends:
             # Of a round trip both ends are written: the one that sends first may have received in the task before.
             held.filled_bytes = 0
-            self._source = Source(self._rig, held, stream)
+            self._source = Source(self._worker, held, stream)
             self._source.fill(Window(0, 1, held.memory.size_bytes))
         else:
-            self._destination = Destination(self._rig, held, stream, self.seed)
+            self._destination = Destination(self._worker, held, stream, self.seed)
         stream.synchronize()
 
     def warm_up(self) -> None:
@@ -131,12 +133,12 @@ class Side:
         if self.task.chase is not None:
             # What UCX does with short messages it prints only where a longer one was sent.
             self._exchange(Window(0, 1, self.task.size_bytes), 1)
-            self._team.do(lambda _: self._laps(WARM_UP_LAPS))
+            self._collective.do(lambda _: self._laps(WARM_UP_LAPS))
             return
         count = max(1, min(WARM_UP_MESSAGES, WARM_UP_BYTES // self.task.size_bytes))
         for _ in range(2):
             timed = self._exchange(window(self.task.size_bytes, count, 0), count)
-        if self._team.outcomes[0] is None:
+        if self._collective.outcomes[0] is None:
             each_s = timed[self._sender].data / count
             self.task = replace(self.task, copies=max(1, min(MESSAGES_LIMIT, math.ceil(SAMPLE_S / each_s))))
 
@@ -148,10 +150,10 @@ class Side:
             timed = self._exchange(part, self.task.copies)
         else:
             part = Window(0, 1, chase.stride_bytes)
-            self._team.do(lambda _: self._aim(part))
-            timed = self._team.do(lambda _: self._laps(chase.loads))[0]
-        found = self._team.do(lambda _: self._check(part))[0]
-        if self._team.outcomes[0] is not None:
+            self._collective.do(lambda _: self._aim(part))
+            timed = self._collective.do(lambda _: self._laps(chase.loads))[0]
+        found = self._collective.do(lambda _: self._check(part))[0]
+        if self._collective.outcomes[0] is not None:
             return
         taken = timed[self._sender].data
         self.samples.append(
@@ -180,7 +182,7 @@ class Side:
         more: dict[str, Any] = {
             "ucx": path,
             "placements": tuple(from_json(Placement, one) for of in data for one in of["placements"]),
-            "verification": self._rig.verification,
+            "verification": self._worker.verification,
             "seeds": (self.seed,),
         }
         if chase is None:
@@ -201,7 +203,7 @@ class Side:
         report = self.close()
         return known | {
             "protocols": [to_json(one) for one in parse(report, self._me)],
-            "placements": [to_json(placement) for placement in self._rig.placements([self._own])],
+            "placements": [to_json(placement) for placement in self._worker.placements([self._own])],
         }
 
     def close(self) -> str:
@@ -212,14 +214,14 @@ class Side:
 
     def _exchange(self, part: Window, count: int) -> list[Item]:
         """Have all prepare, then move so many messages; return what each rank gives: the sender the seconds."""
-        self._team.do(lambda _: self._aim(part))
-        return self._team.do(lambda _: self._pass(count))[0]
+        self._collective.do(lambda _: self._aim(part))
+        return self._collective.do(lambda _: self._pass(count))[0]
 
     def _aim(self, part: Window) -> None:
         """Prepare to move the slots of a window: what is to be received there must not be there already."""
         if self._link is None:
             return
-        held, end = self._rig.held(self._own), self._flow.source if self._sends else self._flow.destination
+        held, end = self._worker.held(self._own), self._flow.source if self._sends else self._flow.destination
         if self._destination is not None:
             self._destination.poison(part)
             self._destination.stream.synchronize()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.evidence import Watch, gpus_of, route
-from egmctl.bench.exchange import Item
+from egmctl.bench.processes.exchange import Item
 from egmctl.gpu.counters import Traffic
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.evidence import Evidence, GpuEvidence
@@ -15,13 +15,13 @@ from egmctl.model.measurement import Task
 from egmctl.model.rank import Rank
 
 if TYPE_CHECKING:
-    from egmctl.bench.rig import Rig
+    from egmctl.bench.processes.context import WorkerContext
 
 
-def told(watch: Watch, rig: Rig) -> dict[str, Any]:
+def told(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
     """Return what this process has seen of its GPUs, as JSON data."""
     return {
-        "gpus": [to_json(gpu) for gpu in watch.seen(rig.gpus)],
+        "gpus": [to_json(gpu) for gpu in watch.seen(worker.gpus)],
         "traffic": {bus_id: [dict(of.sent_bytes), dict(of.received_bytes)] for bus_id, of in watch.traffic.items()},
         "unread": watch.unread,
     }

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
-from egmctl.bench.exchange import Exchange, Item
-from egmctl.bench.ranks.team import Team, close_all
+from egmctl.bench.processes.collective import CollectiveStep, close_all
+from egmctl.bench.processes.exchange import Item
 from egmctl.gpu.handles import ImportedMemory
 from egmctl.model.measurement import BufferCost, Endpoint, Flow, Task
 
 if TYPE_CHECKING:
-    from egmctl.bench.rig import Held, Rig
+    from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
 
 
 @dataclass
@@ -23,10 +23,10 @@ class OpenBuffers:
 
     seeds: dict[tuple[int, int, End], int] = field(default_factory=dict)
     """Of each buffer, by the places of its task and its flow and by its end."""
-    made: list[tuple[int, Buffer, Held]] = field(default_factory=list)
+    made: list[tuple[int, Buffer, AllocatedBuffer]] = field(default_factory=list)
     """Those that this process has made for the step, each with the place of the first task that uses it."""
 
-    def made_for(self, place: int, held: Held) -> bool:
+    def made_for(self, place: int, held: AllocatedBuffer) -> bool:
         """Say whether a buffer was made for a task."""
         return any(at == place and one is held for at, _, one in self.made)
 
@@ -36,8 +36,8 @@ class OpenBuffers:
 
 
 def open_buffers(
-    team: Team,
-    rig: Rig,
+    collective: CollectiveStep,
+    worker: WorkerContext,
     assigned: Sequence[Sequence[FlowBuffers]],
     *,
     before: Callable[[int], None],
@@ -57,21 +57,21 @@ def open_buffers(
         before(place)
         offers: list[dict[str, Any]] = []
         fds: list[int] = []
-        for end in _ends(team.tasks[place], assigned[place]):
-            if not team.owns(end.endpoint):
+        for end in _ends(collective.tasks[place], assigned[place]):
+            if not collective.owns(end.endpoint):
                 continue
-            known = rig.has(end.buffer)
-            held = rig.held(end.buffer)
+            known = worker.has(end.buffer)
+            held = worker.held(end.buffer)
             if not known:
                 found.made.append((place, end.buffer, held))
             offers.append({"flow": end.number, "end": end.end, "seed": held.seed})
             if end.endpoint.handle is not None:
-                description, given = held.memory.offer()  # type: ignore[attr-defined]  # made by Rig with a handle
+                description, given = held.memory.offer()  # type: ignore[attr-defined]  # made by WorkerContext with a handle
                 offers[-1] |= {"offer": description, "fds": len(given)}
                 fds += given
         return Item(offers, tuple(fds))
 
-    gathered = team.do(offer)
+    gathered = collective.do(offer)
     offers: dict[tuple[int, int, End], tuple[dict[str, Any], list[int]]] = {}
     for place, items in enumerate(gathered):
         for item in items:
@@ -83,31 +83,31 @@ def open_buffers(
                     offers[key] = one["offer"], [next(rest) for _ in range(one["fds"])]
 
     def open_others(place: int) -> None:
-        for end in _ends(team.tasks[place], assigned[place]):
+        for end in _ends(collective.tasks[place], assigned[place]):
             key = place, end.number, end.end
-            if not team.issues(end.flow) or team.owns(end.endpoint):
+            if not collective.issues(end.flow) or collective.owns(end.endpoint):
                 continue
-            if rig.has(end.buffer) and rig.held(end.buffer).seed == found.seeds[key]:
+            if worker.has(end.buffer) and worker.held(end.buffer).seed == found.seeds[key]:
                 continue
-            rig.release(end.buffer)
-            context = rig.stream(end.flow.initiator or "").context
-            rig.adopt(end.buffer, ImportedMemory(context, *offers[key]), found.seeds[key])
+            worker.release(end.buffer)
+            context = worker.stream(end.flow.initiator or "").context
+            worker.adopt(end.buffer, ImportedMemory(context, *offers[key]), found.seeds[key])
 
     try:
-        if team.exchange.size > 1:
-            team.do(open_others)
+        if collective.exchange.size > 1:
+            collective.do(open_others)
     finally:
         close_all(gathered)
     return found
 
 
-def release(exchange: Exchange, rig: Rig, buffers: Sequence[Buffer]) -> str | None:
+def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
     """Let go of buffers, of those of others first and in all ranks; return what went wrong with the last one."""
     problem = None
     for own in (False, True):
-        chosen = (buffer for buffer in buffers if ((buffer.end.rank or 0) == exchange.rank) is own)
-        problem = rig.release_all(chosen) or problem
-        exchange.barrier()
+        chosen = (buffer for buffer in buffers if ((buffer.end.rank or 0) == worker.exchange.rank) is own)
+        problem = worker.release_all(chosen) or problem
+        worker.exchange.barrier()
     return problem
 
 
@@ -130,7 +130,7 @@ def _ends(task: Task, assigned: Sequence[FlowBuffers]) -> Iterator[_End]:
             yield _End(number, flow, End.DESTINATION, flow.destination, buffers.destination)
 
 
-def _cost_of(buffer: Buffer, held: Held) -> BufferCost:
+def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
     memory = held.memory
     return BufferCost(
         label=buffer.end.label,

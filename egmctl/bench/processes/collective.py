@@ -9,15 +9,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from egmctl.bench.exchange import Exchange, Item
 from egmctl.bench.outcomes import FAILURES, GateExpired, failure
+from egmctl.bench.processes.exchange import Item
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.gpu.program import NoCompiler
 from egmctl.model.measurement import Endpoint, Flow, Measurement, Status, Task, finish
-from egmctl.model.rank import Rank
+
+if TYPE_CHECKING:
+    from egmctl.bench.processes.context import WorkerContext
 
 _OPENING = ("cuIpcOpenMemHandle", "cuIpcOpenEventHandle", "cuMemImportFromShareableHandle")
 _OPENING_POOL = ("cuMemPoolImportFromShareableHandle", "cuMemPoolImportPointer")
@@ -25,7 +27,7 @@ _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemExportToShareableHandle", "cu
 _NOT_PERMITTED = 800
 
 
-class Team:
+class CollectiveStep:
     """The tasks of a step, in all processes; of one process, in that one.
 
     Attributes
@@ -36,11 +38,11 @@ class Team:
         Of each task, where it has ended early; the same in every process.
     """
 
-    def __init__(self, exchange: Exchange, ranks: Sequence[Rank], tasks: Sequence[Task]) -> None:
-        self.exchange = exchange
-        self.ranks = ranks
+    def __init__(self, worker: WorkerContext, tasks: Sequence[Task]) -> None:
+        self.exchange = worker.exchange
+        self.ranks = worker.ranks
         self.tasks = tasks
-        self.here = [rank.number for rank in ranks if rank.host == ranks[exchange.rank].host] or [0]
+        self.here = [rank.number for rank in self.ranks if rank.host == self.ranks[self.exchange.rank].host] or [0]
         self.outcomes: list[Measurement | None] = [None] * len(tasks)
 
     def owns(self, end: Endpoint) -> bool:

@@ -1,7 +1,7 @@
-"""One run by the commands of an MPI job: rank 0 leads, the others follow, and each has one rank's process.
+"""One run by the commands of an MPI job: rank 0 leads, the others serve_rank, and each has one rank's process.
 
 Rank 0 supervises as it would on one node. Whatever it asks of its ranks it first tells the other commands, which ask
-the same of theirs; then all join the words of their ranks round by round (:mod:`egmctl.bench.group`).
+the same of theirs; then all join the messages of their ranks round by round (:mod:`egmctl.bench.processes.group`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from egmctl.bench.group import RANK, RELEASE_S, Failure, Group, GroupFailed, Said, Word, start_rank
+from egmctl.bench.processes.group import RELEASE_S, WORKER, Failure, Group, GroupFailed, Kind, RankMessage, start_rank
 from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 
 MARGIN_S = RELEASE_S + 10.0
-"""What a command may need, besides its rank's own time, until it says a word: to release a rank, and to kill it."""
+"""What a command may need, besides its rank's own time, until it says a message: to release a rank, and to kill it."""
 REPORT_S = 0.4
 """How long a command that is told to end reports to rank 0: mpirun gives it a second between SIGTERM and SIGKILL."""
 IDLE_S = 600.0
@@ -26,7 +26,7 @@ Message = dict[str, Any]
 OnEvent = Callable[[Message], None]
 
 
-class Leader:
+class Coordinator:
     """The ranks of all commands, as that of rank 0 has them.
 
     Parameters
@@ -39,7 +39,7 @@ class Leader:
         Of the processes that take the place of failed ones; another one only in tests.
     """
 
-    def __init__(self, world: World, child: Child, name: Callable[[int], str], target: str = RANK) -> None:
+    def __init__(self, world: World, child: Child, name: Callable[[int], str], target: str = WORKER) -> None:
         self._world = world
         self._target = target
         self.name = name
@@ -47,12 +47,12 @@ class Leader:
         self.lost: tuple[int, ...] = ()
         """Ranks whose commands are gone: nothing can be asked of this job any more."""
 
-    def start(self) -> Led:
+    def start(self) -> CoordinatedGroup:
         """Return a group of all ranks: the processes that there are, or, after a failure, new ones."""
         child, self._first = self._first, None
         if child is None:
             self.order(0, {"do": "start"})
-        return Led(self, _Member(self._world, child, self._target))
+        return CoordinatedGroup(self, _LocalRank(self._world, child, self._target))
 
     def finish(self) -> None:
         """Tell the other commands that there is nothing more; what was measured does not depend on who hears it."""
@@ -77,28 +77,28 @@ class Leader:
         return GroupFailed(Failure(rank=min(ranks, default=0), how="crashed", reason=reason))
 
 
-class Led:
+class CoordinatedGroup:
     """One group of all ranks, until one of them fails."""
 
-    def __init__(self, leader: Leader, member: _Member) -> None:
-        self._leader = leader
+    def __init__(self, coordinator: Coordinator, member: _LocalRank) -> None:
+        self._coordinator = coordinator
         self._member = member
 
     def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
-        """Have a request carried out by all ranks: see :meth:`egmctl.bench.group.Group.ask`."""
-        self._leader.order(timeout_s, {"do": "ask", "request": request, "timeout_s": timeout_s})
+        """Have a request carried out by all ranks: see :meth:`egmctl.bench.processes.group.Group.ask`."""
+        self._coordinator.order(timeout_s, {"do": "ask", "request": request, "timeout_s": timeout_s})
         try:
             return self._member.ask(request, timeout_s, on_event)
         except GroupFailed as error:
-            raise GroupFailed(error.failure, self._leader.name(error.rank)) from None
+            raise GroupFailed(error.failure, self._coordinator.name(error.rank)) from None
         except RanksMissing as error:
-            raise self._leader.failed(error.ranks) from None
+            raise self._coordinator.failed(error.ranks) from None
 
     def close(self) -> None:
         """End this command's process; the others end theirs when they are told to start anew, or to finish."""
         self._member.close()
 
-    def __enter__(self) -> Led:
+    def __enter__(self) -> CoordinatedGroup:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -108,25 +108,25 @@ class Led:
         self.close()
 
 
-def follow(world: World, child: Child, target: str = RANK) -> None:
-    """Do what rank 0 orders, until there is nothing more; parameters as for :class:`Leader`.
+def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
+    """Do what rank 0 orders, until there is nothing more; parameters as for :class:`Coordinator`.
 
     Raises
     ------
     RanksMissing
         If the job is broken: rank 0 reports, and ends it.
     """
-    member = _Member(world, child, target)
+    member = _LocalRank(world, child, target)
     try:
         while (order := json.loads(world.broadcast(b"", IDLE_S)))["do"] != "finish":
             if order["do"] == "start":
                 member.close()
-                member = _Member(world, None, target)
+                member = _LocalRank(world, None, target)
                 continue
             try:
                 member.ask(order["request"], order["timeout_s"])
             except GroupFailed:
-                # Rank 0 knows it from the same words.
+                # Rank 0 knows it from the same messages.
                 continue
     except KeyboardInterrupt:
         # Rank 0 asks who is there, as mpirun ends all when it has lost one; a child in the driver is slow to end.
@@ -137,34 +137,34 @@ def follow(world: World, child: Child, target: str = RANK) -> None:
         member.close()
 
 
-class _Words:
-    """The :class:`egmctl.bench.group.Transport` between the commands of a job, each with one rank."""
+class MpiTransport:
+    """The :class:`egmctl.bench.processes.group.Transport` between the commands of a job, each with one rank."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.timeout_s = 0.0
-        """Until a rank has to have said its word."""
+        """Until a rank has to have said its message."""
 
-    def all_gather(self, words: Sequence[Word]) -> list[Word]:
-        (own,) = words
-        given = json.dumps({"said": own.said, "call": own.call, "data": own.data}).encode()
+    def all_gather(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
+        (own,) = messages
+        given = json.dumps({"kind": own.kind, "call": own.call, "data": own.data}).encode()
         heard = map(json.loads, self._world.all_gather(given, self.timeout_s + MARGIN_S))
         return [
-            Word(rank=rank, said=Said(one["said"]), call=one["call"], data=one["data"])
+            RankMessage(rank=rank, kind=Kind(one["kind"]), call=one["call"], data=one["data"])
             for rank, one in enumerate(heard)
         ]
 
 
-class _Member:
+class _LocalRank:
     """This command's part of a group: its rank's process."""
 
     def __init__(self, world: World, child: Child | None, target: str) -> None:
-        self._words = _Words(world)
+        self._transport = MpiTransport(world)
         self._child = child or start_rank(world.rank, world.size, target)
-        self._group = Group({world.rank: self._child}, self._words)
+        self._group = Group({world.rank: self._child}, self._transport)
 
     def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
-        self._words.timeout_s = timeout_s
+        self._transport.timeout_s = timeout_s
         return self._group.ask(request, timeout_s, on_event)
 
     def kill(self) -> None:

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
-from egmctl.bench.group import RANK, Group, start_rank
-from egmctl.bench.protocol import ENVIRONMENT, Event
+from egmctl.bench.processes.group import WORKER, Group, start_rank
+from egmctl.bench.processes.protocol import ENVIRONMENT, Event
 from egmctl.launch import ChannelClosed, Child, spawn
-
-WORKER = "egmctl.bench.worker:run"
 
 Message = dict[str, Any]
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Processes that do what they are asked for together, and are ended by a ``with`` block."""
 
     def ask(
@@ -27,10 +25,10 @@ class Crew(Protocol):
         Raises
         ------
         ChildFailed
-            A process died, hung or raised: the crew is of no more use.
+            A process died, hung or raised: the pool is of no more use.
         """
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         """Return itself."""
 
     def __exit__(
@@ -39,7 +37,7 @@ class Crew(Protocol):
         """End the processes."""
 
 
-class Worker:
+class SingleWorker:
     """The one process of most cases, which works all GPUs.
 
     Parameters
@@ -54,7 +52,7 @@ class Worker:
     def ask(
         self, request: Message, timeout_s: float, on_event: Callable[[Message], None] | None = None
     ) -> list[Message]:
-        """Have a request carried out: see :class:`Crew`."""
+        """Have a request carried out: see :class:`WorkerPool`."""
         # A worker that is gone is noticed, with what became of it, when its answer is waited for.
         with contextlib.suppress(ChannelClosed):
             self._child.channel.send(request)
@@ -63,7 +61,7 @@ class Worker:
                 on_event(message)
         return [message]
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> SingleWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,7 +79,7 @@ def start_worker(target: str = WORKER) -> Child:
     return spawn(target, {}, environment=ENVIRONMENT)
 
 
-def start_group(size: int, target: str = RANK) -> Group:
+def start_group(size: int, target: str = WORKER) -> Group:
     """Start the processes of ``size`` ranks, all on this node."""
     with contextlib.ExitStack() as undo:
         children = {}

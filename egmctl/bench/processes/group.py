@@ -1,9 +1,9 @@
 """The processes of a measurement by several, as the command holds them: started, asked, heard, and ended cleanly.
 
-A step of a group is a series of rounds. In each, every rank says one word: what it gives to an exchange, or that it is
-through with the step; a process that has died or hangs is given a word of its own, that it failed. The words of all
-ranks are joined and every command comes to the same conclusion from them: hand them on, end the step, or release the
-ranks that wait for one that will never come (docs/decisions/0004-words-of-ranks.md).
+A step of a group is a series of rounds. In each, every rank sends one message: what it gives to an exchange, or that it
+is through with the step; for a process that has died or hangs one is made, that it failed. The messages of all ranks
+are joined and every command comes to the same conclusion from them: hand them on, end the step, or release the ranks
+that wait for one that will never come (docs/decisions/0004-words-of-ranks.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from egmctl.bench.protocol import ENVIRONMENT, Event, Request
+from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Request
 from egmctl.compat import StrEnum
 from egmctl.errors import ChildFailed
 from egmctl.launch import ChannelClosed, Child, spawn, wait_for_any
@@ -25,12 +25,13 @@ RELEASE_S = 15.0
 """How long ranks may take to come to the end of a step that another one has failed in: kernels that wait for another
 GPU give up after 5 s (:data:`egmctl.gpu.chase.TIMEOUT_NS`), a gate after 10."""
 
-RANK = "egmctl.bench.ranks.rank:run"
+WORKER = "egmctl.bench.processes.worker:run"
+"""What every process that works GPUs runs."""
 
 Message = dict[str, Any]
 
 
-def start_rank(number: int, size: int, target: str = RANK) -> Child:
+def start_rank(number: int, size: int, target: str = WORKER) -> Child:
     """Start the process of one rank of ``size``, which initialises CUDA and waits for what it is asked for.
 
     Parameters
@@ -41,27 +42,27 @@ def start_rank(number: int, size: int, target: str = RANK) -> Child:
     return spawn(target, {"rank": number, "size": size}, environment=ENVIRONMENT)
 
 
-class Said(StrEnum):
-    """What a word says."""
+class Kind(StrEnum):
+    """What a message is."""
 
-    GIVES = "gives"
+    CONTRIBUTE = "contribute"
     """The rank gives something to an exchange, and waits for what the others give."""
-    OVER = "over"
+    DONE = "done"
     """The rank is through with what it was asked for."""
     FAILED = "failed"
     """The rank's process is dead, killed after its time was up, or out of order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
-    """What one rank says in a round."""
+class RankMessage:
+    """What one rank sends in a round."""
 
     rank: int
-    said: Said
+    kind: Kind
     call: str = ""
     """Which exchange it is in: all ranks have to be in the same."""
     data: Any = None
-    """What it gives; of ``OVER`` the message of the rank, of ``FAILED`` the fields of :class:`Failure`. JSON data."""
+    """What it gives; of ``DONE`` the message of the rank, of ``FAILED`` the fields of :class:`Failure`. JSON data."""
     fds: tuple[int, ...] = field(default=(), compare=False)
     """Descriptors of this process; a transport between nodes has none."""
 
@@ -69,19 +70,19 @@ class Word:
 class Transport(Protocol):
     """Joins the ranks of this command with those of all others that take part in the same run.
 
-    Every command calls it once a round and gives the words of the ranks that it has started.
+    Every command calls it once a round and gives the messages of the ranks that it has started.
     """
 
-    def all_gather(self, words: Sequence[Word]) -> list[Word]:
-        """Return the words of all ranks of the run, in the order of their numbers."""
+    def all_gather(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
+        """Return the messages of all ranks of the run, in the order of their numbers."""
 
 
-class Local:
+class LocalTransport:
     """The transport where this command has started all ranks itself."""
 
-    def all_gather(self, words: Sequence[Word]) -> list[Word]:
-        """Return the words as they are."""
-        return list(words)
+    def all_gather(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
+        """Return the messages as they are."""
+        return list(messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ class Group:
 
     def __init__(self, members: Mapping[int, Child], transport: Transport | None = None) -> None:
         self._members = dict(members)
-        self._transport = transport or Local()
+        self._transport = transport or LocalTransport()
 
     @property
     def pids(self) -> dict[int, int]:
@@ -136,7 +137,7 @@ class Group:
         Parameters
         ----------
         timeout_s
-            Until a rank has to have said its next word.
+            Until a rank has to have said its next message.
         on_event
             Called with each message of this command's ranks that is none of the exchange's.
 
@@ -154,17 +155,17 @@ class Group:
         for child in self._members.values():
             _send(child, request)
         while True:
-            words = self._transport.all_gather(self._listen(self._members, timeout_s, on_event))
+            messages = self._transport.all_gather(self._listen(self._members, timeout_s, on_event))
             try:
-                if (failure := _failure(words)) is not None:
-                    self._release(words, failure, on_event)
+                if (failure := _failure(messages)) is not None:
+                    self._release(messages, failure, on_event)
                     raise GroupFailed(failure)
-                if all(word.said is Said.OVER for word in words):
-                    return [word.data for word in words]
-                self._hand_on(words, timeout_s)
+                if all(message.kind is Kind.DONE for message in messages):
+                    return [message.data for message in messages]
+                self._hand_on(messages, timeout_s)
             finally:
-                for word in words:
-                    for fd in word.fds:
+                for message in messages:
+                    for fd in message.fds:
                         os.close(fd)
 
     def close(self) -> None:
@@ -183,52 +184,54 @@ class Group:
 
     def _listen(
         self, members: Mapping[int, Child], timeout_s: float, on_event: Callable[[Message], None] | None
-    ) -> list[Word]:
-        """Wait for one word of each member; after a failure for the others' no longer than :data:`RELEASE_S`."""
-        words: dict[int, Word] = {}
+    ) -> list[RankMessage]:
+        """Wait for one message of each member; after a failure for the others' no longer than :data:`RELEASE_S`."""
+        messages: dict[int, RankMessage] = {}
         rank_of = {child: rank for rank, child in members.items()}
         deadline = time.monotonic() + timeout_s
-        while len(words) < len(members):
-            silent = [child for rank, child in members.items() if rank not in words]
+        while len(messages) < len(members):
+            silent = [child for rank, child in members.items() if rank not in messages]
             ready = wait_for_any(silent, deadline - time.monotonic())
             # None is ready: the time is up for all that are silent.
             for child in ready or silent:
-                word = _word(rank_of[child], child, timeout_s if ready else 0, timeout_s, on_event)
-                if word is None:
+                message = _message_of(rank_of[child], child, timeout_s if ready else 0, timeout_s, on_event)
+                if message is None:
                     continue
-                words[word.rank] = word
-                if word.said is Said.FAILED:
+                messages[message.rank] = message
+                if message.kind is Kind.FAILED:
                     deadline = min(deadline, time.monotonic() + RELEASE_S)
-        return [words[rank] for rank in members]
+        return [messages[rank] for rank in members]
 
-    def _hand_on(self, words: Sequence[Word], timeout_s: float) -> None:
-        items = [{"data": word.data, "fds": len(word.fds)} for word in words]
-        fds = [fd for word in words for fd in word.fds]
+    def _hand_on(self, messages: Sequence[RankMessage], timeout_s: float) -> None:
+        items = [{"data": message.data, "fds": len(message.fds)} for message in messages]
+        fds = [fd for message in messages for fd in message.fds]
         for child in self._members.values():
             _send(child, {"do": Request.EXCHANGED, "items": items}, fds, timeout_s)
 
-    def _release(self, words: Sequence[Word], failure: Failure, on_event: Callable[[Message], None] | None) -> None:
+    def _release(
+        self, messages: Sequence[RankMessage], failure: Failure, on_event: Callable[[Message], None] | None
+    ) -> None:
         """Tell members that wait in an exchange that it is over, and wait until they have let go of everything."""
-        waiting = {word.rank: self._members[word.rank] for word in words if self._waits(word)}
+        waiting = {message.rank: self._members[message.rank] for message in messages if self._waits(message)}
         until = time.monotonic() + RELEASE_S
         while waiting and time.monotonic() < until:
             for child in waiting.values():
                 _send(child, {"do": Request.ABANDON, "why": f"rank {failure.rank}: {failure.reason}"})
             said = self._listen(waiting, max(0, until - time.monotonic()), on_event)
-            for word in said:
-                for fd in word.fds:
+            for message in said:
+                for fd in message.fds:
                     os.close(fd)
             # One that unwinds may come to another exchange, and is told again.
-            waiting = {word.rank: self._members[word.rank] for word in said if self._waits(word)}
+            waiting = {message.rank: self._members[message.rank] for message in said if self._waits(message)}
 
-    def _waits(self, word: Word) -> bool:
-        return word.said is Said.GIVES and word.rank in self._members
+    def _waits(self, message: RankMessage) -> bool:
+        return message.kind is Kind.CONTRIBUTE and message.rank in self._members
 
 
-def _word(
+def _message_of(
     rank: int, child: Child, patience_s: float, timeout_s: float, on_event: Callable[[Message], None] | None
-) -> Word | None:
-    """Hear one message of a rank; return the word that it is, ``None`` for an event that is none."""
+) -> RankMessage | None:
+    """Hear one message of a rank; return the message that it is, ``None`` for an event that is none."""
     try:
         message, fds = child.receive(patience_s)
     except ChildFailed as error:
@@ -237,37 +240,39 @@ def _word(
             reason = f"gave no sign within {timeout_s:g} s" + (
                 f", it is in {error.last_call}" if error.last_call else ""
             )
-        return Word(rank=rank, said=Said.FAILED, data=_fields(rank, error.how, reason, error.last_call))
+        return RankMessage(rank=rank, kind=Kind.FAILED, data=_fields(rank, error.how, reason, error.last_call))
     event = message.get("event")
     if event == Event.EXCHANGE and isinstance(message.get("call"), str):
-        return Word(rank=rank, said=Said.GIVES, call=message["call"], data=message.get("data"), fds=tuple(fds))
+        return RankMessage(
+            rank=rank, kind=Kind.CONTRIBUTE, call=message["call"], data=message.get("data"), fds=tuple(fds)
+        )
     for fd in fds:
         os.close(fd)
     if event in (Event.READY, Event.OVER, Event.DONE):
-        return Word(rank=rank, said=Said.OVER, data=message)
+        return RankMessage(rank=rank, kind=Kind.DONE, data=message)
     if on_event is not None:
         on_event(message)
     return None
 
 
-def _failure(words: Sequence[Word]) -> Failure | None:
-    """Return what is to blame where the words of a round do not fit together; the same for every command.
+def _failure(messages: Sequence[RankMessage]) -> Failure | None:
+    """Return what is to blame where the messages of a round do not fit together; the same for every command.
 
     A process that died explains one that hangs, and that one ranks out of step.
     """
-    failed = [Failure(**word.data) for word in words if word.said is Said.FAILED]
+    failed = [Failure(**message.data) for message in messages if message.kind is Kind.FAILED]
     if failed:
         return min(failed, key=lambda failure: (failure.how == "timed-out", failure.rank))
-    first = words[0]
-    odd = next((word for word in words if (word.said, word.call) != (first.said, first.call)), None)
+    first = messages[0]
+    odd = next((message for message in messages if (message.kind, message.call) != (first.kind, first.call)), None)
     if odd is None:
         return None
     reason = f"out of step: it is {_place(odd)}, and rank {first.rank} is {_place(first)}"
     return Failure(rank=odd.rank, how="crashed", reason=reason)
 
 
-def _place(word: Word) -> str:
-    return "through with the step" if word.said is Said.OVER else f"in {word.call}"
+def _place(message: RankMessage) -> str:
+    return "through with the step" if message.kind is Kind.DONE else f"in {message.call}"
 
 
 def _fields(rank: int, how: str, reason: str, last_call: str | None) -> dict[str, Any]:
@@ -275,6 +280,6 @@ def _fields(rank: int, how: str, reason: str, last_call: str | None) -> dict[str
 
 
 def _send(child: Child, message: Message, fds: Sequence[int] = (), timeout_s: float = RELEASE_S) -> None:
-    # One that is gone or does not read is noticed, with what became of it, when its next word is waited for.
+    # One that is gone or does not read is noticed, with what became of it, when its next message is waited for.
     with contextlib.suppress(ChannelClosed, TimeoutError):
         child.channel.send(message, fds, timeout_s=timeout_s)

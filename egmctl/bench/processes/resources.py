@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from egmctl.bench.outcomes import FAILURES
-from egmctl.bench.ranks.team import Team
+from egmctl.bench.processes.collective import CollectiveStep
 
 
 class _Closable(Protocol):
@@ -20,7 +20,7 @@ class _Closable(Protocol):
 
 
 @dataclass(slots=True)
-class Holding:
+class ResourceScope:
     """What a rank holds for one task, in the order in which it was taken."""
 
     own: list[_Closable] = field(default_factory=list)
@@ -37,16 +37,16 @@ class Holding:
 
 
 @contextmanager
-def holding(team: Team) -> Iterator[list[Holding]]:
+def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]:
     """Hold something for each task; at the end all ranks close what is others', then all give their own back.
 
     What fails then is an outcome of the task that had none yet.
     """
-    held = [Holding() for _ in team.tasks]
+    held = [ResourceScope() for _ in collective.tasks]
     try:
         yield held
-        _everywhere(team, [one.close for one in held])
-        _everywhere(team, [one.free for one in held])
+        _everywhere(collective, [one.close for one in held])
+        _everywhere(collective, [one.free for one in held])
     except BaseException:
         # The others are gone, or this process is at its end: there is nobody to agree with.
         for one in held:
@@ -56,7 +56,7 @@ def holding(team: Team) -> Iterator[list[Holding]]:
         raise
 
 
-def _everywhere(team: Team, works: Sequence[Callable[[], None]]) -> None:
+def _everywhere(collective: CollectiveStep, works: Sequence[Callable[[], None]]) -> None:
     """Do something for each task, those that have ended included, and wait until all ranks have."""
     failed: dict[int, Exception] = {}
     for place, work in enumerate(works):
@@ -69,7 +69,7 @@ def _everywhere(team: Team, works: Sequence[Callable[[], None]]) -> None:
         if place in failed:
             raise failed[place]
 
-    team.do(tell)
+    collective.do(tell)
 
 
 def _close(held: list[_Closable]) -> None:

@@ -9,8 +9,9 @@ from itertools import count
 from typing import Protocol, TypeVar
 
 from egmctl.bench.buffers import Buffer
-from egmctl.bench.evidence import Witness
-from egmctl.bench.protocol import Preparation
+from egmctl.bench.evidence import LinkCounters
+from egmctl.bench.processes.exchange import Exchange
+from egmctl.bench.processes.protocol import Preparation
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
 from egmctl.facts.placement import Before
@@ -40,7 +41,7 @@ T = TypeVar("T", bound=_Closable)
 
 
 @dataclass(slots=True)
-class Held:
+class AllocatedBuffer:
     """A buffer that there is."""
 
     memory: BufferMemory
@@ -52,8 +53,10 @@ class Held:
     """What it cost to write all of it for the first time; ``None`` while that has not happened at once."""
 
 
-class Rig:
-    """The GPUs of one run and everything taken on them, released in reverse order by :meth:`close`.
+class WorkerContext:
+    """What a process of the bench has: GPUs, everything taken on them, and the way to the other processes.
+
+    What was taken is released in reverse order by :meth:`close`.
 
     A GPU that cannot be opened fails the tasks that need it, not the others.
 
@@ -61,13 +64,20 @@ class Rig:
     ----------
     counters
         Opens those of GPUs, by their bus ids: :class:`egmctl.gpu.telemetry.Telemetry`.
-    first_seed
-        Of several processes, each has seeds of its own.
+    exchange
+        To the other processes. Each has seeds of its own.
+
+    Attributes
+    ----------
+    ranks
+        All processes; none where there is one.
     """
 
     def __init__(
-        self, preparation: Preparation, counters: Callable[[Iterable[str]], GpuCounters], first_seed: int = 1
+        self, preparation: Preparation, counters: Callable[[Iterable[str]], GpuCounters], exchange: Exchange
     ) -> None:
+        self.exchange = exchange
+        self.ranks = preparation.ranks
         self._nodes = {access.numa_node: access for access in preparation.host_access}
         self.gpus = preparation.gpus
         self._gated = preparation.settings.gate
@@ -76,10 +86,10 @@ class Rig:
         self._unusable: dict[str, DriverCallError] = {}
         self._streams: dict[tuple[str, int], Stream] = {}
         self._no_kernels: NoCompiler | None = None
-        self._buffers: dict[Buffer, Held] = {}
+        self._buffers: dict[Buffer, AllocatedBuffer] = {}
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
-        self._new_seeds = count(first_seed)
+        self._new_seeds = count(1 + (exchange.rank << 32))
         self._gate: Gate = NoGate()
         self.pattern: Pattern = HostPattern()
         self.verification = Verification.HOST_FIRST_AND_LAST_SAMPLE
@@ -88,7 +98,7 @@ class Rig:
         with ExitStack() as undo:
             self._undo = undo
             self._open(preparation.gpus)
-            self.witness = Witness(self._keep(counters(self._contexts)))
+            self.link_counters = LinkCounters(self._keep(counters(self._contexts)))
             if self._contexts:
                 self._set_up()
             self._undo = undo.pop_all()
@@ -178,15 +188,15 @@ class Rig:
         """Say whether a buffer has been made."""
         return buffer in self._buffers
 
-    def held(self, buffer: Buffer) -> Held:
+    def held(self, buffer: Buffer) -> AllocatedBuffer:
         """Return a buffer, made now if there is none yet."""
         if buffer not in self._buffers:
-            self._buffers[buffer] = Held(self._allocate(buffer), self.new_seed())
+            self._buffers[buffer] = AllocatedBuffer(self._allocate(buffer), self.new_seed())
         return self._buffers[buffer]
 
     def adopt(self, buffer: Buffer, memory: BufferMemory, seed: int) -> None:
         """Keep another process' memory, which this one has opened, as a buffer."""
-        self._buffers[buffer] = Held(memory, seed)
+        self._buffers[buffer] = AllocatedBuffer(memory, seed)
 
     def destination(self, buffer: Buffer) -> Memory:
         """Return the memory of a buffer, made now if there is none yet."""

@@ -1,0 +1,98 @@
+"""A process that works GPUs: it sets them up once, measures one step after the other, and reports each as it is over.
+
+There is one that works all GPUs, or there are several, ranks, which work one each and reach one another through the
+processes that started them (:mod:`egmctl.bench.processes.exchange`). All do the same steps; the first one reports them.
+A process can be killed at any time: the driver then releases what it held.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Thread
+from typing import Any
+
+from egmctl.bench.engines import engine_for
+from egmctl.bench.processes.context import WorkerContext
+from egmctl.bench.processes.exchange import Abandoned, Exchange, LocalExchange, ParentExchange
+from egmctl.bench.processes.protocol import Event, NodeAccess, OrderedStep, Preparation, Request
+from egmctl.bench.processes.sharing import release
+from egmctl.driver.cuda import initialise
+from egmctl.gpu import program
+from egmctl.gpu.context import architectures
+from egmctl.gpu.telemetry import Telemetry
+from egmctl.launch import Channel
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.measurement import Measurement, Settings, Status, Task
+
+
+def run(parent: Channel, arguments: dict[str, Any]) -> None:
+    """Do what the command asks for (:mod:`egmctl.bench.processes.protocol`): the target of every such process.
+
+    Parameters
+    ----------
+    arguments
+        Of one of several, ``rank`` and ``size``: its number, and how many there are.
+    """
+    start_driver()
+    exchange: Exchange = ParentExchange(parent, arguments["rank"], arguments["size"]) if arguments else LocalExchange()
+    message, _ = parent.receive()
+    preparation = _own(from_json(Preparation, message["preparation"]), exchange.rank)
+    worker = WorkerContext(preparation, Telemetry, exchange)
+    worker.link_counters.ours.update(item.data for item in exchange.all_gather(os.getpid()))
+    parent.send({"event": Event.READY, "note": worker.note})
+    while (message := parent.receive()[0])["do"] == Request.MEASURE:
+        step = from_json(OrderedStep, message["step"])
+        settings = replace(preparation.settings, samples=1) if step.proof else preparation.settings
+        try:
+            found = measure(worker, [ordered.task for ordered in step.tasks], settings)
+            broken = any(measurement.status is Status.FAILED for measurement in found) and not worker.works()
+            broken = any(item.data for item in exchange.all_gather(broken))
+            problem = None if broken else release(worker, step.release)
+        except Abandoned:
+            # What has been made for the step is let go of with this process: its group is of no more use.
+            parent.send({"event": Event.OVER, "broken": True, "problem": None})
+            return
+        if exchange.rank == 0:
+            for ordered, measurement in zip(step.tasks, found, strict=True):
+                parent.send({"event": Event.MEASURED, "task": ordered.number, "measurement": to_json(measurement)})
+        parent.send({"event": Event.OVER, "broken": broken, "problem": problem})
+        if broken:
+            # Nothing can be released any more through a broken context; the end of the process does it.
+            return
+    if exchange.size > 1:
+        # What was opened last is closed first: where a legacy handle of a GPU is closed, what else is mapped suffers.
+        release(worker, worker.buffers[::-1])
+    worker.close()
+    parent.send({"event": Event.DONE})
+
+
+def _own(preparation: Preparation, rank: int) -> Preparation:
+    """Return what a process sets up of what all do: of several each has one GPU, and the node nearest to that."""
+    if not preparation.ranks:
+        return preparation
+    own = preparation.ranks[rank]
+    access = () if own.numa_node is None else (NodeAccess(numa_node=own.numa_node, gpus=(own.bus_id,)),)
+    return replace(preparation, gpus=(own.bus_id,), host_access=access)
+
+
+def start_driver() -> None:
+    """Initialise CUDA and compile the kernels."""
+    # Both take a second or so: the driver wakes all GPUs, and the compiler is loaded from a large file.
+    compiler = Thread(target=program.load_compiler, daemon=True)
+    compiler.start()
+    initialise()
+    compiler.join()
+    program.compile_ahead(architectures())
+
+
+def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+    """Measure the tasks of a step, which are of one case, at the same time in all processes."""
+    started = time.perf_counter()
+    found = engine_for(tasks[0].engine).measure(worker, tasks, settings)
+    together = sum(bool(measurement.samples or measurement.stages) for measurement in found) or None
+    wall_s = time.perf_counter() - started
+    # An engine that measures its tasks one after the other says so of each.
+    return [m if m.wall_s is not None else replace(m, concurrent=together, wall_s=wall_s) for m in found]
