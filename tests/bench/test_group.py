@@ -42,11 +42,11 @@ def step(calls: int, **fault: Any) -> dict[str, Any]:
 def test_every_rank_hears_what_each_has_given_with_its_files(group: Group) -> None:
     events: list[dict[str, Any]] = []
     said = group.ask(step(3), 30, events.append)
-    gathered, barrier, again = said[0]["kind"]
+    gathered, barrier, again = said[0]["said"]
     assert gathered == [[{"from": rank, "number": 0}, f"file of {rank}"] for rank in range(SIZE)]
     assert barrier is None
     assert again == [[{"from": rank, "number": 2}, f"file of {rank}"] for rank in range(SIZE)]
-    assert said[2]["kind"][0] == [{"from": rank, "number": 0} for rank in range(SIZE)]
+    assert said[2]["said"][0] == [{"from": rank, "number": 0} for rank in range(SIZE)]
     assert sorted(event["by"] for event in events) == [0, 1, 2]
 
 
