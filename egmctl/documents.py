@@ -115,7 +115,7 @@ def check_schema(document: dict[str, Any], known: Sequence[str], source: str, wh
     Parameters
     ----------
     known
-        Such as ``egmctl.machine/1``: a name and the version up to which it is read.
+        Such as ``egmctl.machine/1``, the newest version of a name first.
     source, what
         As for :func:`read_object`.
 
@@ -125,17 +125,24 @@ def check_schema(document: dict[str, Any], known: Sequence[str], source: str, wh
         If it states another one, a newer version, or none.
     """
     schema = document.get("schema")
+    newest: dict[str, str] = {}
+    for one in known:
+        name, _, version = one.partition("/")
+        newest.setdefault(name, version)
     if isinstance(schema, str):
         if schema in known:
             return schema
-        for name, _, version in (one.partition("/") for one in known):
+        for name, version in newest.items():
             if re.fullmatch(rf"{re.escape(name)}/[0-9]+", schema, re.ASCII):
                 refuse(
                     source,
                     f"has the schema {short(schema)}; this egmctl reads up to version {version}: use a newer egmctl",
                 )
     found = f"its schema is {short(schema)!r}" if isinstance(schema, str) else "it states no schema"
-    refuse(source, f"is not a {what}: {found}, expected {', '.join(known)}")
+    refuse(
+        source,
+        f"is not a {what}: {found}, expected {', '.join(f'{name}/{version}' for name, version in newest.items())}",
+    )
 
 
 def refuse(source: str, sentence: str) -> NoReturn:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from egmctl.bench.schema1 import BENCH_SCHEMA_1, upgraded, with_rates
 from egmctl.documents import check_schema, parse_object, read_content, refuse, short
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
@@ -85,6 +86,7 @@ class Saved:
 
 _RESULTS: dict[str, tuple[Command, type[RunReport] | type[Diagnosis] | type[TopoResult]]] = {
     BENCH_SCHEMA: (Command.BENCH, RunReport),
+    BENCH_SCHEMA_1: (Command.BENCH, RunReport),
     DOCTOR_SCHEMA: (Command.DOCTOR, Diagnosis),
     TOPO_SCHEMA: (Command.TOPO, TopoResult),
 }
@@ -150,7 +152,11 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
     kind, result = None, None
     if schema != ERROR_SCHEMA:
         kind, cls = _RESULTS[schema]
+        if schema == BENCH_SCHEMA_1 and isinstance(body, dict):
+            body = upgraded(body)
         result = _result(cls, body, source)
+        if schema == BENCH_SCHEMA_1 and isinstance(result, RunReport):
+            result = with_rates(result)
     return Saved(
         path=file,
         kind=kind,

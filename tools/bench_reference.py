@@ -15,7 +15,8 @@ from generated import ROOT, settle
 from egmctl.bench.case import Case
 from egmctl.bench.registry import CASES, FABRIC_CASES
 from egmctl.bench.suites import SUITES
-from egmctl.model.task import MemoryKind, Quantity
+from egmctl.model.memory import MemoryKind
+from egmctl.model.task import Quantity
 
 DOCUMENT = ROOT / "docs" / "cases.md"
 HEAD = """\

@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import replace
 
 from egmctl.bench.buffers import Buffer, buffers_of
-from egmctl.bench.flows import HOST_MEMORY
-from egmctl.bench.plan import Plan, PlannedTask, flows_on_a_wire, shortened
+from egmctl.bench.plan import Plan, PlannedTask, flows_on_a_link, shortened
 from egmctl.bench.schedule import Step
 from egmctl.model.measurement import Engine, Quantity, Task
+from egmctl.model.memory import HOST_MEMORY
 from egmctl.units import GB, GIB
 
 START_S = 3.0
@@ -81,7 +81,7 @@ def task_seconds(planned: PlannedTask, samples: int) -> float:
     if task.quantity is Quantity.DURATION:
         pages_s = ALLOCATE_S_PER_GIB * task.size_bytes / GIB if task.flows[0].source.memory in HOST_MEMORY else 0
         return max(samples, _LIVES) * (_LIFE_S + pages_s)
-    copy_s = flows_on_a_wire(task) * task.size_bytes / (planned.rate_gb_s * GB)
+    copy_s = flows_on_a_link(task) * task.size_bytes / (planned.rate_gb_s * GB)
     on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
     # One process looks at all destinations; of several, each at its own.
     checked = max(Counter(flow.destination.rank for flow in task.flows).values())

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from egmctl.bench.wires import sends, wire_of
 from egmctl.gpu.counters import GpuCounters, State, Traffic
-from egmctl.model.evidence import GpuEvidence, Route, Verdict, Wire
+from egmctl.model.evidence import GpuEvidence, LinkEvidence, Verdict
+from egmctl.model.route import LinkKind
 from egmctl.model.task import Quantity, Task
 
 PERIOD_S = 0.02
@@ -25,9 +25,9 @@ TELLING_BYTES = 64 << 20
 """Fewer bytes than this prove nothing: other traffic, such as launches and flags, is of that order of magnitude."""
 
 _COUNTED_AT_LEAST = 0.95
-"""The part of the expected bytes that a wire's counters must show: they are read in KiB and may lag behind."""
+"""The part of the expected bytes that a link's counters must show: they are read in KiB and may lag behind."""
 _STRAY_AT_MOST = 0.5
-"""The part of the expected bytes that another wire may show."""
+"""The part of the expected bytes that another kind of link may show."""
 
 
 class LinkCounters:
@@ -70,9 +70,9 @@ class Watch:
         flows = [flow for task in tasks for flow in task.flows]
         self._gpus = [bus_id for bus_id in gpus_of(tasks) if telemetry.knows(bus_id)]
         self._counted = [bus_id for bus_id in self._gpus if any(flow.initiator == bus_id for flow in flows)]
-        self._expected = {wire for flow in flows if (wire := wire_of(flow)) is not None}
-        # C2C has no counters: there those of the other wires tell.
-        self._wires = {Wire.NVLINK, Wire.PCIE} if Wire.C2C in self._expected else self._expected
+        self._expected = {link for flow in flows if (link := flow.route.first_link) is not None}
+        # C2C has no counters: there those of the other kinds tell.
+        self._links = {LinkKind.NVLINK, LinkKind.PCIE} if LinkKind.C2C in self._expected else self._expected
         self._before: dict[str, Traffic] = {}
         self._counting = threading.Lock()
         self.traffic: dict[str, Traffic] = {}
@@ -82,7 +82,7 @@ class Watch:
 
     def begin(self) -> None:
         """Read what the counters stand at."""
-        self._before = {bus_id: self._telemetry.traffic(bus_id, self._wires) for bus_id in self._counted}
+        self._before = {bus_id: self._telemetry.traffic(bus_id, self._links) for bus_id in self._counted}
 
     def look(self, over: threading.Event) -> None:
         """Look at the GPUs now and then: the body of a thread."""
@@ -96,13 +96,13 @@ class Watch:
 
         The thread alone looks too late now and then: on H200 some steps lacked just the 4 GiB of one more round.
         """
-        for bus_id in self._counted if Wire.PCIE in self._wires else ():
-            self._count(bus_id, [Wire.PCIE])
+        for bus_id in self._counted if LinkKind.PCIE in self._links else ():
+            self._count(bus_id, [LinkKind.PCIE])
 
     def end(self) -> None:
         """Read what the counters stand at now."""
         for bus_id in self._counted:
-            self._count(bus_id, self._wires)
+            self._count(bus_id, self._links)
         for bus_id in self._gpus:
             if not self._states[bus_id]:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
@@ -118,10 +118,10 @@ class Watch:
         """Return what was seen of those GPUs that are this process' own."""
         return tuple(self._gpu(bus_id, label) for bus_id, label in gpus_of(self._tasks).items() if bus_id in own)
 
-    def _count(self, bus_id: str, wires: Iterable[str]) -> None:
+    def _count(self, bus_id: str, links: Iterable[str]) -> None:
         """Add what the counters rose by: that of PCIe often enough that it does not go round unseen."""
         with self._counting:
-            now = self._telemetry.traffic(bus_id, wires)
+            now = self._telemetry.traffic(bus_id, links)
             before = self._before[bus_id]
             self.traffic[bus_id] = self.traffic.get(bus_id, Traffic()) + now.since(before)
             self._before[bus_id] = Traffic(
@@ -149,8 +149,8 @@ class Watch:
         )
 
 
-def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> Route | None:
-    """Say whether the bytes of a bandwidth took the expected wire.
+def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence | None:
+    """Say whether the bytes of a bandwidth took the expected link.
 
     Parameters
     ----------
@@ -160,37 +160,37 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> Route | Non
         For each GPU that has counters, what these rose by.
     """
     size_bytes = samples * task.copies * task.size_bytes
-    wires = {wire for flow in task.flows if (wire := wire_of(flow)) is not None}
-    if task.quantity is not Quantity.BANDWIDTH or len(wires) != 1:
+    links = {link for flow in task.flows if (link := flow.route.first_link) is not None}
+    if task.quantity is not Quantity.BANDWIDTH or len(links) != 1:
         return None
-    (wire,) = wires
+    (link,) = links
     expected: dict[tuple[str, bool], int] = defaultdict(int)
     for flow in task.flows:
         if flow.initiator is not None:
-            expected[flow.initiator, sends(flow)] += size_bytes
+            expected[flow.initiator, flow.sent] += size_bytes
     total = sum(expected.values())
     if total < TELLING_BYTES:
         return None
-    carried = {name: _carried(expected, rises, name) for name in (Wire.NVLINK, Wire.C2C, Wire.PCIE)}
-    others = [carried[name] for name in carried if name != wire]
-    own = carried[wire]
+    carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
+    others = [carried[name] for name in carried if name != link]
+    own = carried[link]
     if own is not None:
         verdict = Verdict.PROVEN if own >= _COUNTED_AT_LEAST * total else Verdict.REFUTED
     elif any(other is not None and other > _STRAY_AT_MOST * total for other in others):
         verdict = Verdict.REFUTED
-    elif wire == Wire.C2C and all(carried[name] is not None for name in (Wire.NVLINK, Wire.PCIE)):
+    elif link is LinkKind.C2C and all(carried[name] is not None for name in (LinkKind.NVLINK, LinkKind.PCIE)):
         verdict = Verdict.BY_EXCLUSION
     else:
         verdict = Verdict.UNKNOWN
-    return Route(wire=wire, expected_bytes=total, carried_bytes=own, verdict=verdict)
+    return LinkEvidence(link=link, expected_bytes=total, carried_bytes=own, verdict=verdict)
 
 
-def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], wire: str) -> int | None:
-    """Return what a wire's counters rose by at all GPUs; ``None`` if one has no counter."""
+def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], link: str) -> int | None:
+    """Return what a link's counters rose by at all GPUs; ``None`` if one has no counter."""
     total = 0
     for bus_id, sending in expected:
         traffic = rises.get(bus_id, Traffic())
-        rise = (traffic.sent_bytes if sending else traffic.received_bytes).get(wire)
+        rise = (traffic.sent_bytes if sending else traffic.received_bytes).get(link)
         if rise is None:
             return None
         total += rise

@@ -9,7 +9,6 @@ from itertools import combinations
 from egmctl.bench.budget import too_large
 from egmctl.bench.busy import in_use
 from egmctl.bench.case import Case
-from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.paths import Path, path_across
 from egmctl.bench.plan import Candidate, Plan, PlannedTask, planned_task, slots
 from egmctl.bench.rank_plan import Leg, flow_of, handle_waiver, local_path, shared_memory
@@ -18,7 +17,9 @@ from egmctl.bench.ucx_plan import ucx_path
 from egmctl.errors import NothingToDo
 from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Endpoint, Engine, Flow, HandleKind, Pattern, Settings
+from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
+from egmctl.model.route import Egm
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
 """What is measured of every pair; the other patterns are of all ranks."""
@@ -94,7 +95,7 @@ def make_fabric_plan(party: Party, cases: Sequence[Case], settings: Settings, sa
         gpus=tuple(_bench_gpu(rank, party.gpu(rank)) for rank in ranks),
         numa_nodes=(),
         tasks=tasks,
-        steps=make_steps(slots(tasks, _of_ranks, by_wire=False), serial=settings.serial, rounds=rounds),
+        steps=make_steps(slots(tasks, _of_ranks, by_link=False), serial=settings.serial, rounds=rounds),
         ranks=tuple(ranks),
         notes=tuple(_notes(party, settings, sample, len(met))),
     )
@@ -208,8 +209,8 @@ def paths(party: Party) -> Callable[[Case, Leg], Path]:
             if same:
                 found[key] = _within(party, case, leg)
             else:
-                host = leg.numa_node is not None
-                found[key] = path_across(party.gpu(issuer), party.machine(owner), party.gpu(owner), host=host)
+                memory = None if leg.numa_node is None else shared_memory(case)
+                found[key] = path_across(party.gpu(issuer), party.machine(owner), party.gpu(owner), memory)
         return found[key]
 
     return path
@@ -225,7 +226,7 @@ def _of_ranks(flow: Flow) -> tuple[str, ...]:
 def _within(party: Party, case: Case, leg: Leg) -> Path:
     path = local_path(party.machine(leg.initiator))(case, leg)
     # EGM is reached over the GPU that owns it, which no other pair of the round uses.
-    return replace(path, disjoint=True) if path.egm else path
+    return replace(path, disjoint=True) if path.route.egm is Egm.YES else path
 
 
 def _waiver(party: Party, rank: Rank, handle: HandleKind | None, settings: Settings) -> str | None:

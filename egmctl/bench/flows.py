@@ -8,21 +8,12 @@ from itertools import combinations, permutations
 from egmctl.bench.case import Case, End
 from egmctl.model.machine import Gpu
 from egmctl.model.measurement import Endpoint, Engine, MemoryKind, Pattern
+from egmctl.model.memory import HOST_MEMORY
 
 Place = Gpu | int
 """A GPU, or the number of a NUMA node."""
 Ends = tuple[Place, Place]
 """Where a flow's bytes come from and go to."""
-
-HOST_MEMORY = frozenset(
-    {
-        MemoryKind.HOST_NUMA,
-        MemoryKind.HOST_NUMA_POOL,
-        MemoryKind.PINNED,
-        MemoryKind.REGISTERED,
-        MemoryKind.SYSTEM,
-    }
-)
 
 
 def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:

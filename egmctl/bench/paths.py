@@ -1,19 +1,19 @@
-"""Which way the bytes between two ends take, how fast that may be, and why it cannot be measured: pure."""
+"""Which route the bytes between two ends take, what to plan with, and why it cannot be measured: pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from egmctl.bench.flows import HOST_MEMORY, Place
+from egmctl.bench.flows import Place
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import MemoryKind
-from egmctl.model.task import HOST_NAMES
+from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, MemoryKind
+from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
 from egmctl.topology import rates
 from egmctl.topology.access import Step, classify
 from egmctl.topology.health import C2c, c2c, egm
-from egmctl.topology.links import LinkClass, active_nvlinks, cpu_node_ids, gpu_link
-from egmctl.topology.rates import Rate
-from egmctl.topology.routes import RouteKind, route
+from egmctl.topology.links import active_nvlinks, gpu_link
+from egmctl.topology.routes import SMP, RouteKind, across, route
 
 _NEEDS_ATTRIBUTE = {
     MemoryKind.HOST_NUMA: "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
@@ -23,107 +23,121 @@ _NEEDS_ATTRIBUTE = {
     MemoryKind.SYSTEM: "PAGEABLE_MEMORY_ACCESS",
 }
 """The device attribute that is 0 where a GPU cannot use a kind of host memory."""
-_USUAL_GB_S = {"NV": 20.0, "C2C": 300.0, "PCIe": 25.0, "local": 1500.0, "CPU": 100.0}
-"""What to plan with where the driver does not report a rate: per NVLink for ``NV``. Nothing is judged by it."""
+_USUAL_GB_S = {LinkKind.NVLINK: 20.0, LinkKind.C2C: 300.0, LinkKind.PCIE: 25.0}
+"""What to plan with where no rate is reported: of one NVLink, of C2C, of PCIe. Nothing is judged by it."""
+_LOCAL_GB_S, _CPU_GB_S, _UNKNOWN_GB_S = 1500.0, 100.0, 25.0
+"""The same of a GPU's own memory, of CPU threads, and where not even the link is known."""
 _REACHED = 0.88
 """The part of the nominal rate that copies reach: 396 of 450 GB/s over NVLink, 55.5 of 63 over PCIe 5.0 on H200."""
+_EGM = {True: Egm.YES, False: Egm.NO, None: Egm.UNKNOWN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """The way between two ends."""
+    """The route between two ends, and what a planner has to know of it."""
 
-    wire: str
-    egm: bool | None = None
+    route: Route
     waiver: str | None = None
     """Why nothing can be measured over it."""
     rate_gb_s: float
     """What to plan with: an estimate, not an expectation."""
     disjoint: bool = False
-    """Pairs that share no GPU do not share wires either: NVLink, or a GPU's own memory."""
+    """Pairs that share no GPU do not share links either: NVLink, or a GPU's own memory."""
 
 
 def device_path(machine: Machine, initiator: Gpu, other: Gpu) -> Path:
     """Return the path between the memory of two GPUs, or within one."""
     if initiator is other:
-        return Path(wire="local", rate_gb_s=_USUAL_GB_S["local"], disjoint=True)
+        return Path(route=Route(), rate_gb_s=_LOCAL_GB_S, disjoint=True)
     link = gpu_link(machine, initiator, other)
     if link.kind is LinkClass.NVLINK:
-        count = link.nvlinks or 1
-        rate = _planned(rates.nvlink(initiator, count), count * _USUAL_GB_S["NV"])
+        hop = rates.nvlink(initiator, link.nvlinks or 1)
+    elif link.kind is LinkClass.UNKNOWN:
+        hop = Hop(link=LinkKind.UNKNOWN, reason=link.reason)
     else:
-        rate = _planned(rates.pcie(initiator), _USUAL_GB_S["PCIe"])
-    waiver = _peer_waiver(machine, initiator, other)
-    return Path(wire=link.symbol, waiver=waiver, rate_gb_s=rate, disjoint=link.kind is LinkClass.NVLINK)
+        hop = rates.pcie(initiator, link.kind)
+    return Path(
+        route=Route(hops=(hop,)),
+        waiver=_peer_waiver(machine, initiator, other),
+        rate_gb_s=_planned([hop]),
+        disjoint=link.kind is LinkClass.NVLINK,
+    )
 
 
 def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path:
     """Return the path between a GPU and host memory of a kind on a NUMA node."""
-    name = HOST_NAMES[memory]
-    found = route(machine, gpu, node)
+    own = memory in NUMA_MEMORY
     if gpu.nvml is None and gpu.cuda is not None:
-        wire = f"{name}, not known whether EGM: NVML does not list GPU{gpu.index}"
-        return Path(wire=wire, rate_gb_s=_USUAL_GB_S["PCIe"])
+        why = f"NVML does not list GPU{gpu.index}"
+        unlisted = Route(
+            memory=memory,
+            hops=(Hop(link=LinkKind.UNKNOWN, reason=why),),
+            egm=Egm.UNKNOWN if own else Egm.NO,
+            egm_reason=why if own else _NEVER,
+        )
+        return Path(route=unlisted, rate_gb_s=_UNKNOWN_GB_S)
+    found = route(machine, gpu, node)
     if found.kind is RouteKind.BLOCKED:
-        return Path(wire=f"{name}, blocked", egm=False, waiver=found.reason, rate_gb_s=_USUAL_GB_S["PCIe"])
+        blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=found.reason)
+        return Path(route=blocked, waiver=found.reason, rate_gb_s=_UNKNOWN_GB_S)
     waiver = None
     attribute = _NEEDS_ATTRIBUTE[memory]
     if gpu.cuda is not None and gpu.cuda.attributes.get(attribute) == 0:
-        waiver = f"GPU{gpu.index} cannot use {name} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0"
-    if memory not in (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL):
-        wire, rate = _system_wire(machine, gpu, node)
-        return Path(wire=f"{name} over {wire}, not EGM", egm=False, waiver=waiver, rate_gb_s=rate)
-    usual = _USUAL_GB_S["PCIe" if found.kind is RouteKind.PCIE else "C2C"]
-    rate = _REACHED * (found.at_most_gb_s or usual / _REACHED)
-    if found.egm is None:
-        wire = f"{name}, not known whether EGM: {found.reason}"
-    elif found.egm:
-        wire = f"EGM {'pool ' * (memory is MemoryKind.HOST_NUMA_POOL)}over {found.symbol}"
+        waiver = f"GPU{gpu.index} cannot use {HOST_NAMES[memory]} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0"
+    if own:
+        hops = found.hops or (Hop(link=LinkKind.UNKNOWN, reason=found.reason),)
+        able, why = _EGM[found.egm], found.reason
     else:
-        wire = f"{name} over {found.symbol}, not EGM"
-    return Path(wire=wire, egm=found.egm, waiver=waiver, rate_gb_s=rate)
+        coherent = c2c(machine, gpu) is C2c.UP
+        hops = (rates.c2c(gpu) if coherent else rates.pcie(gpu), *across(machine, gpu, node))
+        able, why = Egm.NO, _NEVER
+    return Path(
+        route=Route(memory=memory, hops=hops, egm=able, egm_reason="" if able is Egm.YES else why),
+        waiver=waiver,
+        # Only where there is C2C can it be unknown whether memory is EGM.
+        rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),
+    )
 
 
-def cpu_path(node: int, cpu_node: int) -> Path:
+_NEVER = "EGM is allocated on a NUMA node by number"
+"""Why pinned, registered and plain memory is no EGM on any platform."""
+
+
+def cpu_path(memory: MemoryKind, node: int, cpu_node: int) -> Path:
     """Return the path between the CPUs of a NUMA node and the memory of one."""
-    wire = "the node's own memory" if node == cpu_node else "between NUMA nodes"
-    return Path(wire=wire, rate_gb_s=_USUAL_GB_S["CPU"])
+    hops = () if node == cpu_node else (SMP,)
+    return Path(route=Route(carrier=Carrier.CPU, memory=memory, hops=hops), rate_gb_s=_CPU_GB_S)
 
 
-def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, *, host: bool) -> Path:
+def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: MemoryKind | None) -> Path:
     """Return the path from a GPU of one node to memory of another node of its NVLink domain.
 
     Parameters
     ----------
     owner_machine
         The owner's node.
-    host
-        Whether it is EGM of the owner's nearest NUMA node, and not the owner's own memory.
+    memory
+        Of the owner's nearest NUMA node; ``None``: it is the owner's own memory.
     """
-    count = active_nvlinks(initiator) or 0
-    rate = _planned(rates.nvlink(initiator, count), count * _USUAL_GB_S["NV"])
-    if not count:
-        return Path(
-            wire="no NVLink", waiver=f"GPU{initiator.index} has no active NVLink", rate_gb_s=_USUAL_GB_S["PCIe"]
-        )
-    if not host:
-        return Path(wire=f"NV{count} across nodes", rate_gb_s=rate, disjoint=True)
-    missing = next(
-        (gpu for gpu in (initiator, owner) if _attribute(gpu, "HOST_NUMA_MULTINODE_IPC_SUPPORTED") == 0), None
-    )
-    waiver = None
+    nvlinks = rates.nvlink(initiator, active_nvlinks(initiator) or 0)
+    if not nvlinks.nvlinks:
+        nothing = Route(carrier=Carrier.NONE, memory=memory, across_nodes=True)
+        waiver = f"GPU{initiator.index} has no active NVLink"
+        return Path(route=nothing, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
+    if memory is None:
+        found = Route(hops=(nvlinks,), across_nodes=True)
+        return Path(route=found, rate_gb_s=_planned(found.hops), disjoint=True)
+    name = "HOST_NUMA_MULTINODE_IPC_SUPPORTED"
+    missing = next((gpu for gpu in (initiator, owner) if _attribute(gpu, name) == 0), None)
+    refused = None
     if missing is not None:
-        name = "CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED"
-        waiver = f"GPU{missing.index} shares no host memory across nodes: {name} is 0"
-    able = egm(owner_machine, owner).able
-    c2c_rate = _planned(rates.c2c(owner), _USUAL_GB_S["C2C"])
-    name = "EGM" if able else "HOST_NUMA"
-    tail = "" if able else ", not EGM" if able is False else ", not known whether EGM"
+        refused = f"GPU{missing.index} shares no host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
+    able = egm(owner_machine, owner)
+    hops = (nvlinks, rates.c2c(owner))
     return Path(
-        wire=f"{name} over NV{count}>C2C across nodes{tail}",
-        egm=able,
-        waiver=waiver,
-        rate_gb_s=min(rate, c2c_rate),
+        route=Route(memory=memory, hops=hops, across_nodes=True, egm=_EGM[able.able], egm_reason=able.cause),
+        waiver=refused,
+        rate_gb_s=_planned(hops),
         disjoint=True,
     )
 
@@ -141,13 +155,13 @@ def path_between(
         The GPU that issues its work, ``None`` for CPU threads.
     """
     nodes = [place for place in ends if not isinstance(place, Gpu)]
-    if initiator is None:
-        return cpu_path(*nodes)
-    if nodes:
-        kind = next(kind for kind in memory if kind in HOST_MEMORY)
-        return host_path(machine, initiator, nodes[0], kind)
-    other = next((place for place in ends if isinstance(place, Gpu) and place is not initiator), initiator)
-    return device_path(machine, initiator, other)
+    host = next((kind for kind in memory if kind in HOST_MEMORY), None)
+    if host is None:
+        other = next((place for place in ends if isinstance(place, Gpu) and place is not initiator), initiator)
+        if initiator is None or not isinstance(other, Gpu):
+            raise ValueError("between GPUs one of them issues the work")
+        return device_path(machine, initiator, other)
+    return cpu_path(host, *nodes) if initiator is None else host_path(machine, initiator, nodes[0], host)
 
 
 def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> str | None:
@@ -190,22 +204,24 @@ def cuda_visible(machine: Machine) -> frozenset[str] | None:
     return frozenset(visible)
 
 
-def _system_wire(machine: Machine, gpu: Gpu, node: int) -> tuple[str, float]:
-    """Return the way to host memory that is not EGM whatever the platform: over the GPU's own C2C, or PCIe."""
-    coherent = c2c(machine, gpu) is C2c.UP
-    rate = rates.c2c(gpu) if coherent else rates.pcie(gpu)
-    wire = "C2C" if coherent else "PCIe"
-    planned = _planned(rate, _USUAL_GB_S[wire])
-    across = len(cpu_node_ids(machine)) > 1 and gpu.host_numa_id != node
-    return f"{wire}>{'?' if gpu.host_numa_id is None else 'SMP'}" if across else wire, planned
-
-
 def _attribute(gpu: Gpu, name: str) -> int | None:
     return None if gpu.cuda is None else gpu.cuda.attributes.get(name)
 
 
-def _planned(rate: Rate, usual_gb_s: float) -> float:
-    return usual_gb_s if rate.gb_s is None else _REACHED * rate.gb_s
+def _planned(hops: Sequence[Hop], usual_gb_s: float = _UNKNOWN_GB_S) -> float:
+    """Return what to plan with for bytes that cross some links: what the slowest one reaches or, unknown, usually does.
+
+    Parameters
+    ----------
+    usual_gb_s
+        Where no link is known.
+    """
+    known = (
+        _USUAL_GB_S[hop.link] * (hop.nvlinks or 1) if hop.nominal_gb_s is None else _REACHED * hop.nominal_gb_s
+        for hop in hops
+        if hop.nominal_gb_s is not None or hop.link in _USUAL_GB_S
+    )
+    return min(known, default=usual_gb_s)
 
 
 def _peer_waiver(machine: Machine, initiator: Gpu, other: Gpu) -> str | None:

@@ -13,7 +13,7 @@ from egmctl.bench.buffers import Peak, peaks
 from egmctl.bench.busy import in_use
 from egmctl.bench.case import Case, Footprint
 from egmctl.bench.engines import engine_for
-from egmctl.bench.flows import HOST_MEMORY, Ends, endpoint, initiator, tasks_of
+from egmctl.bench.flows import Ends, endpoint, initiator, tasks_of
 from egmctl.bench.in_process import counterparts
 from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.rank_plan import flow_of, handle_waiver, legs_of, local_path, ranks_of
@@ -22,7 +22,9 @@ from egmctl.bench.schedule import Slot, Step, make_steps
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Quantity, Settings, Task
+from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
+from egmctl.model.route import Egm
 from egmctl.units import GB, MIB, format_size
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
@@ -146,7 +148,7 @@ def make_plan(
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
         ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
-        steps=make_steps(slots(tasks, _gpus, by_wire=True), serial=settings.serial),
+        steps=make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial),
         notes=(
             *((f"these need two GPUs: {', '.join(none)}",) if none else ()),
             *(f"measured all the same: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
@@ -154,15 +156,15 @@ def make_plan(
     )
 
 
-def slots(tasks: Sequence[PlannedTask], ends: Callable[[Flow], tuple[str, ...]], *, by_wire: bool) -> Iterator[Slot]:
+def slots(tasks: Sequence[PlannedTask], ends: Callable[[Flow], tuple[str, ...]], *, by_link: bool) -> Iterator[Slot]:
     """Yield what the schedule has to know: pairs of one case run at the same time where their paths are disjoint.
 
     Parameters
     ----------
     ends
         Who takes part in a flow.
-    by_wire
-        Only pairs with the same wire run at the same time.
+    by_link
+        Only pairs over the same links run at the same time.
     """
     alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
     for number, planned in enumerate(tasks):
@@ -170,7 +172,7 @@ def slots(tasks: Sequence[PlannedTask], ends: Callable[[Flow], tuple[str, ...]],
             continue
         task = planned.task
         flow = task.flows[0]
-        over = f" over {flow.wire}" if by_wire else ""
+        over = f" over {flow.route.symbol}" if by_link else ""
         together = planned.disjoint and task.pattern in alike
         yield Slot(number, ends(flow), f"{task.case}{over}, {format_size(task.size_bytes)}" if together else None)
 
@@ -185,8 +187,8 @@ def copies_for(size_bytes: int, rate_gb_s: float) -> int:
     )
 
 
-def flows_on_a_wire(task: Task) -> int:
-    """Return how many flows of a task share the busiest wire: the one of the GPU that sends or receives them all."""
+def flows_on_a_link(task: Task) -> int:
+    """Return how many flows of a task share the busiest link: the one of the GPU that sends or receives them all."""
     if task.pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
         return len(task.flows)
     if task.pattern is Pattern.ALL_PAIRS:
@@ -203,15 +205,15 @@ def shortened(task: Task) -> Task:
 
 
 def _chosen(case: Case, tasks: Iterable[PlannedTask]) -> list[PlannedTask]:
-    """Return the tasks of a case: all, or one for each wire, if possible one that can be measured."""
+    """Return the tasks of a case: all, or one for each kind of route, if possible one that can be measured."""
     if not case.one_path:
         return list(tasks)
-    by_wire: dict[tuple[str, ...], PlannedTask] = {}
+    by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}
     for planned in tasks:
-        wire = tuple(flow.wire for flow in planned.task.flows)
-        if wire not in by_wire or (by_wire[wire].waiver is not None and planned.waiver is None):
-            by_wire[wire] = planned
-    return list(by_wire.values())
+        route = tuple((flow.route.symbol, flow.route.egm) for flow in planned.task.flows)
+        if route not in by_route or (by_route[route].waiver is not None and planned.waiver is None):
+            by_route[route] = planned
+    return list(by_route.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +311,7 @@ def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | 
         chase=case.chase,
     )
     if bandwidth:
-        copies = settings.copies or copies_for(size_bytes * flows_on_a_wire(task), rate)
+        copies = settings.copies or copies_for(size_bytes * flows_on_a_link(task), rate)
         task = replace(task, copies=copies)
     return PlannedTask(task, waiver, rate, all(path.disjoint for path in made.paths))
 
@@ -327,8 +329,7 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
         destination=endpoint(memory[1], ends[1]),
         initiator=gpu.bus_id if gpu else None,
         initiator_label=label,
-        wire=path.wire,
-        egm=path.egm,
+        route=path.route,
     )
     return flow, path
 

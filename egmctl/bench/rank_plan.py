@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.paths import Path, path_between
 from egmctl.bench.ucx_plan import ucx_flow, ucx_path
 from egmctl.driver.signatures import cause_of
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind, Pattern
+from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
+from egmctl.model.route import Carrier, Route
 
 _NEEDS_ATTRIBUTE = {
     HandleKind.POSIX_FD: "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
@@ -26,7 +27,7 @@ _NEEDS_ATTRIBUTE = {
 _POOL_HANDLES = "MEMPOOL_SUPPORTED_HANDLE_TYPES"
 _POSIX_FD_BIT = 1
 """CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (cuda.h), in the mask of pools."""
-_NO_PATH = Path(wire="between the processes, over a socket", rate_gb_s=1.0)
+_MESSAGES = Path(route=Route(carrier=Carrier.SOCKET), rate_gb_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,7 @@ def flow_of(case: Case, leg: Leg, path: Path) -> Flow:
         initiator=issuer.bus_id,
         initiator_label=issuer.label,
         initiator_rank=issuer.number,
-        wire=path.wire,
-        egm=path.egm,
+        route=path.route,
     )
 
 
@@ -138,7 +138,7 @@ def local_path(machine: Machine) -> PathOf:
 
     def path(case: Case, leg: Leg) -> Path:
         if case.engine in (Engine.EVENT, Engine.SOCKET):
-            return _NO_PATH
+            return _MESSAGES
         if case.engine is Engine.UCX:
             return ucx_path(case, leg.initiator, machine, leg.owner, machine)
         issuer, owner = machine.gpu(leg.initiator.bus_id), machine.gpu(leg.owner.bus_id)

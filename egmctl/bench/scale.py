@@ -19,13 +19,13 @@ from egmctl.bench.buffers import Buffer, Peak, buffers_of
 from egmctl.bench.case import Case, End
 from egmctl.bench.estimate import ALLOCATE_S_PER_GIB, RANKS_START_S, START_S
 from egmctl.bench.fabric_plan import FROM_ONE, PAIRS, SEED, Party, is_own_wire, legs_of, maker, ones
-from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.party import nearest_node
 from egmctl.bench.plan import PlannedTask
 from egmctl.bench.schedule import round_count, round_of, sampled_rounds
 from egmctl.bench.tally import Tally, step_seconds
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Endpoint, Pattern, Settings, Task
+from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
 from egmctl.units import GIB
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from egmctl.bench.buffers import Lifetimes
 from egmctl.bench.estimate import steps_seconds
-from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.in_process import set_beside
 from egmctl.bench.plan import Plan, shortened
 from egmctl.bench.processes.group import WORKER, GroupFailed
@@ -31,6 +30,7 @@ from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Summary, Task, finish
+from egmctl.model.memory import HOST_MEMORY
 from egmctl.units import parse_kernel_list
 
 Progress = Callable[[float, Task | None], None]

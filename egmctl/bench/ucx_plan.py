@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from egmctl.bench.case import Case
-from egmctl.bench.flows import HOST_MEMORY
 from egmctl.bench.paths import Path, path_between
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Endpoint, Flow, MemoryKind
+from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
+from egmctl.model.route import Carrier, Egm, Route
 
-WIRE = "UCX"
 RATE_GB_S = 1.0
 """To plan with: TCP within a node reaches about half of it, CUDA IPC two hundred times as much."""
 
@@ -22,19 +22,24 @@ def ucx_path(case: Case, sender: Rank, senders: Machine, receiver: Rank, receive
     senders, receivers
         The machines that the two are on.
     """
-    egm = None
-    for rank, machine, memory in ((sender, senders, case.source), (receiver, receivers, case.destination)):
-        if memory not in HOST_MEMORY:
+    memory, egm, why = None, None, ""
+    for rank, machine, kind in ((sender, senders, case.source), (receiver, receivers, case.destination)):
+        if kind not in HOST_MEMORY:
             continue
         if rank.numa_node is None:
             waiver = f"{rank.label} has no NUMA node that has memory"
-            return Path(wire=WIRE, rate_gb_s=RATE_GB_S, waiver=waiver)
+            return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=waiver)
         gpu = machine.gpu(rank.bus_id)
-        own = path_between(machine, (memory, MemoryKind.DEVICE), (rank.numa_node, gpu), gpu)
+        own = path_between(machine, (kind, MemoryKind.DEVICE), (rank.numa_node, gpu), gpu)
         if own.waiver is not None:
-            return Path(wire=WIRE, rate_gb_s=RATE_GB_S, waiver=own.waiver)
-        egm = bool(egm or own.egm) if own.egm is not None else egm
-    return Path(wire=WIRE, egm=egm, rate_gb_s=RATE_GB_S)
+            return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=own.waiver)
+        if memory is None or _ORDER.index(own.route.egm) < _ORDER.index(egm):
+            memory, egm, why = kind, own.route.egm, own.route.egm_reason
+    return Path(route=Route(carrier=Carrier.UCX, memory=memory, egm=egm, egm_reason=why), rate_gb_s=RATE_GB_S)
+
+
+_ORDER = (Egm.YES, Egm.NO, Egm.UNKNOWN, None)
+"""Of two ends the one that comes first here tells of the flow."""
 
 
 def ucx_flow(case: Case, sender: Rank, receiver: Rank, path: Path) -> Flow:
@@ -45,8 +50,7 @@ def ucx_flow(case: Case, sender: Rank, receiver: Rank, path: Path) -> Flow:
         initiator=sender.bus_id,
         initiator_label=sender.label,
         initiator_rank=sender.number,
-        wire=path.wire,
-        egm=path.egm,
+        route=path.route,
     )
 
 

@@ -225,7 +225,7 @@ def _judge(report: RunReport, machine: Machine, profiles: Sequence[Profile], *, 
     if named:
         fits = match_profile(machine, profiles[0])
         chosen, why = profiles[0], "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
-    return replace(report, verdict=judge(report, machine, chosen, profile_reason=why, strict=strict))
+    return replace(report, verdict=judge(report, chosen, profile_reason=why, strict=strict))
 
 
 def _suites(suite: str | None, *, quick: bool, full: bool, sweep: str | None, cases: bool) -> tuple[str, ...]:

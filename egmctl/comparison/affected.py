@@ -74,7 +74,7 @@ def _ends_by_class(points: Iterable[Point]) -> dict[PathClass, list[str]]:
     known: dict[PathClass, list[str]] = {}
     for point in points:
         measurement = point.measurement
-        path_class = measurement.case, point.stage, point.wire, measurement.size_bytes
+        path_class = measurement.case, point.stage, point.links, measurement.size_bytes
         known.setdefault(path_class, []).append(measurement.path)
     return known
 

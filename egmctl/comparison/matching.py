@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from egmctl.model.measurement import Endpoint, Measurement, Quantity, RunReport, Summary
+from egmctl.model.route import Egm
 from egmctl.verdict.classes import JUDGED_FROM_BYTES
 
 _UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
 
 PathClass = tuple[str, str, str, int]
-"""Case, stage, wire and bytes: paths of one are alike."""
+"""Case, stage, links and bytes: paths of one are alike."""
 
 
 class Key(NamedTuple):
@@ -49,9 +50,14 @@ class Point:
         return _UNITS[self.measurement.quantity]
 
     @property
-    def wire(self) -> str:
-        """The way of its bytes."""
-        return ", ".join(dict.fromkeys(flow.wire for flow in self.measurement.flows))
+    def links(self) -> str:
+        """The symbols of its routes."""
+        return ", ".join(dict.fromkeys(flow.route.symbol for flow in self.measurement.flows))
+
+    @property
+    def egm(self) -> frozenset[Egm]:
+        """Whether the host memory at its ends is EGM, where there is such."""
+        return frozenset(flow.route.egm for flow in self.measurement.flows if flow.route.egm is not None)
 
     def slower(self, reference: float) -> float:
         """Return by what part of ``reference`` this path is slower, negative where it is faster."""

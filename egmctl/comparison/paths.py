@@ -10,6 +10,7 @@ from egmctl.comparison.matching import Key, PathClass, Point
 from egmctl.comparison.spread import OUTLIER, TIMES, Spread, SpreadOf
 from egmctl.model.comparison import Outcome, PathDifference
 from egmctl.model.measurement import Status
+from egmctl.model.route import Egm
 from egmctl.verdict.classes import BROKEN
 
 NORMAL = 1.4826
@@ -41,14 +42,15 @@ def against_all(
 ) -> list[PathDifference]:
     """Return how the paths of each of several nodes differ from the median of all; ones that most lack are left out."""
     medians = dict(_medians(runs))
-    wires = {key: mode(points[key].wire for points in runs if key in points) for key in medians}
-    scatter = _scatter(runs, medians, wires)
+    links = {key: mode(points[key].links for points in runs if key in points) for key in medians}
+    egm = {key: mode(points[key].egm for points in runs if key in points) for key in medians}
+    scatter = _scatter(runs, medians, links)
     found = []
     for node, points in zip(nodes, runs, strict=True):
         for key, median in medians.items():
             point = points.get(key)
             either = point or next(one[key] for one in runs if key in one)
-            bound = _bound(tolerance, spread(either.measurement), scatter[_path_class(key, wires)])
+            bound = _bound(tolerance, spread(either.measurement), scatter[_path_class(key, links)])
             if point is None or point.value is None:
                 broken = point is not None and point.measurement.status in BROKEN
                 outcome, reason = Outcome.WORSE if broken else Outcome.DIFFERENT, _why_none(point, node)
@@ -57,7 +59,7 @@ def against_all(
                 if abs(slower) <= bound[0]:
                     continue
                 outcome = Outcome.WORSE if slower > 0 else Outcome.BETTER
-                reason = _joined(_unsure(point, node), _other_way(point.wire, wires[key]))
+                reason = _joined(_unsure(point, node), _other_route(point, links[key], egm[key]))
             found.append(_difference(node, either, outcome, median, _value(point), bound, reason))
     return found
 
@@ -74,10 +76,15 @@ def _outcome(
     if before is None or after is None or before.value is None or after.value is None:
         return _one_sided(before, after, nodes)
     slower = after.slower(before.value)
-    reason = _joined(_unsure(before, nodes[0]) or _unsure(after, nodes[1]), _other_way(after.wire, before.wire))
+    reason = _joined(
+        _unsure(before, nodes[0]) or _unsure(after, nodes[1]), _other_route(after, before.links, before.egm)
+    )
     if abs(slower) > bound:
         return Outcome.WORSE if slower > 0 else Outcome.BETTER, reason
-    same = before.measurement.status is after.measurement.status and before.wire == after.wire
+    same = before.measurement.status is after.measurement.status and (before.links, before.egm) == (
+        after.links,
+        after.egm,
+    )
     return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, reason)
 
 
@@ -110,8 +117,12 @@ def _unsure(point: Point, node: str) -> str:
     return _why_none(point, node) if point.measurement.status is Status.UNSTABLE else ""
 
 
-def _other_way(wire: str, usual: str) -> str:
-    return "" if wire == usual else f"over {wire}, not {usual}"
+def _other_route(point: Point, usual: str, usual_egm: frozenset[Egm]) -> str:
+    """Say that bytes take other links than is usual, or that memory is EGM on one side only."""
+    over = "" if point.links == usual else f"over {point.links}, not {usual}"
+    if point.egm == usual_egm:
+        return over
+    return _joined(over, f"EGM: {' and '.join(sorted(point.egm))}, not {' and '.join(sorted(usual_egm))}")
 
 
 def _joined(*reasons: str) -> str:
@@ -139,19 +150,19 @@ def _medians(runs: Sequence[Points]) -> Iterator[tuple[Key, float]]:
             yield key, statistics.median(values)
 
 
-def _path_class(key: Key, wires: Mapping[Key, str]) -> PathClass:
-    return key.case, key.stage, wires[key], key.size_bytes
+def _path_class(key: Key, links: Mapping[Key, str]) -> PathClass:
+    return key.case, key.stage, links[key], key.size_bytes
 
 
-def _scatter(runs: Sequence[Points], medians: Mapping[Key, float], wires: Mapping[Key, str]) -> dict[PathClass, float]:
+def _scatter(runs: Sequence[Points], medians: Mapping[Key, float], links: Mapping[Key, str]) -> dict[PathClass, float]:
     """Return the robust standard deviation of each class: of how far its paths are from their medians over the nodes.
 
     All paths of a class together tell it from three nodes on, where one path's three values could not. A class is of
-    the wire that most nodes have: the paths of one node that lacks links would scatter as much as they are slow.
+    the links that most nodes have: the paths of one node that lacks links would scatter as much as they are slow.
     """
     distances: dict[PathClass, list[float]] = {}
     for key, median in medians.items():
-        known = distances.setdefault(_path_class(key, wires), [])
+        known = distances.setdefault(_path_class(key, links), [])
         of_key = (points[key] for points in runs if key in points)
         known += [abs(point.slower(median)) for point in of_key if point.value is not None]
     return {one: NORMAL * statistics.median(known) for one, known in distances.items()}
@@ -171,7 +182,7 @@ def _difference(
         case=point.measurement.case,
         stage=point.stage,
         path=point.measurement.path,
-        wire=point.wire,
+        wire=point.links,
         size_bytes=point.measurement.size_bytes,
         unit=point.unit,
         outcome=outcome,

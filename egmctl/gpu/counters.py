@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from egmctl.model.evidence import Wire
+from egmctl.model.route import LinkKind
 
 _PCIE_WRAPS = 1 << 32
 """The PCIe counters have 32 bits (seen on H200): 55 GB/s go round in 78 ms."""
@@ -75,8 +75,8 @@ class GpuCounters(Protocol):
 def rise(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     """Return what counters rose by; one that was reset meanwhile is left out."""
     rises = {name: after[name] - before[name] for name in after if name in before}
-    if Wire.PCIE in rises:
-        rises[Wire.PCIE] %= _PCIE_WRAPS
+    if LinkKind.PCIE in rises:
+        rises[LinkKind.PCIE] %= _PCIE_WRAPS
     return {name: rise for name, rise in rises.items() if rise >= 0}
 
 

@@ -13,24 +13,24 @@ from typing import Any
 from egmctl.driver.nvml import Field, ask, event_reasons, field_values
 from egmctl.driver.reading import Unavailable
 from egmctl.gpu.counters import State, Traffic, rise
-from egmctl.model.evidence import Wire
+from egmctl.model.route import LinkKind
 
 _ALL_LINKS = 0xFFFFFFFF
 """nvml.h, nvmlFieldValue_t: "A scopeId of UINT_MAX returns aggregate value summed up across all links"."""
 _KIB = 1024
-_SENT: Mapping[str, tuple[Field, int]] = {Wire.NVLINK: ((138, _ALL_LINKS), _KIB), Wire.PCIE: (197, 1)}
-_RECEIVED: Mapping[str, tuple[Field, int]] = {Wire.NVLINK: ((139, _ALL_LINKS), _KIB), Wire.PCIE: (198, 1)}
+_SENT: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((138, _ALL_LINKS), _KIB), LinkKind.PCIE: (197, 1)}
+_RECEIVED: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((139, _ALL_LINKS), _KIB), LinkKind.PCIE: (198, 1)}
 """NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200 exactly what was copied), and
 NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has no counter of the bytes over C2C."""
 _ERRORS: Mapping[str, Mapping[str, int]] = {
-    Wire.NVLINK: {
+    LinkKind.NVLINK: {
         "nvlink-replays": 161,
         "nvlink-recoveries": 162,
         "nvlink-crc-errors": 163,
         "nvlink-symbol-errors": 221,
     },
-    Wire.C2C: {"c2c-errors": 231, "c2c-replays": 232, "c2c-replays-back-to-back": 233},
-    Wire.PCIE: {
+    LinkKind.C2C: {"c2c-errors": 231, "c2c-replays": 232, "c2c-replays-back-to-back": 233},
+    LinkKind.PCIE: {
         "pcie-replays": 94,
         "pcie-correctable-errors": 173,
         "pcie-non-fatal-errors": 179,
@@ -136,9 +136,11 @@ def _supported(handle: Any) -> frozenset[Field]:
     """Return the counters that a GPU has: asking for the others each time would only cost time."""
     links = field_values(handle, [_C2C_COUNT])[_C2C_COUNT]
     fields: list[Field] = [field for fields in (_SENT, _RECEIVED) for field, _ in fields.values()]
-    fields += [(number, _ALL_LINKS) for number in _ERRORS[Wire.NVLINK].values()] + [*_ERRORS[Wire.PCIE].values()]
+    fields += [(number, _ALL_LINKS) for number in _ERRORS[LinkKind.NVLINK].values()] + [
+        *_ERRORS[LinkKind.PCIE].values()
+    ]
     for link in range(links if isinstance(links, int) else 0):
-        fields += [(number, link) for number in _ERRORS[Wire.C2C].values()]
+        fields += [(number, link) for number in _ERRORS[LinkKind.C2C].values()]
     return frozenset(field for field, answer in field_values(handle, fields).items() if isinstance(answer, int))
 
 

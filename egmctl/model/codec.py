@@ -85,6 +85,12 @@ def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
     return tuple((f.name, hints[f.name]) for f in dataclasses.fields(cls))
 
 
+@functools.cache
+def _derived(cls: type) -> frozenset[str]:
+    """Return the fields that follow from the others: they are written, and not read."""
+    return frozenset(f.name for f in dataclasses.fields(cls) if not f.init)
+
+
 def _decode(kind: Any, data: Any, where: str) -> Any:
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
@@ -121,10 +127,10 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
     values = {
         name: _decode(kind, data[name], f"{where}.{name}" if where else name)
         for name, kind in _hints(cls)
-        if name in data
+        if name in data and name not in _derived(cls)
     }
     for f in dataclasses.fields(cls):
-        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
             raise DecodeError(f"{where or 'the document'}: the key {f.name!r} is missing")
     return cls(**values)

@@ -55,6 +55,7 @@ class PathDifference:
     path: Plain
     """``GPU0 -> GPU1``, as the node calls it."""
     wire: Plain
+    """The links of its route: ``NV18``, ``NV18>C2C``, ``PCIe``."""
     size_bytes: int
     unit: Plain
     """``GB/s``, ``ns`` or ``ms``."""

@@ -1,4 +1,4 @@
-"""What was seen beside a measurement: the state of the GPUs, the counters of the wires, where host memory lies."""
+"""What was seen beside a measurement: the state of the GPUs, the counters of the links, where host memory lies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
 from egmctl.model.record import BusId, Plain
-
-
-class Wire(StrEnum):
-    """What bytes leave a GPU through."""
-
-    NVLINK = "nvlink"
-    C2C = "c2c"
-    PCIE = "pcie"
+from egmctl.model.route import LinkKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +24,8 @@ class GpuEvidence:
     temperature_c: int | None = None
     """The highest seen."""
     sent_bytes: Mapping[Plain, int] = field(default_factory=dict)
-    """By wire (``nvlink``, ``pcie``): what its counter rose by. Of PCIe with protocol, of NVLink without. Counted where
-    the GPU issues the work."""
+    """By link (``nvlink``, ``pcie``): what its counter rose by. Of PCIe with protocol, of NVLink without. Counted
+    where the GPU issues the work."""
     received_bytes: Mapping[Plain, int] = field(default_factory=dict)
     errors: Mapping[Plain, int] = field(default_factory=dict)
     """By counter: what it rose by; only those that rose."""
@@ -41,23 +34,23 @@ class GpuEvidence:
 
 
 class Verdict(StrEnum):
-    """Whether the bytes took the expected wire."""
+    """Whether the bytes took the expected link."""
 
     PROVEN = "proven"
-    """The wire's own counters rose by at least what was moved."""
+    """The link's own counters rose by at least what was moved."""
     BY_EXCLUSION = "by-exclusion"
-    """The wire has no counter, and those of the other wires did not rise by what was moved."""
+    """The link has no counter, and those of the other kinds did not rise by what was moved."""
     REFUTED = "refuted"
-    """The wire's own counters did not rise by what was moved, or another wire's did."""
+    """The link's own counters did not rise by what was moved, or those of another kind of link did."""
     UNKNOWN = "unknown"
     """There are no counters to tell by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """Which way the bytes took, by the counters of the GPUs."""
+class LinkEvidence:
+    """Which link carried the bytes, by the counters of the GPUs."""
 
-    wire: Wire
+    link: LinkKind
     """The one expected at the GPUs that issue the work."""
     expected_bytes: int
     """What the samples moved over it, without retries and checks."""
@@ -71,7 +64,7 @@ class Evidence:
     """What the GPUs of a task showed while it ran."""
 
     gpus: tuple[GpuEvidence, ...]
-    route: Route | None = None
+    route: LinkEvidence | None = None
     """``None`` where the bytes of a task leave no GPU, or are too few to tell."""
     unread: Plain | None = None
     """Why nothing could be told."""

@@ -14,6 +14,7 @@ from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.evidence import BufferCost, Evidence, GpuEvidence, Placement
 from egmctl.model.machine import Machine
+from egmctl.model.memory import MemoryKind
 from egmctl.model.rank import Rank
 from egmctl.model.record import BusId, Plain, Uuid
 from egmctl.model.task import (
@@ -23,7 +24,6 @@ from egmctl.model.task import (
     Engine,
     Flow,
     HandleKind,
-    MemoryKind,
     Pattern,
     Quantity,
     Task,
@@ -61,7 +61,7 @@ __all__ = [
     "finish",
 ]
 
-BENCH_SCHEMA = "egmctl.bench/1"
+BENCH_SCHEMA = "egmctl.bench/2"
 
 
 class Status(StrEnum):

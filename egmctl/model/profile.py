@@ -6,6 +6,7 @@ A profile is a TOML file: one that ships with the tool, or one that a site has m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -81,6 +82,11 @@ class Signature:
     source: Plain
     """A key of the profile's sources."""
 
+    @property
+    def nvlinks_between(self) -> int | None:
+        """How many NVLinks join two GPUs: the number in :attr:`link`."""
+        return None if self.link is None else int(self.link.removeprefix("NV"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireFacts:
@@ -109,7 +115,7 @@ class Reference:
 
     case: Plain
     wire: Plain
-    """As the bench calls it: ``NV18``, ``PCIe``, ``C2C``, ``NV18>C2C``, ``local``."""
+    """The links, as the bench calls them: ``NV18``, ``PCIe``, ``C2C``, ``NV18>C2C``, ``local``."""
     unit: Unit
     typical: float | None = None
     """The middle of what is known; ``None`` where only a bound is."""
@@ -128,6 +134,11 @@ class Reference:
     """A key of the profile's sources: of the typical value, where there is one."""
     bounds_source: Plain | None = None
     """Of the bounds; ``None`` where they come from the same."""
+
+    @property
+    def kind(self) -> str:
+        """The links without the number of NVLinks, as :attr:`egmctl.model.route.Route.kind`: people write profiles."""
+        return re.sub(r"\bNV[0-9]+", "NV", self.wire)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

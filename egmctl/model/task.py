@@ -5,36 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
+from egmctl.model.memory import MemoryKind
 from egmctl.model.record import BusId, Plain
-
-
-class MemoryKind(StrEnum):
-    """Where the bytes are, by how the memory was allocated."""
-
-    DEVICE = "device"
-    """cuMemAlloc."""
-    HOST_NUMA = "host-numa"
-    """cuMemCreate on a host NUMA node. It is EGM only where the platform has EGM: see :attr:`Flow.egm`."""
-    HOST_NUMA_POOL = "host-numa-pool"
-    """cuMemAllocFromPoolAsync from a pool that cuMemPoolCreate made on a host NUMA node."""
-    PINNED = "pinned"
-    """cuMemHostAlloc, by a thread bound to the node."""
-    REGISTERED = "registered"
-    """mmap, bound to the node, then cuMemHostRegister."""
-    SYSTEM = "system"
-    """mmap, bound to the node, and nothing else: only GPUs with access to pageable memory reach it."""
-    REGISTERS = "registers"
-    """No memory: the end of a kernel or of a CPU thread that only reads or only writes."""
-
-
-HOST_NAMES = {
-    MemoryKind.HOST_NUMA: "HOST_NUMA",
-    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
-    MemoryKind.PINNED: "pinned",
-    MemoryKind.REGISTERED: "registered",
-    MemoryKind.SYSTEM: "system",
-}
-"""Memory of the host as people call it."""
+from egmctl.model.route import Route
 
 
 class HandleKind(StrEnum):
@@ -149,11 +122,8 @@ class Flow:
     initiator_label: Plain
     initiator_rank: int | None = None
     """In a measurement by several processes, the one that issues the work."""
-    wire: Plain
-    """The way the bytes are expected to take, e.g. ``NV18`` or ``HOST_NUMA over PCIe, not EGM``."""
-    egm: bool | None = None
-    """Whether the host end is Extended GPU Memory: by the NVML capability bit and C2C, never by the calls alone;
-    ``None`` where no end is host memory."""
+    route: Route
+    """Over which links the bytes are expected to travel."""
 
     @property
     def pushed(self) -> bool:
@@ -161,6 +131,13 @@ class Flow:
         if self.initiator_rank is not None:
             return self.source.rank == self.initiator_rank
         return self.source.bus_id == self.initiator
+
+    @property
+    def sent(self) -> bool:
+        """Whether the GPU that issues the work sends the bytes; one that only reads or only writes is no end itself."""
+        if self.source.memory is MemoryKind.REGISTERS:
+            return True
+        return self.destination.memory is not MemoryKind.REGISTERS and self.pushed
 
     @property
     def stays(self) -> bool:

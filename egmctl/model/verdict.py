@@ -26,9 +26,9 @@ class Yardstick(StrEnum):
 
     PROFILE = "profile"
     """The typical value of its path class on its platform."""
-    WIRE = "wire"
+    LINK = "link"
     """The links, their rate, and the part of it that is payload."""
-    SIBLINGS = "siblings"
+    PEERS = "peers"
     """The same class between other GPUs of the same run."""
 
 
@@ -80,7 +80,7 @@ class Culprit:
     direction: Direction | None
     """``None`` for a pair, and for a GPU's own memory."""
     ratio: float
-    """What it reaches, by what its siblings reach; of a latency, how many times theirs."""
+    """What it reaches, by what its peers reach; of a latency, how many times theirs."""
     grade: Grade
     reason: Plain
 
@@ -90,16 +90,19 @@ class ClassVerdict:
     """All measurements of one path class together."""
 
     path_class: Plain
-    """Case and wire: ``device_to_device_memcpy_write_ce over NV18``."""
+    """Its name: ``device_to_device_memcpy_write_ce over NV18``."""
     case: Plain
-    wire: Plain
+    link: Plain
+    """The symbol of the route (:attr:`egmctl.model.route.Route.symbol`)."""
+    size_bytes: int | None = None
+    """Where the case was measured at several sizes."""
     grade: Grade
     """The gravest of its measurements, and a pass only where a reference was met; one that broke is a fault."""
     reason: Plain
-    profile: Grade
+    by_profile: Grade
     """The gravest judgement against each yardstick."""
-    wires: Grade
-    siblings: Grade
+    by_link: Grade
+    by_peers: Grade
     measurements: tuple[int, ...]
     median: float | None
     """``None`` where none was measured."""

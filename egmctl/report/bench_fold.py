@@ -1,4 +1,4 @@
-"""A run between so many GPUs that no matrix of them can be read: of each case what a wire gives, and who is behind."""
+"""A run between so many GPUs that no matrix of them can be read: of each case what a link gives, and who is behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median
 
 from egmctl.model.measurement import Measurement, Quantity, RunReport
 from egmctl.report.grid import Cell, Grid, Line
-from egmctl.units import printable
+from egmctl.report.route_words import routes_words
 
 FOLDED_ABOVE = 16
 """Ranks: a matrix of so many is as wide as a wide terminal."""
@@ -20,7 +20,7 @@ _USUAL_DIFFERENCE = 0.01
 
 
 def folded(report: RunReport) -> Iterator[Grid]:
-    """Yield for each case a table of its wires; below it the paths and the GPUs that are farthest behind."""
+    """Yield for each case a table of its routes; below it the paths and the GPUs that are farthest behind."""
     for case in dict.fromkeys(m.case for m in report.measurements):
         found = [m for m in report.measurements if m.case == case and m.headline is not None]
         if found:
@@ -31,13 +31,12 @@ def _folded(measurements: Sequence[Measurement]) -> Grid:
     first = measurements[0]
     latency = first.quantity is Quantity.LATENCY
     unit, digits = ("ns", 1) if latency else ("GB/s", 2)
-    by_wire: dict[str, list[float]] = {}
+    by_route: dict[str, list[float]] = {}
     for m in measurements:
-        wires = dict.fromkeys(flow.wire for flow in m.flows)
-        by_wire.setdefault(" and ".join(map(printable, wires)), []).append(_value(m))
-    columns = {"n": [str(len(values)) for values in by_wire.values()]}
+        by_route.setdefault(routes_words(flow.route for flow in m.flows), []).append(_value(m))
+    columns = {"n": [str(len(values)) for values in by_route.values()]}
     for name, pick in (("median", median), ("least", min), ("most", max)):
-        columns[name] = [f"{pick(values):.{digits}f}" for values in by_wire.values()]
+        columns[name] = [f"{pick(values):.{digits}f}" for values in by_route.values()]
     groups = tuple(
         (Line(header=(name,), cells=tuple(Cell(text=text) for text in texts)),) for name, texts in columns.items()
     )
@@ -45,19 +44,19 @@ def _folded(measurements: Sequence[Measurement]) -> Grid:
         caption=f"{first.pattern.value}, {first.engine.value}, {first.quantity.value} ({unit})",
         names=first.case,
         notes=tuple(_behind(measurements, digits, latency=latency)),
-        rows=tuple(by_wire),
+        rows=tuple(by_route),
         groups=groups,
     )
 
 
 def _behind(measurements: Sequence[Measurement], digits: int, *, latency: bool) -> Iterator[str]:
-    """Say which paths, and the paths of which GPUs, are farthest behind the others over the same wire."""
+    """Say which paths, and the paths of which GPUs, are farthest behind the others over the same links."""
     usual: dict[str, list[float]] = {}
     for m in measurements:
-        usual.setdefault(m.flows[0].wire, []).append(_value(m))
-    medians = {wire: median(values) for wire, values in usual.items()}
+        usual.setdefault(m.flows[0].route.symbol, []).append(_value(m))
+    medians = {link: median(values) for link, values in usual.items()}
     sign = -1 if latency else 1
-    share = {id(m): _value(m) / medians[m.flows[0].wire] for m in measurements}
+    share = {id(m): _value(m) / medians[m.flows[0].route.symbol] for m in measurements}
     paths = sorted(measurements, key=lambda m: sign * share[id(m)])[:_WORST]
     yield "farthest behind: " + ", ".join(
         f"{m.path if len(m.flows) == 1 else m.flows[0].path + ' and others'} {_value(m):.{digits}f}" for m in paths
@@ -71,7 +70,7 @@ def _behind(measurements: Sequence[Measurement], digits: int, *, latency: bool) 
         gpus = [label for label in sorted(behind, key=lambda label: sign * behind[label]) if _is_odd(behind[label])]
         if gpus:
             told = ", ".join(f"{label} {100 * behind[label]:.1f} %" for label in gpus[:_WORST])
-            yield f"by the GPU that issues the work, against the median of the wire: {told}"
+            yield f"by the GPU that issues the work, against the median of the link: {told}"
 
 
 def _is_odd(share: float) -> bool:

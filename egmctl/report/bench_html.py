@@ -122,7 +122,7 @@ def _topology(judged: Topology, report: RunReport) -> Iterator[Child]:
 
 
 def _wires(report: RunReport) -> Iterator[Section]:
-    grids = list(summary(report, next(iter(report.machines), None)))
+    grids = list(summary(report))
     if grids:
         told, worst = list(soak_lines(report)), soak(report)
         body: list[Child] = [element("p", summary_note(grids), class_="dim")]

@@ -1,4 +1,4 @@
-"""A run of the bench as one JSON document: ``egmctl.bench/1``, every sample, null with the reason beside it."""
+"""A run of the bench as one JSON document: ``egmctl.bench/2``, every sample, null with the reason beside it."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from statistics import median
 
 from egmctl.bench.engines import engine_for
 from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Measurement, Pattern, Status
-from egmctl.model.task import HOST_NAMES
-from egmctl.report.bench_matrix import wires
+from egmctl.model.memory import HOST_NAMES
+from egmctl.report.bench_matrix import routes
 from egmctl.report.grid import EMPTY, Cell, Grid, Line, Plot, Point, Shade, square, style_of
 from egmctl.units import MIB, format_size
 
@@ -41,7 +41,7 @@ def latencies(measurements: Sequence[Measurement], order: Sequence[str]) -> Iter
     for those in tables.values():
         caption, names = _heading(those)
         grid = _view(those[0])(those, order)
-        yield replace(grid, caption=caption, names=names, notes=(*wires(those), *grid.notes))
+        yield replace(grid, caption=caption, names=names, notes=(*routes(those), *grid.notes))
 
 
 def _table_of(measurement: Measurement) -> object:
@@ -109,7 +109,7 @@ def _round_trips(measurements: Sequence[Measurement], order: Sequence[str]) -> G
         value = median(halves) if halves and _is_measured(measurement) else None
         text = measurement.status.value if value is None else f"{value:.0f}"
         cells[one, other] = Cell(
-            text=text, style=style_of(measurement), value=value, wire=measurement.flows[0].wire, of=measurement
+            text=text, style=style_of(measurement), value=value, wire=measurement.flows[0].route.symbol, of=measurement
         )
         tails = [(sample.p99_ns, f"{one} <-> {other}") for sample in measurement.samples if sample.p99_ns is not None]
         slowest = max([*tails, *([slowest] if slowest else [])], default=None)
@@ -199,7 +199,7 @@ def _cell(measurement: Measurement) -> Cell:
     if measurement.latency_ns is not None and _is_measured(measurement):
         value = measurement.latency_ns.median
         text = f"{value:.1f}{'*' if measurement.status is Status.UNSTABLE else ''}"
-    return Cell(text=text, style=style_of(measurement), value=value, wire=_wire(measurement), of=measurement)
+    return Cell(text=text, style=style_of(measurement), value=value, wire=_symbol(measurement), of=measurement)
 
 
 def _point(x: float, measurement: Measurement) -> Point | None:
@@ -226,8 +226,8 @@ def _source(measurement: Measurement) -> Endpoint:
     return measurement.flows[0].source
 
 
-def _wire(measurement: Measurement) -> str:
-    return measurement.flows[0].wire
+def _symbol(measurement: Measurement) -> str:
+    return measurement.flows[0].route.symbol
 
 
 def _host(measurement: Measurement) -> Endpoint | None:

@@ -47,7 +47,7 @@ def _folded(report: RunReport) -> Iterator[tuple[str, str]]:
         rows = [[f"**{status}**", escaped(", ".join(paths)), escaped(reason)] for status, reason, paths in reasons]
         name = f"Not plainly measured: {tally(report)}"
         yield name, details(name, table(("status", "what", "why"), rows))
-    if grids := list(summary(report, next(iter(report.machines), None))):
+    if grids := list(summary(report)):
         name = "By wire (GB/s)"
         yield name, f"### {name}\n\n{''.join(map(grid_markdown, grids))}{escaped(summary_note(grids))}\n"
     if report.verdict is not None and report.verdict.classes:
@@ -91,7 +91,7 @@ def _class(one: ClassVerdict) -> tuple[str, ...]:
     numbers = (
         f"{value:.1f} {one.unit}" if value is not None else "-" for value in (one.median, one.worst, one.expected)
     )
-    grades = (_grade(grade) for grade in (one.grade, one.profile, one.wires, one.siblings))
+    grades = (_grade(grade) for grade in (one.grade, one.by_profile, one.by_link, one.by_peers))
     return escaped(one.path_class), *grades, escaped(one.reason), *map(escaped, numbers)
 
 

@@ -9,7 +9,8 @@ from statistics import median
 from egmctl.bench.engines import engine_for
 from egmctl.model.measurement import Endpoint, Flow, Measurement, MemoryKind, Pattern, Status
 from egmctl.report.grid import Cell, Grid, Line, Plot, Point, Shade, square, style_of
-from egmctl.units import format_size, printable
+from egmctl.report.route_words import route_words
+from egmctl.units import format_size
 
 _MEMORY = {
     MemoryKind.HOST_NUMA: "NUMA",
@@ -45,7 +46,7 @@ def matrices(measurements: Sequence[Measurement], order: Sequence[str]) -> Itera
         yield _sizes(measurements)
         return
     first = measurements[0]
-    notes = tuple(wires(measurements))
+    notes = tuple(routes(measurements))
     if first.pattern in _ONE_ROW:
         yield _one_row(measurements, notes)
         return
@@ -65,22 +66,22 @@ def matrices(measurements: Sequence[Measurement], order: Sequence[str]) -> Itera
         yield Grid(caption=caption, names=first.case, rows=rows, groups=groups, shade=Shade.HIGH)
 
 
-def wires(measurements: Sequence[Measurement]) -> Iterator[str]:
-    """Say which wire each cell is expected to use: in one line where it is the same for all."""
+def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
+    """Say which route each cell is expected to take: in one line where it is the same for all."""
     cells: dict[str, list[Flow]] = {}
     for flow in (flow for measurement in measurements for flow in measurement.flows):
-        cells.setdefault(flow.wire, []).append(flow)
-    for wire, those in cells.items():
+        cells.setdefault(route_words(flow.route), []).append(flow)
+    for words, those in cells.items():
         if len(cells) == 1:
-            yield printable(wire)
-        elif those[0].egm is None:
-            yield f"{printable(wire)}: {len(those)} pairs"
+            yield words
+        elif those[0].route.memory is None:
+            yield f"{words}: {len(those)} pairs"
         else:
             rows: dict[str, dict[str, None]] = {}
             for row, column in map(ends, those):
                 rows.setdefault(row.label, {})[column.label] = None
             where = ", ".join(f"{row} with {' '.join(gpus)}" for row, gpus in rows.items())
-            yield f"{printable(wire)}: {where}"
+            yield f"{words}: {where}"
 
 
 def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoint]:
@@ -108,8 +109,8 @@ def cell(measurement: Measurement, flow: int | None = None) -> Cell:
         if summary is not None:
             value = summary.median
             text = f"{value:.2f}{'*' if measurement.status is Status.UNSTABLE else ''}"
-    wire = "" if flow is None else measurement.flows[flow].wire
-    return Cell(text=text, style=style_of(measurement), value=value, wire=wire, of=measurement)
+    link = "" if flow is None else measurement.flows[flow].route.symbol
+    return Cell(text=text, style=style_of(measurement), value=value, wire=link, of=measurement)
 
 
 def _caption(measurement: Measurement, way: int = 0) -> str:
@@ -192,19 +193,20 @@ def _one_row(measurements: Sequence[Measurement], notes: tuple[str, ...]) -> Gri
 
 
 def _sizes(measurements: Sequence[Measurement]) -> Grid:
-    """A sweep: what all paths of a wire reach at each size."""
+    """A sweep: what all paths over the same links reach at each size."""
     first = measurements[0]
-    groups: dict[str, dict[int, list[Measurement]]] = {}
+    groups: dict[tuple[str, str], dict[int, list[Measurement]]] = {}
     for measurement in measurements:
-        groups.setdefault(measurement.flows[0].wire, {}).setdefault(measurement.size_bytes, []).append(measurement)
+        route = measurement.flows[0].route
+        of_route = groups.setdefault((route.symbol, route_words(route)), {})
+        of_route.setdefault(measurement.size_bytes, []).append(measurement)
     sizes = sorted({measurement.size_bytes for measurement in measurements})
     notes, columns, curves = [], [], []
     picks: tuple[tuple[str, Callable[[list[float]], float]], ...] = (("median", median), ("min", min), ("max", max))
-    for wire, curve in groups.items():
+    for (name, words), curve in groups.items():
         count = max(map(len, curve.values()))
         values = {size: [m.bandwidth_gb_s.median for m in those if m.bandwidth_gb_s] for size, those in curve.items()}
-        notes.append(f"{printable(wire)}: median, least and most of {count} paths")
-        name = printable(wire.partition(" over ")[2].partition(",")[0] or wire)
+        notes.append(f"{words}: median, least and most of {count} paths")
         columns.append(
             tuple(
                 Line(

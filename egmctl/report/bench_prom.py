@@ -83,7 +83,7 @@ def _verdict(report: RunReport) -> Iterator[str]:
     yield gauge(
         "egmctl_bench_class_verdict",
         f"The verdict of a class of paths: {words}.",
-        (({"case": one.case, "wire": one.wire, "class": one.path_class}, GRADES[one.grade]) for one in verdict.classes),
+        (({"case": one.case, "link": one.link, "class": one.path_class}, GRADES[one.grade]) for one in verdict.classes),
     )
 
 
@@ -116,7 +116,7 @@ def _path(flow: Flow, flows: Sequence[Flow]) -> dict[str, object]:
         "destination": flow.destination.label,
         "destination_memory": _memory(flow.destination),
         "initiator": ",".join(dict.fromkeys(one.initiator_label for one in flows)),
-        "wire": flow.wire,
+        "link": flow.route.symbol,
     }
 
 

@@ -1,4 +1,4 @@
-"""Bandwidths in short: kinds of host memory side by side, and what each class of paths reaches of its wire."""
+"""Bandwidths in short: kinds of host memory side by side, and what each class of paths reaches of its links."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from egmctl.bench.engines import engine_for
-from egmctl.bench.nominal import nominal_gb_s
-from egmctl.model.machine import Machine
-from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, RunReport, Task
+from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, RunReport
+from egmctl.model.memory import NUMA_MEMORY
+from egmctl.model.route import Egm
 from egmctl.report.bench_matrix import cell, ends
 from egmctl.report.grid import EMPTY, Cell, Grid, Line, Shade, lines
-from egmctl.units import format_size, printable
+from egmctl.units import format_size
+from egmctl.verdict.classes import class_of
 
 _KINDS = {
     MemoryKind.HOST_NUMA: "VMM",
@@ -25,9 +26,9 @@ _WORST = 8
 _FEW = 3
 """Flows whose ends fit beside a case's name."""
 _ALONE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
-"""Each flow has its wire to itself; in the others several share one."""
-_ONE_WIRE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
-"""All flows together cross the wire of one GPU."""
+"""Each flow has its links to itself; in the others several share one."""
+_ONE_LINK = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+"""All flows together cross the links of one GPU."""
 
 
 def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Grid]:
@@ -46,7 +47,7 @@ def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> I
             kinds = [kind for kind in _KINDS if kind in cells]
             yield Grid(
                 caption=f"{engine_for(engine).caption} host memory(row) {arrow} GPU(column) by kind of memory (GB/s)",
-                notes=(_what_is_host_numa(cells),) if set(_NUMA) & set(cells) else (),
+                notes=(_what_is_host_numa(cells),) if NUMA_MEMORY & set(cells) else (),
                 rows=tuple(_KINDS[kind] for kind in kinds),
                 groups=tuple(
                     (Line(header=path, cells=tuple(_cell(cells[kind].get(path)) for kind in kinds)),)
@@ -59,18 +60,12 @@ def side_by_side(measurements: Sequence[Measurement], order: Sequence[str]) -> I
 SUMMARY = "Summary by wire (GB/s)"
 
 
-def summary(report: RunReport, machine: Machine | None) -> Iterator[Grid]:
-    """Yield for each wire what each case reaches on its paths, how far they are apart, and how much of the wire.
-
-    Parameters
-    ----------
-    machine
-        Whose wires they are; without it nothing is set against a wire.
-    """
+def summary(report: RunReport) -> Iterator[Grid]:
+    """Yield for each link what each case reaches on its paths, how far they are apart, and how much of the rate."""
     wires: dict[str, dict[tuple[str, int], list[tuple[float, float | None]]]] = {}
     for m in report.measurements:
         if m.measured and m.bandwidth_gb_s is not None:
-            for wire, value, rate in _values(m, machine):
+            for wire, value, rate in _values(m):
                 wires.setdefault(wire, {}).setdefault((m.case, m.size_bytes), []).append((value, rate))
     for wire, cases in wires.items():
         rates = {f"{rate:.1f}" for found in cases.values() for _, rate in found if rate is not None}
@@ -143,38 +138,21 @@ def _cell(measurement: Measurement | None) -> Cell:
 
 
 def _what_is_host_numa(cells: dict[MemoryKind, dict[tuple[str, str], Measurement]]) -> str:
-    egm = {m.flows[0].egm for kind, those in cells.items() if kind in _NUMA for m in those.values()}
-    if egm == {True}:
+    egm = {m.flows[0].route.egm for kind, those in cells.items() if kind in NUMA_MEMORY for m in those.values()}
+    if egm == {Egm.YES}:
         return "VMM and pool are EGM; the others are not"
-    return "VMM and pool are HOST_NUMA memory, " + ("not EGM" if egm == {False} else "EGM where the matrices say so")
+    return "VMM and pool are HOST_NUMA memory, " + ("not EGM" if egm == {Egm.NO} else "EGM where the matrices say so")
 
 
-_NUMA = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL)
-
-
-def _values(measurement: Measurement, machine: Machine | None) -> Iterator[tuple[str, float, float | None]]:
-    """Yield the wire, what was measured over it, and its nominal rate."""
+def _values(measurement: Measurement) -> Iterator[tuple[str, float, float | None]]:
+    """Yield the links, what was measured over them, and their nominal rate."""
     if measurement.pattern in _ALONE and measurement.flows_gb_s:
         for flow, found in zip(measurement.flows, measurement.flows_gb_s, strict=True):
-            yield _short(flow.wire), found.median, nominal_gb_s(machine, flow) if machine else None
+            yield flow.route.symbol, found.median, flow.route.at_most_gb_s
     elif measurement.bandwidth_gb_s is not None:
-        one = measurement.pattern in _ONE_WIRE and machine is not None
-        yield (
-            _wire(measurement),
-            measurement.bandwidth_gb_s.median,
-            (nominal_gb_s(machine, measurement.flows[0]) if one and machine else None),
-        )
-
-
-def _wire(task: Task) -> str:
-    """Return the way of flows that share the initiator's wire or the memory of a node, in one word."""
-    ways = list(dict.fromkeys(_short(flow.wire) for flow in task.flows))
-    return ways[0] if len(ways) == 1 else "several ways at once"
-
-
-def _short(wire: str) -> str:
-    """Return the way without the kind of memory: ``NV18>C2C`` of ``EGM over NV18>C2C``."""
-    return printable(wire.partition(" over ")[2].partition(",")[0] or wire)
+        # All flows share the link of one GPU, or the memory of a node.
+        nominal = measurement.flows[0].route.at_most_gb_s if measurement.pattern in _ONE_LINK else None
+        yield class_of(measurement).link, measurement.bandwidth_gb_s.median, nominal
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
-from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
 from egmctl.report.bench_fold import FOLDED_ABOVE, folded
 from egmctl.report.bench_parts import exceptions, grids, how, tally
@@ -23,16 +22,10 @@ from egmctl.units import printable
 _PATHS_SHOWN = 4
 
 
-def bench_text(report: RunReport, machine: Machine | None = None) -> Text:
-    """Render a report; direction is in each caption, and every cell that holds no plain number is explained below.
-
-    Parameters
-    ----------
-    machine
-        The one that was measured: its wires' nominal rates stand beside what was reached.
-    """
+def bench_text(report: RunReport) -> Text:
+    """Render a report; direction is in each caption, and every cell that holds no plain number is explained below."""
     text = _head(report)
-    for part in _tables(report, machine):
+    for part in _tables(report):
         text.append("\n").append_text(part)
     notes = [*filter(None, [route_line(report)]), *report.notes, *report.problems]
     for title, lines in (
@@ -51,11 +44,11 @@ def bench_text(report: RunReport, machine: Machine | None = None) -> Text:
     return trimmed(text)
 
 
-def _tables(report: RunReport, machine: Machine | None) -> Iterator[Text]:
+def _tables(report: RunReport) -> Iterator[Text]:
     yield from map(grid_text, folded(report) if len(report.ranks) > FOLDED_ABOVE else grids(report))
     if (worst := soak(report)) is not None:
         yield grid_text(worst)
-    if by_wire := list(summary(report, machine)):
+    if by_wire := list(summary(report)):
         text = Text().append(f"{SUMMARY}\n", HEADING).append(wrap(summary_note(by_wire), ""), DIM)
         for grid in by_wire:
             text.append(f"{grid.caption}\n", DIM).append_text(columns_text(grid))

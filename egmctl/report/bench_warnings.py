@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.model.evidence import Route, Verdict
+from egmctl.model.evidence import LinkEvidence, Verdict
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.units import printable
 
@@ -59,8 +59,8 @@ def _of(measurement: Measurement) -> Iterator[str]:
         yield _refuted(evidence.route)
 
 
-def _refuted(route: Route) -> str:
+def _refuted(route: LinkEvidence) -> str:
     if route.carried_bytes is None:
-        return f"another wire than {route.wire} carried the bytes"
+        return f"another wire than {route.link} carried the bytes"
     share = 100 * route.carried_bytes / route.expected_bytes
-    return f"{route.wire} carried only {share:.0f} % of the bytes"
+    return f"{route.link} carried only {share:.0f} % of the bytes"

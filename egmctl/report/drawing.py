@@ -11,11 +11,12 @@ from itertools import combinations
 from xml.etree.ElementTree import Element
 
 from egmctl.model.machine import Gpu, Nic
+from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report.markup import element
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import Link, LinkClass
+from egmctl.topology.links import Link
 from egmctl.topology.rates import nvlink
-from egmctl.topology.routes import Route, RouteKind
+from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import format_size
 
@@ -159,7 +160,7 @@ def port_words(nic: Nic) -> str:
 def _host_link(topology: Topology, label: str, node: int | None, x: float, top: float, rates: Rates) -> Element:
     route = next((one for one in topology.routes if one.gpu == topology.gpus[label].bus_id and one.node == node), None)
     blocked = route is not None and route.kind is RouteKind.BLOCKED
-    over_c2c = route is not None and route.symbol.startswith("C2C")
+    over_c2c = route is not None and bool(route.hops) and route.hops[0].link is LinkKind.C2C
     style = "wire down" if blocked else "wire c2c" if over_c2c else "wire"
     line = x - _COLUMN / 2 + 22
     down, up = rates.get((f"NUMA{node}", label)), rates.get((label, f"NUMA{node}"))
@@ -170,7 +171,7 @@ def _host_link(topology: Topology, label: str, node: int | None, x: float, top: 
     )
 
 
-def _route_words(route: Route | None) -> str:
+def _route_words(route: HostRoute | None) -> str:
     if route is None or not route.hops:
         return "" if route is None else route.symbol
     rate = f" {route.nominal_gb_s:.0f}" if route.nominal_gb_s is not None else ""
@@ -251,7 +252,7 @@ def _switch(
         line = centre - _COLUMN / 2 + 22
         short = any(link.nvlinks_expected for link in own)
         most = max(link.nvlinks or 0 for link in own)
-        nominal = nvlink(topology.gpus[label], most).gb_s
+        nominal = nvlink(topology.gpus[label], most).nominal_gb_s
         words = f"NV{most}{'*' if short else ''}" + (f" {nominal:.0f}" if nominal is not None else "")
         style = "wire down" if short else "wire nvlink"
         parts.append(element("line", x1=line, x2=line, y1=cards, y2=bar, class_=style))
@@ -290,7 +291,7 @@ def _direct(
         path = f"M{ends[0]:.1f} {cards:.1f}V{y:.1f}H{ends[1]:.1f}V{cards:.1f}"
         style = "wire down" if link.nvlinks_expected else "wire nvlink"
         wires.append(element("path", d=path, class_=style))
-        nominal = nvlink(topology.gpus[pair[0]], link.nvlinks or 0).gb_s
+        nominal = nvlink(topology.gpus[pair[0]], link.nvlinks or 0).nominal_gb_s
         words = [f"{pair[0]}-{pair[1]} {link.symbol}" + (f" {nominal:.0f}" if nominal is not None else "")]
         arrows = (("→", rates.get(pair)), ("←", rates.get((pair[1], pair[0]))))
         words += [f"{arrow} {value:.1f}" for arrow, value in arrows if value is not None]

@@ -124,7 +124,7 @@ def _bench(report: RunReport, form: Form) -> Text | str:
         case Form.TEXT:
             from egmctl.report.bench_text import bench_text
 
-            return bench_text(report, next(iter(report.machines), None))
+            return bench_text(report)
         case Form.JSON:
             from egmctl.report.bench_json import bench_json
 

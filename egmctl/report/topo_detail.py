@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, Record
+from egmctl.model.route import Hop
 from egmctl.report.table import DIM, HEADING, wrap
-from egmctl.topology.routes import Hop
 from egmctl.topology.topology import Topology
 from egmctl.units import format_kernel_list, format_size, printable
 
@@ -137,7 +137,7 @@ def _routes(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
     for route in topology.routes:
         if route.gpu != gpu.bus_id:
             continue
-        hops = [f"{hop.wire.value}{_times(hop.nvlinks)} {_gb_s(hop)}" for hop in route.hops]
+        hops = [f"{hop.link.value}{_times(hop.nvlinks)} {_gb_s(hop)}" for hop in route.hops]
         if route.via:
             hops[-1] = f"{hops[-1]} of {' or '.join(map(topology.label, route.via))}"
         yield f"to NUMA {route.node}", ", then ".join(hops) or route.reason
@@ -148,7 +148,7 @@ def _times(nvlinks: int | None) -> str:
 
 
 def _gb_s(hop: Hop) -> str:
-    return f"({hop.rate.reason})" if hop.rate.gb_s is None else f"{hop.rate.gb_s:.1f} GB/s"
+    return f"({hop.reason})" if hop.nominal_gb_s is None else f"{hop.nominal_gb_s:.1f} GB/s"
 
 
 def _unread(gpu: Gpu, everything: bool) -> Iterator[tuple[str, str]]:

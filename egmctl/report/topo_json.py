@@ -13,14 +13,15 @@ from egmctl.errors import ExitCode, NothingToDo
 from egmctl.facts.redact import redact
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Gpu, Machine, NumaKind, NumaNode, Pair, Unread
+from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report.exports.json import dump, envelope
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.health import C2c, c2c, egm
-from egmctl.topology.links import Link, LinkClass
+from egmctl.topology.links import Link
 from egmctl.topology.memory_mode import own_node
 from egmctl.topology.missing import Missing, missing
 from egmctl.topology.platform import PlatformKind
-from egmctl.topology.routes import Route, RouteKind, Wire
+from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 
 TOPO_SCHEMA = "egmctl.topo/1"
@@ -124,7 +125,7 @@ class LinkEntry:
 class HopEntry:
     """One wire of a route."""
 
-    wire: Wire
+    wire: LinkKind
     nvlinks: int | None
     nominal_gb_s: float | None
     reason: str
@@ -147,7 +148,7 @@ class RouteEntry:
     """Of the slowest wire; null where a wire's rate is not known."""
     at_most_gb_s: float | None
     """Of the slowest wire whose rate is known."""
-    limited_by: Wire | None
+    limited_by: LinkKind | None
     """That wire."""
     rate_reason: str
     """Why ``nominal_gb_s`` is null."""
@@ -268,9 +269,9 @@ def _link(source: str, target: str, link: Link) -> LinkEntry:
     )
 
 
-def _route(topology: Topology, route: Route) -> RouteEntry:
+def _route(topology: Topology, route: HostRoute) -> RouteEntry:
     hops = tuple(
-        HopEntry(wire=hop.wire, nvlinks=hop.nvlinks, nominal_gb_s=hop.rate.gb_s, reason=hop.rate.reason)
+        HopEntry(wire=hop.link, nvlinks=hop.nvlinks, nominal_gb_s=hop.nominal_gb_s, reason=hop.reason)
         for hop in route.hops
     )
     return RouteEntry(

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from rich.text import Text
 
 from egmctl.model.machine import Gpu
+from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report.origin import modelled_banner
 from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, trimmed, wrap
 from egmctl.report.topo_detail import details
-from egmctl.topology.links import LinkClass
 from egmctl.topology.memory_mode import own_node
-from egmctl.topology.routes import Route, RouteKind
+from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import printable
 
@@ -105,18 +105,23 @@ def _route_matrix(topology: Topology) -> Text:
     return table(list(topology.gpus), groups)
 
 
-def route_cell(route: Route) -> str:
+def route_cell(route: HostRoute) -> str:
     """Return the wires of a route, or what blocks it."""
     return route.symbol if route.blocked_by is None else f"{route.symbol}: {route.blocked_by.value}"
 
 
-def rate_text(route: Route) -> str:
+def rate_text(route: HostRoute) -> str:
     """Return the nominal GB/s of a route, as far as they are known."""
     if not route.hops:
         return ""
     if route.nominal_gb_s is not None:
         return f"{route.nominal_gb_s:.1f}"
-    return "?" if route.at_most_gb_s is None else f"<={route.at_most_gb_s:.1f}"
+    return f"<={route.at_most_gb_s:.1f}" if _is_at_most(route) else "?"
+
+
+def _is_at_most(route: HostRoute) -> bool:
+    """Say whether only a bound of a route's rate is known."""
+    return route.nominal_gb_s is None and route.at_most_gb_s is not None
 
 
 def _p2p(topology: Topology) -> Iterator[Text]:
@@ -157,7 +162,8 @@ def legend_rows(topology: Topology) -> list[tuple[str, str]]:
     links = {link.kind for link in topology.links.values()}
     kinds = {route.kind for route in topology.routes}
     statuses = {status for matrix in topology.p2p for status in matrix.cells.values()}
-    routes = {word for route in topology.routes for word in (route.symbol, rate_text(route))}
+    hops = {hop.link for route in topology.routes for hop in route.hops}
+    unknown = any(route.kind is RouteKind.UNKNOWN or rate_text(route) == "?" for route in topology.routes)
     symbols = [
         ("X", "self", bool(topology.gpus or topology.nics)),
         ("SYS", "PCIe and the interconnect between NUMA nodes", LinkClass.SYS in links),
@@ -171,8 +177,8 @@ def legend_rows(topology: Topology) -> list[tuple[str, str]]:
         ("NV#>C2C", "EGM over NVLink to a GPU of that node, then its NVLink-C2C", RouteKind.REMOTE in kinds),
         ("C2C-sys", "NVLink-C2C as ordinary system memory, not EGM", RouteKind.C2C in kinds),
         ("PCIe", "PCIe only, not EGM", RouteKind.PCIE in kinds),
-        (">SMP", "onwards over the CPUs' interconnect", any(">SMP" in word for word in routes)),
-        ("<=", "at most: the rate of a wire on the route is not known", any("<=" in word for word in routes)),
+        (">SMP", "onwards over the CPUs' interconnect", LinkKind.SMP in hops),
+        ("<=", "at most: the rate of a wire on the route is not known", any(map(_is_at_most, topology.routes))),
         ("blocked", "no route from this process, see the notes", RouteKind.BLOCKED in kinds),
         ("CNS", "chipset not supported", "CNS" in statuses),
         ("GNS", "GPU not supported", "GNS" in statuses),
@@ -180,7 +186,11 @@ def legend_rows(topology: Topology) -> list[tuple[str, str]]:
         ("DR", "disabled by registry key", "DR" in statuses),
         ("NS", "not supported", "NS" in statuses),
         ("U", "unknown to the driver", "U" in statuses),
-        ("?", "could not be told", LinkClass.UNKNOWN in links or "?" in statuses or any("?" in w for w in routes)),
+        (
+            "?",
+            "could not be told",
+            LinkClass.UNKNOWN in links or LinkKind.UNKNOWN in hops or "?" in statuses or unknown,
+        ),
     ]
     return [(symbol, meaning) for symbol, meaning, appears in symbols if appears]
 

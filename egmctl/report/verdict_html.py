@@ -96,5 +96,5 @@ def _class(one: ClassVerdict, sources: Sequence[str]) -> tuple[Child, ...]:
         number(one.median),
         number(one.worst),
         number(one.expected),
-        *map(word, (one.grade, one.profile, one.wires, one.siblings)),
+        *map(word, (one.grade, one.by_profile, one.by_link, one.by_peers)),
     )

@@ -9,7 +9,7 @@ from rich.text import Text
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import ClassVerdict, Culprit, Direction, Grade, RunVerdict, Yardstick
 from egmctl.report.table import BAD, DIM, HEADING, WARN, Column, table, wrap
-from egmctl.units import printable
+from egmctl.units import format_size, printable
 
 _WORDS = {Grade.FAIL: "FAIL", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "-"}
 _STYLES = {"FAIL": BAD, "warn": WARN, "-": DIM}
@@ -32,7 +32,7 @@ def verdict_line(verdict: RunVerdict) -> Text:
 def verdict_text(report: RunReport, verdict: RunVerdict) -> Text:
     """Render the verdict of a report: a table for each wire, what stands out, and where the references come from."""
     text = Text()
-    judged = [one for one in verdict.classes if {one.profile, one.wires, one.siblings} != {Grade.NO_REFERENCE}]
+    judged = [one for one in verdict.classes if {one.by_profile, one.by_link, one.by_peers} != {Grade.NO_REFERENCE}]
     if judged:
         told = (
             "worst: of the class's paths; typical: by the profile; then the judgement by the profile, by the wire "
@@ -40,9 +40,9 @@ def verdict_text(report: RunReport, verdict: RunVerdict) -> Text:
             "latencies in ns."
         )
         text.append("What it should be\n", HEADING).append(wrap(told, ""), DIM)
-    for wire in dict.fromkeys(one.wire for one in judged):
-        text.append(f"{printable(wire)}\n", DIM)
-        text.append_text(_table([one for one in judged if one.wire == wire]))
+    for link in dict.fromkeys(one.link for one in judged):
+        text.append(f"{printable(link)}\n", DIM)
+        text.append_text(_table([one for one in judged if one.link == link]))
     for title, lines in (
         ("Out of line", _culprits(verdict.culprits)),
         ("Not as it should be", _faults(report, verdict)),
@@ -57,11 +57,11 @@ def _table(classes: list[ClassVerdict]) -> Text:
     columns = {
         "worst": [_number(one.worst) for one in classes],
         "typical": [_number(one.expected) for one in classes],
-        "prof": [_WORDS[one.profile] for one in classes],
-        "wire": [_WORDS[one.wires] for one in classes],
-        "sibl": [_WORDS[one.siblings] for one in classes],
+        "prof": [_WORDS[one.by_profile] for one in classes],
+        "wire": [_WORDS[one.by_link] for one in classes],
+        "sibl": [_WORDS[one.by_peers] for one in classes],
     }
-    labels = [one.path_class.replace(f" over {one.wire}", "", 1) for one in classes]
+    labels = [one.case if one.size_bytes is None else f"{one.case}, {format_size(one.size_bytes)}" for one in classes]
     return table(labels, [[Column(cells, (name,), ">", _STYLES) for name, cells in columns.items()]])
 
 
@@ -93,13 +93,13 @@ def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[str]:
                 for judgement in judged[number].judgements
                 if judgement.yardstick is yardstick and judgement.grade in (Grade.FAIL, Grade.WARN)
             ]
-            if not bad or (yardstick is Yardstick.SIBLINGS and _explained(verdict, one)):
+            if not bad or (yardstick is Yardstick.PEERS and _explained(verdict, one)):
                 continue
             bad.sort(key=lambda pair: pair[1].grade is not Grade.FAIL)
             paths = _several([report.measurements[number].path for number, _ in bad[1:]])
             more = f"; also {paths}" if paths else ""
             yield f"{_WORDS[bad[0][1].grade]} {printable(f'{one.path_class}: {bad[0][1].reason}{more}')}"
-        if one.grade is Grade.FAIL and Grade.FAIL not in (one.profile, one.wires, one.siblings):
+        if one.grade is Grade.FAIL and Grade.FAIL not in (one.by_profile, one.by_link, one.by_peers):
             yield f"FAIL {printable(f'{one.path_class}: {one.reason}')}"
 
 
@@ -119,8 +119,8 @@ def _references(verdict: RunVerdict) -> Iterator[str]:
         yield printable(f"{source}{which}")
     lacking: dict[str, list[str]] = {}
     for one in verdict.classes:
-        if verdict.profile is not None and one.profile is Grade.NO_REFERENCE:
-            lacking.setdefault(one.reason.replace(one.case, "it"), []).append(one.path_class)
+        if verdict.profile is not None and one.by_profile is Grade.NO_REFERENCE:
+            lacking.setdefault(one.reason, []).append(one.path_class)
     for reason, classes in lacking.items():
         yield printable(f"no reference for {_several(classes)}: {reason}")
 

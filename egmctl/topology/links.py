@@ -1,4 +1,4 @@
-"""The wire between two GPUs, two NICs, or a GPU and a NIC, in the words of ``nvidia-smi topo -m``."""
+"""The link between two GPUs, two NICs, or a GPU and a NIC, in the words of ``nvidia-smi topo -m``."""
 
 from __future__ import annotations
 
@@ -7,31 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine, Nic, NumaKind, Pair, PciFunction, Reason
-
-
-class LinkClass(StrEnum):
-    """How two devices are joined; the values are nvidia-smi's symbols."""
-
-    NVLINK = "NV"
-    """NVLinks, as many as :attr:`Link.nvlinks`."""
-    PIX = "PIX"
-    """At most a single PCIe bridge."""
-    PXB = "PXB"
-    """Several PCIe bridges, without the host bridge."""
-    PHB = "PHB"
-    """A PCIe host bridge."""
-    NODE = "NODE"
-    """The interconnect between host bridges of one NUMA node."""
-    SYS = "SYS"
-    """The interconnect between NUMA nodes."""
-    UNKNOWN = "?"
+from egmctl.model.route import LinkClass
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The best wire between two devices. It has no direction."""
+    """The best link between two devices. It has no direction."""
 
     kind: LinkClass
     nvlinks: int | None = None
@@ -63,7 +45,7 @@ _ANCESTORS = {
 
 
 def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
-    """Return the wire between two GPUs: NVLink where active links join them, else their place on PCIe.
+    """Return the link between two GPUs: NVLink where active links join them, else their place on PCIe.
 
     The PCIe class is NVML's common ancestor, which is what nvidia-smi prints; where NVML does not say, it is derived
     from the PCI paths. Where the two directions differ, the link is the lesser one.
@@ -94,29 +76,29 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
 
 
 def gpu_nic_link(machine: Machine, gpu: Gpu, nic: Nic) -> Link:
-    """Return the wire between a GPU and a NIC, from their PCI paths and NUMA nodes."""
-    return _pci_link(machine, (gpu.pci, gpu.host_numa_id), _nic_place(nic))
+    """Return the link between a GPU and a NIC, from their PCI paths and NUMA nodes."""
+    return _pci_link(machine, (gpu.pci, gpu.host_numa_id), _nic_location(nic))
 
 
 def nic_link(machine: Machine, first: Nic, second: Nic) -> Link:
-    """Return the wire between two NICs, from their PCI paths and NUMA nodes."""
-    return _pci_link(machine, _nic_place(first), _nic_place(second))
+    """Return the link between two NICs, from their PCI paths and NUMA nodes."""
+    return _pci_link(machine, _nic_location(first), _nic_location(second))
 
 
-_Place = tuple[PciFunction | None, int | None]
+_Location = tuple[PciFunction | None, int | None]
 """A PCI function and its CPU NUMA node."""
 
 
-def _nic_place(nic: Nic) -> _Place:
+def _nic_location(nic: Nic) -> _Location:
     return nic.pci, None if nic.pci is None else nic.pci.numa_node
 
 
-def _pci_link(machine: Machine, first: _Place, second: _Place) -> Link:
+def _pci_link(machine: Machine, first: _Location, second: _Location) -> Link:
     kind, reason = _pci_class(machine, first, second)
     return Link(kind=kind, pci=kind, reason=reason)
 
 
-def _pci_class(machine: Machine, first: _Place, second: _Place) -> tuple[LinkClass, str]:
+def _pci_class(machine: Machine, first: _Location, second: _Location) -> tuple[LinkClass, str]:
     """Derive nvidia-smi's class from two sysfs paths; the second value says why where it cannot be told.
 
     In sysfs a PCIe switch is two bridges, its upstream port and one downstream port for each device; nvidia-smi's

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from egmctl.model.machine import Gpu, Machine, Reason
+from egmctl.model.route import LinkClass
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import Link, LinkClass, active_nvlinks, cpu_node_ids
+from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
-from egmctl.topology.routes import Route, RouteKind
+from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.units import format_kernel_list
 
 
@@ -16,7 +17,7 @@ def notes(
     machine: Machine,
     gpus: Sequence[Gpu],
     links: Mapping[tuple[str, str], Link],
-    routes: Sequence[Route],
+    routes: Sequence[HostRoute],
     platform: PlatformVerdict,
 ) -> tuple[str, ...]:
     """Return the notes, each a sentence without its full stop, the most severe first."""
@@ -50,11 +51,11 @@ def _driver(machine: Machine) -> Iterable[str]:
         yield f"CUDA did not answer ({unread.detail or unread.reason.value}): what only CUDA knows is missing"
 
 
-def _routes(machine: Machine, routes: Sequence[Route], platform: PlatformVerdict) -> Iterable[str]:
+def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVerdict) -> Iterable[str]:
     """Say once for each cause which routes it blocks, leaves unknown or keeps from being EGM."""
     unusable = {gpu.bus_id for gpu in machine.gpus or () if obstacle(machine, gpu) is not None}
     indices = {gpu.bus_id: gpu.index for gpu in machine.gpus or ()}
-    causes: dict[tuple[RouteKind, str], list[Route]] = {}
+    causes: dict[tuple[RouteKind, str], list[HostRoute]] = {}
     for route in routes:
         told = route.kind is RouteKind.PCIE and platform.kind is PlatformKind.NO_EGM
         if route.reason and not told and route.gpu not in unusable:

@@ -1,23 +1,16 @@
-"""Nominal rates of the wires, in GB/s (1e9 bytes a second) of one direction, from what the driver reports."""
+"""The links of a GPU with their nominal rates in one direction, in GB/s (1e9 bytes a second), as the driver has them.
+
+A rate that it does not report, or reports as 0 of a link that it calls active, is unknown: nothing is invented.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from egmctl.model.machine import Gpu
+from egmctl.model.route import Hop, LinkClass, LinkKind
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """A wire's nominal rate, or why it is not known."""
-
-    gb_s: float | None
-    reason: str = ""
-    """Empty where the rate is known."""
-
-
-def nvlink(gpu: Gpu, links: int) -> Rate:
-    """Return the payload rate of ``links`` bonded NVLinks of a GPU.
+def nvlink(gpu: Gpu, links: int) -> Hop:
+    """Return ``links`` bonded NVLinks of a GPU with their payload rate.
 
     Notes
     -----
@@ -29,19 +22,24 @@ def nvlink(gpu: Gpu, links: int) -> Rate:
     active = [link for link in (gpu.nvml.nvlinks if gpu.nvml else None) or () if link.active]
     speeds = [link.speed_mb_s for link in active if link.speed_mb_s is not None]
     versions = {link.version for link in active}
+    gb_s, reason = None, ""
     if not speeds or len(speeds) < len(active):
-        return Rate(None, "NVML does not report the NVLink speed")
-    if not versions <= set(_NVLINK_WITH_16_17):
-        return Rate(None, "no published rule from signalling to payload rate for this NVLink version")
-    return Rate(links * min(speeds) * 16 / 17 / 1000)
+        reason = "NVML does not report the NVLink speed"
+    elif min(speeds) <= 0:
+        reason = f"NVML reports an active NVLink of {min(speeds)} MB/s"
+    elif not versions <= set(_NVLINK_WITH_16_17):
+        reason = "no published rule from signalling to payload rate for this NVLink version"
+    else:
+        gb_s = links * min(speeds) * 16 / 17 / 1000
+    return Hop(link=LinkKind.NVLINK, nvlinks=links, nominal_gb_s=gb_s, reason=reason)
 
 
 _NVLINK_WITH_16_17 = (6, 7)
 """NVML_NVLINK_VERSION_4_0 and _5_0 (nvml.h)."""
 
 
-def c2c(gpu: Gpu) -> Rate:
-    """Return the sum of the rates of a GPU's active NVLink-C2C links.
+def c2c(gpu: Gpu) -> Hop:
+    """Return a GPU's NVLink-C2C with the sum of the rates of its active links.
 
     Notes
     -----
@@ -51,15 +49,22 @@ def c2c(gpu: Gpu) -> Rate:
     active = [link for link in (gpu.nvml.c2c_links if gpu.nvml else None) or () if link.active]
     rates = [link.max_rate_mb_s for link in active if link.max_rate_mb_s is not None]
     if not rates or len(rates) < len(active):
-        return Rate(None, "NVML does not report the NVLink-C2C rate")
-    return Rate(sum(rates) / 1000)
+        return Hop(link=LinkKind.C2C, reason="NVML does not report the NVLink-C2C rate")
+    if min(rates) <= 0:
+        return Hop(link=LinkKind.C2C, reason=f"NVML reports an active NVLink-C2C of {min(rates)} MB/s")
+    return Hop(link=LinkKind.C2C, nominal_gb_s=sum(rates) / 1000)
 
 
-def pcie(gpu: Gpu) -> Rate:
-    """Return the rate of a GPU's PCIe link after line encoding, before packet overhead.
+def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
+    """Return a GPU's PCIe link with its rate after line encoding, before packet overhead.
 
     The speed is the highest the GPU and its slot can negotiate, because an idle link may be throttled; the width is
     the present one, because a link that trained narrow stays narrow.
+
+    Parameters
+    ----------
+    pci
+        To another GPU: what of the PCIe tree is between the two.
 
     Notes
     -----
@@ -70,6 +75,6 @@ def pcie(gpu: Gpu) -> Rate:
     speed = next((link.max_speed_gt_s for link in links if link.max_speed_gt_s), None)
     width = next((width for link in links if (width := link.width or link.max_width)), None)
     if speed is None or width is None:
-        return Rate(None, "neither NVML nor sysfs reports the PCIe link's speed and width")
+        return Hop(link=LinkKind.PCIE, pci=pci, reason="neither NVML nor sysfs reports the PCIe link's speed and width")
     efficiency = 8 / 10 if speed <= 5 else 128 / 130 if speed <= 32 else 242 / 256
-    return Rate(speed * width * efficiency / 8)
+    return Hop(link=LinkKind.PCIE, pci=pci, nominal_gb_s=speed * width * efficiency / 8)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine, NumaKind
+from egmctl.model.route import Hop, LinkKind, at_most_gb_s, symbol_of
 from egmctl.topology import rates
 from egmctl.topology.access import Block, Obstacle, obstacle
 from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import cpu_node_ids, gpu_link
-from egmctl.topology.rates import Rate
 from egmctl.units import parse_kernel_list
 
 
@@ -39,29 +39,8 @@ class RouteKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Wire(StrEnum):
-    """A wire on a route."""
-
-    NVLINK = "nvlink"
-    C2C = "c2c"
-    PCIE = "pcie"
-    SMP = "smp"
-    """The CPUs' own interconnect between NUMA nodes. Nothing reports its rate."""
-    UNKNOWN = "unknown"
-    """Perhaps that interconnect: the GPU's own NUMA node is not known."""
-
-
 @dataclass(frozen=True, slots=True)
-class Hop:
-    """One wire of a route and its nominal rate per direction."""
-
-    wire: Wire
-    rate: Rate
-    nvlinks: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
+class HostRoute:
     """How one GPU reaches the memory of one CPU NUMA node."""
 
     gpu: str
@@ -83,54 +62,51 @@ class Route:
 
     @property
     def symbol(self) -> str:
-        """The wires in a word: ``C2C``, ``NV18>C2C``, ``C2C-sys``, ``PCIe>SMP``, ``blocked``, ``?``."""
+        """The links in a word: ``C2C``, ``NV18>C2C``, ``C2C-sys``, ``PCIe>SMP``, ``blocked``, ``?``."""
         if not self.hops:
             return "blocked" if self.kind is RouteKind.BLOCKED else "?"
-        own_c2c = "C2C-sys" if self.kind is RouteKind.C2C else "C2C"
-        names = {Wire.C2C: own_c2c, Wire.PCIE: "PCIe", Wire.SMP: "SMP", Wire.UNKNOWN: "?"}
-        return ">".join(f"NV{hop.nvlinks}" if hop.wire is Wire.NVLINK else names[hop.wire] for hop in self.hops)
+        return symbol_of(self.hops, system=self.kind is RouteKind.C2C)
 
     @property
     def nominal_gb_s(self) -> float | None:
-        """Nominal rate per direction of the slowest wire; ``None`` where a wire's rate is not known."""
-        rates_known = [hop.rate.gb_s for hop in self.hops if hop.rate.gb_s is not None]
-        return min(rates_known) if rates_known and len(rates_known) == len(self.hops) else None
+        """Nominal rate per direction of the slowest link; ``None`` where a link's rate is not known."""
+        return self.at_most_gb_s if all(hop.nominal_gb_s is not None for hop in self.hops) else None
 
     @property
     def at_most_gb_s(self) -> float | None:
-        """The least of the known wires: the route cannot be faster. ``None`` where none is known."""
-        return min((hop.rate.gb_s for hop in self.hops if hop.rate.gb_s is not None), default=None)
+        """The least of the known links: the route cannot be faster. ``None`` where none is known."""
+        return at_most_gb_s(self.hops)
 
     @property
-    def limited_by(self) -> Wire | None:
-        """The slowest wire of those known."""
-        known = [(hop.rate.gb_s, hop.wire) for hop in self.hops if hop.rate.gb_s is not None]
+    def limited_by(self) -> LinkKind | None:
+        """The slowest link of those known."""
+        known = [(hop.nominal_gb_s, hop.link) for hop in self.hops if hop.nominal_gb_s is not None]
         return min(known, key=lambda item: item[0])[1] if known else None
 
     @property
     def rate_reason(self) -> str:
         """Why :attr:`nominal_gb_s` is ``None``."""
-        unknown = [f"{hop.wire.value}: {hop.rate.reason}" for hop in self.hops if hop.rate.gb_s is None]
+        unknown = [f"{hop.link.value}: {hop.reason}" for hop in self.hops if hop.nominal_gb_s is None]
         return "; ".join(unknown) if self.hops else self.reason
 
 
-def route(machine: Machine, gpu: Gpu, node: int) -> Route:
+def route(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     """Return the one route from a GPU to the memory of a CPU NUMA node: local EGM first, then remote, then the rest."""
     stopped = _node_obstacle(machine, node) or obstacle(machine, gpu)
     if stopped is not None:
-        return Route(gpu.bus_id, node, RouteKind.BLOCKED, reason=stopped.cause, blocked_by=stopped.block)
+        return HostRoute(gpu.bus_id, node, RouteKind.BLOCKED, reason=stopped.cause, blocked_by=stopped.block)
     own = egm(machine, gpu)
     if c2c(machine, gpu) in (C2c.ABSENT, C2c.DOWN):
-        hops = (Hop(Wire.PCIE, rates.pcie(gpu)), *_across(machine, gpu, node))
-        return Route(gpu.bus_id, node, RouteKind.PCIE, hops=hops, reason=own.cause)
+        hops = (rates.pcie(gpu), *across(machine, gpu, node))
+        return HostRoute(gpu.bus_id, node, RouteKind.PCIE, hops=hops, reason=own.cause)
     if own.able is None:
-        return Route(gpu.bus_id, node, RouteKind.UNKNOWN, reason=own.cause)
+        return HostRoute(gpu.bus_id, node, RouteKind.UNKNOWN, reason=own.cause)
     if gpu.host_numa_id is None:
-        return Route(gpu.bus_id, node, RouteKind.UNKNOWN, reason="the GPU's host NUMA node is not known")
+        return HostRoute(gpu.bus_id, node, RouteKind.UNKNOWN, reason="the GPU's host NUMA node is not known")
     if not own.able:
         return _system_memory(machine, gpu, node, own.cause)
     if gpu.host_numa_id == node:
-        return Route(gpu.bus_id, node, RouteKind.LOCAL, hops=(Hop(Wire.C2C, rates.c2c(gpu)),))
+        return HostRoute(gpu.bus_id, node, RouteKind.LOCAL, hops=(rates.c2c(gpu),))
     return _remote(machine, gpu, node)
 
 
@@ -142,7 +118,7 @@ def owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in machine.gpus or () if gpu.host_numa_id == node and c2c(machine, gpu) is not C2c.ABSENT)
 
 
-def _remote(machine: Machine, gpu: Gpu, node: int) -> Route:
+def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     """Route over the owner GPUs with the most NVLinks; else say what is wrong with each owner.
 
     A GB200's Grace CPU has two owners. Which of two equally good ones the driver takes is not documented.
@@ -171,12 +147,12 @@ def _remote(machine: Machine, gpu: Gpu, node: int) -> Route:
     if possible:
         most = max(nvlinks for nvlinks, _ in possible)
         best = [owner for nvlinks, owner in possible if nvlinks == most]
-        hops = (Hop(Wire.NVLINK, rates.nvlink(gpu, most), nvlinks=most), Hop(Wire.C2C, rates.c2c(best[0])))
-        return Route(gpu.bus_id, node, RouteKind.REMOTE, hops=hops, via=tuple(owner.bus_id for owner in best))
+        hops = (rates.nvlink(gpu, most), rates.c2c(best[0]))
+        return HostRoute(gpu.bus_id, node, RouteKind.REMOTE, hops=hops, via=tuple(owner.bus_id for owner in best))
     for kind in (RouteKind.UNKNOWN, RouteKind.BLOCKED):
         if kind in wrong:
             block = blocks[0] if kind is RouteKind.BLOCKED else None
-            return Route(gpu.bus_id, node, kind, reason="; ".join(wrong[kind]), blocked_by=block)
+            return HostRoute(gpu.bus_id, node, kind, reason="; ".join(wrong[kind]), blocked_by=block)
     not_egm = "; ".join(wrong.get(RouteKind.C2C, [])) or f"no GPU sits on NUMA node {node}"
     return _system_memory(machine, gpu, node, not_egm)
 
@@ -196,19 +172,23 @@ def _peer_nvlinks(machine: Machine, gpu: Gpu, owner: Gpu) -> int | Obstacle | No
     return link.nvlinks
 
 
-def _system_memory(machine: Machine, gpu: Gpu, node: int, reason: str) -> Route:
+def _system_memory(machine: Machine, gpu: Gpu, node: int, reason: str) -> HostRoute:
     """Route over the GPU's own C2C as ordinary coherent system memory, onwards over the CPUs' interconnect."""
-    hops = (Hop(Wire.C2C, rates.c2c(gpu)), *_across(machine, gpu, node))
-    return Route(gpu.bus_id, node, RouteKind.C2C, hops=hops, reason=reason)
+    hops = (rates.c2c(gpu), *across(machine, gpu, node))
+    return HostRoute(gpu.bus_id, node, RouteKind.C2C, hops=hops, reason=reason)
 
 
-def _across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
+SMP = Hop(link=LinkKind.SMP, reason="nothing reports the rate between NUMA nodes")
+"""From one NUMA node of the host to another."""
+
+
+def across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
     """Return the hop from the GPU's NUMA node to another, none where it is the same or the machine has only one."""
     if len(cpu_node_ids(machine)) <= 1 or gpu.host_numa_id == node:
         return ()
     if gpu.host_numa_id is None:
-        return (Hop(Wire.UNKNOWN, Rate(None, "the GPU's host NUMA node is not known")),)
-    return (Hop(Wire.SMP, Rate(None, "nothing reports the rate between NUMA nodes")),)
+        return (Hop(link=LinkKind.UNKNOWN, reason="the GPU's host NUMA node is not known"),)
+    return (SMP,)
 
 
 def _node_obstacle(machine: Machine, node: int) -> Obstacle | None:

@@ -11,7 +11,7 @@ from egmctl.topology.links import Link, cpu_node_ids, gpu_link, gpu_nic_link, ni
 from egmctl.topology.notes import notes
 from egmctl.topology.p2p import Matrix, matrices
 from egmctl.topology.platform import PlatformVerdict, platform
-from egmctl.topology.routes import Route, route
+from egmctl.topology.routes import HostRoute, route
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Topology:
     """Of the whole machine, whatever was chosen."""
     links: Mapping[tuple[str, str], Link]
     """By the labels of both ends, each pair once."""
-    routes: tuple[Route, ...]
+    routes: tuple[HostRoute, ...]
     """By GPU and then by node, in the order of both."""
     p2p: tuple[Matrix, ...]
     """Of the chosen GPUs that NVML lists."""

@@ -6,7 +6,7 @@ from egmctl.model.measurement import Measurement
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.verdict import Grade, Judgement, Yardstick
 from egmctl.units import format_size
-from egmctl.verdict.classes import alike, class_of, unit_of
+from egmctl.verdict.classes import class_of, kind_of, unit_of
 
 
 def against_profile(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
@@ -24,9 +24,9 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
             grade, against = word, f", {beyond} {bound:.4g}"
             break
     unit = reference.unit
-    wire = class_of(measurement).wire
+    link = class_of(measurement).link
     usual = "" if reference.typical is None else f"; typical is {reference.typical:.4g}"
-    over = "" if wire == reference.wire else f", over {wire}, not {reference.wire}"
+    over = "" if link == reference.wire else f", over {link}, not {reference.wire}"
     return Judgement(
         yardstick=Yardstick.PROFILE,
         grade=grade,
@@ -47,17 +47,18 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
     """
     of_case = [r for r in profile.references if r.case == measurement.case and r.unit is unit_of(measurement)]
     if not of_case:
-        return None, f"{profile.name} says nothing of {measurement.case}"
-    wire = class_of(measurement).wire
+        return None, f"{profile.name} does not have this case"
+    link = class_of(measurement).link
     flow = measurement.flows[0]
     between_gpus = None not in (flow.source.bus_id, flow.destination.bus_id)
-    over_wire = [r for r in of_case if between_gpus or alike(r.wire, wire)]
-    if not over_wire:
-        return None, f"{profile.name} says nothing of {measurement.case} over {wire}"
+    kind = kind_of(measurement)
+    over_link = [r for r in of_case if between_gpus or r.kind == kind]
+    if not over_link:
+        return None, f"{profile.name} does not have this case over {link}"
     count = len(measurement.flows)
-    fitting = [r for r in over_wire if r.flows in (None, count)]
+    fitting = [r for r in over_link if r.flows in (None, count)]
     if not fitting:
-        return None, f"{profile.name} knows it of {over_wire[0].flows} flows, these are {count}"
+        return None, f"{profile.name} knows it of {over_link[0].flows} flows, these are {count}"
     reference = fitting[0]
     if measurement.size_bytes < reference.least_bytes:
         return None, f"{profile.name} knows it of buffers of {format_size(reference.least_bytes)} or more"

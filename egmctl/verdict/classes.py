@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egmctl.bench.engines import engine_for
-from egmctl.bench.wires import symbol
 from egmctl.model.measurement import Measurement, Quantity, Status
 from egmctl.model.profile import Unit
 from egmctl.units import MIB, format_size
@@ -21,29 +19,48 @@ BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
 
 @dataclass(frozen=True, slots=True, order=True)
 class PathClass:
-    """Case, wire and size: what may be compared."""
+    """Case, links and size: what may be compared."""
 
     case: str
-    wire: str
+    link: str
+    """The symbol of the route."""
     size_bytes: int
+
+
+SEVERAL = "several ways at once"
+"""In place of a symbol, of flows that take different routes at the same time."""
 
 
 def class_of(measurement: Measurement) -> PathClass:
     """Return the class of a measurement; flows that take different ways at once have a class of their own."""
-    wires = list(dict.fromkeys(symbol(flow) for flow in measurement.flows))
-    wire = wires[0] if len(wires) == 1 else "several ways at once"
-    return PathClass(measurement.case, wire, measurement.size_bytes)
+    return PathClass(measurement.case, _one(flow.route.symbol for flow in measurement.flows), measurement.size_bytes)
 
 
-def names(classes: Sequence[PathClass]) -> dict[PathClass, str]:
-    """Return what each class is called: with its size only where a case was measured at several."""
+def kind_of(measurement: Measurement) -> str:
+    """Return the links of a measurement without the number of NVLinks: ``NV`` of ``NV18`` and of ``NV16``."""
+    return _one(flow.route.kind for flow in measurement.flows)
+
+
+def _one(symbols: Iterable[str]) -> str:
+    found = set(symbols)
+    return found.pop() if len(found) == 1 else SEVERAL
+
+
+def several_sizes(classes: Iterable[PathClass]) -> frozenset[PathClass]:
+    """Return the classes of cases that were measured at several sizes."""
     sizes: dict[tuple[str, str], set[int]] = {}
-    for one in classes:
-        sizes.setdefault((one.case, one.wire), set()).add(one.size_bytes)
+    known = tuple(classes)
+    for one in known:
+        sizes.setdefault((one.case, one.link), set()).add(one.size_bytes)
+    return frozenset(one for one in known if len(sizes[one.case, one.link]) > 1)
+
+
+def names(classes: Iterable[PathClass]) -> dict[PathClass, str]:
+    """Return what each class is called: with its size only where a case was measured at several."""
+    known = tuple(classes)
+    sized = several_sizes(known)
     return {
-        one: f"{one.case} over {one.wire}"
-        + (f", {format_size(one.size_bytes)}" if len(sizes[one.case, one.wire]) > 1 else "")
-        for one in classes
+        one: f"{one.case} over {one.link}{f', {format_size(one.size_bytes)}' if one in sized else ''}" for one in known
     }
 
 
@@ -71,12 +88,3 @@ def is_by_host(measurement: Measurement) -> bool:
     On eight idle H200 round trips by event were 24.7 to 38.6 us from pair to pair (docs/hardware-notes.md).
     """
     return measurement.quantity is Quantity.LATENCY and engine_for(measurement.engine).timed_by_host
-
-
-def alike(wire: str, other: str) -> bool:
-    """Say whether two wires are of one kind, however many NVLinks they are of: ``NV18`` and ``NV16``."""
-    return _kind(wire) == _kind(other)
-
-
-def _kind(wire: str) -> str:
-    return re.sub(r"NV\d+", "NV", wire)

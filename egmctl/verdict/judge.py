@@ -1,6 +1,6 @@
-"""Judges a run: each measurement against its platform's profile, its wire and its siblings. Pure.
+"""Judges a run: each measurement against its platform's profile, its links and its peers. Pure.
 
-The three know nothing of each other: a reference that is wrong, a wire that is not known, or siblings that are all
+The three know nothing of each other: a reference that is wrong, a link that is not known, or peers that are all
 slow leave the other two standing.
 """
 
@@ -10,19 +10,17 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from egmctl.model.gpu import FAKE, are_fake
-from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judged, Judgement, RunVerdict, Yardstick
+from egmctl.verdict.against_link import against_link
+from egmctl.verdict.against_peers import against_peers
 from egmctl.verdict.against_profile import against_profile, cite, reference_for
-from egmctl.verdict.against_siblings import against_siblings
-from egmctl.verdict.against_wire import against_wire
-from egmctl.verdict.classes import BROKEN, PathClass, class_of, names, too_small, unit_of, value_of
+from egmctl.verdict.classes import BROKEN, PathClass, class_of, names, several_sizes, too_small, unit_of, value_of
 
 
 def judge(
     report: RunReport,
-    machine: Machine,
     profile: Profile | None,
     *,
     profile_reason: str = "",
@@ -32,8 +30,6 @@ def judge(
 
     Parameters
     ----------
-    machine
-        The one that was measured: its wires.
     profile
         What its kind reaches, ``None`` where that is not known.
     profile_reason
@@ -46,17 +42,18 @@ def judge(
     for number, measurement in enumerate(measurements):
         if value_of(measurement) is not None or measurement.status in BROKEN:
             members.setdefault(class_of(measurement), []).append(number)
-    called = names(tuple(members))
+    called, sized = names(members), several_sizes(members)
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
     for one, numbers in members.items():
         valued = {n: value for n in numbers if (value := value_of(measurements[n])) is not None}
-        siblings, odd = against_siblings(report, called[one], valued)
+        peers, odd = against_peers(report, called[one], valued)
         culprits += odd
         for number, value in valued.items():
-            judged[number] = _judged(number, measurements[number], value, machine, profile, siblings[number])
+            judged[number] = _judged(number, measurements[number], value, profile, peers[number])
     classes = tuple(
-        _class_verdict(called[one], one, numbers, measurements, judged, profile) for one, numbers in members.items()
+        _class_verdict(called[one], one, one in sized, numbers, measurements, judged, profile)
+        for one, numbers in members.items()
     )
     warnings = tuple(_warnings(measurements))
     grade = _run_grade(classes, warnings)
@@ -77,9 +74,8 @@ def _judged(
     number: int,
     measurement: Measurement,
     value: float,
-    machine: Machine,
     profile: Profile | None,
-    siblings: Judgement,
+    peers: Judgement,
 ) -> Judged:
     if (small := too_small(measurement)) is not None:
         return Judged(
@@ -93,8 +89,8 @@ def _judged(
         measurement=number,
         judgements=(
             against_profile(measurement, value, profile),
-            against_wire(measurement, value, machine, profile),
-            siblings,
+            against_link(measurement, value, profile),
+            peers,
         ),
     )
 
@@ -108,6 +104,7 @@ def worst(grades: Iterable[Grade]) -> Grade:
 def _class_verdict(
     name: str,
     one: PathClass,
+    sized: bool,
     numbers: Sequence[int],
     measurements: Sequence[Measurement],
     judged: dict[int, Judged],
@@ -128,12 +125,13 @@ def _class_verdict(
     return ClassVerdict(
         path_class=name,
         case=one.case,
-        wire=one.wire,
+        link=one.link,
+        size_bytes=one.size_bytes if sized else None,
         grade=grade,
         reason=_class_reason(grade, broken, mine, len(numbers)),
-        profile=by[Yardstick.PROFILE],
-        wires=by[Yardstick.WIRE],
-        siblings=by[Yardstick.SIBLINGS],
+        by_profile=by[Yardstick.PROFILE],
+        by_link=by[Yardstick.LINK],
+        by_peers=by[Yardstick.PEERS],
         measurements=tuple(numbers),
         median=median(values) if values else None,
         worst=(min(values) if unit is Unit.GB_S else max(values)) if values else None,

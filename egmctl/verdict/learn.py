@@ -11,8 +11,9 @@ from egmctl.errors import UsageError
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Pattern, RunReport, Status
 from egmctl.model.profile import PROFILE_SCHEMA, Profile, Reference, Signature, Source, SourceKind, Unit
+from egmctl.model.route import LinkClass
 from egmctl.topology.health import C2c, c2c
-from egmctl.topology.links import LinkClass, gpu_link
+from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import platform
 from egmctl.verdict.classes import JUDGED_FROM_BYTES, class_of, too_small, unit_of, value_of
 from egmctl.verdict.match import pci_id
@@ -140,7 +141,7 @@ def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: 
         return
     one = class_of(measurement)
     flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
-    found = seen.setdefault((one.case, one.wire, flows), _Seen(unit_of(measurement)))
+    found = seen.setdefault((one.case, one.link, flows), _Seen(unit_of(measurement)))
     if _is_swept(run.report, measurement):
         if measurement.size_bytes < found.size_bytes:
             return

@@ -17,6 +17,7 @@ from egmctl.errors import UsageError
 from egmctl.files import read_bounded
 from egmctl.model.codec import DecodeError, field_types, from_json
 from egmctl.model.profile import PROFILE_SCHEMA, Profile, Unit
+from egmctl.model.route import FORMER_SYMBOLS
 from egmctl.units import printable
 
 FILE_LIMIT = 1 << 20
@@ -136,7 +137,7 @@ def parse(text: str, path: Path) -> Profile:
     for place in _unknown(Profile, document, ""):
         _refuse_key(path, text, place, "there is no such key")
     try:
-        profile = from_json(Profile, document)
+        profile = _with_symbols(from_json(Profile, document))
     except DecodeError as error:
         place, _, what = str(error).partition(": ")
         _refuse_key(path, text, place if what else "", what or place)
@@ -145,6 +146,15 @@ def parse(text: str, path: Path) -> Profile:
     for place, what in _faults(profile):
         _refuse_key(path, text, place, what)
     return profile
+
+
+def _with_symbols(profile: Profile) -> Profile:
+    """Return a profile whose references name links as the bench does today."""
+    renamed = (
+        dataclasses.replace(one, wire=FORMER_SYMBOLS[one.wire]) if one.wire in FORMER_SYMBOLS else one
+        for one in profile.references
+    )
+    return dataclasses.replace(profile, references=tuple(renamed))
 
 
 def _faults(profile: Profile) -> Iterator[tuple[str, str]]:

@@ -8,8 +8,9 @@ from itertools import combinations
 
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.profile import Match, Point, Profile, Signature
+from egmctl.model.route import LinkClass
 from egmctl.topology.health import C2c, c2c
-from egmctl.topology.links import LinkClass, gpu_link
+from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import platform
 
 
@@ -70,7 +71,7 @@ def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point 
     joined = [link.nvlinks or 0 for link in links if link.kind is LinkClass.NVLINK]
     if not joined:
         return _point("link", True, f"{links[0].symbol} (no NVLink is up)", signature.link)
-    most = int(signature.link.removeprefix("NV"))
+    most = signature.nvlinks_between or 0
     return _point("link", max(joined) <= most, f"NV{max(joined)}", signature.link)
 
 

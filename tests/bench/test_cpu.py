@@ -12,7 +12,9 @@ from egmctl.bench.engines import cpu
 from egmctl.facts.cpus import THREADS_LIMIT, NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, words_of
 from egmctl.model.measurement import Settings, Status, Verification
-from egmctl.model.task import Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
+from egmctl.model.memory import MemoryKind
+from egmctl.model.route import Route
+from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
 from tests.facts.sysroot import Tree
 
 SETTINGS = Settings(size_bytes=1 << 20, copies=2, samples=3, timeout_s=1)
@@ -60,7 +62,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Tree:
 
 
 def task(source: Endpoint, destination: Endpoint) -> Task:
-    flow = Flow(source=source, destination=destination, initiator=None, initiator_label="CPU0", wire="own", egm=None)
+    flow = Flow(source=source, destination=destination, initiator=None, initiator_label="CPU0", route=Route())
     return Task(
         case="host_numa_read_cpu",
         family="egm",

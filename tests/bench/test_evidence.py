@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import LinkCounters, Watch, route
-from egmctl.bench.wires import wire_of
+from egmctl.bench.evidence import LinkCounters, Watch
+from egmctl.bench.evidence import route as route_of
 from egmctl.gpu.counters import State, Traffic
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.model.evidence import Verdict
-from egmctl.model.task import Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
+from egmctl.model.memory import MemoryKind
+from egmctl.model.route import Carrier, Egm, Hop, LinkKind, Route
+from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
+from tests.bench.routes import C2C, PCIE, PHB, SMP, nv, over, to_host
 
 A, B = "0000:1b:00.0", "0000:2c:00.0"
 SIZE = 512 << 20
@@ -26,10 +29,8 @@ def gpu(bus_id: str) -> Endpoint:
 NODE = Endpoint(memory=MemoryKind.HOST_NUMA, label="NUMA0", numa_node=0)
 
 
-def flow(source: Endpoint, destination: Endpoint, wire: str, initiator: str | None = A) -> Flow:
-    return Flow(
-        source=source, destination=destination, initiator=initiator, initiator_label="GPU0", wire=wire, egm=None
-    )
+def flow(source: Endpoint, destination: Endpoint, route: Route, initiator: str | None = A) -> Flow:
+    return Flow(source=source, destination=destination, initiator=initiator, initiator_label="GPU0", route=route)
 
 
 def task(*flows: Flow, quantity: Quantity = Quantity.BANDWIDTH) -> Task:
@@ -46,7 +47,7 @@ def task(*flows: Flow, quantity: Quantity = Quantity.BANDWIDTH) -> Task:
     )
 
 
-P2P = flow(gpu(A), gpu(B), "NV18")
+P2P = flow(gpu(A), gpu(B), over(nv(18)))
 MOVED = 3 * 2 * SIZE
 
 
@@ -59,77 +60,81 @@ class TestRoute:
         ids=["push", "pull"],
     )
     def test_nvlink_that_counts_what_was_moved_is_proven(self, initiator: str, seen: dict[str, Traffic]) -> None:
-        found = route(task(flow(gpu(A), gpu(B), "NV18", initiator)), 3, seen)
+        found = route_of(task(flow(gpu(A), gpu(B), over(nv(18)), initiator)), 3, seen)
         assert found is not None
-        assert (found.wire, found.verdict) == ("nvlink", Verdict.PROVEN)
+        assert (found.link, found.verdict) == ("nvlink", Verdict.PROVEN)
         assert (found.expected_bytes, found.carried_bytes) == (MOVED, MOVED)
 
     def test_a_gpu_that_only_reads_receives_and_one_that_only_writes_sends(self) -> None:
         registers = Endpoint(memory=MemoryKind.REGISTERS, label="GPU0", bus_id=A)
         seen = {A: Traffic({"nvlink": 0}, {"nvlink": MOVED})}
-        read = route(task(flow(gpu(B), registers, "NV18")), 3, seen)
-        write = route(task(flow(registers, gpu(B), "NV18")), 3, seen)
+        read = route_of(task(flow(gpu(B), registers, over(nv(18)))), 3, seen)
+        write = route_of(task(flow(registers, gpu(B), over(nv(18)))), 3, seen)
         assert read is not None
         assert write is not None
         assert (read.verdict, write.verdict) == (Verdict.PROVEN, Verdict.REFUTED)
 
     def test_nvlink_that_stood_still_is_refuted(self) -> None:
-        found = route(task(P2P), 3, {A: Traffic({"nvlink": 4096}, {"nvlink": MOVED})})
+        found = route_of(task(P2P), 3, {A: Traffic({"nvlink": 4096}, {"nvlink": MOVED})})
         assert found is not None
         assert found.verdict is Verdict.REFUTED
 
     def test_without_counters_nothing_is_known(self) -> None:
-        found = route(task(P2P), 3, {B: Traffic({"nvlink": MOVED})})
+        found = route_of(task(P2P), 3, {B: Traffic({"nvlink": MOVED})})
         assert found is not None
         assert (found.verdict, found.carried_bytes) == (Verdict.UNKNOWN, None)
 
     @pytest.mark.parametrize(
         ("pcie", "verdict"), [(1 << 20, Verdict.BY_EXCLUSION), (MOVED, Verdict.REFUTED), (None, Verdict.UNKNOWN)]
     )
-    def test_c2c_has_no_counter_so_the_other_wires_tell(self, pcie: int | None, verdict: Verdict) -> None:
-        egm = flow(NODE, gpu(A), "EGM over C2C")
+    def test_c2c_has_no_counter_so_the_other_kinds_of_links_tell(self, pcie: int | None, verdict: Verdict) -> None:
+        egm = flow(NODE, gpu(A), to_host(C2C, egm=Egm.YES))
         received = {"nvlink": 0} | ({} if pcie is None else {"pcie": pcie})
-        found = route(task(egm), 3, {A: Traffic({}, received)})
+        found = route_of(task(egm), 3, {A: Traffic({}, received)})
         assert found is not None
-        assert (found.wire, found.verdict) == ("c2c", verdict)
+        assert (found.link, found.verdict) == ("c2c", verdict)
 
     def test_host_memory_counts_at_the_gpu_in_the_direction_of_the_bytes(self) -> None:
         seen = {A: Traffic({"pcie": MOVED}, {"pcie": 5})}
-        to_host = route(task(flow(gpu(A), NODE, "HOST_NUMA over PCIe, not EGM")), 3, seen)
-        from_host = route(task(flow(NODE, gpu(A), "HOST_NUMA over PCIe, not EGM")), 3, seen)
-        assert to_host is not None
-        assert from_host is not None
-        assert (to_host.verdict, from_host.verdict) == (Verdict.PROVEN, Verdict.REFUTED)
+        there = route_of(task(flow(gpu(A), NODE, to_host(PCIE))), 3, seen)
+        back = route_of(task(flow(NODE, gpu(A), to_host(PCIE))), 3, seen)
+        assert there is not None
+        assert back is not None
+        assert (there.verdict, back.verdict) == (Verdict.PROVEN, Verdict.REFUTED)
 
     def test_both_directions_add_up(self) -> None:
-        back = flow(gpu(B), gpu(A), "NV18", initiator=B)
+        back = flow(gpu(B), gpu(A), over(nv(18)), initiator=B)
         seen = {bus_id: Traffic({"nvlink": MOVED}, {"nvlink": MOVED}) for bus_id in (A, B)}
-        found = route(task(P2P, back), 3, seen)
+        found = route_of(task(P2P, back), 3, seen)
         assert found is not None
         assert (found.expected_bytes, found.verdict) == (2 * MOVED, Verdict.PROVEN)
 
     def test_nothing_is_said_of_what_leaves_no_gpu_or_is_too_little(self) -> None:
-        local = flow(gpu(A), gpu(A), "local")
-        assert route(task(local), 3, {}) is None
-        assert route(task(P2P, quantity=Quantity.LATENCY), 3, {}) is None
-        assert route(task(P2P), 0, {}) is None
+        local = flow(gpu(A), gpu(A), over())
+        assert route_of(task(local), 3, {}) is None
+        assert route_of(task(P2P, quantity=Quantity.LATENCY), 3, {}) is None
+        assert route_of(task(P2P), 0, {}) is None
 
 
 @pytest.mark.parametrize(
-    ("source", "wire", "expected"),
+    ("route", "expected"),
     [
-        (gpu(B), "NV18", "nvlink"),
-        (gpu(B), "PHB", "pcie"),
-        (NODE, "EGM over C2C", "c2c"),
-        (NODE, "EGM over NV18>C2C", "nvlink"),
-        (NODE, "EGM pool over NV18>C2C", "nvlink"),
-        (NODE, "HOST_NUMA over PCIe, not EGM", "pcie"),
-        (NODE, "pinned over C2C>SMP, not EGM", "c2c"),
-        (gpu(A), "local", None),
+        (over(nv(18)), "nvlink"),
+        (over(PHB), "pcie"),
+        (to_host(C2C, egm=Egm.YES), "c2c"),
+        (to_host(nv(18), C2C, egm=Egm.YES), "nvlink"),
+        (to_host(PCIE), "pcie"),
+        (to_host(C2C, SMP), "c2c"),
+        (to_host(C2C, SMP, memory=MemoryKind.PINNED), "c2c"),
+        (over(), None),
+        (over(Hop(link=LinkKind.UNKNOWN)), None),
+        (Route(carrier=Carrier.UCX), None),
+        (Route(carrier=Carrier.SOCKET), None),
+        (Route(carrier=Carrier.CPU, memory=MemoryKind.PINNED, hops=(SMP,)), None),
     ],
 )
-def test_the_wire_at_the_gpu_is_the_first_one_of_the_way(source: Endpoint, wire: str, expected: str | None) -> None:
-    assert wire_of(flow(source, gpu(A), wire)) == expected
+def test_the_link_at_the_gpu_is_the_first_one_of_the_route(route: Route, expected: str | None) -> None:
+    assert route.first_link == expected
 
 
 class StubTelemetry(Telemetry):
@@ -143,9 +148,9 @@ class StubTelemetry(Telemetry):
     def knows(self, bus_id: str) -> bool:
         return bus_id == A
 
-    def traffic(self, _bus_id: str, wires: Iterable[str]) -> Traffic:
+    def traffic(self, _bus_id: str, links: Iterable[str]) -> Traffic:
         self._readings += 1
-        return Traffic(dict.fromkeys(wires, 1000 * self._readings), dict.fromkeys(wires, 0))
+        return Traffic(dict.fromkeys(links, 1000 * self._readings), dict.fromkeys(links, 0))
 
     def state(self, _bus_id: str) -> State:
         return State(1980, 3201, ("idle", "sw-power-cap"), 40)
@@ -186,11 +191,11 @@ def test_what_is_counted_after_each_sample_is_not_lost_when_the_counter_goes_rou
     class Counter(StubTelemetry):
         carried = 0
 
-        def traffic(self, _bus_id: str, wires: Iterable[str]) -> Traffic:
-            return Traffic(dict.fromkeys(wires, 0), dict.fromkeys(wires, self.carried % (1 << 32)))
+        def traffic(self, _bus_id: str, links: Iterable[str]) -> Traffic:
+            return Traffic(dict.fromkeys(links, 0), dict.fromkeys(links, self.carried % (1 << 32)))
 
     telemetry = Counter({})
-    of = task(flow(NODE, gpu(A), "HOST_NUMA over PCIe, not EGM"))
+    of = task(flow(NODE, gpu(A), to_host(PCIE)))
     watch = Watch(telemetry, [of], ())
     watch.begin()
     for _ in range(5):

@@ -14,6 +14,8 @@ from egmctl.bench.scale import modelled
 from egmctl.errors import NothingToDo
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import HandleKind, Settings, Task
+from egmctl.model.route import Egm
+from egmctl.report.route_words import route_words
 from tests.fake.machines import with_imex_channel
 from tests.fake.node import load
 
@@ -45,8 +47,8 @@ def test_every_ordered_pair_of_ranks_once_by_fabric_handle(case: str) -> None:
 def test_host_memory_is_its_owners_nearest_and_named_by_the_owner() -> None:
     (task,) = [one for one in tasks(party("gb200-nvl72", 8), "fabric_host_numa_read_ce") if ends(one) == (6, 1)]
     assert (task.flows[0].source.label, task.flows[0].source.numa_node) == ("node2:GPU2:NUMA1", 1)
-    assert task.flows[0].wire == "EGM over NV18>C2C across nodes"
-    assert task.flows[0].egm is True
+    assert route_words(task.flows[0].route) == "EGM over NV18>C2C across nodes"
+    assert task.flows[0].route.egm is Egm.YES
 
 
 def test_over_pcie_each_gpu_s_own_wire_is_measured_once() -> None:
@@ -78,7 +80,7 @@ def test_patterns_of_all_ranks_cross_nodes() -> None:
     assert [(f.source.rank, f.destination.rank) for f in ring.flows] == [(n, (n + 1) % 8) for n in range(8)]
     (bisect,) = tasks(of, "fabric_host_numa_bisect_write_ce")
     assert [(f.source.rank, f.destination.rank) for f in bisect.flows] == [(n, (n + 4) % 8) for n in range(8)]
-    assert {f.wire for f in bisect.flows} == {"EGM over NV18>C2C across nodes"}
+    assert {route_words(f.route) for f in bisect.flows} == {"EGM over NV18>C2C across nodes"}
     everyone = tasks(of, "fabric_device_all_to_one_write_ce")
     assert [len(task.flows) for task in everyone] == [7] * 8
 

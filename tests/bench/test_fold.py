@@ -52,6 +52,6 @@ def test_above_that_each_wire_has_a_line_and_the_gpu_that_is_behind_is_named() -
     assert "NV18 216 700.00 650.00 700.00" in text
     assert "NV18 across nodes 4896 700.00 650.00 700.00" in text
     assert "farthest behind: node2:GPU1 -> node1:GPU0 650.00," in text
-    assert "by the GPU that issues the work, against the median of the wire: node2:GPU1 92.9 % " in text
+    assert "by the GPU that issues the work, against the median of the link: node2:GPU1 92.9 % " in text
     assert "node2:GPU1 114.3 %" in text
     assert len(bench_text(report(72, 5)).plain.splitlines()) < 60

@@ -104,12 +104,12 @@ class TestPlan:
         assert of_chase.source != of_copy.source
 
     @pytest.mark.parametrize(
-        ("name", "wires"), [("device_to_device_latency_loaded_0", 1), ("host_numa_to_device_footprint_1gib", 2)]
+        ("name", "routes"), [("device_to_device_latency_loaded_0", 1), ("host_numa_to_device_footprint_1gib", 2)]
     )
-    def test_curves_are_measured_over_one_path_of_each_wire(self, name: str, wires: int) -> None:
+    def test_curves_are_measured_over_one_path_of_each_route(self, name: str, routes: int) -> None:
         # To the nearer NUMA node, and through it to the other one.
-        found = [task.task.flows[0].wire for task in plan(DGX, 8, [0, 1])[name]]
-        assert len(found) == len(set(found)) == wires
+        found = [task.task.flows[0].route for task in plan(DGX, 8, [0, 1])[name]]
+        assert len(found) == len(set(found)) == routes
 
     def test_curves_begin_idle_and_footprints_in_the_cache(self) -> None:
         assert LOAD_BLOCKS_PEER[0] == 0

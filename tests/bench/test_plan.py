@@ -20,6 +20,7 @@ from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine, Process, Reason, Unread
 from egmctl.model.measurement import Flow, MemoryKind, Settings
+from egmctl.model.route import Egm
 from egmctl.units import GIB, MIB
 from tests.bench.four import FOUR
 
@@ -90,24 +91,24 @@ class TestPaths:
         assert plan.notes == ("these need two GPUs: device_to_device_memcpy_write_ce, device_to_device_memcpy_read_ce",)
 
 
-class TestWire:
+class TestRoute:
     def test_egm_where_the_bit_and_c2c_say_so_local_and_through_a_peer(self) -> None:
-        wires = {
-            (flow_of(p).source.label, flow_of(p).destination.label): (flow_of(p).wire, flow_of(p).egm)
+        routes = {
+            (flow_of(p).source.label, flow_of(p).destination.label): (flow_of(p).route.symbol, flow_of(p).route.egm)
             for p in plan_of(GB200).tasks
             if p.task.case == "host_numa_to_device_memcpy_ce"
         }
-        assert wires["NUMA0", "GPU0"] == ("EGM over C2C", True)
-        assert wires["NUMA1", "GPU0"] == ("EGM over NV18>C2C", True)
+        assert routes["NUMA0", "GPU0"] == ("C2C", Egm.YES)
+        assert routes["NUMA1", "GPU0"] == ("NV18>C2C", Egm.YES)
 
     def test_the_same_calls_on_a_pcie_node_are_not_called_egm(self) -> None:
         flows = [flow for flow in map(flow_of, plan_of(DGX).tasks) if flow.source.memory is MemoryKind.HOST_NUMA]
-        assert {flow.egm for flow in flows} == {False}
-        assert all(flow.wire.startswith("HOST_NUMA over PCIe") and flow.wire.endswith("not EGM") for flow in flows)
+        assert {flow.route.egm for flow in flows} == {Egm.NO}
+        assert {flow.route.symbol for flow in flows} == {"PCIe", "PCIe>SMP"}
 
     def test_between_gpus_it_is_no_question(self) -> None:
         tasks = [p for p in plan_of(DGX).tasks if p.task.case.startswith("device_to_device")]
-        assert {(flow_of(task).wire, flow_of(task).egm) for task in tasks} == {("NV18", None)}
+        assert {(flow_of(task).route.symbol, flow_of(task).route.egm) for task in tasks} == {("NV18", None)}
 
 
 class TestWaivers:

@@ -61,7 +61,7 @@ def test_device_memory_is_worked_on_over_every_ordered_pair(way: str) -> None:
         assert (near.rank, near.handle) == (flow.initiator_rank, None)
         assert far.handle is HandleKind.POSIX_FD
         assert far.rank not in (None, flow.initiator_rank)
-        assert flow.wire == "NV18"
+        assert flow.route.symbol == "NV18"
     assert len({task.ranks for task in found}) == 12
     assert [rank.label for rank in plan.ranks] == ["GPU0", "GPU1", "GPU2", "GPU3"]
 

@@ -115,19 +115,20 @@ GPU2  122.00  123.00       -
 
 Summary by wire (GB/s)
 n paths: the median of their medians, the least of them, and its distance from
-  the most.
-C2C
-                               n  median   least  spread
-host_numa_to_device_memcpy_ce  3  101.00  100.00   4.8 %
-device_to_host_numa_memcpy_ce  3  107.00  106.00   4.5 %
-NV18>C2C
-                               n  median   least  spread
-host_numa_to_device_memcpy_ce  3  103.00  102.00   1.9 %
-device_to_host_numa_memcpy_ce  3  109.00  108.00   1.8 %
-NV18
-                                  n  median   least  spread
-device_to_device_memcpy_write_ce  6  114.50  112.00   4.3 %
-device_to_device_memcpy_read_ce   6  120.50  118.00   4.1 %
+  the most; wire: the median against the nominal rate in one direction, from
+  which no packet overhead is taken off.
+C2C, 223.6 GB/s nominal
+                               n  median   least  spread  wire
+host_numa_to_device_memcpy_ce  3  101.00  100.00   4.8 %  45 %
+device_to_host_numa_memcpy_ce  3  107.00  106.00   4.5 %  48 %
+NV18>C2C, 223.6 GB/s nominal
+                               n  median   least  spread  wire
+host_numa_to_device_memcpy_ce  3  103.00  102.00   1.9 %  46 %
+device_to_host_numa_memcpy_ce  3  109.00  108.00   1.8 %  49 %
+NV18, 900.0 GB/s nominal
+                                  n  median   least  spread  wire
+device_to_device_memcpy_write_ce  6  114.50  112.00   4.3 %  13 %
+device_to_device_memcpy_read_ce   6  120.50  118.00   4.1 %  13 %
 
 24 measurements: 24 ok
 """
@@ -209,7 +210,7 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
     rest = [finish(planned.task, Status.WAIVED, reason="not here") for planned in plan.tasks[1:]]
     document = json.loads(bench_json(report_of(plan, first, *rest), GB200))
-    assert (document["schema"], document["exit_code"]) == ("egmctl.bench/1", 0)
+    assert (document["schema"], document["exit_code"]) == ("egmctl.bench/2", 0)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     result = document["result"]
     assert result["settings"]["size_bytes"] == 536870912
@@ -232,7 +233,9 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
         "rank": None,
         "handle": None,
     }
-    assert (flow["egm"], flow["wire"], one["counted"]) == (True, "EGM over C2C", "each byte copied, once")
+    route = flow["route"]
+    assert (route["egm"], route["symbol"], route["memory"]) == ("yes", "C2C", "host-numa")
+    assert one["counted"] == "each byte copied, once"
     assert (waived["status"], waived["reason"], waived["bandwidth_gb_s"]) == ("waived", "not here", None)
 
 
@@ -243,7 +246,7 @@ def test_csv_is_tidy_one_row_a_measurement() -> None:
     rows = list(csv.DictReader(io.StringIO(bench_csv(report_of(plan, first, *rest)))))
     assert len(rows) == len(plan.tasks)
     assert tuple(rows[0]) == COLUMNS
-    assert (rows[0]["median"], rows[0]["egm"], rows[0]["status"]) == ("210.0", "true", "ok")
+    assert (rows[0]["median"], rows[0]["egm"], rows[0]["status"]) == ("210.0", "yes", "ok")
     assert (rows[1]["median"], rows[1]["reason"], rows[-1]["egm"]) == ("", 'not "here", yet', "")
 
 
@@ -251,7 +254,7 @@ def test_the_list_says_what_would_run_and_why_not() -> None:
     gpu = replace(DGX.gpus[0], cuda=None)  # type: ignore[index]
     text = bench_list(make_plan(DGX, [gpu], [0], FOUR, SETTINGS), FOUR).plain
     assert "host_numa_to_device_memcpy_ce  [egm]\n" in text
-    assert "  would run: 0 of 1\n  waived: 1 (CUDA does not see GPU0)\n" in text
+    assert "  would run: 0 of 1\n  waived: 1 (GPU0: CUDA was not asked)\n" in text
     assert text.count("  would not run: it needs two GPUs\n") == 2
 
 

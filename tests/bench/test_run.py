@@ -182,14 +182,14 @@ class TestOnAnEgmNode:
         assert access.split(",") == ["HOST_NUMA:1:RW", *(f"DEVICE:{ordinal}:RW" for ordinal in range(4))]
 
     def test_rows_are_called_egm_with_the_way_they_take(self, run: Run) -> None:
-        wires = {
-            (flow["initiator_label"], flow["wire"], flow["egm"])
+        routes = {
+            (flow["initiator_label"], flow["route"]["symbol"], flow["route"]["egm"])
             for m in run.result["measurements"]
             for flow in m["flows"]
             if "numa" in m["case"]
         }
-        through_a_peer = {(gpu, "EGM over NV18>C2C", True) for gpu in ("GPU0", "GPU1")}
-        assert wires == through_a_peer | {(gpu, "EGM over C2C", True) for gpu in ("GPU2", "GPU3")}
+        through_a_peer = {(gpu, "NV18>C2C", "yes") for gpu in ("GPU0", "GPU1")}
+        assert routes == through_a_peer | {(gpu, "C2C", "yes") for gpu in ("GPU2", "GPU3")}
 
     def test_contexts_kernels_and_buffers_are_made_once_and_given_back(self, run: Run) -> None:
         assert len(run.node.calls("cuDevicePrimaryCtxRetain")) == 4
@@ -250,8 +250,8 @@ def test_bindings_for_a_newer_cuda_than_the_drivers_are_one_sentence_that_names_
 def test_on_a_pcie_node_the_same_calls_are_not_called_egm(bench: Bench) -> None:
     run = bench("bench", "--numa", "0", "--gpus", "0", *SMALL, machine=dgx_h100(13000))
     assert run.code == 0
-    assert {(m["flows"][0]["wire"], m["flows"][0]["egm"]) for m in run.result["measurements"]} == {
-        ("HOST_NUMA over PCIe, not EGM", False)
+    assert {(m["flows"][0]["route"]["symbol"], m["flows"][0]["route"]["egm"]) for m in run.result["measurements"]} == {
+        ("PCIe", "no")
     }
 
 
@@ -261,8 +261,10 @@ def test_without_nvml_copies_are_measured_and_nobody_claims_egm(egmctl: RunEgmct
     measurements = json.loads(ended.out)["result"]["measurements"]
     assert ended.code == 0, ended.out
     assert {m["status"] for m in measurements} == {"ok"}
-    assert {flow["egm"] for m in measurements for flow in m["flows"]} == {None}
-    assert "HOST_NUMA, not known whether EGM: NVML does not list GPU0" in {m["flows"][0]["wire"] for m in measurements}
+    routes = [flow["route"] for m in measurements for flow in m["flows"]]
+    assert {route["egm"] for route in routes} == {None, "unknown"}
+    assert "NVML does not list GPU0" in {route["egm_reason"] for route in routes}
+    assert {hop["nominal_gb_s"] for route in routes for hop in route["hops"]} == {None}, "and no rate is invented"
 
 
 class TestWithoutNvrtc:

@@ -11,8 +11,9 @@ from egmctl.bench.plan import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay
-from egmctl.model.evidence import Evidence, GpuEvidence, Placement, Route, Verdict, Wire
+from egmctl.model.evidence import Evidence, GpuEvidence, LinkEvidence, Placement, Verdict
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
+from egmctl.model.route import LinkKind
 from egmctl.report.bench_parts import how
 from egmctl.report.bench_text import bench_text
 from egmctl.report.bench_warnings import route_line, warnings
@@ -46,8 +47,7 @@ def report_of(*cases: str, machine: str = "gb200-nvl4", gpus: int = 3, sizes: Se
 
 def text_of(*cases: str, **how: object) -> str:
     """Return the text of such a report, without its head and tail."""
-    node = replay.load(str(how.get("machine", "gb200-nvl4")))
-    text = bench_text(report_of(*cases, **how), node).plain  # type: ignore[arg-type]
+    text = bench_text(report_of(*cases, **how)).plain  # type: ignore[arg-type]
     return text[text.index("\n\n") + 2 : text.rindex("\n\n") + 1]
 
 
@@ -174,7 +174,7 @@ def test_of_a_slow_wire_the_summary_shows_as_much_as_the_tables() -> None:
         replace(m, bandwidth_gb_s=summarize([0.234]), flows_gb_s=(summarize([0.234]),)) for m in report.measurements
     ]
     text = bench_text(replace(report, measurements=tuple(slow))).plain
-    assert "device_to_device_memcpy_write_ce  2    0.23   0.23   0.0 %\n" in text
+    assert "device_to_device_memcpy_write_ce  2    0.23   0.23   0.0 %   0 %\n" in text
 
 
 def test_many_numbers_of_copies_are_told_by_the_least_and_the_most() -> None:
@@ -219,7 +219,7 @@ def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None
 
 @pytest.mark.parametrize("machine", ["gb200-nvl4", "dgx-h100"])
 def test_every_case_fits_the_page(machine: str) -> None:
-    text = bench_text(report_of(machine=machine, gpus=8), replay.load(machine)).plain
+    text = bench_text(report_of(machine=machine, gpus=8)).plain
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
@@ -237,7 +237,7 @@ class TestWarnings:
         found = [
             replace(m, evidence=Evidence(gpus=(), route=route))
             for m, verdict in zip(report.measurements, verdicts, strict=False)
-            for route in [Route(wire=Wire.NVLINK, expected_bytes=1000, carried_bytes=7, verdict=verdict)]
+            for route in [LinkEvidence(link=LinkKind.NVLINK, expected_bytes=1000, carried_bytes=7, verdict=verdict)]
         ]
         return replace(report, measurements=tuple(found))
 

@@ -14,6 +14,7 @@ from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.report.compare_text import compare_text
 from egmctl.saved import Saved
+from tests.bench.routes import nv, over
 from tests.comparison.runs import changed, ended, from_gpu, on_path, run, saved, times
 
 RACK = [f"node{number:02}" for number in range(1, 17)]
@@ -48,7 +49,7 @@ def test_one_bad_link_is_named_with_its_node() -> None:
 def test_a_link_that_lacks_wires_is_named_with_them() -> None:
     def fewer(m: Measurement) -> Measurement:
         (flow,) = m.flows
-        return replace(m, flows=(replace(flow, wire="NV16"),)) if m.path == "GPU3 -> GPU1" else m
+        return replace(m, flows=(replace(flow, route=over(nv(16))),)) if m.path == "GPU3 -> GPU1" else m
 
     slow = changed(changed(run(seed=99), times(16 / 18, on_path("GPU3 -> GPU1"))), fewer)
     found = compare(rack(slow))

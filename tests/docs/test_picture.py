@@ -46,7 +46,7 @@ def test_the_text_of_the_bench_is_the_end_of_what_the_command_says_by_the_profil
     assert isinstance(run, RunReport)
     (machine,) = run.machines
     profile, why = choose(machine, [profiles.load("hgx-h200")])
-    said = bench_text(replace(run, verdict=judge(run, machine, profile, profile_reason=why))).plain
+    said = bench_text(replace(run, verdict=judge(run, profile, profile_reason=why))).plain
     verdict = said[said.index("What it should be") :]
     readme = README.read_text()
     before, _, rest = readme.partition("```text\nWhat it should be")

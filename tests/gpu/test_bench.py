@@ -100,8 +100,8 @@ def test_host_memory_is_called_egm_only_where_nvml_says_so(result: dict[str, Any
             nvml = gpus[flow["initiator"]].nvml
             assert nvml is not None
             if not (nvml.egm_capable and nvml.c2c_enabled):
-                assert flow["egm"] is False
-                assert "not EGM" in flow["wire"]
+                assert flow["route"]["egm"] == "no"
+                assert flow["route"]["egm_reason"]
 
 
 def test_without_nvrtc_the_copies_are_still_measured_and_checked(egmctl: RunEgmctl, names: list[str]) -> None:  # noqa: ARG001

@@ -36,6 +36,7 @@ from egmctl.model.measurement import (
     Task,
 )
 from egmctl.model.rank import Rank
+from tests.bench.routes import nv, over
 
 TARGET = "tests.handles.ranks:run"
 MIB = 1 << 20
@@ -218,7 +219,7 @@ def _flow(ranks: Sequence[Rank], initiator: int, *, source: Endpoint, destinatio
         initiator=ranks[initiator].bus_id,
         initiator_label=ranks[initiator].label,
         initiator_rank=initiator,
-        wire="NV18",
+        route=over(nv(18)),
     )
 
 

@@ -43,11 +43,11 @@ def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(two_nod
     assert all(m["verification"] for m in measurements)
     written = [m for m in measurements if m["case"] == "fabric_device_write_ce"]
     assert len(written) == 12
-    across = [m for m in written if m["flows"][0]["wire"] == "NV18 across nodes"]
+    across = [m for m in written if m["flows"][0]["route"]["symbol"] == "NV18 across nodes"]
     assert len(across) == 8
     assert {m["concurrent"] for m in written} == {2}
     egm = [m for m in measurements if m["case"] == "fabric_host_numa_read_ce"]
-    assert {m["flows"][0]["egm"] for m in egm} == {True}
+    assert {m["flows"][0]["route"]["egm"] for m in egm} == {"yes"}
     assert not [leak for place in two_nodes for leak in place.node.leaks()]
 
 

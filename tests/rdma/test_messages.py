@@ -67,7 +67,7 @@ def test_messages_go_both_ways_through_shared_memory_and_arrive(measure: Measure
         assert m.ucx is not None
         assert (m.ucx.route, m.ucx.staging) == (UcxRoute.SHARED_MEMORY, None)
         assert {one.rank for one in m.ucx.protocols} == {0, 1}
-        assert m.flows[0].wire == "UCX, shared-memory"
+        assert m.flows[0].route.symbol == "UCX, shared-memory"
 
 
 def test_ucx_can_be_told_another_way_and_the_report_says_which(measure: Measure) -> None:

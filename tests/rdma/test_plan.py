@@ -10,6 +10,7 @@ from egmctl.bench.plan import make_plan
 from egmctl.bench.suites import select_cases
 from egmctl.model.measurement import MemoryKind, Settings
 from egmctl.model.rank import Rank
+from egmctl.model.route import Egm
 from tests.conftest import RunEgmctl
 from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
@@ -32,7 +33,7 @@ def test_each_end_is_memory_of_its_own_rank_and_each_pair_is_measured_both_ways(
     flows = [planned.task.flows[0] for planned in plan.tasks if planned.task.case == "ucx_device_to_host_numa"]
     assert [flow.path for flow in flows] == ["GPU0 -> GPU2:NUMA1", "GPU2 -> GPU0:NUMA0"]
     assert [(flow.source.rank, flow.destination.rank) for flow in flows] == [(0, 1), (1, 0)]
-    assert [flow.egm for flow in flows] == [True, True]
+    assert [flow.route.egm for flow in flows] == [Egm.YES, Egm.YES]
     assert all(planned.waiver is None for planned in plan.tasks)
 
 

@@ -11,6 +11,7 @@ import pytest
 from egmctl.bench.ucx_report import parse, path_of
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
+from egmctl.model.route import Carrier, Route
 from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute
 from tests.conftest import ROOT
 from tests.rdma import reports
@@ -31,7 +32,7 @@ def task(source: MemoryKind, destination: MemoryKind, *, round_trip: bool = Fals
         initiator="0000:01:00.0",
         initiator_label="GPU0",
         initiator_rank=0,
-        wire="UCX",
+        route=Route(carrier=Carrier.UCX),
     )
     chase = Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=16, warm=True, loads=10) if round_trip else None
     return Task(

@@ -65,11 +65,11 @@ def test_every_median_of_a_run_is_there_in_base_units() -> None:
     bandwidths = found["egmctl_bench_bandwidth_bytes_per_second"].samples
     assert [one.value for one in bandwidths] == [summary.median * 1e9 for _, _, summary in flows]
     first, flow = bandwidths[0].labels, made.measurements[0].flows[0]
-    assert (first["case"], first["source"], first["destination"], first["wire"]) == (
+    assert (first["case"], first["source"], first["destination"], first["link"]) == (
         made.measurements[0].case,
         flow.source.label,
         flow.destination.label,
-        flow.wire,
+        flow.route.symbol,
     )
     latencies = [m.latency_ns.median for m in made.measurements if m.latency_ns]
     assert [one.value for one in found["egmctl_bench_latency_seconds"].samples] == pytest.approx(
@@ -102,4 +102,4 @@ def test_the_verdict_is_a_number_as_doctors_checks_are() -> None:
     assert (verdict.labels, verdict.value) == ({"profile": "hgx-h200"}, 2)
     (one,) = found["egmctl_bench_class_verdict"].samples
     assert one.value == 2
-    assert one.labels["wire"] == "NV18"
+    assert one.labels["link"] == "NV18"

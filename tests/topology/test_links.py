@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.model.machine import Machine, Pair, PciFunction, Reason, Unread
-from egmctl.topology.links import LinkClass, gpu_link, gpu_nic_link, nic_link
+from egmctl.model.route import LinkClass
+from egmctl.topology.links import gpu_link, gpu_nic_link, nic_link
 from tests.topology import builders
 from tests.topology.builders import gpu, hgx, nic, node, out_of_sight, pairs
 

@@ -9,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.model.machine import Gpu, GpuProc, Machine, NumaKind, PcieLink, Reason, Unread
+from egmctl.model.route import LinkKind
 from egmctl.topology import rates
 from egmctl.topology.access import Block
 from egmctl.topology.links import cpu_node_ids
-from egmctl.topology.routes import Route, RouteKind, Wire, route
+from egmctl.topology.routes import HostRoute, RouteKind, route
 from egmctl.topology.topology import topology
 from tests.topology import builders
 from tests.topology.builders import bus_id, gpu, grace, grace_gpu, hgx, node, out_of_sight, pairs
 
 
-def from_gpu(machine: Machine, index: int, to_node: int) -> Route:
+def from_gpu(machine: Machine, index: int, to_node: int) -> HostRoute:
     assert machine.gpus is not None
     return route(machine, machine.gpus[index], to_node)
 
@@ -37,8 +38,8 @@ class TestEgm:
         found = from_gpu(grace(), 0, 1)
         assert (found.kind, found.symbol, found.egm) == (RouteKind.REMOTE, "NV18>C2C", True)
         assert found.via == (bus_id(2), bus_id(3))
-        assert [hop.rate.gb_s for hop in found.hops] == [pytest.approx(900.0), pytest.approx(450.0)]
-        assert found.limited_by is Wire.C2C
+        assert [hop.nominal_gb_s for hop in found.hops] == [pytest.approx(900.0), pytest.approx(450.0)]
+        assert found.limited_by is LinkKind.C2C
 
     def test_with_unequal_owners_the_one_with_more_nvlinks_is_taken(self) -> None:
         machine = grace(nvlinks={(0, 1): 18, (0, 2): 6, (0, 3): 18})
@@ -57,7 +58,7 @@ class TestEgm:
 
 
 class TestBlocked:
-    def owner_gone(self, gone: Gpu, **options: object) -> Route:
+    def owner_gone(self, gone: Gpu, **options: object) -> HostRoute:
         return from_gpu(on_arm([grace_gpu(0, node=0), gone], **options), 0, 1)
 
     @pytest.mark.parametrize(
@@ -226,13 +227,13 @@ def test_every_gpu_has_exactly_one_route_to_every_cpu_node_and_each_says_all(mac
 
 class TestRates:
     def test_h200_nvlink(self) -> None:
-        assert rates.nvlink(gpu(0), 18).gb_s == pytest.approx(450.0, abs=0.02)
+        assert rates.nvlink(gpu(0), 18).nominal_gb_s == pytest.approx(450.0, abs=0.02)
 
     def test_gb200_nvlink(self) -> None:
-        assert rates.nvlink(grace_gpu(0), 18).gb_s == pytest.approx(900.0, abs=0.02)
+        assert rates.nvlink(grace_gpu(0), 18).nominal_gb_s == pytest.approx(900.0, abs=0.02)
 
     def test_a_generation_without_a_published_rule_stays_unknown(self) -> None:
-        assert rates.nvlink(gpu(0, nvlink_version=5), 12).gb_s is None
+        assert rates.nvlink(gpu(0, nvlink_version=5), 12).nominal_gb_s is None
         assert "no published rule" in rates.nvlink(gpu(0, nvlink_version=5), 12).reason
 
     @pytest.mark.parametrize(
@@ -241,4 +242,4 @@ class TestRates:
     )
     def test_pcie(self, gt_s: float, width: int, gb_s: float) -> None:
         link = PcieLink(speed_gt_s=2.5, width=width, max_speed_gt_s=gt_s, max_width=16)
-        assert rates.pcie(gpu(0, link=link)).gb_s == pytest.approx(gb_s, abs=0.01)
+        assert rates.pcie(gpu(0, link=link)).nominal_gb_s == pytest.approx(gb_s, abs=0.01)

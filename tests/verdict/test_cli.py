@@ -98,7 +98,7 @@ def test_a_sites_profile_is_found_and_the_text_and_the_table_say_what_was_judged
     table = egmctl(*BENCH, "--csv", env=node.environment() | home)
     rows = list(csv.DictReader(io.StringIO(table.out)))
     assert {(row["verdict_profile"], row["typical"]) for row in rows} == {("fail", "1000000000.0")}
-    assert {row["verdict_siblings"] for row in rows} <= {"pass", "warn", "fail"}
+    assert {row["verdict_peers"] for row in rows} <= {"pass", "warn", "fail"}
 
 
 def test_a_broken_profile_is_told_before_anything_is_measured(
@@ -179,7 +179,7 @@ def test_what_is_learnt_of_a_nodes_runs_judges_its_next_run(
     shutil.move(profile, folder / "fake.toml")
     verdict = json.loads(egmctl(*BENCH, "--json", env=environment).out)["result"]["verdict"]
     assert verdict["profile"] == "fake"
-    assert [one["profile"] for one in verdict["classes"]] != ["no-reference"]
+    assert [one["by_profile"] for one in verdict["classes"]] != ["no-reference"]
 
 
 @pytest.mark.parametrize(

@@ -14,25 +14,23 @@ from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.evidence import Evidence, GpuEvidence
-from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, RunReport, Status, Task
 from egmctl.model.profile import Profile
 from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardstick
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
-from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
+from tests.bench.routes import PCIE, SMP, nv, over, to_host
+from tests.verdict.runs import BOTH, D2H, H2D, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
 
 PROFILE = load("hgx-h200")
 REAL = json.loads((Path(__file__).parent / "h200_quick_runs.json").read_text())["runs"]
 ALL = (WRITE, READ, BOTH, H2D, D2H, LOCAL, LATENCY)
 
 
-def verdict_of(
-    report: RunReport, profile: Profile | None = PROFILE, machine: Machine = H200, *, strict: bool = False
-) -> RunVerdict:
+def verdict_of(report: RunReport, profile: Profile | None = PROFILE, *, strict: bool = False) -> RunVerdict:
     """Judge, and check what is so of every verdict."""
-    verdict = judge(report, machine, profile, strict=strict)
+    verdict = judge(report, profile, strict=strict)
     for judged in verdict.judged:
         assert [judgement.yardstick for judgement in judged.judgements] == list(Yardstick)
     assert from_json(RunVerdict, to_json(verdict)) == verdict
@@ -78,8 +76,8 @@ def test_the_profile_fails_what_is_below_and_only_that() -> None:
         run(WRITE, READ, value=lambda task, _: 0.9 * USUAL[WRITE] if task.case == WRITE else USUAL[READ])
     )
     assert grades(verdict) == {WRITE: Grade.FAIL, READ: Grade.PASS}
-    assert {j.grade for j in by(verdict, Yardstick.WIRE)} == {Grade.PASS}
-    assert {j.grade for j in by(verdict, Yardstick.SIBLINGS)} == {Grade.PASS}
+    assert {j.grade for j in by(verdict, Yardstick.LINK)} == {Grade.PASS}
+    assert {j.grade for j in by(verdict, Yardstick.PEERS)} == {Grade.PASS}
     first = by(verdict, Yardstick.PROFILE)[0]
     assert first.reason == "GPU0 -> GPU1: 356.6 GB/s, below 376.4; typical is 396.2"
 
@@ -100,7 +98,7 @@ def test_unknown_hardware_has_no_reference_and_still_the_other_two() -> None:
 
     healthy, slow = verdict_of(run(WRITE), None), verdict_of(run(WRITE, value=one_slow), None)
     assert healthy.grade is Grade.NO_REFERENCE
-    assert {j.grade for j in by(healthy, Yardstick.WIRE)} == {Grade.PASS}
+    assert {j.grade for j in by(healthy, Yardstick.LINK)} == {Grade.PASS}
     assert slow.grade is Grade.FAIL
     assert [(c.label, c.direction) for c in slow.culprits] == [("GPU2", Direction.EGRESS)]
 
@@ -116,14 +114,16 @@ def test_a_slow_gpu_is_named_in_every_class_that_shows_it() -> None:
 
 def test_what_a_wire_cannot_carry_and_what_is_a_small_part_of_it_is_told() -> None:
     for value, grade in ((500.0, Grade.WARN), (396.2, Grade.PASS), (200.0, Grade.WARN), (100.0, Grade.FAIL)):
-        found = by(verdict_of(run(WRITE, value=lambda *_, value=value: value), None), Yardstick.WIRE)
+        found = by(verdict_of(run(WRITE, value=lambda *_, value=value: value), None), Yardstick.LINK)
         assert {j.grade for j in found} == {grade}
-    assert "88 % of the 450 that its wire carries" in by(verdict_of(run(WRITE)), Yardstick.WIRE)[0].reason
+    assert "88 % of the 450 that its wire carries" in by(verdict_of(run(WRITE)), Yardstick.LINK)[0].reason
 
 
 def test_fewer_links_than_the_platform_has_are_held_against_all_of_them() -> None:
     report = run(WRITE, value=lambda *_: 396.2 * 16 / 18)
-    lame = tuple(replace(m, flows=tuple(replace(flow, wire="NV16") for flow in m.flows)) for m in report.measurements)
+    lame = tuple(
+        replace(m, flows=tuple(replace(flow, route=over(nv(16))) for flow in m.flows)) for m in report.measurements
+    )
     found = by(verdict_of(replace(report, measurements=lame)), Yardstick.PROFILE)
     assert {j.grade for j in found} == {Grade.FAIL}
     assert found[0].reason.endswith("over NV16, not NV18")
@@ -132,7 +132,7 @@ def test_fewer_links_than_the_platform_has_are_held_against_all_of_them() -> Non
 def test_host_memory_by_another_way_has_no_reference() -> None:
     report = run(H2D)
     far = tuple(
-        replace(m, flows=tuple(replace(flow, wire="HOST_NUMA over PCIe>SMP, not EGM") for flow in m.flows))
+        replace(m, flows=tuple(replace(flow, route=to_host(PCIE, SMP)) for flow in m.flows))
         for m in report.measurements
     )
     assert {j.grade for j in by(verdict_of(replace(report, measurements=far)), Yardstick.PROFILE)} == {
@@ -156,17 +156,17 @@ def test_small_buffers_are_not_judged() -> None:
 
 
 def test_fewer_than_four_gpus_have_no_siblings() -> None:
-    found = by(verdict_of(run(WRITE, gpus=3)), Yardstick.SIBLINGS)
+    found = by(verdict_of(run(WRITE, gpus=3)), Yardstick.PEERS)
     assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "no siblings: fewer than 4 GPUs")}
 
 
 @pytest.mark.parametrize("case", ["ipc_event_round_trip", "ipc_socket_round_trip"])
-def test_what_the_host_carries_is_not_held_against_siblings(case: str) -> None:
+def test_what_the_host_carries_is_not_held_against_peers(case: str) -> None:
     slow = lambda _, flow: 38600.0 if flow.destination.label == "GPU3" else 24700.0  # noqa: E731
     verdict = verdict_of(run(case, value=slow))
     assert verdict.grade is Grade.NO_REFERENCE
     assert verdict.culprits == ()
-    assert {j.reason for j in by(verdict, Yardstick.SIBLINGS)} == {
+    assert {j.reason for j in by(verdict, Yardstick.PEERS)} == {
         "no siblings: where the host runs the processes is in a round trip by message"
     }
 
@@ -213,7 +213,7 @@ def test_numbers_of_fake_gpus_are_called_that() -> None:
 def test_every_machine_can_be_judged_without_a_profile(name: str) -> None:
     machine = replay.load(name)
     report = run(*ALL, machine=machine, value=lambda task, _: 834.0 if task.case == LATENCY else 50.0)
-    assert verdict_of(report, None, machine).profile is None
+    assert verdict_of(report, None).profile is None
 
 
 def test_nothing_measured_is_no_reference() -> None:

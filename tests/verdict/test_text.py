@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, RunReport, Task
 from egmctl.model.profile import Profile
 from egmctl.report.bench_text import bench_text
@@ -16,7 +15,7 @@ from egmctl.report.verdict_text import verdict_line, verdict_text
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.golden import compare
-from tests.verdict.runs import BOTH, H2D, H200, LATENCY, LOCAL, READ, RING, WRITE, run, usual
+from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -40,10 +39,10 @@ CASES = {
 }
 
 
-def shown(report: RunReport, profile: Profile | None, machine: Machine = H200) -> str:
+def shown(report: RunReport, profile: Profile | None) -> str:
     """Return the verdict's text."""
     why = "GPU name NVIDIA H200" if profile else "no profile fits"
-    verdict = judge(report, machine, profile, profile_reason=why)
+    verdict = judge(report, profile, profile_reason=why)
     return verdict_text(report, verdict).plain + verdict_line(verdict).plain
 
 
@@ -73,7 +72,7 @@ ROUND = {
 
 def test_the_verdict_is_at_the_end_of_a_runs_text_in_its_last_line() -> None:
     report = run(WRITE)
-    report = replace(report, verdict=judge(report, H200, load("hgx-h200"), profile_reason="it fits"))
+    report = replace(report, verdict=judge(report, load("hgx-h200"), profile_reason="it fits"))
     text = bench_text(report).plain
     assert text.splitlines()[-1] == "Verdict: PASS, by profile hgx-h200: of 1 path classes 1 pass"
     assert text.splitlines()[-2] == "12 measurements: 12 ok"

@@ -178,7 +178,8 @@ class Side:
             [name for name in first["components"] if all(name in of["components"] for of in data)],
             first["settings"],
         )
-        task = replace(self.task, flows=(replace(self._flow, wire=f"UCX, {path.route}"),))
+        route = replace(self._flow.route, ucx=path.route)
+        task = replace(self.task, flows=(replace(self._flow, route=route),))
         more: dict[str, Any] = {
             "ucx": path,
             "placements": tuple(from_json(Placement, one) for of in data for one in of["placements"]),

@@ -10,7 +10,8 @@ from egmctl.doctor.situation import in_container
 from egmctl.doctor.versions import dotted, kernel
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, System
-from egmctl.topology.links import LinkClass, gpu_nic_link
+from egmctl.model.route import LinkClass
+from egmctl.topology.links import gpu_nic_link
 
 NO_NIC = "no InfiniBand or RoCE device"
 CLASSES = (LinkClass.PIX, LinkClass.PXB, LinkClass.PHB, LinkClass.NODE, LinkClass.SYS)

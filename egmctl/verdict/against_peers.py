@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from egmctl.bench.flows import HOST_MEMORY
 from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport
+from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.verdict.classes import is_by_host, too_small
-from egmctl.verdict.siblings import BANDWIDTH, HOST, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
+from egmctl.verdict.peers import BANDWIDTH, HOST, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
 
 _SOURCE = "this run: the same class between its other GPUs"
 _OF_GPUS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 _ORDER = (Grade.FAIL, Grade.WARN, Grade.PASS)
 
 
-def against_siblings(
+def against_peers(
     report: RunReport, path_class: str, values: Mapping[int, float]
 ) -> tuple[dict[int, Judgement], tuple[Culprit, ...]]:
     """Judge the measurements of one class by each other.
@@ -91,7 +91,7 @@ def _judgement(
 ) -> Judgement:
     ratio = cell.value / typical
     return Judgement(
-        yardstick=Yardstick.SIBLINGS,
+        yardstick=Yardstick.PEERS,
         grade=tolerance.grade(ratio),
         reason=f"{measurements[cell.measurement].path}: {100 * ratio:.0f} % of its siblings' {typical:.4g}",
         value=value,
@@ -107,7 +107,7 @@ def _none(value: float, measurement: Measurement) -> Judgement:
     why = f"no siblings: fewer than {LEAST_GPUS} GPUs" if few else "no siblings: several GPUs at the same time"
     if is_by_host(measurement):
         why = "no siblings: where the host runs the processes is in a round trip by message"
-    return Judgement(yardstick=Yardstick.SIBLINGS, grade=Grade.NO_REFERENCE, reason=why, value=value)
+    return Judgement(yardstick=Yardstick.PEERS, grade=Grade.NO_REFERENCE, reason=why, value=value)
 
 
 def _culprit(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from egmctl.bench.nominal import nominal_gb_s
-from egmctl.bench.wires import wire_of
-from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Pattern, Quantity
 from egmctl.model.profile import Profile
 from egmctl.model.verdict import Grade, Judgement, Yardstick
@@ -20,19 +17,19 @@ _ONE_WAY = (Pattern.PAIR, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 """All bytes of these cross one GPU's wire in one direction."""
 
 
-def against_wire(measurement: Measurement, value: float, machine: Machine, profile: Profile | None) -> Judgement:
+def against_link(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
     """Judge by the wire's nominal rate, as the driver reports it or, where it does not, the profile."""
     if measurement.quantity is not Quantity.BANDWIDTH:
         return _none(value, "a wire's rate bounds no latency")
     if measurement.pattern not in _ONE_WAY:
         return _none(value, "its flows do not share one wire in one direction")
-    flow = measurement.flows[0]
-    wire = wire_of(flow)
-    if wire is None:
-        return _none(value, "it crosses no wire")
-    limit, source = nominal_gb_s(machine, flow), "nominal: the links and their rate as the driver reports them"
-    facts = next((facts for facts in (profile.wires if profile else ()) if facts.wire == wire), None)
-    if limit is None and facts is not None and profile is not None and ">" not in flow.wire:
+    route = measurement.flows[0].route
+    link = route.first_link
+    if link is None:
+        return _none(value, "it crosses no link that is known")
+    limit, source = route.at_most_gb_s, "nominal: the links and their rate as the driver reports them"
+    facts = next((facts for facts in (profile.wires if profile else ()) if facts.wire == link), None)
+    if limit is None and facts is not None and profile is not None and len(route.hops) == 1:
         limit, source = facts.gb_s, f"{profile.sources[facts.source].kind}: {profile.sources[facts.source].text}"
     if limit is None:
         return _none(value, "the wire's rate is not known")
@@ -42,7 +39,7 @@ def against_wire(measurement: Measurement, value: float, machine: Machine, profi
     if part > MORE_THAN_IT_CARRIES:
         grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed it"
     return Judgement(
-        yardstick=Yardstick.WIRE,
+        yardstick=Yardstick.LINK,
         grade=grade,
         reason=reason,
         value=value,
@@ -54,4 +51,4 @@ def against_wire(measurement: Measurement, value: float, machine: Machine, profi
 
 
 def _none(value: float, why: str) -> Judgement:
-    return Judgement(yardstick=Yardstick.WIRE, grade=Grade.NO_REFERENCE, reason=why, value=value)
+    return Judgement(yardstick=Yardstick.LINK, grade=Grade.NO_REFERENCE, reason=why, value=value)

@@ -1,0 +1,40 @@
+"""Where bytes are, by how the memory was allocated."""
+
+from __future__ import annotations
+
+from egmctl.compat import StrEnum
+
+
+class MemoryKind(StrEnum):
+    """How memory was allocated."""
+
+    DEVICE = "device"
+    """cuMemAlloc."""
+    HOST_NUMA = "host-numa"
+    """cuMemCreate on a host NUMA node. It is EGM only where the platform has EGM: see
+    :attr:`egmctl.model.route.Route.egm`."""
+    HOST_NUMA_POOL = "host-numa-pool"
+    """cuMemAllocFromPoolAsync from a pool that cuMemPoolCreate made on a host NUMA node."""
+    PINNED = "pinned"
+    """cuMemHostAlloc, by a thread bound to the node."""
+    REGISTERED = "registered"
+    """mmap, bound to the node, then cuMemHostRegister."""
+    SYSTEM = "system"
+    """mmap, bound to the node, and nothing else: only GPUs with access to pageable memory reach it."""
+    REGISTERS = "registers"
+    """No memory: the end of a kernel or of a CPU thread that only reads or only writes."""
+
+
+NUMA_MEMORY = frozenset({MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL})
+"""What the driver allocates on a NUMA node by number: EGM where the platform has it. Other host memory never is."""
+
+HOST_NAMES = {
+    MemoryKind.HOST_NUMA: "HOST_NUMA",
+    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
+    MemoryKind.PINNED: "pinned",
+    MemoryKind.REGISTERED: "registered",
+    MemoryKind.SYSTEM: "system",
+}
+"""Memory of the host as people call it."""
+
+HOST_MEMORY = frozenset(HOST_NAMES)

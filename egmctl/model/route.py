@@ -1,0 +1,178 @@
+"""The route that bytes take between two ends: which links, in which order, and whether the host's end is EGM.
+
+A route is typed until a view makes words of it (``egmctl.report.route_words``). Its symbol names the links, as
+``NV18>C2C`` does; profiles, which people write, name links so too (:mod:`egmctl.model.profile`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from egmctl.compat import StrEnum, assert_never
+from egmctl.model.memory import NUMA_MEMORY, MemoryKind
+from egmctl.model.record import Plain
+from egmctl.model.ucx import UcxRoute
+
+
+class LinkKind(StrEnum):
+    """A kind of link."""
+
+    NVLINK = "nvlink"
+    C2C = "c2c"
+    """NVLink-C2C, between a GPU and the CPU of its package."""
+    PCIE = "pcie"
+    SMP = "smp"
+    """The CPUs' own interconnect between NUMA nodes. Nothing reports its rate."""
+    UNKNOWN = "unknown"
+
+
+class LinkClass(StrEnum):
+    """How two devices are joined; the values are nvidia-smi's symbols."""
+
+    NVLINK = "NV"
+    """NVLinks; how many stands beside it."""
+    PIX = "PIX"
+    """At most a single PCIe bridge."""
+    PXB = "PXB"
+    """Several PCIe bridges, without the host bridge."""
+    PHB = "PHB"
+    """A PCIe host bridge."""
+    NODE = "NODE"
+    """The interconnect between host bridges of one NUMA node."""
+    SYS = "SYS"
+    """The interconnect between NUMA nodes."""
+    UNKNOWN = "?"
+
+
+class Egm(StrEnum):
+    """Whether host memory is Extended GPU Memory to the GPU that reaches it."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+class Carrier(StrEnum):
+    """What carries the bytes of a flow."""
+
+    LINKS = "links"
+    """The links of the route's hops; without any, the bytes stay in one GPU's memory."""
+    CPU = "cpu"
+    """CPU threads: no link of a GPU."""
+    SOCKET = "socket"
+    """Messages between two processes, through the kernel."""
+    UCX = "ucx"
+    """Whatever UCX finds best."""
+    NONE = "none"
+    """Nothing: the route is blocked, and the measurement says by what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """One link of a route."""
+
+    link: LinkKind
+    nvlinks: int | None = None
+    """How many NVLinks are bonded."""
+    pci: LinkClass | None = None
+    """Between two GPUs without NVLink: what of the PCIe tree is between them."""
+    nominal_gb_s: float | None = None
+    """Its rate in one direction by the specification, in GB/s (1e9 bytes a second): see ``egmctl.topology.rates``."""
+    reason: Plain = ""
+    """Why the rate, or the link, is not known."""
+
+
+FORMER_SYMBOLS = {"the node's own memory": "CPU", "between NUMA nodes": "CPU>SMP", "a socket": "socket"}
+"""What was called otherwise in profiles and in documents of ``egmctl.bench/1`` (:mod:`egmctl.bench.schema1`)."""
+
+_ACROSS = " across nodes"
+_NAMES = {LinkKind.NVLINK: "NV", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe", LinkKind.SMP: "SMP", LinkKind.UNKNOWN: "?"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """How the bytes of a flow travel. It is what is expected before; only UCX says afterwards what it did."""
+
+    symbol: Plain = field(init=False)
+    """The links in a word: ``NV18``, ``PHB``, ``PCIe>SMP``, ``C2C-sys``, ``NV18>C2C across nodes``, ``local``, ``CPU``,
+    ``socket``, ``UCX, tcp``, ``blocked``, ``?``. It follows from the rest: written for readers, and not read back."""
+    carrier: Carrier = Carrier.LINKS
+    memory: MemoryKind | None = None
+    """Of the host's end; ``None`` where no end is host memory."""
+    hops: tuple[Hop, ...] = ()
+    """From the GPU that issues the work to the memory at the other end."""
+    across_nodes: bool = False
+    """The ends are on different nodes of one NVLink domain."""
+    egm: Egm | None = None
+    """Whether the host's end is EGM to the GPU that issues the work: by the NVML capability bit and C2C, never by the
+    calls alone. ``None`` where no GPU reaches host memory."""
+    egm_reason: Plain = ""
+    """Why it is not EGM, or why that is unknown."""
+    ucx: UcxRoute | None = None
+    """What UCX reported that it did."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "symbol", self._symbol(hop_symbol))
+
+    @property
+    def at_most_gb_s(self) -> float | None:
+        """The least of the known nominal rates: the route cannot be faster. ``None`` where none is known."""
+        return at_most_gb_s(self.hops)
+
+    @property
+    def first_link(self) -> LinkKind | None:
+        """The link at the GPU that issues the work; ``None`` where no link is crossed or nobody knows which."""
+        if self.carrier is not Carrier.LINKS or not self.hops or self.hops[0].link is LinkKind.UNKNOWN:
+            return None
+        return self.hops[0].link
+
+    @property
+    def kind(self) -> str:
+        """The symbol without the number of NVLinks: routes over 18 and over 16 of them are of one kind."""
+        return self._symbol(_link_name)
+
+    def _symbol(self, name: Callable[[Hop], str]) -> str:
+        match self.carrier:
+            case Carrier.NONE:
+                return "blocked"
+            case Carrier.SOCKET:
+                return "socket"
+            case Carrier.UCX:
+                return "UCX" if self.ucx is None else f"UCX, {self.ucx}"
+            case Carrier.CPU:
+                return ">".join(("CPU", *map(name, self.hops)))
+            case Carrier.LINKS:
+                # The same C2C is EGM or ordinary system memory, by how the memory was allocated and by the platform.
+                system = self.memory in NUMA_MEMORY and self.egm is Egm.NO and not self.across_nodes
+                links = symbol_of(self.hops, system=system, name=name) or "local"
+                return f"{links}{_ACROSS}" if self.across_nodes else links
+            case _:
+                assert_never(self.carrier)
+
+
+def hop_symbol(hop: Hop) -> str:
+    """Return one link in a word: ``NV18``, ``C2C``, ``PCIe``, ``PHB``, ``SMP``, ``?``."""
+    return f"NV{'?' if hop.nvlinks is None else hop.nvlinks}" if hop.link is LinkKind.NVLINK else _link_name(hop)
+
+
+def _link_name(hop: Hop) -> str:
+    return hop.pci.value if hop.pci is not None else _NAMES[hop.link]
+
+
+def symbol_of(hops: Iterable[Hop], *, system: bool = False, name: Callable[[Hop], str] = hop_symbol) -> str:
+    """Return links in a word, ``NV18>C2C``; without hops an empty one.
+
+    Parameters
+    ----------
+    system
+        C2C reaches NUMA memory as ordinary system memory, which is not EGM.
+    name
+        What one link is called.
+    """
+    return ">".join(f"{name(hop)}{'-sys' * (system and hop.link is LinkKind.C2C)}" for hop in hops)
+
+
+def at_most_gb_s(hops: Iterable[Hop]) -> float | None:
+    """Return the least of the known nominal rates of some hops; ``None`` where none is known."""
+    return min((hop.nominal_gb_s for hop in hops if hop.nominal_gb_s is not None), default=None)

@@ -1,0 +1,42 @@
+"""What a route is called: words are made of it here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from egmctl.compat import assert_never
+from egmctl.model.memory import HOST_NAMES, MemoryKind
+from egmctl.model.route import Carrier, Egm, LinkKind, Route
+from egmctl.units import printable
+
+
+def route_words(route: Route) -> str:
+    """Return a route for people: ``NV18``, ``EGM over NV18>C2C``, ``HOST_NUMA over PCIe, not EGM``."""
+    match route.carrier:
+        case Carrier.SOCKET:
+            return "messages between the processes"
+        case Carrier.UCX:
+            return printable(route.symbol)
+        case Carrier.CPU:
+            return "between NUMA nodes" if route.hops else "the node's own memory"
+        case Carrier.NONE:
+            return "blocked" if route.memory is None else f"{HOST_NAMES[route.memory]}, blocked"
+        case Carrier.LINKS:
+            return printable(route.symbol if route.memory is None else _to_host(route, HOST_NAMES[route.memory]))
+        case _:
+            assert_never(route.carrier)
+
+
+def routes_words(routes: Iterable[Route]) -> str:
+    """Return several routes, each once."""
+    return " and ".join(dict.fromkeys(map(route_words, routes)))
+
+
+def _to_host(route: Route, name: str) -> str:
+    if route.egm is Egm.YES:
+        return f"EGM {'pool ' * (route.memory is MemoryKind.HOST_NUMA_POOL)}over {route.symbol}"
+    known = bool(route.hops) and route.hops[0].link is not LinkKind.UNKNOWN
+    over = f"{name} over {route.symbol}" if known else name
+    if route.egm is Egm.UNKNOWN:
+        return f"{over}, unknown whether EGM{f': {route.egm_reason}' if route.egm_reason else ''}"
+    return f"{over}, not EGM"

@@ -1,0 +1,218 @@
+"""Routes: typed from the plan to the view, the same after JSON, and read from documents that had them as sentences."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from egmctl import saved
+from egmctl.bench.schema1 import BENCH_SCHEMA_1, upgraded
+from egmctl.comparison import compare
+from egmctl.comparison.spread import default_spread
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.command import Command
+from egmctl.model.measurement import BENCH_SCHEMA, RunReport
+from egmctl.model.memory import HOST_MEMORY, NUMA_MEMORY, MemoryKind
+from egmctl.model.profile import Reference, Unit
+from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
+from egmctl.model.ucx import UcxRoute
+from egmctl.report.forms import BENCH, Form, render
+from egmctl.report.route_words import route_words
+from egmctl.saved import Saved
+from egmctl.verdict.classes import SEVERAL, class_of
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load
+from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
+from tests.conftest import ROOT
+from tests.saved.documents import measured_report
+
+_PCI = [one for one in LinkClass if one not in (LinkClass.NVLINK, LinkClass.UNKNOWN)]
+_RATES = st.none() | st.floats(0.1, 2000)
+HOPS = st.one_of(
+    st.builds(Hop, link=st.just(LinkKind.NVLINK), nvlinks=st.integers(1, 36), nominal_gb_s=_RATES),
+    st.builds(Hop, link=st.just(LinkKind.PCIE), pci=st.none() | st.sampled_from(_PCI), nominal_gb_s=_RATES),
+    st.builds(Hop, link=st.sampled_from([LinkKind.C2C, LinkKind.SMP]), nominal_gb_s=_RATES),
+    st.builds(Hop, link=st.just(LinkKind.UNKNOWN), reason=st.text(max_size=20)),
+)
+ROUTES = st.builds(
+    Route,
+    carrier=st.sampled_from(Carrier),
+    memory=st.none() | st.sampled_from(sorted(HOST_MEMORY)),
+    hops=st.lists(HOPS, max_size=3).map(tuple),
+    across_nodes=st.booleans(),
+    egm=st.none() | st.sampled_from(Egm),
+    egm_reason=st.text(max_size=20),
+    ucx=st.none() | st.sampled_from(UcxRoute),
+)
+
+
+def with_routes(report: RunReport, routes: Sequence[Route]) -> RunReport:
+    """Return a run whose measurements took these routes, in turns."""
+    taken = cycle(routes)
+    return replace(
+        report,
+        measurements=tuple(
+            replace(m, flows=tuple(replace(flow, route=next(taken)) for flow in m.flows)) for m in report.measurements
+        ),
+    )
+
+
+HOSTILE = to_host(Hop(link=LinkKind.UNKNOWN, reason="\x1b[31m<b>|"), egm=Egm.UNKNOWN)
+
+
+@settings(
+    max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+)
+@given(routes=st.lists(ROUTES, min_size=10, max_size=40))
+@example(routes=[Route(carrier=Carrier.UCX, memory=MemoryKind.HOST_NUMA, egm=Egm.YES, ucx=UcxRoute.RDMA), HOSTILE])
+def test_every_route_comes_back_from_json_and_through_every_view(routes: list[Route]) -> None:
+    usual = measured_report("hgx-h200x4")
+    report = with_routes(usual, routes)
+    judged = replace(report, verdict=judge(report, load("hgx-h200")))
+    assert from_json(RunReport, json.loads(json.dumps(to_json(judged)))) == judged
+    shown = {form: str(render(judged, form)) for form in BENCH}
+    assert not any("\x1b" in text for text in shown.values())
+    links = {row["link"] for row in csv.DictReader(io.StringIO(shown[Form.CSV]))}
+    assert links == {flow.route.symbol for m in report.measurements for flow in m.flows}
+    pair = [
+        Saved(path=Path(f"{name}.json"), kind=Command.BENCH, name=name, result=run, tool="egmctl")
+        for name, run in (("usual", usual), ("other", judged))
+    ]
+    found = compare(pair, spread=default_spread)
+    assert {path.wire for path in found.paths} == links
+
+
+@given(route=ROUTES)
+def test_routes_over_more_or_fewer_nvlinks_are_of_one_kind(route: Route) -> None:
+    fewer = replace(route, hops=tuple(replace(h, nvlinks=None if h.nvlinks is None else 1) for h in route.hops))
+    assert route.kind == fewer.kind
+    as_profiles_have_it = Reference(case="c", wire=route.symbol, unit=Unit.GB_S, source="s")
+    assert as_profiles_have_it.kind == route.kind
+
+
+@pytest.mark.parametrize(
+    ("route", "symbol", "words"),
+    [
+        (over(), "local", "local"),
+        (over(nv(18)), "NV18", "NV18"),
+        (over(Hop(link=LinkKind.PCIE, pci=LinkClass.PHB)), "PHB", "PHB"),
+        (over(Hop(link=LinkKind.UNKNOWN, reason="NVML does not list GPU0")), "?", "?"),
+        (Route(hops=(nv(18),), across_nodes=True), "NV18 across nodes", "NV18 across nodes"),
+        (to_host(C2C, egm=Egm.YES), "C2C", "EGM over C2C"),
+        (to_host(nv(18), C2C, egm=Egm.YES), "NV18>C2C", "EGM over NV18>C2C"),
+        (to_host(C2C, memory=MemoryKind.HOST_NUMA_POOL, egm=Egm.YES), "C2C", "EGM pool over C2C"),
+        (to_host(C2C, SMP), "C2C-sys>SMP", "HOST_NUMA over C2C-sys>SMP, not EGM"),
+        (to_host(C2C, memory=MemoryKind.PINNED), "C2C", "pinned over C2C, not EGM"),
+        (to_host(PCIE), "PCIe", "HOST_NUMA over PCIe, not EGM"),
+        (
+            replace(to_host(Hop(link=LinkKind.UNKNOWN), egm=Egm.UNKNOWN), egm_reason="NVML is too old"),
+            "?",
+            "HOST_NUMA, unknown whether EGM: NVML is too old",
+        ),
+        (Route(carrier=Carrier.NONE, memory=MemoryKind.PINNED), "blocked", "pinned, blocked"),
+        (Route(carrier=Carrier.CPU, memory=MemoryKind.PINNED), "CPU", "the node's own memory"),
+        (Route(carrier=Carrier.CPU, memory=MemoryKind.PINNED, hops=(SMP,)), "CPU>SMP", "between NUMA nodes"),
+        (Route(carrier=Carrier.SOCKET), "socket", "messages between the processes"),
+        (Route(carrier=Carrier.UCX), "UCX", "UCX"),
+        (Route(carrier=Carrier.UCX, ucx=UcxRoute.TCP), "UCX, tcp", "UCX, tcp"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_routes_are_called(route: Route, symbol: str, words: str) -> None:
+    assert (route.symbol, route_words(route)) == (symbol, words)
+
+
+# --- documents of schema 1, which had a sentence in place of a route -------------------------------------------------
+
+OLD = sorted((ROOT / "tests/data").glob("bench-1/*.json.gz")) + sorted((ROOT / "tests/data").glob("runs/*.json.gz"))
+"""``bench-1`` was made by the planner that wrote schema 1: every sentence that it had, on machines as they should be,
+without EGM, half unread, without NVML, and on two nodes."""
+
+
+def old(path: Path) -> dict[str, Any]:
+    """Return a document."""
+    document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return document
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.name.partition(".")[0])
+class TestSchema1:
+    def test_is_read_and_shown_and_written_as_today(self, path: Path, tmp_path: Path) -> None:
+        document = old(path)
+        assert document["schema"] == BENCH_SCHEMA_1
+        file = tmp_path / "old.json"
+        file.write_text(json.dumps(document))
+        report = saved.load(file).result
+        assert isinstance(report, RunReport)
+        for form in BENCH:
+            assert str(render(report, form))
+        again = tmp_path / "today.json"
+        again.write_text(str(render(report, Form.JSON)))
+        assert json.loads(again.read_text())["schema"] == BENCH_SCHEMA
+        assert saved.load(again).result == report
+
+    def test_says_of_each_route_what_the_sentence_said(self, path: Path, tmp_path: Path) -> None:
+        document = old(path)
+        file = tmp_path / "old.json"
+        file.write_text(json.dumps(document))
+        report = saved.load(file).result
+        assert isinstance(report, RunReport)
+        for then, now in zip(document["result"]["measurements"], report.measurements, strict=True):
+            for sentence, flow in zip((f["wire"] for f in then["flows"]), now.flows, strict=True):
+                words = sentence.replace("not known whether", "unknown whether")
+                words = words.replace("between the processes, over a socket", "messages between the processes")
+                if flow.route.egm is Egm.NO:
+                    # It said of pinned memory too that nobody knows whether it is EGM.
+                    words = re.sub(", unknown whether EGM: .*", ", not EGM", words)
+                assert route_words(flow.route) == words
+        verdict = document["result"]["verdict"]
+        assert report.verdict is not None
+        for then, known in zip(verdict["classes"], report.verdict.classes, strict=True):
+            if then["wire"] not in (SEVERAL, known.link):
+                assert known.link == class_of(report.measurements[known.measurements[0]]).link or "," in then["wire"]
+
+    def test_has_the_nominal_rates_of_its_machine(self, path: Path, tmp_path: Path) -> None:
+        file = tmp_path / "old.json"
+        file.write_text(json.dumps(old(path)))
+        report = saved.load(file).result
+        assert isinstance(report, RunReport)
+        for m in report.measurements:
+            for flow in m.flows:
+                links = {hop.link for hop in flow.route.hops}
+                if flow.route.symbol in ("NV18", "NV18>C2C", "C2C", "C2C-sys") and flow.route.carrier is Carrier.LINKS:
+                    assert flow.route.at_most_gb_s is not None or "nvml-dead" in path.name or "half" in path.name
+                assert links != {LinkKind.UNKNOWN} or flow.route.at_most_gb_s is None
+
+
+@given(words=st.text(max_size=60), egm=st.none() | st.booleans(), memory=st.sampled_from(sorted(MemoryKind)))
+def test_any_sentence_gives_a_route(words: str, egm: bool | None, memory: MemoryKind) -> None:
+    flow = {"source": {"memory": memory}, "destination": {"memory": "device"}, "wire": words, "egm": egm}
+    result = upgraded({"measurements": [{"flows": [flow]}]})
+    found = from_json(Route, result["measurements"][0]["flows"][0]["route"])
+    assert found.memory == (memory if memory in HOST_MEMORY else None)
+    if memory in NUMA_MEMORY and found.carrier is Carrier.LINKS:
+        assert found.egm is {True: Egm.YES, False: Egm.NO, None: Egm.UNKNOWN}[egm]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"measurements": 3},
+        {"measurements": [None, {"flows": [7]}]},
+        {"verdict": {"classes": [1], "judged": [{"judgements": [2]}, 3]}},
+    ],
+)
+def test_what_has_not_the_shape_of_schema_1_is_left_to_the_decoder(broken: dict[str, Any]) -> None:
+    assert upgraded(broken) == broken
