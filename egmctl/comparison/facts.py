@@ -31,9 +31,13 @@ _MOMENTARY = frozenset(
         "throttle_reasons",
         "temperature_c",
         "speed_gt_s",
+        "link_state",
+        "effective_ber",
+        "symbol_ber",
+        "fec_history",
     }
 )
-"""Facts of a moment; to the speed of a PCIe link, because it falls while the link is idle."""
+"""Facts of a moment; also the speed of a PCIe link and the state of an NVLink, which save power while they are idle."""
 
 _IDENTITY = frozenset(
     {
@@ -91,6 +95,11 @@ _MORE_IS_WORSE = frozenset(
         "crc_errors",
         "replay_errors",
         "recovery_errors",
+        "recoveries",
+        "failed_recoveries",
+        "effective_errors",
+        "symbol_errors",
+        "integrity_errors",
         "ecc_uncorrected_volatile",
         "remapped_rows_correctable",
         "remapped_rows_uncorrectable",

@@ -30,6 +30,7 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "excl
 _VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host-vgpu", 4: "host-vsga"}
 _ADDRESSING = {0: "none", 1: "hmm", 2: "ats"}
 _BANDWIDTH_MODES = {0: "full", 1: "off", 2: "min", 3: "half", 4: "3quarter"}
+_LINK_COUNT = 5
 _RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
 _RECOVERY_ACTIONS = {
@@ -126,6 +127,12 @@ def _gpu(index: int, handle: Any) -> dict[str, Any]:
         gpu.values["capabilities"] = capabilities.capMask
     except Unavailable as why:
         gpu.miss("capabilities", why)
+    try:
+        mode = ask_struct("nvmlDeviceGetNvlinkBwMode", "NvlinkGetBwMode_v1_t", handle)
+        gpu.values["nvlink_bandwidth_mode"] = _gpu_bandwidth_mode(mode.bwMode)
+        gpu.values["nvlink_bandwidth_best"] = bool(mode.bIsBest)
+    except Unavailable as why:
+        gpu.miss("nvlink_bandwidth_mode nvlink_bandwidth_best", why)
     gpu.values["link"] = _pcie_link(handle)
     read_fabric(gpu, handle)
     read_platform(gpu, handle)
@@ -139,6 +146,15 @@ def _gpu(index: int, handle: Any) -> dict[str, Any]:
     read_c2c_links(gpu, handle, counts[C2C_COUNT])
     take(gpu, "processes", "nvmlDeviceGetComputeRunningProcesses", handle, convert=_processes)
     return gpu.json()
+
+
+def _gpu_bandwidth_mode(packed: int) -> str:
+    """Return the word for a GPU's own mode: bits 2:0, and above them how many links are used where that is the mode.
+
+    As the driver packs it (open-gpu-kernel-modules, ctrl2080nvlink.h; nvml.h, NVML_GPU_NVLINK_BW_MODE_*).
+    """
+    mode, links = packed & 0x7, packed >> 3
+    return f"{links}-links" if mode == _LINK_COUNT else _BANDWIDTH_MODES.get(mode, str(packed))
 
 
 def _pcie_link(handle: Any) -> dict[str, Any]:

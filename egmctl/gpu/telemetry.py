@@ -27,6 +27,8 @@ _ERRORS: Mapping[str, Mapping[str, int]] = {
         "nvlink-replays": 161,
         "nvlink-recoveries": 162,
         "nvlink-crc-errors": 163,
+        "nvlink-link-recoveries": 215,
+        "nvlink-effective-errors": 219,
         "nvlink-symbol-errors": 221,
     },
     LinkKind.C2C: {"c2c-errors": 231, "c2c-replays": 232, "c2c-replays-back-to-back": 233},
@@ -37,9 +39,9 @@ _ERRORS: Mapping[str, Mapping[str, int]] = {
         "pcie-fatal-errors": 180,
     },
 }
-"""NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (up to NVLink 4) and NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS (from
-NVLink 5 on), NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B of each link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and
-NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, _NON_FATAL_ERROR, _FATAL_ERROR."""
+"""NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (up to NVLink 4), NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS,
+_EFFECTIVE_ERRORS, _SYMBOL_ERRORS (from NVLink 5 on), NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B of each
+link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, _NON_FATAL_ERROR, _FATAL_ERROR."""
 _C2C_COUNT = 170
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0

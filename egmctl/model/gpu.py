@@ -39,6 +39,37 @@ class C2cLink(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NvLinkCounters(Record):
+    """What an NVLink counts from NVLink 5 (Blackwell) on, since the driver was loaded or the GPU reset.
+
+    NVML fields 206 to 222 and 235 to 250; earlier links have replays, recoveries and CRC errors instead.
+    """
+
+    malformed_packets: int | None = None
+    buffer_overruns: int | None = None
+    receive_errors: int | None = None
+    remote_errors: int | None = None
+    """Packets that the other side had marked as bad."""
+    general_receive_errors: int | None = None
+    """Headers that did not match."""
+    integrity_errors: int | None = None
+    discarded_packets: int | None = None
+    """Of those to be sent."""
+    recoveries: int | None = None
+    """Times that the link lost its signal and was trained again; those that succeeded, and those that failed."""
+    successful_recoveries: int | None = None
+    failed_recoveries: int | None = None
+    effective_errors: int | None = None
+    """Bit errors that forward error correction left over."""
+    effective_ber: float | None = None
+    """Their rate per bit; 0 is below what NVML can tell (mantissa 15, exponent 255)."""
+    symbol_errors: int | None = None
+    symbol_ber: float | None = None
+    fec_history: tuple[int, ...] | None = None
+    """Codewords by how many of their symbols were corrected: none, one, ..., fifteen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NvLink(Record):
     """One NVLink port of a GPU."""
 
@@ -56,6 +87,10 @@ class NvLink(Record):
     crc_errors: int | None = None
     replay_errors: int | None = None
     recovery_errors: int | None = None
+    link_state: Plain | None = None
+    """NVML_FI_DEV_NVLINK_GET_STATE: ``inactive``, ``active``, ``sleep`` (saves power, wakes by traffic) or
+    ``active-traffic-disabled``."""
+    counters: NvLinkCounters | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +161,10 @@ class GpuNvml(Record):
     nvlinks: tuple[NvLink, ...] | None = None
     nvlink_count: int | None = None
     """NVML_FI_DEV_NVLINK_LINK_COUNT: how many this part has, up or down."""
+    nvlink_bandwidth_mode: Plain | None = None
+    """Of this GPU, from Blackwell on: ``full``, ``off``, ``min``, ``half``, ``3quarter``, or ``12-links``."""
+    nvlink_bandwidth_best: bool | None = None
+    """Whether that is the most that the GPU and its fabric can do."""
     addressing_mode: Plain | None = None
     """``none``, ``hmm`` or ``ats``."""
     fabric: Fabric | None = None

@@ -35,6 +35,7 @@ from egmctl.model.gpu import (
     GpuProc,
     GpuProcess,
     NvLink,
+    NvLinkCounters,
     Pair,
     Platform,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "NumaKind",
     "NumaNode",
     "NvLink",
+    "NvLinkCounters",
     "NvSwitch",
     "Origin",
     "OriginKind",

@@ -47,6 +47,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "gpu.mig": (*_EGM, "nvlink.links", "p2p.status", *_ACTIVE),
     "gpu.health": ("gpu.compute-mode", *_ACTIVE),
     "nvlink.disabled": ("nvlink.links", "p2p.status", "egm.peer-route", "fabric.state", *_ACTIVE),
+    "nvlink.bw-mode": ("p2p.status", "egm.peer-route", "fabric.alloc-active", "p2p.verify"),
     "nvlink.links": ("nvlink.errors", "p2p.status", "egm.peer-route", "fabric.state", "p2p.verify"),
     "c2c.link": ("egm.platform", *_EGM, "egm.alloc-active"),
     "egm.hypervisor-mode": (*_EGM, "egm.alloc-active"),

@@ -15,6 +15,7 @@ from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.probes import plan
 from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
 from egmctl.facts.kernel_log import event
+from egmctl.model.codec import field_types
 from egmctl.model.finding import Guard
 from egmctl.model.machine import (
     Bridge,
@@ -24,6 +25,7 @@ from egmctl.model.machine import (
     Machine,
     Mount,
     NicPort,
+    NvLinkCounters,
     NvSwitch,
     Outcome,
     PcieLink,
@@ -103,11 +105,13 @@ def healthy() -> Machine:
         virtualization="none",
         compute_mode="default",
         persistence_mode=True,
+        nvlink_bandwidth_mode="full",
+        nvlink_bandwidth_best=True,
         throttle_reasons=("idle",),
         performance_state=0,
         link=PcieLink(speed_gt_s=2.5, width=1, max_speed_gt_s=32.0, max_width=1),
     )
-    machine = patched(machine, "gpus[*].nvml.nvlinks[*]", crc_errors=0, replay_errors=0, recovery_errors=0)
+    machine = patched(machine, "gpus[*].nvml.nvlinks[*]", link_state="active", counters=NO_NVLINK_ERRORS)
     machine = patched(machine, "gpus[*].nvml.c2c_links[*]", errors=0, power_state=0)
     machine = patched(machine, "gpus[*].nvml.fabric", health=HEALTHY_FABRIC, health_summary="healthy")
     machine = patched(
@@ -160,6 +164,10 @@ def healthy() -> Machine:
         verbs=verbs,
     )
 
+
+_NONE: dict[str, Any] = dict.fromkeys(set(field_types(NvLinkCounters)) - {"unread", "fec_history"}, 0)
+NO_NVLINK_ERRORS = NvLinkCounters(**_NONE, fec_history=(10**12, 10**6, *[0] * 14))
+"""Of a link of NVLink 5: forward error correction has something to do on every one."""
 
 HEALTHY_FABRIC = {
     "degraded_bandwidth": "false",
@@ -269,8 +277,8 @@ FAULTS: dict[str, Fault] = {
     "numa.cmdline": changed("host", kernel_command_line={"init_on_alloc": "1"}),
     "uvm.addressing-mode": changed("gpus[*].nvml", addressing_mode="none"),
     "nvlink.links": changed("gpus[1].nvml.nvlinks[3]", active=False),
-    "nvlink.errors": changed("gpus[1].nvml.nvlinks[3]", recovery_errors=2),
-    "nvlink.bw-mode": changed("driver", nvlink_bandwidth_mode="half"),
+    "nvlink.errors": changed("gpus[1].nvml.nvlinks[3].counters", recoveries=2, successful_recoveries=2),
+    "nvlink.bw-mode": changed("gpus[2].nvml", nvlink_bandwidth_mode="12-links", nvlink_bandwidth_best=False),
     "nvlink.disabled": changed("driver", module_parameters={"NvLinkDisable": "1"}),
     "c2c.link": changed("gpus[1].nvml.c2c_links[0]", active=False),
     "p2p.status": changed("pairs[0]", p2p_status={"read": "DR", "write": "DR", "nvlink": "OK"}),

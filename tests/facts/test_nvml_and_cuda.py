@@ -175,7 +175,7 @@ def test_reading_makes_no_context_lets_go_of_nvml_and_asks_for_field_values_in_b
     assert {"cuInit", "nvmlInit", "nvmlShutdown"} <= made
     assert not made & {"cuCtxCreate", "cuDevicePrimaryCtxRetain", "cuMemAlloc", "cuMemCreate"}
     assert node.leaks() == []
-    # Per GPU: how many links there are, all NVLinks, all C2C links.
+    # Per GPU: how many links there are, all NVLinks, all C2C links; one more where NVLinks have counters of NVLink 5.
     assert len(node.calls("nvmlDeviceGetFieldValues")) <= 3 * len(gpus_of(node.machine))
 
 

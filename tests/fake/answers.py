@@ -39,6 +39,23 @@ _ADDRESSING = {"none": 0, "hmm": 1, "ats": 2}
 _FABRIC_STATES = {"not-supported": 0, "not-started": 1, "in-progress": 2, "completed": 3}
 _FABRIC_SUMMARIES = {"not-supported": 0, "healthy": 1, "unhealthy": 2, "limited-capacity": 3}
 _BANDWIDTH_MODES = {"full": 0, "off": 1, "min": 2, "half": 3, "3quarter": 4}
+_LINK_STATES = {"inactive": 0, "active": 1, "sleep": 2, "active-traffic-disabled": 3}
+_NVLINK_COUNTERS = {
+    "malformed_packets": 206,
+    "buffer_overruns": 207,
+    "receive_errors": 208,
+    "remote_errors": 209,
+    "general_receive_errors": 210,
+    "integrity_errors": 211,
+    "discarded_packets": 212,
+    "successful_recoveries": 213,
+    "failed_recoveries": 214,
+    "recoveries": 215,
+    "effective_errors": 219,
+    "effective_ber": 220,
+    "symbol_errors": 221,
+    "symbol_ber": 222,
+}
 _CONFIDENTIAL_COMPUTE = {"off": 0, "on": 1, "protected-pcie": 2, "nvlink-encryption": 3}
 _RECOVERY_ACTIONS = {
     "none": 0,
@@ -199,6 +216,8 @@ def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
     yield one("compute_mode", "compute_mode", _number(_COMPUTE_MODES, nvml.compute_mode))
     yield one("virtualization", "virtualization", _number(_VIRTUALIZATION, nvml.virtualization))
     yield one("addressing_mode", "addressing_mode", _number(_ADDRESSING, nvml.addressing_mode))
+    yield one("bw_mode", "nvlink_bandwidth_mode", _bandwidth_mode(nvml.nvlink_bandwidth_mode))
+    yield one("bw_mode_best", "nvlink_bandwidth_best", nvml.nvlink_bandwidth_best)
     yield one("event_reasons", "throttle_reasons", _event_reasons(nvml.throttle_reasons))
     if nvml.link is not None:
         yield one("pcie_generation", "speed_gt_s", _number(_GENERATIONS, nvml.link.speed_gt_s), nvml.link)
@@ -215,6 +234,12 @@ def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
     yield f"{key}.field.170.0", _text(None if nvml.c2c_links is None else len(nvml.c2c_links), nvml, "c2c_links")
     for c2c in nvml.c2c_links or ():
         yield from _c2c_link(c2c, key)
+
+
+def _bandwidth_mode(word: str | None) -> int | None:
+    if word is not None and word.endswith("-links"):
+        return int(word.removesuffix("-links")) << 3 | 5
+    return _number(_BANDWIDTH_MODES, word)
 
 
 def _processes(nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
@@ -270,6 +295,26 @@ def _nvlink(link: NvLink, key: str) -> Iterator[tuple[str, str]]:
     fields = {146: "remote_link", 161: "replay_errors", 162: "recovery_errors", 163: "crc_errors", 164: "speed_mb_s"}
     for number, field in fields.items():
         yield f"{key}.field.{number}.{link.link}", _text(getattr(link, field), link, field)
+    yield f"{key}.field.165.{link.link}", _text(_number(_LINK_STATES, link.link_state), link, "link_state")
+    if link.counters is None:
+        yield f"{key}.field.{_NVLINK_COUNTERS['effective_errors']}.{link.link}", _text(None, link, "counters")
+        return
+    counters = link.counters
+    for field, number in _NVLINK_COUNTERS.items():
+        value = getattr(counters, field)
+        packed = _packed(value) if field.endswith("_ber") and value is not None else value
+        yield f"{key}.field.{number}.{link.link}", _text(packed, counters, field)
+    for corrected, codewords in enumerate(counters.fec_history or ()):
+        yield f"{key}.field.{235 + corrected}.{link.link}", str(codewords)
+
+
+def _packed(rate: float) -> int:
+    """Return a bit error rate as NVML packs it; one that has no exact spelling there is no rate of a test."""
+    if rate == 0:
+        return 15 << 8 | 255
+    exponent = next(number for number in range(255) if round(rate * 10**number, 6) >= 1)
+    mantissa: int = round(rate * 10**exponent)
+    return mantissa << 8 | exponent
 
 
 def _c2c_link(link: C2cLink, key: str) -> Iterator[tuple[str, str]]:

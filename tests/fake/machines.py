@@ -14,6 +14,7 @@ from egmctl.model.machine import (
     GpuProcess,
     Machine,
     NvLink,
+    NvLinkCounters,
     PcieLink,
     Platform,
     Reason,
@@ -87,6 +88,8 @@ def _stated(gpu: Gpu) -> GpuNvml:
         throttle_reasons=("idle", "hw-thermal-slowdown"),
         temperature_c=31,
         recovery_action="drain-p2p",
+        nvlink_bandwidth_mode="12-links",
+        nvlink_bandwidth_best=False,
         processes=(
             GpuProcess(pid=4711, name="python3", used_memory_bytes=528_482_304),
             GpuProcess(pid=4712, unread={"name": Unread(reason=Reason.FAILED)}, used_memory_bytes=1),
@@ -125,7 +128,29 @@ def _nvlink(link: NvLink) -> NvLink:
         crc_errors=1,
         replay_errors=2,
         recovery_errors=3,
+        link_state="sleep" if link.link == 4 else "active",
+        counters=_counters(),
         unread={"remote_bus_id": masked} if link.link % 2 else {},
+    )
+
+
+def _counters() -> NvLinkCounters:
+    return NvLinkCounters(
+        malformed_packets=1,
+        buffer_overruns=2,
+        receive_errors=3,
+        remote_errors=4,
+        general_receive_errors=5,
+        integrity_errors=6,
+        discarded_packets=7,
+        recoveries=9,
+        successful_recoveries=8,
+        failed_recoveries=1,
+        effective_errors=10,
+        effective_ber=3e-15,
+        symbol_errors=11,
+        symbol_ber=0.0,
+        fec_history=(10**12, 5 * 10**6, 300, *[0] * 13),
     )
 
 

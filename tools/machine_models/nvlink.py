@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from egmctl.facts.cuda import P2P_ATTRIBUTES
 from egmctl.model.machine import NvLink, Pair, Reason, Unread
-from machine_models.stating import NOT_STATED, NVLINK_MB_S, NVLINKS, among, stated
+from machine_models.stating import NOT_STATED, NVLINK_4, NVLINK_5, NVLINK_MB_S, NVLINKS, among, stated
+
+COUNTERS = {
+    NVLINK_4: {"counters": Unread(reason=Reason.NOT_SUPPORTED, detail="counters of NVLink 5 and newer")},
+    NVLINK_5: dict.fromkeys(
+        ("crc_errors", "replay_errors", "recovery_errors"),
+        Unread(reason=Reason.NOT_SUPPORTED, detail="counters of NVLink 4 and older"),
+    ),
+}
+"""Which counters a link does not have (nvml.h: fields 161 to 163 up to Hopper, 206 to 222 from Blackwell on)."""
 
 NOT_OVER_PCIE = Unread(reason=Reason.NOT_STATED, detail="no public nvidia-smi topo -p2p p of this machine")
 
@@ -14,7 +23,15 @@ NOT_OVER_PCIE = Unread(reason=Reason.NOT_STATED, detail="no public nvidia-smi to
 def links_to_switches(version: int) -> tuple[NvLink, ...]:
     """Return a GPU's links, all up, each to a switch whose bus id no source states."""
     return tuple(
-        stated(NvLink, link=link, active=True, version=version, remote_type="switch", speed_mb_s=NVLINK_MB_S[version])
+        stated(
+            NvLink,
+            link=link,
+            active=True,
+            version=version,
+            remote_type="switch",
+            speed_mb_s=NVLINK_MB_S[version],
+            **COUNTERS[version],
+        )
         for link in range(NVLINKS)
     )
 
@@ -34,6 +51,7 @@ def links_to_peers(version: int, peers: Sequence[str]) -> tuple[NvLink, ...]:
             remote_type="gpu",
             remote_bus_id=peers[link // each],
             speed_mb_s=NVLINK_MB_S[version],
+            **COUNTERS[version],
         )
         for link in range(NVLINKS)
     )

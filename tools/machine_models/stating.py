@@ -146,6 +146,7 @@ def machine(
     optional = {"nics": nics, "switches": switches}
     missing = {section: why for section, why in optional.items() if isinstance(why, Unread)}
     missing["probes"] = Unread(reason=Reason.NOT_ASKED, detail="on a model nothing can be tried")
+    missing["kernel_log"] = Unread(reason=Reason.NOT_STATED, detail="a model has no kernel log")
     return Machine(
         origin=Origin(
             kind=OriginKind.MODELLED,

@@ -1,66 +1,114 @@
-"""NVLink and NVLink-C2C: are the links up, and do they carry what they should?"""
+"""NVLink: are the links up, and do their counters show errors?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import (
-    NO_COHERENT_GPU,
-    NO_GPU,
-    NOT_COHERENT,
-    by_value,
-    coherent,
-    coherent_gpus,
-    usable,
-)
+from egmctl.doctor.situation import NO_GPU, by_value, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Driver, Gpu, Machine, NvLink
-from egmctl.topology.health import C2c, c2c
+from egmctl.model.machine import Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.topology.links import active_nvlinks
 from egmctl.units import format_kernel_list
 
 STATE = "nvmlDeviceGetNvLinkState"
 NO_NVLINK = "no GPU has NVLink"
 RESET = Remedy(
-    text="Drain the node and reset the GPU; if the link stays down, have the GPU, its board or the cable looked at.",
+    text="Drain the node and reset the GPU; if the link stays down, inspect or replace the GPU, board or cable.",
     command="nvidia-smi nvlink -s",
 )
+MAX_EFFECTIVE_BER = 1e-12
+"""Effective bit error rate of a link from which on it is bad (DCGM 4.6, DcgmHealthWatch.cpp, Blackwell)."""
+
+_PACKET_COUNTERS = (
+    "malformed_packets",
+    "buffer_overruns",
+    "receive_errors",
+    "remote_errors",
+    "general_receive_errors",
+    "integrity_errors",
+    "discarded_packets",
+)
+
+
+def links_of(gpu: Gpu) -> tuple[NvLink, ...]:
+    """Return the NVLink ports that NVML reports of a GPU."""
+    return (gpu.nvml.nvlinks if gpu.nvml else None) or ()
 
 
 def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     told = tuple(gpu for gpu in gpus if active_nvlinks(gpu) is not None)
-    all_counts = [active_nvlinks(gpu) or 0 for gpu in machine.gpus or ()]
     if not told:
         yield _nothing_told(gpus)
         return
-    if not any(_links_of(gpu) for gpu in told):
+    with_links = tuple(gpu for gpu in told if links_of(gpu))
+    if not with_links:
         yield skipped(NO_NVLINK)
         return
-    usual = max(all_counts)
-    if usual == 0:
-        yield _all_down(machine, told)
-        return
+    usual: dict[str | None, int] = {}
+    for gpu in machine.gpus or ():
+        # GPUs of another product have another number of links.
+        usual[gpu.name] = max(usual.get(gpu.name, 0), _up(gpu))
+    if unconnected := tuple(gpu for gpu in with_links if usual[gpu.name] == 0):
+        yield _all_down(machine, unconnected)
+    connected = (gpu for gpu in with_links if usual[gpu.name] > 0)
     # Fewer links than the part has are no fault where it is so on every GPU: boards leave some out by design.
-    for count, group in by_value(told, lambda gpu: active_nvlinks(gpu) or 0):
-        if count < usual:
+    for (count, most), group in by_value(connected, lambda gpu: (_up(gpu), usual[gpu.name])):
+        if count < most:
             yield failed(
-                f"{count} of {usual} NVLinks are active",
+                f"{count} of {most} NVLinks are active",
                 RESET,
                 place=on_gpus(group),
                 evidence=tuple(_inactive(gpu) for gpu in group),
                 cause="other GPUs of this node have more",
             )
         else:
-            part = max((gpu.nvml.nvlink_count or 0) for gpu in group if gpu.nvml)
-            yield passed(
-                f"{count} NVLinks are active",
-                place=on_gpus(group),
-                evidence=(Evidence(source=STATE, value=f"{count} of {part} links active"),),
-                note=f"the part has {part}, on all GPUs alike {part - count} are not used" if part > count else "",
-            )
+            yield from _as_usual(count, group)
+
+
+def _as_usual(count: int, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+    """Judge GPUs with as many links up as their siblings."""
+    silent = tuple(gpu for gpu in gpus if _in_state(gpu, "active-traffic-disabled"))
+    if silent:
+        yield warned(
+            "NVLinks are up and carry no traffic: it is disabled",
+            Remedy(
+                text="Look at what the fabric manager did with these links, then reset the GPU.",
+                command="nvidia-smi nvlink -s",
+            ),
+            place=on_gpus(silent),
+            evidence=tuple(_state_evidence(gpu, "active-traffic-disabled") for gpu in silent),
+            cause="NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h); no document says when the driver does so",
+        )
+    well = tuple(gpu for gpu in gpus if gpu not in silent)
+    if not well:
+        return
+    part = max((gpu.nvml.nvlink_count or 0) for gpu in well if gpu.nvml)
+    notes = [f"the part has {part}, on all GPUs alike {part - count} are not used"] if part > count else []
+    if asleep := [gpu for gpu in well if _in_state(gpu, "sleep")]:
+        notes.append(f"{on_gpus(asleep).label}: links asleep to save power, they wake by traffic")
+    yield passed(
+        f"{count} NVLinks are active",
+        place=on_gpus(well),
+        evidence=(Evidence(source=STATE, value=f"{count} of {part} links active"),),
+        note="; ".join(notes),
+    )
+
+
+def _up(gpu: Gpu) -> int:
+    """Return how many of a GPU's links are trained: one that sleeps is."""
+    return sum(bool(link.active) or link.link_state == "sleep" for link in links_of(gpu))
+
+
+def _in_state(gpu: Gpu, state: str) -> list[int]:
+    return [link.link for link in links_of(gpu) if link.link_state == state and 0 <= link.link < 1 << 10]
+
+
+def _state_evidence(gpu: Gpu, state: str) -> Evidence:
+    links = format_kernel_list(set(_in_state(gpu, state)))
+    return Evidence(source=f"NVML_FI_DEV_NVLINK_GET_STATE(GPU{gpu.index})", value=f"{state}: {links}")
 
 
 def _nothing_told(gpus: tuple[Gpu, ...]) -> Finding:
@@ -87,17 +135,13 @@ def _all_down(machine: Machine, gpus: tuple[Gpu, ...]) -> Finding:
     return skipped("no NVLink is connected", place=on_gpus(gpus))
 
 
-def _links_of(gpu: Gpu) -> tuple[NvLink, ...]:
-    return (gpu.nvml.nvlinks if gpu.nvml else None) or ()
-
-
 def _inactive(gpu: Gpu) -> Evidence:
-    down = format_kernel_list({link.link for link in _links_of(gpu) if not link.active and 0 <= link.link < 1 << 10})
+    down = format_kernel_list({link.link for link in links_of(gpu) if not link.active and 0 <= link.link < 1 << 10})
     return Evidence(source=f"{STATE}(GPU{gpu.index})", value=f"inactive: {down or 'none'}")
 
 
 def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if _links_of(gpu)]
+    gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if links_of(gpu)]
     if not gpus:
         yield skipped(NO_NVLINK)
         return
@@ -105,23 +149,15 @@ def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
     noted: list[Gpu] = []
     untold: list[Gpu] = []
     for gpu in gpus:
-        recoveries, others = _sum(gpu, "recovery_errors"), _sum(gpu, "crc_errors", "replay_errors")
-        if recoveries is None and others is None:
+        links = links_of(gpu)
+        if all(_recoveries(link) is None and _corrected(link) is None for link in links):
             untold.append(gpu)
-        elif recoveries:
-            yield warned(
-                f"NVLinks were trained anew {recoveries} times since the driver was loaded",
-                Remedy(
-                    text="Watch whether the count rises under load; if it does, have the GPU, its board or the cable "
-                    "looked at.",
-                    command="nvidia-smi nvlink -e",
-                ),
-                place=on_gpus([gpu]),
-                evidence=_counters(gpu),
-                cause="a link that loses its signal stops all traffic on it until it is trained again",
-            )
+        elif bad := [link for link in links if _is_bad(link)]:
+            yield _bad_signal(gpu, bad)
+        elif recoveries := sum(_recoveries(link) or 0 for link in links):
+            yield _retrained(gpu, recoveries)
         else:
-            (noted if others else clean).append(gpu)
+            (noted if any(_corrected(link) for link in links) else clean).append(gpu)
     if untold:
         yield unknown("NVML does not report the NVLinks' error counters", place=on_gpus(untold))
     if clean:
@@ -130,151 +166,93 @@ def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield passed(
             "no NVLink had to be trained anew",
             place=on_gpus([gpu]),
-            evidence=_counters(gpu),
-            note="CRC errors and replays were corrected by the link; what counts is whether they rise quickly",
+            evidence=_counters(gpu, links_of(gpu)),
+            note="what counts is whether errors rise quickly: DCGM calls a link of Blackwell bad whose effective or "
+            "symbol errors rise within a minute"
+            if any(link.counters for link in links_of(gpu))
+            else "CRC errors and replays were corrected by the link; what counts is whether they rise quickly",
         )
 
 
-def _sum(gpu: Gpu, *names: str) -> int | None:
-    values = [value for link in _links_of(gpu) for name in names if (value := getattr(link, name)) is not None]
-    return sum(values) if values else None
+def _is_bad(link: NvLink) -> bool:
+    counted = link.counters or NvLinkCounters()
+    return bool(counted.failed_recoveries) or (counted.effective_ber or 0.0) > MAX_EFFECTIVE_BER
 
 
-def _counters(gpu: Gpu) -> tuple[Evidence, ...]:
+def _bad_signal(gpu: Gpu, links: list[NvLink]) -> Finding:
+    numbers = format_kernel_list({link.link for link in links if 0 <= link.link < 1 << 10})
+    lost = any(link.counters and link.counters.failed_recoveries for link in links)
+    what = "could not be recovered" if lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
+    return failed(
+        f"NVLinks {what} (links {numbers})",
+        Remedy(
+            text="Drain the node, inspect or replace the cable, cartridge or board of these links, and reset the GPU.",
+            command="nvidia-smi nvlink -e",
+        ),
+        place=on_gpus([gpu]),
+        evidence=_counters(gpu, links),
+        cause="NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: the link lost its signal for good"
+        if lost
+        else "DCGM 4.6 fails a link of Blackwell from this rate on (DcgmHealthWatch.cpp)",
+    )
+
+
+def _retrained(gpu: Gpu, recoveries: int) -> Finding:
+    return warned(
+        f"NVLinks were trained anew {recoveries} times since the driver was loaded",
+        Remedy(
+            text="Watch whether the count rises under load; if it does, inspect or replace the GPU, its board or the "
+            "cable.",
+            command="nvidia-smi nvlink -e",
+        ),
+        place=on_gpus([gpu]),
+        evidence=_counters(gpu, [link for link in links_of(gpu) if _recoveries(link) or _corrected(link)]),
+        cause="a link that loses its signal stops all traffic on it until it is trained again",
+    )
+
+
+def _recoveries(link: NvLink) -> int | None:
+    """Return how often a link was trained anew, by the counter that its generation has."""
+    if link.counters is not None:
+        return link.counters.recoveries
+    return link.recovery_errors
+
+
+def _corrected(link: NvLink) -> int | None:
+    """Return the errors of a link that cost no retraining."""
+    counted = link.counters
+    if counted is not None:
+        names = (*_PACKET_COUNTERS, "effective_errors", "symbol_errors")
+        values: Iterable[int | None] = (getattr(counted, name) for name in names)
+    else:
+        values = (link.crc_errors, link.replay_errors)
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _counters(gpu: Gpu, links: Iterable[NvLink]) -> tuple[Evidence, ...]:
     return tuple(
-        Evidence(
-            source=f"link {link.link} of GPU{gpu.index}",
-            value=f"{link.crc_errors or 0} CRC, {link.replay_errors or 0} replays, {link.recovery_errors or 0} "
-            f"recoveries",
-        )
-        for link in _links_of(gpu)
-        if link.crc_errors or link.replay_errors or link.recovery_errors
+        Evidence(source=f"link {link.link} of GPU{gpu.index}", value=_words(link))
+        for link in links
+        if _recoveries(link) or _corrected(link) or _is_bad(link)
     )
 
 
-def _bandwidth_mode(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    driver = machine.driver or Driver()
-    mode = driver.nvlink_bandwidth_mode
-    parameter = (driver.module_parameters or {}).get("RmNvlinkBandwidthLinkCount", "0")
-    evidence = (
-        Evidence(source="nvmlSystemGetNvlinkBwMode", value=mode or "not read"),
-        Evidence(source="/proc/driver/nvidia/params: RmNvlinkBandwidthLinkCount", value=parameter),
-    )
-    if not any(_links_of(gpu) for gpu in machine.gpus or ()):
-        yield skipped(NO_NVLINK)
-    elif mode not in (None, "full") or parameter not in ("0", ""):
-        yield warned(
-            f"the NVLinks are set to less than their bandwidth ({mode or f'{parameter} links'})",
-            Remedy(
-                text="Set the mode back to FULL, unless saving power was meant.",
-                command="nvidia-smi nvlink -sBwMode FULL",
-                needs_root=True,
-            )
-            if mode not in (None, "full")
-            else Remedy(
-                text="Take NVreg_RmNvlinkBandwidthLinkCount out of /etc/modprobe.d and reload the driver.",
-                needs_root=True,
-            ),
-            evidence=evidence,
-        )
-    elif mode is None:
-        why = driver.unread.get("nvlink_bandwidth_mode")
-        tell = skipped if why and why.reason.value in ("not-supported", "driver-too-old") else unknown
-        yield tell("NVML does not tell a bandwidth mode", evidence=evidence)
-    else:
-        yield passed("the NVLinks have their full bandwidth", evidence=evidence)
+def _words(link: NvLink) -> str:
+    counted = link.counters
+    if counted is None:
+        return f"{link.crc_errors or 0} CRC, {link.replay_errors or 0} replays, {link.recovery_errors or 0} recoveries"
+    parts = [f"{counted.recoveries or 0} recoveries", f"{counted.failed_recoveries or 0} failed"]
+    parts += [f"{counted.effective_errors or 0} effective errors", f"BER {_rate(counted.effective_ber)}"]
+    parts += [f"{counted.symbol_errors or 0} symbol errors", f"symbol BER {_rate(counted.symbol_ber)}"]
+    parts += [f"{value} {name.replace('_', ' ')}" for name in _PACKET_COUNTERS if (value := getattr(counted, name))]
+    if worst := [corrected for corrected, codewords in enumerate(counted.fec_history or ()) if codewords]:
+        parts.append(f"FEC corrected up to {worst[-1]} symbols of a codeword")
+    return ", ".join(parts)
 
 
-def _disabled(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    parameters = (machine.driver or Driver()).module_parameters
-    if parameters is None:
-        yield unknown("/proc/driver/nvidia/params was not read")
-        return
-    value = parameters.get("NvLinkDisable", "0")
-    evidence = (Evidence(source="/proc/driver/nvidia/params: NvLinkDisable", value=value),)
-    if value not in ("0", ""):
-        yield failed(
-            "NVLink is turned off by a module parameter",
-            Remedy(
-                text="Take NVreg_NvLinkDisable=1 out of /etc/modprobe.d and reload the driver.",
-                needs_root=True,
-                needs_reboot=True,
-            ),
-            evidence=evidence,
-        )
-    else:
-        yield passed("NVLink is not turned off", evidence=evidence)
-
-
-def _c2c(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if coherent(machine) is False:
-        yield skipped(NOT_COHERENT)
-        return
-    usable_gpus = usable(machine, scope.gpus_of(machine))
-    with_c2c = coherent_gpus(machine, usable_gpus)
-    if not with_c2c:
-        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
-    for state, gpus in by_value(with_c2c, lambda gpu: c2c(machine, gpu)):
-        if state is C2c.DOWN or any(_c2c_inactive(gpu) for gpu in gpus):
-            down = [gpu for gpu in gpus if state is C2c.DOWN or _c2c_inactive(gpu)]
-            yield failed(
-                "NVLink-C2C to the CPU is down" if state is C2c.DOWN else "some links of NVLink-C2C are down",
-                Remedy(
-                    text="Power the node off and on; if it stays so, have the superchip replaced.",
-                    command="nvidia-smi c2c -s",
-                ),
-                place=on_gpus(down),
-                evidence=tuple(_c2c_evidence(gpu) for gpu in down),
-            )
-        elif state is C2c.UP:
-            yield from _c2c_up(gpus)
-        elif state is C2c.UNKNOWN:
-            yield unknown("NVML does not tell the state of NVLink-C2C", place=on_gpus(gpus))
-
-
-def _c2c_inactive(gpu: Gpu) -> bool:
-    return any(link.active is False for link in (gpu.nvml.c2c_links if gpu.nvml else None) or ())
-
-
-def _c2c_up(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
-    good = []
-    for gpu in gpus:
-        links = (gpu.nvml.c2c_links if gpu.nvml else None) or ()
-        errors = sum(link.errors or 0 for link in links)
-        if errors:
-            yield warned(
-                f"NVLink-C2C has counted {errors} errors",
-                Remedy(
-                    text="Watch whether the count rises; if it does, have the superchip looked at.",
-                    command="nvidia-smi c2c -s",
-                ),
-                place=on_gpus([gpu]),
-                evidence=tuple(
-                    Evidence(source=f"NVML_FI_DEV_C2C_LINK_ERROR_INTR, link {link.link}", value=str(link.errors))
-                    for link in links
-                    if link.errors
-                ),
-            )
-        else:
-            good.append(gpu)
-    if good:
-        low = [
-            gpu for gpu in good if any(link.power_state for link in (gpu.nvml.c2c_links if gpu.nvml else None) or ())
-        ]
-        yield passed(
-            "NVLink-C2C is up",
-            place=on_gpus(good),
-            evidence=tuple(_c2c_evidence(gpu) for gpu in good),
-            note=f"{on_gpus(low).label}: in a low-power state while idle" if low else "",
-        )
-
-
-def _c2c_evidence(gpu: Gpu) -> Evidence:
-    links = (gpu.nvml.c2c_links if gpu.nvml else None) or ()
-    return Evidence(
-        source=f"NVML_FI_DEV_C2C_LINK_GET_STATUS(GPU{gpu.index})",
-        value=f"{sum(bool(link.active) for link in links)} of {len(links)} links active",
-    )
+def _rate(value: float | None) -> str:
+    return "not read" if value is None else f"{value:.0e}" if value else "<= 1e-254"
 
 
 CHECKS = (
@@ -286,8 +264,9 @@ CHECKS = (
         judge=_links,
         why="Remote EGM, P2P and fabric handles go over NVLink. A GPU with fewer links than its siblings slows every "
         "collective down to its own speed, and its fabric may refuse to register it.",
-        read="nvmlDeviceGetNvLinkState of each link, against the GPU of the node that has the most. Links that no GPU "
-        "uses are left out by the board's design.",
+        read="nvmlDeviceGetNvLinkState and NVML_FI_DEV_NVLINK_GET_STATE of each link, against the GPU of the same "
+        "product that has the most. Links that no GPU uses are left out by the board's design; one that sleeps is up; "
+        "one whose traffic is disabled is not.",
         fix="Drain the node, reset the GPU; if that does not help it is the hardware.",
     ),
     Check(
@@ -297,39 +276,12 @@ CHECKS = (
         sections=("gpus",),
         judge=_errors,
         why="A link that is trained anew (a recovery) stops its traffic for that long, and a rising count is a link "
-        "about to be lost. Single CRC errors and replays are corrected by the link.",
-        read="NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY, _CRC and _REPLAY of each link, counted since the driver was "
-        "loaded: one look tells no rate. Xids are in the kernel log, which is not read.",
+        "about to be lost. Single CRC errors and replays are corrected by the link. NVLink 5 counts differently: a "
+        f"recovery that failed, or an effective bit error rate above {MAX_EFFECTIVE_BER:g}, from which on DCGM 4.6 "
+        "fails the link, is a failure.",
+        read="Up to NVLink 4 NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY, _CRC and _REPLAY of each link; from NVLink 5 on "
+        "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_*, _EFFECTIVE_*, _SYMBOL_*, the packet errors and _FEC_HISTORY_*. All "
+        "count since the driver was loaded: one look tells no rate. Xids are told by kernel.xid.",
         fix="Compare two looks some minutes apart; where recoveries rise, the hardware wants attention.",
-    ),
-    Check(
-        id="nvlink.bw-mode",
-        title="NVLink bandwidth mode",
-        guards=(Guard.PERF,),
-        sections=("gpus", "driver"),
-        judge=_bandwidth_mode,
-        why="From Hopper on the NVLinks of a system can be set to half of their bandwidth or less, to save power.",
-        read="nvmlSystemGetNvlinkBwMode and the module parameter NVreg_RmNvlinkBandwidthLinkCount.",
-        fix="nvidia-smi nvlink -sBwMode FULL as root, while no GPU is used.",
-    ),
-    Check(
-        id="nvlink.disabled",
-        title="NVLink is not turned off",
-        guards=(Guard.P2P, Guard.EGM, Guard.FABRIC),
-        sections=("driver",),
-        judge=_disabled,
-        why="With the module parameter NVreg_NvLinkDisable=1 the driver brings up no NVLink at all.",
-        read="NvLinkDisable in /proc/driver/nvidia/params.",
-        fix="Take the option out of /etc/modprobe.d and reload the driver.",
-    ),
-    Check(
-        id="c2c.link",
-        title="NVLink-C2C is up",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("gpus",),
-        judge=_c2c,
-        why="Everything between a Grace CPU and its GPU goes over NVLink-C2C, EGM of all other GPUs too.",
-        read="NVML: C2C mode, and state, errors and power state of each link (fields 170 to 172 and 231 to 234).",
-        fix="Power the node off and on. If it stays so, the superchip has to be replaced.",
     ),
 )

@@ -72,6 +72,11 @@ typedef struct {
 } nvmlTemperature_v1_t;
 
 typedef struct {
+    unsigned int version, bIsBest;
+    unsigned char bwMode;
+} nvmlNvlinkGetBwMode_t;
+
+typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId, computeInstanceId;
@@ -83,5 +88,6 @@ _Static_assert(sizeof(nvmlFieldValue_t) == 40, "nvmlFieldValue_t");
 _Static_assert(sizeof(nvmlGpuFabricInfoV_t) == 40, "nvmlGpuFabricInfo_v3_t");
 _Static_assert(sizeof(nvmlPlatformInfo_t) == 44, "nvmlPlatformInfo_v2_t");
 _Static_assert(sizeof(nvmlProcessInfo_t) == 24, "nvmlProcessInfo_v2_t");
+_Static_assert(sizeof(nvmlNvlinkGetBwMode_t) == 12, "nvmlNvlinkGetBwMode_v1_t");
 
 #endif

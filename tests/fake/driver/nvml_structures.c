@@ -189,6 +189,22 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned
          gpu_number(device));
 }
 
+static int bandwidth_mode(nvmlDevice_t device, nvmlNvlinkGetBwMode_t *mode)
+{
+    unsigned int packed;
+    if (mode->version != 0x100000c)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    TRY(get_int(device, "bw_mode", &packed));
+    TRY(get_int(device, "bw_mode_best", &mode->bIsBest));
+    mode->bwMode = (unsigned char)packed;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetNvlinkBwMode(nvmlDevice_t device, nvmlNvlinkGetBwMode_t *mode)
+{
+    CALL("nvmlDeviceGetNvlinkBwMode", bandwidth_mode(device, mode), "gpu=%d", gpu_number(device));
+}
+
 /* --- NVLink ------------------------------------------------------------------------------------------------------- */
 
 static int link_number(nvmlDevice_t device, unsigned int link, const char *name, unsigned int *value)

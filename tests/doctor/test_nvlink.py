@@ -1,0 +1,109 @@
+"""NVLink as Blackwell reports it: states, counters, thresholds, and a bandwidth mode for each GPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from egmctl.doctor.checks.nvlink import MAX_EFFECTIVE_BER
+from egmctl.facts.nvml_links import ber
+from egmctl.model.finding import Status
+from egmctl.model.machine import Machine, Reason, Unread
+from tests.doctor.faults import healthy
+from tests.doctor.machines import patched, run, run_one, shipped, with_card
+
+HGX = shipped("hgx-h200x4")
+
+
+def verdicts(check: str, machine: Machine) -> set[tuple[Status, str]]:
+    return {(found.status, found.place.label) for found in run(check, machine)}
+
+
+def counted(**changes: Any) -> Machine:
+    return patched(healthy(), "gpus[2].nvml.nvlinks[7].counters", **changes)
+
+
+class TestErrorRates:
+    @pytest.mark.parametrize(
+        ("packed", "rate"),
+        [(0xFFF, 0.0), (0x10C, 1e-12), (0x20C, 2e-12), (0x30F, 3e-15), (0xF00, 15.0), (0, 0.0)],
+    )
+    def test_nvml_packs_mantissa_and_exponent(self, packed: int, rate: float) -> None:
+        assert math.isclose(ber(packed), rate, abs_tol=1e-300)
+
+    @pytest.mark.parametrize(
+        ("changes", "status"),
+        [
+            ({"effective_ber": MAX_EFFECTIVE_BER}, Status.PASS),
+            ({"effective_ber": 2e-12}, Status.FAIL),
+            ({"failed_recoveries": 1, "recoveries": 1}, Status.FAIL),
+            ({"recoveries": 3, "successful_recoveries": 3}, Status.WARN),
+            ({"effective_errors": 4}, Status.PASS),
+            ({"symbol_errors": 4}, Status.PASS),
+            ({"integrity_errors": 1}, Status.PASS),
+        ],
+    )
+    def test_what_each_counter_is_worth(self, changes: dict[str, Any], status: Status) -> None:
+        found = [f for f in run("nvlink.errors", counted(**changes)) if f.place.label == "GPU2"]
+        if "effective_ber" in changes and status is Status.PASS:
+            assert found == []  # Like the other GPUs, which share a finding.
+            return
+        assert [f.status for f in found] == [status]
+        assert "link 7 of GPU2" in {evidence.source for evidence in found[0].evidence}
+
+    def test_forward_error_correction_at_work_is_no_error(self) -> None:
+        machine = counted(fec_history=(10**12, 10**9, 10**6, 4, *[0] * 12))
+        assert verdicts("nvlink.errors", machine) == {(Status.PASS, "GPU0-3")}
+
+    def test_counters_that_are_not_read_are_unknown(self) -> None:
+        why = {name: Unread(reason=Reason.NOT_SUPPORTED) for name in ("counters", "crc_errors")}
+        machine = patched(healthy(), "gpus[*].nvml.nvlinks[*]", counters=None, unread=why)
+        assert run_one("nvlink.errors", machine).status is Status.UNKNOWN
+
+    def test_links_up_to_nvlink_4_have_their_own_counters(self) -> None:
+        machine = patched(HGX, "gpus[2].nvml.nvlinks[0]", recovery_errors=1)
+        assert (Status.WARN, "GPU2") in verdicts("nvlink.errors", machine)
+
+
+class TestStates:
+    def test_a_link_that_sleeps_is_up(self) -> None:
+        machine = patched(healthy(), "gpus[1].nvml.nvlinks[*]", active=False, link_state="sleep")
+        found = run_one("nvlink.links", machine)
+        assert (found.status, found.place.label, "GPU1: links asleep" in found.note) == (Status.PASS, "GPU0-3", True)
+
+    def test_one_without_traffic_is_up_and_useless(self) -> None:
+        machine = patched(healthy(), "gpus[1].nvml.nvlinks[3]", link_state="active-traffic-disabled")
+        assert verdicts("nvlink.links", machine) == {(Status.WARN, "GPU1"), (Status.PASS, "GPU0,2-3")}
+
+    def test_a_gpu_is_measured_by_its_own_product(self) -> None:
+        station = with_card(healthy())
+        station = patched(station, "gpus[4].nvml", nvlinks=(), nvlink_count=0)
+        assert verdicts("nvlink.links", station) == {(Status.PASS, "GPU0-3")}
+
+
+class TestBandwidthModes:
+    def test_gpus_of_different_modes_do_not_share_memory(self) -> None:
+        machine = patched(healthy(), "gpus[2].nvml", nvlink_bandwidth_mode="half", nvlink_bandwidth_best=False)
+        found = run_one("nvlink.bw-mode", machine)
+        assert (found.status, "different" in found.summary) == (Status.FAIL, True)
+
+    @pytest.mark.parametrize(
+        ("mode", "best", "status"),
+        [
+            ("full", True, Status.PASS),
+            ("12-links", True, Status.PASS),
+            ("12-links", False, Status.WARN),
+            ("half", None, Status.WARN),
+            ("off", False, Status.FAIL),
+        ],
+    )
+    def test_one_mode_of_all(self, mode: str, best: bool | None, status: Status) -> None:
+        machine = patched(healthy(), "gpus[*].nvml", nvlink_bandwidth_mode=mode, nvlink_bandwidth_best=best)
+        assert run_one("nvlink.bw-mode", machine).status is status
+
+    @pytest.mark.parametrize(("mode", "status"), [("full", Status.PASS), ("half", Status.WARN), ("off", Status.FAIL)])
+    def test_before_blackwell_the_system_has_one(self, mode: str, status: Status) -> None:
+        machine = patched(healthy(), "gpus[*].nvml", nvlink_bandwidth_mode=None)
+        assert run_one("nvlink.bw-mode", patched(machine, "driver", nvlink_bandwidth_mode=mode)).status is status
