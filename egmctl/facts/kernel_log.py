@@ -12,13 +12,12 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
 from egmctl.facts.root import Root, Unreadable
+from egmctl.launch.program import output_of
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.record import Reason
 
@@ -257,40 +256,14 @@ def _journal(root: Root) -> tuple[Iterable[Line], float, bool]:
         raise Unreadable(Reason.NOT_PRESENT, f"{JOURNAL}: ENOENT")
     command = [root.path(JOURNAL), "--dmesg", "--boot", "--output=json", "--no-pager", "--quiet"]
     command.append("--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP,SYSLOG_FACILITY")
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
     try:
-        process = subprocess.Popen(  # noqa: S603 (a fixed program, fixed arguments)
-            command,
-            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        output = output_of(command, timeout_s=JOURNAL_TIMEOUT_S, limit=_JOURNAL_BYTES, environment=environment)
+    except TimeoutError:
+        raise Unreadable(Reason.TIMED_OUT, f"{JOURNAL}: no end within {JOURNAL_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise Unreadable.from_os_error(error, JOURNAL) from None
-    assert process.stdout is not None  # noqa: S101 - it is a pipe
-    deadline = time.monotonic() + JOURNAL_TIMEOUT_S
-    parts: list[bytes] = []
-    size = 0
-    os.set_blocking(process.stdout.fileno(), False)
-    try:
-        while True:
-            if time.monotonic() > deadline:
-                raise Unreadable(Reason.TIMED_OUT, f"{JOURNAL}: no end within {JOURNAL_TIMEOUT_S:g} s")
-            part = process.stdout.read(1 << 16)
-            if part is None:
-                time.sleep(0.005)
-                continue
-            if not part or size > _JOURNAL_BYTES:
-                break
-            parts.append(part)
-            size += len(part)
-    finally:
-        process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0.5)
-        process.stdout.close()
-    lines = [line for raw in b"".join(parts).splitlines() if (line := _journal_entry(raw)) is not None]
+    lines = [line for raw in output.splitlines() if (line := _journal_entry(raw)) is not None]
     if not lines:
         raise Unreadable(Reason.NO_PERMISSION, f"{JOURNAL}: no kernel message may be read")
     return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), False

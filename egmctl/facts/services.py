@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 from contextlib import suppress
 
 from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.launch.program import output_of
 from egmctl.model.machine import Reason
 from egmctl.model.system import Imex
 
@@ -92,26 +92,11 @@ def _word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
 
 
 def _output(program: str, arguments: tuple[str, ...], shown: str) -> str:
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
     try:
-        process = subprocess.Popen(  # noqa: S603 (a fixed program, fixed arguments)
-            [program, *arguments],
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        output = output_of([program, *arguments], timeout_s=IMEX_TIMEOUT_S, limit=_MOST_OUTPUT, environment=environment)
+    except TimeoutError:
+        raise Unreadable(Reason.TIMED_OUT, f"{shown}: no answer within {IMEX_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise Unreadable.from_os_error(error, shown) from None
-    try:
-        output, _ = process.communicate(timeout=IMEX_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        # One that hangs in the kernel does not even end by that.
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0.5)
-        raise Unreadable(Reason.TIMED_OUT, f"{shown}: no answer within {IMEX_TIMEOUT_S:g} s") from None
-    finally:
-        if process.stdout is not None:
-            process.stdout.close()
-    return output[:_MOST_OUTPUT].decode(errors="replace")
+    return output.decode(errors="replace")

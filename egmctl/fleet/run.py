@@ -1,8 +1,9 @@
 """Runs the command on the nodes through ClusterShell's engine: at most so many at once, each against the clock.
 
 What is ours in its workers: a node's output goes to a file with a limit and not to memory, launchers sit in sessions of
-their own (a Ctrl-C of the terminal does not reach them), and an interruption closes their standard input, which ends
-the command on the node in an orderly way (``remote.py``), before anything is killed.
+their own (a Ctrl-C of the terminal does not reach them) and end with this process however that ends, with all that they
+have started (``ProxyCommand``), and an interruption closes their standard input, which ends the command on the node in
+an orderly way (``remote.py``), before anything is killed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from egmctl.errors import EgmctlError
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.judge import OUTPUT_LIMIT, Ended, judge
 from egmctl.fleet.remote import KILL_AFTER_S, remote_line, remote_words
+from egmctl.launch.program import END_S, kept
 from egmctl.model.fleet import Answer, Asked, Launcher
 from egmctl.signals import stopping
 from egmctl.units import printable
@@ -89,7 +91,7 @@ def run(
         task.set_default("stderr_msgtree", False)
         task.set_info("fanout", launch.fanout)
         task.set_info("connect_timeout", launch.connect_timeout_s)
-        task.set_info("ssh_path", "setsid ssh")
+        task.set_info("ssh_path", shlex.join(_kept(["ssh"])))
         task.set_info("ssh_options", f"{shlex.join(launch.options)} {SSH_OPTIONS}")
         fleet = _Fleet(asked, nodes, launch, folder, on_tick, interruptions)
         fleet.run(task)
@@ -103,7 +105,12 @@ def srun_words(node: str, launch: Launch, words: Sequence[str]) -> list[str]:
     other steps hold; outside of one srun makes an allocation of its own, for which it waits the connection's time.
     """
     own = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", f"--immediate={launch.connect_timeout_s}"]
-    return ["setsid", "srun", *launch.options, *own, *words]
+    return _kept(["srun", *launch.options, *own, *words])
+
+
+def _kept(words: Sequence[str]) -> list[str]:
+    """Return a launcher's command line under which it ends with this process, and what it has started ends with it."""
+    return kept(words, grace_s=KILL_AFTER_S + SLACK_S, passes_input=True)
 
 
 class _Fleet(EventHandler):  # type: ignore[misc]
@@ -222,6 +229,12 @@ class _Client(ExecClient):  # type: ignore[misc]
             self.abort()
 
     def _close(self, abort: bool, timeout: bool) -> None:
+        if abort:
+            # ClusterShell would kill the keeper, and not what it keeps.
+            self.popen.terminate()
+            until = time.monotonic() + END_S
+            while self.popen.poll() is None and time.monotonic() < until:
+                time.sleep(0.005)
         super()._close(abort, timeout)
         self.worker.eh.ended(self.key, self.popen.returncode, timeout)
 

@@ -162,3 +162,14 @@ def test_a_node_without_anything(tmp_path: Path) -> None:
     assert why(found, "daemons").reason is Reason.NOT_PRESENT
     assert found.imex is not None
     assert found.imex.unread["daemon_state"].reason is Reason.NOT_PRESENT
+
+
+@pytest.mark.parametrize("script", ["yes READY", "(setsid sh -c 'while :; do echo READY; done' &); sleep 60"])
+def test_a_control_program_that_floods_is_read_no_further(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr(services, "IMEX_TIMEOUT_S", 20)
+    imex_control(tree, script)
+    imex = read(tree).imex
+    assert imex is not None
+    assert imex.daemon_state == "READY"

@@ -88,3 +88,26 @@ def test_ctrl_c_ends_the_step_through_its_standard_input(cluster: Path) -> None:
     assert re.search(r"again: egmctl fleet bench --resume \S+ --launcher srun\n", err.decode())
     assert json.loads(out)["result"]["counts"] == {"interrupted": 1}
     assert (cluster / "ended").exists()
+
+
+def test_what_a_launcher_has_started_ends_with_a_fleet_that_is_killed(cluster: Path) -> None:
+    """As the ProxyCommand of an ssh that has no connection yet."""
+    sleeper = cluster / "bin" / "proxy"
+    sleeper.write_bytes(Path("/bin/sleep").read_bytes())
+    sleeper.chmod(0o755)
+    (cluster / "bin" / "srun").write_text("#!/bin/sh\n(setsid proxy 60 &)\nproxy 60 & proxy 60\n")
+
+    def running() -> int:
+        found = 0
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                found += os.readlink(entry / "exe") == str(sleeper)
+            except OSError:
+                continue
+        return found
+
+    with start(cluster, "doctor", "-w", "a") as process:
+        settle(lambda: running() == 3, "what the launcher starts")
+        process.kill()
+        process.communicate()
+    settle(lambda: running() == 0, "its end", 40)

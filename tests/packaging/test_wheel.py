@@ -67,7 +67,7 @@ def test_the_metadata_names_what_is_needed(wheel: zipfile.ZipFile) -> None:
         "tomli",
     }
     entry_points = wheel.read(f"egmctl-{__version__}.dist-info/entry_points.txt").decode()
-    assert "egmctl = egmctl.cli.app:main" in entry_points
+    assert "egmctl = egmctl.__main__:main" in entry_points
 
 
 def test_each_extra_keeps_bindings_and_nvrtc_on_one_line() -> None:

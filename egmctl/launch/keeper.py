@@ -1,0 +1,133 @@
+"""Runs one program, and ends it and all that it has started when it is over: a script of its own, not a module.
+
+::
+
+    python -I -S keeper.py GRACE_S INPUT PROGRAM [ARGUMENT...]
+
+It ends everything when the program has ended, when it gets SIGTERM, or ``GRACE_S`` seconds after the other end of its
+standard input was closed, which is what the kernel does when whoever started it dies in whatever way. Processes that
+left the program's group or session do not get away: orphans become children of this one (PR_SET_CHILD_SUBREAPER). With
+INPUT ``pass`` the program reads this standard input, with ``none`` nothing. Exit code: the program's, or 128 and the
+number of the signal that ended it.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+END_S = 2.0
+"""How long to try. A process that sits in an uninterruptible call of a driver does not end even by SIGKILL."""
+
+
+def main() -> int:
+    """Run the program of this process' arguments, and return the exit code."""
+    grace_s, passes, words = float(sys.argv[1]), sys.argv[2] == "pass", sys.argv[3:]
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Ctrl-C of the terminal is for whoever started this.
+    if os.getpid() != os.getpgid(0):
+        os.setsid()
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, _noted)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    child = os.fork()
+    if child == 0:
+        _become(libc, words, passes)
+    code = _watch(child, awake, grace_s)
+    _end_all(child)
+    return 128 + signal.SIGKILL if code is None else code
+
+
+def _become(libc: ctypes.CDLL, words: list[str], passes: bool) -> None:
+    """Turn this child into the program."""
+    try:
+        os.setsid()
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        if not passes:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execvp(words[0], words)  # noqa: S606 (no shell is what is wanted)
+    except OSError as error:
+        os.write(2, f"{words[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+_told: list[int] = []
+
+
+def _noted(number: int, _frame: object) -> None:
+    _told.append(number)
+
+
+def _watch(child: int, awake: int, grace_s: float) -> "int | None":
+    """Return the program's exit code; ``None`` where it is to be ended."""
+    poll = select.poll()
+    poll.register(awake, select.POLLIN)
+    poll.register(0, 0)
+    until = None
+    while signal.SIGTERM not in _told:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+        if until is not None and time.monotonic() >= until:
+            break
+        for descriptor, events in poll.poll(None if until is None else max(0, until - time.monotonic()) * 1000 + 1):
+            if descriptor == awake:
+                os.read(awake, 4096)
+            elif events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                poll.unregister(0)
+                until = time.monotonic() + grace_s
+    return None
+
+
+def _end_all(child: int) -> None:
+    """Kill all descendants: those of a killed one become children of this process."""
+    until = time.monotonic() + END_S
+    _kill(-child)
+    while time.monotonic() < until:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for pid in _children():
+            _kill(pid)
+        time.sleep(0.002)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return
+
+
+def _children() -> "list[int]":
+    own = str(os.getpid())
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The name in parentheses may hold anything; state and parent come after the last one.
+                parent = file.read().rpartition(b")")[2].split()[1]
+        except (OSError, IndexError):
+            continue
+        if parent.decode() == own:
+            found.append(int(name))
+    return found
+
+
+if __name__ == "__main__":
+    # Nothing is to be tidied; exit handlers of the interpreter could only take time.
+    os._exit(main())

@@ -1,0 +1,49 @@
+"""Ctrl-C at any moment, from the first line of the command on, is exit code 130 and no traceback."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, command_environment
+
+COMMAND = "import egmctl.__main__ as command; import os, sys; os.write(int(sys.argv.pop(1)), b'.'); command.main()"
+"""As the script of an installed egmctl. Before its first line a signal is the interpreter's, which is still loading."""
+
+
+def interrupted(folder: Path, after_s: float, *arguments: str) -> tuple[int, str]:
+    """Return the code and the standard error of a command that gets SIGINT so long after its first line."""
+    read, write = os.pipe()
+    env = command_environment({"PYTHONPATH": f"{folder}:{ROOT}"})
+    command = [sys.executable, "-c", COMMAND, str(write), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=env, pass_fds=[write], start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
+        os.close(write)
+        assert os.read(read, 1)
+        os.close(read)
+        time.sleep(after_s)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1].decode()
+    return process.returncode, err
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_in_its_first_moments(tmp_path: Path, part: int) -> None:
+    choice = random.Random(part)  # noqa: S311
+    for _ in range(5):
+        code, err = interrupted(tmp_path, 0.01 + choice.random() * 0.4, "topo", "--machine", "gh200", "-q")
+        assert code in (0, 130)
+        assert err in ("", "egmctl: interrupted\n")
+
+
+def test_while_it_loads(tmp_path: Path) -> None:
+    """A module that is never loaded to its end stands for the slowest disk."""
+    (tmp_path / "typer.py").write_text("import time; time.sleep(60)\n")
+    assert interrupted(tmp_path, 1.0, "--version") == (130, "")
