@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import re
+import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -41,7 +44,9 @@ def read_object(path: Path, source: str, what: str) -> dict[str, Any]:
 
 
 def read_content(path: Path, source: str) -> bytes:
-    """Return a file's content, or of a larger file one byte more than the limit; a pipe can be read only once.
+    """Return a file's content, unpacked where gzip packed it; of more than the limit one byte more.
+
+    A pipe can be read only once.
 
     Parameters
     ----------
@@ -54,9 +59,28 @@ def read_content(path: Path, source: str) -> bytes:
         If it cannot be read.
     """
     try:
-        return read_bounded(path, FILE_LIMIT)
+        content = read_bounded(path, FILE_LIMIT)
     except OSError as error:
         refuse(source, f"cannot be read: {error.strerror}")
+    return _unpacked(content, source) if content.startswith(_GZIP) else content
+
+
+_GZIP = b"\x1f\x8b"
+"""What a file that gzip made begins with: https://www.rfc-editor.org/rfc/rfc1952#section-2.3.1."""
+
+
+def _unpacked(content: bytes, source: str) -> bytes:
+    """Return what gzip packed, or of more one byte more than the limit: a small file can hold any amount."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            return file.read(FILE_LIMIT + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        refuse(source, f"is packed by gzip and cannot be unpacked: {error}")
+
+
+def stem(path: Path) -> str:
+    """Return what a file is called: ``node7`` of ``node7.json`` and of ``node7.json.gz``."""
+    return Path(path.stem).stem if path.suffix == ".gz" else path.stem
 
 
 def ascii_text(content: bytes) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.bench.schema1 import BENCH_SCHEMA_1, upgraded, with_rates
-from egmctl.documents import check_schema, parse_object, read_content, refuse, short
+from egmctl.documents import check_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.model.codec import DecodeError, from_json
@@ -142,7 +142,7 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
         return Saved(
             path=file,
             kind=Command.SNAPSHOT,
-            name=file.stem,
+            name=stem(file),
             result=machine,
             tool=f"egmctl {document.get('egmctl', '')}".strip(),
             origin=machine.origin,
@@ -160,7 +160,7 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
     return Saved(
         path=file,
         kind=kind,
-        name=file.stem,
+        name=stem(file),
         result=result,
         tool=envelope.tool,
         exit_code=envelope.exit_code,

@@ -46,13 +46,16 @@ from egmctl.cli.options import (
     OutputOption,
     QuietOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, leaves_the_node, shows_progress
+from egmctl.cli.output import Color, shows_progress
+from egmctl.cli.outputs import Outputs, Target
 from egmctl.cli.rdma import explained, sections
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.forms import BENCH, Form, render
 from egmctl.units import MIB, format_size, parse_size, printable
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from egmctl.bench.case import Case
     from egmctl.bench.plan import Plan
     from egmctl.bench.supervisor import Progress
@@ -99,18 +102,18 @@ def bench(
     quiet: QuietOption = False,
 ) -> None:
     """Measure, verified, the paths between GPUs and to host memory (EGM where the node has it)."""
-    form = choose_form(BENCH, output, json=json, csv=csv, form=format)
+    outputs = Outputs.chosen(BENCH, output, json=json, csv=csv, form=format, force=force, color=color, quiet=quiet)
     measuring = not (list_cases or dry_run)
     found = launched(mpi)
     job = found if measuring else None
     if list_cases and dry_run:
         raise UsageError("--list and --dry-run exclude each other; give one of them")
-    if not measuring and form is not Form.TEXT:
-        raise UsageError(f"{'--list' if list_cases else '--dry-run'} is text: it has no other form")
-    if job is None:
-        check_output(output, force)
+    if not measuring:
+        outputs.all_in((Form.TEXT,), "--list" if list_cases else "--dry-run")
     if machine == "list":
-        raise typer.Exit(list_machines(form, output, force, color))
+        raise typer.Exit(list_machines(outputs))
+    if job is None:
+        outputs.check()
     if machine is not None and measuring:
         raise UsageError("--machine is not this node: only --list and --dry-run go with it")
     if no_verdict and (strict or profile is not None):
@@ -122,7 +125,6 @@ def bench(
     from egmctl.bench.processes.pool import start_worker
     from egmctl.bench.suites import select_cases
     from egmctl.facts.cgroup import memory_left
-    from egmctl.facts.redact import redact_run
     from egmctl.facts.root import Root
 
     suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if found else ())
@@ -144,19 +146,18 @@ def bench(
             sections=sections(cases),
             sample=sample,
             fixed_size=size is not None,
-            output=output,
-            force=force,
+            outputs=outputs,
             quiet=quiet,
         )
         if dry_run:
-            emit(run.planned(machine, ranks), output=output, force=force, color=color)
+            planned = run.planned(machine, ranks)
+            outputs.write(lambda _: planned, answers=False)
             return
         with run.measured(job, lambda: _progress(quiet)) as report:
             if profiles is not None and len(report.machines) == 1:
                 report = _judge(report, report.machines[0], profiles, named=profile is not None, strict=strict)
             report = explained(report)
-            shown = redact_run(report, None) if leaves_the_node(form, output) else report
-            emit(render(shown, form), output=output, force=force, color=color)
+            _write(outputs, report, None)
             raise typer.Exit(report.exit_code)
     with contextlib.ExitStack() as early:
         # CUDA takes a second to initialise: the worker does so while the facts are read.
@@ -170,7 +171,7 @@ def bench(
             from egmctl.report.bench_list import bench_list, bench_plan
 
             text = bench_list(plan, cases) if list_cases else bench_plan(plan)
-            emit(text, output=output, force=force, color=color)
+            outputs.write(lambda _: text, answers=False)
             return
         left = memory_left(Root.from_environment())
         if size is None and sweep is None and (smaller := smaller_size(plan, seen, left)):
@@ -181,9 +182,18 @@ def bench(
         report = explained(_measure(plan, seen, worker, quiet=quiet))
     if profiles is not None:
         report = _judge(report, seen, profiles, named=profile is not None, strict=strict)
-    shown = redact_run(report, seen) if leaves_the_node(form, output) else report
-    emit(render(shown, form), output=output, force=force, color=color)
+    _write(outputs, report, seen)
     raise typer.Exit(report.exit_code)
+
+
+def _write(outputs: Outputs, report: RunReport, machine: Machine | None) -> None:
+    from egmctl.facts.redact import redact_run
+
+    def draw(target: Target) -> Text | str:
+        shown = redact_run(report, machine) if target.leaves_the_node else report
+        return render(shown, target.form, width=target.width)
+
+    outputs.write(draw, answers=False)
 
 
 def _plan(

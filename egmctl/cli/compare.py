@@ -16,7 +16,8 @@ from egmctl.cli.options import (
     OutputOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, say
+from egmctl.cli.output import Color, say
+from egmctl.cli.outputs import Outputs
 from egmctl.errors import UsageError
 from egmctl.report.forms import COMPARISON, render
 
@@ -49,8 +50,8 @@ def compare(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Say what differs between results of egmctl bench, doctor, topo or snapshot; exit 1 where something is worse."""
-    form = choose_form(COMPARISON, output, json=json, csv=csv, form=format)
-    check_output(output, force)
+    outputs = Outputs.chosen(COMPARISON, output, json=json, csv=csv, form=format, force=force, color=color)
+    outputs.check()
     if not 0 <= tolerance < 100:
         raise UsageError(f"--tolerance {tolerance:g}: it must be from 0 to below 100 per cent")
 
@@ -66,5 +67,5 @@ def compare(
     known = profiles.load_all(lambda error: say(f"{error}; the comparison goes on without it"))
     spread = known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
     found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
-    emit(render(found, form, verbose=verbose), output=output, force=force, color=color)
+    outputs.write(lambda target: render(found, target.form, verbose=verbose, width=target.width), answers=False)
     return found.exit_code

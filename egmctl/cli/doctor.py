@@ -37,7 +37,8 @@ from egmctl.cli.options import (
     QuietOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, leaves_the_node, say, terminal_width
+from egmctl.cli.output import Color, say
+from egmctl.cli.outputs import Draw, Outputs, Target
 from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.report.forms import DOCTOR, Form, render, rendered
 from egmctl.units import printable
@@ -92,7 +93,7 @@ def doctor(
     """
     try:
         found = launched(mpi) if machine is None and not pid else None
-        form = choose_form(DOCTOR, output, json=json, form=format)
+        outputs = Outputs.chosen(DOCTOR, output, json=json, form=format, force=force, color=color, quiet=quiet)
         if brief and verbose:
             raise UsageError("--brief and --verbose exclude each other; give one of them")
         if pid and machine is not None:
@@ -100,12 +101,14 @@ def doctor(
         if active and (pid or machine is not None):
             raise UsageError("--active tries things from this process on this node: without --pid and --machine")
         if machine == "list":
-            return list_machines(_text_or_json(form, "--machine list"), output, force, color)
+            return list_machines(outputs)
         if list_checks and explain is not None:
             raise UsageError("--list and --explain exclude each other; give one of them")
         guards = _guards(purposes)
         if list_checks or explain is not None:
-            emit(_told(explain, guards, form), output=output, force=force, color=color)
+            outputs.all_in((Form.TEXT, Form.JSON), "--list" if explain is None else "--explain")
+            outputs.check()
+            outputs.write(_told(explain, guards), answers=False)
             return ExitCode.OK
         from egmctl.doctor.registry import select
         from egmctl.doctor.runner import diagnose
@@ -122,7 +125,7 @@ def doctor(
             return replace(_scope(seen, gpus, numa, guards, expected), since_s=since_s)
 
         def facts() -> Machine:
-            check_output(output, force)
+            outputs.check()
             seen = read_machine(machine, sections, quiet=quiet, cuda=active, pid=pid)
             # Of the ranks of a node one is enough, and that of rank 0 is shown.
             return _probed(seen, scope_of(seen), checks) if active and (found is None or found.rank == 0) else seen
@@ -138,10 +141,16 @@ def doctor(
 
                 world = joined.enter_context(job(found))
                 seen = with_peers(world, facts, failing, active=active)
-            told_of = redact(seen) if leaves_the_node(form, output) else seen
-            diagnosis = diagnose(told_of, scope_of(seen), checks, strict=strict)
-            content = render(diagnosis, form, verbose=verbose, brief=brief, width=terminal_width(output))
-            emit(content, output=output, force=force, color=color)
+            diagnosis = diagnose(seen, scope_of(seen), checks, strict=strict)
+
+            def draw(target: Target) -> Text | str:
+                shown = diagnosis
+                if target.leaves_the_node:
+                    shown = diagnose(redact(seen), scope_of(seen), checks, strict=strict)
+                terse = brief or target.brief
+                return render(shown, target.form, verbose=0 if terse else verbose, brief=terse, width=target.width)
+
+            outputs.write(draw)
     except EgmctlError as error:
         if exit_style is ExitStyle.NAGIOS:
             # 2 would be CRITICAL: what could not be checked is UNKNOWN, which is 3 in both worlds.
@@ -159,12 +168,6 @@ def _probed(machine: Machine, scope: Scope, checks: Sequence[Check]) -> Machine:
     from egmctl.doctor.probes import probed
 
     return probed(machine, scope, kinds_of(checks))
-
-
-def _text_or_json(form: Form, option: str) -> Form:
-    if form not in (Form.TEXT, Form.JSON):
-        raise UsageError(f"{option} is text or JSON: it has no form {form}")
-    return form
 
 
 def _guards(text: str | None) -> tuple[Guard, ...] | None:
@@ -217,15 +220,16 @@ def _scope(
     )
 
 
-def _told(explain: str | None, guards: tuple[Guard, ...] | None, form: Form) -> Text | str:
+def _told(explain: str | None, guards: tuple[Guard, ...] | None) -> Draw:
     """Return what ``--list`` or ``--explain`` shows."""
     from egmctl.doctor import registry
     from egmctl.report.exports.json import checks_json
     from egmctl.report.views.doctor import checks_document, explain_document
 
-    plain = _text_or_json(form, "--list" if explain is None else "--explain")
     checks = registry.select(guards) if explain is None else (registry.find(explain),)
-    if plain is Form.JSON:
-        return checks_json(checks)
     document = checks_document(checks) if explain is None else explain_document(checks[0])
-    return rendered(document, Form.TEXT, width=terminal_width(None))
+
+    def draw(target: Target) -> Text | str:
+        return checks_json(checks) if target.form is Form.JSON else rendered(document, target.form, width=target.width)
+
+    return draw

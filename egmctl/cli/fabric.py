@@ -6,14 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from egmctl.cli.machine import read_machine
 from egmctl.cli.mpi import job
-from egmctl.cli.output import check_output
+from egmctl.cli.outputs import Outputs
 from egmctl.errors import NothingToDo, UsageError
 
 if TYPE_CHECKING:
@@ -74,8 +73,7 @@ class FabricRun:
     sections: tuple[str, ...]
     sample: int | None
     fixed_size: bool
-    output: Path | None
-    force: bool
+    outputs: Outputs
     quiet: bool
 
     def planned(self, machine_name: str | None, ranks: int | None) -> Text:
@@ -108,7 +106,7 @@ class FabricRun:
 
         def facts() -> tuple[Machine, Sequence[Gpu]]:
             # Only rank 0 writes: what keeps it from that has to reach the others, who would wait for it.
-            check_output(self.output, self.force)
+            self.outputs.check()
             return self._facts()
 
         with job(found) as world:

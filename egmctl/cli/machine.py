@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from egmctl.cli.output import Color, emit, say
-from egmctl.errors import ExitCode, UsageError
+from egmctl.cli.output import say
+from egmctl.cli.outputs import Outputs, Target
+from egmctl.errors import ExitCode
 from egmctl.report.forms import Form
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from egmctl.model.machine import Machine
 
 
@@ -40,18 +42,19 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
     return seen
 
 
-def list_machines(form: Form, output: Path | None, force: bool, color: Color) -> int:
+def list_machines(outputs: Outputs) -> int:
     """Show the machines that ship, for ``--machine list``."""
     from egmctl.facts.replay import load, names
     from egmctl.report.topo_machines import machines_csv, machines_json, machines_text
 
-    if form not in (Form.TEXT, Form.JSON, Form.CSV):
-        raise UsageError(f"--machine list is text, JSON or CSV: it has no form {form}")
+    outputs.all_in((Form.TEXT, Form.JSON, Form.CSV), "--machine list")
+    outputs.check()
     machines = [load(name) for name in names()]
-    if form is Form.JSON:
-        emit(machines_json(machines), output=output, force=force)
-    elif form is Form.CSV:
-        emit(machines_csv(machines), output=output, force=force)
-    else:
-        emit(machines_text(machines), output=output, force=force, color=color)
+
+    def draw(target: Target) -> Text | str:
+        if target.form is Form.JSON:
+            return machines_json(machines)
+        return machines_csv(machines) if target.form is Form.CSV else machines_text(machines)
+
+    outputs.write(draw, answers=False)
     return ExitCode.OK

@@ -37,13 +37,13 @@ FormatOption = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--output",
         "-o",
         metavar="FILE",
-        help="Write to FILE; its suffix says the form: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit). "
-        "- is standard output.",
+        help="Write to FILE, the form by its suffix: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit), as far "
+        "as the command has it. Can be given several times; - is standard output.",
     ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]

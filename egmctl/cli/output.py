@@ -227,6 +227,11 @@ def is_terminal(stream: TextIO) -> bool:
     return not relayed and stream.isatty()
 
 
+def has_stdout() -> bool:
+    """Say whether there is a standard output that may be written to."""
+    return sys.stdout is not None and not muted
+
+
 def terminal_width(output: Path | None) -> int | None:
     """Return the characters of a line of the terminal that shows the result; ``None`` where none does."""
     if output is not None or sys.stdout is None or not is_terminal(sys.stdout):

@@ -11,6 +11,7 @@ import typer
 from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import ColorOption, ForceOption, JsonOption, MachineOption, QuietOption
 from egmctl.cli.output import Color, check_output, emit, file_of, say
+from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.forms import Form
 from egmctl.units import printable
@@ -74,7 +75,7 @@ def match_profiles(
     from egmctl.verdict.match import choose, match_profile
 
     if machine == "list":
-        return list_machines(Form.JSON if json else Form.TEXT, None, False, color)
+        return list_machines(Outputs.chosen((Form.TEXT, Form.JSON), None, json=json, color=color))
     seen = read_machine(machine, SECTIONS, quiet=quiet)
     profiles = [profile for profile, _ in load_all()]
     chosen, why = choose(seen, profiles)

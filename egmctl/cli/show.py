@@ -18,7 +18,8 @@ from egmctl.cli.options import (
     OutputOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, terminal_width
+from egmctl.cli.output import Color
+from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.forms import BENCH, COMPARISON, DOCTOR, FLEET, TOPO, Form, render
 
@@ -50,23 +51,25 @@ def show(
 
     saved, written = load_document(file)
     valid = _forms(saved)
-    form = choose_form(valid, output, json=json, csv=csv, form=format)
+    outputs = Outputs.chosen(valid, output, json=json, csv=csv, form=format, force=force, color=color)
     if brief and valid is not DOCTOR:
         raise UsageError(f"--brief is for a result of egmctl doctor, and {file} holds none")
     if brief and verbose:
         raise UsageError("--brief and --verbose exclude each other; give one of them")
-    check_output(output, force)
-    result = None if form is Form.JSON else viewed(saved)
-    content: Text | str
-    try:
-        width = terminal_width(output)
-        content = (
-            ascii_text(written) if result is None else render(result, form, verbose=verbose, brief=brief, width=width)
-        )
-    except (LookupError, ValueError, ArithmeticError) as error:
-        # No run writes such a file: its values are valid one by one, and contradict each other.
-        raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
-    emit(content, output=output, force=force, color=color)
+    outputs.check()
+    read = any(target.form is not Form.JSON for target in outputs.targets)
+    result = viewed(saved) if read else None
+
+    def draw(target: Target) -> Text | str:
+        if target.form is Form.JSON or result is None:
+            return ascii_text(written)
+        try:
+            return render(result, target.form, verbose=verbose, brief=brief, width=target.width)
+        except (LookupError, ValueError, ArithmeticError) as error:
+            # No run writes such a file: its values are valid one by one, and contradict each other.
+            raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
+
+    outputs.write(draw, answers=False)
     return ExitCode.OK
 
 

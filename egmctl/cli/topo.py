@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import (
     ColorOption,
@@ -16,9 +18,13 @@ from egmctl.cli.options import (
     QuietOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, check_output, choose_form, emit, leaves_the_node, say
+from egmctl.cli.output import Color, say
+from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode
 from egmctl.report.forms import TOPO, Form, render
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 """The sections of a machine that the command shows something of."""
@@ -38,10 +44,10 @@ def topo(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show how GPUs, NICs and host memory are connected, and which routes are Extended GPU Memory (EGM)."""
-    form = choose_form(TOPO, output, json=json, csv=csv, form=format)
-    check_output(output, force)
+    outputs = Outputs.chosen(TOPO, output, json=json, csv=csv, form=format, force=force, color=color, quiet=quiet)
     if machine == "list":
-        return list_machines(form, output, force, color)
+        return list_machines(outputs)
+    outputs.check()
 
     from egmctl.facts.redact import redact
     from egmctl.selectors import select_gpus, select_numa
@@ -54,11 +60,15 @@ def topo(
     if chosen or gpus != "all":
         chosen = select_gpus(gpus, chosen)
     nodes = select_numa(numa, seen, chosen) if numa != "all" else None
-    if leaves_the_node(form, output):
-        seen = redact(seen)
-        chosen = tuple(seen.gpu(gpu.bus_id) for gpu in chosen)
-    content = render(topology(seen, chosen, nodes), form, verbose=verbose)
-    emit(content, output=output, force=force, color=color)
-    if lacking is not None and form not in (Form.TEXT, Form.JSON):
+
+    def draw(target: Target) -> Text | str:
+        of, gpus_of = seen, tuple(chosen)
+        if target.leaves_the_node:
+            of = redact(seen)
+            gpus_of = tuple(of.gpu(gpu.bus_id) for gpu in chosen)
+        return render(topology(of, gpus_of, nodes), target.form, verbose=verbose, width=target.width)
+
+    outputs.write(draw, answers=False)
+    if lacking is not None and not {target.form for target in outputs.targets} & {Form.TEXT, Form.JSON}:
         say(lacking.sentence)
     return ExitCode.OK if lacking is None else ExitCode.NOTHING

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from egmctl import data
-from egmctl.documents import check_schema, read_object, refuse, short
+from egmctl.documents import check_schema, read_object, refuse, short, stem
 from egmctl.errors import UsageError
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.machine import (
@@ -78,7 +78,7 @@ def recorded(machine: Machine, path: Path) -> Machine:
     """Return the machine of a file with the file's stem as its name; what was modelled stays so."""
     if machine.origin.kind is OriginKind.MODELLED:
         return machine
-    origin = dataclasses.replace(machine.origin, kind=OriginKind.RECORDED, name=path.stem)
+    origin = dataclasses.replace(machine.origin, kind=OriginKind.RECORDED, name=stem(path))
     return dataclasses.replace(machine, origin=origin)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -73,8 +74,45 @@ def test_the_suffix_of_the_output_file_says_the_form(
 ) -> None:
     output = tmp_path / f"found{suffix}"
     done = egmctl("doctor", "--machine", "gh200", "--check", ANY, "-o", output)
-    assert (done.code, done.out, done.err) == (0, "", "")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[1:] == ["OK: 1 check passed", f"written: {output}"]
     assert output.read_text().startswith(start)
+    assert egmctl("doctor", "--machine", "gh200", "--check", ANY, "-o", output, "--force", "-q").out == ""
+
+
+def test_several_files_at_once(egmctl: RunEgmctl, tmp_path: Path, mismatched: Path) -> None:
+    files = [tmp_path / name for name in ("a.json", "a.html", "a.prom")]
+    options = [word for file in files for word in ("-o", file)]
+    done = egmctl("doctor", "--machine", mismatched, "--check", ANY, "-q", *options, "-o", "-")
+    assert done.code == 1
+    assert "      fix    Reload the kernel module" in done.out, "- is standard output, with everything"
+    assert json.loads(files[0].read_text())["exit_code"] == 1
+    assert files[1].read_text().startswith("<!doctype html>")
+    assert files[2].read_text().startswith("# HELP")
+    twice = egmctl("doctor", "--machine", mismatched, "-o", tmp_path / "b.json", "-o", tmp_path / "b.json")
+    assert (twice.code, "b.json is given 2 times; give it once" in twice.err) == (2, True)
+
+
+def test_a_file_that_cannot_be_written_keeps_the_result_from_no_other(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("kept")
+    done = egmctl("doctor", "--machine", "gh200", "-o", there, "-o", tmp_path / "new.html")
+    assert (done.code, there.read_text()) == (2, "kept")
+    assert not (tmp_path / "new.html").exists(), "refused before any work"
+
+
+def test_packed_files_are_read(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    saved = tmp_path / "node7.json"
+    egmctl("doctor", "--machine", "hgx-h200x4", "-q", "-o", saved)
+    packed = tmp_path / "node7.json.gz"
+    packed.write_bytes(gzip.compress(saved.read_bytes()))
+    assert egmctl("show", packed).out == egmctl("show", saved).out
+    assert egmctl("show", packed, "--json").out == saved.read_text()
+    packed.write_bytes(gzip.compress(saved.read_bytes())[:2000])
+    broken = egmctl("show", packed)
+    assert (broken.code, "cannot be unpacked" in broken.err, broken.err.count("\n")) == (2, True, 1)
+    packed.write_bytes(gzip.compress(bytes(70 << 20)))
+    assert "is larger than 64 MiB" in egmctl("show", packed).err
 
 
 def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -> None:
@@ -100,7 +138,7 @@ def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -
         (("--expect", "nonesuch"), "there is no machine 'nonesuch'"),
         (("--json", "--format", "prom"), "--json and --format prom exclude each other"),
         (("--brief", "-v"), "--brief and --verbose exclude each other"),
-        (("--list", "--format", "prom"), "--list is text or JSON"),
+        (("--list", "--format", "prom"), "--list is text or json: it has no form prom"),
         (("--list", "--explain", "numa.mode"), "--list and --explain exclude each other"),
         (("-o", "found.csv"), "found.csv: the suffix '.csv' names no form; valid are .txt, .json, .html, .svg, .md"),
     ],
