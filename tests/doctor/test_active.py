@@ -89,6 +89,18 @@ class TestOnFakeNodes:
         (failure,) = [finding for finding in findings if finding["status"] == "fail"]
         assert failure["summary"] == f"copies between peers: {words} in cuCtxEnablePeerAccess"
 
+    def test_each_numa_node_is_tried_in_a_process_of_its_own(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+        node = fake_node(nvl4())
+        code, findings = active(egmctl, node, "--check", "egm.alloc-active", faults="cuMemCreate@1=kill:11,once")
+        assert code == 1
+        assert sorted(statuses(findings, "egm.alloc-active")) == ["fail", "pass", "pass"]
+        made: dict[str, set[int]] = {}
+        for call in (call for call in node.calls("cuMemCreate") if call.result == 0):
+            made.setdefault(call.arguments["location"], set()).add(call.pid)
+        assert made["HOST_NUMA:0"].isdisjoint(made["HOST_NUMA:1"])
+        (failure,) = [finding for finding in findings if finding["status"] == "fail"]
+        assert "r595" in failure["cause"]
+
     def test_a_hang_is_ended_and_named(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         options = ("--check", "ipc.vmm-active", "--gpus", "0-1")
         faults = "cuMemImportFromShareableHandle=hang,once"

@@ -8,14 +8,17 @@ from dataclasses import replace
 from egmctl.doctor.check import Check, Judge, failed, passed, skipped, unknown
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, coherent_gpus, in_domain
+from egmctl.doctor.versions import numbers
 from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus, on_pairs
-from egmctl.model.machine import Confinement, Gpu, Host, Machine, Outcome, Probe, ProbeKind
+from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, Outcome, Probe, ProbeKind
 from egmctl.units import format_kernel_list, parse_kernel_list
 
 NOT_ASKED = "only --active tries it"
 NOT_PERMITTED, NOT_SUPPORTED, PEER_UNSUPPORTED = 800, 801, 217
 """CUDA_ERROR_NOT_PERMITTED, _NOT_SUPPORTED, _PEER_ACCESS_UNSUPPORTED (cuda.h)."""
+_SAFE_HOST_NUMA_DRIVER = (595,)
+"""The first that does not crash on NUMA nodes without CPUs or memory (https://github.com/NVIDIA/nccl/issues/2106)."""
 _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle")
 
 SILENT = Remedy(
@@ -98,7 +101,7 @@ def _verdict(machine: Machine, scope: Scope, probes: list[Probe]) -> Finding:
         case Outcome.TIMED_OUT | Outcome.CRASHED:
             how = "did not come to an end" if first.outcome is Outcome.TIMED_OUT else "ended its process"
             where = f" in {first.call}" if first.call else ""
-            cause = cause_of_crash(first.call) if first.outcome is Outcome.CRASHED else None
+            cause = _crash(machine, first) if first.outcome is Outcome.CRASHED else None
             return failed(
                 f"{what}: {how}{where}",
                 HANGING if cause is None else Remedy(text=cause.remedy),
@@ -107,6 +110,18 @@ def _verdict(machine: Machine, scope: Scope, probes: list[Probe]) -> Finding:
             )
         case Outcome.ERROR:
             return _error(machine, scope, first, what, evidence)
+
+
+def _crash(machine: Machine, probe: Probe) -> Cause | None:
+    driver = machine.driver or Driver()
+    version = numbers(driver.driver_version or driver.module_version)
+    if probe.kind is ProbeKind.HOST_NUMA and version is not None and version < _SAFE_HOST_NUMA_DRIVER:
+        return Cause(
+            "drivers before r595 crash where a NUMA node has no CPUs or no memory "
+            "(https://github.com/NVIDIA/nccl/issues/2106)",
+            "Use driver 595 or newer, or leave this NUMA node out (--numa).",
+        )
+    return cause_of_crash(probe.call)
 
 
 def _without_c2c(machine: Machine, probes: list[Probe]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.refusals import Refusal, refusal
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
@@ -33,14 +34,16 @@ def _status(machine: Machine, scope: Scope) -> Iterator[Finding]:
         for other in gpus
         if one is not other and (pair := machine.pair(one.bus_id, other.bus_id)) is not None
     ]
-    answers: dict[tuple[tuple[str, str], ...], list[tuple[Gpu, Gpu]]] = {}
+    answers: dict[tuple[_Wrong, Refusal | None], list[tuple[Gpu, Gpu]]] = {}
     for one, other, pair in pairs:
         wrong = tuple((name, word) for name in ("read", "write", *_nvlink(pair)) if (word := _word(pair, name)) != "OK")
-        answers.setdefault(wrong, []).append((one, other))
+        why = refusal(machine, one, other, pair) if wrong else None
+        answers.setdefault((wrong, why), []).append((one, other))
     if not answers:
         yield unknown("no pair of these GPUs was read")
-    for wrong, ends in answers.items():
-        yield _verdict(wrong, ends, {pair.nvlink_count for one, other, pair in pairs if (one, other) in ends}, scope)
+    for (wrong, why), ends in answers.items():
+        nvlinks = {pair.nvlink_count for one, other, pair in pairs if (one, other) in ends}
+        yield _verdict(wrong, why, ends, nvlinks, scope)
 
 
 def _nvlink(pair: Pair) -> tuple[str, ...]:
@@ -51,8 +54,12 @@ def _word(pair: Pair, name: str) -> str:
     return pair.p2p_status.get(name) or "?"
 
 
+_Wrong = tuple[tuple[str, str], ...]
+"""What is not OK, and NVML's word for it."""
+
+
 def _verdict(
-    wrong: tuple[tuple[str, str], ...], ends: list[tuple[Gpu, Gpu]], nvlinks: set[int | None], scope: Scope
+    wrong: _Wrong, refused: Refusal | None, ends: list[tuple[Gpu, Gpu]], nvlinks: set[int | None], scope: Scope
 ) -> Finding:
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
     everywhere = len(ends) == len(gpus) * (len(gpus) - 1)
@@ -76,8 +83,17 @@ def _verdict(
             needs_root=True,
         )
         return failed(summary, remedy, place=place, evidence=evidence)
+    if any(nvlinks) and refused is not None:
+        return failed(
+            summary,
+            refused.remedy,
+            place=place,
+            evidence=(*evidence, *refused.evidence),
+            cause=f"these GPUs are joined by NVLink; {refused.cause}",
+            confidence=refused.confidence,
+        )
     if any(nvlinks):
-        remedy = Remedy(text="See nvlink.links, gpu.mig and gpu.cc-mode; a fabric that is not ready refuses peers too.")
+        remedy = Remedy(text="See nvlink.links, gpu.mig and gpu.cc-mode.")
         return failed(summary, remedy, place=place, evidence=evidence, cause="these GPUs are joined by NVLink")
     if scope.asked_purpose(Guard.P2P):
         remedy = Remedy(
@@ -281,7 +297,9 @@ CHECKS = (
         sections=("gpus", "pairs"),
         judge=_status,
         why="Peer access is what P2P copies, CUDA IPC between GPUs and remote EGM are made of. Where NVLink joins two "
-        "GPUs the driver has no reason to refuse it.",
+        "GPUs the driver refuses it for a reason, mostly without a line in the kernel's log: the bandwidth mode is "
+        "OFF, their cliques differ, the fabric calls one unhealthy, or EGM is on and a GPU on NVSwitches got no EGM "
+        "fabric address (open-gpu-kernel-modules 595.45.04, kernel_nvlink.c).",
         read="nvmlDeviceGetP2PStatus for read, write and, where links are active, NVLink, for each ordered pair. It "
         "says what the driver allows; whether the bytes arrive only doctor --active can tell.",
         fix="By its code: DR is a registry key; CNS and TNS are the board; GNS is the GPU or a mode of it.",

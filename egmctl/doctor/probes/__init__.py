@@ -117,7 +117,14 @@ def _try_alone(
         part = start()
         shown = part.greeting()["visible"]
         visible = [gpu for gpu in gpus if gpu in shown]
+        node: int | None = None
         for blank in _alone(gpus, nodes, asked):
+            if blank.numa_node != node and results:
+                # Drivers before r595 may crash in cuMemCreate on a node without memory or CPUs
+                # (https://github.com/NVIDIA/nccl/issues/2106): what was tried on another one must not suffer.
+                part.close()
+                part = start()
+            node = blank.numa_node
             if hidden := [gpu for gpu in blank.gpus if gpu not in visible]:
                 results.append(_not_run(blank, f"CUDA does not show {' and '.join(hidden)} to this process"))
             elif time.monotonic() > deadline:
