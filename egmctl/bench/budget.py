@@ -1,51 +1,97 @@
-"""How much memory a run may take: at most a share of what is free, so that no host is driven out of memory. Pure."""
+"""How much memory a run may take: at most a share of what is free, so that no host is driven out of memory. Pure.
+
+A size that the user chose is kept, and refused where it does not fit. One that nobody chose gives way: buffers become
+smaller, down to :data:`LEAST_BYTES`, and what still has no room is waived with the reason (:func:`fitted`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from egmctl.bench.buffers import Peak, peaks
+from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
+from egmctl.bench.schedule import Step
 from egmctl.errors import UsageError
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Task
+from egmctl.model.measurement import Endpoint, Task
 from egmctl.units import MIB, format_size
 
 if TYPE_CHECKING:
-    from egmctl.bench.plan import Plan
+    from egmctl.bench.plan import Plan, PlannedTask
+
+LEAST_BYTES = ROTATED_BELOW_BYTES
+"""The smallest size that is chosen: buffers of smaller ones hold several slots and take no less memory."""
 
 
-def check_memory(plan: Plan, machine: Machine, cgroup_left_bytes: int | None = None) -> None:
-    """Refuse a plan whose buffers would take more than its share of what is free on a GPU, a NUMA node or the host.
+def _one_host(_end: Endpoint) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is free on the nodes of a run, and who is on which node."""
+
+    free: Callable[[Peak], int | None]
+    """Bytes free at a place, ``None`` where nobody knows."""
+    node_of: Callable[[Endpoint], str | None] = _one_host
+    """The name of the host that an end is on, where there are several."""
+
+
+def memory_of(machine: Machine, cgroup_left_bytes: int | None = None) -> Memory:
+    """Return what is free on one node.
 
     Parameters
     ----------
     cgroup_left_bytes
         What the cgroup's limit leaves to this process, ``None`` without one.
+    """
+
+    def free(peak: Peak) -> int | None:
+        found = free_bytes(machine, peak)
+        if peak.place is not None or cgroup_left_bytes is None:
+            return found
+        return cgroup_left_bytes if found is None else min(found, cgroup_left_bytes)
+
+    return Memory(free)
+
+
+def check_memory(plan: Plan, memory: Memory) -> None:
+    """Refuse a plan whose buffers would take more than its share of what is free on a GPU, a NUMA node or the host.
 
     Raises
     ------
     UsageError
-        Naming the first place that is too small and the size that would fit it.
+        Naming the first place that is too small and the largest size that fits everywhere.
+    """
+    for peak, free in _excesses(_peaks(plan, memory), memory, plan.settings.memory_percent):
+        size = plan.settings.size_bytes
+        fits = _largest(plan, memory, size)
+        hint = "no smaller size fits" if fits is None else f"at most --size {fits // MIB}M fits"
+        raise UsageError(f"--size {format_size(size)} {_takes(peak, free, plan.settings.memory_percent)}; {hint}")
+
+
+def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
+    """Return a plan that fits, for a size that nobody chose: with smaller buffers, and without what has no room.
+
+    Parameters
+    ----------
+    replan
+        Makes the same plan with buffers of another size.
     """
     share = plan.settings.memory_percent
-    for peak, free in _excesses(plan.peaks, machine, share, cgroup_left_bytes):
-        fits = _fitting_mib(plan, peak, free)
-        raise UsageError(
-            f"--size {format_size(plan.settings.size_bytes)} {_takes(peak, free, share)}; "
-            + (f"at most --size {fits}M fits" if fits else "nothing fits")
-        )
-
-
-def smaller_size(plan: Plan, machine: Machine, cgroup_left_bytes: int | None = None) -> tuple[int, str] | None:
-    """Return a size with which a plan fits and the place that asks for it; ``None`` where it fits, or none would.
-
-    For a size that nobody chose: it gives way to what is free, and the report says so.
-    """
-    excesses = _excesses(plan.peaks, machine, plan.settings.memory_percent, cgroup_left_bytes)
-    sizes = [(_fitting_mib(plan, peak, free), peak) for peak, free in excesses]
-    fits, peak = min(sizes, key=lambda item: item[0], default=(0, None))
-    return (fits * MIB, _name(peak)) if fits and peak else None
+    tight = next(_excesses(_peaks(plan, memory), memory, share), None)
+    if tight is None:
+        return plan
+    usual = plan.settings.size_bytes
+    if usual > LEAST_BYTES:
+        size = _largest(plan, memory, usual) or LEAST_BYTES
+        plan = replan(size)
+        why = f"buffers of {format_size(size)}, not of the usual {format_size(usual)}: {_name(tight[0])} has no room"
+        plan = replace(plan, notes=(*plan.notes, f"{why} for more"))
+    while (excess := next(_excesses(_peaks(plan, memory), memory, share), None)) is not None:
+        plan = _without_the_largest(plan, memory, *excess)
+    return plan
 
 
 def too_large(machine: Machine, task: Task, share: int) -> str | None:
@@ -56,7 +102,7 @@ def too_large(machine: Machine, task: Task, share: int) -> str | None:
     share
         Per cent of what is free.
     """
-    for peak, free in _excesses(peaks([[task]]), machine, share):
+    for peak, free in _excesses(peaks([[task]]), memory_of(machine), share):
         return f"it {_takes(peak, free, share)}"
     return None
 
@@ -75,24 +121,89 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
     return nvml.memory_total_bytes - nvml.memory_used_bytes
 
 
-def _excesses(
-    wanted: Iterable[Peak], machine: Machine, share: int, cgroup_left_bytes: int | None = None
-) -> Iterator[tuple[Peak, int]]:
+def _peaks(plan: Plan, memory: Memory, size_bytes: int | None = None) -> tuple[Peak, ...]:
+    """Return what a plan holds at most at each place, with buffers of another size where one is given."""
+
+    def sized(planned: PlannedTask) -> Task:
+        if size_bytes is None or not planned.sized:
+            return planned.task
+        return replace(planned.task, size_bytes=size_bytes)
+
+    steps = [[sized(plan.tasks[number]) for number in step.tasks] for step in plan.steps]
+    return peaks(steps, keep=plan.settings.duration_s is not None, node_of=memory.node_of)
+
+
+def _largest(plan: Plan, memory: Memory, below_bytes: int) -> int | None:
+    """Return the largest size below one that fits, a whole number of MiB; ``None`` where not even the least does."""
+    share = plan.settings.memory_percent
+
+    def fits(mib: int) -> bool:
+        return not any(_excesses(_peaks(plan, memory, mib * MIB), memory, share))
+
+    least, most = LEAST_BYTES // MIB, -(-below_bytes // MIB) - 1
+    if most < least or not fits(least):
+        return None
+    while least < most:
+        middle = (least + most + 1) // 2
+        if fits(middle):
+            least = middle
+        else:
+            most = middle - 1
+    return least * MIB
+
+
+def _without_the_largest(plan: Plan, memory: Memory, peak: Peak, free: int) -> Plan:
+    """Return a plan with those tasks waived that take the most at a place with too little memory."""
+    share = plan.settings.memory_percent
+    taken = {
+        number: found
+        for step in plan.steps
+        for number in step.tasks
+        if (found := _taken(plan.tasks[number].task, memory, peak)) > 0
+    }
+    most = max(taken.values())
+    gone = {number for number, found in taken.items() if found == most}
+    why = (
+        f"it {_takes(replace(peak, bytes=most), free, share)}"
+        if most > free * share // 100
+        else f"{_name(peak)} has no room for its {format_size(most)} beside what others use there"
+    )
+    tasks = tuple(replace(one, waiver=why) if number in gone else one for number, one in enumerate(plan.tasks))
+    return replace(plan, tasks=tasks, steps=tuple(_remaining(plan.steps, gone)))
+
+
+def _taken(task: Task, memory: Memory, peak: Peak) -> int:
+    """Return what a task takes at a place."""
+    place = peak.place
+    return sum(
+        buffer.size_bytes
+        for buffer in buffers_of([task])
+        if memory.node_of(buffer.end) == peak.host
+        and (
+            buffer.end.bus_id is None
+            if place is None
+            else (buffer.end.bus_id, buffer.end.numa_node) == (place.bus_id, place.numa_node)
+        )
+    )
+
+
+def _remaining(steps: Iterable[Step], gone: set[int]) -> Iterator[Step]:
+    for step in steps:
+        left = tuple(number for number in step.tasks if number not in gone)
+        if left:
+            yield replace(step, tasks=left)
+
+
+def _excesses(wanted: Sequence[Peak], memory: Memory, share: int) -> Iterator[tuple[Peak, int]]:
     """Yield what takes more than its share of a place, with the bytes free there."""
     for peak in wanted:
-        free = free_bytes(machine, peak)
-        if peak.place is None and cgroup_left_bytes is not None:
-            free = cgroup_left_bytes if free is None else min(free, cgroup_left_bytes)
+        free = memory.free(peak)
         if free is not None and peak.bytes > free * share // 100:
             yield peak, free
 
 
-def _fitting_mib(plan: Plan, peak: Peak, free: int) -> int:
-    return plan.settings.size_bytes * (free * plan.settings.memory_percent // 100) // peak.bytes // MIB
-
-
 def _name(peak: Peak) -> str:
-    return peak.place.label if peak.place else "the host"
+    return peak.place.label if peak.place else peak.host or "the host"
 
 
 def _takes(peak: Peak, free: int, share: int) -> str:

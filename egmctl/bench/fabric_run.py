@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from egmctl import __version__
-from egmctl.bench.budget import free_bytes
-from egmctl.bench.buffers import peaks
+from egmctl.bench.budget import Memory, check_memory, fitted, free_bytes
 from egmctl.bench.case import Case
 from egmctl.bench.fabric_plan import Party, make_fabric_plan
 from egmctl.bench.party import Seat, agree, assign, hosts, nearest_node, ranks_of, seat, whole
@@ -19,7 +18,7 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.processes.mpi import Coordinator, serve_rank
 from egmctl.bench.processes.pool import WorkerPool, start_group
 from egmctl.bench.supervisor import Progress, supervise
-from egmctl.errors import EgmctlError, UsageError
+from egmctl.errors import EgmctlError
 from egmctl.facts.redact import redact
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
@@ -28,7 +27,6 @@ from egmctl.model.measurement import HandleKind, RunReport, Settings
 from egmctl.model.rank import Rank
 from egmctl.mpi.refusal import check, refusal
 from egmctl.mpi.world import World
-from egmctl.units import MIB, format_size
 
 GATHER_S = 120.0
 """How long the slowest rank may take to read its facts."""
@@ -167,18 +165,16 @@ def plan_for(party: Party, asked: Asked) -> Plan:
     NothingToDo
         As of :func:`make_fabric_plan`.
     """
-    plan = make_fabric_plan(party, asked.cases, asked.settings, asked.sample)
-    tight = _tight(plan, party)
-    if tight is None:
-        return plan
-    mib, where = tight
-    if asked.fixed_size or not mib:
-        fits = f"at most --size {mib}M fits" if mib else "nothing fits"
-        raise UsageError(f"--size {format_size(asked.settings.size_bytes)} has no room on {where}; {fits}")
-    smaller = replace(asked.settings, size_bytes=mib * MIB)
-    plan = make_fabric_plan(party, asked.cases, smaller, asked.sample)
-    why = f"buffers of {format_size(mib * MIB)}, not of the usual size: {where} has no room for more"
-    return replace(plan, notes=(*plan.notes, why))
+
+    def planned(size_bytes: int) -> Plan:
+        return make_fabric_plan(party, asked.cases, replace(asked.settings, size_bytes=size_bytes), asked.sample)
+
+    plan = planned(asked.settings.size_bytes)
+    memory = Memory(lambda peak: free_bytes(party.machines[peak.host or ""], peak), party.node_of)
+    if not asked.fixed_size:
+        return fitted(plan, memory, planned)
+    check_memory(plan, memory)
+    return plan
 
 
 def _put_together(seats: Sequence[Seat], gpus: Sequence[str], parts: Sequence[dict[str, Any]]) -> Party:
@@ -194,16 +190,3 @@ def _supervised(plan: Plan, party: Party, on_progress: Progress, start: Callable
     machines = tuple(party.machines.values())
     report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start)
     return replace(report, machines=tuple(map(redact, machines)))
-
-
-def _tight(plan: Plan, party: Party) -> tuple[int, str] | None:
-    """Return how many MiB a buffer may have and where, if the plan's have no room somewhere."""
-    steps = [[plan.tasks[number].task for number in step.tasks] for step in plan.steps]
-    found = []
-    for peak in peaks(steps, keep=plan.settings.duration_s is not None, node_of=party.node_of):
-        free = free_bytes(party.machines[peak.host or ""], peak)
-        may = None if free is None else free * plan.settings.memory_percent // 100
-        if may is not None and peak.bytes > may:
-            where = peak.place.label if peak.place else f"{peak.host or 'the host'}"
-            found.append((plan.settings.size_bytes * may // peak.bytes // MIB, where))
-    return min(found, default=None)

@@ -56,6 +56,8 @@ class PlannedTask:
     """What the slowest of its flows is planned with."""
     disjoint: bool = False
     """Whether it may run beside tasks that share no GPU with it."""
+    sized: bool = True
+    """Whether its buffers have the size of the run; those of latencies and of some messages have their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +315,7 @@ def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | 
     if bandwidth:
         copies = settings.copies or copies_for(size_bytes * flows_on_a_link(task), rate)
         task = replace(task, copies=copies)
-    return PlannedTask(task, waiver, rate, all(path.disjoint for path in made.paths))
+    return PlannedTask(task, waiver, rate, all(path.disjoint for path in made.paths), sized=case.footprint is None)
 
 
 def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow, Path]:

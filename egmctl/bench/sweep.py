@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from egmctl.bench.budget import check_memory
+from egmctl.bench.budget import LEAST_BYTES, check_memory, memory_of
 from egmctl.bench.case import Case
 from egmctl.bench.plan import make_plan
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Settings
-from egmctl.units import GIB, KIB, MIB
+from egmctl.units import GIB, KIB
 
 FIRST_BYTES = 4 * KIB
 LAST_BYTES = 8 * GIB
@@ -40,18 +40,15 @@ def top_that_fits(
 ) -> int:
     """Return the largest power of two, at most :data:`LAST_BYTES`, whose buffers fit (parameters: see ``make_plan``).
 
-    Raises
-    ------
-    UsageError
-        If not even one MiB does.
+    Not less than :data:`egmctl.bench.budget.LEAST_BYTES`, whether or not that fits: buffers of less take as much.
     """
     top = LAST_BYTES
     while True:
         try:
-            check_memory(make_plan(machine, gpus, numa_nodes, cases, settings, (top,)), machine)
+            check_memory(make_plan(machine, gpus, numa_nodes, cases, settings, (top,)), memory_of(machine))
         except UsageError:
-            if top <= MIB:
-                raise
+            if top <= LEAST_BYTES:
+                return top
             top //= 2
         else:
             return top

@@ -51,7 +51,7 @@ from egmctl.cli.outputs import Outputs, Target
 from egmctl.cli.rdma import explained, sections
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.forms import BENCH, Form, render
-from egmctl.units import MIB, format_size, parse_size, printable
+from egmctl.units import MIB, parse_size, printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -119,9 +119,7 @@ def bench(
     if no_verdict and (strict or profile is not None):
         raise UsageError(f"--no-verdict and {'--strict' if strict else '--profile'} exclude each other")
 
-    from dataclasses import replace
-
-    from egmctl.bench.budget import check_memory, smaller_size
+    from egmctl.bench.budget import check_memory, fitted, memory_of
     from egmctl.bench.processes.pool import start_worker
     from egmctl.bench.suites import select_cases
     from egmctl.facts.cgroup import memory_left
@@ -166,19 +164,23 @@ def bench(
         if not seen.gpus:
             elsewhere = "" if measuring or machine else "; --machine NAME asks it of a machine that is not here"
             raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(seen)}{elsewhere}")
+        room = memory_of(seen, memory_left(Root.from_environment()) if machine is None else None)
         plan = _plan(seen, gpus, numa, cases, settings, swept=sweep is not None, size=size)
+        if size is None and not list_cases:
+            plan = fitted(
+                plan,
+                room,
+                lambda size_bytes: _plan(
+                    seen, gpus, numa, cases, _with(settings, size_bytes=size_bytes), swept=sweep is not None, size=size
+                ),
+            )
         if not measuring:
             from egmctl.report.bench_list import bench_list, bench_plan
 
             text = bench_list(plan, cases) if list_cases else bench_plan(plan)
             outputs.write(lambda _: text, answers=False)
             return
-        left = memory_left(Root.from_environment())
-        if size is None and sweep is None and (smaller := smaller_size(plan, seen, left)):
-            plan = _plan(seen, gpus, numa, cases, _with(settings, size_bytes=smaller[0]), swept=False, size=size)
-            why = f"buffers of {format_size(smaller[0])}, not of the usual size: {smaller[1]} has no room for more"
-            plan = replace(plan, notes=(*plan.notes, why))
-        check_memory(plan, seen, left)
+        check_memory(plan, room)
         report = explained(_measure(plan, seen, worker, quiet=quiet))
     if profiles is not None:
         report = _judge(report, seen, profiles, named=profile is not None, strict=strict)
