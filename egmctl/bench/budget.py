@@ -1,12 +1,11 @@
 """How much memory a run may take: at most a share of what is free, so that no host is driven out of memory. Pure.
 
-A size that the user chose is kept, and refused where it does not fit. One that nobody chose gives way: buffers become
-smaller, down to :data:`LEAST_BYTES`, and what still has no room is waived with the reason (:func:`fitted`).
+A size that the user chose is kept, and refused where it does not fit. One that nobody chose gives way (:func:`fitted`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -66,13 +65,17 @@ def check_memory(plan: Plan, memory: Memory) -> None:
     """
     for peak, free in _excesses(_peaks(plan, memory), memory, plan.settings.memory_percent):
         size = plan.settings.size_bytes
-        fits = _largest(plan, memory, size)
+        fits = _largest(plan, memory, size, LEAST_BYTES)
         hint = "no smaller size fits" if fits is None else f"at most --size {fits // MIB}M fits"
         raise UsageError(f"--size {format_size(size)} {_takes(peak, free, plan.settings.memory_percent)}; {hint}")
 
 
 def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
-    """Return a plan that fits, for a size that nobody chose: with smaller buffers, and without what has no room.
+    """Return a plan that fits, for a size that nobody chose.
+
+    Buffers become smaller, down to a quarter of the usual size, for which profiles still hold
+    (:data:`egmctl.verdict.learn.SMALLER`). Then latencies and messages whose own size has no room are waived, then
+    buffers become as small as :data:`LEAST_BYTES`, and at last what does not fit even so is waived.
 
     Parameters
     ----------
@@ -84,13 +87,25 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
     if tight is None:
         return plan
     usual = plan.settings.size_bytes
+    waived: dict[int, str] = {}
+    size = usual
     if usual > LEAST_BYTES:
-        size = _largest(plan, memory, usual) or LEAST_BYTES
-        plan = replan(size)
-        why = f"buffers of {format_size(size)}, not of the usual {format_size(usual)}: {_name(tight[0])} has no room"
-        plan = replace(plan, notes=(*plan.notes, f"{why} for more"))
+        quarter = max(LEAST_BYTES, usual // 4)
+        while (found := _largest(plan, memory, usual, quarter)) is None:
+            peak, free = next(_excesses(_peaks(plan, memory, quarter), memory, share))
+            gone = _largest_at(plan, memory, peak, free, sized=False)
+            if not gone:
+                break
+            waived |= gone
+            plan = _without(plan, gone)
+        size = found or _largest(plan, memory, quarter, LEAST_BYTES) or LEAST_BYTES
+    if size < usual:
+        plan = _without(replan(size), waived)
+        why = f"{_name(tight[0])} has no room for more"
+        note = f"buffers of {format_size(size)}, not of the usual {format_size(usual)}: {why}"
+        plan = replace(plan, notes=(*plan.notes, note))
     while (excess := next(_excesses(_peaks(plan, memory), memory, share), None)) is not None:
-        plan = _without_the_largest(plan, memory, *excess)
+        plan = _without(plan, _largest_at(plan, memory, *excess, sized=True))
     return plan
 
 
@@ -133,14 +148,14 @@ def _peaks(plan: Plan, memory: Memory, size_bytes: int | None = None) -> tuple[P
     return peaks(steps, keep=plan.settings.duration_s is not None, node_of=memory.node_of)
 
 
-def _largest(plan: Plan, memory: Memory, below_bytes: int) -> int | None:
-    """Return the largest size below one that fits, a whole number of MiB; ``None`` where not even the least does."""
+def _largest(plan: Plan, memory: Memory, most_bytes: int, least_bytes: int) -> int | None:
+    """Return the largest size of a range that fits, a whole number of MiB; ``None`` where not even the least does."""
     share = plan.settings.memory_percent
 
     def fits(mib: int) -> bool:
         return not any(_excesses(_peaks(plan, memory, mib * MIB), memory, share))
 
-    least, most = LEAST_BYTES // MIB, -(-below_bytes // MIB) - 1
+    least, most = least_bytes // MIB, most_bytes // MIB
     if most < least or not fits(least):
         return None
     while least < most:
@@ -152,23 +167,33 @@ def _largest(plan: Plan, memory: Memory, below_bytes: int) -> int | None:
     return least * MIB
 
 
-def _without_the_largest(plan: Plan, memory: Memory, peak: Peak, free: int) -> Plan:
-    """Return a plan with those tasks waived that take the most at a place with too little memory."""
-    share = plan.settings.memory_percent
+def _largest_at(plan: Plan, memory: Memory, peak: Peak, free: int, *, sized: bool) -> dict[int, str]:
+    """Return those tasks that take the most at a place with too little memory, and why each cannot be run.
+
+    Parameters
+    ----------
+    sized
+        Those too whose buffers have the size of the run.
+    """
     taken = {
         number: found
         for step in plan.steps
         for number in step.tasks
-        if (found := _taken(plan.tasks[number].task, memory, peak)) > 0
+        if (sized or not plan.tasks[number].sized) and (found := _taken(plan.tasks[number].task, memory, peak)) > 0
     }
-    most = max(taken.values())
-    gone = {number for number, found in taken.items() if found == most}
+    most = max(taken.values(), default=0)
+    share = plan.settings.memory_percent
     why = (
         f"it {_takes(replace(peak, bytes=most), free, share)}"
         if most > free * share // 100
-        else f"{_name(peak)} has no room for its {format_size(most)} beside what others use there"
+        else f"{_name(peak)} has no room for its {format_size(most)} beside what others hold there"
     )
-    tasks = tuple(replace(one, waiver=why) if number in gone else one for number, one in enumerate(plan.tasks))
+    return {number: why for number, found in taken.items() if found == most}
+
+
+def _without(plan: Plan, gone: Mapping[int, str]) -> Plan:
+    """Return a plan in which some tasks are waived."""
+    tasks = tuple(replace(one, waiver=gone.get(number, one.waiver)) for number, one in enumerate(plan.tasks))
     return replace(plan, tasks=tasks, steps=tuple(_remaining(plan.steps, gone)))
 
 
@@ -187,7 +212,7 @@ def _taken(task: Task, memory: Memory, peak: Peak) -> int:
     )
 
 
-def _remaining(steps: Iterable[Step], gone: set[int]) -> Iterator[Step]:
+def _remaining(steps: Iterable[Step], gone: Mapping[int, str]) -> Iterator[Step]:
     for step in steps:
         left = tuple(number for number in step.tasks if number not in gone)
         if left:
