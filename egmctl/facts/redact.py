@@ -157,7 +157,8 @@ class _Redaction:
         if origin is Mapping:
             return {key: self.result(arguments[1], item, name) for key, item in value.items()}
         if dataclasses.is_dataclass(kind):
-            hints = field_types(kind)  # type: ignore[arg-type]
+            given = {field.name for field in dataclasses.fields(kind) if field.init}
+            hints = {name: hint for name, hint in field_types(kind).items() if name in given}  # type: ignore[arg-type]
             return dataclasses.replace(
                 value, **{field: self.result(hint, getattr(value, field), field) for field, hint in hints.items()}
             )
