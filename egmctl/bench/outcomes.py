@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from egmctl.driver.signatures import known_cause
 from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
+from egmctl.gpu.clock import ImpossibleTime
 from egmctl.gpu.program import NoCompiler
 from egmctl.model.measurement import Measurement, Status, Task, finish
 
@@ -18,7 +19,7 @@ class GateExpired(EgmctlError):
         super().__init__(f"the host did not queue the work in time, {EXPIRED_LIMIT} times: it is overloaded")
 
 
-FAILURES = (DriverCallError, NoCompiler, GateExpired)
+FAILURES = (DriverCallError, NoCompiler, GateExpired, ImpossibleTime)
 """What ends a measurement and not the worker."""
 
 
@@ -29,6 +30,8 @@ def failure(task: Task, error: Exception) -> Measurement:
     """
     if isinstance(error, NoCompiler):
         return finish(task, Status.WAIVED, reason=str(error))
+    if isinstance(error, ImpossibleTime):
+        return finish(task, Status.FAILED, reason=str(error), last_call=error.call)
     if not isinstance(error, DriverCallError):
         return finish(task, Status.FAILED, reason=str(error), known_cause=True)
     if isinstance(error, DriverTooOld) or error.name == "CUDA_ERROR_NOT_SUPPORTED":

@@ -7,6 +7,7 @@ one it was is part of every result.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from egmctl.compat import StrEnum
 from egmctl.driver.cuda import bindings, call
-from egmctl.gpu.clock import ms_since
+from egmctl.gpu.clock import ms_since, possible_ms
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import PinnedWords
 from egmctl.gpu.program import Kernels
@@ -122,9 +123,21 @@ class Stream:
             self.context.make_current()
             call("cuStreamWaitEvent", self.handle, other._events[mark], 0)
 
-    def elapsed_ms(self, end: Mark = Mark.END) -> float:
-        """Return the time from the start to another mark, both of which have been reached."""
-        return float(call("cuEventElapsedTime", self._events[Mark.START], self._events[end]))
+    def elapsed_ms(self, end: Mark = Mark.END, *, host_ms: float = math.inf) -> float:
+        """Return the time from the start to another mark, both of which have been reached.
+
+        Parameters
+        ----------
+        host_ms
+            What has gone by on the host's clock since before the start was queued: the GPU cannot have taken longer.
+
+        Raises
+        ------
+        ImpossibleTime
+            If the driver's answer cannot be a time of this work.
+        """
+        answer = float(call("cuEventElapsedTime", self._events[Mark.START], self._events[end]))
+        return possible_ms("cuEventElapsedTime", answer, host_ms)
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
         """Queue a copy between two addresses of any kind, by a copy engine of this stream's GPU."""
@@ -167,6 +180,7 @@ class GatedWork:
     def __init__(self, gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> None:
         self._gate = gate
         self._groups = groups
+        self._begun = time.perf_counter()
         try:
             self._queue()
         except BaseException:
@@ -182,10 +196,11 @@ class GatedWork:
         for flows in self._groups:
             flows[0][0][0].synchronize()
             walls_ms.append(ms_since(opened))
+        host_ms = ms_since(self._begun)
         return tuple(
             Timing(
-                elapsed_ms=flows[0][0][0].elapsed_ms(Mark.GROUP_END),
-                flows_ms=tuple(parts[0][0].elapsed_ms(Mark.FLOW_END) for parts in flows),
+                elapsed_ms=flows[0][0][0].elapsed_ms(Mark.GROUP_END, host_ms=host_ms),
+                flows_ms=tuple(parts[0][0].elapsed_ms(Mark.FLOW_END, host_ms=host_ms) for parts in flows),
                 wall_ms=wall_ms,
                 expired=self._gate.expired(),
                 opened_s=opened,

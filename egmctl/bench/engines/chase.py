@@ -21,7 +21,7 @@ from egmctl.bench.processes.resources import ResourceScope, resource_scopes
 from egmctl.bench.processes.sharing import open_buffers
 from egmctl.bench.statistics import summarize
 from egmctl.gpu.chase import Chain, Reader, Walk
-from egmctl.gpu.clock import ms_since
+from egmctl.gpu.clock import ms_since, possible_ms
 from egmctl.gpu.program import NoCompiler
 from egmctl.model.measurement import (
     Chase,
@@ -207,7 +207,7 @@ class Walker:
     def wait(self) -> tuple[Walk, float, float]:
         """Wait for the walk; return it, its milliseconds and the nanoseconds of a load."""
         walk = self.reader.end_walk()
-        return walk, walk.elapsed_ns / 1e6, walk.latency_ns
+        return walk, possible_ms("the kernel chase", walk.elapsed_ns / 1e6), walk.latency_ns
 
     def buffer(self, flow: int) -> Buffer:
         """Return what a flow reads."""
@@ -272,7 +272,9 @@ class Loaded(Walker):
 
     def wait(self) -> tuple[Walk, float, float]:
         walk = self.reader.end_loaded_walk()
-        return walk, walk.elapsed_ns / 1e6, walk.latency_ns
+        if walk.expired:
+            return walk, 0.0, 0.0
+        return walk, possible_ms("the kernel chase_loaded", walk.elapsed_ns / 1e6), walk.latency_ns
 
 
 def take_reader(collective: CollectiveStep, worker: WorkerContext, flow: Flow) -> Reader:

@@ -9,6 +9,7 @@ from egmctl.bench.engines.chase import take_reader
 from egmctl.bench.engines.round_trips import Pair, RoundTripEngine
 from egmctl.bench.processes.exchange import Item
 from egmctl.gpu.chase import Reader, clear_flag
+from egmctl.gpu.clock import possible_ms
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 
 APART_BYTES = 1 << 20
@@ -72,7 +73,10 @@ class Flags(Pair):
         found = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
         if any(laps.expired for laps in found.values()):
             return None
-        return found[0].laps_ns if 0 in found else ()
+        if 0 not in found:
+            return ()
+        possible_ms("the kernel ping_pong", sum(found[0].laps_ns) / 1e6)
+        return found[0].laps_ns
 
     @property
     def _alone(self) -> bool:

@@ -15,6 +15,7 @@ from egmctl.bench.outcomes import FAILURES, GateExpired, failure
 from egmctl.bench.processes.exchange import Item
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
+from egmctl.gpu.clock import ImpossibleTime
 from egmctl.gpu.program import NoCompiler
 from egmctl.model.measurement import Endpoint, Flow, Measurement, Status, Task, finish
 
@@ -175,6 +176,8 @@ def close_all(gathered: Iterable[Iterable[Item]]) -> None:
 def _described(error: Exception) -> dict[str, Any]:
     if isinstance(error, DriverCallError):
         return {"kind": type(error).__name__, "call": error.call, "number": error.number, "name": error.name}
+    if isinstance(error, ImpossibleTime):
+        return {"kind": type(error).__name__, "message": str(error), "measured_by": error.call}
     return {"kind": type(error).__name__, "message": str(error)}
 
 
@@ -183,4 +186,6 @@ def _error(described: dict[str, Any]) -> Exception:
     if "call" in described:
         kind = DriverTooOld if described["kind"] == DriverTooOld.__name__ else DriverCallError
         return kind(described["call"], described["number"], described["name"])
+    if "measured_by" in described:
+        return ImpossibleTime(described["message"], described["measured_by"])
     return GateExpired() if described["kind"] == GateExpired.__name__ else NoCompiler(described["message"])

@@ -43,6 +43,8 @@ void call_enter(struct call *call)
     pthread_mutex_lock(&lock);
     struct fault fault = fault_for_call(call->name);
     call->corrupt = fault.action == FAULT_CORRUPT ? fault.argument : -1;
+    call->answers = fault.action == FAULT_ANSWER;
+    call->answer = fault.answer;
     call->error = fault.action == FAULT_ERROR ? (int)fault.argument : 0;
     current = call;
     switch (fault.action) {

@@ -51,6 +51,8 @@ struct call {
     const char *name; /* without its version suffix: cuMemAlloc, not cuMemAlloc_v2 */
     int error;        /* the fault plan's answer in place of the real one; 0: do the work */
     long long corrupt; /* the byte of the moved data to damage; -1: none */
+    bool answers;      /* with `answer` in place of what was measured */
+    double answer;
 };
 
 /* Takes the lock. Does not return where the fault plan says hang or exit. */
@@ -73,8 +75,9 @@ const struct call *call_current(void);
 /* faults.c */
 
 struct fault {
-    enum { FAULT_NONE, FAULT_ERROR, FAULT_HANG, FAULT_EXIT, FAULT_KILL, FAULT_CORRUPT, FAULT_MISSING } action;
+    enum { FAULT_NONE, FAULT_ERROR, FAULT_HANG, FAULT_EXIT, FAULT_KILL, FAULT_CORRUPT, FAULT_MISSING, FAULT_ANSWER } action;
     long long argument; /* error code, exit status, signal or byte offset */
+    double answer;
 };
 
 /* What the plan has for the next call of `name`; counts the call. */

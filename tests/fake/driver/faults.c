@@ -8,6 +8,7 @@
  *          abort             SIGABRT
  *          kill:<signal>     that signal
  *          corrupt:<offset>  do it, then damage the byte at this offset of the data it moved or wrote
+ *          answer:<number>   do it, then answer this in place of what was measured (cuEventElapsedTime; nan, inf too)
  *          missing           the driver has no such function (for NVML tests/fake/build.py takes the symbol away)
  * once     in the first process that gets there only: needs EGMCTL_FAKE_STATE.
  */
@@ -41,13 +42,15 @@ static struct fault parse_action(const char *text)
         {"kill:", FAULT_KILL, true},       {"corrupt:", FAULT_CORRUPT, true},  {"missing", FAULT_MISSING, false},
     };
     if (!strcmp(text, "abort"))
-        return (struct fault){FAULT_KILL, SIGABRT};
+        return (struct fault){FAULT_KILL, SIGABRT, 0};
+    if (!strncmp(text, "answer:", strlen("answer:")))
+        return (struct fault){FAULT_ANSWER, 0, strtod(text + strlen("answer:"), NULL)};
     for (size_t i = 0; i < sizeof words / sizeof *words; ++i) {
         size_t length = strlen(words[i].word);
         if (strncmp(text, words[i].word, length))
             continue;
         if (words[i].has_argument ? isdigit((unsigned char)text[length]) : !text[length])
-            return (struct fault){words[i].action, words[i].has_argument ? strtoll(text + length, NULL, 0) : 0};
+            return (struct fault){words[i].action, words[i].has_argument ? strtoll(text + length, NULL, 0) : 0, 0};
     }
     fake_abort("EGMCTL_FAKE_FAULTS: no such action: %s", text);
 }
@@ -94,7 +97,7 @@ static bool claim(int index)
 
 struct fault fault_for_call(const char *name)
 {
-    struct fault due = {FAULT_NONE, 0};
+    struct fault due = {FAULT_NONE, 0, 0};
     for (int i = 0; i < entry_count; ++i) {
         struct entry *entry = &entries[i];
         if (entry->fault.action == FAULT_MISSING || strcmp(entry->call, name))

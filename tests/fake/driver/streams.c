@@ -215,6 +215,8 @@ static int elapsed_time(float *milliseconds, CUevent start_handle, CUevent end_h
     if (!start->record->done || !end->record->done)
         return CUDA_ERROR_NOT_READY;
     *milliseconds = (float)((end->record->time - start->record->time) * 1e3);
+    if (call_current()->answers)
+        *milliseconds = (float)call_current()->answer;
     return 0;
 }
 
