@@ -154,8 +154,19 @@ def make_plan(
         notes=(
             *((f"these need two GPUs: {', '.join(none)}",) if none else ()),
             *(f"measured all the same: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
+            *_unlisted(gpus),
         ),
     )
+
+
+def _unlisted(gpus: Sequence[Gpu]) -> Iterator[str]:
+    """Say of which GPUs NVML tells nothing: what is missing in their results, and that other users were not seen."""
+    labels = [f"GPU{gpu.index}" for gpu in gpus if gpu.nvml is None and gpu.cuda is not None]
+    if labels:
+        yield (
+            f"NVML does not list {', '.join(labels)}: links, their nominal rates, clocks, counters and other users are "
+            "unknown"
+        )
 
 
 def slots(tasks: Sequence[PlannedTask], ends: Callable[[Flow], tuple[str, ...]], *, by_link: bool) -> Iterator[Slot]:

@@ -26,6 +26,8 @@ class Link:
     """The class without NVLink, as ``nvidia-smi topo -mp`` shows it."""
     reason: str = ""
     """Why :attr:`kind` is unknown."""
+    unlisted: bool = False
+    """That is because NVML does not list one of the two GPUs."""
 
     @property
     def symbol(self) -> str:
@@ -71,7 +73,7 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
     if not counts and not _has_no_nvlink(first) and not _has_no_nvlink(second):
         unlisted = [f"GPU{gpu.index}" for gpu in (first, second) if gpu.nvml is None]
         why = f"NVML does not list {' and '.join(unlisted)}" if unlisted else "NVML does not report the NVLinks"
-        return Link(kind=LinkClass.UNKNOWN, pci=pci, reason=why)
+        return Link(kind=LinkClass.UNKNOWN, pci=pci, reason=why, unlisted=bool(unlisted))
     return Link(kind=pci, nvlinks=0, pci=pci, reason=reason)
 
 

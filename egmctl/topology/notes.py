@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from egmctl.model.machine import Gpu, Machine, Reason
-from egmctl.model.route import LinkClass
+from egmctl.model.route import LinkClass, LinkKind
+from egmctl.topology import rates
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
@@ -26,6 +27,7 @@ def notes(
         *_driver(machine),
         *_routes(machine, routes, platform),
         *_fewer_nvlinks(gpus, links),
+        *_without_speed(gpus),
         *_narrow_pcie(gpus),
         *_unknown_links(links),
         *_hidden(machine),
@@ -84,6 +86,14 @@ def _fewer_nvlinks(gpus: Sequence[Gpu], links: Mapping[tuple[str, str], Link]) -
             yield f"* {pair[0]} to {pair[1]}: {link.nvlinks} of {link.nvlinks_expected} NVLinks"
 
 
+def _without_speed(gpus: Sequence[Gpu]) -> Iterable[str]:
+    names = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "NVLink-C2C"}
+    for gpu in gpus:
+        for kind, links in rates.without_speed(gpu).items():
+            which = f"{names[kind]}s {format_kernel_list(set(links))}"
+            yield f"GPU{gpu.index}: NVML calls {which} active at 0 MB/s, so their rate is unknown"
+
+
 def _narrow_pcie(gpus: Sequence[Gpu]) -> Iterable[str]:
     for gpu in gpus:
         link = (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
@@ -94,7 +104,7 @@ def _narrow_pcie(gpus: Sequence[Gpu]) -> Iterable[str]:
 def _unknown_links(links: Mapping[tuple[str, str], Link]) -> Iterable[str]:
     causes: dict[str, list[tuple[str, str]]] = {}
     for pair, link in links.items():
-        if link.kind is LinkClass.UNKNOWN and not link.reason.startswith("NVML does not list"):
+        if link.kind is LinkClass.UNKNOWN and not link.unlisted:
             causes.setdefault(link.reason, []).append(pair)
     for reason, pairs in causes.items():
         example = f"{pairs[0][0]} to {pairs[0][1]}" + (f" and {len(pairs) - 1} more" if len(pairs) > 1 else "")

@@ -38,6 +38,14 @@ _NVLINK_WITH_16_17 = (6, 7)
 """NVML_NVLINK_VERSION_4_0 and _5_0 (nvml.h)."""
 
 
+def without_speed(gpu: Gpu) -> dict[LinkKind, tuple[int, ...]]:
+    """Return by kind the numbers of a GPU's links that NVML calls active at 0 MB/s: one of its two answers is wrong."""
+    nvml = gpu.nvml
+    nvlinks = [one.link for one in (nvml.nvlinks if nvml else None) or () if one.active and one.speed_mb_s == 0]
+    c2cs = [one.link for one in (nvml.c2c_links if nvml else None) or () if one.active and one.max_rate_mb_s == 0]
+    return {kind: tuple(links) for kind, links in ((LinkKind.NVLINK, nvlinks), (LinkKind.C2C, c2cs)) if links}
+
+
 def c2c(gpu: Gpu) -> Hop:
     """Return a GPU's NVLink-C2C with the sum of the rates of its active links.
 

@@ -77,6 +77,14 @@ class TestStates:
         machine = patched(healthy(), "gpus[1].nvml.nvlinks[3]", link_state="active-traffic-disabled")
         assert verdicts("nvlink.links", machine) == {(Status.WARN, "GPU1"), (Status.PASS, "GPU0,2-3")}
 
+    def test_one_that_is_active_at_no_speed_is_told(self) -> None:
+        machine = patched(healthy(), "gpus[1].nvml.nvlinks[3]", speed_mb_s=0)
+        assert verdicts("nvlink.links", machine) == {(Status.WARN, "GPU1"), (Status.PASS, "GPU0,2-3")}
+
+    def test_c2c_that_is_active_at_no_speed_is_told(self) -> None:
+        machine = patched(healthy(), "gpus[1].nvml.c2c_links[0]", max_rate_mb_s=0)
+        assert (Status.WARN, "GPU1") in verdicts("c2c.link", machine)
+
     def test_a_gpu_is_measured_by_its_own_product(self) -> None:
         station = with_card(healthy())
         station = patched(station, "gpus[4].nvml", nvlinks=(), nvlink_count=0)

@@ -229,6 +229,14 @@ class TestRates:
     def test_h200_nvlink(self) -> None:
         assert rates.nvlink(gpu(0), 18).nominal_gb_s == pytest.approx(450.0, abs=0.02)
 
+    @pytest.mark.parametrize("speed", [0, -5])
+    def test_an_active_link_without_speed_has_no_rate_and_topo_says_so(self, speed: int) -> None:
+        found = rates.nvlink(gpu(0, speed=speed), 18)
+        assert (found.nominal_gb_s, found.reason) == (None, f"NVML reports an active NVLink of {speed} MB/s")
+        stopped = gpu(0, speed=0)
+        said = topology(hgx(2), [stopped]).notes
+        assert "GPU0: NVML calls NVLinks 0-17 active at 0 MB/s, so their rate is unknown" in said
+
     def test_gb200_nvlink(self) -> None:
         assert rates.nvlink(grace_gpu(0), 18).nominal_gb_s == pytest.approx(900.0, abs=0.02)
 

@@ -21,7 +21,7 @@ from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.bench.routes import PCIE, SMP, nv, over, to_host
-from tests.verdict.runs import BOTH, D2H, H2D, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
+from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
 
 PROFILE = load("hgx-h200")
 REAL = json.loads((Path(__file__).parent / "h200_quick_runs.json").read_text())["runs"]
@@ -220,3 +220,15 @@ def test_nothing_measured_is_no_reference() -> None:
     report = run(WRITE)
     nothing = with_status(report, Status.WAIVED, range(len(report.measurements)))
     assert verdict_of(nothing).grade is Grade.NO_REFERENCE
+
+
+def test_links_that_are_active_at_no_speed_are_no_measure() -> None:
+    gpus = tuple(
+        replace(
+            gpu, nvml=replace(gpu.nvml, nvlinks=tuple(replace(one, speed_mb_s=0) for one in gpu.nvml.nvlinks or ()))
+        )
+        for gpu in H200.gpus or ()
+        if gpu.nvml is not None
+    )
+    found = by(verdict_of(run(WRITE, machine=replace(H200, gpus=gpus))), Yardstick.LINK)
+    assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "the wire's rate is not known")}

@@ -17,7 +17,10 @@ from egmctl.doctor.situation import (
 )
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Gpu, Machine
+from egmctl.model.route import LinkKind
 from egmctl.topology.health import C2c, c2c
+from egmctl.topology.rates import without_speed
+from egmctl.units import format_kernel_list
 
 
 def _c2c(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -68,6 +71,21 @@ def _c2c_up(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
                     for link in links
                     if link.errors
                 ),
+            )
+        elif stopped := without_speed(gpu).get(LinkKind.C2C):
+            yield warned(
+                "NVML calls links of NVLink-C2C active at 0 MB/s",
+                Remedy(
+                    text="Update the driver; if it stays so, have the superchip replaced.", command="nvidia-smi c2c -s"
+                ),
+                place=on_gpus([gpu]),
+                evidence=(
+                    Evidence(
+                        source=f"NVML_FI_DEV_C2C_LINK_GET_MAX_BW(GPU{gpu.index})",
+                        value=f"0 MB/s: {format_kernel_list(set(stopped))}",
+                    ),
+                ),
+                cause="a link that is up has a rate: one of NVML's two answers is wrong",
             )
         else:
             good.append(gpu)

@@ -9,7 +9,9 @@ from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NO_GPU, by_value, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Gpu, Machine, NvLink, NvLinkCounters
+from egmctl.model.route import LinkKind
 from egmctl.topology.links import active_nvlinks
+from egmctl.topology.rates import without_speed
 from egmctl.units import format_kernel_list
 
 STATE = "nvmlDeviceGetNvLinkState"
@@ -70,7 +72,22 @@ def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 def _as_usual(count: int, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     """Judge GPUs with as many links up as their siblings."""
-    silent = tuple(gpu for gpu in gpus if _in_state(gpu, "active-traffic-disabled"))
+    stopped = tuple(gpu for gpu in gpus if LinkKind.NVLINK in without_speed(gpu))
+    if stopped:
+        yield warned(
+            "NVML calls NVLinks active at 0 MB/s",
+            RESET,
+            place=on_gpus(stopped),
+            evidence=tuple(
+                Evidence(
+                    source=f"NVML_FI_DEV_NVLINK_GET_SPEED(GPU{gpu.index})",
+                    value=f"0 MB/s: {format_kernel_list(set(without_speed(gpu)[LinkKind.NVLINK]))}",
+                )
+                for gpu in stopped
+            ),
+            cause="a link that is trained has a speed: one of NVML's two answers is wrong",
+        )
+    silent = tuple(gpu for gpu in gpus if gpu not in stopped and _in_state(gpu, "active-traffic-disabled"))
     if silent:
         yield warned(
             "NVLinks are up and carry no traffic: it is disabled",
@@ -82,7 +99,7 @@ def _as_usual(count: int, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
             evidence=tuple(_state_evidence(gpu, "active-traffic-disabled") for gpu in silent),
             cause="NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h); no document says when the driver does so",
         )
-    well = tuple(gpu for gpu in gpus if gpu not in silent)
+    well = tuple(gpu for gpu in gpus if gpu not in (*silent, *stopped))
     if not well:
         return
     part = max((gpu.nvml.nvlink_count or 0) for gpu in well if gpu.nvml)
