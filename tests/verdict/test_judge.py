@@ -230,5 +230,5 @@ def test_links_that_are_active_at_no_speed_are_no_measure() -> None:
         for gpu in H200.gpus or ()
         if gpu.nvml is not None
     )
-    found = by(verdict_of(run(WRITE, machine=replace(H200, gpus=gpus))), Yardstick.LINK)
+    found = by(verdict_of(run(WRITE, machine=replace(H200, gpus=gpus)), None), Yardstick.LINK)
     assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "the wire's rate is not known")}
