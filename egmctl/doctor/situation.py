@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
-from egmctl.model.machine import Confinement, Fabric, Gpu, Machine
+from egmctl.model.machine import Confinement, Fabric, Gpu, GpuNvml, Machine
 from egmctl.model.process import INITIAL_NAMESPACES
 from egmctl.topology.access import DENIED, obstacle
 from egmctl.topology.health import C2c, c2c
@@ -13,6 +13,9 @@ from egmctl.topology.health import C2c, c2c
 K = TypeVar("K", bound=Hashable)
 
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
+
+_NVLINK_5, _BLACKWELL = 7, 10
+"""``NVML_NVLINK_VERSION_5_0`` of nvml.h, and the compute capability's major number."""
 
 NOT_EGM = "not an EGM platform: no GPU has NVLink-C2C"
 NO_GPU = "no GPU that was asked for can be used from here; the checks of device access say why"
@@ -56,6 +59,25 @@ def in_domain(machine: Machine) -> bool:
     """Say whether a GPU is in an NVLink domain of several nodes: then its fabric has a cluster UUID."""
     found = (fabric(gpu) for gpu in machine.gpus or ())
     return any(one is not None and one.cluster_uuid not in (None, "", _NO_CLUSTER) for one in found)
+
+
+def manages_nvlink5(machine: Machine) -> bool:
+    """Say whether this node's own services run an NVLink 5 fabric: HGX B200 and newer, whose switches are on the board.
+
+    A tray with NVLink-C2C has its switches in the rack. NVLink 5 is told by NVML's version of a link, or, where no link
+    is up, by the GPU's architecture (compute capability 10.x).
+    """
+    return any(
+        gpu.nvml is not None and _has_nvlink5(gpu.nvml) and c2c(machine, gpu) is C2c.ABSENT
+        for gpu in machine.gpus or ()
+    )
+
+
+def _has_nvlink5(nvml: GpuNvml) -> bool:
+    links = nvml.nvlinks or ()
+    versions = (link.version for link in links if link.version is not None)
+    is_blackwell = (nvml.compute_capability or (0, 0))[0] == _BLACKWELL
+    return bool(links) and (is_blackwell or any(version >= _NVLINK_5 for version in versions))
 
 
 def in_container(machine: Machine) -> bool:

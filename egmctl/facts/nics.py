@@ -1,4 +1,10 @@
-"""InfiniBand and RoCE devices, from sysfs."""
+"""InfiniBand and RoCE devices, from sysfs, without those that only manage NVLink switches.
+
+From NVLink 5 on the switches of an HGX board are no PCI devices: a ConnectX-7 on the board leads to them, for the
+fabric manager and the NVLink subnet manager. It looks like a NIC in all but its Vital Product Data, which says
+``SW_MNG`` (Fabric Manager User Guide; https://github.com/NVIDIA/gpu-driver-container). Only root may read these: to
+others the management devices are NICs.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +16,50 @@ from egmctl.model.machine import Nic, NicPort, Reason
 from egmctl.units import natural
 
 CLASS = "/sys/class/infiniband"
+_MANAGER = 0x15B3, 0x1021
+"""Vendor and device of a ConnectX-7: the only part that is known to manage NVLink switches."""
+_MANAGES = b"SW_MNG"
+_VPD_BYTES = 4096
+"""More than the Vital Product Data of such a part has."""
 
 
 def nics(root: Root) -> tuple[Nic, ...]:
-    """Return every device in natural order of the names; none where the kernel has no InfiniBand class.
+    """Return every NIC in natural order of the names; none where the kernel has no InfiniBand class.
 
     Raises
     ------
     Unreadable
         If there are devices that cannot be listed.
     """
+    return tuple(found for found in _devices(root) if not _known_to_manage(root, found))
+
+
+def management(root: Root) -> tuple[Nic, ...]:
+    """Return the devices by which this node manages its NVLink switches.
+
+    Raises
+    ------
+    Unreadable
+        If there are devices that cannot be listed, or one may be such a device and its Vital Product Data are hidden.
+    """
+    return tuple(found for found in _devices(root) if _manages(root, found))
+
+
+def _known_to_manage(root: Root, device: Nic) -> bool:
+    try:
+        return _manages(root, device)
+    except Unreadable:
+        return False
+
+
+def _manages(root: Root, device: Nic) -> bool:
+    function = device.pci
+    if function is None or (function.vendor_id, function.device_id) != _MANAGER:
+        return False
+    return _MANAGES in root.read_bytes(f"{CLASS}/{device.name}/device/vpd", _VPD_BYTES)
+
+
+def _devices(root: Root) -> tuple[Nic, ...]:
     try:
         names = root.names(CLASS)
     except Unreadable as error:

@@ -18,8 +18,8 @@ CONFIGURATION_KEYS = ("NUMA", "ACPI_NUMA", "NUMA_BALANCING", "MEMORY_HOTPLUG", "
 ACPI_NUMA is built in (open-gpu-kernel-modules, kernel-open/nvidia/nv.c), and UVM refuses a GPU with ATS where the
 SMMU's SVA is missing."""
 
-RDMA_MODULES = ("nvidia_peermem", "nv_peer_mem", "gdrdrv", "ib_core", "ib_uverbs", "mlx5_core", "mlx5_ib")
-"""Kernel modules of GPUDirect RDMA and of what it works with."""
+RDMA_MODULES = ("nvidia_peermem", "nv_peer_mem", "gdrdrv", "ib_core", "ib_umad", "ib_uverbs", "mlx5_core", "mlx5_ib")
+"""Kernel modules of GPUDirect RDMA and of what it works with, and ib_umad, by which NVLink 5 switches are managed."""
 
 ACPI_TABLES = "/sys/firmware/acpi/tables"
 _EGM_PROPERTY = b"nvidia,egm-base-pa"
@@ -55,6 +55,7 @@ def system(root: Root) -> System:
             "peer_memory_clients", lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers"))
         ),
         verbs=why.read("verbs", lambda: _verbs(root)),
+        nvlink_management=why.read("nvlink_management", lambda: nics.management(root)),
         unread=why.unread,
     )
 

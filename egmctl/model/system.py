@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from egmctl.model.devices import DeviceNode, PcieLink
+from egmctl.model.devices import DeviceNode, Nic, PcieLink
 from egmctl.model.record import BusId, Plain, Record
 
 
@@ -73,3 +73,5 @@ class System(Record):
     """Names in ``/sys/kernel/mm/memory_peers``; empty where the kernel has no such folder."""
     verbs: tuple[VerbsNode, ...] | None = None
     """Nodes in ``/dev/infiniband`` that the kernel has devices for; empty where it has none."""
+    nvlink_management: tuple[Nic, ...] | None = None
+    """InfiniBand devices that lead to NVLink switches of this node, and are no NICs. Only root can tell them."""

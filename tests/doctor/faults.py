@@ -24,6 +24,7 @@ from egmctl.model.machine import (
     KernelLog,
     Machine,
     Mount,
+    Nic,
     NicPort,
     NvLinkCounters,
     NvSwitch,
@@ -328,6 +329,27 @@ def with_switches() -> Machine:
     return patched(patched(shipped("dgx-h100"), "system", daemons=("nv-fabricmanager",)), "", switches=(switch,))
 
 
+def hgx_b200() -> Machine:
+    """HGX B200: four GPUs with NVLink 5 whose switches are no PCI devices; its fabric manager and nvlsm run."""
+    machine = patched(shipped("hgx-h200x4"), "gpus[*].nvml", compute_capability=(10, 0), virtualization="none")
+    machine = patched(machine, "gpus[*].nvml.nvlinks[*]", version=7, speed_mb_s=53125)
+    ports = (NicPort(number=1, state="ACTIVE", link_layer="InfiniBand"),)
+    return patched(
+        machine,
+        "system",
+        uptime_s=86400.0,
+        daemons=("nv-fabricmanager", "nvlsm"),
+        module_versions={"mlx5_core": "", "mlx5_ib": "", "ib_umad": "", "ib_core": ""},
+        nvlink_management=(Nic(name="mlx5_8", ports=ports),),
+    )
+
+
+def without_umad() -> Machine:
+    """HGX B200 whose fabric is in progress for ever, because ib_umad is not loaded."""
+    machine = patched(hgx_b200(), "gpus[*].nvml.fabric", state="in-progress", status=None)
+    return patched(machine, "system", module_versions={"mlx5_core": "", "mlx5_ib": "", "ib_core": ""})
+
+
 def in_job() -> Machine:
     """The healthy machine, as it is in an MPI job with another node that is like it."""
     ports = (PeerPort(nic="mlx5_0", number=1, state="ACTIVE", link_layer="InfiniBand", rate_gbit_s=400),)
@@ -361,6 +383,7 @@ def peer_changed(**changes: Any) -> Fault:
 
 
 FAULTS |= {
+    "fabric.management": Fault(without_umad),
     "peers.versions": peer_changed(driver_version="590.10"),
     "peers.clique": peer_changed(cliques=(2,)),
     "peers.imex": peer_changed(imex_domain="DEGRADED"),
@@ -382,6 +405,7 @@ FAULTS |= {
 PASSES: Mapping[str, Callable[[], Machine]] = {
     **dict.fromkeys((name for name in FAULTS if name.startswith("peers.")), in_job),
     "fabric.manager": with_switches,
+    "fabric.management": hgx_b200,
     "kernel.sxid": lambda: patched(with_switches(), "", kernel_log=healthy().kernel_log),
     "pcie.acs": lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0),
     "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),

@@ -314,6 +314,20 @@ def test_a_nic_without_a_pci_function_says_so(tree: Tree) -> None:
     assert rxe.unread["pci"].reason is Reason.NOT_PRESENT
 
 
+def test_what_leads_to_nvlink_switches_is_no_nic(tree: Tree) -> None:
+    # Both are of one card.
+    names = [nic.name for nic in nics.nics(tree.root)]
+    with pytest.raises(Unreadable):
+        nics.management(tree.root)
+
+    tree.write(f"/sys/class/infiniband/{names[0]}/device/vpd", "\x82V0 ConnectX-7")
+    assert nics.management(tree.root) == ()
+
+    tree.write(f"/sys/class/infiniband/{names[0]}/device/vpd", "\x82V0 ConnectX-7 SMDL=SW_MNG")
+    assert [device.name for device in nics.management(tree.root)] == names
+    assert nics.nics(tree.root) == ()
+
+
 def test_without_infiniband_there_are_no_nics(tmp_path: Path) -> None:
     assert nics.nics(Root(str(tmp_path))) == ()
 

@@ -6,9 +6,19 @@ from collections.abc import Iterator, Mapping
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NO_GPU, by_value, fabric, in_domain, kept_away, services_hidden, usable
+from egmctl.doctor.situation import (
+    NO_GPU,
+    by_value,
+    coherent,
+    fabric,
+    in_domain,
+    kept_away,
+    manages_nvlink5,
+    services_hidden,
+    usable,
+)
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Fabric, Gpu, Machine, System
+from egmctl.model.machine import Driver, Fabric, Gpu, Machine, System
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -40,6 +50,26 @@ MANAGER = Remedy(
     command="systemctl status nvidia-fabricmanager",
     needs_root=True,
 )
+
+
+RACK_MANAGER = Remedy(
+    text="Look at the rack's fabric manager (NMX-C on its switch trays): the tray's GPUs must be in a partition. "
+    "Nothing on this node registers them.",
+    command="nvidia-smi -q | grep -A12 Fabric",
+)
+NVLINK5_MANAGER = Remedy(
+    text="See fabric.management and fabric.manager, restart nvidia-fabricmanager and look into its log; with a "
+    "partition mode (FABRIC_MODE=1), activate a partition. Then reset the GPUs.",
+    command="systemctl status nvidia-fabricmanager",
+    needs_root=True,
+)
+
+
+def _manager_of(machine: Machine) -> Remedy:
+    """Return what to do about the manager that such a node's fabric has."""
+    if coherent(machine):
+        return RACK_MANAGER
+    return NVLINK5_MANAGER if manages_nvlink5(machine) else MANAGER
 
 
 def _state(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -87,18 +117,32 @@ def _state_of(
         else:
             yield failed(
                 f"the fabric is not ready ({found.state}): CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
-                MANAGER,
+                _manager_of(machine),
                 place=place,
-                evidence=evidence,
-                cause="the fabric manager (on this node, or of the rack) has not registered the GPUs",
+                evidence=(*evidence, *_since_boot(machine)),
+                cause="the fabric manager (on this node, or of the rack) has not registered the GPUs, and "
+                f"{BOOT_GRACE_S} s after boot it will not by itself"
+                if uptime is not None
+                else "the fabric manager (on this node, or of the rack) has not registered the GPUs",
             )
         return
     if found.status:
         yield failed(
-            f"the fabric's registration ended with NVML error {found.status}", MANAGER, place=place, evidence=evidence
+            f"the fabric's registration ended with NVML error {found.status}",
+            _manager_of(machine),
+            place=place,
+            evidence=evidence,
         )
         return
     yield from _health(found, gpus, evidence)
+
+
+def _since_boot(machine: Machine) -> Iterator[Evidence]:
+    uptime, error = (machine.system or System()).uptime_s, (machine.driver or Driver()).cuda_error
+    if uptime is not None:
+        yield Evidence(source="/proc/uptime", value=f"{uptime:.0f} s")
+    if error is not None:
+        yield Evidence(source="cuInit", value=error)
 
 
 def _health(found: Fabric, gpus: tuple[Gpu, ...], evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
@@ -173,6 +217,7 @@ def _manager(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     system, switches = machine.system or System(), machine.switches or ()
     daemons = system.daemons
     runs = "nv-fabricmanager" in (daemons or ())
+    on_board = bool(switches) or manages_nvlink5(machine)
     found = [one for gpu in machine.gpus or () if (one := fabric(gpu)) is not None]
     complete = bool(found) and all(one.state == "completed" and not one.status for one in found)
     evidence = (
@@ -192,7 +237,7 @@ def _manager(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             ),
             evidence=evidence,
         )
-    elif not switches:
+    elif not on_board:
         yield skipped("no NVSwitch belongs to this node: its fabric, if any, is managed elsewhere", evidence=evidence)
     elif runs:
         yield passed("the fabric manager runs", evidence=evidence)
@@ -202,7 +247,7 @@ def _manager(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield unknown("the host's processes cannot be seen from here", evidence=evidence)
     else:
         yield failed(
-            "this node has NVSwitches, and no fabric manager runs",
+            "this node's NVSwitches have no fabric manager that runs",
             Remedy(
                 text="Install and start the fabric manager of exactly the driver's version.",
                 command="systemctl enable --now nvidia-fabricmanager",
@@ -272,9 +317,10 @@ CHECKS = (
         sections=("gpus", "switches", "system"),
         judge=_manager,
         why="A node that has the NVSwitches itself (HGX) needs nvidia-fabricmanager; a tray of an NVLink rack does "
-        "not, and must not run it.",
-        read="NVSwitches in sysfs, the names of running processes, and whether the GPUs are registered. A container "
-        "does not see the host's processes.",
+        "not, and must not run it (https://github.com/Azure/AgentBaker/pull/8839). Switches of NVLink 5 are no PCI "
+        "devices: there GPUs with NVLink 5 and without NVLink-C2C tell.",
+        read="NVSwitches in sysfs, the GPUs' NVLinks, the names of running processes, and whether the GPUs are "
+        "registered. A container does not see the host's processes.",
         fix="systemctl enable --now nvidia-fabricmanager, in the driver's version.",
     ),
     Check(
