@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from egmctl.bench.case import End
-from egmctl.model.measurement import Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
+from egmctl.bench.engines import engine_for
+from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Pattern, Quantity, Task
 
 ROTATED_BELOW_BYTES = 64 << 20
 """Buffers of smaller sizes hold several neighbouring slots, and each pass moves another one: the L2 caches that the
@@ -96,13 +97,13 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
         shared = task.pattern is Pattern.ONE_TO_ALL and role is End.SOURCE
         index = 0 if shared else taken[end, role]
         taken[end, role] += 1
-        rotates = task.quantity is Quantity.BANDWIDTH and task.engine is not Engine.CPU
+        rotates = task.quantity is Quantity.BANDWIDTH and not engine_for(task.engine).writes_source
         size_bytes = span_bytes(task.size_bytes) if rotates else task.size_bytes
         return Buffer(end=end, role=role, index=index, size_bytes=size_bytes)
 
     def of_flow(task: Task, flow: Flow) -> FlowBuffers:
-        # A chase writes its chain into what it is going to read, and CPUs write their own words.
-        own = task.quantity is Quantity.LATENCY or task.engine is Engine.CPU
+        # A chase writes its chain into what it is going to read.
+        own = task.quantity is Quantity.LATENCY or engine_for(task.engine).writes_source
         source = End.DESTINATION if own else End.SOURCE
         return FlowBuffers(
             take(task, flow.source, source),

@@ -20,8 +20,6 @@ KNEE_FROM_BYTES = 512 * MIB
 """The footprint that the larger ones are compared with: from 4 times the L2 cache of every supported GPU on, what
 grows is not the share that no cache holds any more, but what finding the page takes."""
 
-_ROUND_TRIPS = (Engine.PING_PONG, Engine.EVENT, Engine.SOCKET)
-
 View = Callable[[Sequence[Measurement], Sequence[str]], Grid]
 
 
@@ -46,7 +44,7 @@ def latencies(measurements: Sequence[Measurement], order: Sequence[str]) -> Iter
 
 def _table_of(measurement: Measurement) -> object:
     """Return what measurements have in common that share a table."""
-    if measurement.engine in _ROUND_TRIPS:
+    if engine_for(measurement.engine).round_trip:
         return measurement.case, _host(measurement)
     if measurement.pattern is Pattern.LOADED:
         return "loaded", _source(measurement)
@@ -57,7 +55,7 @@ def _table_of(measurement: Measurement) -> object:
 
 
 def _view(measurement: Measurement) -> View:
-    if measurement.engine in _ROUND_TRIPS:
+    if engine_for(measurement.engine).round_trip:
         return _round_trips
     if measurement.pattern is Pattern.LOADED:
         return _loaded
@@ -74,7 +72,7 @@ def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
         where = _host(first)
         by = f"by flags in {where.label}" if where else "each polls its own"
         caption = f"round trip of a flag GPU(row) <-> GPU(column), {by} (ns, p50)"
-    elif first.engine in _ROUND_TRIPS:
+    elif engine_for(first.engine).round_trip:
         caption = f"round trip of {engine_for(first.engine).caption} GPU(row) <-> GPU(column) (ns, p50)"
     elif first.pattern is Pattern.LOADED:
         caption = f"latency under load {source.label} -> {reader}, {_how(first)} (ns)"

@@ -8,6 +8,7 @@ asks for.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from egmctl.bench.engines.base import BenchEngine
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from egmctl.bench.engines.transfer import TransferEngine
 
 
+@cache
 def engine_for(engine: Engine) -> BenchEngine:
     """Return what an engine is made of; its file is imported when it is first asked for."""
     match engine:

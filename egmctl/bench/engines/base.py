@@ -25,6 +25,11 @@ class BenchEngine(ABC):
     """Whether it runs the project's kernels, which NVRTC compiles: without NVRTC its tasks are waived."""
     needs_capability: tuple[int, int] = (0, 0)
     """The compute capability from which on GPUs can do it; its tasks are waived on older ones."""
+    round_trip: bool = False
+    """Whether its latency is that of an answer, not of a load."""
+    writes_source: bool = False
+    """Whether it writes words of its own into what it then reads: nobody else's source, and no pass takes another
+    slot."""
     timed_by_host: bool = False
     """Whether the host has a part in what is timed: where it runs the processes is in the number then."""
 

@@ -48,6 +48,7 @@ CPU = Cpu(
     caption="CPU threads, a lower bound,",
     counted="each byte read or written by the CPUs",
     needs_kernels=False,
+    writes_source=True,
     timed_by_host=True,
 )
 

@@ -30,6 +30,7 @@ WARM_UP_LAPS = 200
 class RoundTripEngine(BenchEngine):
     """An engine by which two GPUs, or two processes, answer each other: a latency."""
 
+    round_trip: bool = True
     pair: type[Pair]
     """What two sides are made of. The first flow's initiator sends first and takes the times; the other side is the
     second flow's initiator, or the first flow's destination. No process is in two tasks of a step, but the one that
