@@ -19,7 +19,8 @@ from egmctl.report.forms import Form, render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
-    from egmctl.fleet.run import Progress
+    from egmctl.fleet.bring import Folders
+    from egmctl.fleet.run import Launch, Progress
     from egmctl.model.command import Command
 
     Word = TypeVar("Word", bound=StrEnum)
@@ -72,6 +73,14 @@ RemoteCommandOption = Annotated[
     str | None,
     typer.Option("--remote-command", metavar="PATH", help="egmctl on the nodes, if it is not in the PATH there."),
 ]
+BringOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--bring",
+        metavar="FILE",
+        help="Copy this folder of make dist (.tar.xz) to nodes that lack it, and run it there; one per architecture.",
+    ),
+]
 AnyVersionOption = Annotated[
     bool, typer.Option("--any-version", help="Ask nodes that have another version of egmctl, too.")
 ]
@@ -115,6 +124,7 @@ def fleet(
     connect_timeout: ConnectOption = 10,
     timeout: TimeoutOption = None,
     remote_command: RemoteCommandOption = None,
+    bring: BringOption = None,
     any_version: AnyVersionOption = False,
     output: FolderOption = None,
     resume: ResumeOption = None,
@@ -132,6 +142,7 @@ def fleet(
     from egmctl.nodesets import require_clustershell
 
     require_clustershell("'egmctl fleet'")
+    from egmctl.fleet.bring import read_folders
     from egmctl.fleet.run import Launch
     from egmctl.fleet.session import ask, new_session, old_session
 
@@ -150,6 +161,14 @@ def fleet(
     if shutil.which(launch.launcher) is None:
         raise UsageError(f"--launcher {launch.launcher}: there is no {launch.launcher} in the PATH")
     check_output(None, force=False)
+    folders = None
+    if bring:
+        if launch.launcher is not Launcher.SSH:
+            raise UsageError("--bring copies by ssh: with srun give --remote-command a place that all nodes see")
+        if remote_command is not None:
+            raise UsageError("--bring and --remote-command exclude each other; give one of them")
+        folders = read_folders(bring, any_version=any_version)
+        remote_command = folders.remote_command
     if resume is None:
         _check_remote(what, remote or ())
         session = new_session(
@@ -167,6 +186,8 @@ def fleet(
             raise UsageError(f"--resume asks what was asked before: {wrong} does not go with it")
         session = old_session(what, resume, remote_command=remote_command, any_version=any_version)
         _check_remote(what, session.asked.arguments)
+    if folders is not None:
+        _bring(folders, [node for node in session.asked.nodes if node not in session.answers], launch)
     with _progress(quiet) as on_tick:
         report = ask(session, launch, on_tick, say)
     emit(render(report, Form.JSON if json else Form.TEXT, verbose=verbose), output=None, force=False, color=color)
@@ -176,6 +197,13 @@ def fleet(
         words += ["--launcher-options", launcher_options] if launcher_options else []
         say(f"to ask the nodes without an answer again: {shlex.join(words)}")
     return report.exit_code
+
+
+def _bring(folders: Folders, nodes: Sequence[str], launch: Launch) -> None:
+    from egmctl.fleet.bring import bring
+
+    # A node without a copy is asked all the same, and is a result: it has no egmctl.
+    bring(folders, nodes, launch, lambda node, reason: say(f"{node}: egmctl could not be brought there: {reason}"))
 
 
 def _word(kind: type[Word], text: str, sentence: str) -> Word:

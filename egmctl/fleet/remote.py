@@ -32,9 +32,10 @@ _WATCH = (
     'echo; echo "$mark end $code"; exit "$code"'
 )
 _INNER = (
-    'command -v "$2" >/dev/null 2>&1 || { echo "$0 lacks"; exit 127; }; '
-    'seen=$("$2" --version 2>/dev/null | head -n 1); '
-    'echo "$0 version $seen"; case $1 in "" | "$seen") ;; *) exit 0 ;; esac; shift; exec "$@"'
+    'case $2 in "~/"*) tool=$HOME/${2#??} ;; *) tool=$2 ;; esac; '
+    'command -v "$tool" >/dev/null 2>&1 || { echo "$0 lacks"; exit 127; }; '
+    'seen=$("$tool" --version 2>/dev/null | head -n 1); '
+    'echo "$0 version $seen"; case $1 in "" | "$seen") ;; *) exit 0 ;; esac; shift 2; exec "$tool" "$@"'
 )
 
 

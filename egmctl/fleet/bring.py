@@ -1,0 +1,167 @@
+"""Brings egmctl to nodes: the folder of ``make dist`` goes by ssh into a bounded cache of the user's, and is run there.
+
+Every node runs what was brought, also one that has an egmctl of its own: then all answers come from the same bytes. Two
+connections a node: the first asks whether the copy is there and for which architecture it is, the second carries it and
+holds it against its sum before it is unpacked. The scripts keep to what ``remote.py`` says about quoting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from egmctl import __version__
+from egmctl.errors import UsageError
+from egmctl.fleet.remote import MARK
+from egmctl.fleet.run import SSH_OPTIONS, Launch
+from egmctl.units import printable
+
+KEPT = 3
+"""Copies that stay on a node: those used last."""
+LOOK_S = 60
+BRING_S = 1800
+"""Seconds for a look, and for carrying a copy: 100 MB over a slow network."""
+
+_NAME = re.compile(r"egmctl-(?P<version>[0-9][^-]*)-linux-(?P<arch>x86_64|aarch64)-.+\.tar\.xz")
+_FOLDER = ".cache/egmctl/fleet"
+_LOOK = (
+    f'cd "$HOME" && mkdir -p -m 700 {_FOLDER} && cd {_FOLDER} || exit 1; '
+    'if test -x "$1/bin/egmctl"; then touch "$1"; echo "$0 has it"; else echo "$0 is $(uname -m)"; fi'
+)
+_TAKE = (
+    f'umask 077; cd "$HOME/{_FOLDER}" || exit 1; new=$(mktemp -d new.XXXXXX) || exit 1; '
+    'cat > "$new/file"; mkdir "$new/tree"; '
+    'if echo "$2  $new/file" | sha256sum -c >/dev/null 2>&1; then '
+    'tar -xJf "$new/file" -C "$new/tree" --strip-components=1 && { mv -T "$new/tree" "$1" || test -d "$1"; }; code=$?; '
+    'else echo "what arrived is not what was sent" >&2; code=1; fi; rm -rf "$new"; '
+    f'ls -t | grep -v "^new" | tail -n +{KEPT + 1} | while read -r old; do rm -rf "./$old"; done; '
+    'find . -maxdepth 1 -name "new.*" -mtime +1 -exec rm -rf "{}" +; '
+    'test $code -eq 0 && echo "$0 took it"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Archives of one version, one for each architecture."""
+
+    archives: Mapping[str, Path]
+    sums: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """Return the copy's name in a node's cache: the same on every architecture."""
+        return hashlib.sha256("".join(sorted(self.sums.values())).encode()).hexdigest()[:16]
+
+    @property
+    def remote_command(self) -> str:
+        """Return egmctl's place on every node that it was brought to."""
+        return f"~/{_FOLDER}/{self.key}/bin/egmctl"
+
+
+def read_folders(paths: Sequence[Path], *, any_version: bool = False) -> Folders:
+    """Return the archives, with their sums.
+
+    Raises
+    ------
+    UsageError
+        If one cannot be read, is not named as ``make dist`` names it, is of another version than this command, or is
+        the second for its architecture.
+    """
+    archives: dict[str, Path] = {}
+    sums: dict[str, str] = {}
+    for path in paths:
+        told = printable(str(path))
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            raise UsageError(
+                f"--bring {told}: its name is not egmctl-VERSION-linux-ARCH-....tar.xz, as make dist writes it"
+            )
+        if match["version"] != __version__ and not any_version:
+            raise UsageError(f"--bring {told}: it is egmctl {match['version']}, and this is {__version__}")
+        if match["arch"] in archives:
+            raise UsageError(
+                f"--bring {told}: there is one for {match['arch']} already; give one for each architecture"
+            )
+        try:
+            with open(path, "rb") as file:
+                digest = hashlib.sha256()
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except OSError as error:
+            raise UsageError(f"--bring {told}: {error.strerror}") from error
+        archives[match["arch"]], sums[match["arch"]] = path, digest.hexdigest()
+    return Folders(archives, sums)
+
+
+def bring(folders: Folders, nodes: Sequence[str], launch: Launch, failed: Callable[[str, str], None]) -> None:
+    """Bring the folders to nodes that lack them.
+
+    Parameters
+    ----------
+    failed
+        Told each node that has no copy afterwards, and why.
+    """
+    running: set[subprocess.Popen[bytes]] = set()
+    threads = ThreadPoolExecutor(launch.fanout, thread_name_prefix="bring")
+    try:
+        tasks = {threads.submit(_bring, folders, node, launch, running): node for node in nodes}
+        for task in as_completed(tasks):
+            if reason := task.result():
+                failed(tasks[task], reason)
+    finally:
+        # After an interruption nothing goes on.
+        threads.shutdown(wait=False, cancel_futures=True)
+        for process in list(running):
+            process.kill()
+
+
+def _bring(folders: Folders, node: str, launch: Launch, running: set[subprocess.Popen[bytes]]) -> str:
+    """Bring the copy to one node; return why there is none, or ``""``."""
+    said, error = _ssh(node, launch, running, (_LOOK, folders.key), None, LOOK_S)
+    if said == "has it":
+        return ""
+    arch = said.removeprefix("is ")
+    if arch == said:
+        return error
+    if arch not in folders.archives:
+        return f"it is {printable(arch)}, and --bring has a folder for {' and '.join(folders.archives)} only"
+    take = (_TAKE, folders.key, folders.sums[arch])
+    said, error = _ssh(node, launch, running, take, folders.archives[arch], BRING_S)
+    return "" if said == "took it" else error
+
+
+def _ssh(
+    node: str,
+    launch: Launch,
+    running: set[subprocess.Popen[bytes]],
+    script: Sequence[str],
+    file: Path | None,
+    timeout_s: int,
+) -> tuple[str, str]:
+    """Run a script on a node; return what stands behind its mark, and what went wrong."""
+    own = ("-a", "-oForwardX11=no", "-oBatchMode=yes", f"-oConnectTimeout={launch.connect_timeout_s}")
+    words = ["sh", "-c", script[0], MARK, *script[1:]]
+    command = ["setsid", "ssh", *launch.options, *SSH_OPTIONS.split(), *own, node, shlex.join(words)]
+    with open(file or "/dev/null", "rb") as stdin:
+        process = subprocess.Popen(  # noqa: S603 - ssh, as the user's PATH has it, with words that were quoted
+            command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    running.add(process)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return "", f"not done within {timeout_s} s"
+    finally:
+        running.discard(process)
+    marked = re.findall(rf"^{MARK} (.*)$".encode(), out, re.MULTILINE)
+    lines = err.decode(errors="replace").strip().splitlines()
+    reason = printable(lines[-1]) if lines else f"ssh ended with {process.returncode}"
+    return (marked[-1].decode(errors="replace") if marked else ""), reason
