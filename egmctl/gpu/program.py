@@ -127,6 +127,8 @@ def load_compiler() -> None:
 
     The first compilation of a process loads another large file: half a second where a kernel takes a hundredth.
     """
+    if _shipped().is_dir():
+        return
     with suppress(NoCompiler):
         nvrtc_version()
         folder = _cache_folder()
@@ -152,7 +154,7 @@ def _compiled(source: str, architecture: str) -> bytes:
 
 
 def cubin(source: str, architecture: str) -> bytes:
-    """Return one source as a cubin, from the disk cache or compiled.
+    """Return one source as a cubin: one that ships, of the disk cache, or compiled now.
 
     Parameters
     ----------
@@ -162,6 +164,9 @@ def cubin(source: str, architecture: str) -> bytes:
         ``sm_90`` and so on.
     """
     text = (_folder() / source).read_bytes()
+    with suppress(OSError):
+        shipped: bytes = (_shipped() / _shipped_name(text, architecture)).read_bytes()
+        return shipped
     version = nvrtc_version()
     identity = "\n".join((f"NVRTC {version[0]}.{version[1]}", architecture, *_OPTIONS, ""))
     key = hashlib.sha256(identity.encode() + text).hexdigest()
@@ -173,6 +178,15 @@ def cubin(source: str, architecture: str) -> bytes:
     if folder is not None:
         _keep(folder / f"{key}.cubin", compiled)
     return compiled
+
+
+def compile_all(target: Path) -> None:
+    """Write every kernel for all :data:`ARCHITECTURES` into a folder, as `cubin` reads what ships; needs NVRTC."""
+    target.mkdir()
+    for source in KERNELS:
+        text = (_folder() / source).read_bytes()
+        for architecture in ARCHITECTURES:
+            (target / _shipped_name(text, architecture)).write_bytes(compile_source(source, text, architecture))
 
 
 def compile_source(source: str, text: bytes, architecture: str) -> bytes:
@@ -218,6 +232,16 @@ def nvrtc_version() -> tuple[int, int]:
 
 def _folder() -> Any:
     return resources.files("egmctl.gpu") / "kernels"
+
+
+def _shipped() -> Any:
+    """Return where compiled kernels are in what ``make dist`` builds; elsewhere it does not exist."""
+    return _folder() / "compiled"
+
+
+def _shipped_name(text: bytes, architecture: str) -> str:
+    identity = "\n".join((architecture, *_OPTIONS, "")).encode()
+    return f"{hashlib.sha256(identity + text).hexdigest()}.cubin"
 
 
 def _bindings() -> Any:

@@ -81,6 +81,16 @@ def test_without_nvrtc_the_message_has_the_install_line(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("nvrtc")
+def test_kernels_that_ship_need_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.compile_all(tmp_path / "compiled")
+    monkeypatch.setattr(program, "_shipped", lambda: tmp_path / "compiled")
+    monkeypatch.setattr(program, "compile_source", lambda *_: pytest.fail("compiled again"))
+    made = {cubin(source, architecture) for source in program.KERNELS for architecture in program.ARCHITECTURES}
+    assert len(made) == len(program.KERNELS) * len(program.ARCHITECTURES)
+    assert all(one.startswith(ELF) for one in made)
+
+
+@pytest.mark.usefixtures("nvrtc")
 class TestCache:
     def test_a_second_request_is_answered_from_disk(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = cubin("gate.cu", "sm_90")

@@ -77,26 +77,20 @@ def make_folder(target: Path, python_tar: Path, wheel: Path, lock: Path, arch: s
 
 
 def finish(target: Path, native: Path, epoch: int) -> None:
-    """Compile what is Python, add the shells' completions, and give every file one time and plain modes.
+    """Compile what is Python and the kernels, add the shells' completions, and give every file one time and plain modes.
 
     Parameters
     ----------
     native
-        A folder of this machine's architecture, whose interpreter does the work: byte code is the same everywhere.
+        A folder of this machine's architecture, whose interpreter and NVRTC do the work: what they make is the same
+        everywhere.
     """
-    library = target / "python/lib/python3.13"
-    compile_all = (
-        native / "python/bin/python3.13",
-        "-I",
-        "-m",
-        "compileall",
-        "-qq",
-        "--invalidation-mode",
-        "unchecked-hash",
-        "-s",
-        target,
-    )
-    subprocess.run([*compile_all, library], check=True, env={**os.environ, "PYTHONHASHSEED": "0"})
+    python = native / "python/bin/python3.13"
+    byte_code = ["-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash", "-s", target]
+    fixed = {**os.environ, "PYTHONHASHSEED": "0"}
+    subprocess.run([python, "-I", *byte_code, target / "python/lib/python3.13"], check=True, env=fixed)
+    kernels = "import pathlib, sys; from egmctl.gpu import program; program.compile_all(pathlib.Path(sys.argv[1]))"
+    subprocess.run([python, "-I", "-c", kernels, target / SITE / "egmctl/gpu/kernels/compiled"], check=True)
     for shell, place in COMPLETIONS.items():
         show = {**os.environ, "_EGMCTL_COMPLETE": f"source_{shell}"}
         done = subprocess.run([native / "bin/egmctl"], env=show, check=True, capture_output=True)
