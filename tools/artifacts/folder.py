@@ -77,7 +77,7 @@ def make_folder(target: Path, python_tar: Path, wheel: Path, lock: Path, arch: s
 
 
 def finish(target: Path, native: Path, epoch: int) -> None:
-    """Compile what is Python and the kernels, add the shells' completions, and give every file one time and plain modes.
+    """Compile Python and kernels, add the shells' completions, and give every file one time and plain modes.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def finish(target: Path, native: Path, epoch: int) -> None:
         everywhere.
     """
     python = native / "python/bin/python3.13"
-    byte_code = ["-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash", "-s", target]
+    byte_code: list[str | Path] = ["-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash", "-s", target]
     fixed = {**os.environ, "PYTHONHASHSEED": "0"}
     subprocess.run([python, "-I", *byte_code, target / "python/lib/python3.13"], check=True, env=fixed)
     kernels = "import pathlib, sys; from egmctl.gpu import program; program.compile_all(pathlib.Path(sys.argv[1]))"

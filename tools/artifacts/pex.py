@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
+from packaging.tags import compatible_tags, cpython_tags
+
 from artifacts.archive import sha256
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+NEWEST_GLIBC = 28
+"""2.28: what wheels may need. Older ones are looked for, too, back to 2.5 of manylinux1."""
 
 
 def make_pex(target: Path, wheel: Path, lock: Path, arch: str, pex: Path, epoch: int) -> None:
@@ -21,8 +26,34 @@ def make_pex(target: Path, wheel: Path, lock: Path, arch: str, pex: Path, epoch:
     # They are asked for by the wheel and never imported.
     command += ["--exclude", "cuda-python", "--exclude", "cuda-core"]
     for python in PYTHONS:
-        command += ["--platform", f"manylinux_2_28_{arch}-cp-{python}.0-cp{python.replace('.', '')}"]
+        command += ["--complete-platform", json.dumps(platform(python, arch))]
     try:
         subprocess.run(command, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)})
     finally:
         requirements.unlink()
+
+
+def platform(python: str, arch: str) -> dict[str, object]:
+    """Describe a CPython such as ``"3.10"`` on Linux, as pex wants it: the wheels it takes, and its markers."""
+    version = tuple(map(int, python.split(".")))
+    legacy = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+    platforms = [f"{name}_{arch}" for minor in range(NEWEST_GLIBC, 4, -1) for name in _names(minor, legacy)]
+    tags = [*cpython_tags(version, platforms=platforms), *compatible_tags(version, f"cp{python}", platforms)]
+    markers = {
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": arch,
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+    return {"compatible_tags": [str(tag) for tag in tags], "marker_environment": markers}
+
+
+def _names(minor: int, legacy: dict[int, str]) -> list[str]:
+    return [f"manylinux_2_{minor}", *([legacy[minor]] if minor in legacy else [])]
