@@ -232,7 +232,7 @@ def _check_remote(command: Command, arguments: Sequence[str]) -> None:
     with one.make_context(f"egmctl {command}", [*arguments]) as context:
         usual = {parameter.name: parameter.get_default(context) for parameter in one.params}
         for name, option in NO_DOCUMENT.items():
-            if name in context.params and context.params[name] != usual[name]:
+            if name in context.params and (context.params[name] or None) != (usual[name] or None):
                 raise UsageError(f"after --, {option} has no place: a node's answer is its result as JSON")
 
 
