@@ -36,6 +36,8 @@ class Engine(StrEnum):
     """A kernel that only writes."""
     BULK = "bulk"
     """A kernel that has the copy unit of each multiprocessor (TMA) move chunks through shared memory."""
+    ATOMIC = "atomic"
+    """A kernel that adds to every word, atomically, and asks for no result."""
     CPU = "cpu"
     """Threads bound to the CPUs of a NUMA node: a lower bound of what those can do."""
     CHASE = "chase"

@@ -60,6 +60,7 @@ def test_a_byte_that_a_kernel_damages_is_found_in_every_way_of_moving(bench: Ben
     for case, fault in (
         ("device_to_device_memcpy_write_sm", "cuLaunchKernel@4=corrupt:100"),
         ("device_to_device_bulk_write", "cuLaunchKernel@4=corrupt:100"),
+        ("device_to_device_atomic_add", "cuLaunchKernel@3=corrupt:100"),
         ("device_to_device_read_sm", "cuLaunchKernel@4=corrupt:1"),
         ("device_to_device_write_sm", "cuLaunchKernel@3=corrupt:100"),
     ):

@@ -81,6 +81,22 @@ _BULK = tuple(
     )
     for way, end, whose in _WAYS
 )
+_ATOMIC = (
+    _case(
+        "device_to_device_atomic_add",
+        Pattern.PAIR,
+        "additions to every word of a peer's device memory by a kernel, every ordered pair",
+        engine=Engine.ATOMIC,
+        source=MemoryKind.REGISTERS,
+    ),
+    _case(
+        "device_local_atomic_add",
+        Pattern.LOCAL,
+        "additions to every word of a GPU's own memory by a kernel",
+        engine=Engine.ATOMIC,
+        source=MemoryKind.REGISTERS,
+    ),
+)
 _AT_ONCE = tuple(
     _case(name, pattern, f"{description} {how}", engine=engine, initiator=end)
     for engine, suffix, how in _ENGINES
@@ -116,4 +132,4 @@ _LOCAL = (
     ),
 )
 
-CASES = (*_PAIRS, *_BOTH, *_LOCAL, *_ONE_SIDED, *_BULK, *_AT_ONCE)
+CASES = (*_PAIRS, *_BOTH, *_LOCAL, *_ONE_SIDED, *_BULK, *_ATOMIC, *_AT_ONCE)

@@ -35,6 +35,10 @@ def engine_for(engine: Engine) -> BenchEngine:
             from egmctl.bench.engines.bulk import BULK
 
             return BULK
+        case Engine.ATOMIC:
+            from egmctl.bench.engines.atomic import ATOMIC
+
+            return ATOMIC
         case Engine.SM_READ:
             from egmctl.bench.engines.read_kernel import READ_KERNEL
 

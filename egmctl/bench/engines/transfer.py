@@ -161,8 +161,12 @@ class Destination:
     def __init__(self, worker: WorkerContext, held: AllocatedBuffer, stream: Stream, seed: int) -> None:
         self.held = held
         self.stream = stream
-        self._worker = worker
+        self.worker = worker
         self._seed = seed
+
+    def address(self, part: Window) -> int:
+        """Return where a window begins, as its owner addresses it."""
+        return self.held.memory.address + part.offset_bytes
 
     def first_touch(self, part: Window) -> None:
         """See what it costs to write all of it for the first time, if the window is all of it."""
@@ -178,7 +182,7 @@ class Destination:
 
     def check(self, part: Window) -> Check:
         """Begin to compare all of a window with what is to be there."""
-        return self._worker.pattern.check(self.stream, _region(self.held.memory, part, self._seed))
+        return self.worker.pattern.check(self.stream, _region(self.held.memory, part, self._seed))
 
 
 class Mover:

@@ -140,12 +140,47 @@ static int sum_vectors(struct launch *launch, struct stream *stream, double *sec
     return 0;
 }
 
+/* atomic.cu */
+static int add_ones(struct launch *launch, struct stream *stream, double *seconds)
+{
+    uint64_t words = launch->arguments[1], passes = launch->arguments[2], slots = launch->arguments[3];
+    uint64_t size = words * 8 * slots_moved(passes, slots);
+    uint64_t *to = kernel_range(launch, stream, 0, size, WRITE);
+    if (!to)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (uint64_t i = 0; i < size / 8; ++i)
+        to[i] += passes / slots + (i / words < passes % slots);
+    damage(launch, to, size);
+    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], words * 8 * passes);
+    return 0;
+}
+
+static int verify_counts(struct launch *launch, struct stream *stream, double *seconds)
+{
+    uint64_t words = launch->arguments[1], passes = launch->arguments[2], slots = launch->arguments[3];
+    uint64_t size = words * 8 * slots_moved(passes, slots);
+    const uint64_t *data = kernel_range(launch, stream, 0, size, READ);
+    uint64_t *result = kernel_range(launch, stream, 4, 16, WRITE);
+    if (!data || !result)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (uint64_t i = 0; i < size / 8; ++i)
+        if (data[i] != passes / slots + (i / words < passes % slots)) {
+            ++result[0];
+            if (~i > result[1])
+                result[1] = ~i;
+        }
+    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], size);
+    return 0;
+}
+
 static const struct kernel kernels[] = {
     {"gate", {8, 8, 8}, gate},
     {"fill_pattern", {8, 8, 8, 8, 8}, fill_pattern},
     {"verify_pattern", {8, 8, 8, 8}, verify_pattern},
     {"sum_pattern", {8, 8, 8, 8}, sum_pattern},
     {"copy_vectors", {8, 8, 8, 8, 8}, copy_vectors},
+    {"add_ones", {8, 8, 8, 8}, add_ones},
+    {"verify_counts", {8, 8, 8, 8, 8}, verify_counts},
     {"copy_bulk", {8, 8, 8, 8, 8}, copy_vectors},
     {"sum_vectors", {8, 8, 8, 8, 8}, sum_vectors},
 };
