@@ -36,6 +36,17 @@ def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterato
     def ends(gpu: Gpu, node: int) -> Ends:
         return (node, gpu) if case.source in HOST_MEMORY else (gpu, node)
 
+    if case.pattern in (Pattern.OWN_NODE, Pattern.OWN_NODE_BOTH):
+        own = [(gpu, node) for gpu in gpus if (node := own_node(gpu, nodes)) is not None]
+        if len(own) > 1:
+            yield tuple(
+                flow
+                for gpu, node in own
+                for flow in (ends(gpu, node), ends(gpu, node)[::-1])[
+                    : 2 if case.pattern is Pattern.OWN_NODE_BOTH else 1
+                ]
+            )
+        return
     for node in nodes:
         match case.pattern:
             case Pattern.ONE_NODE:
@@ -47,6 +58,13 @@ def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterato
                 yield from ((ends(gpu, node), ends(gpu, node)) for gpu in gpus)
             case _:
                 yield from ((ends(gpu, node),) for gpu in gpus)
+
+
+def own_node(gpu: Gpu, nodes: Sequence[int]) -> int | None:
+    """Return which of some NUMA nodes is a GPU's own; ``None`` if that is another one, or is not known."""
+    if gpu.host_numa_id is None:
+        return nodes[0] if len(nodes) == 1 else None
+    return gpu.host_numa_id if gpu.host_numa_id in nodes else None
 
 
 def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:

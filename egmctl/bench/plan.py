@@ -39,6 +39,9 @@ COPIES_LIMIT = 128
 SAMPLE_S = 0.02
 """How long one sample is to take at least; see :func:`copies_for`."""
 
+THERE_AND_BACK = (Pattern.BOTH_DIRECTIONS, Pattern.OWN_NODE_BOTH)
+"""Every second flow of these goes the other way."""
+
 _ROUND_COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, COPIES_LIMIT)
 
 _USUAL_L2_BYTES = 128 * MIB
@@ -248,7 +251,7 @@ def _in_one_process(
 ) -> Iterator[Candidate]:
     for ends_of_flows in tasks_of(case, gpus, numa_nodes):
         made = [
-            _flow(case, machine, ends, back=case.pattern is Pattern.BOTH_DIRECTIONS and number == 1)
+            _flow(case, machine, ends, back=case.pattern in THERE_AND_BACK and number % 2 == 1)
             for number, ends in enumerate(ends_of_flows)
         ]
         taking_part = {g.bus_id: g for ends in ends_of_flows for g in ends if isinstance(g, Gpu)}
@@ -284,6 +287,7 @@ def _planned_tasks(
     for made in candidates:
         waivers = [gpu_waiver(machine, gpu, visible) for gpu in made.gpus] + [path.waiver for path in made.paths]
         waivers += [made.waiver, *(capability_waiver(case.engine, gpu) for gpu in made.gpus)]
+        waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
         if not settings.allow_busy:
             waivers += [f"{busy}; --allow-busy measures it all the same" for busy in map(in_use, made.gpus) if busy]
         planned = planned_task(case, made, settings, next((waiver for waiver in waivers if waiver), None))
@@ -302,6 +306,19 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> str | None:
     return (
         f"GPU{gpu.index} has compute capability {major}.{minor}, and {engine_for(engine).caption} needs "
         f"{needed[0]}.{needed[1]}"
+    )
+
+
+def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> str | None:
+    """Say why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or the driver did not tell."""
+    if engine is not Engine.ATOMIC or flow.initiator is None or flow.destination.bus_id is None:
+        return None
+    pair = machine.pair(flow.initiator, flow.destination.bus_id)
+    if pair is None or pair.cuda_attributes.get("NATIVE_ATOMIC_SUPPORTED") != 0:
+        return None
+    return (
+        f"{flow.initiator_label} has no native atomics on {flow.destination.label}: "
+        "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED is 0"
     )
 
 

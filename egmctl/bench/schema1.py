@@ -14,7 +14,7 @@ from typing import Any
 
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Flow, RunReport
+from egmctl.model.measurement import Flow, Pattern, RunReport
 from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, MemoryKind
 from egmctl.model.route import FORMER_SYMBOLS, Carrier, Egm, Hop, LinkClass, LinkKind, Route
 from egmctl.model.ucx import UcxRoute
@@ -26,6 +26,7 @@ BENCH_SCHEMA_1 = "egmctl.bench/1"
 _ACROSS = " across nodes"
 _UNKNOWN_EGM = re.compile(r", not known whether EGM(?:: (?P<why>.*))?$", re.DOTALL)
 _OVER = re.compile(r"^(?P<memory>.+?) over (?P<links>\S+)(?P<across> across nodes)?$", re.DOTALL)
+_ONE_NODE = re.compile(r"^(all_to_)?(.+?)(_to_all_memcpy_.+|_memcpy_.+)$")
 _NVLINKS = re.compile(r"^NV([0-9]{1,6})$")
 _PCI = {one.value: one for one in LinkClass if one not in (LinkClass.NVLINK, LinkClass.UNKNOWN)}
 _MEMORY = {name: kind for kind, name in HOST_NAMES.items()} | {
@@ -130,6 +131,9 @@ def _hop(link: str) -> Hop:
 
 def _measurement(measurement: dict[str, Any]) -> dict[str, Any]:
     found = dict(measurement)
+    if found.get("pattern") == Pattern.ONE_NODE and isinstance(name := found.get("case"), str):
+        # Schema 2 calls each GPU with its own node what schema 1 called all GPUs with one node.
+        found["case"] = _ONE_NODE.sub(r"\1\2_one_node\3", name)
     if isinstance(flows := found.get("flows"), list):
         found["flows"] = [_flow(flow) if isinstance(flow, dict) else flow for flow in flows]
     evidence = found.get("evidence")

@@ -75,6 +75,10 @@ class Pattern(StrEnum):
     """From each GPU to each other one."""
     ONE_NODE = "everyone-to-one-node"
     """Every GPU with the memory of one NUMA node."""
+    OWN_NODE = "own-node"
+    """Every GPU with the memory of its own NUMA node, the one that is nearest to it."""
+    OWN_NODE_BOTH = "own-node-both-directions"
+    """The same, there and back."""
     LOADED = "loaded"
     """A latency, while other threads of the same GPU move bytes over the same path."""
 

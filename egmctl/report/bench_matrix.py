@@ -29,6 +29,8 @@ _AT_ONCE = {
     Pattern.ALL_TO_ONE: ", all others to one at once",
     Pattern.ALL_PAIRS: ", all pairs at once",
     Pattern.ONE_NODE: ", all GPUs at once",
+    Pattern.OWN_NODE: ", every GPU with its own NUMA node at once",
+    Pattern.OWN_NODE_BOTH: ", every GPU with its own NUMA node in both directions at once",
 }
 
 
@@ -51,7 +53,7 @@ def matrices(measurements: Sequence[Measurement], order: Sequence[str]) -> Itera
         yield _one_row(measurements, notes)
         return
     host = any(end.bus_id is None for end in (first.flows[0].source, first.flows[0].destination))
-    if first.pattern is Pattern.BOTH_DIRECTIONS and host:
+    if first.pattern in (Pattern.BOTH_DIRECTIONS, Pattern.OWN_NODE_BOTH) and host:
         yield _matrix(measurements, order, notes, 0)
         yield _matrix(measurements, order, (), 1)
     else:
@@ -142,7 +144,7 @@ def _matrix(
     for measurement in measurements:
         labels = set()
         for place, flow in enumerate(measurement.flows):
-            if way is None or place == way:
+            if way is None or place % 2 == way:
                 row, column = ends(flow, measurement.pattern)
                 cells[row.label, column.label] = cell(measurement, place)
                 labels.add(row.label)

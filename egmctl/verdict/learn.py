@@ -40,6 +40,8 @@ _COUNTED_FLOWS = (
     Pattern.BISECT,
     Pattern.ALL_PAIRS,
     Pattern.ONE_NODE,
+    Pattern.OWN_NODE,
+    Pattern.OWN_NODE_BOTH,
     Pattern.ONE_TO_ALL,
     Pattern.ALL_TO_ONE,
 )

@@ -69,7 +69,21 @@ def test_one_to_all_and_all_to_one_are_a_task_for_each_gpu(gpus: list[int]) -> N
 
 @given(COUNTS)
 def test_everyone_to_one_node_is_a_task_for_each_node(gpus: list[int]) -> None:
-    assert paths("all_to_host_memcpy_ce", gpus) == [[f"GPU{g} -> NUMA{n}" for g in gpus] for n in (0, 1)]
+    assert paths("all_to_host_one_node_memcpy_ce", gpus) == [[f"GPU{g} -> NUMA{n}" for g in gpus] for n in (0, 1)]
+
+
+@given(COUNTS)
+def test_everyone_with_its_own_node_is_one_task(gpus: list[int]) -> None:
+    own = [(g, DGX.gpus[g].host_numa_id) for g in gpus]  # type: ignore[index]
+    assert paths("all_to_host_memcpy_ce", gpus) == [[f"GPU{g} -> NUMA{n}" for g, n in own]]
+    both = paths("host_to_all_bidirectional_memcpy_ce", gpus)
+    assert both == [[way for g, n in own for way in (f"NUMA{n} -> GPU{g}", f"GPU{g} -> NUMA{n}")]]
+
+
+def test_a_gpu_whose_own_node_was_not_chosen_stays_out() -> None:
+    own = [gpu.host_numa_id for gpu in DGX.gpus or ()]
+    (task,) = plan_of("host_to_all_memcpy_ce", list(range(8)), (1,)).tasks
+    assert [flow.path for flow in task.task.flows] == [f"NUMA1 -> GPU{g}" for g in range(8) if own[g] == 1]
 
 
 def test_both_directions_with_host_memory_are_issued_by_the_gpu() -> None:
@@ -125,7 +139,7 @@ def test_a_buffer_is_given_back_after_its_last_step_and_all_are_in_the_end(gpus:
 
 
 def test_the_peak_counts_what_is_held_at_the_same_time() -> None:
-    plan = plan_of("all_to_host_numa_memcpy_ce", [0, 1, 2, 3], (0, 1))
+    plan = plan_of("all_to_host_numa_one_node_memcpy_ce", [0, 1, 2, 3], (0, 1))
     most = {peak.place.label if peak.place else "host": peak.bytes for peak in plan.peaks}
     # Four destinations on one node, given back before those on the other are made.
     assert most["NUMA0"] == most["NUMA1"] == most["host"] == 2 * GIB

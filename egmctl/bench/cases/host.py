@@ -88,25 +88,44 @@ def at_once(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case
                 initiator=End.DESTINATION,
                 description=f"{what} to device memory and back at the same time {how}: each direction and the sum",
             ),
-            Case(
-                name=f"{word}_to_all_memcpy_{suffix}",
-                family=family,
-                source=memory,
-                destination=MemoryKind.DEVICE,
-                engine=engine,
-                pattern=Pattern.ONE_NODE,
-                initiator=End.DESTINATION,
-                description=f"{what} of one NUMA node to all GPUs at the same time {how}: each and the sum",
-            ),
-            Case(
-                name=f"all_to_{word}_memcpy_{suffix}",
-                family=family,
-                source=MemoryKind.DEVICE,
-                destination=memory,
-                engine=engine,
-                pattern=Pattern.ONE_NODE,
-                initiator=End.SOURCE,
-                description=f"all GPUs to {what} of one NUMA node at the same time {how}: each and the sum",
+            *(
+                Case(
+                    name=name,
+                    family=family,
+                    source=source,
+                    destination=destination,
+                    engine=engine,
+                    pattern=pattern,
+                    initiator=end,
+                    description=f"{ends} at the same time {how}: each and the sum",
+                )
+                for name, source, destination, pattern, end, ends in (
+                    (
+                        f"{word}_to_all_memcpy_{suffix}",
+                        *(memory, MemoryKind.DEVICE, Pattern.OWN_NODE, End.DESTINATION),
+                        f"{what} of each GPU's own NUMA node to every GPU",
+                    ),
+                    (
+                        f"all_to_{word}_memcpy_{suffix}",
+                        *(MemoryKind.DEVICE, memory, Pattern.OWN_NODE, End.SOURCE),
+                        f"every GPU to {what} of its own NUMA node",
+                    ),
+                    (
+                        f"{word}_to_all_bidirectional_memcpy_{suffix}",
+                        *(memory, MemoryKind.DEVICE, Pattern.OWN_NODE_BOTH, End.DESTINATION),
+                        f"{what} of each GPU's own NUMA node to every GPU and back",
+                    ),
+                    (
+                        f"{word}_one_node_to_all_memcpy_{suffix}",
+                        *(memory, MemoryKind.DEVICE, Pattern.ONE_NODE, End.DESTINATION),
+                        f"{what} of one NUMA node to all GPUs",
+                    ),
+                    (
+                        f"all_to_{word}_one_node_memcpy_{suffix}",
+                        *(MemoryKind.DEVICE, memory, Pattern.ONE_NODE, End.SOURCE),
+                        f"all GPUs to {what} of one NUMA node",
+                    ),
+                )
             ),
         )
     )
@@ -120,6 +139,7 @@ def one_sided(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Ca
     )
     writing = (
         (Engine.SM_WRITE, f"{word}_write_sm", "a kernel on the GPU"),
+        (Engine.ATOMIC, f"{word}_atomic_add", "a kernel on the GPU that adds to every word"),
         (Engine.CPU, f"{word}_write_cpu", "CPU threads"),
     )
     bound = " of each NUMA node: a lower bound of what they can do"
