@@ -140,9 +140,9 @@ def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
         ended = egmctl(*arguments, "--json", env=node.environment(faults) | (env or {}))
         assert "Traceback" not in ended.err
         document = json.loads(ended.out)
+        assert document["result"] is not None, document["errors"]
         jsonschema.Draft202012Validator(SCHEMA).validate(document)
         assert document["exit_code"] == ended.code
-        assert document["result"] is not None, document["errors"]
         return Run(ended.code, document["result"], node)
 
     return run

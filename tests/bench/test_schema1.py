@@ -1,3 +1,10 @@
+"""What schema 1 called otherwise than schema 2 does, beside its routes (:mod:`tests.bench.test_routes`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from egmctl.bench.schema1 import upgraded
 
 
 @pytest.mark.parametrize(
