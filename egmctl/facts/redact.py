@@ -203,9 +203,7 @@ class _Redaction:
             # An unexpected exception's sentence may quote what the machine answered; its class may stay.
             detail = record.unread.detail.partition(":")[0]
             changed["unread"] = dataclasses.replace(record.unread, detail=detail)
-        # What a record derives from its other fields it derives again.
-        made = {field.name: changed[field.name] for field in dataclasses.fields(record) if field.init}
-        return dataclasses.replace(record, **made)
+        return dataclasses.replace(record, **changed)
 
     def _numbered(self, name: str, text: str) -> str:
         known = self._numbers.setdefault(name, {})
