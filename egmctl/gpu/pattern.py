@@ -94,6 +94,15 @@ def poison(stream: Stream, region: Region) -> None:
     call("cuMemsetD32Async", region.address, POISON, words, stream.handle)
 
 
+def read_word(stream: Stream, address: int) -> int:
+    """Return an 8-byte word of memory that a GPU reaches; waits for the stream."""
+    word = (ctypes.c_uint64 * 1)()
+    stream.context.make_current()
+    stream.copy(ctypes.addressof(word), address, WORD_BYTES)
+    stream.synchronize()
+    return word[0]
+
+
 class KernelPattern:
     """Makes and checks the pattern on the GPU, all of it."""
 
@@ -118,12 +127,9 @@ class KernelPattern:
             if count == 0:
                 return None
             first = inverse ^ _MASK
-            word = (ctypes.c_uint64 * 1)()
-            stream.context.make_current()
-            stream.copy(ctypes.addressof(word), region.address + first * WORD_BYTES, WORD_BYTES)
-            stream.synchronize()
+            found = read_word(stream, region.address + first * WORD_BYTES)
             expected = int(pattern_words(region.own_seed, first, 1)[0])
-            return Difference(count, region.offset_bytes + first * WORD_BYTES, expected, word[0])
+            return Difference(count, region.offset_bytes + first * WORD_BYTES, expected, found)
 
         return finish
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from egmctl.bench.buffers import Window
 from egmctl.bench.case import End
 from egmctl.bench.engines.transfer import THREADS, Destination, Move, Mover, TransferEngine
 from egmctl.driver.cuda import call
-from egmctl.gpu.pattern import WORD_BYTES, Check, Difference
+from egmctl.gpu.pattern import WORD_BYTES, Check, Difference, read_word
 from egmctl.gpu.timing import FlowParts
 from egmctl.model.measurement import Verification
 
@@ -58,12 +57,9 @@ class CountAdditions:
             if count == 0:
                 return None
             first = inverse ^ _MASK
-            word = (ctypes.c_uint64 * 1)()
-            stream.context.make_current()
-            stream.copy(ctypes.addressof(word), address + first * WORD_BYTES, WORD_BYTES)
-            stream.synchronize()
+            found = read_word(stream, address + first * WORD_BYTES)
             expected = passes // part.slots + (first // words < passes % part.slots)
-            return Difference(count, part.offset_bytes + first * WORD_BYTES, expected, word[0])
+            return Difference(count, part.offset_bytes + first * WORD_BYTES, expected, found)
 
         return finish
 
