@@ -18,7 +18,8 @@ BANDWIDTHS = [
     if case.quantity is Quantity.BANDWIDTH and case.engine is not Engine.CPU and not case.processes
 ]
 """Of one process: those of several have their own tests."""
-NODE = ("bench", "--numa", "1", "--gpus", "0-2", *FEW)
+NODE = ("bench", "--numa", "1", "--gpus", "1-3", *FEW)
+"""Two of these GPUs have that node as their own."""
 
 
 @pytest.mark.parametrize("family", sorted({case.family for case in CASES if case.name in BANDWIDTHS}))
