@@ -26,6 +26,7 @@ from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
+from egmctl.model.planned import PLAN_SCHEMA, PlanReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILE_SCHEMA, PROFILES_SCHEMA, MatchResult, Profile, ProfileList
 from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
 
@@ -43,6 +44,7 @@ def main(arguments: list[str]) -> int:
         "machine": machine_schema(),
         "topo": command_schema(TOPO_SCHEMA, TopoResult),
         "bench": command_schema(BENCH_SCHEMA, RunReport),
+        "plan": command_schema(PLAN_SCHEMA, PlanReport),
         "doctor": command_schema(DOCTOR_SCHEMA, Diagnosis),
         "comparison": command_schema(COMPARISON_SCHEMA, Comparison, one_machine=False),
         "fleet": command_schema(FLEET_SCHEMA, FleetReport, one_machine=False),

@@ -15,6 +15,7 @@ from egmctl.bench.case import Case, Footprint
 from egmctl.bench.engines import engine_for
 from egmctl.bench.flows import Ends, endpoint, initiator, tasks_of
 from egmctl.bench.in_process import counterparts
+from egmctl.bench.pairs import Pair, picked
 from egmctl.bench.paths import Path, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.rank_plan import flow_of, handle_waiver, legs_of, local_path, ranks_of
 from egmctl.bench.registry import CASES
@@ -98,6 +99,8 @@ def make_plan(
     cases: Sequence[Case],
     settings: Settings,
     sizes: Sequence[int] = (),
+    *,
+    pairs: Sequence[Pair] = (),
 ) -> Plan:
     """Combine cases with GPUs and NUMA nodes.
 
@@ -105,11 +108,13 @@ def make_plan(
     ----------
     sizes
         Of the buffers, each measured; the one of the settings by default.
+    pairs
+        The only paths to measure; without any all of them.
 
     Raises
     ------
     UsageError
-        If the settings make no sense.
+        If the settings make no sense, or no case measures any of the pairs.
     """
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
@@ -136,6 +141,7 @@ def make_plan(
                     replace(settings, size_bytes=size),
                     visible,
                 ),
+                pairs,
             )
         )
 
@@ -145,6 +151,9 @@ def make_plan(
     beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
     tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
     none = [name for name, of_case in made.items() if not of_case]
+    why_none = "these measure none of the pairs" if pairs else "these need two GPUs"
+    if pairs and not tasks:
+        raise UsageError("--pair: none of the chosen cases measures such a path by itself")
     return Plan(
         settings=settings,
         gpus=tuple(
@@ -155,7 +164,7 @@ def make_plan(
         ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
         steps=make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial),
         notes=(
-            *((f"these need two GPUs: {', '.join(none)}",) if none else ()),
+            *((f"{why_none}: {', '.join(none)}",) if none else ()),
             *(f"measured all the same: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
             *_unlisted(gpus),
         ),
@@ -220,8 +229,16 @@ def shortened(task: Task) -> Task:
     return task if task.chase is not None else replace(task, copies=max(1, task.copies // 4))
 
 
-def _chosen(case: Case, tasks: Iterable[PlannedTask]) -> list[PlannedTask]:
-    """Return the tasks of a case: all, or one for each kind of route, if possible one that can be measured."""
+def _chosen(case: Case, tasks: Iterable[PlannedTask], pairs: Sequence[Pair]) -> list[PlannedTask]:
+    """Return the tasks of a case: all, or one for each kind of route, if possible one that can be measured.
+
+    Parameters
+    ----------
+    pairs
+        The only paths to measure, if there are any.
+    """
+    if pairs:
+        return [planned for planned in tasks if picked(planned.task, pairs)]
     if not case.one_path:
         return list(tasks)
     by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}

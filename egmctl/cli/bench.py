@@ -19,6 +19,7 @@ from egmctl.cli.bench_options import (
     MemoryOption,
     NoGateOption,
     NoVerdictOption,
+    PairOption,
     ProfileOption,
     QuickOption,
     RanksOption,
@@ -72,6 +73,7 @@ def bench(
     numa: NumaOption = "all",
     suite: SuiteOption = None,
     case: CaseOption = None,
+    pair: PairOption = None,
     quick: QuickOption = False,
     full: FullOption = False,
     size: SizeOption = None,
@@ -109,7 +111,7 @@ def bench(
     if list_cases and dry_run:
         raise UsageError("--list and --dry-run exclude each other; give one of them")
     if not measuring:
-        outputs.all_in((Form.TEXT,), "--list" if list_cases else "--dry-run")
+        outputs.all_in((Form.TEXT,) if list_cases else (Form.TEXT, Form.JSON), "--list" if list_cases else "--dry-run")
     if machine == "list":
         raise typer.Exit(list_machines(outputs))
     if job is None:
@@ -130,6 +132,8 @@ def bench(
     if fabric and suites == (FABRIC,) and (sweep is not None or numa != "all"):
         option = "--numa" if sweep is None else "--sweep"
         raise UsageError(f"{option} does not go with --suite {FABRIC}: one size, and each GPU's nearest NUMA node")
+    if fabric and pair is not None:
+        raise UsageError(f"--pair does not go with --suite {FABRIC} nor in an MPI job: those measure between all ranks")
     cases = select_cases(case or (), suites)
     settings = _settings(suites, size, samples, copies, timeout, duration)
     if not 1 <= memory <= 95:
@@ -148,8 +152,7 @@ def bench(
             quiet=quiet,
         )
         if dry_run:
-            planned = run.planned(machine, ranks)
-            outputs.write(lambda _: planned, answers=False)
+            outputs.write(run.planned(machine, ranks), answers=False)
             return
         with run.measured(job, lambda: _progress(quiet)) as report:
             if profiles is not None and len(report.machines) == 1:
@@ -165,20 +168,32 @@ def bench(
             elsewhere = "" if measuring or machine else "; --machine NAME asks it of a machine that is not here"
             raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(seen)}{elsewhere}")
         room = memory_of(seen, memory_left(Root.from_environment()) if machine is None else None)
-        plan = _plan(seen, gpus, numa, cases, settings, swept=sweep is not None, size=size)
+        plan = _plan(seen, gpus, numa, cases, settings, swept=sweep is not None, size=size, pair=pair)
         if size is None and not list_cases:
             plan = fitted(
                 plan,
                 room,
                 lambda size_bytes: _plan(
-                    seen, gpus, numa, cases, _with(settings, size_bytes=size_bytes), swept=sweep is not None, size=size
+                    seen,
+                    gpus,
+                    numa,
+                    cases,
+                    _with(settings, size_bytes=size_bytes),
+                    swept=sweep is not None,
+                    size=size,
+                    pair=pair,
                 ),
             )
         if not measuring:
             from egmctl.report.bench_list import bench_list, bench_plan
+            from egmctl.report.plan_json import plan_json
 
-            text = bench_list(plan, cases) if list_cases else bench_plan(plan)
-            outputs.write(lambda _: text, answers=False)
+            def planned(target: Target) -> Text | str:
+                if target.form is Form.JSON:
+                    return plan_json(plan, seen)
+                return bench_list(plan, cases) if list_cases else bench_plan(plan)
+
+            outputs.write(planned, answers=False)
             return
         check_memory(plan, room)
         report = explained(_measure(plan, seen, worker, quiet=quiet))
@@ -199,18 +214,28 @@ def _write(outputs: Outputs, report: RunReport, machine: Machine | None) -> None
 
 
 def _plan(
-    machine: Machine, gpus: str, numa: str, cases: Sequence[Case], settings: Settings, *, swept: bool, size: str | None
+    machine: Machine,
+    gpus: str,
+    numa: str,
+    cases: Sequence[Case],
+    settings: Settings,
+    *,
+    swept: bool,
+    size: str | None,
+    pair: str | None,
 ) -> Plan:
+    from egmctl.bench.pairs import parse_pairs
     from egmctl.bench.plan import make_plan
     from egmctl.bench.sweep import sweep_sizes, top_that_fits
     from egmctl.selectors import select_gpus, select_numa
 
     chosen = select_gpus(gpus, machine.gpus or ())
     nodes = select_numa(numa, machine, chosen)
+    pairs = () if pair is None else parse_pairs(pair, chosen, nodes)
     if not swept:
-        return make_plan(machine, chosen, nodes, cases, settings)
+        return make_plan(machine, chosen, nodes, cases, settings, pairs=pairs)
     top = settings.size_bytes if size else top_that_fits(machine, chosen, nodes, cases, settings)
-    return make_plan(machine, chosen, nodes, cases, _with(settings, size_bytes=top), sweep_sizes(top))
+    return make_plan(machine, chosen, nodes, cases, _with(settings, size_bytes=top), sweep_sizes(top), pairs=pairs)
 
 
 def _measure(plan: Plan, machine: Machine, worker: Child | None, *, quiet: bool) -> RunReport:

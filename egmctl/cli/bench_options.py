@@ -15,6 +15,12 @@ SuiteOption = Annotated[
 ]
 QuickOption = Annotated[bool, typer.Option("--quick", help="One look at every wire: --suite quick.")]
 FullOption = Annotated[bool, typer.Option("--full", help="Every case there is: --suite full.")]
+PairOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pair", metavar="A:B[,..]", help="Only these paths, from A to B: GPUs (0, GPU0) and NUMA nodes (NUMA0)."
+    ),
+]
 SizeOption = Annotated[
     str | None,
     typer.Option("--size", metavar="SIZE", help="Bytes of each buffer: 512M (the default), 64MiB (2^20), 64MB (10^6)."),

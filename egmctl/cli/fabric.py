@@ -12,12 +12,11 @@ import typer
 
 from egmctl.cli.machine import read_machine
 from egmctl.cli.mpi import job
-from egmctl.cli.outputs import Outputs
+from egmctl.cli.outputs import Draw, Outputs
 from egmctl.errors import NothingToDo, UsageError
+from egmctl.report.forms import Form
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from egmctl.bench.case import Case
     from egmctl.bench.fabric_run import Asked
     from egmctl.bench.supervisor import Progress
@@ -76,20 +75,24 @@ class FabricRun:
     outputs: Outputs
     quiet: bool
 
-    def planned(self, machine_name: str | None, ranks: int | None) -> Text:
+    def planned(self, machine_name: str | None, ranks: int | None) -> Draw:
         """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what ``ranks`` of them cost."""
+        from egmctl.report.plan_json import cost_json, plan_json
+
         seen = read_machine(machine_name, self.sections, quiet=self.quiet)
         if ranks is None:
             from egmctl.bench.fabric_run import alone, plan_for
             from egmctl.report.bench_list import bench_plan
 
-            return bench_plan(plan_for(alone(seen, self._chosen(seen)), self._asked()))
+            plan = plan_for(alone(seen, self._chosen(seen)), self._asked())
+            return lambda target: plan_json(plan, seen) if target.form is Form.JSON else bench_plan(plan)
         from egmctl.bench.scale import scale
         from egmctl.report.bench_scale import bench_scale
 
         if not seen.gpus:
             raise NothingToDo("there is no GPU that nodes could be like; --machine names a machine that has some")
-        return bench_scale(scale(seen, ranks, self.cases, self.settings, self.sample), seen)
+        cost = scale(seen, ranks, self.cases, self.settings, self.sample)
+        return lambda target: cost_json(cost, seen) if target.form is Form.JSON else bench_scale(cost, seen)
 
     @contextlib.contextmanager
     def measured(self, found: Launched | None, bar: Bar) -> Iterator[RunReport]:

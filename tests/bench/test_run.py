@@ -407,7 +407,7 @@ class TestSelection:
             (["--case", "h2d"], "--case 'h2d' fits no case"),
             (["--json", "--csv"], "--json and --csv exclude each other"),
             (["--list", "--csv"], "--list is text"),
-            (["--dry-run", "--json"], "--dry-run is text"),
+            (["--dry-run", "--csv"], "--dry-run is text or json: it has no form csv"),
             (["--dry-run", "--list"], "--list and --dry-run exclude each other"),
             (["--dry-run", "--profile", "nosuch"], "there is no profile 'nosuch'"),
             (["--quick", "--full"], "--suite, --quick and --full exclude each other"),
