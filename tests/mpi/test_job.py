@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from egmctl.bench.processes.mpi import Coordinator
+from egmctl.bench.processes.group import Kind, RankMessage
+from egmctl.bench.processes.mpi import Coordinator, MpiTransport
 from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 from tests.mpi.jobs import mpirun
@@ -71,3 +72,16 @@ def test_what_was_measured_is_not_lost_where_a_command_is_gone_at_the_very_end()
 def none_left(pids: list[int]) -> bool:
     """Say whether the ranks' processes are gone."""
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_message_comes_out_of_the_job_as_it_went_in() -> None:
+    class Two:
+        """A world whose other rank gives what this one gives."""
+
+        def all_gather(self, given: bytes, _timeout_s: float) -> list[bytes]:
+            return [given, given]
+
+    sent = RankMessage(rank=0, kind=Kind.CONTRIBUTE, call="all_gather, call 3", data=[{"a": 1.5}, None])
+    here, other = MpiTransport(cast(World, Two())).all_gather([sent])
+    assert here == sent
+    assert (other.rank, other.kind, other.call, other.data) == (1, sent.kind, sent.call, sent.data)

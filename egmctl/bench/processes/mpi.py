@@ -1,4 +1,4 @@
-"""One run by the commands of an MPI job: rank 0 leads, the others serve_rank, and each has one rank's process.
+"""One run by the commands of an MPI job: rank 0 coordinates, the others serve, and each has one rank's process.
 
 Rank 0 supervises as it would on one node. Whatever it asks of its ranks it first tells the other commands, which ask
 the same of theirs; then all join the messages of their ranks round by round (:mod:`egmctl.bench.processes.group`).
@@ -16,7 +16,7 @@ from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 
 MARGIN_S = RELEASE_S + 10.0
-"""What a command may need, besides its rank's own time, until it says a message: to release a rank, and to kill it."""
+"""What a command may need, besides its rank's own time, until it sends a message: to release a rank, and to kill it."""
 REPORT_S = 0.4
 """How long a command that is told to end reports to rank 0: mpirun gives it a second between SIGTERM and SIGKILL."""
 IDLE_S = 600.0
@@ -143,7 +143,7 @@ class MpiTransport:
     def __init__(self, world: World) -> None:
         self._world = world
         self.timeout_s = 0.0
-        """Until a rank has to have said its message."""
+        """Until a rank has to have sent its message."""
 
     def all_gather(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
         (own,) = messages
