@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from egmctl.gpu.counters import GpuCounters, State, Traffic
 from egmctl.model.evidence import GpuEvidence, LinkEvidence, Verdict
-from egmctl.model.route import LinkKind
+from egmctl.model.route import Egm, LinkKind
 from egmctl.model.task import Quantity, Task
 
 PERIOD_S = 0.02
@@ -174,6 +174,11 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
     others = [carried[name] for name in carried if name != link]
     own = carried[link]
+    if link is LinkKind.C2C and _is_egm(task) and (carried[LinkKind.NVLINK] or 0) >= _COUNTED_AT_LEAST * total:
+        # EGM memory belongs to one GPU of its CPU, and libcuda does not say which: the other GPU goes over NVLink to it
+        # (egmctl.topology.routes). The counters tell.
+        nvlink = LinkKind.NVLINK
+        return LinkEvidence(link=nvlink, expected_bytes=total, carried_bytes=carried[nvlink], verdict=Verdict.PROVEN)
     if own is not None:
         verdict = Verdict.PROVEN if own >= _COUNTED_AT_LEAST * total else Verdict.REFUTED
     elif any(other is not None and other > _STRAY_AT_MOST * total for other in others):
@@ -183,6 +188,11 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     else:
         verdict = Verdict.UNKNOWN
     return LinkEvidence(link=link, expected_bytes=total, carried_bytes=own, verdict=verdict)
+
+
+def _is_egm(task: Task) -> bool:
+    """Say whether all flows are between a GPU and EGM of its own CPU."""
+    return all(flow.route.egm is Egm.YES and len(flow.route.hops) == 1 for flow in task.flows)
 
 
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], link: str) -> int | None:

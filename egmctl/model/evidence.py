@@ -51,7 +51,8 @@ class LinkEvidence:
     """Which link carried the bytes, by the counters of the GPUs."""
 
     link: LinkKind
-    """The one expected at the GPUs that issue the work."""
+    """The one expected at the GPUs that issue the work; NVLink instead of C2C where the counters show that EGM memory
+    of a GPU's own CPU belongs to the CPU's other GPU."""
     expected_bytes: int
     """What the samples moved over it, without retries and checks."""
     carried_bytes: int | None

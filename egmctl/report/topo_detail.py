@@ -141,6 +141,13 @@ def _routes(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
         if route.via:
             hops[-1] = f"{hops[-1]} of {' or '.join(map(topology.label, route.via))}"
         yield f"to NUMA {route.node}", ", then ".join(hops) or route.reason
+        if route.to_sibling is not None:
+            owner = " or ".join(map(topology.label, route.siblings))
+            first = f"{route.to_sibling.link.value}{_times(route.to_sibling.nvlinks)} {_gb_s(route.to_sibling)}"
+            yield (
+                "",
+                f"where {owner} owns the memory: {first}, then its c2c (read in the driver's source, not measured)",
+            )
 
 
 def _times(nvlinks: int | None) -> str:

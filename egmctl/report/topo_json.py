@@ -143,6 +143,9 @@ class RouteEntry:
     egm: bool | None
     via: tuple[str, ...]
     """The owner GPUs a remote EGM route can lead over; the driver's choice between several is not documented."""
+    siblings: tuple[str, ...]
+    """For local EGM: other GPUs of that CPU. Memory that one of these owns is reached over NVLink and its C2C instead
+    (read in the driver's source, not measured)."""
     hops: tuple[HopEntry, ...]
     nominal_gb_s: float | None
     """Of the slowest wire; null where a wire's rate is not known."""
@@ -281,6 +284,7 @@ def _route(topology: Topology, route: HostRoute) -> RouteEntry:
         symbol=route.symbol,
         egm=route.egm,
         via=tuple(map(topology.label, route.via)),
+        siblings=tuple(map(topology.label, route.siblings)),
         hops=hops,
         nominal_gb_s=route.nominal_gb_s,
         at_most_gb_s=route.at_most_gb_s,

@@ -174,6 +174,11 @@ def legend_rows(topology: Topology) -> list[tuple[str, str]]:
         ("NV#", "a bonded set of # NVLinks", LinkClass.NVLINK in links),
         ("NV#*", "fewer NVLinks than there should be", any(link.nvlinks_expected for link in topology.links.values())),
         ("C2C", "EGM over the GPU's own NVLink-C2C", RouteKind.LOCAL in kinds),
+        (
+            "C2C|NV#>C2C",
+            "EGM by the memory's owner: this GPU, or another of its CPU",
+            any(route.siblings for route in topology.routes),
+        ),
         ("NV#>C2C", "EGM over NVLink to a GPU of that node, then its NVLink-C2C", RouteKind.REMOTE in kinds),
         ("C2C-sys", "NVLink-C2C as ordinary system memory, not EGM", RouteKind.C2C in kinds),
         ("PCIe", "PCIe only, not EGM", RouteKind.PCIE in kinds),

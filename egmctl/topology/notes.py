@@ -26,6 +26,7 @@ def notes(
         *_unusable(machine, gpus),
         *_driver(machine),
         *_routes(machine, routes, platform),
+        *_owners(machine, routes),
         *_fewer_nvlinks(gpus, links),
         *_without_speed(gpus),
         *_narrow_pcie(gpus),
@@ -67,6 +68,25 @@ def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVer
         gpus = "GPU" + format_kernel_list({indices[route.gpu] for route in found})
         nodes = "NUMA " + format_kernel_list({route.node for route in found})
         yield f"{gpus} to {nodes}: {words.get(kind, 'not EGM')}; {reason}"
+
+
+def _owners(machine: Machine, routes: Sequence[HostRoute]) -> Iterable[str]:
+    """Say that EGM memory of a CPU with two GPUs belongs to one of them."""
+    indices = {gpu.bus_id: gpu.index for gpu in machine.gpus or ()}
+    groups: dict[frozenset[str], list[int]] = {}
+    for route in routes:
+        if route.siblings:
+            groups.setdefault(frozenset((route.gpu, *route.siblings)), []).append(route.node)
+    if groups:
+        named = (
+            f"NUMA {nodes[0]}: GPU{format_kernel_list({indices[gpu] for gpu in gpus})}"
+            for gpus, nodes in groups.items()
+        )
+        yield (
+            f"EGM memory of cuMemCreate and of pools belongs to one GPU of its CPU ({'; '.join(named)}), and every "
+            "other GPU goes over NVLink to that one's C2C; managed and plain memory each reaches over its own C2C "
+            "(read in the driver's source, not measured)"
+        )
 
 
 def _fewer_nvlinks(gpus: Sequence[Gpu], links: Mapping[tuple[str, str], Link]) -> Iterable[str]:

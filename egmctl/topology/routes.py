@@ -6,6 +6,13 @@ second only if that owner GPU is registered in the same process and is a peer of
 denies the owner therefore takes the route away, while CUDA_VISIBLE_DEVICES does not (CUDA C++ Programming Guide,
 chapter "Extended GPU Memory"; open-gpu-kernel-modules, ``uvm_map_external.c``, ``set_ext_gpu_map_location``).
 
+**EGM memory belongs to one GPU**, its owner: the one under which it was allocated (open-gpu-kernel-modules 595.45.04,
+``mem_desc.c``, memdescIsEgm; ``system_mem.c``). For memory of cuMemCreate and of pools only the owner uses its own C2C;
+every other GPU goes over NVLink to the owner, also the other GPU of the same Grace CPU (``nv_gpu_ops.c``: the mapping
+GPU's id is compared with the owner's, there is no shortcut). Which of a CPU's two GPUs libcuda makes the owner is not
+documented. For managed and for plain memory it is otherwise: there each GPU of the CPU uses its own C2C
+(``uvm_va_space.c``). All of this was read in the source, and none of it was measured.
+
 Everything else reaches the same memory, but not as EGM: a Grace node's memory over C2C as ordinary system memory,
 or, without C2C, over PCIe. In Coherent Driver-based Memory Management (CDMM) a GPU's own memory is no NUMA node; the
 CPU's is, so EGM routes do not depend on it.
@@ -29,7 +36,7 @@ class RouteKind(StrEnum):
     """What a route is."""
 
     LOCAL = "egm-local"
-    """EGM over the GPU's own NVLink-C2C."""
+    """EGM over the GPU's own NVLink-C2C, if it owns the memory: see :attr:`HostRoute.siblings`."""
     REMOTE = "egm-remote"
     """EGM over NVLink to the owner GPU, then over the owner's NVLink-C2C."""
     C2C = "c2c-not-egm"
@@ -54,6 +61,10 @@ class HostRoute:
     reason: str = ""
     """Why it is blocked, unknown or not EGM."""
     blocked_by: Block | None = None
+    siblings: tuple[str, ...] = ()
+    """For a local EGM route: bus ids of the other GPUs on that CPU. Memory that one of these owns is reached over
+    :attr:`to_sibling` and the owner's C2C instead: inferred from the driver's source."""
+    to_sibling: Hop | None = None
 
     @property
     def egm(self) -> bool | None:
@@ -62,10 +73,14 @@ class HostRoute:
 
     @property
     def symbol(self) -> str:
-        """The links in a word: ``C2C``, ``NV18>C2C``, ``C2C-sys``, ``PCIe>SMP``, ``blocked``, ``?``."""
+        """The links in a word: ``C2C``, ``NV18>C2C``, ``C2C-sys``, ``PCIe>SMP``, ``blocked``, ``?``.
+
+        ``C2C|NV18>C2C`` is by the owner of the memory: itself, or another GPU of the CPU.
+        """
         if not self.hops:
             return "blocked" if self.kind is RouteKind.BLOCKED else "?"
-        return symbol_of(self.hops, system=self.kind is RouteKind.C2C)
+        own = symbol_of(self.hops, system=self.kind is RouteKind.C2C)
+        return own if self.to_sibling is None else f"{own}|{symbol_of((self.to_sibling, *self.hops))}"
 
     @property
     def nominal_gb_s(self) -> float | None:
@@ -106,7 +121,7 @@ def route(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     if not own.able:
         return _system_memory(machine, gpu, node, own.cause)
     if gpu.host_numa_id == node:
-        return HostRoute(gpu.bus_id, node, RouteKind.LOCAL, hops=(rates.c2c(gpu),))
+        return _local(machine, gpu, node)
     return _remote(machine, gpu, node)
 
 
@@ -118,10 +133,29 @@ def owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in machine.gpus or () if gpu.host_numa_id == node and c2c(machine, gpu) is not C2c.ABSENT)
 
 
+def _local(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
+    """Route over the GPU's own C2C, or over NVLink to another GPU of the CPU that can own the memory as well."""
+    siblings = {
+        other.bus_id: nvlinks
+        for other in owners(machine, node)
+        if other is not gpu and obstacle(machine, other) is None and egm(machine, other).able
+        if isinstance(nvlinks := _peer_nvlinks(machine, gpu, other), int)
+    }
+    return HostRoute(
+        gpu.bus_id,
+        node,
+        RouteKind.LOCAL,
+        hops=(rates.c2c(gpu),),
+        siblings=tuple(siblings),
+        to_sibling=rates.nvlink(gpu, max(siblings.values())) if siblings else None,
+    )
+
+
 def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     """Route over the owner GPUs with the most NVLinks; else say what is wrong with each owner.
 
-    A GB200's Grace CPU has two owners. Which of two equally good ones the driver takes is not documented.
+    A GB200's Grace CPU has two GPUs that can own memory; which of them a piece of memory belongs to, and so whose C2C
+    carries it, is not documented.
     """
     possible: list[tuple[int, Gpu]] = []
     wrong: dict[RouteKind, list[str]] = {}

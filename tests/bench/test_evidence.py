@@ -94,6 +94,13 @@ class TestRoute:
         assert found is not None
         assert (found.link, found.verdict) == ("c2c", verdict)
 
+    def test_egm_of_the_other_gpu_of_a_cpu_goes_over_nvlink_and_is_no_misroute(self) -> None:
+        seen = {A: Traffic({}, {"nvlink": MOVED, "pcie": 0})}
+        for egm, link, verdict in ((Egm.YES, "nvlink", Verdict.PROVEN), (Egm.NO, "c2c", Verdict.REFUTED)):
+            found = route_of(task(flow(NODE, gpu(A), to_host(C2C, egm=egm))), 3, seen)
+            assert found is not None
+            assert (found.link, found.verdict) == (link, verdict)
+
     def test_host_memory_counts_at_the_gpu_in_the_direction_of_the_bytes(self) -> None:
         seen = {A: Traffic({"pcie": MOVED}, {"pcie": 5})}
         there = route_of(task(flow(gpu(A), NODE, to_host(PCIE))), 3, seen)

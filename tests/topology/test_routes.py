@@ -30,9 +30,22 @@ def on_arm(gpus: list[Gpu], **options: object) -> Machine:
 
 class TestEgm:
     def test_local_over_the_gpus_own_c2c(self) -> None:
-        found = from_gpu(grace(), 0, 0)
+        found = from_gpu(grace(count=2, per_node=1), 0, 0)
         assert (found.kind, found.symbol, found.egm, found.via) == (RouteKind.LOCAL, "C2C", True, ())
         assert found.nominal_gb_s == pytest.approx(450.0)
+        assert (found.siblings, found.to_sibling) == ((), None)
+
+    def test_on_a_cpu_with_two_gpus_the_owner_of_the_memory_decides(self) -> None:
+        found = from_gpu(grace(), 1, 0)
+        assert (found.kind, found.symbol, found.siblings) == (RouteKind.LOCAL, "C2C|NV18>C2C", (bus_id(0),))
+        assert found.nominal_gb_s == pytest.approx(450.0)
+        assert any("not measured" in note for note in topology(grace()).notes)
+
+    def test_a_gpu_that_cannot_be_used_owns_nothing(self) -> None:
+        gpus = [grace_gpu(i, node=0) for i in range(2)]
+        assert from_gpu(on_arm([gpus[0], out_of_sight(gpus[1])]), 0, 0).symbol == "C2C"
+        assert from_gpu(on_arm([gpus[0], grace_gpu(1, node=0, egm=False)]), 0, 0).symbol == "C2C"
+        assert not any("belongs to" in note for note in topology(grace(count=2, per_node=1)).notes)
 
     def test_remote_over_nvlink_to_the_gpus_of_the_node_and_their_c2c(self) -> None:
         found = from_gpu(grace(), 0, 1)

@@ -46,10 +46,10 @@ def test_the_routes_with_what_they_carry() -> None:
     rows = block(text_of(grace()), "EGM routes to host memory (nominal GB/s per direction)")
     assert rows == [
         ["NUMA", "0", "NUMA", "1"],
-        ["GPU0", "C2C", "450.0", "NV18>C2C", "450.0"],
-        ["GPU1", "C2C", "450.0", "NV18>C2C", "450.0"],
-        ["GPU2", "NV18>C2C", "450.0", "C2C", "450.0"],
-        ["GPU3", "NV18>C2C", "450.0", "C2C", "450.0"],
+        ["GPU0", "C2C|NV18>C2C", "450.0", "NV18>C2C", "450.0"],
+        ["GPU1", "C2C|NV18>C2C", "450.0", "NV18>C2C", "450.0"],
+        ["GPU2", "NV18>C2C", "450.0", "C2C|NV18>C2C", "450.0"],
+        ["GPU3", "NV18>C2C", "450.0", "C2C|NV18>C2C", "450.0"],
     ]
 
 

@@ -34,8 +34,8 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
             continue
         evidence = tuple(Evidence(source=f"GPU{gpu.index}", value=stopped.cause) for gpu, stopped in lost)
         names = on_gpus(gpu for gpu, _ in lost).label
-        cause = "EGM traffic is routed through a GPU on that node which this process can open; a hidden GPU "
-        cause += "(CUDA_VISIBLE_DEVICES) still serves, a denied one does not"
+        cause = "EGM memory belongs to a GPU on its node, its owner, and other GPUs go over NVLink to it; a GPU that "
+        cause += "this process cannot open can own none, a hidden one (CUDA_VISIBLE_DEVICES) can"
         denied = all(stopped.block in DENIED for _, stopped in lost)
         remedy = Remedy(
             text="Give this process all of the node's GPUs and choose among them with CUDA_VISIBLE_DEVICES; "
@@ -56,7 +56,8 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
         else:
             left = on_gpus(usable(machine, attached)).label
             yield warned(
-                f"EGM to this memory is left with {left}: {names} cannot be used",
+                f"EGM memory of this node can belong to {left} only, whose NVLink-C2C carries it all: {names} cannot "
+                "be used",
                 remedy,
                 place=on_numa([node]),
                 evidence=evidence,
@@ -121,9 +122,11 @@ CHECKS = (
         guards=(Guard.EGM,),
         sections=("host", "gpus", "process"),
         judge=_cgroup_route,
-        why="The driver routes the memory of a NUMA node through a GPU on that node, and only through one that this "
-        "process has opened. A device cgroup that denies the GPU takes the route away: NVIDIA's EGM guide asks to use "
-        "CUDA_VISIBLE_DEVICES instead (https://docs.nvidia.com/cuda/cuda-c-programming-guide/egm.html).",
+        why="EGM memory belongs to one GPU of its NUMA node, its owner: that reaches it over its own NVLink-C2C, every "
+        "other GPU over NVLink and the owner's (open-gpu-kernel-modules 595.45.04, nv_gpu_ops.c; read there, not "
+        "measured). A GPU that a device cgroup denies can own none: with one of two left all of it goes over one C2C, "
+        "with none there is no EGM on that node. NVIDIA's EGM guide asks to use CUDA_VISIBLE_DEVICES instead "
+        "(https://docs.nvidia.com/cuda/cuda-c-programming-guide/egm.html).",
         read="For each CPU NUMA node, the GPUs whose sysfs numa_node (or CUDA's HOST_NUMA_ID) it is, and whether each "
         "can be used: access(2) of its device node, NVML's list.",
         fix="Give the process all GPUs and choose with CUDA_VISIBLE_DEVICES. dev.cgroup-restricted has the way for "
