@@ -12,7 +12,7 @@ from egmctl.model.finding import Finding, PlaceKind, Status
 
 _NOT_CHECKED = "not checked"
 _KINDS = {PlaceKind.GPU: "GPU", PlaceKind.PAIR: "pair", PlaceKind.NUMA: "NUMA", PlaceKind.NIC: "NIC"}
-_GRAVITY = {Status.PASS: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.FAIL: 3}
+_GRAVITY = {Status.PASS: 0, Status.NOTE: 1, Status.UNKNOWN: 1, Status.WARN: 2, Status.FAIL: 3}
 _FAULTS = (Status.WARN, Status.FAIL)
 
 

@@ -48,6 +48,11 @@ def warned(summary: str, remedy: Remedy, **more: Any) -> Finding:
     return Finding(status=Status.WARN, summary=summary, remedy=remedy, **more)
 
 
+def noted(summary: str, **more: Any) -> Finding:
+    """It is as somebody set it up, and something does not work because of that."""
+    return Finding(status=Status.NOTE, summary=summary, **more)
+
+
 def failed(summary: str, remedy: Remedy, **more: Any) -> Finding:
     """It does not work."""
     return Finding(status=Status.FAIL, summary=summary, remedy=remedy, **more)

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from egmctl.model.finding import Confidence, Evidence, Remedy
-from egmctl.model.machine import Confinement, Machine, Process
+from egmctl.model.machine import Confinement, DeviceUnit, Driver, Machine, Process
 
 SLURM_PROGRAM, SYSTEMD_PROGRAM = "Slurm_Cgroup_v2", "sd_devices"
 
+_ALL_DEVICES = "a *:* rwm"
 _CHOOSE = "and choose among them with CUDA_VISIBLE_DEVICES"
 _LOST_RULES = (
     "Make the container anew. So that systemd keeps its device rules over a daemon-reload: "
@@ -32,6 +33,30 @@ class Manager:
     sign: Evidence | None
     remedy: Remedy
     confidence: Confidence = Confidence.HIGH
+
+
+def policy(machine: Machine, by: Manager) -> str:
+    """Return who set a restriction, by what sign, and on which cgroup: a clause for a finding's cause."""
+    words = "owner unknown"
+    if by.name:
+        words = f"set by {by.name}" + (f" ({by.sign.source}: {by.sign.value})" if by.sign else "")
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    own, limited = device_path(process, confinement), limited_cgroup(confinement)
+    if limited is not None and limited != own:
+        return f"{words}; the limit is on {limited}, an ancestor of this process' cgroup {own}"
+    return f"{words}; the cgroup is {own}" if own.strip("/") and not by.name else words
+
+
+def limited_cgroup(confinement: Confinement) -> str | None:
+    """Return the cgroup that carries the limit, as far as that can be read; ``None`` where it cannot.
+
+    Of version 2 it is the lowest with a device program. Of version 1 it is the highest whose list is no longer that of
+    all devices; a list of denials prints that of all devices too, so it tells nothing.
+    """
+    programs = [one.cgroup for one in confinement.device_programs or () if one.cgroup is not None]
+    if programs:
+        return max(programs, key=len)
+    return next((one.cgroup for one in confinement.device_lists if one.rules and one.rules != (_ALL_DEVICES,)), None)
 
 
 def manager(machine: Machine, *, of_container: bool = False) -> Manager:
@@ -52,8 +77,15 @@ def manager(machine: Machine, *, of_container: bool = False) -> Manager:
     return Manager(name="", sign=seen.by_path if seen.path else None, remedy=_ANYBODY, confidence=Confidence.LOW)
 
 
+def rules_lost(machine: Machine) -> bool:
+    """Say whether a container was given nvidiactl's node and its cgroup denies it: it has lost its rules."""
+    nodes = (machine.driver or Driver()).nodes or ()
+    in_container = bool((machine.process or Process()).container_signs)
+    return in_container and any(node.path == "/dev/nvidiactl" and node.access == "EPERM" for node in nodes)
+
+
 def lost_rules() -> Remedy:
-    """Return what to do where even nvidiactl is denied: the container had its GPUs and lost them."""
+    """Return what to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
     return Remedy(text=_LOST_RULES, needs_root=True)
 
 
@@ -81,6 +113,8 @@ class _Signs:
     """Whether it may be the container's own cgroup: the top one that is seen, and no program is attached below it."""
     environment: Mapping[str, str]
     container: tuple[str, ...]
+    units: tuple[DeviceUnit, ...]
+    """Units in the path whose files limit devices."""
 
 
 def _signs(machine: Machine) -> _Signs:
@@ -93,7 +127,13 @@ def _signs(machine: Machine) -> _Signs:
         is_containers=path in ("", "/") and all(one.cgroup in (None, "/") for one in confinement.device_programs or ()),
         environment=process.environment or {},
         container=process.container_signs or (),
+        units=tuple(one for one in confinement.device_units if any(map(_limits, one.settings))),
     )
+
+
+def _limits(setting: str) -> bool:
+    """Say whether a setting of a unit keeps devices away: ``DevicePolicy=auto`` does so only with a DeviceAllow."""
+    return setting.startswith("DeviceAllow=") or setting in ("DevicePolicy=closed", "DevicePolicy=strict")
 
 
 def _slurm_program(seen: _Signs) -> Manager | None:
@@ -177,7 +217,12 @@ def _systemd(seen: _Signs) -> Manager | None:
     if SYSTEMD_PROGRAM in seen.programs:
         sign = Evidence(source=_PROGRAMS, value=f"{SYSTEMD_PROGRAM} on {seen.programs[SYSTEMD_PROGRAM]}")
         return Manager(name=name, sign=sign, remedy=remedy)
-    return Manager(name=name, sign=seen.by_path, remedy=remedy, confidence=Confidence.MEDIUM) if unit else None
+    if seen.units:
+        # systemd puts everything into some unit: only its files show that it limits the devices of this one.
+        last = seen.units[-1]
+        sign = Evidence(source=last.file, value=", ".join(last.settings[:4]))
+        return Manager(name=f"systemd for {last.unit}", sign=sign, remedy=remedy)
+    return None
 
 
 _RUNTIMES = (
@@ -202,5 +247,5 @@ _CONTAINER = Remedy(
 )
 _LSF_JOB = Remedy(text=f"Ask for all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}.")
 _ANYBODY = Remedy(
-    text=f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; the cgroup's path tells who made it."
+    text=f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who made the cgroup that is named here."
 )

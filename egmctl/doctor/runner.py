@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, skipped, unknown
 from egmctl.doctor.scope import Scope
 from egmctl.facts.redact import known_words
@@ -20,13 +21,16 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
     Parameters
     ----------
     strict
-        Whether a warning is a failure.
+        Whether a warning or a note is a failure.
     """
     machine = _without_secrets(machine)
-    findings = tuple(
-        replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}")
-        for check in checks
-        for finding in _findings(check, machine, scope)
+    findings = explained(
+        machine,
+        tuple(
+            replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}")
+            for check in checks
+            for finding in _findings(check, machine, scope)
+        ),
     )
     return Diagnosis(
         platform=platform(machine).line,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,10 +17,10 @@ from egmctl import launch
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
-from egmctl.facts.cgroup import device_cgroup
+from egmctl.facts.cgroup import cgroups, device_cgroup
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.facts.system_calls import PROBES
-from egmctl.model.machine import Confinement, DeviceProgram, Mount, Reason
+from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user")
 LIMITS = {"memlock": "Max locked memory", "nofile": "Max open files", "stack": "Max stack size"}
@@ -26,6 +28,19 @@ LIMITS = {"memlock": "Max locked memory", "nofile": "Max open files", "stack": "
 _MOUNT = re.compile(r"/|/dev|/dev/shm|(/dev|/proc/driver)/(nvidia|infiniband)[A-Za-z0-9:._/-]*")
 """The mounts that are recorded: which device nodes there are, and which parts of the driver's folder are hidden."""
 _RULE = re.compile(r"[abc] ([0-9]+|\*):([0-9]+|\*) [rwm]{1,3}", re.ASCII)
+_UNIT = re.compile(r"[A-Za-z0-9@_.:\\-]{1,250}\.(service|scope|slice)", re.ASCII)
+_UNIT_FOLDERS = (
+    "/run/systemd/transient",
+    "/run/systemd/system.control",
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/lib/systemd/system",
+)
+"""systemd.unit(5), "Unit File Load Path"."""
+_MOST_DROP_INS = 32
+_SETTING = re.compile(
+    r"^(DevicePolicy=[a-z]{1,20}|DeviceAllow=[A-Za-z0-9/_.*-]{1,64}(?: [rwm]{1,3})?)$", re.M | re.ASCII
+)
 _SECCOMP = ("none", "strict", "filter")
 _SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
 _TIMEOUT_S = 5.0
@@ -58,6 +73,8 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
         shm_free_bytes=shm and shm[1],
         ptrace_scope=why.read("ptrace_scope", lambda: root.number("/proc/sys/kernel/yama/ptrace_scope")),
         device_rules=why.read("device_rules", lambda: _device_rules(root, folder)),
+        device_lists=_device_lists(root, folder),
+        device_units=_device_units(root, folder),
         device_programs=why.read("device_programs", lambda: _device_programs(root, folder)),
         system_calls=why.read("system_calls", lambda: _system_calls(pid, why)),
         unread=why.unread,
@@ -134,6 +151,39 @@ def _shm(root: Root, pid: int) -> tuple[int, int]:
 def _device_rules(root: Root, folder: str) -> tuple[str, ...]:
     path = f"{device_cgroup(root, folder, 1)[-1]}/devices.list"
     return tuple(line for line in root.read(path).splitlines() if _RULE.fullmatch(line))
+
+
+def _device_lists(root: Root, folder: str) -> tuple[DeviceList, ...]:
+    try:
+        directories = device_cgroup(root, folder, 1)
+    except Unreadable:
+        return ()
+    found = []
+    for directory in directories:
+        with suppress(Unreadable):
+            rules = tuple(line for line in root.read(f"{directory}/devices.list").splitlines() if _RULE.fullmatch(line))
+            found.append(DeviceList(cgroup=directory.removeprefix(directories[0]) or "/", rules=rules))
+    return tuple(found)
+
+
+def _device_units(root: Root, folder: str) -> tuple[DeviceUnit, ...]:
+    """Return what the unit files on this host set for the units in the process' cgroup paths, the outermost first."""
+    try:
+        paths = [group.path for group in cgroups(root, folder)]
+    except Unreadable:
+        return ()
+    units = dict.fromkeys(part for path in paths for part in path.split("/") if _UNIT.fullmatch(part))
+    return tuple(found for unit in units for found in _unit_settings(root, unit))
+
+
+def _unit_settings(root: Root, unit: str) -> Iterator[DeviceUnit]:
+    for place in _UNIT_FOLDERS:
+        drop_ins = root.names_if_any(f"{place}/{unit}.d")[:_MOST_DROP_INS]
+        for path in (f"{place}/{unit}", *(f"{place}/{unit}.d/{name}" for name in drop_ins if name.endswith(".conf"))):
+            with suppress(Unreadable):
+                settings = tuple(_SETTING.findall(root.read(path)))
+                if settings:
+                    yield DeviceUnit(unit=unit, file=path, settings=settings)
 
 
 def _device_programs(root: Root, folder: str) -> tuple[DeviceProgram, ...]:

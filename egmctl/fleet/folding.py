@@ -80,7 +80,7 @@ def _doctor_lines(result: Diagnosis) -> tuple[Line, ...]:
     lines = [Line(key="platform", value=result.platform), Line(key="checks", value=told or "none")]
     for status in (finding.Status.FAIL, finding.Status.WARN):
         for one in result.findings:
-            if one.status is status:
+            if one.status is status and not one.explained_by:
                 key = " ".join(filter(None, (one.check, one.place.label)))
                 lines.append(Line(key=key, value=one.summary, status=status.value))
     return tuple(lines)

@@ -25,11 +25,12 @@ class Diagnosis:
     purposes: tuple[Guard, ...]
     """What the findings are about: the words of ``--for``."""
     counts: Mapping[str, int]
-    """Number of checks by status: that of a check's gravest finding."""
+    """Number of checks by status: that of a check's gravest finding; ``explained`` are those whose faults another
+    check's finding explains."""
     findings: tuple[Finding, ...]
     """In the order of the checks."""
     strict: bool = False
-    """Whether a warning is a failure."""
+    """Whether a warning or a note is a failure."""
     machines: tuple[Machine, ...] = ()
     """The node that was checked, with pseudonyms for what is private."""
 
@@ -52,7 +53,7 @@ class Diagnosis:
     @property
     def failures(self) -> tuple[str, ...]:
         """The ids of the checks that found a fault."""
-        faults = (Status.FAIL, Status.WARN) if self.strict else (Status.FAIL,)
+        faults = (Status.FAIL, Status.WARN, Status.NOTE) if self.strict else (Status.FAIL,)
         return tuple(check for check, status in self.verdicts.items() if status in faults)
 
     @property
@@ -67,7 +68,7 @@ class Diagnosis:
             return None
         if not self.machine.gpus:
             return "There is no NVIDIA GPU on this machine."
-        if not self.counts[Status.PASS] + self.counts[Status.WARN]:
+        if not any(self.counts.get(status) for status in (Status.PASS, Status.NOTE, Status.WARN)):
             return "None of the checks could tell anything here."
         return None
 
@@ -90,14 +91,19 @@ class Diagnosis:
 
 def counts(findings: Iterable[Finding]) -> Mapping[str, int]:
     """Return the number of checks with each status, for :attr:`Diagnosis.counts`."""
-    statuses = list(verdicts(findings).values())
-    return {status.value: statuses.count(status) for status in Status}
+    found = tuple(findings)
+    statuses = list(verdicts(found).values())
+    told = {status.value: statuses.count(status) for status in Status}
+    explained = len({finding.check for finding in found}) - len(statuses)
+    return told | ({"explained": explained} if explained else {})
 
 
 def verdicts(findings: Iterable[Finding]) -> Mapping[str, Status]:
-    """Return the status of each check: that of its gravest finding."""
+    """Return the status of each check: that of its gravest finding, without those that another check explains."""
     gravity = list(Status)
     worst: dict[str, Status] = {}
     for finding in findings:
+        if finding.explained_by:
+            continue
         worst[finding.check] = min(worst.get(finding.check, Status.SKIP), finding.status, key=gravity.index)
     return worst

@@ -20,9 +20,16 @@ class Status(StrEnum):
     """It works, and harm that was measured or documented is to be expected."""
     UNKNOWN = "unknown"
     """It concerns this machine and could not be told; the summary says why."""
+    NOTE = "note"
+    """It is as somebody set it up, and something does not work because of that: no fault for who does not need it.
+    Exit code 0, with ``--strict`` 1."""
     PASS = "pass"  # noqa: S105
     SKIP = "skip"
     """It does not concern this machine, or was not asked for; the summary says why."""
+
+
+TOLD = (Status.FAIL, Status.WARN, Status.NOTE)
+"""What every view shows one by one, whatever else it folds."""
 
 
 class Guard(StrEnum):
@@ -147,3 +154,7 @@ class Finding:
     guards: tuple[Guard, ...] = ()
     docs: Plain = ""
     """Where more is written, as path and anchor in this repository."""
+    explains: tuple[Plain, ...] = ()
+    """Ids of the checks whose faults are this one's doing (``egmctl.doctor.causes``)."""
+    explained_by: tuple[Plain, ...] = ()
+    """Ids of the checks that found the cause of this fault: it is told there, and counts there only."""

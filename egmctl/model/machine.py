@@ -53,7 +53,9 @@ from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.model.process import (
     Cgroup,
     Confinement,
+    DeviceList,
     DeviceProgram,
+    DeviceUnit,
     Mount,
     Process,
 )
@@ -78,8 +80,10 @@ __all__ = [
     "C2cLink",
     "Cgroup",
     "Confinement",
+    "DeviceList",
     "DeviceNode",
     "DeviceProgram",
+    "DeviceUnit",
     "Driver",
     "DriverMessage",
     "EventKind",

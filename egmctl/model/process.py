@@ -64,6 +64,24 @@ class DeviceProgram(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceList:
+    """``devices.list`` of a cgroup of version 1, the process' own or one above it."""
+
+    cgroup: Annotated[str, Share.CGROUP_PATH]
+    rules: tuple[Plain, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUnit:
+    """What systemd's unit files say of the devices of a unit that the process' cgroup lies in."""
+
+    unit: Annotated[str, Share.CGROUP_PATH]
+    file: Annotated[str, Share.CGROUP_PATH]
+    settings: tuple[Plain, ...]
+    """``DevicePolicy=closed``, ``DeviceAllow=/dev/nvidia0 rw``, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement(Record):
     """What a process is kept from: by namespaces, capabilities, filters, limits, mounts and the device cgroup."""
 
@@ -89,6 +107,10 @@ class Confinement(Record):
     device_rules: tuple[Plain, ...] | None = None
     """``devices.list`` of the cgroup of version 1: ``c 195:0 rw``. Only a hint: a list of denials prints ``a *:* rwm``
     too, so access(2) of each node is what counts."""
+    device_lists: tuple[DeviceList, ...] = ()
+    """The same of each cgroup from the top down to the process' own; empty where there is none, or it is not read."""
+    device_units: tuple[DeviceUnit, ...] = ()
+    """Units in the cgroup's path whose files set a device policy; empty where none does, or no file can be read."""
     device_programs: tuple[DeviceProgram, ...] | None = None
     """BPF programs in force on the cgroup of version 2. Only root may ask."""
     system_calls: Mapping[Plain, Plain | None] | None = None

@@ -242,13 +242,13 @@ _KINDS = {
 def nvml_failure(machine: Machine) -> LibraryFailure | None:
     """Return how NVML failed as a whole; ``None`` where it answered or was not asked."""
     driver = machine.driver or Driver()
-    return driver.nvml_failure or _failure(driver, "nvml_error", driver.nvml_error)
+    return driver.nvml_failure or _failure(driver, "nvml_error", driver.nvml_error, "nvmlInit")
 
 
 def cuda_failure(machine: Machine) -> LibraryFailure | None:
     """Return how CUDA failed as a whole; ``None`` where it answered or was not asked."""
     driver = machine.driver or Driver()
-    return driver.cuda_failure or _failure(driver, "cuda_error", driver.cuda_error)
+    return driver.cuda_failure or _failure(driver, "cuda_error", driver.cuda_error, "cuInit")
 
 
 def elsewhere(machine: Machine) -> bool:
@@ -336,10 +336,10 @@ def _whole(gpu: Gpu) -> Obstacle | None:
     return None
 
 
-def _failure(driver: Driver, field: str, error: str | None) -> LibraryFailure | None:
+def _failure(driver: Driver, field: str, error: str | None, call: str) -> LibraryFailure | None:
     """Return the failure that a document of before ``nvml_failure`` states by the field of the error's name."""
     if error is not None:
-        return LibraryFailure(how="error", name=error)
+        return LibraryFailure(how="error", call=call, name=error)
     why = driver.unread.get(field)
     if why is None or why.reason in (Reason.NOT_ASKED, Reason.NOT_STATED):
         return None

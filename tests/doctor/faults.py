@@ -22,6 +22,7 @@ from egmctl.model.machine import (
     DeviceNode,
     Imex,
     KernelLog,
+    LibraryFailure,
     Machine,
     Mount,
     Nic,
@@ -189,6 +190,11 @@ def excluded() -> Machine:
     return patched(machine, "gpus[1]", nvml=None, cuda=None)
 
 
+def no_control_node() -> Machine:
+    """What a denied nvidiactl looks like on H200: NVML and CUDA find nothing."""
+    return patched(patched(healthy(), "gpus[*]", nvml=None, cuda=None), "driver.nodes[0]", access="EPERM")
+
+
 def by_nouveau() -> Machine:
     machine = patched(healthy(), "gpus[*].pci", driver="nouveau")
     machine = patched(machine, "gpus[*]", nvml=None, cuda=None, proc=None)
@@ -217,7 +223,8 @@ FAULTS: dict[str, Fault] = {
     "dev.cgroup-restricted": Fault(lambda: with_gpu_denied(healthy(), 2, 3)),
     "dev.nodes-missing": Fault(lambda: with_gpu_denied(healthy(), 3, access="ENOENT")),
     "dev.permissions": Fault(lambda: with_gpu_denied(healthy(), 3, access="EACCES")),
-    "dev.control-nodes": changed("driver.nodes[0]", access="EPERM"),
+    "dev.control-nodes": Fault(no_control_node),
+    "drv.libraries": changed("driver", nvml_failure=LibraryFailure(how="crashed", call="nvmlDeviceGetUUID")),
     "env.visible-devices": changed("process", environment={"CUDA_VISIBLE_DEVICES": "0,9"}),
     "env.bad-cuda-env": changed("process", environment={"NCCL_P2P_DISABLE": "1"}),
     "drv.versions": changed("driver", module_version="575.57.08"),

@@ -100,7 +100,8 @@ class Node:
     def _environment(self, faults: str) -> dict[str, str | None]:
         nodes = {"EGMCTL_SYSROOT": str(self.root), "EGMCTL_FAKE_NODES": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
         recorded = self.machine.process.environment if self.machine.process else None
-        return {**self._fake.environment(faults), **dict.fromkeys(recorded or ()), **nodes}
+        steering = dict.fromkeys(name for name in recorded or () if name != "LD_LIBRARY_PATH")
+        return {**self._fake.environment(faults), **steering, **nodes}
 
 
 def _fake_driver(machine: Machine, directory: Path) -> FakeNode:

@@ -49,7 +49,7 @@ class TestCount:
 
     def test_what_another_check_explains_is_no_fault_here(self) -> None:
         found = run_one(COUNT, with_gpu_denied(HGX, 1))
-        assert (found.status, found.summary) == (Status.PASS, "3 of 4 GPUs can be used from here")
+        assert (found.status, found.summary) == (Status.NOTE, "3 of 4 GPUs can be used from here")
         assert found.evidence[0].value.startswith("4 on PCI > 4 driver > 4 device node > 3 accessible > 3 NVML")
 
     @pytest.mark.parametrize(
@@ -76,6 +76,20 @@ class TestCount:
     def test_listed_by_nvml_and_not_by_cuda(self) -> None:
         found = run_one(COUNT, lost_by(HGX, 1, "cuda"))
         assert (found.status, found.summary) == (Status.FAIL, "NVML lists them and CUDA does not")
+
+    @pytest.mark.parametrize("why", list(Reason))
+    def test_no_gpu_that_can_be_used_is_never_a_pass_whatever_the_reason(self, why: Reason) -> None:
+        unread = {"nvml": Unread(reason=why, detail="something new"), "cuda": Unread(reason=Reason.NOT_ASKED)}
+        for node in ({}, {"access": "EWHATEVER"}, {"access": "EPERM"}, {"exists": False, "access": "ENOENT"}):
+            machine = patched(HGX, "gpus[*]", nvml=None, cuda=None, unread=unread)
+            found = run(COUNT, patched(machine, "gpus[*].node", **node))
+            assert [finding.status for finding in found] == [Status.FAIL], (why, node)
+
+    def test_a_gpu_that_nvml_counts_and_cannot_open(self) -> None:
+        lost = {"nvml": Unread(reason=Reason.FAILED, detail="GPU 1: nvmlDeviceGetHandleByIndex: 15 (GPU is lost)")}
+        found = run_one(COUNT, patched(HGX, "gpus[1]", nvml=None, cuda=None, unread=lost))
+        assert (found.status, found.place.ids) == (Status.FAIL, (bus_id(HGX, 1),))
+        assert found.summary == "NVML counts them and cannot open them"
 
     def test_no_gpu(self) -> None:
         assert run_one(COUNT, dataclasses.replace(HGX, gpus=())).status is Status.SKIP
@@ -109,7 +123,7 @@ class TestBinding:
         ("driver", "modules", "status", "words"),
         [
             ("nouveau", ("nouveau",), Status.FAIL, "bound to nouveau, not to nvidia"),
-            ("vfio-pci", ("nvidia",), Status.PASS, "bound to vfio-pci, not to nvidia"),
+            ("vfio-pci", ("nvidia",), Status.NOTE, "bound to vfio-pci, not to nvidia"),
             ("", ("nvidia",), Status.FAIL, "no kernel driver is bound"),
             ("", (), Status.FAIL, "no kernel driver is bound"),
         ],
@@ -127,7 +141,7 @@ class TestBinding:
     def test_one_finding_a_driver(self) -> None:
         machine = lost_by(HGX, 1, "proc", "node", "nvml", "cuda", driver="vfio-pci")
         machine = lost_by(machine, 2, "proc", "node", "nvml", "cuda", driver="nouveau")
-        assert [found.status for found in run(BINDING, machine)] == [Status.PASS, Status.FAIL]
+        assert [found.status for found in run(BINDING, machine)] == [Status.NOTE, Status.FAIL]
 
 
 class TestExcluded:
@@ -141,4 +155,4 @@ class TestExcluded:
         assert (found.status, found.place.ids) == (Status.WARN, (bus_id(HGX, 1),))
         assert found.evidence[0].source == "/proc/driver/nvidia/params ExcludedGpus"
         assert run_one(EXCLUDED, machine, Scope(gpus=(bus_id(HGX, 1),))).status is Status.FAIL
-        assert run_one(COUNT, machine).status is Status.PASS, "it is explained"
+        assert run_one(COUNT, machine).status is Status.NOTE, "it is explained"

@@ -7,6 +7,7 @@ process' own files and the cgroups. No GPU is there, and none is needed: the ker
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 
@@ -39,7 +40,11 @@ def test_with_nothing_in_the_way_every_gpu_is_accessible(node: Node) -> None:
     assert "4 device node > 4 accessible" in found[COUNT]["evidence"][0]["value"]
 
 
-def assert_denies(node: Node, minor: int, code: int, found: Findings, cgroup_path: str) -> None:
+PSEUDONYM = r"/cgroup-[0-9]+"
+"""What the JSON document has for a cgroup whose name no manager gives."""
+
+
+def assert_denies(node: Node, minor: int, code: int, found: Findings) -> None:
     """The doctor names exactly this GPU, and the cgroup."""
     assert code == 1
     finding = found[CGROUP]
@@ -47,7 +52,7 @@ def assert_denies(node: Node, minor: int, code: int, found: Findings, cgroup_pat
     assert finding["place"]["ids"] == [node.bus_id(minor)]
     assert finding["summary"].startswith(f"the device cgroup denies /dev/nvidia{minor}, and GPU")
     assert (f"access(/dev/nvidia{minor})", "EPERM") in evidence(finding).items()
-    assert evidence(finding)["/proc/self/cgroup"] == cgroup_path
+    assert re.fullmatch(PSEUDONYM, evidence(finding)["/proc/self/cgroup"])
     assert "3 accessible" in found[COUNT]["evidence"][0]["value"]
     assert found[PERMISSIONS]["status"] != "fail"
 
@@ -55,23 +60,24 @@ def assert_denies(node: Node, minor: int, code: int, found: Findings, cgroup_pat
 def test_version_1(node: Node) -> None:
     with denying_v1(1) as cgroup:
         code, found = node.doctor("--gpus", node.bus_id(1), before=cgroup.join)
-    assert_denies(node, 1, code, found, cgroup.path)
+    assert_denies(node, 1, code, found)
     assert evidence(found[CGROUP])["devices.list (a hint only)"] == "a *:* rwm", "as if nothing were denied"
 
 
 def test_version_2(node: Node) -> None:
     with denying_v2(2) as cgroup:
         code, found = node.doctor("--gpus", node.bus_id(2), before=cgroup.join)
-    assert_denies(node, 2, code, found, cgroup.path)
-    assert evidence(found[CGROUP])["bpf(BPF_PROG_QUERY)"] == f"a program without a name on {cgroup.path}"
+    assert_denies(node, 2, code, found)
+    program = evidence(found[CGROUP])["bpf(BPF_PROG_QUERY)"]
+    assert re.fullmatch(f"a program without a name on {PSEUDONYM}", program)
 
 
 def test_a_gpu_that_was_not_asked_for_is_no_fault(node: Node) -> None:
     with denying_v2(2) as cgroup:
         code, found = node.doctor(before=cgroup.join)
-    assert (code, found[CGROUP]["status"]) == (0, "pass")
+    assert (code, found[CGROUP]["status"]) == (0, "note")
     assert found[CGROUP]["place"]["ids"] == [node.bus_id(2)]
-    assert "ordinary share" in found[CGROUP]["note"]
+    assert "normal for a partial allocation" in found[CGROUP]["note"]
 
 
 def test_several_at_once(node: Node) -> None:
@@ -84,10 +90,10 @@ def test_the_programs_name_tells_slurm_and_its_place_the_level(node: Node) -> No
     task = "job_42/step_0/user/task_3"
     with denying_v2(1, name="Slurm_Cgroup_v2", below=task) as cgroup:
         _, found = node.doctor(before=cgroup.join)
-    assert found[CGROUP]["cause"] == "set by Slurm for this job"
-    attached_to = cgroup.path.removesuffix(f"/{task}")
-    assert evidence(found[CGROUP])["bpf(BPF_PROG_QUERY)"] == f"Slurm_Cgroup_v2 on {attached_to}"
-    assert evidence(found[CGROUP])["/proc/self/cgroup"] == cgroup.path
+    assert found[CGROUP]["cause"].startswith("set by Slurm for this job (bpf(BPF_PROG_QUERY): Slurm_Cgroup_v2 on ")
+    assert re.fullmatch(f"Slurm_Cgroup_v2 on {PSEUDONYM}", evidence(found[CGROUP])["bpf(BPF_PROG_QUERY)"])
+    assert re.fullmatch(f"{PSEUDONYM}/{task}", evidence(found[CGROUP])["/proc/self/cgroup"])
+    assert re.search(f"the limit is on {PSEUDONYM}, an ancestor of this process' cgroup", found[CGROUP]["cause"])
 
 
 def test_a_user_without_rights_meets_the_same_cgroup(node: Node) -> None:
@@ -97,14 +103,14 @@ def test_a_user_without_rights_meets_the_same_cgroup(node: Node) -> None:
 
     with denying_v2(1) as cgroup:
         code, found = node.doctor("--gpus", node.bus_id(1), before=before)
-    assert_denies(node, 1, code, found, cgroup.path)
+    assert_denies(node, 1, code, found)
     assert "bpf(BPF_PROG_QUERY)" not in evidence(found[CGROUP]), "only root may ask for the programs"
 
 
 def test_expectation(node: Node) -> None:
     with denying_v2(1) as cgroup:
         code, found = node.doctor("--expect", "gpus=4", before=cgroup.join)
-    assert_denies(node, 1, code, found, cgroup.path)
+    assert_denies(node, 1, code, found)
     assert found[COUNT]["summary"] == "3 of the 4 GPUs that were expected can be used from here"
 
 
@@ -139,7 +145,7 @@ def test_a_missing_node_in_a_container(node: Node) -> None:
     node.device(3).unlink()
     (node.root / ".dockerenv").touch()
     code, found = node.doctor()
-    assert (code, found[NODES]["status"]) == (0, "pass")
+    assert (code, found[NODES]["status"]) == (0, "note")
     assert found[NODES]["summary"] == "this container was not given /dev/nvidia3"
     code, found = node.doctor("--gpus", node.bus_id(3))
     assert (code, found[NODES]["cause"]) == (1, "set by Docker")
@@ -161,3 +167,69 @@ def test_nvidiactl_denied_in_a_container_is_the_loss_of_its_rules(node: Node) ->
         code, found = node.doctor(before=cgroup.join)
     assert (code, found[CGROUP]["status"], found["dev.control-nodes"]["status"]) == (1, "fail", "fail")
     assert "create-dev-char-symlinks" in found["dev.control-nodes"]["remedy"]["text"]
+
+
+def faults_of(found: Findings) -> dict[str, list[str]]:
+    """Return each cause, and what it explains."""
+    graves = [one for one in found.values() if one["status"] == "fail" and not one["explained_by"]]
+    return {one["check"]: one["explains"] for one in graves}
+
+
+def test_all_denied_by_both_versions_at_once(node: Node) -> None:
+    """GPU 0 by version 1, GPUs 1 to 3 by version 2: as on H200, where this once passed."""
+    with denying_v1(0) as first, denying_v2(1, 2, 3) as second:
+
+        def before() -> None:
+            first.join()
+            second.join()
+
+        code, found = node.doctor(before=before)
+    assert (code, list(faults_of(found))) == (1, [CGROUP])
+    assert found[CGROUP]["summary"].endswith("no GPU can be used")
+    assert found[CGROUP]["place"]["label"] == "GPU0-3"
+
+
+def test_a_denied_uvm_is_one_fault_that_explains_all_that_was_tried(node: Node) -> None:
+    majors = (node.machine.driver and node.machine.driver.majors) or {}
+    with denying_v2(0, major=majors["nvidia-uvm"]) as cgroup:
+        code, found = node.doctor("--active", before=cgroup.join)
+    causes = faults_of(found)
+    assert (code, list(causes)) == (1, ["dev.control-nodes"])
+    assert {"drv.libraries", "egm.alloc-active", "p2p.verify", "ipc.vmm-active"} <= set(causes["dev.control-nodes"])
+    assert found["dev.control-nodes"]["cause"].startswith("owner unknown")
+    assert "container" not in found["dev.control-nodes"]["remedy"]["text"], "there is none"
+
+
+def test_a_denied_control_node_is_one_fault(node: Node) -> None:
+    with denying_v2(CONTROL) as cgroup:
+        code, found = node.doctor(before=cgroup.join)
+    causes = faults_of(found)
+    assert (code, list(causes)) == (1, ["dev.control-nodes"])
+    assert {"drv.libraries", COUNT} <= set(causes["dev.control-nodes"])
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "block", "null", "other minor"])
+def test_what_is_no_device_node_of_the_gpu_is_named(node: Node, kind: str) -> None:
+    place = node.device(2)
+    place.unlink()
+    words = {
+        "directory": "/dev/nvidia2 is a directory, not a device node",
+        "fifo": "/dev/nvidia2 is a FIFO, not a device node",
+        "block": "/dev/nvidia2 is a block device, not a device node",
+        "null": "/dev/null is bound over /dev/nvidia2",
+        "other minor": "the device nodes have the numbers of other devices",
+    }
+    numbers = {"block": (0o060666, 195, 2), "null": (0o020666, 1, 3), "other minor": (0o020666, 195, 99)}
+    if kind == "directory":
+        place.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(place)
+    else:
+        mode, major, minor = numbers[kind]
+        os.mknod(place, mode, os.makedev(major, minor))
+    code, found = node.doctor("--gpus", node.bus_id(2))
+    causes = faults_of(found)
+    (cause,) = causes
+    assert (code, cause) == (1, NODES if kind == "null" else PERMISSIONS)
+    assert words[kind] in found[cause]["summary"]
+    assert found[cause]["place"]["label"] == "GPU2"

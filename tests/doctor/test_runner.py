@@ -81,6 +81,7 @@ class TestVerdict:
             Status.FAIL: 1,
             Status.WARN: 0,
             Status.UNKNOWN: 0,
+            Status.NOTE: 0,
             Status.PASS: 1,
             Status.SKIP: 0,
         }

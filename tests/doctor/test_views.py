@@ -162,7 +162,7 @@ class TestJson:
         assert (document["schema"], document["exit_code"], document["errors"]) == ("egmctl.doctor/1", 1, [])
         result = document["result"]
         assert (result["gpus_asked"], result["numa_asked"], result["purposes"]) == ([GPUS[1].bus_id], None, ["egm"])
-        assert result["counts"] == {"fail": 1, "warn": 0, "unknown": 0, "pass": 0, "skip": 0}
+        assert result["counts"] == {"fail": 1, "warn": 0, "unknown": 0, "note": 0, "pass": 0, "skip": 0}
         (finding,) = result["findings"]
         assert finding["place"] == {"kind": "gpu", "ids": [GPUS[3].bus_id], "label": "GPU3"}
         assert finding["evidence"] == [{"source": "access(/dev/nvidia3)", "value": "EPERM", "errno": "EPERM"}]
@@ -178,7 +178,7 @@ class TestNagios:
         lines = nagios(SICK).splitlines()
         assert lines[0] == (
             "EGMCTL CRITICAL - dev.cgroup-restricted: GPU3: the device cgroup denies /dev/nvidia3 (+2 more)"
-            " | fail=2 warn=1 unknown=1 pass=1 skip=2"
+            " | fail=2 warn=1 unknown=1 note=0 pass=1 skip=2"
         )
         assert lines[2] == "FAIL fabric.state: the fabric is broken. Start anew."
         assert len(lines) == 4

@@ -89,6 +89,26 @@ def test_a_string_that_is_not_utf_8_is_a_reason_and_no_crash(answer: Answer) -> 
         ask("nvmlDeviceGetName", None)
 
 
+@pytest.mark.parametrize("count", [10**9, 129, -1])
+def test_a_count_beyond_all_bounds_is_not_believed(count: int) -> None:
+    """10^9 NVLinks once grew the child to 23 GB."""
+    gpu = Reading()
+    read_nvlinks(gpu, None, count)
+    read_c2c_links(gpu, None, count)
+    assert (gpu.values["nvlinks"], gpu.values["nvlink_count"], gpu.values["c2c_links"]) == (None, None, None)
+    assert gpu.unread["nvlinks"]["reason"] == "failed"
+    assert f"{count} NVLinks" in gpu.unread["nvlinks"]["detail"]
+
+
+def test_a_list_that_cannot_be_held_is_a_reason_and_no_crash(answer: Answer) -> None:
+    def too_many(_handle: object) -> None:
+        raise MemoryError
+
+    answer("nvmlDeviceGetComputeRunningProcesses", too_many)
+    with pytest.raises(Unavailable, match="a count in the answer is beyond all bounds"):
+        ask("nvmlDeviceGetComputeRunningProcesses", None)
+
+
 def test_one_answer_may_fill_several_fields_and_so_may_one_reason(answer: Answer) -> None:
     record = Reading()
     answer("nvmlDeviceGetMigMode", [0, 1])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.doctor.access import loss, lost, may_have_egm, requested, routers
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager
+from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown, warned
+from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager, policy, rules_lost
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.seen import access_of, accesses, cgroup_evidence, minor_of, node_names, route_evidence
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Process, Reason
-from egmctl.topology.access import Block, given_some, node_mounts
+from egmctl.topology.access import Block, node_mounts
 
 _DRIVER_SOURCE = (
     "UVM routes memory through a GPU only where that GPU is registered in the process (open-gpu-kernel-modules, "
@@ -40,33 +40,26 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
         elif not untold:
             yield skipped(_NO_NODE)
         return
-    control = [node for node in (machine.driver or Driver()).nodes or () if node.path == "/dev/nvidiactl"]
-    nothing_left = bool(control) and all(access_of(node) == "EPERM" for node in control)
-    by = manager(machine, of_container=nothing_left)
+    by = manager(machine, of_container=_nothing_left(machine))
     evidence = (*accesses(denied), *cgroup_evidence(machine), *((by.sign,) if by.sign else ()))
     evidence = tuple(dict.fromkeys((*evidence, *route_evidence(machine, scope))))
-    where = f"the cgroup {by.sign.value}" if by.sign else "its cgroup"
-    cause = f"set by {by.name}" if by.name else f"{where}; nothing tells who made it"
-    if nothing_left:
-        yield failed(
-            "the device cgroup denies these GPUs, and /dev/nvidiactl too: nothing of NVIDIA's is allowed here",
-            lost_rules() if given_some(machine) else by.remedy,
-            place=on_gpus(denied),
-            evidence=evidence,
-            cause=f"{cause}; a container that had its GPUs loses them so when systemd reloads its units",
-            confidence=Confidence.MEDIUM,
+    cause, remedy = policy(machine, by), by.remedy
+    if rules_lost(machine):
+        remedy = lost_rules()
+        cause += (
+            "; this container has /dev/nvidiactl and may not use it: its rules were lost, as when systemd reloads its "
+            "units, or it was started with the nodes and without the rights"
         )
-        return
+    sentence = "the device cgroup denies {}" + (", and /dev/nvidiactl too" if _nothing_left(machine) else "")
     yield _by_severity(
-        machine,
-        scope,
-        denied,
-        "the device cgroup denies {}",
-        by.remedy,
-        evidence=evidence,
-        cause=cause,
-        confidence=by.confidence,
+        machine, scope, denied, sentence, remedy, evidence=evidence, cause=cause, confidence=by.confidence
     )
+
+
+def _nothing_left(machine: Machine) -> bool:
+    """Say whether the cgroup denies nvidiactl: then nothing of NVIDIA's can be used, whatever else it allows."""
+    nodes = (machine.driver or Driver()).nodes or ()
+    return any(node.path == "/dev/nvidiactl" and access_of(node) == "EPERM" for node in nodes)
 
 
 def _untold(machine: Machine, gpus: list[Gpu]) -> Finding:
@@ -86,6 +79,20 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield skipped(_NO_NODE)
         return
     kept, unmade = lost(machine, Block.NOT_IN_CONTAINER), lost(machine, Block.NO_DEVICE_NODE)
+    if masked := lost(machine, Block.MASKED):
+        yield _by_severity(
+            machine,
+            scope,
+            masked,
+            "/dev/null is bound over {}",
+            Remedy(text="Start the container, or the service, without that mount; choose with CUDA_VISIBLE_DEVICES."),
+            evidence=tuple(
+                Evidence(source=f"stat({gpu.node.path})", value=f"{gpu.node.major}:{gpu.node.minor}, /dev/null")
+                for gpu in masked
+                if gpu.node
+            ),
+            cause="somebody hides the GPU from this process",
+        )
     environment = (machine.process or Process()).environment or {}
     if kept:
         by = manager(machine, of_container=True)
@@ -115,7 +122,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
             evidence=accesses(unmade),
             cause="nothing has made it yet, or ModifyDeviceFiles=0 keeps the driver's tools from it",
         )
-    if not kept and not unmade:
+    if not kept and not unmade and not masked:
         there = [gpu for gpu in machine.gpus if gpu.node is not None and gpu.node.exists]
         if there:
             yield passed("every GPU of the driver has its device node", place=on_gpus(there))
@@ -136,14 +143,16 @@ def _by_severity(
 ) -> Finding:
     """Judge GPUs that were taken from this process on purpose: that is a fault only for who needs them.
 
-    It fails where a GPU that was asked for is gone, or a NUMA node's EGM memory has no GPU left that could route to it;
-    it warns where such a node has fewer left; else it is an ordinary share of a node, which is told and no fault.
+    It fails where a GPU that was asked for is gone, where none is left at all, or where a NUMA node's EGM memory has no
+    GPU left that could route to it; it warns where such a node has fewer left; else it is a share of a node: a note.
     """
     words = sentence.format(node_names(gone))
     more = {"place": on_gpus(gone), "evidence": evidence, "cause": cause, "confidence": confidence}
     asked = [gpu for gpu in gone if requested(machine, scope, gpu)]
     if asked:
         return failed(f"{words}, and {on_gpus(asked).label} was asked for", remedy, **more)
+    if all(loss(machine, gpu) is not None for gpu in machine.gpus or ()):
+        return failed(f"{words}: no GPU can be used", remedy, **more)
     if may_have_egm(machine) and not _local_only(machine, scope):
         cut_off: list[str] = []
         fewer: list[str] = []
@@ -155,8 +164,12 @@ def _by_severity(
             return failed(f"{words}: EGM to NUMA {', '.join(cut_off)} has no GPU left to go through", remedy, **more)
         if fewer:
             return warned(f"{words}: EGM to NUMA {', '.join(fewer)} has fewer GPUs to go through", remedy, **more)
-    note = "an ordinary share of the node; what was not asked for is not missed (--gpus and --expect ask)"
-    return passed(words, note=note, **more)
+    here = on_gpus(gpu for gpu in machine.gpus or () if loss(machine, gpu) is None).label
+    note = (
+        f"normal for a partial allocation (--gpus and --expect ask for more). Here, {here} cannot open memory of "
+        f"{on_gpus(gone).label} by legacy, descriptor, pool or fabric handle, and EGM is not routed through it"
+    )
+    return noted(words, remedy=remedy, note=note, **more)
 
 
 def _local_only(machine: Machine, scope: Scope) -> bool:
@@ -190,8 +203,8 @@ CHECKS = (
         "prints a *:* rwm.",
         fix="Give the process all GPUs of the node and choose among them with CUDA_VISIBLE_DEVICES, which hides them "
         "from CUDA's count and keeps the routes. How to ask for that depends on the manager, and the finding "
-        "says it. Without --gpus or --expect an ordinary share of a node is no fault, as long as no NUMA node's "
-        "EGM memory is cut off.",
+        "says it. Without --gpus or --expect a share of a node is a note and no fault (--strict makes it one), as long "
+        "as a GPU is left and no NUMA node's EGM memory is cut off.",
     ),
     Check(
         id="dev.nodes-missing",

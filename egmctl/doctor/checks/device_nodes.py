@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from egmctl.doctor.access import lost
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown
-from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager
+from egmctl.doctor.manager import MAKE_NODES, lost_rules, manager, policy, rules_lost
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.seen import access_of, accesses, node_evidence
 from egmctl.model.finding import NODE, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process
-from egmctl.topology.access import Block, given_some
+from egmctl.topology.access import Block, classify, elsewhere, given_some, node_obstacle
 
 _NOT_LOOKED = "the driver's device nodes were not looked at"
 
 
 def _control_nodes(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    driver, process = machine.driver or Driver(), machine.process or Process()
+    driver = machine.driver or Driver()
     nodes = {node.path.rpartition("/")[2]: node for node in driver.nodes or ()}
     if driver.nodes is None:
         why = driver.unread.get("nodes")
@@ -26,40 +26,12 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if not machine.gpus and "nvidia" not in (driver.modules or ()):
         yield skipped("there is no NVIDIA GPU")
         return
-    needed = {name: nodes[name] for name in ("nvidiactl", "nvidia-uvm") if name in nodes}
     evidence = node_evidence(nodes.values())
     good = True
-    for name, node in needed.items():
-        user = "NVML and CUDA" if name == "nvidiactl" else "CUDA"
-        answer = access_of(node)
-        if answer is None:
+    for name in ("nvidiactl", "nvidia-uvm"):
+        if name in nodes and (found := _control_node(machine, nodes[name], evidence)) is not None:
             good = False
-            yield unknown(f"whether {node.path} may be used here")
-        elif answer == "EPERM":
-            good = False
-            remedy = lost_rules() if given_some(machine) else manager(machine).remedy
-            yield failed(
-                f"the device cgroup denies {node.path}, which {user} cannot do without",
-                remedy,
-                evidence=evidence,
-                cause="NVML then ends with Unknown Error (999) or Operating System (17), CUDA with no device (100); "
-                "a container gets there when systemd reloads its units",
-            )
-        elif answer == "EACCES":
-            good = False
-            yield _no_permission(machine, [], node, evidence)
-        elif answer == "ENOENT" and given_some(machine):
-            good = False
-            yield failed(
-                f"{node.path} was not given to this container, and {user} cannot do without it",
-                Remedy(text="Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility."),
-                evidence=evidence,
-                cause="NVIDIA_DRIVER_CAPABILITIES is "
-                + (process.environment or {}).get("NVIDIA_DRIVER_CAPABILITIES", "not set"),
-            )
-        elif answer == "ENOENT" and name == "nvidiactl" and not any(gpu.nvml for gpu in machine.gpus or ()):
-            good = False
-            yield failed(f"{node.path} is not there", MAKE_NODES, evidence=evidence, cause="nothing has made it yet")
+            yield found
     if good:
         absent = [node.path for node in nodes.values() if access_of(node) == "ENOENT"]
         note = (
@@ -67,6 +39,84 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         )
         yield passed("nvidiactl and nvidia-uvm may be used", evidence=evidence, note=note)
     yield from _caps_denied(machine, evidence)
+
+
+_USERS = {"nvidiactl": "NVML and CUDA", "nvidia-uvm": "CUDA"}
+_MINORS = {"nvidiactl": 255, "nvidia-uvm": 0}
+"""nv-chardev-numbers.h; nvidia-uvm.h: uvm.c takes the first minor of its region."""
+
+
+def _control_node(machine: Machine, node: DeviceNode, evidence: tuple[Evidence, ...]) -> Finding | None:
+    """Judge one of the nodes that all GPUs need; ``None`` where it can be used."""
+    name = node.path.rpartition("/")[2]
+    opened = any(gpu.nvml if name == "nvidiactl" else gpu.cuda for gpu in machine.gpus or ())
+    if opened and not elsewhere(machine):
+        # What a library has opened is open, whatever access(2) said before.
+        return None
+    answer = access_of(node)
+    if answer is None:
+        return unknown(f"whether {node.path} may be used here")
+    user = _USERS[name]
+    if answer == "ENOENT":
+        return _control_node_missing(machine, node, user, evidence)
+    majors = (machine.driver or Driver()).majors or {}
+    major = majors.get(name, majors.get("nvidia", 195) if name == "nvidiactl" else None)
+    stopped = node_obstacle(node, (major, _MINORS[name]))
+    if stopped is None:
+        return None
+    more = {"evidence": evidence}
+    match stopped.block:
+        case Block.DEVICE_CGROUP:
+            by = manager(machine)
+            cause = policy(machine, by)
+            if rules_lost(machine):
+                cause += "; a container that had its GPUs gets there when systemd reloads its units"
+            return failed(
+                f"the device cgroup denies {node.path}, which {user} cannot do without",
+                lost_rules() if rules_lost(machine) else by.remedy,
+                cause=cause,
+                confidence=by.confidence,
+                **more,
+            )
+        case Block.NO_PERMISSION:
+            return _no_permission(machine, [], node, evidence)
+        case Block.UNKNOWN:
+            return unknown(f"whether {node.path} may be used here: {stopped.detail}")
+        case Block.NODEV:
+            return failed(stopped.cause, _MOUNT_WITH_DEV, **more)
+        case Block.MASKED:
+            return failed(f"{stopped.cause}, which {user} cannot do without", _UNMASK, **more)
+        case _:
+            return failed(
+                f"{stopped.cause}, and {user} cannot do without it",
+                _MAKE_ANEW,
+                cause="something else was made in its place, or the driver's numbers have changed since",
+                **more,
+            )
+
+
+def _control_node_missing(
+    machine: Machine, node: DeviceNode, user: str, evidence: tuple[Evidence, ...]
+) -> Finding | None:
+    if given_some(machine):
+        capabilities = ((machine.process or Process()).environment or {}).get("NVIDIA_DRIVER_CAPABILITIES", "not set")
+        return failed(
+            f"{node.path} was not given to this container, and {user} cannot do without it",
+            Remedy(text="Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility."),
+            evidence=evidence,
+            cause=f"NVIDIA_DRIVER_CAPABILITIES is {capabilities}",
+        )
+    if node.path == "/dev/nvidiactl":
+        return failed(f"{node.path} is not there", MAKE_NODES, evidence=evidence, cause="nothing has made it yet")
+    return None
+
+
+_MOUNT_WITH_DEV = Remedy(
+    text="Mount that file system with dev (mount -o remount,dev), or bind the nodes of the host's /dev.",
+    needs_root=True,
+)
+_MAKE_ANEW = Remedy(text="Remove it and have it made anew.", command="nvidia-modprobe -c 0 -u", needs_root=True)
+_UNMASK = Remedy(text="Start the container, or the service, without the mount that hides it.")
 
 
 def _caps_denied(machine: Machine, evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
@@ -84,17 +134,15 @@ def _caps_denied(machine: Machine, evidence: tuple[Evidence, ...]) -> Iterator[F
 
 
 def _permissions(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    by_kind = {kind: lost(machine, kind) for kind in (Block.NO_PERMISSION, Block.NODEV, Block.STALE_NODE)}
+    kinds = (Block.NO_PERMISSION, Block.NODEV, Block.STALE_NODE, Block.NOT_A_DEVICE)
+    by_kind = {kind: lost(machine, kind) for kind in kinds}
     for gpus in _by_mode(by_kind[Block.NO_PERMISSION]):
         if node := gpus[0].node:
             yield _no_permission(machine, gpus, node, accesses(gpus))
     if gpus := by_kind[Block.NODEV]:
         yield failed(
             "the device nodes lie on a mount with the option nodev: opening them fails with EACCES",
-            Remedy(
-                text="Mount that file system with dev (mount -o remount,dev), or bind the nodes of the host's /dev.",
-                needs_root=True,
-            ),
+            _MOUNT_WITH_DEV,
             place=on_gpus(gpus),
             evidence=(*accesses(gpus), *_dev_mounts(machine)),
         )
@@ -110,12 +158,26 @@ def _permissions(machine: Machine, scope: Scope) -> Iterator[Finding]:
             ),
             cause="they were made before the driver's numbers changed",
         )
+    if gpus := by_kind[Block.NOT_A_DEVICE]:
+        yield failed(
+            f"something else is in the place of the device nodes: {_what_is_there(machine, gpus)}",
+            Remedy(text="Remove it and have the nodes made anew.", command="nvidia-modprobe -c 0", needs_root=True),
+            place=on_gpus(gpus),
+            evidence=tuple(
+                Evidence(source=f"stat({gpu.node.path})", value=gpu.node.kind or "") for gpu in gpus if gpu.node
+            ),
+            cause="a mount or a program made it before the driver could",
+        )
     if not any(by_kind.values()):
         usable = [gpu for gpu in scope.gpus_of(machine) if gpu.node is not None and gpu.node.access == "ok"]
         if usable:
             yield passed("mode bits, security modules and mounts let this process in", place=on_gpus(usable))
         else:
             yield skipped("no device node is open here, for reasons that other checks tell")
+
+
+def _what_is_there(machine: Machine, gpus: list[Gpu]) -> str:
+    return "; ".join(stopped.cause for gpu in gpus if (stopped := classify(machine, gpu)) is not None)
 
 
 def _no_permission(machine: Machine, gpus: list[Gpu], node: DeviceNode, evidence: tuple[Evidence, ...]) -> Finding:
@@ -195,8 +257,10 @@ CHECKS = (
         why="NVML and CUDA open /dev/nvidiactl first, CUDA then /dev/nvidia-uvm: without them no GPU is found. A "
         "container can lose them long after its start, when systemd reloads its units and drops the rules that "
         "the runtime added.",
-        read="access(2) of /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools and /dev/nvidia-caps/*.",
-        fix="Make the container anew; prevent the loss with nvidia-ctk system create-dev-char-symlinks --create-all, "
-        "CDI, or the cgroupfs driver. Where they were never given, add the driver capabilities compute,utility.",
+        read="Type, numbers (against /proc/devices) and access(2) of /dev/nvidiactl, /dev/nvidia-uvm, "
+        "/dev/nvidia-uvm-tools and /dev/nvidia-caps/*.",
+        fix="Ask who set the cgroup: the finding says what tells. A container that lost its rules is made anew; "
+        "nvidia-ctk system create-dev-char-symlinks --create-all, CDI, or the cgroupfs driver prevent that. Where they "
+        "were never given, add the driver capabilities compute,utility.",
     ),
 )

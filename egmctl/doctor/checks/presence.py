@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from egmctl.doctor.access import funnel, loss, lost, requested
-from egmctl.doctor.check import Check, failed, passed, skipped, warned
+from egmctl.doctor.access import funnel, lost, requested
+from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine
-from egmctl.topology.access import Block, Step
+from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere
 
 _WORDS = {
     Step.PCI: "on PCI",
@@ -33,61 +33,148 @@ _ABSENT = Remedy(
 )
 
 
+_TOLD_ELSEWHERE: Mapping[Block, str] = {
+    Block.OFF_THE_BUS: "dev.fell-off-bus",
+    Block.NOT_BOUND: "dev.driver-binding",
+    Block.EXCLUDED: "dev.excluded",
+    Block.DEVICE_CGROUP: "dev.cgroup-restricted",
+    Block.NOT_IN_CONTAINER: "dev.nodes-missing",
+    Block.NO_DEVICE_NODE: "dev.nodes-missing",
+    Block.MASKED: "dev.nodes-missing",
+    Block.NOT_A_DEVICE: "dev.permissions",
+    Block.STALE_NODE: "dev.permissions",
+    Block.NO_PERMISSION: "dev.permissions",
+    Block.NODEV: "dev.permissions",
+    Block.NVML_FAILED: "drv.libraries",
+    Block.CUDA_FAILED: "drv.libraries",
+}
+"""The check that judges each way to lose a GPU. Every other way, one that nobody has thought of too, fails here."""
+_KERNEL_LOG = Remedy(
+    text="Look for Xid and RmInitAdapter in the kernel log; reset the GPU or reboot.",
+    command="dmesg | grep -iE 'NVRM|Xid'",
+    needs_root=True,
+)
+
+
 def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = machine.gpus or ()
     counts = funnel(machine, gpus)
     line = " > ".join(f"{'not asked' if number is None else number} {_WORDS[step]}" for step, number in counts.items())
     evidence = (Evidence(source="PCI > driver > device node > accessible > NVML > CUDA", value=line),)
+    if not gpus:
+        few = _too_few(counts, 0, scope, line, evidence)
+        yield from few or (skipped("there is no NVIDIA GPU", evidence=evidence),)
+        return
+    gone = {gpu.bus_id: stopped for gpu in gpus if (stopped := classify(machine, gpu)) is not None}
+    usable = len(gpus) - len(gone)
+    found = [*_unexplained(machine, gone, evidence), *_too_few(counts, usable, scope, line, evidence)]
+    untold = elsewhere(machine) and any(stopped.block is Block.UNKNOWN for stopped in gone.values())
+    if not usable and not untold and not found:
+        yield failed(
+            "no GPU can be used from here",
+            Remedy(text=f"See {_checks_of(gone.values())}."),
+            place=on_gpus(gpus),
+            evidence=evidence,
+            cause="; ".join(dict.fromkeys(stopped.cause for stopped in gone.values())),
+        )
+        return
+    yield from found
+    if found:
+        return
+    if not gone:
+        yield passed(f"all {len(gpus)} GPUs can be used from here", evidence=evidence)
+        return
+    missed = [gpu for gpu in gpus if gpu.bus_id in gone]
+    yield (unknown if untold else noted)(
+        f"{usable} of {len(gpus)} GPUs can be used from here",
+        place=on_gpus(missed),
+        evidence=evidence,
+        note=f"{on_gpus(missed).label}: see {_checks_of(gone.values())}",
+    )
+
+
+def _checks_of(stopped: Iterable[Obstacle]) -> str:
+    return ", ".join(dict.fromkeys(_TOLD_ELSEWHERE.get(one.block, "dev.cgroup-restricted") for one in stopped))
+
+
+def _unexplained(machine: Machine, gone: Mapping[str, Obstacle], evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
+    """Judge the GPUs that are lost in a way which no other check judges, each way once."""
+    groups: dict[Block, list[Gpu]] = {}
+    for gpu in machine.gpus or ():
+        stopped = gone.get(gpu.bus_id)
+        if stopped is None or stopped.block in _TOLD_ELSEWHERE:
+            continue
+        if stopped.block is Block.UNKNOWN and elsewhere(machine):
+            # What nobody could look at in another process' place is told by dev.cgroup-restricted.
+            continue
+        groups.setdefault(stopped.block, []).append(gpu)
+    for block, gpus in groups.items():
+        yield _lost(block, gpus, gone[gpus[0].bus_id], evidence)
+
+
+def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle, evidence: tuple[Evidence, ...]) -> Finding:
+    place, of_nvml = on_gpus(gpus), (*evidence, *_why(gpus, "nvml"))
+    match block:
+        case Block.NOT_LISTED:
+            return failed(
+                "the driver has them and their device nodes are open to this process, yet NVML does not list them",
+                _KERNEL_LOG,
+                place=place,
+                evidence=of_nvml,
+                cause="the driver could not start them",
+                confidence=Confidence.MEDIUM,
+            )
+        case Block.GPU_LOST:
+            return failed(
+                "NVML counts them and cannot open them",
+                Remedy(
+                    text="Look for Xid 79 (fallen off the bus) and other Xids in the kernel log; drain the node, reset "
+                    "the GPU or power-cycle the node.",
+                    command="dmesg | grep -iE 'NVRM|Xid'",
+                    needs_root=True,
+                    needs_reboot=True,
+                ),
+                place=place,
+                evidence=of_nvml,
+                cause="the GPU answers no more, or the driver has given it up",
+                confidence=Confidence.MEDIUM,
+            )
+        case Block.NOT_SEEN_BY_CUDA:
+            return failed(
+                "NVML lists them and CUDA does not",
+                Remedy(text="See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this."),
+                place=place,
+                evidence=(*evidence, *_why(gpus, "cuda")),
+                confidence=Confidence.LOW,
+            )
+        case _:
+            return failed(
+                f"they cannot be used from here: {stopped.cause}",
+                _KERNEL_LOG,
+                place=place,
+                evidence=of_nvml,
+                confidence=Confidence.LOW,
+            )
+
+
+def _too_few(
+    counts: Mapping[Step, int | None], usable: int, scope: Scope, line: str, evidence: tuple[Evidence, ...]
+) -> tuple[Finding, ...]:
+    """Judge the number of GPUs against ``--expect``."""
     wanted = scope.expectation.gpus if scope.expectation else None
-    usable = sum(loss(machine, gpu) is None for gpu in gpus)
-    faults = False
-    if gone := lost(machine, Block.NOT_LISTED):
-        faults = True
-        yield failed(
-            "the driver has them and their device nodes are open to this process, yet NVML does not list them",
-            Remedy(
-                text="Look for Xid and RmInitAdapter in the kernel log; reset the GPU or reboot.",
-                command="dmesg | grep -iE 'NVRM|Xid'",
-                needs_root=True,
-            ),
-            place=on_gpus(gone),
-            evidence=(*evidence, *_why(gone, "nvml")),
-            cause="the driver could not start them",
-            confidence=Confidence.MEDIUM,
-        )
-    if gone := lost(machine, Block.NOT_SEEN_BY_CUDA):
-        faults = True
-        yield failed(
-            "NVML lists them and CUDA does not",
-            Remedy(text="See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this."),
-            place=on_gpus(gone),
-            evidence=(*evidence, *_why(gone, "cuda")),
-            confidence=Confidence.LOW,
-        )
-    if wanted is not None and usable < wanted:
-        on_pci = counts[Step.PCI]
-        yield failed(
+    if wanted is None or usable >= wanted:
+        return ()
+    on_pci = counts[Step.PCI]
+    return (
+        failed(
             f"{usable} of the {wanted} GPUs that were expected can be used from here",
             _ABSENT
             if on_pci is not None and on_pci < wanted
             else Remedy(text="The other checks of device access say where each was lost and what to do."),
             evidence=evidence,
             cause=line,
-        )
-    elif not gpus:
-        yield skipped("there is no NVIDIA GPU", evidence=evidence)
-    elif not faults:
-        gone = [gpu for gpu in gpus if loss(machine, gpu) is not None]
-        said = (
-            f"all {len(gpus)} GPUs can be used from here"
-            if not gone
-            else f"{usable} of {len(gpus)} GPUs can be used from here"
-        )
-        yield passed(
-            said,
-            evidence=evidence,
-            note=f"{on_gpus(gone).label}: see the other checks of device access" if gone else "",
-        )
+        ),
+    )
 
 
 def _off_the_bus(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -155,7 +242,7 @@ def _not_bound(machine: Machine, scope: Scope, driver: str, gpus: list[Gpu]) -> 
             return failed(
                 f"{words}, and it was asked for", give_back, cause="it is set aside for a virtual machine", **more
             )
-        return passed(words, note="it is set aside for a virtual machine", **more)
+        return noted(words, remedy=give_back, cause="it is set aside for a virtual machine", **more)
     if driver:
         return failed(
             words,
@@ -226,8 +313,8 @@ CHECKS = (
         read="How many GPUs are on PCI, bound to the driver, have a device node, are accessible to this process, are "
         "listed by NVML and by CUDA (which only --active asks). NVML ignores CUDA_VISIBLE_DEVICES and honours "
         "the device cgroup.",
-        fix="The finding names the step. What the other checks of device access explain is no fault here, unless "
-        "--expect says how many there should be.",
+        fix="The finding names the step. A share of a node is a note, unless --expect says how many there should be; "
+        "that no GPU can be used is a fault whatever the reason.",
     ),
     Check(
         id="dev.fell-off-bus",

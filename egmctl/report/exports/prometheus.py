@@ -16,8 +16,8 @@ Sample = tuple[Mapping[str, object], float]
 """Labels and value."""
 
 
-STATES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
-"""Nagios' numbers. A skipped check has no sample."""
+STATES = {Status.PASS: 0, Status.NOTE: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
+"""Nagios' numbers; a note is no fault. A skipped check has no sample."""
 
 
 def doctor_prom(diagnosis: Diagnosis) -> str:

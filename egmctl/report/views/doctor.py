@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from egmctl.doctor.check import Check
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Confidence, Finding, Guard, Remedy, Status
+from egmctl.model.finding import TOLD, Confidence, Finding, Guard, Remedy, Status
 from egmctl.report.document import (
     Block,
     Bullets,
@@ -34,6 +34,7 @@ TONES = {
     Status.FAIL: Tone.BAD,
     Status.WARN: Tone.WARN,
     Status.UNKNOWN: Tone.UNKNOWN,
+    Status.NOTE: Tone.UNKNOWN,
     Status.PASS: Tone.GOOD,
     Status.SKIP: Tone.DIM,
 }
@@ -60,9 +61,9 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
     ``NOT DETERMINED`` is what neither failed nor could be judged by as many checks as could not be: a machine of which
     most is unknown is not healthy.
     """
-    roots = causes(diagnosis.findings)
+    roots = [cause for cause in causes(diagnosis.findings) if cause.status is not Status.NOTE]
     number = diagnosis.counts
-    rest = _counted(number, Status.PASS, Status.UNKNOWN, Status.SKIP)
+    rest = _counted(number, Status.NOTE, Status.PASS, Status.UNKNOWN, Status.SKIP)
     failures, warnings = (
         sum(finding.status is status for finding in diagnosis.findings) for status in (Status.FAIL, Status.WARN)
     )
@@ -89,11 +90,12 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
 
 def _counted(number: Mapping[str, int], *statuses: Status) -> str:
     words = {
+        Status.NOTE: ("note", "notes"),
         Status.PASS: ("check passed", "checks passed"),
         Status.UNKNOWN: ("not determined", "not determined"),
         Status.SKIP: ("does not apply", "do not apply"),
     }
-    told = [(number[status], words[status]) for status in statuses]
+    told = [(number.get(status, 0), words[status]) for status in statuses]
     return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in told if count)
 
 
@@ -120,7 +122,7 @@ def _body(diagnosis: Diagnosis) -> Iterator[Block]:
 
 
 def _is_fine(finding: Finding) -> bool:
-    return finding.status not in (Status.FAIL, Status.WARN)
+    return finding.status not in TOLD
 
 
 def _problem(cause: Cause) -> Entry:

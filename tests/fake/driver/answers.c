@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 struct line {
@@ -79,6 +80,12 @@ bool node_opens(const char *name)
     if (!root)
         return true;
     snprintf(path, sizeof path, "%s/dev/%s", root, name);
+    struct stat status;
+    int number;
+    if (stat(path, &status) < 0 || !S_ISCHR(status.st_mode) || major(status.st_rdev) == 1)
+        return false;
+    if (sscanf(name, "nvidia%d", &number) == 1 && (int)minor(status.st_rdev) != number)
+        return false;
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     if (fd >= 0)
         close(fd);

@@ -1,0 +1,220 @@
+"""One cause is told once, with what it explains; two causes stay two, and what nothing explains stays a fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import pytest
+
+from egmctl.doctor.causes import RULES, alike, explained
+from egmctl.doctor.checks.active import KINDS
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import TOLD, Finding, Guard, Status, on_gpus
+from egmctl.model.machine import Gpu, LibraryFailure, Machine, Outcome, Probe, Reason, Unread
+from egmctl.report.exports.json import doctor_json
+from egmctl.report.exports.junit import junit
+from egmctl.report.exports.nagios import nagios
+from egmctl.report.render.text import text
+from egmctl.report.views.doctor import doctor_document
+from tests.doctor.faults import FAULTS, by_nouveau, excluded, healthy
+from tests.doctor.machines import patched, with_gpu_denied
+
+UNKNOWN_999 = LibraryFailure(how="error", call="nvmlInit", number=999, name="NVML_ERROR_UNKNOWN")
+NO_DEVICE = LibraryFailure(how="error", call="cuInit", number=100, name="CUDA_ERROR_NO_DEVICE")
+CUDA_999 = LibraryFailure(how="error", call="cuInit", number=999, name="CUDA_ERROR_UNKNOWN")
+MISMATCH = LibraryFailure(how="error", call="nvmlInit", number=18, name="NVML_ERROR_LIB_RM_VERSION_MISMATCH")
+CRASH = LibraryFailure(how="crashed", call="nvmlDeviceGetUUID", gpu="0008:01:00.0")
+
+
+def told(machine: Machine, scope: Scope = EVERYTHING) -> Diagnosis:
+    return diagnose(machine, scope, CHECKS)
+
+
+def blind(machine: Machine, nvml: LibraryFailure | None = UNKNOWN_999) -> Machine:
+    """NVML and CUDA say nothing of any GPU."""
+    why = {name: Unread(reason=Reason.FAILED, detail="") for name in ("nvml", "cuda")}
+    return patched(patched(machine, "gpus[*]", nvml=None, cuda=None, unread=why), "driver", nvml_failure=nvml)
+
+
+def failing(probe: Probe, call: str, number: int) -> Probe:
+    return dataclasses.replace(probe, outcome=Outcome.ERROR, call=call, error_number=number, error_name="CUDA_ERROR_X")
+
+
+def probes_failing(machine: Machine, call: str, number: int, *checks: str) -> Machine:
+    """All that was tried for these checks failed in one call."""
+    kinds = {kind for check in checks or KINDS for kind in KINDS[check]}
+    probes = tuple(failing(one, call, number) if one.kind in kinds else one for one in machine.probes or ())
+    return patched(machine, "", probes=probes)
+
+
+def without_uvm() -> Machine:
+    """What a cgroup that denies /dev/nvidia-uvm looks like with --active (measured on H200)."""
+    machine = patched(healthy(), "driver.nodes[1]", access="EPERM")
+    why = {"cuda": Unread(reason=Reason.FAILED, detail="cuInit: 999")}
+    machine = patched(patched(machine, "gpus[*]", cuda=None, unread=why), "driver", cuda_failure=CUDA_999)
+    return probes_failing(machine, "cuInit", 999)
+
+
+def without_control() -> Machine:
+    machine = patched(blind(with_gpu_denied(healthy(), 0, 1, 2, 3)), "driver.nodes[0]", access="EPERM")
+    return patched(machine, "driver", cuda_failure=NO_DEVICE)
+
+
+def nvidiactl_only() -> Machine:
+    return patched(blind(healthy()), "driver.nodes[0]", access="EPERM")
+
+
+def updated() -> Machine:
+    return patched(blind(healthy(), MISMATCH), "driver", nvml_error=MISMATCH.name, driver_version=None)
+
+
+def cpuset() -> Machine:
+    machine = patched(healthy(), "host", allowed_numa_nodes="0")
+    return probes_failing(machine, "cuMemCreate", 1, "egm.alloc-active", "ipc.vmm-active")
+
+
+def seccomp() -> Machine:
+    answers = {"get_mempolicy": "EPERM", "mbind": "EPERM", "set_mempolicy": "ok"}
+    machine = patched(healthy(), "confinement", seccomp="filter", system_calls=answers)
+    return probes_failing(machine, "cuMemCreate", 1, "egm.alloc-active")
+
+
+def no_channel() -> Machine:
+    return probes_failing(patched(healthy(), "driver", imex_channels=()), "cuMemCreate", 800, "fabric.alloc-active")
+
+
+def ptrace() -> Machine:
+    machine = patched(healthy(), "confinement", ptrace_scope=3, capabilities=0)
+    kind = KINDS["ipc.pidfd-active"]
+    probes = tuple(
+        dataclasses.replace(one, outcome=Outcome.ERROR, call="pidfd_getfd", error_number=1, error_name="EPERM")
+        if one.kind in kind
+        else one
+        for one in machine.probes or ()
+    )
+    return patched(machine, "", probes=probes)
+
+
+PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
+    ("drv.nouveau", "dev.driver-binding"): by_nouveau,
+    ("drv.nouveau", "dev.count-consistency"): by_nouveau,
+    ("drv.nouveau", "drv.libraries"): lambda: patched(blind(by_nouveau()), "gpus[0].pci", driver=""),
+    ("dev.driver-binding", "drv.libraries"): lambda: patched(blind(healthy()), "gpus[*].pci", driver=""),
+    ("dev.driver-binding", "dev.count-consistency"): lambda: patched(blind(healthy()), "gpus[*].pci", driver=""),
+    ("drv.versions", "drv.libraries"): updated,
+    ("drv.libraries", "dev.count-consistency"): lambda: blind(healthy(), CRASH),
+    ("dev.cgroup-restricted", "dev.control-nodes"): without_control,
+    ("dev.cgroup-restricted", "dev.count-consistency"): lambda: with_gpu_denied(healthy(), 0, 1, 2, 3),
+    ("dev.cgroup-restricted", "egm.cgroup-route"): lambda: with_gpu_denied(healthy(), 2, 3),
+    ("dev.nodes-missing", "dev.count-consistency"): lambda: with_gpu_denied(healthy(), 0, 1, 2, 3, access="ENOENT"),
+    ("dev.permissions", "dev.count-consistency"): lambda: with_gpu_denied(healthy(), 0, 1, 2, 3, access="EACCES"),
+    ("dev.fell-off-bus", "dev.count-consistency"): lambda: patched(
+        blind(healthy(), None), "gpus[*].pci", responds=False
+    ),
+    ("dev.excluded", "dev.count-consistency"): excluded,
+    ("dev.control-nodes", "dev.count-consistency"): nvidiactl_only,
+    ("dev.control-nodes", "drv.libraries"): nvidiactl_only,
+    ("dev.control-nodes", "egm.alloc-active"): without_uvm,
+    ("drv.libraries", "egm.alloc-active"): lambda: probes_failing(
+        patched(healthy(), "driver", cuda_failure=CUDA_999), "cuInit", 999
+    ),
+    ("imex.channel", "fabric.alloc-active"): no_channel,
+    ("numa.cpuset-mems", "egm.alloc-active"): cpuset,
+    ("numa.mempolicy-syscalls", "egm.alloc-active"): seccomp,
+    ("ipc.ptrace", "ipc.pidfd-active"): ptrace,
+}
+"""A cause, an effect, and a machine that has both."""
+
+SCOPES = {
+    "ipc.ptrace": Scope(purposes=(Guard.IPC,)),
+    "imex.channel": Scope(purposes=(Guard.FABRIC,)),
+    "numa.cpuset-mems": Scope(numa=(1,)),
+}
+
+
+@pytest.mark.parametrize(("pair", "machine"), PAIRS.items(), ids=map(">".join, PAIRS))
+def test_each_pair(pair: tuple[str, str], machine: Callable[[], Machine]) -> None:
+    cause, effect = pair
+    findings = told(machine(), SCOPES.get(cause, EVERYTHING)).findings
+    explained = [one for one in findings if one.check == effect and one.explained_by]
+    assert explained, [(one.check, one.summary) for one in findings if one.status in TOLD]
+    roots = {root for one in explained for root in one.explained_by}
+    assert all(effect in one.explains for one in findings if one.check in roots and one.explains)
+    # A cause that is itself explained passes on to its own.
+    assert cause in roots or any(one.check == cause and one.explained_by for one in findings)
+
+
+def test_every_rule_that_looks_at_the_machine_has_its_pair() -> None:
+    assert {rule.cause for rule in RULES if rule.holds is not alike} == {cause for cause, _ in PAIRS}
+
+
+ALIKE = [(rule.cause, effect) for rule in RULES if rule.holds is alike for effect in rule.effects]
+
+
+@pytest.mark.parametrize(("cause", "effect"), ALIKE)
+def test_each_pair_that_sees_the_same_fault(cause: str, effect: str) -> None:
+    """On the same GPU one explains the other; on another one both stay faults of their own."""
+    first, second = (healthy().gpus or ())[:2]
+    blank = dataclasses.replace(healthy(), probes=())
+    for gpu, by in ((first, (cause,)), (second, ())):
+        found = explained(blank, (fault(cause, first), fault(effect, gpu)))
+        assert found[1].explained_by == by
+
+
+def fault(check: str, gpu: Gpu) -> Finding:
+    return Finding(status=Status.FAIL, summary="", check=check, place=on_gpus([gpu]))
+
+
+def test_a_denied_uvm_is_one_fault_with_what_it_explains() -> None:
+    found = told(without_uvm())
+    roots = [one for one in found.findings if one.status is Status.FAIL and not one.explained_by]
+    assert [one.check for one in roots] == ["dev.control-nodes"]
+    assert set(KINDS) - {"ipc.pidfd-active"} <= set(roots[0].explains)
+    assert found.counts[Status.FAIL] == 1
+    assert found.counts["explained"] >= len(KINDS)
+    shown = text(doctor_document(found)).plain
+    assert "1 root cause" in shown
+    assert "explains" in shown
+    assert len(nagios(found).splitlines()) == 2
+    assert 'failures="1"' in junit(found)
+    document = json.loads(doctor_json(found))["result"]
+    assert next(one["explains"] for one in document["findings"] if one["check"] == "dev.control-nodes")
+
+
+def test_two_faults_stay_two() -> None:
+    machine = patched(without_uvm(), "gpus[2].nvml", remapped_rows_failure=True)
+    roots = {one.check for one in told(machine).findings if one.status is Status.FAIL and not one.explained_by}
+    assert roots == {"dev.control-nodes", "gpu.health"}
+
+
+def test_what_nothing_explains_stays_a_fault() -> None:
+    machine = probes_failing(healthy(), "cuMemCreate", 999, "egm.alloc-active")
+    (found,) = [one for one in told(machine).findings if one.check == "egm.alloc-active" and one.status is Status.FAIL][
+        :1
+    ]
+    assert found.explained_by == ()
+
+
+def test_a_cause_is_as_grave_as_what_it_explains() -> None:
+    """A share of a node is a note, and no fault: that all of it is gone makes it one."""
+    machine = patched(patched(healthy(), "gpus[*].pci", driver="vfio-pci"), "gpus[*]", nvml=None, cuda=None, proc=None)
+    found = told(machine)
+    assert found.verdicts["dev.driver-binding"] is Status.FAIL
+    assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("check", sorted(FAULTS))
+def test_no_fault_is_hidden(check: str) -> None:
+    fault = FAULTS[check]
+    found = diagnose(fault.machine(), fault.scope, CHECKS)
+    gravity = list(Status)
+    for one in found.findings:
+        for root in one.explained_by:
+            worst = min((other.status for other in found.findings if other.check == root), key=gravity.index)
+            assert gravity.index(worst) <= gravity.index(one.status)
+    assert any(one.status in TOLD and not one.explained_by for one in found.findings)

@@ -1,0 +1,199 @@
+"""NVML that fails in any of its calls, in any way, is a fault: GPUs that cannot be used are never a pass.
+
+Each case is one child that asks the fake NVML, and what the checks make of its end. The fake's NVML calls are taken
+from a run without faults, so that a new one is tested as soon as it is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from egmctl import launch
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING
+from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
+from egmctl.facts import gpus, replay
+from egmctl.facts.collect import collect
+from egmctl.model.codec import JsonValue
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Status
+from egmctl.model.machine import Machine, Reason, Unread
+from tests.conftest import RunEgmctl
+from tests.fake.build import CUDA
+from tests.fake.node import FakeNode
+from tests.fake.plugin import MakeFakeNode
+
+SECTIONS = ("host", "gpus", "driver", "process", "confinement")
+NEEDED = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo")
+"""Calls without which a GPU is not known; an error of another one costs its value."""
+ENDS = {"crashed": "kill:11", "exited": "exit:0", "timed-out": "hang"}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> FakeNode:
+    machine = replay.load("hgx-h200x4")
+    two = (machine.gpus or ())[:2]
+    here = {gpu.bus_id for gpu in two}
+    pairs = tuple(pair for pair in machine.pairs or () if {pair.source, pair.target} <= here)
+    return FakeNode(dataclasses.replace(machine, gpus=two, pairs=pairs), tmp_path_factory.mktemp("node"))
+
+
+@pytest.fixture(scope="module")
+def healthy(node: FakeNode) -> Iterator[Machine]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in node.environment().items():
+            patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
+        yield collect(SECTIONS, cuda=False)
+
+
+def calls(node: FakeNode) -> list[str]:
+    """Return every NVML function that is called, in the order of the first calls."""
+    return list(dict.fromkeys(call.name for call in node.calls() if call.name.startswith("nvml")))
+
+
+def outcomes(
+    node: FakeNode, plans: list[str], timeout_s: float = 30, at_once: int = 6
+) -> Iterator[tuple[str, JsonValue | ChildFailed]]:
+    """Ask NVML once under each fault plan, several at a time with one deadline."""
+    waiting = iter(plans)
+    while batch := list(islice(waiting, at_once)):
+        children = [
+            launch.spawn("egmctl.facts.nvml:read", {"pairs": True}, environment=node.environment(plan), grace_s=0)
+            for plan in batch
+        ]
+        deadline = time.monotonic() + timeout_s
+        for plan, child in zip(batch, children, strict=True):
+            with child:
+                try:
+                    yield plan, child.result(max(0.1, deadline - time.monotonic()))
+                except ChildFailed as error:
+                    yield plan, error
+
+
+def diagnosed(machine: Machine, outcome: JsonValue | ChildFailed) -> Diagnosis:
+    """What the checks say of the machine where NVML has answered so."""
+    facts = gpus.nvml_facts(outcome)
+    cuda = gpus.no_cuda_facts(Unread(reason=Reason.NOT_ASKED))
+    found = gpus.join(
+        pci={gpu.bus_id: gpu.pci for gpu in machine.gpus or () if gpu.pci},
+        proc={gpu.bus_id: gpu.proc for gpu in machine.gpus or () if gpu.proc},
+        nodes={
+            gpu.proc.minor: gpu.node
+            for gpu in machine.gpus or ()
+            if gpu.proc and gpu.proc.minor is not None and gpu.node
+        },
+        nvml=facts,
+        cuda=cuda,
+    )
+    values, unread = gpus.driver_values(facts, cuda)
+    assert machine.driver is not None
+    driver = dataclasses.replace(machine.driver, **values, unread={**machine.driver.unread, **unread})
+    return diagnose(dataclasses.replace(machine, gpus=found, driver=driver), EVERYTHING, CHECKS)
+
+
+def roots(found: Diagnosis) -> list[str]:
+    return [one.check for one in found.findings if one.status is Status.FAIL and not one.explained_by]
+
+
+def test_without_a_fault_all_is_well(healthy: Machine) -> None:
+    assert [gpu.nvml is not None for gpu in healthy.gpus or ()] == [True, True]
+    assert diagnose(healthy, EVERYTHING, CHECKS).exit_code is ExitCode.OK
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_every_call_that_ends_or_holds_the_process_is_named(node: FakeNode, healthy: Machine, how: str) -> None:
+    bus_ids = {gpu.bus_id for gpu in healthy.gpus or ()}
+    names = [name for name in calls(node) if name not in ("nvmlErrorString", "nvmlShutdown")]
+    assert len(names) > 30
+    # Those that hang cost no time of a CPU.
+    patience: dict[str, int] = {"timeout_s": 8, "at_once": 24} if how == "timed-out" else {}
+    plans = {f"{name}={ENDS[how]}": name for name in names}
+    for plan, outcome in outcomes(node, list(plans), **patience):
+        found = diagnosed(healthy, outcome)
+        assert (found.exit_code, found.nagios_state, roots(found)) == (ExitCode.FAILED, 2, ["drv.libraries"]), plan
+        assert found.machine.driver is not None
+        failure = found.machine.driver.nvml_failure
+        assert failure is not None
+        assert failure.how == ("timed-out" if how == "timed-out" else "crashed")
+        assert (failure.call or "").startswith(plans[plan]), plan
+        assert failure.gpu is None or failure.gpu in bus_ids
+        assert (failure.gpu is None) or "Device" in plans[plan]
+
+
+def test_every_call_that_returns_an_error_costs_its_value_or_is_a_fault(node: FakeNode, healthy: Machine) -> None:
+    names = [name for name in calls(node) if name != "nvmlErrorString"]
+    plans = {f"{name}=error:999": name for name in names}
+    for plan, outcome in outcomes(node, list(plans)):
+        found = diagnosed(healthy, outcome)
+        if plans[plan] in NEEDED:
+            assert found.exit_code is ExitCode.FAILED, plan
+        else:
+            assert all(gpu.nvml is not None for gpu in found.machine.gpus or ()), plan
+            assert not [one for one in found.findings if "the check itself failed" in one.summary], plan
+
+
+def test_every_error_of_its_start_is_a_fault(node: FakeNode, healthy: Machine) -> None:
+    plans = [f"nvmlInit=error:{number}" for number in (*range(1, 24), 999)]
+    for plan, outcome in outcomes(node, plans):
+        found = diagnosed(healthy, outcome)
+        (root,) = [one for one in found.findings if one.check in roots(found)][:1]
+        assert (found.exit_code, found.nagios_state) == (ExitCode.FAILED, 2), plan
+        assert root.remedy is not None
+        assert found.machine.driver is not None
+        assert found.machine.driver.nvml_failure is not None
+        assert found.machine.driver.nvml_failure.number == int(plan.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo"])
+def test_one_lost_gpu_is_a_fault_and_moves_no_number(node: FakeNode, healthy: Machine, call: str) -> None:
+    ((_, outcome),) = outcomes(node, [f"{call}@1=error:15"])
+    found = diagnosed(healthy, outcome)
+    first, second = found.machine.gpus or ()
+    assert [(gpu.index, gpu.nvml is None) for gpu in (first, second)] == [(0, True), (1, False)]
+    assert roots(found) == ["dev.count-consistency"]
+    (lost,) = [one for one in found.findings if one.check == "dev.count-consistency"]
+    assert (lost.place.label, lost.summary) == ("GPU0", "NVML counts them and cannot open them")
+
+
+@pytest.mark.parametrize("error", [ChildNotStarted("a child process cannot be started: EAGAIN", how="crashed")])
+def test_no_child_can_be_started(
+    node: FakeNode, healthy: Machine, monkeypatch: pytest.MonkeyPatch, error: ChildFailed
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> Callable[..., object]:
+        raise error
+
+    assert os.environ["EGMCTL_SYSROOT"] == str(node.sysroot)
+    monkeypatch.setattr(launch, "spawn", refuse)
+    found = diagnose(collect(SECTIONS, cuda=False), EVERYTHING, CHECKS)
+    assert (found.exit_code, roots(found)) == (ExitCode.FAILED, ["drv.libraries"])
+    (root,) = [one for one in found.findings if one.check == "drv.libraries"]
+    assert "no child process can be started" in root.summary
+    assert healthy.gpus is not None
+
+
+def test_the_command_says_so_in_every_form(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    node = fake_node("hgx-h200x4")
+    environment = node.environment(faults="nvmlDeviceGetUUID=kill:11")
+    done = egmctl("doctor", env=environment)
+    assert done.code == 1
+    words = " ".join(done.out.split())
+    assert "NVML crashed in nvmlDeviceGetUUID of 0000:" in words
+    assert words.count("FAIL ") == 1
+    for options in (("--strict",), ("--gpus", "all"), ("--expect", "gpus=4")):
+        assert egmctl("doctor", *options, env=environment).code == 1
+    done = egmctl("doctor", "--format", "nagios", "--exit-style", "nagios", env=environment)
+    assert (done.code, done.out.startswith("EGMCTL CRITICAL")) == (2, True)
+
+
+def test_the_library_is_missing(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    done = egmctl("doctor", env=FakeNode("hgx-h200x4", tmp_path, libraries=(CUDA,)).environment())
+    assert done.code == 1
+    assert "NVML is missing" in " ".join(done.out.split())
