@@ -46,6 +46,7 @@ from egmctl.cli.options import (
     NumaOption,
     OutputOption,
     QuietOption,
+    VerboseOption,
 )
 from egmctl.cli.output import Color, shows_progress
 from egmctl.cli.outputs import Outputs, Target
@@ -101,6 +102,7 @@ def bench(
     output: OutputOption = None,
     force: ForceOption = False,
     color: ColorOption = Color.AUTO,
+    verbose: VerboseOption = 0,
     quiet: QuietOption = False,
 ) -> None:
     """Measure, verified, the paths between GPUs and to host memory (EGM where the node has it)."""
@@ -158,7 +160,7 @@ def bench(
             if profiles is not None and len(report.machines) == 1:
                 report = _judge(report, report.machines[0], profiles, named=profile is not None, strict=strict)
             report = explained(report)
-            _write(outputs, report, None)
+            _write(outputs, report, None, verbose)
             raise typer.Exit(report.exit_code)
     with contextlib.ExitStack() as early:
         # CUDA takes a second to initialise: the worker does so while the facts are read.
@@ -199,18 +201,18 @@ def bench(
         report = explained(_measure(plan, seen, worker, quiet=quiet))
     if profiles is not None:
         report = _judge(report, seen, profiles, named=profile is not None, strict=strict)
-    _write(outputs, report, seen)
+    _write(outputs, report, seen, verbose)
     raise typer.Exit(report.exit_code)
 
 
-def _write(outputs: Outputs, report: RunReport, machine: Machine | None) -> None:
+def _write(outputs: Outputs, report: RunReport, machine: Machine | None, verbose: int) -> None:
     from egmctl.facts.redact import redact_run
 
     def draw(target: Target) -> Text | str:
         shown = redact_run(report, machine) if target.leaves_the_node else report
-        return render(shown, target.form, width=target.width)
+        return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
 
-    outputs.write(draw, answers=False)
+    outputs.write(draw)
 
 
 def _plan(

@@ -9,7 +9,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.report.bench_html import banners
 from egmctl.report.bench_parts import families
 from egmctl.report.grid import DRAWN_CELLS, Cell, Grid, cells_of, lines
-from egmctl.report.heat import Marks, best, marks, step_of
+from egmctl.report.heat import Marks, best, mark_of, marks, step_of
 from egmctl.report.markup import arrows, element
 from egmctl.report.plot import plot
 from egmctl.report.svg import stack
@@ -74,7 +74,7 @@ def _heat_map(grid: Grid, marked: Marks) -> Element:
 
 def _cell(cell: Cell, grid: Grid, best_of: Mapping[str, float], marked: Marks, x: float, y: float) -> Iterator[Element]:
     style = _CLASSES.get(cell.style, "dim" if cell.text == "-" else "")
-    mark = marked.get(id(cell.of)) if cell.of is not None else None
+    mark = mark_of(cell, marked)
     if (place := step_of(cell, best_of, grid.shade)) is not None:
         yield element("rect", x=x, y=y, width=_CELL - 2, height=_ROW - 2, rx=4, class_=f"heat-{place}")
         style = f"on-heat-{place}"

@@ -15,6 +15,7 @@ from egmctl.report.bench_soak import soak_lines
 from egmctl.report.bench_summary import SUMMARY, soak, summary, summary_note
 from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.grid import columns_text, grid_text
+from egmctl.report.heat import branded, marks
 from egmctl.report.table import DIM, HEADING, WIDTH, trimmed, wrap
 from egmctl.report.verdict_text import verdict_line, verdict_text
 from egmctl.units import printable
@@ -45,7 +46,9 @@ def bench_text(report: RunReport) -> Text:
 
 
 def _tables(report: RunReport) -> Iterator[Text]:
-    yield from map(grid_text, folded(report) if len(report.ranks) > FOLDED_ABOVE else grids(report))
+    marked = marks(report)
+    for grid in folded(report) if len(report.ranks) > FOLDED_ABOVE else grids(report):
+        yield grid_text(branded(grid, marked))
     if (worst := soak(report)) is not None:
         yield grid_text(worst)
     if by_wire := list(summary(report)):

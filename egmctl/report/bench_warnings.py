@@ -8,21 +8,25 @@ from egmctl.model.evidence import LinkEvidence, Verdict
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.units import printable
 
-_HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})
+HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})
 """Clocks that somebody chose do not make a measurement wrong."""
 _SHOWN = 4
 
 
 def warnings(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each thing that was seen, with the paths that it was seen on."""
+    for sentence, paths in seen(report).items():
+        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+        yield f"{sentence}: {', '.join(paths[:_SHOWN])}{more}"
+
+
+def seen(report: RunReport) -> dict[str, list[str]]:
+    """Return a sentence for each thing that was seen, and the paths that it was seen on."""
     found: dict[str, dict[str, None]] = {}
     for measurement in report.measurements:
         for sentence in _of(measurement):
             found.setdefault(sentence, {})[f"{measurement.case} {measurement.path}"] = None
-    for sentence, where in found.items():
-        paths = list(where)
-        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-        yield f"{sentence}: {', '.join(paths[:_SHOWN])}{more}"
+    return {sentence: list(paths) for sentence, paths in found.items()}
 
 
 def route_line(report: RunReport) -> str | None:
@@ -31,14 +35,14 @@ def route_line(report: RunReport) -> str | None:
     if not routes:
         return None
     proven = [route for route in routes if route.verdict is Verdict.PROVEN]
-    parts = [f"{len(proven)} of {len(routes)} by the wire's own counters"] if proven else []
+    parts = [f"{len(proven)} of {len(routes)}"] if proven else []
     if excluded := sum(route.verdict is Verdict.BY_EXCLUSION for route in routes):
-        parts.append(f"{excluded} because no other wire carried them")
+        parts.append(f"{excluded} by exclusion: no other link carried the bytes")
     if unknown := sum(route.verdict is Verdict.UNKNOWN for route in routes):
-        parts.append(f"{unknown} not, there are no counters")
+        parts.append(f"{unknown} not confirmed: there are no counters")
     if refuted := sum(route.verdict is Verdict.REFUTED for route in routes):
         parts.append(f"{refuted} refuted, see the warnings")
-    return f"Bytes shown to take the expected wire: {', '.join(parts)}."
+    return f"Route confirmed by link counters: {', '.join(parts)}."
 
 
 def _of(measurement: Measurement) -> Iterator[str]:
@@ -53,7 +57,7 @@ def _of(measurement: Measurement) -> Iterator[str]:
         if gpu.other_processes:
             pids = ", ".join(map(str, gpu.other_processes[:_SHOWN]))
             yield f"other processes used {gpu.label} meanwhile ({pids})"
-        if slowed := sorted(set(gpu.throttle_reasons or ()) - _HARMLESS):
+        if slowed := sorted(set(gpu.throttle_reasons or ()) - HARMLESS):
             yield f"the clocks of {gpu.label} were held down: {', '.join(slowed)}"
     if evidence.route is not None and evidence.route.verdict is Verdict.REFUTED:
         yield _refuted(evidence.route)

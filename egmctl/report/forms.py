@@ -109,7 +109,7 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
     from egmctl.topology.topology import Topology
 
     if isinstance(result, RunReport):
-        return _bench(result, form)
+        return _bench(result, form, verbose, brief, width)
     if isinstance(result, Comparison):
         return _comparison(result, form, verbose)
     if isinstance(result, FleetReport):
@@ -119,12 +119,16 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
     return _doctor(result, form, verbose, brief, width)
 
 
-def _bench(report: RunReport, form: Form) -> Text | str:
+def _bench(report: RunReport, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
     match form:
         case Form.TEXT:
             from egmctl.report.bench_text import bench_text
+            from egmctl.report.views.bench import bench_document
 
-            return bench_text(report)
+            first = rendered(bench_document(report), form, brief=brief, width=width)
+            if brief or not verbose or isinstance(first, str):
+                return first
+            return first.append("\n\n").append_text(bench_text(report))
         case Form.JSON:
             from egmctl.report.bench_json import bench_json
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from egmctl.report.grid import DRAWN_CELLS, Cell, Grid, Shade, cells_of, lines
-from egmctl.report.heat import Marks, best, legend, step_of
+from egmctl.report.heat import Marks, best, legend, mark_of, step_of
 from egmctl.report.markup import arrows, element
 from egmctl.report.plot import plot
 from egmctl.report.table import BAD, DIM, WARN
@@ -106,7 +106,7 @@ def _cell(cell: Cell, step: int | None, marks: Marks) -> Element:
     classes = [_CLASSES[cell.style]] if cell.style in _CLASSES else []
     if step is not None:
         classes.append(f"heat-{step}")
-    mark = marks.get(id(cell.of)) if cell.of is not None else None
+    mark = mark_of(cell, marks)
     if mark is not None:
         classes.append(f"judged-{mark}")
     if cell.text == "-":

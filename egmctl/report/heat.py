@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import Grade
 from egmctl.report.grid import Cell, Grid, Shade, lines
+from egmctl.report.table import BAD, WARN
 
 BOUNDS = (0.40, 0.65, 0.80, 0.90, 0.95, 0.97, 0.99)
 """Shares of the best at which a step ends. They lie closer near the best: cells that are alike within one per cent, as
@@ -50,6 +52,35 @@ def marks(report: RunReport) -> Marks:
         if gravest in (Grade.FAIL, Grade.WARN):
             found[id(report.measurements[judged.measurement])] = gravest
     return found
+
+
+def mark_of(cell: Cell, marked: Marks) -> Grade | None:
+    """Return how a cell is branded: for its own value, never because the sum that it is a part of failed."""
+    if cell.of is None:
+        return None
+    whole = cell.of.headline
+    own = len(cell.of.flows) == 1 or cell.value is None or (whole is not None and cell.value == whole.median)
+    return marked.get(id(cell.of)) if own else None
+
+
+_SIGNS = {Grade.FAIL: ("!", BAD), Grade.WARN: ("~", WARN)}
+
+
+def branded(grid: Grid, marked: Marks) -> Grid:
+    """Return a grid whose failed and warned cells have a sign and a colour, for text."""
+    groups = tuple(
+        tuple(replace(line, cells=tuple(_branded(cell, marked) for cell in line.cells)) for line in group)
+        for group in grid.groups
+    )
+    return replace(grid, groups=groups)
+
+
+def _branded(cell: Cell, marked: Marks) -> Cell:
+    mark = mark_of(cell, marked)
+    if mark is None:
+        return cell
+    sign, style = _SIGNS[mark]
+    return replace(cell, text=f"{cell.text}{sign}", style=style)
 
 
 def legend(shade: Shade) -> list[tuple[int, str]]:

@@ -32,7 +32,7 @@ SMALL = ("bench", "--gpus", "0-1", "--numa", "1", "--size", "1M", "--samples", "
 
 def test_text_has_the_ratio_the_round_trips_and_the_stages(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     node = fake_node("gb200-nvl4")
-    ended = egmctl(*SMALL, env=node.environment(), timeout_s=110)
+    ended = egmctl(*SMALL, "-v", env=node.environment(), timeout_s=110)
     assert ended.code == 0, ended.err
     assert "Between processes, beside the same path within one" in ended.out
     assert "round trip of a message over a socket GPU(row) <-> GPU(column) (ns, p50)" in ended.out

@@ -305,8 +305,11 @@ class TestCorruption:
         assert {m["status"] for m in others} == {"ok"}
 
     def test_the_text_names_the_pair_and_the_place(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        ended = egmctl(*TWO_GPUS, env=fake_node("gb200-nvl4").environment("cuMemcpyAsync@4=corrupt:524291"))
+        faulty = fake_node("gb200-nvl4").environment("cuMemcpyAsync@4=corrupt:524291")
+        ended = egmctl(*TWO_GPUS, "-v", env=faulty)
         assert ended.code == 1
+        assert re.search(r"\nFAIL: 1 of \d+ measurements failed: sample 0: 1 of 262144", ended.out)
+        assert "\nNext: drain the node: data arrived corrupt" in ended.out
         assert "NUMA1  corrupt" in ended.out
         told = " ".join(ended.out.split())
         assert "host_numa_to_device_memcpy_ce NUMA1 -> GPU0: corrupt: sample 0: 1 of 262144 words differ" in told

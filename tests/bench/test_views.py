@@ -272,7 +272,7 @@ class TestWarnings:
     def test_how_many_routes_were_shown_is_one_sentence(self) -> None:
         verdicts = (Verdict.PROVEN, Verdict.PROVEN, Verdict.BY_EXCLUSION, Verdict.UNKNOWN)
         assert route_line(self.routed(*verdicts)) == (
-            "Bytes shown to take the expected wire: 2 of 4 by the wire's own counters, 1 because no other wire "
-            "carried them, 1 not, there are no counters."
+            "Route confirmed by link counters: 2 of 4, 1 by exclusion: no other link "
+            "carried the bytes, 1 not confirmed: there are no counters."
         )
         assert route_line(report_of("ring_write_ce")) is None

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from egmctl.facts import record
 from egmctl.model.measurement import RunReport
-from egmctl.report.bench_text import bench_text
+from egmctl.report.forms import Form, render
 from egmctl.saved import load
 from egmctl.verdict import load as profiles
 from egmctl.verdict.judge import judge
@@ -41,21 +41,20 @@ def test_bench(egmctl: RunEgmctl, tmp_path: Path) -> None:
     assert picture.read_text() == drawn.read_text()
 
 
-def test_the_text_of_the_bench_is_the_end_of_what_the_command_says_by_the_profile_that_ships(tmp_path: Path) -> None:
+def test_the_text_of_the_bench_is_what_the_command_says_by_the_profile_that_ships(tmp_path: Path) -> None:
     run = load(unpacked("idle", tmp_path)).result
     assert isinstance(run, RunReport)
     (machine,) = run.machines
     profile, why = choose(machine, [profiles.load("hgx-h200")])
-    said = bench_text(replace(run, verdict=judge(run, profile, profile_reason=why))).plain
-    verdict = said[said.index("What it should be") :]
+    said = str(render(replace(run, verdict=judge(run, profile, profile_reason=why)), Form.TEXT))
     readme = README.read_text()
-    before, _, rest = readme.partition("```text\nWhat it should be")
-    shown = "What it should be" + rest.partition("```")[0]
+    before, _, rest = readme.partition("```text\nPASS: ")
+    shown = "PASS: " + rest.partition("```")[0]
     if os.environ.get("EGMCTL_UPDATE_README"):
-        README.write_text(readme.replace(shown, verdict))
+        README.write_text(readme.replace(shown, said))
     else:
         assert before != readme
-        assert shown == verdict
+        assert shown == said
 
 
 def test_compare(egmctl: RunEgmctl, tmp_path: Path) -> None:

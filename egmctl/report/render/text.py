@@ -160,7 +160,7 @@ class _Page:
                 assert_never(block)
 
     def _verdict(self, block: Verdict, indent: int) -> None:
-        word = Text(" " * indent).append(block.word, _VERDICTS.get(block.tone, _HEADING)).append(": ")
+        word = Text(" " * indent).append(f"{block.word}:", _VERDICTS.get(block.tone, _HEADING)).append(" ")
         for piece in _broken(word.append_text(_line(block.sentence)), self._width, indent + 2):
             self.text.append_text(piece).append("\n")
         if block.advice:
@@ -246,7 +246,10 @@ def _matrix_lines(matrix: Matrix, width: int) -> Iterator[Text]:
             used += size
         return found
 
-    gap = next((gap for gap in (2, 1) if len(blocks(gap)) == 1), 2)
+    def fits(gap: int) -> bool:
+        return label + sum(gap + size for size in wide.values()) <= width
+
+    gap = 1 if fits(1) and not fits(2) else 2
     for number, block in enumerate(blocks(gap)):
         if number:
             yield Text()

@@ -1,0 +1,163 @@
+"""What ``egmctl bench`` says first: the answer, its cause and the next step, and what fits one screen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from egmctl.model.evidence import Evidence, GpuEvidence
+from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task
+from egmctl.model.verdict import Grade
+from egmctl.report.bench_text import bench_text
+from egmctl.report.document import Tone
+from egmctl.report.forms import Form, render
+from egmctl.report.grid import Cell
+from egmctl.report.heat import mark_of, marks
+from egmctl.report.views.bench import answer, bench_document
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load
+from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
+
+H200 = load("hgx-h200")
+
+
+def busy(task: Task, flow: Flow) -> float:
+    """What is reached while something else pushes from GPU0 to GPU1."""
+    shared = 0.5 if flow.source.label == "GPU0" or flow.destination.label == "GPU1" else 1.0
+    return usual(task, flow) / shared if task.case == LATENCY else usual(task, flow) * shared
+
+
+def judged(*cases: str, value: Callable[[Task, Flow], float] = usual, known: bool = True, gpus: int = 4) -> RunReport:
+    made = run(*cases, value=value, gpus=gpus)
+    return replace(made, verdict=judge(made, H200 if known else None, profile_reason="GPU name NVIDIA H200"))
+
+
+def ended(report: RunReport, status: Status, reason: str) -> RunReport:
+    first, *others = report.measurements
+    broken = replace(first, status=status, reason=reason, bandwidth_gb_s=None, flows_gb_s=(), samples=())
+    return replace(report, measurements=(broken, *others))
+
+
+def evident(report: RunReport, **seen: object) -> RunReport:
+    def beside(m: Measurement) -> Measurement:
+        gpus = tuple(
+            GpuEvidence(bus_id=flow.initiator or "", label=flow.initiator_label, **seen)  # type: ignore[arg-type]
+            for flow in m.flows[:1]
+        )
+        return replace(m, evidence=Evidence(gpus=gpus))
+
+    return replace(report, measurements=tuple(map(beside, report.measurements)))
+
+
+def shown(report: RunReport, *, brief: bool = False, verbose: int = 0) -> str:
+    return str(render(report, Form.TEXT, brief=brief, verbose=verbose))
+
+
+def test_a_run_that_is_as_fast_as_expected_passes_and_fits_a_screen() -> None:
+    report = judged(WRITE, READ, BOTH, H2D, LOCAL, LATENCY, gpus=8)
+    text = shown(report)
+    first = answer(report)
+    assert (first.word, first.tone) == ("PASS", Tone.GOOD)
+    assert text.startswith("PASS: all 6 path classes are as fast as profile hgx-h200 expects\n")
+    lines = text.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert len(bench_text(report).plain.splitlines()) > 3 * len(lines)
+
+
+def test_a_failed_run_says_what_the_outliers_have_in_common_and_what_was_seen_there() -> None:
+    report = evident(judged(WRITE, BOTH, LATENCY, value=busy), other_processes=(1066,))
+    verdict = answer(report)
+    assert (verdict.word, verdict.tone, verdict.advice) == ("FAIL", Tone.BAD, "measure again when the GPUs are idle")
+    assert str(verdict.sentence).startswith(
+        "3 of 3 path classes are slower than expected; the outliers touch GPU0 and GPU1; other processes (1066) used "
+    )
+    text = shown(report)
+    assert text.count("\nFAIL  ") == 5, "the five worst paths"
+    assert "more paths are slow (-v)" in text
+    assert "198.1!" in text
+
+
+def test_clocks_that_were_throttled_are_the_cause_and_power_and_cooling_the_next_step() -> None:
+    report = evident(judged(WRITE, value=busy), throttle_reasons=("hw-thermal-slowdown",))
+    verdict = answer(report)
+    assert "were throttled (hw-thermal-slowdown)" in str(verdict.sentence)
+    assert "power and cooling" in str(verdict.advice)
+
+
+def test_missing_nvlinks_of_an_outlier_are_named() -> None:
+    report = judged(WRITE, value=busy)
+    machine = report.machines[0]
+    assert machine.gpus
+    gpu = machine.gpus[0]
+    assert gpu.nvml
+    assert gpu.nvml.nvlinks
+    links = tuple(replace(link, active=number > 1) for number, link in enumerate(gpu.nvml.nvlinks))
+    short = replace(gpu, nvml=replace(gpu.nvml, nvlinks=links))
+    report = replace(report, machines=(replace(machine, gpus=(short, *machine.gpus[1:])),))
+    assert f"GPU0 runs {len(links) - 2} of {len(links)} NVLinks" in str(answer(report).sentence)
+
+
+@pytest.mark.parametrize(
+    ("report", "word", "told"),
+    [
+        (replace(judged(WRITE), interrupted=True), "INCOMPLETE", "interrupted with 12 of 12 measurements made"),
+        (ended(judged(WRITE), Status.CRASHED, "cuMemcpyAsync: Xid 79"), "INCOMPLETE", "cuMemcpyAsync: Xid 79"),
+        (
+            ended(judged(WRITE), Status.TIMED_OUT, "60 s"),
+            "INCOMPLETE",
+            "1 of 12 measurements crashed, timed out or broke",
+        ),
+        (replace(judged(WRITE), problems=("the worker did not start",)), "INCOMPLETE", "the worker did not start"),
+        (ended(run(WRITE), Status.CORRUPT, "word 3 differs"), "FAIL", "1 of 12 measurements failed: word 3 differs"),
+        (ended(run(WRITE), Status.FAILED, "cuMemcpyAsync: 999"), "INCOMPLETE", "cuMemcpyAsync: 999"),
+        (run(WRITE), "NO REFERENCE", "12 measurements, not judged (--no-verdict)"),
+        (judged(WRITE, known=False), "NO REFERENCE", "nothing to judge them by"),
+    ],
+)
+def test_other_answers(report: RunReport, word: str, told: str) -> None:
+    verdict = answer(report)
+    assert verdict.word == word
+    assert told in str(verdict.sentence)
+    assert shown(report, brief=True).count(f"{word}: ") == 1
+    codes = {"PASS": {0}, "NO REFERENCE": {0}, "FAIL": {1}, "INCOMPLETE": {3, 4, 130}}
+    assert report.exit_code in codes[word]
+
+
+def test_nothing_measured_is_incomplete_and_says_why() -> None:
+    report = run(WRITE)
+    waived = tuple(
+        replace(m, status=Status.WAIVED, reason="it needs two GPUs", samples=(), bandwidth_gb_s=None, flows_gb_s=())
+        for m in report.measurements
+    )
+    verdict = answer(replace(report, measurements=waived))
+    assert (verdict.word, verdict.sentence) == ("INCOMPLETE", "nothing was measured: it needs two GPUs")
+
+
+def test_the_matrices_come_with_v_behind_the_answer() -> None:
+    report = judged(WRITE, value=busy)
+    brief, usual_text, verbose = shown(report, brief=True), shown(report), shown(report, verbose=1)
+    assert "GPU(row)" not in usual_text
+    assert "GPU(row) -> GPU(column) bandwidth (GB/s)" in verbose
+    assert verbose.startswith(usual_text.rstrip("\n"))
+    assert "198.10!" in verbose, "a failed cell has a sign"
+    assert len(brief.splitlines()) <= 15
+
+
+def test_a_cell_is_branded_for_its_own_value_only() -> None:
+    report = judged(RING, BOTH, value=busy)
+    (ring,) = [m for m in report.measurements if m.case == RING]
+    marked = {**marks(report), id(ring): Grade.FAIL}
+    for summary in ring.flows_gb_s:
+        assert mark_of(Cell(text="x", value=summary.median, of=ring), marked) is None
+    assert mark_of(Cell(text="sum", value=None, of=ring), marked) is Grade.FAIL
+
+
+def test_names_of_the_machine_are_data() -> None:
+    report = judged(WRITE)
+    hostile = dataclasses.replace(report, gpus=tuple(replace(gpu, name="[bold]\x1b[31m") for gpu in report.gpus))
+    assert bench_document(hostile).subject == "4 x [bold]\x1b[31m"
+    assert "4 x [bold]\\x1b[31m" in shown(hostile)
