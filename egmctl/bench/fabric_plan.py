@@ -10,6 +10,7 @@ from egmctl.bench.budget import too_large
 from egmctl.bench.busy import in_use
 from egmctl.bench.case import Case
 from egmctl.bench.paths import Path, path_across
+from egmctl.bench.patterns import expand
 from egmctl.bench.plan import Candidate, Plan, PlannedTask, planned_task, slots
 from egmctl.bench.rank_plan import Leg, flow_of, handle_waiver, local_path, shared_memory
 from egmctl.bench.schedule import make_steps, sampled_rounds
@@ -121,21 +122,8 @@ def legs_of(
             return Leg(ranks[one], owner)
         return Leg(ranks[one], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
 
-    match case.pattern:
-        case Pattern.BOTH_DIRECTIONS:
-            yield from ((leg(one, other), leg(other, one)) for one, other in pairs)
-        case Pattern.RING:
-            yield tuple(leg(one, (one + 1) % count) for one in range(count))
-        case Pattern.BISECT:
-            yield tuple(leg(one, (one + count // 2) % count) for one in range(count))
-        case Pattern.ONE_TO_ALL:
-            yield from (tuple(leg(one, other) for other in range(count) if other != one) for one in ones(count, sample))
-        case Pattern.ALL_TO_ONE:
-            yield from (tuple(leg(other, one) for other in range(count) if other != one) for one in ones(count, sample))
-        case _:
-            for one, other in pairs:
-                yield (leg(one, other),)
-                yield (leg(other, one),)
+    for flows in expand(case.pattern, count, meetings=pairs, ones=ones(count, sample)):
+        yield tuple(leg(one, other) for one, other in flows)
 
 
 def ones(count: int, sample: int | None) -> range:

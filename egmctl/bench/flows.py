@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, permutations
+from itertools import combinations
 
 from egmctl.bench.case import Case, End
+from egmctl.bench.patterns import expand
 from egmctl.model.machine import Gpu
 from egmctl.model.measurement import Endpoint, Engine, MemoryKind, Pattern
 from egmctl.model.memory import HOST_MEMORY
@@ -68,31 +69,10 @@ def own_node(gpu: Gpu, nodes: Sequence[int]) -> int | None:
 
 
 def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:
-    count = len(gpus)
-    if case.pattern is Pattern.LOCAL:
-        yield from (((gpu, gpu),) for gpu in gpus)
-        return
-    if count < 2:
-        return
-    match case.pattern:
-        case Pattern.BOTH_DIRECTIONS:
-            yield from ((pair, pair[::-1]) for pair in combinations(gpus, 2))
-        case Pattern.RING:
-            yield tuple((gpus[i], gpus[(i + 1) % count]) for i in range(count))
-        case Pattern.BISECT:
-            yield tuple((gpus[i], gpus[(i + count // 2) % count]) for i in range(count))
-        case Pattern.ALL_PAIRS:
-            yield tuple(permutations(gpus, 2))
-        case Pattern.ONE_TO_ALL:
-            yield from (tuple((one, other) for other in gpus if other is not one) for one in gpus)
-        case Pattern.ALL_TO_ONE:
-            yield from (tuple((other, one) for other in gpus if other is not one) for one in gpus)
-        case _:
-            # In the order of the GPUs that issue the work.
-            pushed = case.initiator is End.SOURCE
-            # What loads a path is a flow of its own.
-            flows = 2 if case.pattern is Pattern.LOADED else 1
-            yield from ((pair if pushed else pair[::-1],) * flows for pair in permutations(gpus, 2))
+    # Single paths are in the order of the GPUs that issue the work.
+    pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is End.DESTINATION
+    for flows in expand(case.pattern, len(gpus)):
+        yield tuple((gpus[other], gpus[one]) if pulled else (gpus[one], gpus[other]) for one, other in flows)
 
 
 def initiator(case: Case, ends: Ends) -> Gpu | None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, permutations
+from itertools import combinations
 
 from egmctl.bench.case import Case, End
 from egmctl.bench.paths import Path, path_between
+from egmctl.bench.patterns import expand
 from egmctl.bench.ucx_plan import ucx_flow, ucx_path
 from egmctl.driver.signatures import cause_of
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind, Pattern
+from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
 from egmctl.model.route import Carrier, Route
@@ -79,22 +80,10 @@ def legs_of(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator
             else:
                 yield from ((Leg(rank, _owner(ranks, place, node), node),) for place, rank in enumerate(ranks))
         return
-    match case.pattern:
-        case Pattern.BOTH_DIRECTIONS:
-            yield from ((Leg(one, other), Leg(other, one)) for one, other in combinations(ranks, 2))
-        case Pattern.RING:
-            yield tuple(Leg(ranks[i], ranks[(i + 1) % count]) for i in range(count))
-        case Pattern.BISECT:
-            yield tuple(Leg(ranks[i], ranks[(i + count // 2) % count]) for i in range(count))
-        case Pattern.ONE_TO_ALL:
-            yield from (tuple(Leg(one, other) for other in ranks if other is not one) for one in ranks)
-        case Pattern.ALL_TO_ONE:
-            yield from (tuple(Leg(other, one) for other in ranks if other is not one) for one in ranks)
-        case _ if case.engine in (Engine.EVENT, Engine.SOCKET):
-            yield from ((Leg(one, other),) for one, other in combinations(ranks, 2))
-        case _:
-            # In the order of those that issue the work.
-            yield from ((Leg(one, other),) for one, other in permutations(ranks, 2))
+    # A round trip by the host is the same from either end.
+    one_way = case.engine in (Engine.EVENT, Engine.SOCKET)
+    for flows in expand(case.pattern, count, one_way=one_way):
+        yield tuple(Leg(ranks[one], ranks[other]) for one, other in flows)
 
 
 def flow_of(case: Case, leg: Leg, path: Path) -> Flow:
