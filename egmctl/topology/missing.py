@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from egmctl.model.machine import Driver, Gpu, Machine, Reason
-from egmctl.topology.access import obstacle
+from egmctl.topology.access import DENIED, Block, obstacle
 from egmctl.units import format_kernel_list
 
 
@@ -30,7 +30,7 @@ def missing(machine: Machine) -> Missing | None:
     return Missing(
         sentence=_sentence(gpus, driver),
         missing=tuple(_parts(machine, gpus, driver)),
-        advice=(*_advice(gpus, driver), "egmctl topo --machine list names machines to look at without a GPU."),
+        advice=(*_advice(machine, gpus, driver), "egmctl topo --machine list names machines to look at without a GPU."),
     )
 
 
@@ -66,17 +66,18 @@ def _parts(machine: Machine, gpus: tuple[Gpu, ...], driver: Driver) -> Iterator[
         if node.access not in (None, "ok") and node.path.endswith(("nvidiactl", "nvidia-uvm")):
             yield f"{node.path}: {node.access}"
     causes: dict[str, set[int]] = {}
-    answers = _loaded(driver) and driver.nvml_error is None and "nvml_error" not in driver.unread
-    for gpu in gpus if answers else ():
+    for gpu in gpus if _loaded(driver) else ():
         stopped = obstacle(machine, gpu)
-        if stopped is not None:
+        # That NVML fails as a whole is told already.
+        if stopped is not None and stopped.block is not Block.NVML_FAILED:
             causes.setdefault(stopped.cause, set()).add(gpu.index)
     for cause, indices in causes.items():
         yield f"GPU{format_kernel_list(indices)}: {cause}"
 
 
-def _advice(gpus: tuple[Gpu, ...], driver: Driver) -> Iterator[str]:
-    control = next((node for node in driver.nodes or () if node.path.endswith("nvidiactl")), None)
+def _advice(machine: Machine, gpus: tuple[Gpu, ...], driver: Driver) -> Iterator[str]:
+    closed = [node.path for node in driver.nodes or () if node.access == "EPERM" and node.path.endswith("nvidiactl")]
+    stopped = {found.block for gpu in gpus if (found := obstacle(machine, gpu)) is not None}
     if not gpus:
         yield "If there should be one, look for it with lspci -d 10de: and ask who set up this machine or container."
     elif not _loaded(driver):
@@ -88,12 +89,16 @@ def _advice(gpus: tuple[Gpu, ...], driver: Driver) -> Iterator[str]:
         version = f" {driver.module_version}" if driver.module_version else ""
         yield f"Install the libraries of driver{version}."
         yield "In a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility."
-    elif control is not None and control.access == "EPERM":
-        yield "The device cgroup denies /dev/nvidiactl: start this job or container with access to the GPUs."
+    elif closed or stopped & DENIED:
+        what = " and ".join((*closed, *(["these GPUs"] if stopped & DENIED else [])))
+        yield (
+            f"This process was not given {what}: start it in a cgroup or container with all GPUs, and choose among "
+            "them with CUDA_VISIBLE_DEVICES. egmctl doctor says who set that, and how to ask for all."
+        )
     elif driver.nvml_error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH":
         yield "The library and the loaded driver are of different versions: reload the driver, or reboot."
     else:
-        yield "See what the kernel says of the driver with dmesg."
+        yield "See what egmctl doctor says of each GPU and of the libraries, and the kernel's log (dmesg | grep NVRM)."
 
 
 def _loaded(driver: Driver) -> bool:

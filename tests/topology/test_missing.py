@@ -71,7 +71,8 @@ def test_a_cgroup_that_denies_nvidiactl() -> None:
     assert "NVML does not work" in text
     assert "NVML: NVML_ERROR_UNKNOWN" in text
     assert "/dev/nvidiactl: EPERM" in text
-    assert "The device cgroup denies /dev/nvidiactl" in text
+    assert "This process was not given /dev/nvidiactl" in text
+    assert "egmctl doctor says who set that" in text
 
 
 def test_every_gpu_denied() -> None:
@@ -96,3 +97,13 @@ def test_a_child_that_hung_says_so() -> None:
 
 def test_a_modelled_machine_says_so_here_too() -> None:
     assert text_of(builders.machine([], origin=OriginKind.MODELLED)).startswith("MODELLED from public documents")
+
+
+def test_a_cgroup_that_denies_the_gpus() -> None:
+    """NVML answers then and lists nothing: the kernel's log would say nothing of it."""
+    node = DeviceNode(path="/dev/nvidia0", exists=True, major=195, minor=0, access="EPERM")
+    denied = replace(unlisted(1)[0], node=node)
+    text = text_of(builders.machine([denied], driver=Driver(module_version="580.1")))
+    assert "denied by the device cgroup (/dev/nvidia0: EPERM)" in text
+    assert "This process was not given these GPUs" in text
+    assert "dmesg" not in text
