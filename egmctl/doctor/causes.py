@@ -199,6 +199,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     ),
     "fabric.manager": ("fabric.state", "fabric.consistency", "p2p.status", "egm.fabric-address", *_ACTIVE),
     "egm.fabric-address": ("p2p.status", "egm.peer-route"),
+    "p2p.status": ("egm.peer-route", "p2p.verify"),
     "fabric.state": ("p2p.status", "fabric.consistency", "imex.domain", "egm.fabric-address", "fabric.alloc-active"),
     "imex.module": ("imex.channel", "imex.daemon", "imex.domain", "fabric.alloc-active", "peers.fabric-active"),
     "imex.daemon": ("imex.domain", "peers.imex", "peers.fabric-active"),

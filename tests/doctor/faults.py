@@ -338,7 +338,11 @@ def with_switches() -> Machine:
 
 def hgx_b200() -> Machine:
     """HGX B200: four GPUs with NVLink 5 whose switches are no PCI devices; its fabric manager and nvlsm run."""
-    machine = patched(shipped("hgx-h200x4"), "gpus[*].nvml", compute_capability=(10, 0), virtualization="none")
+    machine = patched(shipped("hgx-h200x4"), "gpus[*].proc", model="NVIDIA B200")
+    machine = patched(machine, "gpus[*]", cuda=None)
+    machine = patched(
+        machine, "gpus[*].nvml", name="NVIDIA B200", compute_capability=(10, 0), virtualization="none", uuid=None
+    )
     machine = patched(machine, "gpus[*].nvml.nvlinks[*]", version=7, speed_mb_s=53125)
     ports = (NicPort(number=1, state="ACTIVE", link_layer="InfiniBand"),)
     return patched(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from egmctl.facts import replay
 from egmctl.model.machine import Cgroup, DeviceNode, DeviceProgram, Machine, OriginKind, Reason, Unread
-from tests.doctor.faults import HEALTHY_FABRIC, healthy
-from tests.doctor.machines import patched, shipped, with_gpu_denied
+from tests.doctor.faults import HEALTHY_FABRIC, healthy, hgx_b200, without_umad
+from tests.doctor.machines import patched, shipped, with_card, with_gpu_denied
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -189,6 +189,74 @@ def driver_updated() -> Machine:
     return patched(machine, "driver", unread={"driver_version": why, "nvml_version": why})
 
 
+def gb300(machine: Machine) -> Machine:
+    """A Grace tray with the GPUs of a GB300 instead of its own: name, compute capability and memory."""
+    named = {"name": "NVIDIA GB300", "compute_capability": (10, 3), "memory_total_bytes": 284208 << 20}
+    machine = patched(machine, "gpus[*].nvml", **named)
+    machine = patched(machine, "gpus[*].proc", model="NVIDIA GB300")
+    return patched(machine, "gpus[*].cuda", name="NVIDIA GB300", memory_total_bytes=None)
+
+
+def gb300_cdmm_old_gdrdrv() -> Machine:
+    """GB300 tray under CDMM, by the older of its two parameters, with a gdrdrv that does not know that mode."""
+    machine = patched(gb300(cdmm()), "driver", module_parameters={"EnableUserNUMAManagement": "0"})
+    machine = patched(machine, "host", kernel="6.8.0-1034-nvidia-64k")
+    return patched(machine, "system", module_versions={"mlx5_core": "", "nvidia_peermem": "", "gdrdrv": "2.4.4"})
+
+
+def station() -> Machine:
+    """DGX Station GB300 with an RTX PRO 6000 in a PCIe slot."""
+    return with_card(gb300(shipped("gh200")))
+
+
+def gh200_pair() -> Machine:
+    """Two GH200 in one node without NVLink between them: P2P is NS, by design."""
+    machine = shipped("gh200x4")
+    gpus = (machine.gpus or ())[:2]
+    ends = {gpu.bus_id for gpu in gpus}
+    nodes = tuple(node for node in (machine.host and machine.host.numa_nodes) or () if node.id in (0, 1, *range(4, 20)))
+    machine = patched(
+        machine, "", gpus=gpus, pairs=tuple(p for p in machine.pairs or () if {p.source, p.target} == ends)
+    )
+    machine = patched(machine, "host", numa_nodes=nodes, allowed_numa_nodes="0-1,4,12", allowed_cpus="0-143")
+    machine = patched(machine, "gpus[*].nvml", nvlinks=(), nvlink_count=0)
+    none = {"read": "NS", "write": "NS", "nvlink": "NS", "atomics": "NS", "pci": "NS"}
+    return patched(machine, "pairs[*]", nvlink_count=0, nvlink_through=None, p2p_status=none, can_access_peer=False)
+
+
+def weak_signal() -> Machine:
+    """GB200 of which one NVLink has a bit error rate above DCGM's limit, and another was trained anew."""
+    machine = patched(healthy(), "gpus[2].nvml.nvlinks[7].counters", effective_ber=4e-11, effective_errors=912)
+    return patched(machine, "gpus[1].nvml.nvlinks[0].counters", recoveries=3, successful_recoveries=3)
+
+
+def mixed_modes() -> Machine:
+    """GB200 whose GPU 3 is in another NVLink bandwidth mode, so that the driver refuses P2P with it."""
+    machine = patched(healthy(), "gpus[3].nvml", nvlink_bandwidth_mode="12-links", nvlink_bandwidth_best=False)
+    other = (machine.gpus or ())[3].bus_id
+    pairs = tuple(
+        patched(pair, "", p2p_status={"read": "NS", "write": "NS", "nvlink": "NS"})
+        if other in (pair.source, pair.target)
+        else pair
+        for pair in machine.pairs or ()
+    )
+    return patched(machine, "", pairs=pairs)
+
+
+def no_egm_fabric_address() -> Machine:
+    """NVL72 tray with EGM on whose fabric manager has it off: no EGM fabric address, and so no P2P at all."""
+    status = {"read": "NS", "write": "NS", "nvlink": "NS"}
+    bits = {"HANDLE_TYPE_FABRIC_SUPPORTED": 1, "HOST_NUMA_MULTINODE_IPC_SUPPORTED": 0}
+    return patched(patched(healthy(), "pairs[*]", p2p_status=status), "gpus[*].cuda", attributes=bits)
+
+
+def b200_without_nvlsm() -> Machine:
+    """HGX B200 whose fabric is in progress for ever, because nvlsm does not run; CUDA ends with 802."""
+    machine = patched(hgx_b200(), "gpus[*].nvml.fabric", state="in-progress", status=None)
+    machine = patched(machine, "driver", cuda_error="CUDA_ERROR_SYSTEM_NOT_READY")
+    return patched(machine, "system", daemons=("nv-fabricmanager",))
+
+
 H200_DENIED = "0000:00:09.0"
 """The GPU that the cgroups of the recordings deny: minor 3."""
 
@@ -233,5 +301,17 @@ MODELLED: Mapping[str, Scene] = {
     "h200-sick-gpus": Scene(sick_gpus, why="nvml.h: remapped rows, recovery action, clocks event reasons."),
     "h200-mig": Scene(shared_out, ("--for", "p2p,ipc"), why="NVIDIA MIG user guide: no P2P, no CUDA IPC."),
     "h200-driver-updated": Scene(driver_updated, why="nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH."),
+    "gb300-nvl72": Scene(lambda: gb300(healthy()), why="OCI GB300 quickstart: names, memory; else as the GB200 tray."),
+    "gb300-cdmm-old-gdrdrv": Scene(gb300_cdmm_old_gdrdrv, why="os-registry.c: CDMM; GDRCopy's changelog: 2.5.1."),
+    "station-gb300-card": Scene(station, why="NVIDIA/dgx-spark-playbooks: a GB300 and an RTX PRO 6000 in one machine."),
+    "gh200x2": Scene(gh200_pair, why="dnhkng.github.io, 2026-04-25: two GH200, nvidia-smi topo -p2p n says NS."),
+    "gb200-nvlink-ber": Scene(weak_signal, ("--for", "p2p"), why="DCGM 4.6, DcgmHealthWatch.cpp: effective BER 1e-12."),
+    "gb200-nvlink-modes": Scene(mixed_modes, ("--for", "p2p"), why="open-gpu-kernel-modules, mem_fabric_import_v2.c."),
+    "nvl72-no-egm-fabric-address": Scene(
+        no_egm_fabric_address, ("--for", "p2p"), why="open-gpu-kernel-modules, kernel_nvlink.c: P2P on NVSwitches."
+    ),
+    "b200": Scene(hgx_b200, why="An HGX H200 with NVLink 5: gpu-driver-container, NVIDIA's Fabric Manager guide."),
+    "b200-no-ib-umad": Scene(without_umad, ("--for", "fabric"), why="NVIDIA/gpu-operator issue 2781."),
+    "b200-no-nvlsm": Scene(b200_without_nvlsm, ("--for", "fabric"), why="siderolabs/extensions issue 717."),
     "h200-off-the-bus": Scene(off_the_bus, why="nvml.h: NVML_ERROR_GPU_IS_LOST; Xid 79."),
 }

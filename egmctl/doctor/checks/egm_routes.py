@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from egmctl.doctor.access import loss
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NOT_EGM, coherent, usable
+from egmctl.doctor.situation import NOT_EGM, coherent, fabric, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
 from egmctl.model.machine import Gpu, Machine, Process
 from egmctl.topology.access import DENIED, Block, obstacle
+from egmctl.topology.links import active_nvlinks
 from egmctl.topology.routes import RouteKind, owners, route
 
 
@@ -89,6 +90,9 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
     far = [(gpu, node) for gpu in gpus for node in scope.numa_of(machine) if gpu.host_numa_id != node]
     if not far:
         yield skipped("no GPU here has memory of another NUMA node to reach")
+        return
+    if not any(active_nvlinks(gpu) for gpu in machine.gpus or ()) and not any(map(fabric, machine.gpus or ())):
+        yield skipped("no NVLink joins these GPUs: another node's memory is ordinary system memory to them")
         return
     good: dict[str, Gpu] = {}
     told = False
