@@ -17,6 +17,7 @@ from egmctl.bench.schema1 import BENCH_SCHEMA_1, upgraded, with_rates
 from egmctl.documents import check_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
+from egmctl.journal import read as journal
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
@@ -118,8 +119,10 @@ def load_any(path: str | os.PathLike[str]) -> Saved | Digest:
     return load_document(path)[0]
 
 
-def load_document(path: str | os.PathLike[str]) -> tuple[Saved | Digest, bytes]:
-    """Return what a file holds as :func:`load_any`, and its content: a pipe can be read only once.
+def load_document(path: str | os.PathLike[str]) -> tuple[Saved | Digest, bytes | None]:
+    """Return what a file holds as :func:`load_any`, and its JSON text: a pipe can be read only once.
+
+    A journal of a run has none: it is the report that the run would have given.
 
     Raises
     ------
@@ -128,7 +131,22 @@ def load_document(path: str | os.PathLike[str]) -> tuple[Saved | Digest, bytes]:
     """
     source = f"file {path}"
     content = read_content(Path(path), source)
+    if journal.is_journal(content):
+        return _of_journal(journal.read(content, source), Path(path)), None
     return _load(parse_object(content, source, "result of egmctl"), source, Path(path)), content
+
+
+def _of_journal(kept: journal.Kept, file: Path) -> Saved:
+    report = kept.report
+    return Saved(
+        path=file,
+        kind=Command.BENCH,
+        name=file.stem,
+        result=report,
+        tool="egmctl",
+        exit_code=kept.exit_code,
+        origin=report.machines[0].origin if report.machines else None,
+    )
 
 
 def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:

@@ -20,6 +20,7 @@ from egmctl.bench.processes.pool import WorkerPool, start_group
 from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import EgmctlError
 from egmctl.facts.redact import redact
+from egmctl.journal.events import Recorder
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Gpu, Machine
@@ -46,7 +47,9 @@ class Asked:
     """The size was chosen: it does not give way to what is free."""
 
 
-def measure_here(machine: Machine, chosen: Sequence[Gpu], asked: Asked, on_progress: Progress) -> RunReport:
+def measure_here(
+    machine: Machine, chosen: Sequence[Gpu], asked: Asked, on_progress: Progress, recorder: Recorder | None = None
+) -> RunReport:
     """Measure between ranks on this node, one for each GPU that can be used.
 
     Raises
@@ -54,7 +57,8 @@ def measure_here(machine: Machine, chosen: Sequence[Gpu], asked: Asked, on_progr
     NothingToDo, UsageError
         As of the plan.
     """
-    return _supervised(plan_for(alone(machine, chosen), asked), alone(machine, chosen), on_progress, start_group)
+    party = alone(machine, chosen)
+    return _supervised(plan_for(party, asked), party, on_progress, start_group, recorder)
 
 
 def alone(machine: Machine, chosen: Sequence[Gpu]) -> Party:
@@ -74,6 +78,7 @@ def measure_job(
     facts: Callable[[], tuple[Machine, Sequence[Gpu]]],
     asked: Asked,
     on_progress: Progress,
+    recorder: Recorder | None = None,
 ) -> RunReport | None:
     """Measure between all ranks of an MPI job.
 
@@ -108,7 +113,7 @@ def measure_job(
     coordinator = Coordinator(world, child, lambda number: f"{ranks[number].label} on {ranks[number].host}")
     try:
         plan = plan_for(party, asked)
-        report = _supervised(plan, party, on_progress, lambda _count: coordinator.start())
+        report = _supervised(plan, party, on_progress, lambda _count: coordinator.start(), recorder)
     except EgmctlError:
         coordinator.finish()
         child.close()
@@ -186,7 +191,13 @@ def _put_together(seats: Sequence[Seat], gpus: Sequence[str], parts: Sequence[di
     return Party(ranks_of(seats, gpus, machines), machines, channels)
 
 
-def _supervised(plan: Plan, party: Party, on_progress: Progress, start: Callable[[int], WorkerPool]) -> RunReport:
+def _supervised(
+    plan: Plan,
+    party: Party,
+    on_progress: Progress,
+    start: Callable[[int], WorkerPool],
+    recorder: Recorder | None,
+) -> RunReport:
     machines = tuple(party.machines.values())
-    report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start)
+    report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start, recorder=recorder)
     return replace(report, machines=tuple(map(redact, machines)))

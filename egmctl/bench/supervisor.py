@@ -26,6 +26,7 @@ from egmctl.bench.soak import Soak
 from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed
 from egmctl.facts.redact import redact
+from egmctl.journal.events import NoRecorder, Recorder
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
@@ -56,6 +57,7 @@ def supervise(
     worker: Child | None = None,
     target: str = WORKER,
     start_ranks: Callable[[int], WorkerPool] = start_group,
+    recorder: Recorder | None = None,
 ) -> RunReport:
     """Measure every step of a plan.
 
@@ -74,10 +76,28 @@ def supervise(
         The others, as :func:`start_worker` takes it.
     start_ranks
         Starts so many ranks.
+    recorder
+        Told of what is found while it is found.
     """
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
-    run = _Run(plan, machine, on_progress)
+    recorder = recorder or NoRecorder()
+    report = RunReport(
+        settings=plan.settings,
+        gpus=plan.gpus,
+        numa_nodes=plan.numa_nodes,
+        driver_version=machine.driver.driver_version if machine.driver else None,
+        cuda_driver_version=machine.driver.cuda_driver_version if machine.driver else None,
+        started_at=started_at.isoformat(timespec="seconds"),
+        wall_s=0.0,
+        interrupted=False,
+        notes=plan.notes,
+        ranks=plan.ranks,
+        measurements=(),
+        machines=(redact(machine),),
+    )
+    recorder.begin(report, len(plan.steps))
+    run = _Run(plan, machine, on_progress, recorder)
     interrupted = False
 
     def start(by_ranks: bool) -> WorkerPool:
@@ -93,27 +113,21 @@ def supervise(
     except KeyboardInterrupt:
         interrupted = True
     run.waive_rest("interrupted before it was over" if interrupted else None)
-    return RunReport(
-        settings=plan.settings,
-        gpus=plan.gpus,
-        numa_nodes=plan.numa_nodes,
-        driver_version=machine.driver.driver_version if machine.driver else None,
-        cuda_driver_version=machine.driver.cuda_driver_version if machine.driver else None,
-        started_at=started_at.isoformat(timespec="seconds"),
+    run.tell()
+    return replace(
+        report,
         wall_s=time.perf_counter() - started,
         interrupted=interrupted,
         notes=(*plan.notes, *run.notes),
         problems=tuple(run.problems),
-        ranks=plan.ranks,
         measurements=set_beside([run.found[number] for number in range(len(plan.tasks))], CASES),
-        machines=(redact(machine),),
     )
 
 
 class _Run:
     """The state of one run."""
 
-    def __init__(self, plan: Plan, machine: Machine, on_progress: Progress) -> None:
+    def __init__(self, plan: Plan, machine: Machine, on_progress: Progress, recorder: Recorder) -> None:
         self.found: dict[int, Measurement] = {
             number: finish(planned.task, Status.WAIVED, reason=planned.waiver)
             for number, planned in enumerate(plan.tasks)
@@ -129,6 +143,10 @@ class _Run:
         self._cpus = {node.id: parse_kernel_list(node.cpus) for node in nodes}
         self._tasks = [planned.task for planned in plan.tasks]
         self._on_progress = on_progress
+        self._recorder = recorder
+        self._told = {"notes": 0, "problems": 0}
+        for number, waived in self.found.items():
+            recorder.measurement(number, waived)
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
         self._differences: dict[str, float] = {}
         """By group, how much a pair alone differed from the same one among others."""
@@ -174,6 +192,15 @@ class _Run:
                 them = "groups of processes" if task.ranks else "workers"
                 reason = why or f"not run: {WORKER_LIMIT} {them} have failed before it"
                 self.found[number] = finish(task, Status.WAIVED, reason=reason)
+                self._recorder.measurement(number, self.found[number])
+
+    def tell(self) -> None:
+        """Tell the recorder of notes and problems that are new."""
+        for note in self.notes[self._told["notes"] :]:
+            self._recorder.note(note)
+        for problem in self.problems[self._told["problems"] :]:
+            self._recorder.problem(problem)
+        self._told = {"notes": len(self.notes), "problems": len(self.problems)}
 
     def _by_ranks(self, step: Step) -> bool:
         return bool(self._tasks[step.tasks[0]].ranks)
@@ -225,6 +252,8 @@ class _Run:
             release=() if self._soak else tuple(self._lifetimes.finish(self._of(step))),
         )
         self._on_progress(self._part_over(step), self._tasks[step.tasks[0]])
+        self.tell()
+        self._recorder.step([(number, self._tasks[number]) for number in step.tasks])
         # Many samples of large buffers may take longer than it takes to be sure that something hangs.
         timeout_s = max(self._plan.settings.timeout_s, 4 * self._seconds.get(step, 0))
         over = pool.ask(
@@ -258,6 +287,8 @@ class _Run:
             self.found[number] = replace(better, attempts=before.attempts + 1)
         else:
             self.found[number] = measurement
+        if number in self.found:
+            self._recorder.measurement(number, self.found[number])
 
     def _compare(self, step: Step, number: int, among: Measurement, proof: Measurement) -> None:
         """Note how a pair that was measured among others does alone."""
@@ -318,6 +349,7 @@ class _Run:
                 failed_rank=error.rank if isinstance(error, GroupFailed) else None,
             )
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
+            self._recorder.measurement(number, self.found[number])
 
     def _of(self, step: Step) -> list[Task]:
         return [self._tasks[number] for number in step.tasks]

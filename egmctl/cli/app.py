@@ -22,6 +22,7 @@ from egmctl.cli.compare import compare
 from egmctl.cli.docs import docs
 from egmctl.cli.doctor import doctor
 from egmctl.cli.fleet import fleet
+from egmctl.cli.journal import history
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.profile import app as profile
 from egmctl.cli.show import show
@@ -44,6 +45,7 @@ app.command(short_help="Say what stops EGM, P2P, IPC and RDMA, and what to do ab
 app.command(short_help="Record this node into one file, to look at anywhere.")(snapshot)
 app.command(short_help="Show a saved result again, in any form.")(show)
 app.command(short_help="Say what differs between saved results, and what is worse.")(compare)
+app.command(short_help="List the runs of the bench on this node.")(history)
 app.add_typer(profile, name="profile", help="What kinds of machines reach, and which kind this one is.")
 app.command(short_help="Run snapshot, topo, doctor or bench on many nodes.")(fleet)
 app.command(short_help="Print a page of the guide.")(docs)

@@ -15,9 +15,11 @@ from egmctl.cli.bench_options import (
     DryRunOption,
     DurationOption,
     FullOption,
+    JournalOption,
     ListOption,
     MemoryOption,
     NoGateOption,
+    NoJournalOption,
     NoVerdictOption,
     PairOption,
     ProfileOption,
@@ -33,6 +35,7 @@ from egmctl.cli.bench_options import (
     TimeoutOption,
 )
 from egmctl.cli.fabric import FABRIC, FabricRun, is_fabric
+from egmctl.cli.journal import end_journal, open_journal
 from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.mpi import Mpi, MpiOption, launched
 from egmctl.cli.options import (
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from egmctl.bench.case import Case
     from egmctl.bench.plan import Plan
     from egmctl.bench.supervisor import Progress
+    from egmctl.journal.write import Journal
     from egmctl.launch import Child
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport, Settings
@@ -93,6 +97,8 @@ def bench(
     profile: ProfileOption = None,
     no_verdict: NoVerdictOption = False,
     strict: StrictOption = False,
+    journal: JournalOption = None,
+    no_journal: NoJournalOption = False,
     list_cases: ListOption = False,
     dry_run: DryRunOption = False,
     machine: MachineOption = None,
@@ -122,6 +128,8 @@ def bench(
         raise UsageError("--machine is not this node: only --list and --dry-run go with it")
     if no_verdict and (strict or profile is not None):
         raise UsageError(f"--no-verdict and {'--strict' if strict else '--profile'} exclude each other")
+    if no_journal and journal is not None:
+        raise UsageError("--no-journal and --journal exclude each other; give one of them")
 
     from egmctl.bench.budget import check_memory, fitted, memory_of
     from egmctl.bench.processes.pool import start_worker
@@ -143,6 +151,7 @@ def bench(
     profiles = _profiles(profile) if profile is not None or (measuring and not no_verdict) else None
     settings = _with(settings, serial=serial, gate=not no_gate, allow_busy=allow_busy, memory_percent=memory)
     if fabric and not list_cases:
+        kept = open_journal(journal, no_journal or not measuring or bool(job and job.rank), outputs.files, quiet=quiet)
         run = FabricRun(
             cases=cases,
             settings=settings,
@@ -152,6 +161,7 @@ def bench(
             fixed_size=size is not None,
             outputs=outputs,
             quiet=quiet,
+            recorder=kept,
         )
         if dry_run:
             outputs.write(run.planned(machine, ranks), answers=False)
@@ -161,6 +171,7 @@ def bench(
                 report = _judge(report, report.machines[0], profiles, named=profile is not None, strict=strict)
             report = explained(report)
             _write(outputs, report, None, verbose)
+            end_journal(kept, report.exit_code, quiet=quiet)
             raise typer.Exit(report.exit_code)
     with contextlib.ExitStack() as early:
         # CUDA takes a second to initialise: the worker does so while the facts are read.
@@ -198,10 +209,12 @@ def bench(
             outputs.write(planned, answers=False)
             return
         check_memory(plan, room)
-        report = explained(_measure(plan, seen, worker, quiet=quiet))
+        kept = open_journal(journal, no_journal, outputs.files, seen, quiet=quiet)
+        report = explained(_measure(plan, seen, worker, kept, quiet=quiet))
     if profiles is not None:
         report = _judge(report, seen, profiles, named=profile is not None, strict=strict)
     _write(outputs, report, seen, verbose)
+    end_journal(kept, report.exit_code, quiet=quiet)
     raise typer.Exit(report.exit_code)
 
 
@@ -240,11 +253,11 @@ def _plan(
     return make_plan(machine, chosen, nodes, cases, _with(settings, size_bytes=top), sweep_sizes(top), pairs=pairs)
 
 
-def _measure(plan: Plan, machine: Machine, worker: Child | None, *, quiet: bool) -> RunReport:
+def _measure(plan: Plan, machine: Machine, worker: Child | None, kept: Journal | None, *, quiet: bool) -> RunReport:
     from egmctl.bench.supervisor import supervise
 
     with _progress(quiet) as on_progress:
-        return supervise(plan, machine, on_progress=on_progress, worker=worker)
+        return supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=kept)
 
 
 def _profiles(name: str | None) -> tuple[Profile, ...]:

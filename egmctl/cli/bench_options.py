@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,6 +56,18 @@ AllowBusyOption = Annotated[
 ]
 MemoryOption = Annotated[
     int, typer.Option("--memory", metavar="PERCENT", help="How much of the free memory the buffers may take, 1 to 95.")
+]
+JournalOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        metavar="DIR",
+        help="Keep the run's journal in DIR; without it in ~/.local/state/egmctl/journal.",
+    ),
+]
+NoJournalOption = Annotated[
+    bool,
+    typer.Option("--no-journal", help="Keep no journal: 'egmctl show' tells by it how far a killed run came."),
 ]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", help="Give up a step after this time and go on.")

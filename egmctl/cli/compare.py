@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,11 +23,15 @@ from egmctl.cli.outputs import Outputs
 from egmctl.errors import UsageError
 from egmctl.report.forms import COMPARISON, render
 
+if TYPE_CHECKING:
+    from egmctl.journal.read import Kept
+
 FilesArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE...",
-        help="Two results: the second against the first. More: nodes of one kind against each other.",
+        help="Two results: the second against the first. More: nodes of one kind against each other. 'last' is this "
+        "node's latest bench, 'last~1' the one before; alone, it is held against that.",
     ),
 ]
 ToleranceOption = Annotated[
@@ -36,6 +42,35 @@ ToleranceOption = Annotated[
         help="What a median may differ by; a little less than one lost NVLink of 18 costs.",
     ),
 ]
+
+
+def _with_last(files: list[Path]) -> list[Path]:
+    """Return the files with journals of earlier runs in place of ``last`` and ``last~N``."""
+    from egmctl.journal.read import earlier, read_file
+
+    if [str(file) for file in files] == ["last"] and not files[0].exists():
+        files = [Path("last~1"), Path("last")]
+    found: list[Path] = []
+    runs: list[Path] | None = None
+    for file in files:
+        match = re.fullmatch(r"last(?:~([0-9]{1,3}))?", str(file), re.ASCII)
+        if match is None or file.exists():
+            found.append(file)
+            continue
+        if runs is None:
+            runs = [path for path in earlier() if _is_over(read_file, path)]
+        back = int(match[1] or 0)
+        if back >= len(runs):
+            raise UsageError(f"{file}: {len(runs)} runs of the bench that came to their end are kept on this node")
+        found.append(runs[-1 - back])
+    return found
+
+
+def _is_over(read: Callable[[Path], Kept], path: Path) -> bool:
+    try:
+        return read(path).exit_code is not None
+    except UsageError:
+        return False
 
 
 def compare(
@@ -63,7 +98,7 @@ def compare(
 
     if len(files) > 2:
         require_clustershell("comparing more than two files")
-    saved = load_all(files)
+    saved = load_all(_with_last(files))
     known = profiles.load_all(lambda error: say(f"{error}; the comparison goes on without it"))
     spread = known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
     found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from egmctl.bench.case import Case
     from egmctl.bench.fabric_run import Asked
     from egmctl.bench.supervisor import Progress
+    from egmctl.journal.events import Recorder
     from egmctl.model.machine import Gpu, Machine
     from egmctl.model.measurement import RunReport, Settings
     from egmctl.mpi.environment import Launched
@@ -74,6 +75,8 @@ class FabricRun:
     fixed_size: bool
     outputs: Outputs
     quiet: bool
+    recorder: Recorder | None = None
+    """Told on the one rank that has the report."""
 
     def planned(self, machine_name: str | None, ranks: int | None) -> Draw:
         """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what ``ranks`` of them cost."""
@@ -102,7 +105,7 @@ class FabricRun:
         if found is None:
             seen, chosen = self._facts()
             with bar() as on_progress:
-                report = measure_here(seen, chosen, self._asked(), on_progress)
+                report = measure_here(seen, chosen, self._asked(), on_progress, self.recorder)
             yield report
             return
         from egmctl.bench.processes.group import start_rank
@@ -115,7 +118,7 @@ class FabricRun:
         with job(found) as world:
             child = start_rank(world.rank, world.size)
             with bar() as on_progress:
-                told = measure_job(world, child, facts, self._asked(), on_progress)
+                told = measure_job(world, child, facts, self._asked(), on_progress, self.recorder)
             if told is None:
                 raise typer.Exit
             yield told

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 FileArgument = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="What egmctl bench, doctor, topo, snapshot, compare or fleet wrote as JSON."),
+    typer.Argument(
+        metavar="FILE",
+        help="What egmctl bench, doctor, topo, snapshot, compare or fleet wrote as JSON, or the journal of a bench.",
+    ),
 ]
 
 
@@ -57,12 +60,12 @@ def show(
     if brief and verbose:
         raise UsageError("--brief and --verbose exclude each other; give one of them")
     outputs.check()
-    read = any(target.form is not Form.JSON for target in outputs.targets)
+    read = written is None or any(target.form is not Form.JSON for target in outputs.targets)
     result = viewed(saved) if read else None
 
     def draw(target: Target) -> Text | str:
-        if target.form is Form.JSON or result is None:
-            return ascii_text(written)
+        if result is None or (written is not None and target.form is Form.JSON):
+            return ascii_text(written or b"")
         try:
             return render(result, target.form, verbose=verbose, brief=brief, width=target.width)
         except (LookupError, ValueError, ArithmeticError) as error:

@@ -100,8 +100,20 @@ def redact_run(report: RunReport, machine: Machine | None) -> RunReport:
     machine
         The live one, whose private names may be in the run's sentences; ``None`` where it is not at hand.
     """
-    redacted: RunReport = _Redaction(machine).result(type(report), report, "")
+    redacted: RunReport = part_redactor(machine)(report)
     return dataclasses.replace(redacted, machines=tuple(map(redact, report.machines)))
+
+
+def part_redactor(machine: Machine | None) -> Callable[[Any], Any]:
+    """Return a function that does so with parts of a run, one after the other: records, or sentences.
+
+    Parameters
+    ----------
+    machine
+        As for :func:`redact_run`.
+    """
+    redaction = _Redaction(machine)
+    return lambda part: redaction.result(type(part), part, "")
 
 
 class _Redaction:

@@ -1,0 +1,111 @@
+"""Journals of runs as the commands use them: kept by the bench, shown by ``show``, listed by ``history``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from egmctl.cli.options import ColorOption, JsonOption
+from egmctl.cli.output import Color, emit, say
+from egmctl.errors import ExitCode, UsageError
+from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from egmctl.journal.write import Journal
+    from egmctl.model.machine import Machine
+
+
+def open_journal(
+    folder: Path | None, unwanted: bool, files: Sequence[Path], machine: Machine | None = None, *, quiet: bool
+) -> Journal | None:
+    """Return the journal of a run that begins, and tell once of an earlier one that did not end.
+
+    Parameters
+    ----------
+    folder
+        What ``--journal`` names; without it the user's own, and where that cannot be written to, beside the first of
+        ``files``, which the result goes to.
+    machine
+        The node, whose private names do not go into it.
+    """
+    if unwanted or (folder is None and os.environ.get("EGMCTL_NO_JOURNAL")):
+        return None
+    from egmctl.facts.redact import part_redactor
+    from egmctl.journal.write import Journal, journal_folder
+
+    folders = [folder] if folder is not None else [journal_folder(), *(file.parent for file in files[:1])]
+    if not quiet:
+        _mention(folders[0])
+    return Journal(folders, part_redactor(machine))
+
+
+def end_journal(journal: Journal | None, exit_code: int, *, quiet: bool) -> None:
+    """Say in a run's journal that its result is where it should be, and here why a journal ended before that."""
+    if journal is None:
+        return
+    journal.end(exit_code)
+    if journal.failure and not quiet:
+        say(f"the run's journal ends early: {journal.failure}")
+
+
+def _mention(folder: Path) -> None:
+    """Tell of the latest run that did not end, unless somebody was told."""
+    from egmctl.journal.read import earlier, read_file
+    from egmctl.journal.write import mention
+
+    for path in reversed(earlier(folder)[-3:]):
+        try:
+            kept = read_file(path)
+        except UsageError:
+            continue
+        if kept.exit_code is None and not kept.mentioned:
+            mention(path)
+            say(f"an earlier bench {kept.ending}; 'egmctl show {path}' shows what it has measured until then")
+            return
+
+
+def history(
+    folder: Annotated[
+        Path | None, typer.Option("--journal", metavar="DIR", help="Where bench --journal DIR kept them.")
+    ] = None,
+    json: JsonOption = False,
+    color: ColorOption = Color.AUTO,
+) -> int:
+    """List the runs of the bench on this node, the latest last, by their journals."""
+    from egmctl.journal.read import Kept, earlier, read_file
+    from egmctl.model.measurement import Status
+
+    runs: list[tuple[Path, Kept]] = []
+    for path in earlier(folder):
+        try:
+            runs.append((path, read_file(path)))
+        except UsageError as error:
+            say(str(error))
+    rows = [
+        {
+            "file": str(path),
+            "started_at": kept.report.started_at,
+            "gpus": [gpu.label for gpu in kept.report.gpus],
+            "measurements": len(kept.report.measurements),
+            "ok": sum(one.status is Status.OK for one in kept.report.measurements),
+            "exit_code": kept.exit_code,
+            "ending": kept.ending,
+        }
+        for path, kept in runs
+    ]
+    if json:
+        from egmctl.report.exports.json import dump, envelope
+
+        emit(dump(envelope("egmctl.history/1", 0, {"runs": rows}, machine=None)), output=None, force=False)
+        return ExitCode.OK
+    lines = [
+        printable(f"{row['started_at']}  {row['ok']} of {row['measurements']} ok, {row['ending']}")
+        + f"\n  {printable(str(row['file']))}\n"
+        for row in rows
+    ]
+    emit("".join(lines) or "no runs are kept here\n", output=None, force=False, color=color)
+    return ExitCode.OK

@@ -1,0 +1,242 @@
+"""A bench that is killed costs one step: what it had measured is on disk, and what it was at is named."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from egmctl import saved
+from egmctl.errors import UsageError
+from egmctl.journal import write
+from egmctl.journal.events import what
+from egmctl.journal.read import earlier, is_journal, read, read_file
+from egmctl.model.measurement import RunReport, Status
+from tests.bench.four import OPTIONS
+from tests.cli.test_private import check, planted
+from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.fake.node import FakeNode
+from tests.fake.plugin import MakeFakeNode
+
+BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--copies", "2", *OPTIONS)
+UNDER_WAY = "the command ended while this was measured"
+
+KILLS = int(os.environ.get("EGMCTL_TEST_KILLS", "3"))
+"""The moments at which a run is killed; 100 were run once."""
+
+
+@pytest.fixture
+def node(fake_node: MakeFakeNode) -> FakeNode:
+    return fake_node("gb200-nvl4")
+
+
+@pytest.fixture
+def env(node: FakeNode, tmp_path: Path) -> dict[str, str | None]:
+    return {**node.environment(), "EGMCTL_NO_JOURNAL": None, "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state/egmctl/journal"
+
+
+def killed(env: dict[str, str | None], after_s: float) -> list[str]:
+    """Run a bench, kill it so long after its first line in the journal, and return what it had told by then."""
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "tests.journal.killed", str(write_end), *BENCH, "-q"]
+    whole = command_environment(env)
+    null = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=ROOT, env=whole, pass_fds=[write_end], stdout=null, stderr=null) as process:
+        os.close(write_end)
+        first = os.read(read_end, 1)
+        time.sleep(after_s)
+        process.kill()
+    with open(read_end, "rb") as file:
+        return (first + file.read()).decode().splitlines()
+
+
+@pytest.mark.timeout(60 + 20 * KILLS)
+def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_step(
+    env: dict[str, str | None], folder: Path
+) -> None:
+    choice = random.Random(7)  # noqa: S311
+    for number in range(KILLS):
+        told = killed(env, choice.random() * 1.5)
+        path = earlier(folder)[-1]
+        assert len(earlier(folder)) == min(number + 1, write.FILES_LIMIT)
+        kept = read_file(path)
+        measured = {int(line.split()[1]) for line in told if line.startswith("measurement ")}
+        finished = [one for one in kept.report.measurements if one.reason != UNDER_WAY]
+        assert len(finished) >= len(measured), "nothing that was measured is lost"
+        if told[-1] == "end":
+            assert (kept.exit_code, kept.under_way) == (0, ())
+            continue
+        assert kept.exit_code is None
+        steps = [line for line in told if line.startswith("step ")]
+        if steps and not kept.under_way:
+            # Killed between its last measurement and the next step.
+            assert told[-1].startswith("measurement") or len(finished) > len(measured)
+        for task in kept.under_way:
+            assert what(task) in kept.ending or "more at once" in kept.ending
+        assert kept.ending in kept.report.problems[-1]
+        assert len(kept.report.measurements) == len(finished) + len(kept.under_way)
+
+
+def test_what_was_under_way_is_named(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
+    """A copy that hangs stands for a node that dies while it is at work."""
+    lines = whole_journal(egmctl, env, folder).splitlines(keepends=True)
+    steps = [number for number, line in enumerate(lines) if b'{"event":"step"' in line]
+    kept = read(b"".join(lines[: steps[3] + 1]), "journal x")
+    (task,) = kept.under_way
+    assert kept.ending == f"ended while measuring {task.path} by copy engine ({task.case})"
+    assert kept.report.measurements[-1].status is Status.CRASHED
+    path = folder / "cut.journal"
+    path.write_bytes(b"".join(lines[: steps[3] + 1]))
+    shown = egmctl("show", path)
+    assert shown.code == 0
+    assert f"the run ended while measuring {task.path}" in " ".join(shown.out.split())
+    assert json.loads(egmctl("show", path, "--json").out)["schema"].startswith("egmctl.bench/")
+
+
+def whole_journal(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> bytes:
+    """Return the journal of a run that came to its end."""
+    done = egmctl(*BENCH, "--json", "-q", env=env)
+    assert done.code == 0, done.err
+    (path,) = earlier(folder)
+    report, ended = saved.load(path).result, json.loads(done.out)["result"]
+    assert isinstance(report, RunReport)
+    assert len(report.measurements) == len(ended["measurements"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    return path.read_bytes()
+
+
+def test_cut_at_any_byte_it_is_read_up_to_there(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
+    content = whole_journal(egmctl, env, folder)
+    assert is_journal(content)
+    first = content.index(b"\n")
+    choice = random.Random(3)  # noqa: S311
+    cuts = {first, first + 1, len(content) - 1, *(choice.randrange(len(content)) for _ in range(60))}
+    for cut in sorted(cuts):
+        part = content[:cut]
+        if cut <= first:
+            with pytest.raises(UsageError, match="journal x ends before its first line does"):
+                read(part, "journal x")
+            continue
+        kept = read(part, "journal x")
+        lines = part.split(b"\n")[:-1]
+        told = {json.loads(line)["number"] for line in lines if b'"event":"measurement"' in line}
+        finished = [one for one in kept.report.measurements if one.status is not Status.CRASHED]
+        assert len(finished) == len(told)
+        assert kept.exit_code is None
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\xff\x00", b"{", b"[]\n", b'{"event":"measurement","number":1,"measurement":1}\n']
+)
+def test_what_is_damaged_costs_no_more_than_itself(
+    egmctl: RunEgmctl, env: dict[str, str | None], folder: Path, damage: bytes
+) -> None:
+    lines = whole_journal(egmctl, env, folder).splitlines(keepends=True)
+    kept = read(b"".join([*lines[:6], damage, *lines[6:]]), "journal x")
+    assert len(kept.report.measurements) >= 1
+
+
+def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
+    content = whole_journal(egmctl, env, folder)
+    (path,) = earlier(folder)
+    path.write_bytes(content[:-20_000])
+    ending = read_file(path).ending
+    sentence = f"egmctl: an earlier bench {ending}; 'egmctl show {path}' shows what it has measured until then\n"
+    assert egmctl(*BENCH, env=env).err == sentence
+    assert egmctl(*BENCH, env=env).err == ""
+    assert read_file(path).mentioned
+
+
+def test_where_it_is_kept(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path, tmp_path: Path) -> None:
+    assert egmctl(*BENCH, "-q", "--no-journal", env=env).code == 0
+    assert egmctl(*BENCH, "-q", env=env | {"EGMCTL_NO_JOURNAL": "1"}).code == 0
+    assert not folder.exists()
+    assert egmctl(*BENCH, "-q", "--journal", tmp_path / "mine", env=env).code == 0
+    assert len(earlier(tmp_path / "mine")) == 1
+    assert not folder.exists()
+    (tmp_path / "results").mkdir()
+    nowhere = env | {"XDG_STATE_HOME": "/dev/null"}
+    assert egmctl(*BENCH, "-q", "-o", tmp_path / "results/x.json", env=nowhere).code == 0
+    assert len(earlier(tmp_path / "results")) == 1, "beside the result"
+    done = egmctl(*BENCH, env=nowhere)
+    assert done.code == 0
+    assert "egmctl: the run's journal ends early: /dev/null/egmctl/journal: Not a directory\n" in done.err
+    wrong = egmctl("bench", "--journal", tmp_path, "--no-journal", env=env)
+    assert (wrong.code, wrong.err) == (2, "egmctl: --no-journal and --journal exclude each other; give one of them\n")
+
+
+def test_it_holds_nothing_private(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
+    env = {**fake_node(planted()).environment(), "EGMCTL_NO_JOURNAL": None}
+    egmctl(*BENCH, "-q", "--journal", tmp_path / "kept", "--allow-busy", env=env)
+    (path,) = earlier(tmp_path / "kept")
+    check(path.read_text(), what="journal")
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    for number in range(write.FILES_LIMIT + 5):
+        (tmp_path / f"bench-20261122T0000{number:02}Z-1.journal").write_text("x" * 100)
+    return tmp_path
+
+
+def test_the_oldest_go_and_those_at_work_stay(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write.prune(many)
+    names = [path.name for path in write.journals(many)]
+    assert len(names) == write.FILES_LIMIT
+    assert names[0] == "bench-20261122T000005Z-1.journal"
+    monkeypatch.setattr(write, "FOLDER_LIMIT", 350)
+    at_work = write.journals(many)[0]
+    with at_work.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write.prune(many)
+    assert [path.name for path in write.journals(many)] == [names[0], *names[-3:]]
+
+
+def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(
+        "import sys; from egmctl.journal import write; write.FILE_LIMIT = 165_000\n"
+        "from egmctl.cli.app import run; sys.exit(run(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, str(tmp_path / "small.py"), *BENCH, "--json"]
+    done = subprocess.run(command, cwd=ROOT, env=command_environment(env), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "the run's journal ends early: " in done.stderr
+    (path,) = earlier(folder)
+    assert path.stat().st_size < 170_000
+    kept = read_file(path)
+    assert "the journal was full here" in kept.report.notes
+    assert 0 < len(kept.report.measurements) < len(json.loads(done.stdout)["result"]["measurements"])
+
+
+def test_earlier_runs_are_listed_and_compared_without_their_names(
+    egmctl: RunEgmctl, env: dict[str, str | None], folder: Path
+) -> None:
+    assert egmctl("history", env=env).out == "no runs are kept here\n"
+    none = egmctl("compare", "last", env=env)
+    assert (none.code, none.err) == (
+        2,
+        "egmctl: last~1: 0 runs of the bench that came to their end are kept on this node\n",
+    )
+    for _ in range(2):
+        egmctl(*BENCH, "-q", env=env)
+        time.sleep(1.1)
+    first, second = earlier(folder)
+    compared = egmctl("compare", "last", "--tolerance", "99", env=env).out
+    assert f"{first.stem} -> {second.stem}" in compared
+    listed = json.loads(egmctl("history", "--json", env=env).out)["result"]["runs"]
+    assert [run["file"] for run in listed] == [str(first), str(second)]
+    assert all(run["ok"] == run["measurements"] > 0 for run in listed)
+    assert str(second) in egmctl("history", env=env).out
+    assert egmctl("compare", first, "last", "--tolerance", "99", env=env).out == compared
