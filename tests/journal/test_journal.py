@@ -206,7 +206,7 @@ def test_the_oldest_go_and_those_at_work_stay(many: Path, monkeypatch: pytest.Mo
 
 def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder: Path, tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(
-        "import sys; from egmctl.journal import write; write.FILE_LIMIT = 165_000\n"
+        "import sys; from egmctl.journal import write; write.FILE_LIMIT = 150_000\n"
         "from egmctl.cli.app import run; sys.exit(run(sys.argv[1:]))\n"
     )
     command = [sys.executable, str(tmp_path / "small.py"), *BENCH, "--json"]
@@ -214,7 +214,7 @@ def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder:
     assert done.returncode == 0
     assert "the run's journal ends early: " in done.stderr
     (path,) = earlier(folder)
-    assert path.stat().st_size < 170_000
+    assert path.stat().st_size < 160_000
     kept = read_file(path)
     assert "the journal was full here" in kept.report.notes
     assert 0 < len(kept.report.measurements) < len(json.loads(done.stdout)["result"]["measurements"])
