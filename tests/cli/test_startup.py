@@ -21,6 +21,7 @@ RUNS = (
     ("bench", "--quick"),
     ("doctor", "--active"),
     ("show", "idle.json"),
+    ("history",),
     ("compare", "idle.json", "idle-again.json"),
     ("profile", "list"),
     ("profile", "match", "--machine", "gb200-nvl4"),
