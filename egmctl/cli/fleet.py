@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from egmctl.cli.options import ColorOption, JsonOption, QuietOption, VerboseOption
-from egmctl.cli.output import Color, check_output, emit, say, shows_progress
+from egmctl.cli.output import Color, check_output, emit, say, shows_progress, terminal_width
 from egmctl.compat import StrEnum
 from egmctl.errors import UsageError
 from egmctl.report.forms import Form, render
@@ -98,6 +98,15 @@ ResumeOption = Annotated[
 USUAL_TIMEOUT_S = 120
 BENCH_TIMEOUT_S = 3600
 
+ListNodesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--list",
+        metavar="STATE",
+        help="Print only the nodes of a state as a node set: healthy, failed, not-determined or unreachable.",
+    ),
+]
+
 NO_DOCUMENT = {
     "output": "-o",
     "csv": "--csv",
@@ -128,6 +137,7 @@ def fleet(
     any_version: AnyVersionOption = False,
     output: FolderOption = None,
     resume: ResumeOption = None,
+    list_nodes: ListNodesOption = None,
     json: JsonOption = False,
     verbose: VerboseOption = 0,
     quiet: QuietOption = False,
@@ -138,7 +148,7 @@ def fleet(
     egmctl fleet doctor -w node[01-72] -- --for egm
     """
     from egmctl.model.command import Command
-    from egmctl.model.fleet import Launcher
+    from egmctl.model.fleet import Launcher, State
     from egmctl.nodesets import require_clustershell
 
     require_clustershell("'egmctl fleet'")
@@ -147,6 +157,9 @@ def fleet(
     from egmctl.fleet.session import ask, new_session, old_session
 
     what = _word(Command, command, "there is no such command for a fleet")
+    wanted = None if list_nodes is None else _word(State, list_nodes, "--list: there is no such state")
+    if wanted is not None and json:
+        raise UsageError("--list and --json exclude each other; give one of them")
     try:
         options = tuple(shlex.split(launcher_options))
     except ValueError as error:
@@ -190,7 +203,13 @@ def fleet(
         _bring(folders, [node for node in session.asked.nodes if node not in session.answers], launch)
     with _progress(quiet) as on_tick:
         report = ask(session, launch, on_tick, say)
-    emit(render(report, Form.JSON if json else Form.TEXT, verbose=verbose), output=None, force=False, color=color)
+    if wanted is not None:
+        from egmctl.nodesets import fold
+
+        emit(fold(one.node for one in report.answers if one.state is wanted), output=None, force=False)
+    else:
+        form = Form.JSON if json else Form.TEXT
+        emit(render(report, form, verbose=verbose, width=terminal_width(None)), output=None, force=False, color=color)
     if not quiet and len(report.answers) > report.counts.get("answered", 0):
         words = ["egmctl", "fleet", what.value, "--resume", report.folder]
         words += ["--launcher", launcher] if launch.launcher is not Launcher.SSH else []

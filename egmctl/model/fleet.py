@@ -41,6 +41,19 @@ class Reach(StrEnum):
     """Its turn had not come when this command was interrupted."""
 
 
+class State(StrEnum):
+    """How it stands with a node."""
+
+    HEALTHY = "healthy"
+    """It answered, and nothing is wrong there."""
+    FAILED = "failed"
+    """It answered that something is wrong."""
+    NOT_DETERMINED = "not-determined"
+    """It answered that nothing could be run or determined there."""
+    UNREACHABLE = "unreachable"
+    """It did not answer; the reason says how."""
+
+
 class Launcher(StrEnum):
     """What starts the command on a node."""
 
@@ -78,6 +91,14 @@ class Answer:
     duration_s: float | None = None
     file: str = ""
     """Its document, relative to the folder; of a command that was stopped, what it had until then."""
+
+    @property
+    def state(self) -> State:
+        """How it stands with the node."""
+        if self.reach is not Reach.ANSWERED:
+            return State.UNREACHABLE
+        known = {int(ExitCode.OK): State.HEALTHY, int(ExitCode.NOTHING): State.NOT_DETERMINED}
+        return known.get(self.exit_code, State.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from egmctl.model.fleet import FleetReport, Line, Reach
+from egmctl.model.fleet import FleetReport, Group, Line, Reach, State
 from egmctl.report.compare_text import compare_text
 from egmctl.report.table import BAD, DIM, HEADING, WARN, trimmed, wrap
 from egmctl.units import printable
@@ -25,7 +25,8 @@ def fleet_text(report: FleetReport, *, verbose: int = 0) -> Text:
     """
     asked = report.asked
     words = " ".join(("egmctl", asked.command.value, *asked.arguments))
-    text = Text(wrap(f"{_nodes(len(asked.nodes))} {report.folded} by {report.launcher}: {printable(words)}", ""))
+    text = _answer(report).append("\n")
+    text.append(wrap(f"{_nodes(len(asked.nodes))} {report.folded} by {report.launcher}: {printable(words)}", ""))
     text.append(wrap(f"Results: {printable(report.folder)}", ""), DIM)
     for group in report.groups:
         text.append("\n").append(printable(group.folded), HEADING)
@@ -37,9 +38,34 @@ def fleet_text(report: FleetReport, *, verbose: int = 0) -> Text:
             text.append(f"  and {len(group.lines) - len(shown)} lines more (-v shows them)\n", DIM)
     if report.comparison is not None:
         text.append("\n").append_text(compare_text(report.comparison, verbose=verbose))
-    told = ", ".join(f"{number} {reach}" for reach, number in report.counts.items())
-    text.append("\n").append(f"{_nodes(len(asked.nodes))}: {told}\n", HEADING)
     return trimmed(text)
+
+
+def _answer(report: FleetReport) -> Text:
+    """Say how many nodes are in which state, which they are, and the first thing that is wrong with each group."""
+    states = {answer.node: answer.state for answer in report.answers}
+    groups = report.groups or tuple(Group(nodes=(one.node,), folded=one.node, lines=()) for one in report.answers)
+    parts = []
+    for state in State:
+        told = []
+        for group in groups:
+            nodes = [node for node in group.nodes if states.get(node) is state]
+            if nodes:
+                names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
+                told.append(printable(names) + ("" if state is State.HEALTHY else _first(group)))
+        if told:
+            parts.append(f"{state} {list(states.values()).count(state)}: {', '.join(told)}")
+    bad = set(states.values()) - {State.HEALTHY}
+    text = Text()
+    lines = wrap(" \N{MIDDLE DOT} ".join(parts), "", "  ")
+    return text.append(lines, BAD if State.FAILED in bad else WARN if bad else "bold green")
+
+
+def _first(group: Group) -> str:
+    line = next((line for line in group.lines if line.status), None)
+    if line is None:
+        return ""
+    return f" ({printable(': '.join(filter(None, (line.key, line.value))))})"
 
 
 def _line(text: Text, line: Line) -> None:
