@@ -1,4 +1,4 @@
-"""A bench that is killed on real GPUs at random moments: what it had measured is on disk, and no GPU memory stays taken."""
+"""A bench that is killed on real GPUs at random moments: what it had measured is on disk, and no memory stays taken."""
 
 from __future__ import annotations
 
