@@ -14,7 +14,7 @@ from egmctl.model.machine import Gpu, Nic
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report.markup import element
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import Link
+from egmctl.topology.links import Link, active_nvlinks
 from egmctl.topology.rates import nvlink
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
@@ -250,10 +250,14 @@ def _switch(
         if not own:
             continue
         line = centre - _COLUMN / 2 + 22
-        short = any(link.nvlinks_expected for link in own)
-        most = max(link.nvlinks or 0 for link in own)
-        nominal = nvlink(topology.gpus[label], most).nominal_gb_s
-        words = f"NV{most}{'*' if short else ''}" + (f" {nominal:.0f}" if nominal is not None else "")
+        gpu = topology.gpus[label]
+        # Its own links: a pair is as short as the worse of its GPUs, and through a switch every pair of a bad GPU is.
+        active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
+        most = active or max(link.nvlinks or 0 for link in own)
+        short = active < count if active is not None and count else any(link.nvlinks_expected for link in own)
+        nominal = nvlink(gpu, most).nominal_gb_s
+        of = f" of {count}" if short and count else "*" if short else ""
+        words = f"NV{most}{of}" + (f" {nominal:.0f} GB/s" if nominal is not None else "")
         style = "wire down" if short else "wire nvlink"
         parts.append(element("line", x1=line, x2=line, y1=cards, y2=bar, class_=style))
         out = _middle([rates[label, other] for other in centres if (label, other) in rates])

@@ -16,6 +16,7 @@ from egmctl.report.grid import Plot, Point
 from egmctl.report.plot import HEIGHT, WIDTH, plot, ticks
 from egmctl.report.topo_svg import topo_svg
 from egmctl.topology.topology import topology
+from tests.doctor.scenes import scenes
 from tests.report.pages import elements, words
 from tests.report.runs import hostile_run, judged, run
 
@@ -122,3 +123,11 @@ class TestPlots:
         heights = [float(one.get("y", "")) for one in elements(drawn, "text") if words(one) in ("one", "two", "three")]
         assert sorted(heights) == heights
         assert min(b - a for a, b in pairwise(heights)) >= 12
+
+
+def test_a_gpu_with_links_down_is_drawn_so_and_its_healthy_peers_are_not() -> None:
+    drawn = drawing(topology(scenes()["h200-links-down"].machine()))
+    texts = [text.text or "" for text in drawn.iter("text")]
+    assert sum(text.startswith("NV16 of 18") for text in texts) == 1
+    assert sum(text.startswith("NV18 ") for text in texts) == 3
+    assert [line.get("class") for line in drawn.iter("line")].count("wire down") == 1
