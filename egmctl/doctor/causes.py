@@ -44,11 +44,16 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
     by: dict[int, list[int]] = {}
     for effect in (*faults, *untold):
         causes = [
-            cause for cause in faults if cause != effect and _explains(machine, findings[cause], findings[effect])
+            cause
+            for cause in faults
+            if cause != effect
+            and _explains(machine, findings[cause], findings[effect])
+            # Of two that could explain each other one stays the cause.
+            and not _leads_to(by, cause, effect)
         ]
         if causes and _covers(findings, causes, effect):
             by[effect] = causes
-    roots = {effect: _roots(effect, by, frozenset()) for effect in by}
+    roots = {effect: _roots(effect, by) for effect in by}
     told: dict[int, Finding] = dict(enumerate(findings))
     for effect, found in roots.items():
         if found:
@@ -87,14 +92,15 @@ _WHOLE = ("drv.libraries",)
 """What takes all GPUs, whichever one it was found on."""
 
 
-def _roots(effect: int, by: Mapping[int, list[int]], seen: frozenset[int]) -> set[int]:
-    """Return the causes that nothing explains. Of faults that explain each other the first stays a cause."""
-    roots: set[int] = set()
-    for cause in by[effect]:
-        if cause in seen or cause == effect:
-            continue
-        roots |= _roots(cause, by, seen | {effect}) or {cause} if cause in by else {cause}
-    return roots
+def _leads_to(by: Mapping[int, list[int]], start: int, goal: int) -> bool:
+    """Say whether one fault is explained by another, through whatever lies between."""
+    return any(cause == goal or _leads_to(by, cause, goal) for cause in by.get(start, ()))
+
+
+def _roots(effect: int, by: Mapping[int, list[int]]) -> set[int]:
+    """Return the causes of a fault that nothing explains."""
+    found = (_roots(cause, by) if cause in by else {cause} for cause in by[effect])
+    return {root for roots in found for root in roots}
 
 
 # --- when a cause explains an effect ---------------------------------------------------------------------------------

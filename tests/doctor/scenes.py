@@ -161,6 +161,13 @@ def links_down() -> Machine:
     """HGX H200 whose GPU 2 lost two NVLinks and has trained others anew."""
     machine = patched(shipped("hgx-h200x4"), "gpus[2].nvml.nvlinks[16]", active=False)
     machine = patched(machine, "gpus[2].nvml.nvlinks[17]", active=False)
+    # Through switches a pair has as many links as the one with fewer.
+    sick = (machine.gpus or ())[2].bus_id
+    pairs = tuple(
+        dataclasses.replace(pair, nvlink_count=16) if sick in (pair.source, pair.target) else pair
+        for pair in machine.pairs or ()
+    )
+    machine = dataclasses.replace(machine, pairs=pairs)
     return patched(machine, "gpus[2].nvml.nvlinks[4]", recovery_errors=7, replay_errors=120)
 
 

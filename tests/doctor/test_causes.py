@@ -166,6 +166,18 @@ def test_each_pair_that_sees_the_same_fault(cause: str, effect: str) -> None:
         assert found[1].explained_by == by
 
 
+def test_of_two_that_explain_each_other_one_stays_the_cause() -> None:
+    """The version that NVML could not tell explains nothing away that its failure is the cause of, and the reverse."""
+    gpu = (healthy().gpus or ())[0]
+    pairs = {(rule.cause, effect) for rule in RULES for effect in rule.effects}
+    both = [(cause, effect) for cause, effect in pairs if (effect, cause) in pairs]
+    assert both
+    for cause, effect in both:
+        for machine in (healthy(), updated()):
+            found = explained(machine, (fault(cause, gpu), fault(effect, gpu)))
+            assert any(not one.explained_by for one in found), (cause, effect)
+
+
 def fault(check: str, gpu: Gpu) -> Finding:
     return Finding(status=Status.FAIL, summary="", check=check, place=on_gpus([gpu]))
 

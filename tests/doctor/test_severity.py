@@ -146,6 +146,12 @@ class TestGpu:
         assert run_one("gpu.mig", machine).status is Status.WARN
         assert run_one("gpu.mig", machine, asked(Guard.P2P)).status is Status.FAIL
 
+    def test_what_asks_for_a_reset_has_its_command(self) -> None:
+        for changes in ({"remapped_rows_pending": True}, {"recovery_action": "gpu-reset"}):
+            (found,) = [f for f in run("gpu.health", patched(HGX, "gpus[1].nvml", **changes)) if f.remedy]
+            assert found.remedy is not None
+            assert found.remedy.command == f"nvidia-smi --gpu-reset -i {(HGX.gpus or ())[1].bus_id}"
+
     def test_each_fault_of_health(self) -> None:
         for changes, status in (
             ({"remapped_rows_pending": True, "ecc_uncorrected_volatile": 1}, Status.WARN),

@@ -75,7 +75,12 @@ def _faults(gpu: Gpu, nvml: GpuNvml) -> Iterator[Finding]:
         what, how, reboot = RECOVERY.get(action, (action, "Look up the action in NVIDIA's NVML reference.", False))
         yield failed(
             f"the driver asks for a {what}",
-            Remedy(text=how, needs_root=True, needs_reboot=reboot),
+            Remedy(
+                text=how,
+                command=reset.command if action in ("gpu-reset", "drain-and-reset") else None,
+                needs_root=True,
+                needs_reboot=reboot,
+            ),
             place=place,
             evidence=(Evidence(source="NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", value=action),),
         )
