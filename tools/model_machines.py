@@ -1,5 +1,7 @@
 """Writes the modelled machines of ``profiles/machines/`` from public facts (docs/machines.md).
 
+A file holds what its sources state; the rest is not stated, which the loader says of all that a file leaves out.
+
     python tools/model_machines.py            write them
     python tools/model_machines.py --check    write nothing; exit 1 if a file is not what would be written
 
@@ -12,11 +14,13 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from machine_models import dgx_h100, gb200, gh200
 
 from egmctl.data import machines_dir
 from egmctl.facts import record
+from egmctl.facts.not_stated import leave_out
 from egmctl.model.machine import Machine
 
 
@@ -30,7 +34,7 @@ def main(arguments: list[str]) -> int:
         if check:
             sys.stderr.write(f"{_path(machine)} is not what tools/model_machines.py writes\n")
         else:
-            _path(machine).write_text(record.text(machine), encoding="ascii")
+            _path(machine).write_text(json.dumps(_document(machine), indent=1) + "\n", encoding="ascii")
             sys.stdout.write(f"{_path(machine)}\n")
     return int(check and bool(stale))
 
@@ -44,13 +48,19 @@ def _path(machine: Machine) -> Path:
     return machines_dir() / f"{machine.origin.name}.json"
 
 
+def _document(machine: Machine) -> dict[str, Any]:
+    """Return what a machine's file holds: what its sources state."""
+    document: dict[str, Any] = leave_out(record.document(machine))
+    return document
+
+
 def _holds(path: Path, machine: Machine) -> bool:
     """Return whether a file holds this machine."""
     try:
         found = json.loads(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return False
-    wanted = record.document(machine)
+    wanted = _document(machine)
     return isinstance(found, dict) and {**found, "egmctl": ""} == {**wanted, "egmctl": ""}
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from egmctl import data
 from egmctl.documents import check_schema, read_object, refuse, short, stem
 from egmctl.errors import UsageError
+from egmctl.facts.not_stated import fill
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.machine import (
     MACHINE_SCHEMA,
@@ -51,6 +52,8 @@ def load(name_or_path: str) -> Machine:
 def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
     """Return the machine that a document holds, without the sections that are newer than this tool.
 
+    What the document leaves out is null because it is not stated (:mod:`egmctl.facts.not_stated`).
+
     Parameters
     ----------
     source
@@ -64,6 +67,7 @@ def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
         If it is no machine, or its parts do not fit together.
     """
     newer = _drop_newer_sections(document)
+    fill(Machine, document)
     try:
         machine = from_json(Machine, document, where)
     except DecodeError as error:

@@ -75,7 +75,7 @@ class Reason(StrEnum):
     FAILED = "failed"
     """The call failed in a way that none of the other words describes."""
     NOT_STATED = "not-stated"
-    """A modelled machine: its public sources do not say."""
+    """The document does not say: the sources of a modelled machine do not state it, or a recording is older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from egmctl import launch
-from egmctl.data import machines_dir
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Expectation, Scope
@@ -53,7 +52,7 @@ def test_machines_with_any_values_of_their_types(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_documents_with_anything_in_them(tmp_path: Path, seed: int) -> None:
     choice = random.Random(seed)  # noqa: S311
-    original = json.loads((machines_dir() / "gh200.json").read_text())
+    original = record.document(replay.load("gh200"))
     path = tmp_path / "hostile.json"
     for _ in range(COUNT // 10 // ROUNDS):
         document = copy.deepcopy(original)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from egmctl.data import machines_dir
-from egmctl.model.codec import from_json
+from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from tests.fake.answers import answers
 from tests.fake.build import CUDA, NVML, build, without_symbols
@@ -117,4 +117,4 @@ class FakeNode:
 def load(machine: Path | str) -> Machine:
     """Return the machine of a file, or of a name that ships with the tool."""
     path = machine if isinstance(machine, Path) else machines_dir() / f"{machine}.json"
-    return from_json(Machine, json.loads(path.read_text()))
+    return replay.decode(json.loads(path.read_text()), str(path))

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from egmctl import data, documents
 from egmctl.errors import UsageError
 from egmctl.facts import record, replay
+from egmctl.facts.cuda import ATTRIBUTES
+from egmctl.facts.not_stated import leave_out
 from egmctl.model.machine import (
     MACHINE_SCHEMA,
     Gpu,
@@ -32,6 +34,7 @@ from egmctl.model.machine import (
     Pair,
     Reason,
     SectionStatus,
+    Unread,
 )
 from tests.random_machines import machines
 
@@ -328,3 +331,53 @@ def _load_or_refuse(factory: pytest.TempPathFactory, content: bytes) -> None:
     path.write_bytes(content)
     with contextlib.suppress(UsageError):
         record.text(replay.load(str(path)))
+
+
+# --- what a file leaves out ------------------------------------------------------------------------------------------
+
+
+def test_what_a_file_leaves_out_is_not_stated(tmp_path: Path, document: Document) -> None:
+    del document["gpus"][0]["nvml"]["serial"]
+    del document["host"]["cpu_model"]
+    machine = load(tmp_path, document)
+    assert machine.host is not None
+    assert machine.host.unread["cpu_model"] == Unread(reason=Reason.NOT_STATED)
+    nvml = (machine.gpus or ())[0].nvml
+    assert nvml is not None
+    assert (nvml.serial, nvml.unread["serial"].reason) == (None, Reason.NOT_STATED)
+
+
+def test_a_reason_that_a_file_gives_stays_and_so_does_a_default_that_is_no_null(
+    tmp_path: Path, document: Document
+) -> None:
+    why = Unread(reason=Reason.NO_PERMISSION, detail="open: EACCES")
+    document["host"]["unread"] = {"cpu_model": {"reason": "no-permission", "detail": "open: EACCES"}}
+    del document["host"]["cpu_model"]
+    document["gpus"][0]["node"] = {"path": "/dev/nvidia0", "exists": True}
+    machine = load(tmp_path, document)
+    assert machine.host is not None
+    assert machine.host.unread["cpu_model"] == why
+    node = (machine.gpus or ())[0].node
+    assert node is not None
+    assert node.kind == "character"
+
+
+def test_an_attribute_that_the_tool_has_learnt_since_is_not_stated(tmp_path: Path, document: Document) -> None:
+    document["gpus"][0]["cuda"] = {"ordinal": 0, "attributes": {"NUMA_ID": 4}}
+    cuda = (load(tmp_path, document).gpus or ())[0].cuda
+    assert cuda is not None
+    assert tuple(cuda.attributes) == ATTRIBUTES
+    assert cuda.unread["attributes.HOST_NUMA_ID"].reason is Reason.NOT_STATED
+    assert "attributes.NUMA_ID" not in cuda.unread
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_a_shipped_file_says_nothing_that_the_loader_says_by_itself(name: str) -> None:
+    stored = json.loads((data.machines_dir() / f"{name}.json").read_text())
+    assert leave_out(stored) == stored
+
+
+def test_a_section_that_a_file_leaves_out_is_not_stated(tmp_path: Path, document: Document) -> None:
+    del document["kernel_log"]
+    unread = load(tmp_path, document).sections["kernel_log"].unread
+    assert unread == Unread(reason=Reason.NOT_STATED)

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from egmctl.data import machines_dir
 from egmctl.errors import UsageError
-from egmctl.facts import replay
+from egmctl.facts import record, replay
 from egmctl.model.machine import Machine
 from egmctl.report.exports.json import dump
 from egmctl.report.topo_csv import topo_csv
@@ -25,7 +24,7 @@ from egmctl.topology.topology import topology
 from tests.random_machines import machines
 from tests.replay.test_load import JSON, mutate
 
-SHIPPED = {name: json.loads((machines_dir() / f"{name}.json").read_text()) for name in replay.names()}
+SHIPPED = {name: record.document(replay.load(name)) for name in replay.names()}
 
 
 def show(machine: Machine) -> None:

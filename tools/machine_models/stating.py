@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from egmctl.facts.not_stated import null_by_default
 from egmctl.facts.system_calls import PROBES
-from egmctl.model.codec import field_types
 from egmctl.model.machine import (
     SECTION_VERSIONS,
     Confinement,
@@ -66,13 +65,9 @@ def stated(cls: type[R], **values: Any) -> R:
         that belong to one real part because a model has none.
     """
     unread: dict[str, Unread] = {}
-    for name, kind in field_types(cls).items():
-        if name not in values:
-            if type(None) in typing.get_args(kind):
-                values[name] = ONE_PARTS_OWN if name in _ONE_PARTS_OWN else NOT_STATED
-            else:
-                continue
-        value = values[name]
+    for name in null_by_default(cls):
+        values.setdefault(name, ONE_PARTS_OWN if name in _ONE_PARTS_OWN else NOT_STATED)
+    for name, value in list(values.items()):
         if isinstance(value, Unread):
             values[name], unread[name] = None, value
         elif isinstance(value, Mapping):
@@ -142,11 +137,23 @@ def machine(
     driver: Driver,
     switches: tuple[()] | Unread,
 ) -> Machine:
-    """Put a modelled machine together; a section that is ``Unread`` is missing for that reason."""
-    optional = {"nics": nics, "switches": switches}
-    missing = {section: why for section, why in optional.items() if isinstance(why, Unread)}
-    missing["probes"] = Unread(reason=Reason.NOT_ASKED, detail="on a model nothing can be tried")
-    missing["kernel_log"] = Unread(reason=Reason.NOT_STATED, detail="a model has no kernel log")
+    """Put a modelled machine together; a section that is ``Unread`` is missing for that reason, others not stated."""
+    values: dict[str, Any] = {
+        "host": host,
+        "gpus": gpus,
+        "pairs": pairs,
+        "switches": switches,
+        "nics": nics,
+        "driver": driver,
+        "process": unconfined_process(),
+        "confinement": no_confinement(),
+        "system": stated(System),
+        "kernel_log": Unread(reason=Reason.NOT_STATED, detail="a model has no kernel log"),
+        "probes": Unread(reason=Reason.NOT_ASKED, detail="on a model nothing can be tried"),
+    }
+    missing = {
+        section: value for section in SECTION_VERSIONS if isinstance(value := values.get(section, NOT_STATED), Unread)
+    }
     return Machine(
         origin=Origin(
             kind=OriginKind.MODELLED,
@@ -159,13 +166,5 @@ def machine(
             section: SectionStatus(version=version, unread=missing.get(section))
             for section, version in SECTION_VERSIONS.items()
         },
-        host=host,
-        gpus=gpus,
-        pairs=pairs,
-        switches=None if isinstance(switches, Unread) else switches,
-        nics=None if isinstance(nics, Unread) else nics,
-        driver=driver,
-        process=unconfined_process(),
-        confinement=no_confinement(),
-        system=stated(System),
+        **{section: value for section, value in values.items() if section not in missing},
     )
