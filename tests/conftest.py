@@ -1,6 +1,7 @@
 """What every test may use, and which tests run where.
 
 * ``egmctl(...)`` runs the real command in a process of its own; ``fake_node(...)`` makes a node for it to run on.
+* Which tests are quick, which are long, and what they need beside Python: ``tests/tiers.py``.
 * Tests marked ``gpu`` are skipped where there is no NVIDIA driver, tests marked ``needs_root`` for other users.
 * With ``EGMCTL_NO_SKIP=1`` (CI) every other skip is a failure: there nothing may be missing.
 """
@@ -20,7 +21,7 @@ import pytest
 
 from tests.command_server import CommandServer, fits
 
-pytest_plugins = ["tests.fake.plugin"]
+pytest_plugins = ["tests.fake.plugin", "tests.tiers"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

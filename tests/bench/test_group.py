@@ -15,6 +15,8 @@ from egmctl.bench.processes.group import Group, GroupFailed, RankMessage, start_
 from egmctl.bench.processes.protocol import Request
 from tests.launch.start import is_alive
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 3
 

@@ -31,11 +31,13 @@ from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.launch.start import wait_until
+from tests.tiers import few
 
 pytest_plugins = ["tests.fake.plugin"]
 
 ROOT = Path(__file__).resolve().parents[2]
 IPC = {case.name: case for case in CASES if case.family == "ipc"}
+BANDWIDTHS = [name for name, case in IPC.items() if case.quantity is Quantity.BANDWIDTH]
 GOOD = (Status.OK, Status.UNSTABLE)
 """Times of a fake differ as its host is busy."""
 
@@ -98,7 +100,7 @@ def children() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name, case in IPC.items() if case.quantity is Quantity.BANDWIDTH])
+@pytest.mark.parametrize("name", few(BANDWIDTHS, every=3))
 def test_every_kind_and_memory_is_measured_and_verified(run: RunIpc, name: str) -> None:
     ended = run(name)
     found = ended.of(name)
@@ -117,7 +119,7 @@ def test_every_kind_and_memory_is_measured_and_verified(run: RunIpc, name: str) 
     assert ended.node.leaks() == []
 
 
-@pytest.mark.parametrize("name", [name for name, case in IPC.items() if case.quantity is not Quantity.BANDWIDTH])
+@pytest.mark.parametrize("name", few([name for name in IPC if name not in BANDWIDTHS], every=2))
 def test_latencies_round_trips_and_lives_are_measured(run: RunIpc, name: str) -> None:
     ended = run(name)
     found = ended.of(name)
@@ -195,7 +197,7 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize(("step", "case", "call"), STEPS)
+@pytest.mark.parametrize(("step", "case", "call"), few(STEPS, every=4))
 def test_a_rank_killed_at_any_step_costs_its_case_and_a_new_group_goes_on(
     run: RunIpc, step: str, case: str, call: str
 ) -> None:
@@ -278,7 +280,7 @@ CALLS = (
 """Driver calls that the ranks of :data:`MEASURED` make, but for those that say which GPUs there are."""
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", few(CALLS, every=4))
 def test_a_failing_call_is_named_and_the_run_comes_to_its_end(run: RunIpc, call: str) -> None:
     ended = run(*MEASURED, faults=f"{call}=error:999")
     assert ended.node.calls(call), "the call was never made"

@@ -250,6 +250,7 @@ def test_csv_is_tidy_one_row_a_measurement() -> None:
     assert (rows[1]["median"], rows[1]["reason"], rows[-1]["egm"]) == ("", 'not "here", yet', "")
 
 
+@pytest.mark.processes
 def test_the_list_says_what_would_run_and_why_not() -> None:
     gpu = replace(DGX.gpus[0], cuda=None)  # type: ignore[index]
     text = bench_list(make_plan(DGX, [gpu], [0], FOUR, SETTINGS), FOUR).plain

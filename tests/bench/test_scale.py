@@ -60,6 +60,7 @@ def test_what_does_not_fit_is_said(egmctl: RunEgmctl) -> None:
     )
 
 
+@pytest.mark.long
 def test_ten_thousand_gpus_take_less_than_ten_seconds_and_one_gibibyte() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = ("bench", "--suite", "fabric", "--dry-run", "--ranks", "10000", "--machine", "gb200-nvl72")

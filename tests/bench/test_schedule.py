@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.bench.schedule import Slot, make_steps, round_count, round_of, sampled_rounds, tournament
+from tests.tiers import LONG
 
 GPUS = st.lists(st.text("0123456789abcdef", min_size=1, max_size=4), unique=True, max_size=17)
 
@@ -45,8 +46,8 @@ def test_the_rounds_of_any_number_of_players_have_every_pair_once_each_made_by_i
         assert len(playing) == len(set(playing)) == count - count % 2
 
 
-@pytest.mark.parametrize("count", [9_999, 10_000])
-def test_ten_thousand_players_meet_each_other_once(count: int) -> None:
+@pytest.mark.parametrize("count", [999, 1_000, pytest.param(9_999, marks=LONG), pytest.param(10_000, marks=LONG)])
+def test_thousands_of_players_meet_each_other_once(count: int) -> None:
     met: dict[int, set[int]] = {0: set(), count - 1: set()}
     for number in range(round_count(count)):
         firsts, seconds = round_of(count, number)

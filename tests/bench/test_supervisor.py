@@ -17,6 +17,8 @@ from egmctl.model.measurement import RunReport, Settings, Status, Task
 from egmctl.signals import stopping
 from tests.bench.four import FOUR
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 MACHINE = replay.load("dgx-h100")
 TARGET = "tests.bench.workers:run"

@@ -217,7 +217,7 @@ def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None
     assert "device_to_device_memcpy_write_ce, ring_write_ce: waived: no peer access" in text
 
 
-@pytest.mark.parametrize("machine", ["gb200-nvl4", "dgx-h100"])
+@pytest.mark.parametrize("machine", ["gb200-nvl4", pytest.param("dgx-h100", marks=pytest.mark.long)])
 def test_every_case_fits_the_page(machine: str) -> None:
     text = bench_text(report_of(machine=machine, gpus=8)).plain
     assert max(map(len, text.splitlines())) <= WIDTH

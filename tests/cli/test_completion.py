@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import command_environment
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Path:

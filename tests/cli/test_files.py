@@ -20,6 +20,7 @@ from tests.conftest import ROOT, command_environment
 NOBODY = 65534
 
 
+@pytest.mark.processes
 def test_of_many_that_write_one_new_file_one_wins(tmp_path: Path) -> None:
     path = tmp_path / "new.json"
     script = (
@@ -120,6 +121,7 @@ def test_a_loop_of_links_ends(tmp_path: Path) -> None:
         write_whole(tmp_path / "a", b"x")
 
 
+@pytest.mark.processes
 def test_what_cannot_be_written_leaves_the_earlier_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")

@@ -21,6 +21,8 @@ from egmctl.cli.options import JsonOption
 from egmctl.cli.output import emit
 from egmctl.errors import *
 
+pytestmark = pytest.mark.processes
+
 @frame.app.command()
 def probe(json: JsonOption = False) -> None:
     {body}

@@ -129,6 +129,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "sentence"), [(0o500, "no permission to write in {}"), (0o000, "Permission denied")])
+@pytest.mark.processes
 def test_a_directory_without_permission_is_named(tmp_path: Path, mode: int, sentence: str) -> None:
     """Asked of a process without root's rights: root may write anywhere."""
     folder = tmp_path / "closed"
@@ -245,6 +246,7 @@ def test_who_decides_about_colour(
     assert colored(Terminal() if terminal else io.StringIO(), color) is answer
 
 
+@pytest.mark.processes
 def test_a_locale_without_the_letters_costs_no_result() -> None:
     script = "from egmctl.cli.output import emit; emit('h\\u00f6st \\u2192', output=None, force=False)"
     done = subprocess.run(
@@ -296,6 +298,7 @@ def test_where_the_folder_has_gone_the_result_goes_to_the_users_state(tmp_path: 
     assert (state / "a-2.json").read_text() == "{}\n"
 
 
+@pytest.mark.processes
 def test_where_no_file_can_be_written_the_result_goes_to_standard_output(tmp_path: Path) -> None:
     """As on a full disk: no file of this process may have a byte."""
     script = (
@@ -314,6 +317,7 @@ def test_where_no_file_can_be_written_the_result_goes_to_standard_output(tmp_pat
     assert [one for one in tmp_path.rglob("*") if one.is_file()] == []
 
 
+@pytest.mark.processes
 def test_of_two_commands_that_write_one_new_file_both_results_are_there(tmp_path: Path) -> None:
     path = tmp_path / "topo.json"
     arguments = ["topo", "--machine", "gh200", "-q", "-o", str(path)]

@@ -15,6 +15,8 @@ from tests.conftest import ROOT
 SUITE = """
 import pytest
 
+pytestmark = pytest.mark.processes
+
 def test_runs():
     pass
 
@@ -31,9 +33,12 @@ def test_needs_gpu():
 """
 
 
+MARKERS = "".join(f"    {name}: x\n" for name in ("gpu", "needs_root", "needs", "processes", "unit", "long"))
+
+
 def run_suite(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "tests" / "conftest.py", folder / "conftest.py")
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\n    needs_root: x\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{MARKERS}")
     (folder / "test_suite.py").write_text(SUITE)
     kept = {name: value for name, value in os.environ.items() if name not in ("EGMCTL_NO_SKIP", "PYTEST_ADDOPTS")}
     return subprocess.run(
@@ -67,6 +72,6 @@ def test_a_module_that_skips_as_a_whole_fails_too(tmp_path: Path) -> None:
     assert "no_such_module" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["gpu", "needs_root"])
+@pytest.mark.parametrize("name", ["gpu", "needs_root", "needs", "processes", "unit", "long"])
 def test_the_markers_are_declared(name: str, pytestconfig: pytest.Config) -> None:
-    assert any(str(line).startswith(f"{name}:") for line in pytestconfig.getini("markers"))
+    assert any(str(line).startswith((f"{name}:", f"{name}(")) for line in pytestconfig.getini("markers"))

@@ -14,6 +14,8 @@ from benchmarks.startup import BASELINE, LIMITS, measure
 from egmctl.cli.app import app
 from tests.conftest import ROOT, command_environment
 
+pytestmark = pytest.mark.processes
+
 RESULTS = ROOT / "tests" / "data" / "runs"
 RUNS = (
     ("topo",),

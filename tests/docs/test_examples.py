@@ -52,6 +52,7 @@ def test_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize(("code", "drains"), [(0, False), (1, True), (2, False), (3, False), (4, False), (130, False)])
+@pytest.mark.processes
 def test_the_prolog_fails_for_a_failed_check_and_nothing_else(tmp_path: Path, code: int, drains: bool) -> None:
     script = (EXAMPLES / "slurm-prolog.sh").read_text()
     fake = tmp_path / "egmctl"
@@ -71,6 +72,7 @@ def test_the_prolog_leaves_a_node_alone_on_which_no_job_has_a_channel(egmctl: Ru
     assert egmctl("doctor", "--for", "fabric", "--machine", "hgx-h200x4").code == 1, "it has none"
 
 
+@pytest.mark.processes
 def test_the_batch_script_is_one_for_bash() -> None:
     subprocess.run(["bash", "-n", str(EXAMPLES / "fabric.sbatch")], check=True)
 

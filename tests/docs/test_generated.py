@@ -11,10 +11,12 @@ import pytest
 from egmctl.bench.registry import CASES
 from tests.conftest import ROOT, RunEgmctl
 
+LONG_ONE = pytest.param("scale_reference.py", marks=pytest.mark.long)
 PAGE = (ROOT / "docs/egmctl.1").read_text()
 
 
-@pytest.mark.parametrize("tool", ["bench_reference.py", "doctor_reference.py", "man_page.py", "scale_reference.py"])
+@pytest.mark.parametrize("tool", ["bench_reference.py", "doctor_reference.py", "man_page.py", LONG_ONE])
+@pytest.mark.processes
 def test_a_generated_document_is_what_its_tool_writes(tool: str) -> None:
     """If this fails: ``PYTHONPATH=. python tools/TOOL``, and look at the difference."""
     generate = [sys.executable, str(ROOT / "tools" / tool), "--check"]
@@ -41,6 +43,7 @@ def test_a_line_of_text_cannot_be_read_as_a_command_of_the_formatter() -> None:
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="no groff here")
+@pytest.mark.processes
 def test_the_formatter_has_no_complaint() -> None:
     done = subprocess.run(
         ["groff", "-man", "-Tutf8", "-ww", "-z", str(ROOT / "docs/egmctl.1")],

@@ -32,13 +32,15 @@ from tests.facts.sysroot import grace_hopper
 from tests.fake.sysroot import write_sysroot
 from tests.mutation import mend, mutated, spoil
 from tests.replay.test_load import mutate
+from tests.tiers import few
 
 COUNT = int(os.environ.get("EGMCTL_FUZZ", "10000"))
-ROUNDS = 8
+ROUNDS = 40
 """The mutations are spread over this many tests, so that each is short and they can run side by side."""
+SEEDS = few(range(ROUNDS), every=ROUNDS)
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_machines_with_any_values_of_their_types(seed: int) -> None:
     choice = random.Random(seed)  # noqa: S311
     originals = [scene.machine() for scene in scenes().values()]
@@ -49,7 +51,7 @@ def test_machines_with_any_values_of_their_types(seed: int) -> None:
             examine(machine, choice)
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_documents_with_anything_in_them(tmp_path: Path, seed: int) -> None:
     choice = random.Random(seed)  # noqa: S311
     original = record.document(replay.load("gh200"))
@@ -66,7 +68,7 @@ def test_documents_with_anything_in_them(tmp_path: Path, seed: int) -> None:
         examine(machine, choice)
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_files_with_anything_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     def no_child(*_arguments: Any, **_options: Any) -> Any:
         raise ChildFailed("no children here", how="crashed")

@@ -19,6 +19,8 @@ from egmctl.model.machine import SECTION_VERSIONS, Machine, OriginKind, Reason
 from tests.facts.sysroot import GPU, Tree, grace_hopper
 from tests.invariants import broken_invariants
 
+pytestmark = pytest.mark.processes
+
 FILES_ONLY = ("host", "switches", "nics", "process")
 
 

@@ -22,6 +22,8 @@ from tests.doctor.cgroups import denying_v2
 from tests.facts.sysroot import Tree
 from tests.invariants import broken_nulls
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 
 FILES = {

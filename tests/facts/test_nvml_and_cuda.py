@@ -189,6 +189,7 @@ def test_a_command_that_needs_no_pairs_does_not_ask_for_them(
     assert not {"nvmlDeviceGetP2PStatus", "cuDeviceGetP2PAttribute"} & {call.name for call in node.calls()}
 
 
+@pytest.mark.processes
 def test_the_children_import_nothing_heavy() -> None:
     code = (
         "import sys, egmctl.facts.nvml, egmctl.facts.cuda\n"

@@ -31,6 +31,7 @@ def test_the_files_of_a_shipped_machine(tmp_path: Path, monkeypatch: pytest.Monk
         assert differences(gpu.proc, known[gpu.bus_id], f"{gpu.bus_id}.proc") == []
 
 
+@pytest.mark.processes
 def test_the_files_of_a_machine_of_which_all_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = _with_bridges(healthy())
     write_sysroot(machine, tmp_path)

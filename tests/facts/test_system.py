@@ -127,6 +127,7 @@ def imex_control(tree: Tree, script: str) -> None:
     (tree.directory / services.IMEX_CONTROL[0].lstrip("/")).chmod(0o755)
 
 
+@pytest.mark.processes
 def test_the_imex_service_tells_its_state_and_its_domains(tree: Tree) -> None:
     domain = '{"status":"DOWN"} {"status":"UP", "nodes":{"0":{"status":"READY"}}}'
     imex_control(tree, f"""[ "$1" = -q ] && echo READY || echo '{domain}'""")
@@ -135,6 +136,7 @@ def test_the_imex_service_tells_its_state_and_its_domains(tree: Tree) -> None:
     assert (imex.daemon_state, imex.domain_status) == ("READY", "UP")
 
 
+@pytest.mark.processes
 def test_a_control_program_that_hangs_is_asked_once(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "IMEX_TIMEOUT_S", 0.2)
     imex_control(tree, "exec sleep 30")
@@ -149,6 +151,7 @@ def test_a_control_program_that_hangs_is_asked_once(tree: Tree, monkeypatch: pyt
     ("script", "reason"),
     [("echo what; exit 1", Reason.FAILED), ("kill -9 $$", Reason.FAILED), ("head -c 100 /dev/urandom", Reason.FAILED)],
 )
+@pytest.mark.processes
 def test_a_control_program_that_says_something_else(tree: Tree, script: str, reason: Reason) -> None:
     imex_control(tree, script)
     imex = read(tree).imex

@@ -112,6 +112,7 @@ def test_nothing_that_is_sent_breaks_the_reading(noise: bytes) -> None:
         read_output(output)
 
 
+@pytest.mark.processes
 def test_the_line_for_the_node_is_its_words_for_any_posix_shell() -> None:
     """A node's login shell makes the words of the line; the scripts hold nothing that csh or fish would read."""
     asked = Asked(command=Command.TOPO, arguments=("--gpus", "a b'c$(d)"), nodes=(), remote_command="x y", version="v")

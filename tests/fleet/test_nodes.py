@@ -62,6 +62,7 @@ def test_no_shell_runs_what_is_in_a_name(site: Path, prefix: str, end: str) -> N
     assert not (site / "PWNED").exists()
 
 
+@pytest.mark.processes
 def test_what_a_group_holds_is_asked_for_no_more_freely(site: Path) -> None:
     (site / "groups.d" / "local.cfg").write_text("bad: @x';touch${IFS}PWNED;'\nhuge: n[1-100000000]\n")
     assert "is no name of a group" in refused("@bad")
@@ -70,11 +71,13 @@ def test_what_a_group_holds_is_asked_for_no_more_freely(site: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["@gpu", "@local:gpu", "@compute", "@*", "example*", "@io,node7"])
+@pytest.mark.processes
 def test_the_samples_of_a_fresh_install_are_nobodys_hosts(site: Path, text: str) -> None:
     assert site.is_dir()
     assert "is a sample that ClusterShell ships" in refused(text)
 
 
+@pytest.mark.processes
 def test_groups_of_the_site_count_and_others_are_refused_with_those_that_there_are(site: Path) -> None:
     (site / "groups.d" / "local.cfg").write_text("gpu: node[1-3]\nrack1: @gpu,node9\nspare:\n")
     assert select_nodes(["@gpu"], []) == ("node1", "node2", "node3")
@@ -84,6 +87,7 @@ def test_groups_of_the_site_count_and_others_are_refused_with_those_that_there_a
     assert "there is no node to ask" in refused("@spare")
 
 
+@pytest.mark.processes
 def test_a_source_that_lists_no_groups_is_asked(site: Path) -> None:
     (site / "groups.conf").write_text("[Main]\ndefault: s\n[s]\nmap: test $GROUP = rack && echo n[1-2] || true\n")
     assert select_nodes(["@rack"], []) == ("n1", "n2")
@@ -105,6 +109,7 @@ def test_a_list_of_groups_is_no_list_of_nodes(site: Path) -> None:
     "configuration",
     ["not an ini file", "[Main]\ndefault: gone\n", "[Main]\ndefault: a\n[a]\nall: x\n", "[a]\nmap: %(\n", "\0"],
 )
+@pytest.mark.processes
 def test_a_broken_configuration_is_one_sentence(site: Path, configuration: str) -> None:
     (site / "groups.conf").write_text(configuration)
     refused("@gpu")

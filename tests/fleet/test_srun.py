@@ -19,6 +19,8 @@ import pytest
 from tests.conftest import ROOT, command_environment
 from tests.fleet.lab import ANSWERS, SAYS_VERSION, settle
 
+pytestmark = pytest.mark.processes
+
 FAKE_SRUN = """#!/bin/sh
 # A stand-in for srun.
 printf '%s\\n' "$*" >>{folder}/asked

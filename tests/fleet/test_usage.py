@@ -52,6 +52,7 @@ def test_without_its_launcher_no_node_is_asked(egmctl: RunEgmctl, tmp_path: Path
     assert list(tmp_path.iterdir()) == [], "no folder was made"
 
 
+@pytest.mark.processes
 def test_where_clustershell_is_missing_it_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "ClusterShell.py").write_text("raise ImportError('not here')\n")
     done = subprocess.run(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from egmctl.driver import breadcrumb
 from egmctl.launch import libc
 from tests.launch.start import run, spawn
+
+pytestmark = pytest.mark.processes
 
 
 def test_outside_a_child_it_does_nothing() -> None:

@@ -19,6 +19,8 @@ from egmctl.launch import process
 from egmctl.launch.channel import RAISED, RESULT
 from tests.launch.start import ROOT, is_alive, open_descriptors, run, spawn, wait_until
 
+pytestmark = pytest.mark.processes
+
 HEADER_OF_A_HUGE_MESSAGE = b"egmm" + (0).to_bytes(4, "little") + (1 << 30).to_bytes(4, "little")
 HALF_A_MESSAGE = b"egmm" + (0).to_bytes(4, "little") + (100).to_bytes(4, "little") + b'{"half":'
 NOT_JSON = b"egmm" + (0).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"{,}"

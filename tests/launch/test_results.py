@@ -14,6 +14,8 @@ from egmctl.errors import ChildFailed, ExitCode
 from egmctl.launch.channel import MESSAGE_LIMIT
 from tests.launch.start import run, spawn
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     "value",

@@ -7,6 +7,8 @@ import pytest
 from egmctl.errors import ChildFailed
 from tests.launch.start import run
 
+pytestmark = pytest.mark.processes
+
 
 def test_target_and_hook_work_as_in_any_child() -> None:
     seen = run("sealed_facts", before="tests.launch.hooks:mark_sealed", before_arguments={"mark": "m"}, sealed=True)

@@ -51,11 +51,13 @@ def generate(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.processes
 def test_the_files_are_what_the_generator_writes() -> None:
     done = generate("--check")
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.processes
 def test_an_edited_file_is_found_and_written_anew(tmp_path: Path) -> None:
     # The package finds the profiles beside itself, so all three are copied.
     for folder in ("egmctl", "tools", "profiles"):

@@ -33,6 +33,7 @@ def test_a_fault_of_the_tool_in_one_rank_is_told_and_ends_the_job() -> None:
     assert done.code == 4, "by MPI_Abort, which srun heeds too: Python alone would end with 1"
 
 
+@pytest.mark.processes
 def test_a_launcher_of_another_mpi_is_a_usage_error() -> None:
     # As under srun without PMIx: more were started than MPI knows of.
     done = alone([PROGRAM, "unknown_to_mpi"], env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"})

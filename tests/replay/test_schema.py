@@ -23,6 +23,7 @@ SCHEMA = json.loads((ROOT / "docs/schemas/machine.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
+@pytest.mark.processes
 def test_the_file_is_what_the_generator_writes() -> None:
     generate = [sys.executable, str(ROOT / "tools/make_schemas.py"), "--check"]
     done = subprocess.run(generate, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)

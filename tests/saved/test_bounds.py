@@ -15,6 +15,8 @@ from egmctl.model.codec import ITEMS_LIMIT
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.saved.documents import bench_document, measured_report
 
+pytestmark = pytest.mark.processes
+
 SMALLEST = {"objects": "{}", "entries": '{"":0}', "texts": '""'}
 MEBIBYTES = 700
 """Of address space that are in use in the end; the interpreter with its libraries takes some 60."""

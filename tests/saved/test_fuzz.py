@@ -25,20 +25,21 @@ from egmctl.report.forms import Form, render
 from egmctl.saved import Saved
 from tests.mutation import mutated
 from tests.saved.documents import bench_document, measured_report
+from tests.tiers import few
 
-COUNT = 40
+COUNT = 20
 FORMS: dict[Command | None, tuple[Form, ...]] = {
     Command.BENCH: (Form.TEXT, Form.CSV, Form.JSON),
     Command.DOCTOR: (Form.TEXT, Form.NAGIOS, Form.PROM, Form.JUNIT),
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(range(6), every=6))
 def test_runs(tmp_path: Path, seed: int) -> None:
     _examine(json.dumps(bench_document(measured_report("hgx-h200x4"))), tmp_path, random.Random(seed))  # noqa: S311
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", few(range(4), every=4))
 def test_diagnoses(tmp_path: Path, seed: int) -> None:
     text = doctor_json(diagnose(replay.load("hgx-h200x4"), EVERYTHING, CHECKS))
     _examine(text, tmp_path, random.Random(seed))  # noqa: S311

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import shape
 from tests.conftest import ROOT
 
 
+@pytest.mark.processes
 def test_the_functions_of_a_plan_are_those_that_run_inside_it() -> None:
     plan = shape.one_plan(ROOT).by_process
     names = {line.split()[1].rpartition(".")[2] for line in plan["command"]}

@@ -1,0 +1,92 @@
+"""Which tests run when, and what a machine must have for them.
+
+* unit: inside the process of the test, which starts no other (`make test-unit`). A test is one unless it uses a
+  fixture that starts processes, or says so by the mark ``processes``; it fails if it starts a process all the same.
+* long: the mark of what looks at many thousands of made-up machines, or goes through every step of a long list
+  (`make test-long`). `make test` leaves these out; CI runs them.
+* A test marked ``needs("sshd")`` is skipped where a program is missing, and says which package has it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Generator, Iterable
+
+import pytest
+
+STARTING = frozenset({"egmctl", "fake_node"})
+"""Fixtures whose tests start processes."""
+
+LONG = pytest.mark.long
+
+PROGRAMS = {
+    "cc": ("cc", "gcc libc6-dev"),
+    "chromium": ("chromium", "chromium"),
+    "groff": ("groff", "groff-base"),
+    "ip": ("ip", "iproute2"),
+    "mount": ("mount", "mount"),
+    "mpirun": ("mpirun", "openmpi-bin"),
+    "ssh": ("ssh", "openssh-client"),
+    "sshd": ("/usr/sbin/sshd", "openssh-server"),
+}
+"""What tests need beside Python: where it is looked for, and Debian's packages that have it."""
+
+_STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")
+_started: list[str] = []
+_watching = False
+
+
+def why_not(programs: Iterable[str]) -> str | None:
+    """Return which of these programs are missing here and what to install, ``None`` where all are there."""
+    missing = [name for name in programs if shutil.which(PROGRAMS[name][0]) is None]
+    if not missing:
+        return None
+    packages = " ".join(PROGRAMS[name][1] for name in missing)
+    return f"there is no {' and no '.join(missing)} here (Debian: {packages})"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test the mark of its tier, and skip it where a program that it needs is missing."""
+    for item in items:
+        programs = [name for needs in item.iter_markers("needs") for name in needs.args]
+        if (reason := why_not(programs)) is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+        fixtures = set(getattr(item, "fixturenames", ()))
+        others = ("processes", "gpu", "long", "needs_root")
+        if not fixtures & STARTING and not any(item.get_closest_marker(name) for name in others):
+            item.add_marker(pytest.mark.unit)
+
+
+def _note(event: str, _: object) -> None:
+    if _watching and event in _STARTS:
+        _started.append(event)
+
+
+sys.addaudithook(_note)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a unit test that starts a process."""
+    global _watching
+    _started.clear()
+    _watching = item.get_closest_marker("unit") is not None
+    try:
+        result = yield
+    finally:
+        _watching = False
+    if _started:
+        raise AssertionError(f"a unit test starts a process ({_started[0]}): mark it pytest.mark.processes")
+    return result
+
+
+def few(values: Iterable[object], every: int) -> list[object]:
+    """Return parameters: the first and each ``every``-th after it for `make test`, the others marked long.
+
+    For lists that go through every driver call or every step: each of them is one more case of one rule.
+    """
+    return [
+        value if number % every == 0 else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=LONG)
+        for number, value in enumerate(values)
+    ]
