@@ -21,7 +21,7 @@ import pytest
 
 from tests.command_server import CommandServer, fits
 
-pytest_plugins = ["tests.fake.plugin", "tests.tiers"]
+pytest_plugins = ["tests.tiers", "tests.fake.plugin"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.tiers import why_not
+
+pytestmark = pytest.mark.processes
 
 SUITE = """
 import pytest
-
-pytestmark = pytest.mark.processes
 
 def test_runs():
     pass
@@ -75,3 +76,18 @@ def test_a_module_that_skips_as_a_whole_fails_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpu", "needs_root", "needs", "processes", "unit", "long"])
 def test_the_markers_are_declared(name: str, pytestconfig: pytest.Config) -> None:
     assert any(str(line).startswith((f"{name}:", f"{name}(")) for line in pytestconfig.getini("markers"))
+
+
+def test_what_is_missing_is_named_with_the_package_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.tiers.shutil.which", lambda program: None if "sshd" in program else program)
+    assert why_not(["ssh", "sshd"]) == "there is no sshd here (Debian: openssh-server)"
+    assert why_not(["ssh"]) is None
+
+
+def test_a_unit_test_that_starts_a_process_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text(
+        "import subprocess\ndef test_starts():\n    subprocess.run(['true'], check=True)\n"
+    )
+    done = run_suite(tmp_path)
+    assert done.returncode == 1
+    assert "a unit test starts a process (subprocess.Popen): mark it pytest.mark.processes" in done.stdout

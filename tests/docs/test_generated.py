@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 
@@ -42,7 +41,7 @@ def test_a_line_of_text_cannot_be_read_as_a_command_of_the_formatter() -> None:
     assert [line for line in PAGE.splitlines() if line[:1] in (".", "'") and line.split()[0] not in known] == []
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="no groff here")
+@pytest.mark.needs("groff")
 @pytest.mark.processes
 def test_the_formatter_has_no_complaint() -> None:
     done = subprocess.run(

@@ -16,7 +16,7 @@ from egmctl.errors import ChildFailed
 from tests.conftest import ROOT
 from tests.doctor import confined
 
-pytestmark = pytest.mark.needs_root
+pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount")]
 
 USERS = pytest.mark.parametrize("uid", [0, confined.NOBODY])
 NO_CAPABILITY = "0" * 16

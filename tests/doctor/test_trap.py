@@ -20,7 +20,7 @@ from tests.doctor import confined
 from tests.doctor.cgroups import GPU_MAJOR, mounted
 from tests.doctor.trap import process_in, trap
 
-pytestmark = pytest.mark.needs_root
+pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount")]
 
 USERS = pytest.mark.parametrize("uid", [0, confined.NOBODY])
 """As root in a container without a user namespace, and as a job."""

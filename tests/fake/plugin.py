@@ -10,6 +10,7 @@ import pytest
 from egmctl.model.machine import Machine
 from tests.fake.build import NoCompiler, build
 from tests.fake.node import FakeNode
+from tests.tiers import why_not
 
 MakeFakeNode = Callable[..., FakeNode]
 
@@ -19,8 +20,8 @@ def fake_node(tmp_path_factory: pytest.TempPathFactory) -> MakeFakeNode:
     """Make a :class:`FakeNode`: ``fake_node("gb200-nvl4")``. Skips the test where there is no C compiler."""
     try:
         build()
-    except NoCompiler as error:
-        pytest.skip(str(error))
+    except NoCompiler:
+        pytest.skip(str(why_not(["cc"])))
 
     def make(machine: Machine | Path | str, **options: tuple[str, ...]) -> FakeNode:
         return FakeNode(machine, tmp_path_factory.mktemp("fake-node"), **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Ended, ended
+from tests.tiers import why_not
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe")
 
@@ -35,8 +35,8 @@ def launch(
     timeout_s: float = 100,
 ) -> Ended:
     """Run mpirun with what ``job`` says of processes and programs."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("there is no mpirun here")
+    if (reason := why_not(["mpirun"])) is not None:
+        pytest.skip(reason)
     return ended([*MPIRUN, *options, *job], env=env, timeout_s=timeout_s)
 
 

@@ -14,6 +14,8 @@ from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
 from tests.mpi.nodes import Place, egmctl_under_mpi, in_domain
 
+pytestmark = pytest.mark.processes
+
 PEERS = ("doctor", "--check", "peers.*", "--json")
 
 

@@ -14,6 +14,8 @@ from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
 from tests.mpi.nodes import QUICK, Place, egmctl_under_mpi, in_domain
 
+pytestmark = pytest.mark.processes
+
 WRITE = ("bench", *QUICK, "--case", "fabric_device_write_ce")
 RECOVER = ("--enable-recovery",)
 """mpirun lets the others live when a process is killed, as srun does."""

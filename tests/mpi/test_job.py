@@ -14,6 +14,8 @@ from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 from tests.mpi.jobs import mpirun
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = "tests/mpi/job_program.py"
 
 

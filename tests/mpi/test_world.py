@@ -7,6 +7,8 @@ import pytest
 from egmctl.mpi.environment import Launched, launched
 from tests.mpi.jobs import alone, mpirun
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = "tests/mpi/world_program.py"
 
 
@@ -33,7 +35,7 @@ def test_a_fault_of_the_tool_in_one_rank_is_told_and_ends_the_job() -> None:
     assert done.code == 4, "by MPI_Abort, which srun heeds too: Python alone would end with 1"
 
 
-@pytest.mark.processes
+@pytest.mark.needs("mpirun")
 def test_a_launcher_of_another_mpi_is_a_usage_error() -> None:
     # As under srun without PMIx: more were started than MPI knows of.
     done = alone([PROGRAM, "unknown_to_mpi"], env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"})

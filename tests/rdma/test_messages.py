@@ -20,6 +20,8 @@ from tests.fake.plugin import MakeFakeNode
 from tests.mpi.jobs import mpirun
 from tests.rdma.ranks import SETTINGS, SPOILT_OFFSET, ask, start
 
+pytestmark = pytest.mark.processes
+
 WITHOUT_CUDA = {
     # UCX's part for CUDA calls functions that the fake driver has not, and importing ucxx asks NVML for one.
     "UCX_MODULES": "^cuda",

@@ -22,6 +22,9 @@ from egmctl.topology.topology import topology
 from tests.report import comparisons
 from tests.report.browser import Tab, chromium, find
 from tests.report.runs import hostile_run, judged, run
+from tests.tiers import why_not
+
+pytestmark = pytest.mark.processes
 
 CASES = ("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce", "device_to_device_latency_loaded_8")
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -67,7 +70,7 @@ CONTRASTS = """
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Tab, None, None]:
     program = find()
     if program is None:
-        pytest.skip("there is no chromium here")
+        pytest.skip(str(why_not(["chromium"])))
     with chromium(program, tmp_path_factory.mktemp("profile")) as one:
         yield one
 
