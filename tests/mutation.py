@@ -53,7 +53,7 @@ def _mutated(kind: Any, value: Any, choice: random.Random) -> Any:
         return _mutated(next(option for option in arguments if option is not type(None)), value, choice)
     deeper = value is not None and choice.random() < 0.95
     if deeper and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name, hint = choice.choice([item for item in field_types(type(value)).items() if item[0] != "unread"])
+        name, hint = choice.choice([item for item in _given(type(value)) if item[0] != "unread"])
         return dataclasses.replace(value, **{name: _mutated(hint, getattr(value, name), choice)})
     if deeper and isinstance(value, tuple) and value and arguments[1:] == (Ellipsis,):
         place = choice.randrange(len(value))
@@ -82,12 +82,18 @@ def _anything(kind: Any, choice: random.Random) -> Any:
         keys = (_anything(arguments[0], choice) for _ in range(choice.randint(0, 2)))
         return {key: _anything(arguments[1], choice) for key in keys}
     if dataclasses.is_dataclass(kind):
-        values = {name: _anything(hint, choice) for name, hint in field_types(typing.cast(type, kind)).items()}
+        values = {name: _anything(hint, choice) for name, hint in _given(kind)}
         return typing.cast(Any, kind)(**values)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return choice.choice(list(kind))
     simple = {bool: (True, False), int: NUMBERS, float: (0.0, -1.0, 2.5, 1e300), str: TEXTS}
     return choice.choice(simple[kind])
+
+
+def _given(kind: Any) -> list[tuple[str, Any]]:
+    """Return the fields that a dataclass is made of, with their types; others follow from them."""
+    given = {field.name for field in dataclasses.fields(kind) if field.init}
+    return [(name, hint) for name, hint in field_types(kind).items() if name in given]
 
 
 def _plain(kind: Any) -> Any:
