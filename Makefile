@@ -11,13 +11,14 @@ DRIVER := $(shell grep -m1 -oE ' [0-9]{3,}\.[0-9]' /proc/driver/nvidia/version 2
 EXTRA := $(shell [ $(or $(DRIVER),999) -ge 580 ] && echo cu13 || echo cu12)
 INSTALLED := $(VENV)/installed-$(EXTRA)
 TOOLS := $(VENV)/tools-$(EXTRA)
+GENERATED_BY_TESTS = $(shell grep -rlE "EGMCTL_UPDATE_README|from tests.golden import" tests --include="test_*.py")
 
 # What `make run` shows where there is no driver: a recorded machine if one ships, else a modelled one.
 RECORDED := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json)))
 MACHINE ?= $(or $(lastword $(RECORDED)),gb200-nvl4)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-unit test-long test-all test-gpu test-ucx lint format wheel dist prove clean
+.PHONY: help run test test-unit test-long test-all regenerate test-gpu test-ucx lint format wheel dist prove clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +46,12 @@ lint: $(TOOLS) ## Check style, types, import directions, spelling and words
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/typos
 	$(BIN)/python tools/terms.py
+
+# What is made by a tool of tools/, then what commands print: goldens, frozen answers, README examples and pictures.
+GENERATORS := make_schemas model_machines bench_reference doctor_reference man_page scale_reference
+regenerate: $(TOOLS) ## Write everything anew that is generated; look at the difference before you commit it
+	set -e; for tool in $(GENERATORS); do PYTHONPATH=. $(BIN)/python tools/$$tool.py; done
+	EGMCTL_WRITE_GOLDEN=1 EGMCTL_UPDATE_README=1 $(BIN)/pytest -q -n 2 --dist loadfile $(GENERATED_BY_TESTS)
 
 format: $(TOOLS) ## Put the source into its one layout
 	$(BIN)/ruff check --fix .
