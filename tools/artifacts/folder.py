@@ -86,7 +86,18 @@ def finish(target: Path, native: Path, epoch: int) -> None:
         everywhere.
     """
     python = native / "python/bin/python3.13"
-    byte_code: list[str | Path] = ["-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash", "-s", target]
+    # All of it, also what this interpreter has imported: a time in it would be compared with the file's.
+    byte_code: list[str | Path] = [
+        "-B",
+        "-m",
+        "compileall",
+        "-f",
+        "-qq",
+        "--invalidation-mode",
+        "unchecked-hash",
+        "-s",
+        target,
+    ]
     fixed = {**os.environ, "PYTHONHASHSEED": "0"}
     subprocess.run([python, "-I", *byte_code, target / "python/lib/python3.13"], check=True, env=fixed)
     kernels = "import pathlib, sys; from egmctl.gpu import program; program.compile_all(pathlib.Path(sys.argv[1]))"
