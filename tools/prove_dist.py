@@ -2,7 +2,7 @@
 """Prove what ``make dist`` built: install it in clean systems without network, run it as root and as a user, remove it.
 
 Every artefact has to answer as the wheel beside it does in this virtual environment: the same text of recorded
-machines, and on the fake driver the same checks and measurements with the same outcomes. Exit codes are not enough: what
+machines, and on the fake driver the same checks and measurements with the same outcomes. Exit codes do not tell: what
 cannot start its child processes ends with 0 and half of the checks. What an installation leaves is seen in an overlay.
 
 Needs root, debootstrap and cc. ``make prove`` runs all; with options a part.
