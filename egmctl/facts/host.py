@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import struct
+from dataclasses import replace
 
 from egmctl.facts.driver_files import PRIVATE_PARAMETERS
 from egmctl.facts.root import Reasons, Root, Unreadable, kernel_list
+from egmctl.model.host import CpuFrequencies
 from egmctl.model.machine import Host, HugePages, NumaKind, NumaNode, Reason
-from egmctl.units import KIB, parse_kernel_list
+from egmctl.units import KIB, format_kernel_list, parse_kernel_list
 
 NODES = "/sys/devices/system/node"
+CPUS = "/sys/devices/system/cpu"
 HUGE_PAGES = "/sys/kernel/mm/hugepages"
 
 COMMAND_LINE_KEYS = (
@@ -103,6 +107,7 @@ def host(root: Root, pid: int = 0) -> Host:
         huge_pages=why.read("huge_pages", lambda: _huge_pages(root)),
         transparent_huge_pages=why.read("transparent_huge_pages", lambda: _transparent_huge_pages(root)),
         numa_balancing=why.read("numa_balancing", lambda: root.number("/proc/sys/kernel/numa_balancing")),
+        cpu_frequencies=why.read("cpu_frequencies", lambda: _cpu_frequencies(root)),
         auto_online_blocks=why.read(
             "auto_online_blocks", lambda: root.read("/sys/devices/system/memory/auto_online_blocks")
         ),
@@ -218,6 +223,25 @@ def _distances(root: Root, path: str, online: int) -> tuple[int, ...]:
     if len(words) != online or not all(re.fullmatch(r"[0-9]{1,3}", word, re.ASCII) for word in words):
         raise Unreadable(Reason.FAILED, f"{path}: not one distance for each online node")
     return tuple(int(word) for word in words)
+
+
+def _cpu_frequencies(root: Root) -> tuple[CpuFrequencies, ...]:
+    cpus = _numbers(root, f"{CPUS}/online")
+    root.names(f"{CPUS}/cpu{cpus[0]}/cpufreq")
+    found: dict[str, tuple[CpuFrequencies, list[int]]] = {}
+    for number in cpus:
+        folder = f"{CPUS}/cpu{number}/cpufreq"
+        why = Reasons()
+        one = CpuFrequencies(
+            cpus="",
+            governor=why.read("governor", functools.partial(root.read, f"{folder}/scaling_governor")),
+            limit_khz=why.read("limit_khz", functools.partial(root.number, f"{folder}/scaling_max_freq")),
+            max_khz=why.read("max_khz", functools.partial(root.number, f"{folder}/cpuinfo_max_freq")),
+            unread=why.unread,
+        )
+        key = repr((one.governor, one.limit_khz, one.max_khz, sorted(why.unread)))
+        found.setdefault(key, (one, []))[1].append(number)
+    return tuple(replace(one, cpus=format_kernel_list(numbers)) for one, numbers in found.values())
 
 
 def _huge_pages(root: Root) -> tuple[HugePages, ...]:

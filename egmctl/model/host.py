@@ -47,6 +47,24 @@ class HugePages(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CpuFrequencies(Record):
+    """CPUs whose files in ``/sys/devices/system/cpu/cpu*/cpufreq`` say the same."""
+
+    cpus: KernelList
+    governor: Plain | None = None
+    """``scaling_governor``: ``performance``, ``powersave``, ``schedutil``, ..."""
+    limit_khz: int | None = None
+    """``scaling_max_freq``: what the governor may go up to."""
+    max_khz: int | None = None
+    """``cpuinfo_max_freq``: what the hardware can."""
+
+    @property
+    def limited(self) -> bool | None:
+        """Whether the limit is below what the hardware can; ``None`` where one of them is not known."""
+        return None if self.limit_khz is None or self.max_khz is None else self.limit_khz < self.max_khz
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host(Record):
     """The machine around the GPUs, and what of it this process may use."""
 
@@ -67,6 +85,8 @@ class Host(Record):
     transparent_huge_pages: Plain | None = None
     """The word in brackets of ``/sys/kernel/mm/transparent_hugepage/enabled``."""
     numa_balancing: int | None = None
+    cpu_frequencies: tuple[CpuFrequencies, ...] | None = None
+    """Of the online CPUs, those that are alike together; not present where the kernel does not set frequencies."""
     auto_online_blocks: Plain | None = None
     """``/sys/devices/system/memory/auto_online_blocks``: must be ``online_movable`` for GPU memory to become a node."""
     kernel_command_line: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None

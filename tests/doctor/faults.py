@@ -17,6 +17,7 @@ from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
 from egmctl.facts.kernel_log import event
 from egmctl.model.codec import field_types
 from egmctl.model.finding import Guard
+from egmctl.model.host import CpuFrequencies
 from egmctl.model.machine import (
     Bridge,
     DeviceNode,
@@ -49,6 +50,11 @@ class Fault:
 
     machine: Callable[[], Machine]
     scope: Scope = EVERYTHING
+
+
+def at_full_speed() -> CpuFrequencies:
+    """CPUs whose governor lets them run at their maximum."""
+    return CpuFrequencies(cpus="0-143", governor="performance", limit_khz=3_402_000, max_khz=3_402_000)
 
 
 def tried(machine: Machine) -> tuple[Probe, ...]:
@@ -133,6 +139,7 @@ def healthy() -> Machine:
         "host",
         auto_online_blocks="online_movable",
         numa_balancing=0,
+        cpu_frequencies=(at_full_speed(),),
         kernel_command_line={"init_on_alloc": "0"},
         page_size_bytes=65536,
     )
@@ -266,6 +273,7 @@ FAULTS: dict[str, Fault] = {
     "gpu.compute-mode": changed("gpus[0].nvml", compute_mode="prohibited"),
     "gpu.persistence": changed("gpus[*].nvml", persistence_mode=False),
     "gpu.throttle": changed("gpus[1].nvml", throttle_reasons=("hw-thermal-slowdown",)),
+    "cpu.governor": changed("host", cpu_frequencies=(replace(at_full_speed(), governor="powersave"),)),
     "numa.mempolicy-syscalls": changed(
         "confinement",
         seccomp="filter",
