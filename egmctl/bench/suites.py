@@ -74,7 +74,7 @@ SUITES: Mapping[str, Suite] = {
         ),
     ),
     "quick": Suite(
-        "one look at every wire",
+        "one look at every link",
         (
             "host_numa_to_device_memcpy_ce",
             "device_to_host_numa_memcpy_ce",

@@ -101,7 +101,7 @@ def _egmctl(
         bool, typer.Option("--version", "-V", help="Show the versions of the tool, the bindings and the driver.")
     ] = False,
 ) -> None:
-    """Topology, benchmarks and diagnostics for nodes with NVIDIA GPUs, above all for Extended GPU Memory (EGM)."""
+    """Map, measure and diagnose NVIDIA GPU nodes during bring-up, Extended GPU Memory (EGM) included."""
     if version:
         from egmctl.cli.version import versions
 

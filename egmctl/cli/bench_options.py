@@ -9,12 +9,12 @@ import typer
 
 CaseOption = Annotated[
     list[str] | None,
-    typer.Option("--case", metavar="GLOB", help="Only the cases whose names fit; may be given several times."),
+    typer.Option("--case", metavar="GLOB", help="Only cases whose names match; may be given several times."),
 ]
 SuiteOption = Annotated[
     str | None, typer.Option("--suite", metavar="NAME[,..]", help="Sets of cases; --list shows which there are.")
 ]
-QuickOption = Annotated[bool, typer.Option("--quick", help="One look at every wire: --suite quick.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="One look at every link: --suite quick.")]
 FullOption = Annotated[bool, typer.Option("--full", help="Every case there is: --suite full.")]
 PairOption = Annotated[
     str | None,
@@ -46,10 +46,10 @@ DurationOption = Annotated[
     typer.Option("--duration", metavar="SECONDS", help="Soak: measure everything again and again for this long."),
 ]
 SerialOption = Annotated[
-    bool, typer.Option("--serial", help="One pair at a time, also where pairs share neither GPU nor wire.")
+    bool, typer.Option("--serial", help="One pair at a time, also where pairs share neither GPU nor link.")
 ]
 NoGateOption = Annotated[
-    bool, typer.Option("--no-gate", help="Do not hold work back until all of it is queued: for profilers.")
+    bool, typer.Option("--no-gate", help="Do not queue work behind a gate kernel: for profilers.")
 ]
 AllowBusyOption = Annotated[
     bool, typer.Option("--allow-busy", help="Measure GPUs that other processes use, and mark the results.")
@@ -67,7 +67,7 @@ JournalOption = Annotated[
 ]
 NoJournalOption = Annotated[
     bool,
-    typer.Option("--no-journal", help="Keep no journal: 'egmctl show' tells by it how far a killed run came."),
+    typer.Option("--no-journal", help="Keep no journal: what a killed run has measured is then lost."),
 ]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", help="Give up a step after this time and go on.")
@@ -77,7 +77,7 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="FILE|NAME",
-        help="Judge by this profile, not by the one that fits; 'egmctl profile list' names them.",
+        help="Judge by this profile, not by the one that matches; 'egmctl profile list' names them.",
     ),
 ]
 NoVerdictOption = Annotated[bool, typer.Option("--no-verdict", help="Only measure: judge nothing.")]

@@ -81,7 +81,7 @@ SinceOption = Annotated[
     ),
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="A warning is a failure.")]
-BriefOption = Annotated[bool, typer.Option("--brief", help="One line a problem and the counts, nothing else.")]
+BriefOption = Annotated[bool, typer.Option("--brief", help="One line per problem and the counts, nothing else.")]
 ExitStyleOption = Annotated[
     ExitStyle,
     typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),

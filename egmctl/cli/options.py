@@ -27,13 +27,13 @@ MachineOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document, also on failure.")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Write CSV, one row a fact.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Write CSV, one fact per row.")]
 FormatOption = Annotated[
     Form | None,
     typer.Option(
         "--format",
         metavar="FORM",
-        help="The form: text, json, csv, html, svg, md, prom, nagios, junit, as far as a command has it.",
+        help="The format: text, json, csv, html, svg, md, prom, nagios, junit, as far as a command has it.",
     ),
 ]
 OutputOption = Annotated[
@@ -42,7 +42,7 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Write to FILE, the form by its suffix: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit), as far "
+        help="Write to FILE, the format by its suffix: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit), as far "
         "as the command has it. Can be given several times; - is standard output.",
     ),
 ]
