@@ -42,8 +42,8 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Write to FILE, the format by its suffix: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit), as far "
-        "as the command has it. Can be given several times; - is standard output.",
+        help="Write to FILE, the format by its suffix: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit), as "
+        "far as the command has it. Can be given several times; - is standard output.",
     ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
