@@ -48,9 +48,7 @@ DurationOption = Annotated[
 SerialOption = Annotated[
     bool, typer.Option("--serial", help="One pair at a time, also where pairs share neither GPU nor link.")
 ]
-NoGateOption = Annotated[
-    bool, typer.Option("--no-gate", help="Do not queue work behind a gate kernel: for profilers.")
-]
+NoGateOption = Annotated[bool, typer.Option("--no-gate", help="Do not queue work behind a gate kernel: for profilers.")]
 AllowBusyOption = Annotated[
     bool, typer.Option("--allow-busy", help="Measure GPUs that other processes use, and mark the results.")
 ]
