@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
 
+pytestmark = pytest.mark.processes
+
 HARNESS = """
 import sys, os, time
 import typer
@@ -20,8 +22,6 @@ from egmctl.cli import app as frame
 from egmctl.cli.options import JsonOption
 from egmctl.cli.output import emit
 from egmctl.errors import *
-
-pytestmark = pytest.mark.processes
 
 @frame.app.command()
 def probe(json: JsonOption = False) -> None:
