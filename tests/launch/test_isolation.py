@@ -13,13 +13,14 @@ import pytest
 
 from tests.launch.start import ROOT, run
 
+pytestmark = pytest.mark.processes
+
 PARENT = """
 import json, sys
 {prologue}
 import egmctl
 from egmctl import launch
 
-pytestmark = pytest.mark.processes
 seen = launch.run("tests.launch.targets:facts", {{}}, timeout_s=30, environment={{"PYTHONPATH": {pythonpath!r}}})
 print(json.dumps({{"parent": egmctl.__file__, "child": seen["package"], "path": seen["path"]}}))
 """
