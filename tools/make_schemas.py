@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from egmctl.model.bringup import BRINGUP_SCHEMA, Bringup
 from egmctl.model.codec import field_types
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
@@ -46,6 +47,7 @@ def main(arguments: list[str]) -> int:
         "bench": command_schema(BENCH_SCHEMA, RunReport),
         "plan": command_schema(PLAN_SCHEMA, PlanReport),
         "doctor": command_schema(DOCTOR_SCHEMA, Diagnosis),
+        "bringup": command_schema(BRINGUP_SCHEMA, Bringup),
         "comparison": command_schema(COMPARISON_SCHEMA, Comparison, one_machine=False),
         "fleet": command_schema(FLEET_SCHEMA, FleetReport, one_machine=False),
         "profile": profile_schema(),
@@ -65,12 +67,27 @@ def main(arguments: list[str]) -> int:
     return int(outdated)
 
 
+class Definitions(dict[str, Any]):
+    """The schemas of dataclasses by name, the second of a name with its module's: ``evidence.Evidence``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._classes: dict[str, type] = {}
+
+    def name_of(self, kind: type) -> str:
+        """Return the name that a class has here."""
+        name = kind.__name__
+        if self._classes.setdefault(name, kind) is not kind:
+            name = f"{kind.__module__.rpartition('.')[2]}.{name}"
+        return name
+
+
 def machine_schema() -> dict[str, Any]:
     """Return the schema of what ``egmctl snapshot`` writes.
 
     It requires what a reader needs, not all that is written, and lets unknown keys pass, as readers do.
     """
-    definitions: dict[str, Any] = {}
+    definitions = Definitions()
     machine = _record(Machine, definitions)
     properties = {
         "schema": {"const": MACHINE_SCHEMA},
@@ -90,7 +107,7 @@ def machine_schema() -> dict[str, Any]:
 
 def profile_schema() -> dict[str, Any]:
     """Return the schema of a profile, once its TOML is read; keys that it does not know are errors, as for the tool."""
-    definitions: dict[str, Any] = {}
+    definitions = Definitions()
     profile = _record(Profile, definitions)
     profile["properties"]["schema"] = {"const": PROFILE_SCHEMA}
     for record in (profile, *definitions.values()):
@@ -115,7 +132,7 @@ def command_schema(name: str, result_type: type, *, one_machine: bool = True) ->
     one_machine
         Whether the result is about one machine; where not, the key ``machine`` is null.
     """
-    definitions: dict[str, Any] = {}
+    definitions = Definitions()
     origin = _schema(Origin, definitions) if one_machine else {"type": "null"}
     result = _schema(result_type, definitions)
     error = {
@@ -142,7 +159,7 @@ def command_schema(name: str, result_type: type, *, one_machine: bool = True) ->
     }
 
 
-def _record(cls: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _record(cls: Any, definitions: Definitions) -> dict[str, Any]:
     """Return the schema of a dataclass; those of its fields' dataclasses go into ``definitions``."""
     descriptions = {name: text for base in reversed(cls.__mro__) for name, text in _field_docstrings(base).items()}
     properties = {}
@@ -159,7 +176,7 @@ def _record(cls: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _schema(kind: Any, definitions: Definitions) -> dict[str, Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         schema = _schema(arguments[0], definitions)
@@ -181,10 +198,11 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if origin is Mapping:
         return {"type": "object", "additionalProperties": _schema(arguments[1], definitions)}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        if kind.__name__ not in definitions:
-            definitions[kind.__name__] = {}
-            definitions[kind.__name__] = _record(kind, definitions)
-        return {"$ref": f"#/$defs/{kind.__name__}"}
+        name = definitions.name_of(kind)
+        if name not in definitions:
+            definitions[name] = {}
+            definitions[name] = _record(kind, definitions)
+        return {"$ref": f"#/$defs/{name}"}
     if issubclass(kind, Enum):
         return {"type": "string", "enum": [member.value for member in kind]}
     return {"type": {str: "string", int: "integer", float: "number", bool: "boolean"}[kind]}

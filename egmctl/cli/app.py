@@ -18,6 +18,7 @@ import typer
 
 from egmctl.cli import output
 from egmctl.cli.bench import bench
+from egmctl.cli.bringup import bringup
 from egmctl.cli.compare import compare
 from egmctl.cli.docs import docs
 from egmctl.cli.doctor import doctor
@@ -39,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Each fits its line of 80 columns, where a command's own first sentence would be cut.
+app.command(short_help="Say whether this node can be handed over: GO or NO-GO.")(bringup)
 app.command(short_help="Show how GPUs, NICs and host memory are connected.")(topo)
 app.command(short_help="Measure the paths between GPUs and to host memory.")(bench)
 app.command(short_help="Say what stops EGM, P2P, IPC and RDMA, and what to do about it.")(doctor)

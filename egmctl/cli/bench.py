@@ -61,6 +61,7 @@ from egmctl.units import MIB, parse_size, printable
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from egmctl.bench.budget import Memory
     from egmctl.bench.case import Case
     from egmctl.bench.plan import Plan
     from egmctl.bench.supervisor import Progress
@@ -131,7 +132,7 @@ def bench(
     if no_journal and journal is not None:
         raise UsageError("--no-journal and --journal exclude each other; give one of them")
 
-    from egmctl.bench.budget import check_memory, fitted, memory_of
+    from egmctl.bench.budget import check_memory, memory_of
     from egmctl.bench.processes.pool import start_worker
     from egmctl.bench.suites import select_cases
     from egmctl.facts.cgroup import memory_left
@@ -145,10 +146,10 @@ def bench(
     if fabric and pair is not None:
         raise UsageError(f"--pair does not go with --suite {FABRIC} nor in an MPI job: those measure between all ranks")
     cases = select_cases(case or (), suites)
-    settings = _settings(suites, size, samples, copies, timeout, duration)
+    settings = settings_of(suites, size, samples, copies, timeout, duration)
     if not 1 <= memory <= 95:
         raise UsageError(f"--memory {memory}: it must be from 1 to 95 per cent")
-    profiles = _profiles(profile) if profile is not None or (measuring and not no_verdict) else None
+    profiles = profiles_of(profile) if profile is not None or (measuring and not no_verdict) else None
     settings = _with(settings, serial=serial, gate=not no_gate, allow_busy=allow_busy, memory_percent=memory)
     if fabric and not list_cases:
         kept = open_journal(journal, no_journal or not measuring or bool(job and job.rank), outputs.files, quiet=quiet)
@@ -168,7 +169,7 @@ def bench(
             return
         with run.measured(job, lambda: _progress(quiet)) as report:
             if profiles is not None and len(report.machines) == 1:
-                report = _judge(report, report.machines[0], profiles, named=profile is not None, strict=strict)
+                report = judge_run(report, report.machines[0], profiles, named=profile is not None, strict=strict)
             report = explained(report)
             _write(outputs, report, None, verbose)
             end_journal(kept, report.exit_code, quiet=quiet)
@@ -177,26 +178,20 @@ def bench(
         # CUDA takes a second to initialise: the worker does so while the facts are read.
         worker = early.enter_context(start_worker()) if measuring else None
         seen = read_machine(machine, sections(cases), quiet=quiet)
-        if not seen.gpus:
-            elsewhere = "" if measuring or machine else "; --machine NAME asks it of a machine that is not here"
-            raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(seen)}{elsewhere}")
+        elsewhere = "" if measuring or machine else "; --machine NAME asks it of a machine that is not here"
         room = memory_of(seen, memory_left(Root.from_environment()) if machine is None else None)
-        plan = _plan(seen, gpus, numa, cases, settings, swept=sweep is not None, size=size, pair=pair)
-        if size is None and not list_cases:
-            plan = fitted(
-                plan,
-                room,
-                lambda size_bytes: _plan(
-                    seen,
-                    gpus,
-                    numa,
-                    cases,
-                    _with(settings, size_bytes=size_bytes),
-                    swept=sweep is not None,
-                    size=size,
-                    pair=pair,
-                ),
-            )
+        plan = plan_of(
+            seen,
+            gpus,
+            numa,
+            cases,
+            settings,
+            None if list_cases else room,
+            swept=sweep is not None,
+            size=size,
+            pair=pair,
+            elsewhere=elsewhere,
+        )
         if not measuring:
             from egmctl.report.bench_list import bench_list, bench_plan
             from egmctl.report.plan_json import plan_json
@@ -210,9 +205,9 @@ def bench(
             return
         check_memory(plan, room)
         kept = open_journal(journal, no_journal, outputs.files, seen, quiet=quiet)
-        report = explained(_measure(plan, seen, worker, kept, quiet=quiet))
+        report = explained(measure(plan, seen, worker, kept, quiet=quiet))
     if profiles is not None:
-        report = _judge(report, seen, profiles, named=profile is not None, strict=strict)
+        report = judge_run(report, seen, profiles, named=profile is not None, strict=strict)
     _write(outputs, report, seen, verbose)
     end_journal(kept, report.exit_code, quiet=quiet)
     raise typer.Exit(report.exit_code)
@@ -226,6 +221,49 @@ def _write(outputs: Outputs, report: RunReport, machine: Machine | None, verbose
         return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
 
     outputs.write(draw)
+
+
+def plan_of(
+    machine: Machine,
+    gpus: str,
+    numa: str,
+    cases: Sequence[Case],
+    settings: Settings,
+    room: Memory | None,
+    *,
+    swept: bool = False,
+    size: str | None = None,
+    pair: str | None = None,
+    elsewhere: str = "",
+) -> Plan:
+    """Return what is to be measured, with buffers that fit where no size was asked for.
+
+    Parameters
+    ----------
+    room
+        The memory that there is; ``None``: the buffers need not fit.
+    elsewhere
+        What to say besides where there is no GPU.
+
+    Raises
+    ------
+    NothingToDo
+        If the machine has no GPU.
+    UsageError
+        If the options name what it does not have.
+    """
+    if not machine.gpus:
+        raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(machine)}{elsewhere}")
+
+    def plan(of: Settings) -> Plan:
+        return _plan(machine, gpus, numa, cases, of, swept=swept, size=size, pair=pair)
+
+    from egmctl.bench.budget import fitted
+
+    made = plan(settings)
+    if size is not None or room is None:
+        return made
+    return fitted(made, room, lambda size_bytes: plan(_with(settings, size_bytes=size_bytes)))
 
 
 def _plan(
@@ -253,21 +291,25 @@ def _plan(
     return make_plan(machine, chosen, nodes, cases, _with(settings, size_bytes=top), sweep_sizes(top), pairs=pairs)
 
 
-def _measure(plan: Plan, machine: Machine, worker: Child | None, kept: Journal | None, *, quiet: bool) -> RunReport:
+def measure(plan: Plan, machine: Machine, worker: Child | None, kept: Journal | None, *, quiet: bool) -> RunReport:
+    """Return what measuring a plan gave, with progress on a terminal."""
     from egmctl.bench.supervisor import supervise
 
     with _progress(quiet) as on_progress:
         return supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=kept)
 
 
-def _profiles(name: str | None) -> tuple[Profile, ...]:
+def profiles_of(name: str | None = None) -> tuple[Profile, ...]:
     """Return the profile that is asked for, or all: before anything is measured, as one may be broken."""
     from egmctl.verdict.load import load, load_all
 
     return (load(name),) if name is not None else tuple(profile for profile, _ in load_all())
 
 
-def _judge(report: RunReport, machine: Machine, profiles: Sequence[Profile], *, named: bool, strict: bool) -> RunReport:
+def judge_run(
+    report: RunReport, machine: Machine, profiles: Sequence[Profile], *, named: bool = False, strict: bool = False
+) -> RunReport:
+    """Return the run with its verdict, by the profile that fits or was asked for."""
     from dataclasses import replace
 
     from egmctl.verdict.judge import judge
@@ -294,14 +336,21 @@ def _suites(suite: str | None, *, quick: bool, full: bool, sweep: str | None, ca
     return (named,) if named else ()
 
 
-def _settings(
+def settings_of(
     suites: Sequence[str],
-    size: str | None,
-    samples: int | None,
-    copies: int | None,
-    timeout: float,
-    duration: float | None,
+    size: str | None = None,
+    samples: int | None = None,
+    copies: int | None = None,
+    timeout: float = 60.0,
+    duration: float | None = None,
 ) -> Settings:
+    """Return how everything in a run is measured.
+
+    Raises
+    ------
+    UsageError
+        For what is out of its range.
+    """
     from egmctl.bench.plan import COPIES_LIMIT
     from egmctl.bench.suites import STANDARD, SUITES
     from egmctl.model.measurement import Settings

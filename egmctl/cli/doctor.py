@@ -118,17 +118,16 @@ def doctor(
         since_s = _since(since)
         # What fails on another node is told, whatever was asked for.
         checks = select(guards, (*check, OTHER_NODES) if check and found is not None else check or (), skip or ())
-        told = (*ALWAYS, *PEERS) if found is not None else ALWAYS
-        sections = dict.fromkeys((*told, *(section for one in checks for section in (*one.sections, *one.wants))))
+        sections = (*sections_of(checks), *(PEERS if found is not None else ()))
 
         def scope_of(seen: Machine) -> Scope:
-            return replace(_scope(seen, gpus, numa, guards, expected), since_s=since_s)
+            return replace(scope_of_options(seen, gpus, numa, guards, expected), since_s=since_s)
 
         def facts() -> Machine:
             outputs.check()
             seen = read_machine(machine, sections, quiet=quiet, cuda=active, pid=pid)
             # Of the ranks of a node one is enough, and that of rank 0 is shown.
-            return _probed(seen, scope_of(seen), checks) if active and (found is None or found.rank == 0) else seen
+            return with_probes(seen, scope_of(seen), checks) if active and (found is None or found.rank == 0) else seen
 
         def failing(seen: Machine) -> tuple[str, ...]:
             return diagnose(seen, scope_of(seen), checks, strict=strict).failures
@@ -163,7 +162,13 @@ def doctor(
     return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
 
 
-def _probed(machine: Machine, scope: Scope, checks: Sequence[Check]) -> Machine:
+def sections_of(checks: Sequence[Check]) -> tuple[str, ...]:
+    """Return the facts that checks, and what explains their findings, need."""
+    return tuple(dict.fromkeys((*ALWAYS, *(section for one in checks for section in (*one.sections, *one.wants)))))
+
+
+def with_probes(machine: Machine, scope: Scope, checks: Sequence[Check]) -> Machine:
+    """Return the machine with the results of the active probes that checks judge."""
     from egmctl.doctor.checks.active import kinds_of
     from egmctl.doctor.probes import probed
 
@@ -201,13 +206,14 @@ def _since(text: str | None) -> float | None:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def _scope(
+def scope_of_options(
     machine: Machine,
     gpus: str | None,
     numa: str | None,
-    guards: tuple[Guard, ...] | None,
-    expected: Expectation | None,
+    guards: tuple[Guard, ...] | None = None,
+    expected: Expectation | None = None,
 ) -> Scope:
+    """Return what ``--gpus``, ``--numa``, ``--for`` and ``--expect`` name."""
     from egmctl.doctor.scope import Scope
     from egmctl.selectors import select_gpus, select_numa
 

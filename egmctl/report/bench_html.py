@@ -47,7 +47,7 @@ _ENDS = {
 
 def bench_html(report: RunReport) -> str:
     """Return the page."""
-    return page("egmctl bench", heading(report), subtitle(report), banners(report), list(_sections(report)))
+    return page("egmctl bench", heading(report), subtitle(report), banners(report), list(sections(report)))
 
 
 def heading(report: RunReport) -> str:
@@ -73,7 +73,8 @@ def banners(report: RunReport) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _sections(report: RunReport) -> Iterator[Section]:
+def sections(report: RunReport) -> Iterator[Section]:
+    """Yield the parts of the page, for this one and others."""
     yield Section("verdict", "Verdict", tuple(_verdict(report)))
     for number, machine in enumerate(report.machines[:_NODES_DRAWN]):
         suffix = f"-{number}" if number else ""

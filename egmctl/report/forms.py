@@ -10,6 +10,7 @@ from egmctl.compat import StrEnum
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from egmctl.model.bringup import Bringup
     from egmctl.model.comparison import Comparison
     from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.fleet import FleetReport
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from egmctl.report.document import Document
     from egmctl.topology.topology import Topology
 
-    Result = RunReport | Topology | Diagnosis | Comparison | FleetReport
+    Result = RunReport | Topology | Diagnosis | Comparison | FleetReport | Bringup
 
 
 class Form(StrEnum):
@@ -63,6 +64,7 @@ DOCTOR: Sequence[Form] = (
     Form.JUNIT,
 )
 COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
+BRINGUP: Sequence[Form] = (Form.TEXT, Form.JSON, Form.HTML, Form.SVG, Form.MARKDOWN)
 FLEET: Sequence[Form] = (Form.TEXT, Form.JSON)
 
 
@@ -103,6 +105,7 @@ def _shown(content: Text | str) -> Text | str:
 
 
 def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
+    from egmctl.model.bringup import Bringup
     from egmctl.model.comparison import Comparison
     from egmctl.model.fleet import FleetReport
     from egmctl.model.measurement import RunReport
@@ -114,6 +117,8 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
         return _comparison(result, form, verbose)
     if isinstance(result, FleetReport):
         return _fleet(result, form, verbose)
+    if isinstance(result, Bringup):
+        return _bringup(result, form, verbose, brief, width)
     if isinstance(result, Topology):
         return _topo(result, form, verbose)
     return _doctor(result, form, verbose, brief, width)
@@ -209,6 +214,21 @@ def _doctor(diagnosis: Diagnosis, form: Form, verbose: int, brief: bool, width: 
     from egmctl.report.views.doctor import doctor_document
 
     return rendered(doctor_document(diagnosis), form, verbose=verbose, brief=brief, width=width)
+
+
+def _bringup(bringup: Bringup, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
+    match form:
+        case Form.JSON:
+            from egmctl.report.exports.json import bringup_json
+
+            return bringup_json(bringup)
+        case Form.HTML:
+            from egmctl.report.bringup_html import bringup_html
+
+            return bringup_html(bringup)
+    from egmctl.report.views.bringup import bringup_document
+
+    return rendered(bringup_document(bringup), form, verbose=verbose, brief=brief, width=width)
 
 
 def rendered(

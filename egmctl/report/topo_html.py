@@ -20,7 +20,7 @@ def topo_html(topology: Topology) -> str:
     machine = topology.machine
     banners = [text for text in [origin_banner(machine.origin)] if text]
     return page(
-        "egmctl topo", machine.origin.name or "this node", topology.platform.line, banners, list(_sections(topology))
+        "egmctl topo", machine.origin.name or "this node", topology.platform.line, banners, list(sections(topology))
     )
 
 
@@ -41,7 +41,8 @@ def parts(topology: Topology, rates: Rates | None = None, told: Child = None) ->
         yield table("GPU links, as nvidia-smi topo -m words them", *gpu_rows(topology))
 
 
-def _sections(topology: Topology) -> Iterator[Section]:
+def sections(topology: Topology) -> Iterator[Section]:
+    """Yield the parts of the page, for this one and others."""
     lacking = missing(topology.machine)
     if lacking is not None:
         told = [element("h3", "What to do"), bullets(lacking.advice)] if lacking.advice else []

@@ -17,6 +17,12 @@ reach 98 % of what copies of 512 MiB do (docs/profiles.md)."""
 BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
 
 
+def is_lost(measurement: Measurement) -> bool:
+    """Say whether a measurement ended for no cause that is known: the command ends with 4 then."""
+    unexplained = measurement.status is Status.FAILED and not measurement.known_cause
+    return unexplained or measurement.status in (Status.CRASHED, Status.TIMED_OUT)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class PathClass:
     """Case, links and size: what may be compared."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from egmctl import __version__
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo
 from egmctl.facts.redact import redact
+from egmctl.model.bringup import BRINGUP_SCHEMA, Bringup
 from egmctl.model.codec import to_json
 from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
 from egmctl.model.machine import Machine
@@ -77,6 +78,13 @@ def doctor_json(diagnosis: Diagnosis) -> str:
     errors = [] if diagnosis.nothing is None else [NothingToDo(diagnosis.nothing)]
     code = diagnosis.exit_code
     return dump(envelope(DOCTOR_SCHEMA, code, to_json(result), machine=diagnosis.machine, errors=errors))
+
+
+def bringup_json(bringup: Bringup) -> str:
+    """Return what a node's bring-up found as a JSON document."""
+    kept = replace(bringup.diagnosis, machines=(redact(bringup.machine),))
+    body = to_json(replace(bringup, diagnosis=kept))
+    return dump(envelope(BRINGUP_SCHEMA, bringup.exit_code, body, machine=bringup.machine))
 
 
 def checks_json(checks: Iterable[Check]) -> str:

@@ -52,12 +52,12 @@ _WIDE_TABLE = 8
 def html(document: Document) -> str:
     """Return the whole page."""
     return page.page(
-        document.command, document.subject, document.subtitle, document.banners, list(_sections(document.body))
+        document.command, document.subject, document.subtitle, document.banners, list(sections(document.body))
     )
 
 
-def _sections(blocks: Sequence[Block]) -> Iterator[page.Section]:
-    """Yield the sections of the page; what stands before the first one is a section too."""
+def sections(blocks: Sequence[Block]) -> Iterator[page.Section]:
+    """Yield the sections of a page; what stands before the first one is a section too."""
     first = [block for block in blocks if not isinstance(block, Section)]
     names: dict[str, int] = {}
     if first:

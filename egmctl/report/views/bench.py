@@ -33,7 +33,7 @@ from egmctl.report.document import (
 )
 from egmctl.report.views.machine import banners
 from egmctl.units import format_size
-from egmctl.verdict.classes import BROKEN, class_of, names, unit_of
+from egmctl.verdict.classes import BROKEN, class_of, is_lost, names, unit_of
 
 _WORST = 5
 """Paths that are named."""
@@ -85,10 +85,18 @@ def _body(report: RunReport) -> Iterator[Block]:
     yield Paragraph(words="Matrices, settings and references: -v; all of it as a page: -o run.html", tone=Tone.DIM)
 
 
-def answer(report: RunReport) -> Verdict:
-    """Return the answer: whether the run is whole, and whether the paths are as fast as they should be."""
+def answer(
+    report: RunReport, *, next_step: str = "look for the cause with 'egmctl doctor', then measure again"
+) -> Verdict:
+    """Return the answer: whether the run is whole, and whether the paths are as fast as they should be.
+
+    Parameters
+    ----------
+    next_step
+        What to do where the run itself shows no cause.
+    """
     made = sum(m.measured for m in report.measurements)
-    lost = [m for m in report.measurements if _is_lost(m)]
+    lost = [m for m in report.measurements if is_lost(m)]
     verdict = report.verdict
     if report.interrupted:
         return _incomplete(f"interrupted with {made} of {len(report.measurements)} measurements made", "run it again")
@@ -103,9 +111,11 @@ def answer(report: RunReport) -> Verdict:
     broken = [m for m in report.measurements if m.status in BROKEN]
     if broken:
         sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}"
-        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken))
+        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
     if verdict is not None and (verdict.grade is Grade.FAIL or verdict.failed):
-        return Verdict(word="FAIL", tone=Tone.BAD, sentence=_why(report, verdict), advice=_advice(report, broken))
+        return Verdict(
+            word="FAIL", tone=Tone.BAD, sentence=_why(report, verdict), advice=_advice(report, broken, next_step)
+        )
     if verdict is None:
         return Verdict(word="NO REFERENCE", tone=Tone.PLAIN, sentence=f"{made} measurements, not judged (--no-verdict)")
     counts = Counter(one.grade for one in verdict.classes)
@@ -114,7 +124,9 @@ def answer(report: RunReport) -> Verdict:
     of = f"{all_of} {len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
     if verdict.grade is Grade.WARN:
         sentence = _why(report, verdict) if counts[Grade.WARN] else f"{of}{unknown}; {verdict.warnings[0]}"
-        return Verdict(word="PASS", tone=Tone.WARN, sentence=f"with warnings: {sentence}", advice=_advice(report, []))
+        return Verdict(
+            word="PASS", tone=Tone.WARN, sentence=f"with warnings: {sentence}", advice=_advice(report, [], next_step)
+        )
     if verdict.grade is Grade.PASS:
         return Verdict(word="PASS", tone=Tone.GOOD, sentence=f"{of}{unknown}")
     return Verdict(
@@ -123,12 +135,6 @@ def answer(report: RunReport) -> Verdict:
         sentence=f"{made} measurements and nothing to judge them by: {verdict.profile_reason or verdict.reason}",
         advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
     )
-
-
-def _is_lost(measurement: Measurement) -> bool:
-    """Say whether a measurement ended for no cause that is known: the command ends with 4 then."""
-    unexplained = measurement.status is Status.FAILED and not measurement.known_cause
-    return unexplained or measurement.status in (Status.CRASHED, Status.TIMED_OUT)
 
 
 def _incomplete(sentence: str, advice: str) -> Verdict:
@@ -192,7 +198,7 @@ def _links_down(report: RunReport, gpus: frozenset[str]) -> Iterator[str]:
                 yield f"GPU{gpu.index} runs {active} of {count} NVLinks"
 
 
-def _advice(report: RunReport, broken: Sequence[Measurement]) -> str:
+def _advice(report: RunReport, broken: Sequence[Measurement], next_step: str) -> str:
     evidence = [gpu for m in report.measurements if m.evidence for gpu in m.evidence.gpus]
     if any(m.status is Status.CORRUPT for m in broken):
         return "drain the node: data arrived corrupt; 'egmctl doctor --active' shows where"
@@ -202,7 +208,7 @@ def _advice(report: RunReport, broken: Sequence[Measurement]) -> str:
         return "check power and cooling: nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
     if broken:
         return "see what stops them with 'egmctl doctor'"
-    return "look for the cause with 'egmctl doctor', then measure again"
+    return next_step
 
 
 def _worst_paths(report: RunReport) -> Iterator[Entry]:

@@ -112,10 +112,10 @@ def _body(diagnosis: Diagnosis) -> Iterator[Block]:
     for cause in found:
         yield _problem(cause)
     yield from _notes(diagnosis, found)
-    for status, title in _TITLES.items():
+    for status, name in _TITLES.items():
         findings = [finding for finding in diagnosis.findings if finding.status is status]
         if findings:
-            yield Section(title=title, body=(_table(findings),), level=Level.VERBOSE)
+            yield Section(title=name, body=(_table(findings),), level=Level.VERBOSE)
     if seen := [finding for finding in diagnosis.findings if finding.evidence and _is_fine(finding)]:
         yield Section(title="What was read", body=(_evidence(seen),), level=Level.ALL)
     yield machine_section(diagnosis.machine)
@@ -130,14 +130,15 @@ def _problem(cause: Cause) -> Entry:
     return Entry(
         word=finding.status.upper(),
         tone=TONES[finding.status],
-        title=_title(finding),
+        title=title(finding),
         id=finding.check,
         body=tuple(_about(cause)),
         level=Level.SUMMARY,
     )
 
 
-def _title(finding: Finding) -> str:
+def title(finding: Finding) -> str:
+    """Return what was found, and where."""
     return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
 
 
@@ -148,7 +149,7 @@ def _about(cause: Cause) -> Iterator[Block]:
         sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
         rows.append(("cause", finding.cause + sure))
     if finding.remedy is not None:
-        rows.append(("fix", _remedy(finding.remedy)))
+        rows.append(("fix", remedy_words(finding.remedy)))
     if rows:
         yield KeyValues(rows=tuple(rows))
     if finding.remedy is not None and finding.remedy.command is not None:
@@ -164,10 +165,11 @@ def _about(cause: Cause) -> Iterator[Block]:
 
 def _explained(finding: Finding) -> Words:
     word = Span(finding.status.upper(), TONES[finding.status])
-    return word, f" {_title(finding)} ", Span(f"[{finding.check}]", Tone.DIM)
+    return word, f" {title(finding)} ", Span(f"[{finding.check}]", Tone.DIM)
 
 
-def _remedy(remedy: Remedy) -> str:
+def remedy_words(remedy: Remedy) -> str:
+    """Return what to do, and what it needs."""
     needs = [word for word, true in (("as root", remedy.needs_root), ("needs a reboot", remedy.needs_reboot)) if true]
     return remedy.text + (f" ({', '.join(needs)})" if needs else "")
 
@@ -184,12 +186,12 @@ def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
     unknown = [one for one in diagnosis.findings if one.status is Status.UNKNOWN and id(one) not in explained]
     for finding in unknown:
         if finding.remedy is not None:
-            rows: tuple[tuple[str, Words], ...] = (("fix", _remedy(finding.remedy)),)
+            rows: tuple[tuple[str, Words], ...] = (("fix", remedy_words(finding.remedy)),)
             command = () if finding.remedy.command is None else (Command(text=finding.remedy.command),)
             yield Entry(
                 word="UNKNOWN",
                 tone=Tone.UNKNOWN,
-                title=_title(finding),
+                title=title(finding),
                 id=finding.check,
                 body=(KeyValues(rows=rows), *command),
             )

@@ -1,0 +1,101 @@
+"""Whether a node can be handed over: what doctor, topology and the quick bench say of it together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from egmctl.compat import StrEnum
+from egmctl.errors import ExitCode
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Status
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import RunReport
+from egmctl.model.record import Plain
+
+BRINGUP_SCHEMA = "egmctl.bringup/1"
+
+
+class Answer(StrEnum):
+    """Whether the node can be handed over."""
+
+    GO = "go"
+    """All was checked and measured, and is as it should be; there may be warnings."""
+    NO_GO = "no-go"
+    """A check failed, or a path is slow, broken or corrupt."""
+    INCOMPLETE = "incomplete"
+    """Nothing failed, but something was not measured or not determined: it is not known to be good."""
+
+
+class GapKind(StrEnum):
+    """Why something is not known, the reason that matters most first."""
+
+    INTERRUPTED = "interrupted"
+    BROKE = "broke"
+    """Measurements crashed, timed out or failed for no known cause, or the run itself did."""
+    NOT_MEASURED = "not-measured"
+    """There was no bench: the machine is recorded, or has no GPU to measure."""
+    WAIVED = "waived"
+    """Measurements were not made: a GPU cannot be used from here, or others use it."""
+    NO_REFERENCE = "no-reference"
+    """Measured, and nothing to judge by."""
+    NOT_DETERMINED = "not-determined"
+    """Too many checks could not tell anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedCause:
+    """A problem that nothing else explains, with what follows from it in doctor and in the bench."""
+
+    status: Status
+    """``fail``, ``warn`` or ``note``: as grave as the gravest thing that follows from it."""
+    findings: tuple[int, ...]
+    """Places in ``diagnosis.findings``: the root cause, then what it explains. Empty where doctor found no cause."""
+    slow: tuple[int, ...] = ()
+    """Places in ``run.measurements``: those that are slower than expected, or broke, because of it."""
+    waived: tuple[int, ...] = ()
+    """Those that were not made because of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Something that is not known of the node."""
+
+    kind: GapKind
+    reason: Plain = ""
+    measurements: tuple[int, ...] = ()
+    """Places in ``run.measurements``."""
+    causes: tuple[int, ...] = ()
+    """Places in ``causes``: what it comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bringup:
+    """The key ``result`` of what ``egmctl bringup`` writes."""
+
+    answer: Answer
+    causes: tuple[JoinedCause, ...]
+    """The gravest first; of equally grave ones those with the most slow paths."""
+    gaps: tuple[Gap, ...]
+    """By :class:`GapKind`, the first of which is the answer's reason where nothing failed."""
+    diagnosis: Diagnosis
+    run: RunReport | None
+    """The quick bench; ``None`` where nothing was measured."""
+
+    @property
+    def machine(self) -> Machine:
+        """The node."""
+        return self.diagnosis.machine
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The command's exit code (``docs/exit-codes.md``): a run that was interrupted or broke outranks the answer."""
+        code = ExitCode.OK if self.run is None else self.run.exit_code
+        if code in (ExitCode.INTERRUPTED, ExitCode.CRASHED):
+            return code
+        match self.answer:
+            case Answer.GO:
+                return ExitCode.OK
+            case Answer.NO_GO:
+                return ExitCode.FAILED
+            case Answer.INCOMPLETE:
+                return ExitCode.NOTHING

@@ -1,0 +1,229 @@
+"""What ``egmctl bringup`` says: GO, NO-GO or INCOMPLETE, the causes with what to do, and a line for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from egmctl.compat import assert_never
+from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
+from egmctl.model.finding import Finding, Status
+from egmctl.report.document import (
+    Block,
+    Command,
+    Document,
+    Entry,
+    KeyValues,
+    Level,
+    Paragraph,
+    Section,
+    Tone,
+    Verdict,
+    Words,
+    plain,
+)
+from egmctl.report.views.bench import answer as bench_answer
+from egmctl.report.views.bench import bench_document
+from egmctl.report.views.doctor import TONES, doctor_document, remedy_words, title
+from egmctl.report.views.doctor import verdict as doctor_verdict
+from egmctl.report.views.machine import banners, subject
+from egmctl.topology.platform import platform
+
+_CAUSES = 3
+"""Causes that are told without -v."""
+_PATHS = 3
+
+
+def bringup_document(bringup: Bringup) -> Document:
+    """Return what there is to say of a node, with the documents of doctor and bench below it."""
+    machine = bringup.machine
+    run = None if bringup.run is None else bench_document(bringup.run)
+    return Document(
+        command="egmctl bringup",
+        subject=subject(machine),
+        banners=tuple(dict.fromkeys((*banners(machine.origin), *(run.banners if run is not None else ())))),
+        body=(
+            *summary(bringup),
+            Section(title="Doctor", body=doctor_document(bringup.diagnosis).body, level=Level.VERBOSE),
+            *([Section(title="Bench", body=run.body, level=Level.VERBOSE)] if run is not None else []),
+        ),
+    )
+
+
+def summary(bringup: Bringup) -> Iterator[Block]:
+    """Yield the answer, the causes, and a line each for doctor, topology and bench."""
+    yield verdict(bringup)
+    told = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.waived]
+    for place, cause in enumerate(told):
+        yield _entry(bringup, cause, Level.SUMMARY if place < _CAUSES else Level.VERBOSE, first=place == 0)
+    if len(told) > _CAUSES:
+        yield Paragraph(words=f"and {len(told) - _CAUSES} more (-v)", tone=Tone.DIM)
+    found = doctor_verdict(bringup.diagnosis)
+    rows: list[tuple[str, Words]] = [
+        ("doctor", f"{found.word}: {plain(found.sentence)}"),
+        ("topo", platform(bringup.machine).line),
+    ]
+    if bringup.run is None:
+        rows.append(("bench", "not run"))
+    else:
+        answered = bench_answer(bringup.run)
+        rows.append(("bench", f"{answered.word}: {plain(answered.sentence)}"))
+    yield KeyValues(rows=tuple(rows))
+    yield Paragraph(words="All checks and paths: -v; all of it as a page: -o node.html", tone=Tone.DIM)
+
+
+def verdict(bringup: Bringup) -> Verdict:
+    """Return the answer in one sentence, and what to do."""
+    match bringup.answer:
+        case Answer.GO:
+            return _go(bringup)
+        case Answer.NO_GO:
+            failed = [cause for cause in bringup.causes if cause.status is Status.FAIL]
+            more = len(failed) - 1
+            also = f"; and {more} more cause{'s' * (more != 1)}" if more else ""
+            sentence = f"{_words(bringup, failed[0])}{also}"
+            return Verdict(word="NO-GO", tone=Tone.BAD, sentence=sentence, advice=_advice(bringup, failed[0]))
+        case Answer.INCOMPLETE:
+            gap = bringup.gaps[0]
+            return Verdict(
+                word="INCOMPLETE", tone=Tone.WARN, sentence=_gap(bringup, gap), advice=_next_step(bringup, gap)
+            )
+        case _:
+            assert_never(bringup.answer)
+
+
+def _go(bringup: Bringup) -> Verdict:
+    answered = None if bringup.run is None else bench_answer(bringup.run)
+    warnings = sum(cause.status is Status.WARN and bool(cause.findings) for cause in bringup.causes)
+    measured = "" if answered is None else plain(answered.sentence)
+    checked = f"{bringup.diagnosis.counts[Status.PASS]} checks passed" + (
+        f", {_several(warnings, 'warning')}" if warnings else ""
+    )
+    warned = warnings or (answered is not None and answered.tone is Tone.WARN)
+    return Verdict(
+        word="GO",
+        tone=Tone.WARN if warned else Tone.GOOD,
+        sentence=f"{checked}; {measured}",
+        advice="read the warnings, then hand the node over" if warned else "hand the node over",
+    )
+
+
+def _root(bringup: Bringup, cause: JoinedCause) -> Finding | None:
+    return bringup.diagnosis.findings[cause.findings[0]] if cause.findings else None
+
+
+def _words(bringup: Bringup, cause: JoinedCause) -> str:
+    """Return a cause in a sentence, with how much of the bench it explains."""
+    root = _root(bringup, cause)
+    if root is None:
+        return "" if bringup.run is None else plain(bench_answer(bringup.run).sentence)
+    told = [title(root)]
+    if cause.slow:
+        told.append(f"explains {_several(len(_paths(bringup, cause.slow)), 'slow path')}")
+    if cause.waived:
+        told.append(f"{_several(len(cause.waived), 'measurement')} not made")
+    return "; ".join(told)
+
+
+def _advice(bringup: Bringup, cause: JoinedCause) -> str:
+    root = _root(bringup, cause)
+    if root is not None and root.remedy is not None:
+        return remedy_words(replace(root.remedy, text=_sentence(root.remedy.text)))
+    if root is not None or bringup.run is None:
+        return "see what it is about with 'egmctl doctor'"
+    return plain(bench_answer(bringup.run, next_step="inspect these GPUs and their links, then run it again").advice)
+
+
+def _sentence(words: str) -> str:
+    return words.removesuffix(".")
+
+
+def _gap(bringup: Bringup, gap: Gap) -> str:
+    number = 0 if bringup.run is None else len(bringup.run.measurements)
+    count = f"{len(gap.measurements)} of {number} measurements"
+    why = _because(bringup, gap)
+    match gap.kind:
+        case GapKind.INTERRUPTED:
+            return f"interrupted with {number - len(gap.measurements)} of {number} measurements made"
+        case GapKind.BROKE:
+            return f"{count if gap.measurements else 'the run'} broke: {why}"
+        case GapKind.NOT_MEASURED:
+            return f"nothing was measured: {why}"
+        case GapKind.WAIVED:
+            return f"{count} were not made: {why}"
+        case GapKind.NO_REFERENCE:
+            return f"measured, but there is nothing to judge by: {why}" if why else "measured, but not judged"
+        case GapKind.NOT_DETERMINED:
+            return _sentence(plain(doctor_verdict(bringup.diagnosis).sentence))
+        case _:
+            assert_never(gap.kind)
+
+
+def _because(bringup: Bringup, gap: Gap) -> str:
+    """Return the root cause where doctor knows it, else the bench's own reason."""
+    if gap.reason and gap.kind is GapKind.NOT_MEASURED:
+        return gap.reason
+    roots = [root for place in gap.causes if (root := _root(bringup, bringup.causes[place])) is not None]
+    return title(roots[0]) if roots else gap.reason
+
+
+def _next_step(bringup: Bringup, gap: Gap) -> str:
+    roots = [cause for place in gap.causes if _root(bringup, cause := bringup.causes[place]) is not None]
+    if roots:
+        return f"{_advice(bringup, roots[0])}; then run it again"
+    match gap.kind:
+        case GapKind.INTERRUPTED:
+            return "run it again"
+        case GapKind.BROKE:
+            return "run it again; 'egmctl bench --quick' shows each path"
+        case GapKind.NOT_MEASURED:
+            return "run 'egmctl bringup' on the node itself, where its GPUs can be used"
+        case GapKind.WAIVED:
+            return "run it again when all GPUs are free and can be used from here"
+        case GapKind.NO_REFERENCE:
+            return "compare with a healthy node (egmctl compare), or learn a profile (egmctl profile learn)"
+        case GapKind.NOT_DETERMINED:
+            return "see what could not be read with 'egmctl doctor -v'"
+        case _:
+            assert_never(gap.kind)
+
+
+def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -> Entry:
+    root = _root(bringup, cause)
+    rows: list[tuple[str, Words]] = []
+    command: tuple[Command, ...] = ()
+    if root is not None and root.remedy is not None:
+        # The answer has told the fix of the first one.
+        if not first:
+            rows.append(("fix", remedy_words(root.remedy)))
+        elif root.remedy.command is not None:
+            command = (Command(text=root.remedy.command),)
+    findings = [bringup.diagnosis.findings[place] for place in cause.findings[1:]]
+    if checks := list(dict.fromkeys(one.check for one in findings)):
+        rows.append(("explains", ", ".join(checks[:_PATHS]) + _more(len(checks))))
+    if paths := _paths(bringup, cause.slow):
+        rows.append(("slow", ", ".join(paths[:_PATHS]) + _more(len(paths))))
+    if waived := _paths(bringup, cause.waived):
+        rows.append(("not made", ", ".join(waived[:_PATHS]) + _more(len(waived))))
+    return Entry(
+        word=cause.status.upper(),
+        tone=TONES[cause.status],
+        title="slow, and doctor knows no cause" if root is None else title(root),
+        id="" if root is None else root.check,
+        body=(*([KeyValues(rows=tuple(rows))] if rows else []), *command),
+        level=level,
+    )
+
+
+def _more(number: int) -> str:
+    return f" and {number - _PATHS} more" if number > _PATHS else ""
+
+
+def _paths(bringup: Bringup, numbers: tuple[int, ...]) -> list[str]:
+    if bringup.run is None:
+        return []
+    return list(dict.fromkeys(bringup.run.measurements[number].path for number in numbers))
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

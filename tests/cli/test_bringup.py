@@ -1,0 +1,60 @@
+"""``egmctl bringup`` as users run it: on a fake node, and of a machine that is not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+
+from egmctl.facts import record
+from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.machines import patched, shipped
+from tests.fake.plugin import MakeFakeNode
+
+pytest_plugins = ["tests.fake.plugin"]
+
+SCHEMA = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
+
+
+def test_on_a_node_it_checks_and_measures_and_writes_everything(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+) -> None:
+    node = fake_node("gb200-nvl4")
+    kept, page = tmp_path / "node.json", tmp_path / "node.html"
+    options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-o", page)
+    ended = egmctl(*options, env=node.environment(), timeout_s=110)
+    document = json.loads(kept.read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    result = document["result"]
+    assert ended.code == document["exit_code"] == {"go": 0, "no-go": 1, "incomplete": 3}[result["answer"]]
+    assert result["diagnosis"]["machines"][0]["probes"], "the active probes were run"
+    cases = {one["case"] for one in result["run"]["measurements"]}
+    assert {"device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"} <= cases
+    assert result["run"]["verdict"] is not None
+    lines = [line for line in ended.out.splitlines() if not line.startswith(("MODEL", "Fake", "FAKE"))]
+    assert len(ended.out.splitlines()) <= 25
+    assert any(line.startswith(("GO: ", "NO-GO: ", "INCOMPLETE: ")) for line in lines[:2])
+    for part in ("doctor-", "topo-topology", "bench-verdict"):
+        assert f'id="{part}' in page.read_text()
+    assert node.leaks() == []
+
+
+def test_of_a_machine_that_is_not_here_nothing_is_measured(egmctl: RunEgmctl) -> None:
+    ended = egmctl("bringup", "--machine", "hgx-h200x4", "-q")
+    assert (ended.code, ended.err) == (3, "")
+    assert ended.out.startswith("INCOMPLETE: nothing was measured: a recorded machine is not here to measure\nNext: ")
+
+
+def test_a_recorded_fault_is_no_go(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    path = tmp_path / "node7.json"
+    path.write_text(record.text(patched(shipped("gh200"), "driver", module_version="580.1", driver_version="570.2")))
+    ended = egmctl("bringup", "--machine", path, "-q")
+    assert ended.code == 1
+    assert "\nNO-GO: the kernel module is 580.1, the libraries are 570.2" in f"\n{ended.out}"
+
+
+def test_a_gpu_that_does_not_exist_is_a_usage_error(egmctl: RunEgmctl) -> None:
+    ended = egmctl("bringup", "--machine", "hgx-h200x4", "--gpus", "9", "-q")
+    assert ended.code == 2
+    assert "9" in ended.err

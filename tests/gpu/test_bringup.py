@@ -1,0 +1,105 @@
+"""On real hardware: a healthy node goes, one GPU denied by a real device cgroup is named as the cause."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from egmctl.facts.collect import collect
+from egmctl.model.machine import Gpu, Machine
+from egmctl.verdict.load import load
+from egmctl.verdict.match import match_profile
+from tests.conftest import ROOT, command_environment
+from tests.doctor.cgroups import denying_v2
+
+pytestmark = [pytest.mark.gpu]
+
+CGROUP = "dev.cgroup-restricted"
+
+
+class Run(NamedTuple):
+    """How a run of the command ended."""
+
+    code: int
+    text: str
+    result: dict[str, Any]
+    page: str
+    seconds: float
+
+    def roots(self) -> list[str]:
+        """Return the check of each cause, empty for one that only the bench has."""
+        findings = self.result["diagnosis"]["findings"]
+        return [findings[one["findings"][0]]["check"] if one["findings"] else "" for one in self.result["causes"]]
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    found = collect(("host", "gpus", "pairs", "driver", "process"))
+    if len(found.gpus or ()) < 2:
+        pytest.skip("needs two GPUs")
+    return found
+
+
+def bringup(folder: Path, *arguments: str, before: Callable[[], None] | None = None) -> Run:
+    json_file, page = folder / "node.json", folder / "node.html"
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "egmctl", "bringup", "-o", "-", "-o", json_file, "-o", page, *arguments],
+        env=command_environment({}),
+        preexec_fn=before,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    seconds = time.perf_counter() - started
+    assert json_file.exists(), done.stderr
+    return Run(done.returncode, done.stdout, json.loads(json_file.read_text())["result"], page.read_text(), seconds)
+
+
+def test_a_healthy_node_goes_in_less_than_30_seconds(machine: Machine, tmp_path: Path) -> None:
+    if not match_profile(machine, load("hgx-h200")).fits:
+        pytest.skip("only of HGX H200 does this project know what is normal")
+    run = bringup(tmp_path)
+    assert run.text.startswith("GO: "), run.text
+    assert (run.code, run.result["answer"], run.result["gaps"]) == (0, "go", [])
+    assert len(run.text.splitlines()) <= 25
+    assert run.seconds < 30
+    assert 'id="bench-verdict"' in run.page
+
+
+def minor(gpu: Gpu) -> int:
+    assert gpu.proc is not None
+    assert gpu.proc.minor is not None
+    return gpu.proc.minor
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize(
+    ("arguments", "answer", "word", "code"),
+    [
+        (("--gpus", "all"), "no-go", "NO-GO: ", 1),
+        ((), "incomplete", "INCOMPLETE: ", 3),
+    ],
+)
+def test_a_gpu_that_a_cgroup_denies_is_the_cause(
+    machine: Machine, tmp_path: Path, arguments: tuple[str, ...], answer: str, word: str, code: int
+) -> None:
+    gpu = (machine.gpus or ())[1]
+    with denying_v2(minor(gpu)) as cgroup:
+        run = bringup(tmp_path, *arguments, before=cgroup.join)
+    assert run.text.startswith(word), run.text
+    assert (run.code, run.result["answer"]) == (code, answer)
+    assert f"the device cgroup denies /dev/nvidia{minor(gpu)}" in " ".join(run.text.split())
+    assert run.roots() == [CGROUP], "one cause, not one of doctor and one of the bench"
+    measurements = run.result["run"]["measurements"]
+    assert [measurements[number]["status"] for number in run.result["causes"][0]["waived"]]
+    assert len(run.text.splitlines()) <= 25

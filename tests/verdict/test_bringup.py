@@ -1,0 +1,252 @@
+"""Whether a node can be handed over: doctor and bench joined, on machines that ship."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from egmctl.doctor.check import failed, warned
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.facts import replay
+from egmctl.model.bringup import Answer, Bringup, GapKind
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, Place, PlaceKind, Remedy, on_gpus
+from egmctl.model.finding import Status as Found
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Flow, RunReport, Status, Task
+from egmctl.report.forms import BRINGUP, Form, render
+from egmctl.verdict.bringup import bringup
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load
+from tests.conftest import ROOT
+from tests.doctor.builders import check, diagnosis
+from tests.doctor.machines import with_gpu_denied
+from tests.doctor.scenes import scenes
+from tests.golden import compare
+from tests.verdict.runs import H2D, WRITE, run, usual, with_status
+
+GOLDEN = Path(__file__).parent / "golden"
+H200 = replay.load("hgx-h200x4")
+GPUS = H200.gpus or ()
+LINKS = failed(
+    "2 of 18 NVLinks down (links 4, 11)",
+    Remedy(text="Reseat the GPU or replace it.", command="nvidia-smi nvlink -s -i 2"),
+    place=on_gpus(GPUS[2:3]),
+)
+PCIE = failed("PCIe runs x8 of x16", Remedy(text="Reseat the board."), place=on_gpus(GPUS[:1]))
+
+
+def healthy(machine: Machine = H200) -> Diagnosis:
+    return diagnose(machine, EVERYTHING, CHECKS)
+
+
+def sick(*findings: tuple[str, Finding]) -> Diagnosis:
+    """A healthy node but for these."""
+    well = healthy()
+    made = diagnosis(*(check(name, finding) for name, finding in findings), machine=H200)
+    names = {name for name, _ in findings}
+    rest = tuple(one for one in well.findings if one.check not in names)
+    return replace(well, findings=(*made.findings, *rest), counts={**well.counts, "fail": len(findings)})
+
+
+def touching(label: str) -> Callable[[Task, Flow], float]:
+    """What is reached where one end is at half its speed."""
+
+    def value(task: Task, flow: Flow) -> float:
+        return usual(task, flow) * (0.5 if label in (flow.source.label, flow.destination.label) else 1)
+
+    return value
+
+
+def measured(
+    *cases: str, value: Callable[[Task, Flow], float] = usual, machine: Machine = H200, known: bool = True
+) -> RunReport:
+    made = run(*(cases or (WRITE, H2D)), value=value, machine=machine)
+    return judged(made, known=known)
+
+
+def judged(made: RunReport, *, known: bool = True) -> RunReport:
+    profile = load("hgx-h200") if known else None
+    return replace(made, verdict=judge(made, profile, profile_reason="GPU name NVIDIA H200"))
+
+
+def shown(found: Bringup, width: int = 80) -> str:
+    return str(render(found, Form.TEXT, width=width))
+
+
+def test_a_healthy_node_that_is_fast_goes() -> None:
+    found = bringup(healthy(), measured())
+    assert (found.answer, found.causes, found.gaps, found.exit_code) == (Answer.GO, (), (), 0)
+
+
+def test_a_failed_check_alone_is_no_go() -> None:
+    found = bringup(sick(("pcie.link", PCIE)), measured())
+    (cause,) = found.causes
+    assert (found.answer, found.exit_code, cause.slow) == (Answer.NO_GO, 1, ())
+
+
+def test_slow_paths_alone_are_no_go_and_one_cause() -> None:
+    found = bringup(healthy(), measured(value=touching("GPU2")))
+    (cause,) = found.causes
+    assert (found.answer, cause.findings, cause.status) == (Answer.NO_GO, (), Found.FAIL)
+    assert found.run is not None
+    assert all("GPU2" in found.run.measurements[number].path for number in cause.slow)
+
+
+def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
+    found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=touching("GPU2")))
+    (cause,) = found.causes
+    assert found.diagnosis.findings[cause.findings[0]].check == "nvlink.links"
+    assert len(cause.slow) == 6
+    text = shown(found)
+    assert text.startswith(
+        "NO-GO: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 slow paths\nNext: Reseat the GPU or replace it\n"
+    )
+
+
+def test_a_warning_that_explains_failing_paths_is_a_failure() -> None:
+    links = warned("few NVLinks", Remedy(text="Look."), place=on_gpus(GPUS[2:3]))
+    found = bringup(sick(("nvlink.links", links)), measured(WRITE, value=touching("GPU2")))
+    assert [(cause.status, bool(cause.findings)) for cause in found.causes] == [(Found.FAIL, True)]
+
+
+def test_two_independent_faults_stay_two() -> None:
+    found = bringup(sick(("pcie.link", PCIE)), measured(WRITE, value=touching("GPU2")))
+    assert [len(cause.findings) for cause in found.causes] == [0, 1]
+    assert all(not cause.slow for cause in found.causes if cause.findings), "PCIe of GPU0 is not NVLink of GPU2"
+    assert "and 1 more cause\nNext: inspect" in shown(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "explains"),
+    [
+        ("nvlink.links", on_gpus(GPUS[:1]), {"GPU0 -> GPU2", "GPU2 -> GPU0"}),
+        ("nvlink.links", on_gpus(GPUS[2:3]), {f"GPU{a} -> GPU{b}" for a in range(4) for b in range(4) if a != b}),
+        ("p2p.status", Place(kind=PlaceKind.PAIR, ids=(f"{GPUS[2].bus_id}>{GPUS[3].bus_id}",)), {"GPU2 -> GPU3"}),
+        ("pcie.link", on_gpus(GPUS[2:3]), {"NUMA0 -> GPU2"}),
+        ("numa.cpuset-mems", Place(kind=PlaceKind.NUMA, ids=("0",)), {"NUMA0 -> GPU2"}),
+        ("ipc.shm", Place(kind=PlaceKind.NODE), set()),
+        ("rdma.ports", Place(kind=PlaceKind.NIC, ids=("mlx5_0",)), set()),
+    ],
+)
+def test_a_check_explains_the_paths_that_cross_what_it_guards(name: str, place: Place, explains: set[str]) -> None:
+    slow = measured(value=touching("GPU2"))
+    (cause,) = (
+        one for one in bringup(sick((name, failed("so", Remedy(text="Do."), place=place))), slow).causes if one.findings
+    )
+    paths = {slow.measurements[number].path for number in cause.slow}
+    expected = {path for path in explains if "GPU2" in path}
+    if name == "p2p.status":
+        expected.add("GPU3 -> GPU2")
+    assert paths == expected
+
+
+def test_a_denied_gpu_is_incomplete_and_named_by_its_cgroup() -> None:
+    machine = with_gpu_denied(H200, 3)
+    waived = measured(machine=machine)
+    numbers = [n for n, one in enumerate(waived.measurements) if "GPU3" in one.path]
+    found = bringup(healthy(machine), judged(with_status(run(WRITE, H2D, machine=machine), Status.WAIVED, numbers)))
+    assert (found.answer, found.exit_code) == (Answer.INCOMPLETE, 3)
+    assert found.gaps[0].kind is GapKind.WAIVED
+    (place,) = found.gaps[0].causes
+    root = found.diagnosis.findings[found.causes[place].findings[0]]
+    assert root.check == "dev.cgroup-restricted"
+    assert "not made: GPU3: " in shown(found).splitlines()[0]
+
+
+def test_a_denied_gpu_that_was_asked_for_is_no_go() -> None:
+    machine = with_gpu_denied(H200, 3)
+    asked = diagnose(machine, Scope(gpus=tuple(gpu.bus_id for gpu in machine.gpus or ())), CHECKS)
+    found = bringup(asked, None, not_measured="as the test wants it")
+    assert found.answer is Answer.NO_GO
+    assert found.diagnosis.findings[found.causes[0].findings[0]].check == "dev.cgroup-restricted"
+
+
+def test_a_waived_measurement_that_nothing_explains_is_incomplete_with_its_own_reason() -> None:
+    found = bringup(healthy(), judged(with_status(run(WRITE), Status.WAIVED, [0])))
+    (gap,) = found.gaps
+    assert (gap.kind, gap.measurements, gap.causes) == (GapKind.WAIVED, (0,), ())
+    assert shown(found).startswith("INCOMPLETE: 1 of 12 measurements were not made: as the test wants it\n")
+
+
+@pytest.mark.parametrize(
+    ("report", "kind", "code"),
+    [
+        (replace(measured(WRITE), interrupted=True), GapKind.INTERRUPTED, 130),
+        (judged(with_status(run(WRITE), Status.CRASHED, [1])), GapKind.BROKE, 4),
+        (replace(measured(WRITE), problems=("the worker did not start",)), GapKind.BROKE, 4),
+        (run(WRITE), GapKind.NO_REFERENCE, 3),
+        (measured(WRITE, known=False), GapKind.NO_REFERENCE, 3),
+        (None, GapKind.NOT_MEASURED, 3),
+    ],
+)
+def test_what_is_not_known_is_a_gap(report: RunReport | None, kind: GapKind, code: int) -> None:
+    found = bringup(healthy(), report)
+    assert ([gap.kind for gap in found.gaps], found.exit_code) == ([kind], code)
+
+
+def test_a_machine_of_which_most_is_unknown_is_incomplete() -> None:
+    found = bringup(healthy(replay.load("gb200-nvl4")), measured())
+    assert [gap.kind for gap in found.gaps] == [GapKind.NOT_DETERMINED]
+
+
+def test_a_fault_outranks_a_gap_and_an_interrupt_outranks_both() -> None:
+    found = bringup(sick(("pcie.link", PCIE)), replace(measured(WRITE), interrupted=True))
+    assert (found.answer, found.exit_code) == (Answer.NO_GO, 130)
+
+
+@pytest.mark.parametrize("name", scenes())
+def test_no_machine_takes_more_than_25_lines_and_a_fault_is_named_first(name: str) -> None:
+    found = bringup(healthy(scenes()[name].machine()), None, not_measured="it is recorded")
+    lines = shown(found).splitlines()
+    assert len(lines) <= 25, "\n".join(lines)
+    assert max(map(len, lines)) <= 80 or any(line.lstrip().startswith("$ ") for line in lines)
+    first = next(line for line in lines if not line.startswith(("MODEL", "  ")))
+    assert first.startswith(("NO-GO: ", "INCOMPLETE: "))
+    assert found.answer is (Answer.NO_GO if found.diagnosis.failed else Answer.INCOMPLETE)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("bringup-go", bringup(healthy(), measured())),
+        (
+            "bringup-no-go",
+            bringup(sick(("nvlink.links", LINKS), ("pcie.link", PCIE)), measured(value=touching("GPU2"))),
+        ),
+        ("bringup-incomplete", bringup(healthy(), judged(with_status(run(WRITE), Status.WAIVED, [0, 1])))),
+    ],
+)
+def test_text(name: str, found: Bringup) -> None:
+    text = shown(found)
+    assert len(text.splitlines()) <= 25
+    compare(text, GOLDEN / f"{name}.txt")
+
+
+@pytest.mark.parametrize("form", BRINGUP)
+def test_every_format_has_the_answer(form: Form) -> None:
+    found = bringup(sick(("nvlink.links", LINKS)), measured(value=touching("GPU2")))
+    told = str(render(found, form))
+    assert ("NO-GO" if form is not Form.JSON else '"no-go"') in told
+    assert "18 NVLinks down" in told or form is Form.SVG
+
+
+def test_the_page_holds_all_three_and_each_anchor_once() -> None:
+    page = str(render(bringup(healthy(), measured()), Form.HTML))
+    ids = [part.partition('"')[0] for part in page.split('id="')[1:]]
+    assert len(ids) == len(set(ids))
+    for part in ("doctor-passed", "topo-topology", "bench-verdict"):
+        assert part in ids
+
+
+def test_the_document_fits_its_schema() -> None:
+    schema = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
+    for found in (bringup(healthy(), measured()), bringup(sick(("nvlink.links", LINKS)), None)):
+        jsonschema.Draft202012Validator(schema).validate(json.loads(str(render(found, Form.JSON))))
