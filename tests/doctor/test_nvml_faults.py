@@ -31,6 +31,9 @@ from tests.fake.build import CUDA
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 
+pytestmark = pytest.mark.processes
+
+
 SECTIONS = ("host", "gpus", "driver", "process", "confinement")
 NEEDED = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo")
 """Calls without which a GPU is not known; an error of another one costs its value."""
