@@ -21,6 +21,7 @@ RUNS = (
     ("topo",),
     ("snapshot",),
     ("bench", "--quick"),
+    ("bringup", "--machine", "hgx-h200x4"),
     ("doctor", "--active"),
     ("show", "idle.json"),
     ("history",),
