@@ -227,6 +227,8 @@ def _distances(root: Root, path: str, online: int) -> tuple[int, ...]:
 
 def _cpu_frequencies(root: Root) -> tuple[CpuFrequencies, ...]:
     cpus = _numbers(root, f"{CPUS}/online")
+    if not cpus:
+        raise Unreadable(Reason.FAILED, f"{CPUS}/online: no CPU")
     root.names(f"{CPUS}/cpu{cpus[0]}/cpufreq")
     found: dict[str, tuple[CpuFrequencies, list[int]]] = {}
     for number in cpus:

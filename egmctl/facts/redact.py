@@ -132,7 +132,6 @@ class _Redaction:
             Share.CGROUP_PATH: lambda text, _name: "/".join(map(self._cgroup_component, text.split("/"))),
             Share.ENVIRONMENT: lambda text, _name: re.sub(r"[^,;:=^ ]+", self._environment_word, text),
             Share.PARAMETER: lambda text, name: _PATH_WORD.sub(lambda word: self._numbered(name, word[0]), text),
-            Share.NAME: lambda text, name: self._numbered(name, text),
         }
         if machine is not None and not machine.origin.redacted:
             self._learn(machine)

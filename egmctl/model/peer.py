@@ -24,7 +24,7 @@ class PeerPort:
 class Peer:
     """One node."""
 
-    host: str
+    host: Plain
     ranks: tuple[int, ...]
     tool: Plain
     """``egmctl``'s version."""
@@ -48,7 +48,7 @@ class PeerProbe:
     owner: int
     importer: int
     """Ranks."""
-    hosts: tuple[str, str]
+    hosts: tuple[Plain, Plain]
     """Of both, in this order."""
     labels: tuple[Plain, Plain]
     """``node1:GPU0``: of both."""

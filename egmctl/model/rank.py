@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from egmctl.model.record import BusId, Plain, Share
+from egmctl.model.record import BusId, Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,5 +17,5 @@ class Rank:
     bus_id: BusId
     numa_node: int | None = None
     """Where host memory that it makes lies: the nearest node with memory, ``None`` where that is not known."""
-    host: Annotated[str, Share.NAME] | None = None
-    """Its node's name, in a run over several; private, as every name of a host."""
+    host: Plain | None = None
+    """Its node's name, in a run over several: what such a run is asked for, so documents keep it."""

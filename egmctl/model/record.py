@@ -24,8 +24,6 @@ class Share(StrEnum):
     """Kept where it is numbers, ranges and well-known words, pseudonymised elsewhere."""
     PARAMETER = "parameter"
     """Of a module or the kernel: kept but for paths."""
-    NAME = "name"
-    """In a result, where strings without a mark are ours: a name of the site, replaced by a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,8 @@ def test_a_jobs_cgroup_is_seen_from_outside(
         left = (cgroup.directory / "cgroup.procs").read_text().split()
     finding = found[CGROUP]
     assert (code, finding["status"], finding["place"]["ids"]) == (1, "fail", [node.bus_id(1)])
-    assert evidence(finding)[f"/proc/{pid}/cgroup"] == cgroup.path
+    # A document has no names of the site.
+    assert evidence(finding)[f"/proc/{pid}/cgroup"].startswith("/cgroup-")
     assert (own_code, own[CGROUP]["status"]) == (0, "pass")
     assert left == [str(pid)], "nothing of ours stays behind"
 
@@ -61,8 +62,7 @@ def test_a_jobs_cgroup_is_seen_from_outside(
 def test_the_text_says_which_process_it_is_about(node: Node, egmctl: RunEgmctl) -> None:
     with job(node, lambda: None) as pid:
         done = egmctl("doctor", "--pid", str(pid), env={"EGMCTL_SYSROOT": str(node.root)})
-    head, _, _ = done.out.partition("\n\n")
-    assert head.endswith(f"\nProcess: {pid}; what NVML says is seen from outside of it")
+    assert f"\nProcess {pid}; NVML and CUDA were asked from outside of it.\n" in done.out
 
 
 def test_its_environment_and_its_user_count(node: Node) -> None:
