@@ -252,8 +252,18 @@ def _overlay(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _state(layer: Path) -> set[str]:
-    """Return what the layer holds, but for users' caches and the package manager's notes."""
-    own = ("home/u/.cache", "root/.cache", "var/lib/dpkg", "var/log", "var/cache", "rpmdb", "tmp")
+    """Return what the layer holds, but for users' caches and journals and the package manager's notes."""
+    own = (
+        "home/u/.cache",
+        "root/.cache",
+        "home/u/.local/state/egmctl",
+        "root/.local/state/egmctl",
+        "var/lib/dpkg",
+        "var/log",
+        "var/cache",
+        "rpmdb",
+        "tmp",
+    )
     found = {path.relative_to(layer).as_posix() for path in layer.rglob("*")}
     # A folder that is only there since something below it was written is in the layer, too.
     return {name for name in found if not name.startswith(own) and not (layer / name).is_dir()}
