@@ -80,7 +80,7 @@ def ber(packed: int) -> float:
     A link without errors has the least that this can say, 15 and 255 (nvml.h, NVML_NVLINK_BER_*; DCGM reads it so).
     """
     mantissa, exponent = packed >> 8 & 0xF, packed & 0xFF
-    return 0.0 if (mantissa, exponent) == (15, 255) else mantissa * 10.0**-exponent
+    return 0.0 if (mantissa, exponent) == (15, 255) else float(f"{mantissa}e-{exponent}")
 
 
 def _read_counters(links: list[Reading], handle: Any, first: int | Unavailable) -> None:

@@ -90,7 +90,7 @@ def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: Make
     egmctl(*BENCH, "-o", path, env=node.environment())
     text = egmctl("show", path)
     assert text.code == 0
-    assert text.out.startswith("Bench: 2 x FAKE NVIDIA GB200")
+    assert text.out.startswith("FAKE GPUs, nothing of this is hardware\nNO REFERENCE: 8 measurements")
     assert "EGM over NV18>C2C" in text.out
     assert egmctl("show", path, "--json").out == path.read_text()
     rows = list(csv.DictReader(io.StringIO(egmctl("show", path, "--csv").out)))

@@ -37,13 +37,13 @@ def test_needs_gpu():
 MARKERS = "".join(f"    {name}: x\n" for name in ("gpu", "needs_root", "needs", "processes", "unit", "long"))
 
 
-def run_suite(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_suite(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "tests" / "conftest.py", folder / "conftest.py")
     (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{MARKERS}")
     (folder / "test_suite.py").write_text(SUITE)
     kept = {name: value for name, value in os.environ.items() if name not in ("EGMCTL_NO_SKIP", "PYTEST_ADDOPTS")}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-p", "no:randomly", str(folder)],
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-p", "no:randomly", *options, str(folder)],
         cwd=folder,
         env=kept | {"PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
@@ -88,6 +88,6 @@ def test_a_unit_test_that_starts_a_process_fails(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text(
         "import subprocess\ndef test_starts():\n    subprocess.run(['true'], check=True)\n"
     )
-    done = run_suite(tmp_path)
+    done = run_suite(tmp_path, "-m", "unit")
     assert done.returncode == 1
     assert "a unit test starts a process (subprocess.Popen): mark it pytest.mark.processes" in done.stdout

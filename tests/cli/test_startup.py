@@ -25,6 +25,7 @@ RUNS = (
     ("doctor", "--active"),
     ("show", "idle.json"),
     ("history",),
+    ("docs",),
     ("compare", "idle.json", "idle-again.json"),
     ("profile", "list"),
     ("profile", "match", "--machine", "gb200-nvl4"),

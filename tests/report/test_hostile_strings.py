@@ -43,7 +43,12 @@ def poisoned(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = field_types(type(value))
         changed = {name: poisoned(hint, getattr(value, name)) for name, hint in hints.items() if name != "machines"}
-        return dataclasses.replace(value, **changed)
+        made = {
+            field.name: changed[field.name]
+            for field in dataclasses.fields(value)
+            if field.init and field.name in changed
+        }
+        return dataclasses.replace(value, **made)
     return HOSTILE if isinstance(value, str) and not isinstance(value, Enum) else value
 
 
