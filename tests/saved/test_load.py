@@ -21,7 +21,6 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.command import Command
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.measurement import RunReport
-from egmctl.report.bench_text import bench_text
 from egmctl.report.exports.json import doctor_json, dump, envelope
 from egmctl.report.forms import Form, render
 from egmctl.report.topo_json import TopoResult
@@ -51,7 +50,7 @@ def test_a_run_of_the_bench(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", replay.names())
 def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str) -> None:
     report = measured_report(name)
-    printed = bench_text(report).plain
+    printed = str(render(report, Form.TEXT))
     loaded = saved.load(write(tmp_path, bench_document(report)))
     assert str(render(saved.viewed(loaded), Form.TEXT)) == printed
 
