@@ -64,9 +64,9 @@ def show(
     result = viewed(saved) if read else None
 
     def draw(target: Target) -> Text | str:
-        if result is None or (written is not None and target.form is Form.JSON):
-            return ascii_text(written or b"")
         try:
+            if result is None or (written is not None and target.form is Form.JSON):
+                return ascii_text(written or b"")
             return render(result, target.form, verbose=verbose, brief=brief, width=target.width)
         except (LookupError, ValueError, ArithmeticError) as error:
             # No run writes such a file: its values are valid one by one, and contradict each other.
