@@ -50,6 +50,7 @@ WORKER_CALLS = (
     "cuEventCreate",
     "cuModuleLoadData",
     "cuModuleGetFunction",
+    "cuFuncSetAttribute",
     "cuMemHostAlloc",
     "cuMemAlloc",
     "cuMemGetAllocationGranularity",
@@ -456,7 +457,11 @@ class TestForms:
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
     ) -> None:
         node = fake_node("gb200-nvl4")
-        for suffix, beginning in ((".txt", "Bench: 2 x FAKE "), (".csv", "case,family,"), (".json", "{\n")):
+        for suffix, beginning in (
+            (".txt", "FAKE GPUs, nothing of this is hardware"),
+            (".csv", "case,family,"),
+            (".json", "{\n"),
+        ):
             file = tmp_path / f"out{suffix}"
             assert egmctl(*TWO_GPUS, "-o", file, env=node.environment()).code == 0
             assert file.read_text().startswith(beginning)
