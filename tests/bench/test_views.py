@@ -120,7 +120,7 @@ def test_the_one_gpu_is_the_row_whoever_works_and_its_sum_is_beside_it(case: str
 
 
 def test_all_gpus_with_one_node_have_the_sum_beside_them() -> None:
-    assert "NUMA1  110.00  111.00  112.00  333.00\n" in matrices_of("host_numa_to_all_memcpy_ce")
+    assert "NUMA1  110.00  111.00  112.00  333.00\n" in matrices_of("host_numa_one_node_to_all_memcpy_ce")
 
 
 def test_the_local_copy_is_one_row() -> None:
