@@ -24,7 +24,7 @@ from tests.fake.plugin import MakeFakeNode
 pytest_plugins = ["tests.fake.plugin"]
 
 WRITE = "device_to_device_memcpy_write_ce"
-BENCH = ("bench", "--case", WRITE, "--samples", "3", "--size", "64M", "--quiet")
+BENCH = ("bench", "--case", WRITE, "--samples", "3", "--copies", "1", "--size", "64M", "--quiet")
 
 
 @pytest.fixture
