@@ -25,7 +25,9 @@ from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
 from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed
+from egmctl.facts.kernel_watch import KernelLogWatch
 from egmctl.facts.redact import redact
+from egmctl.facts.root import Root
 from egmctl.journal.events import NoRecorder, Recorder
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
@@ -82,6 +84,7 @@ def supervise(
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
     recorder = recorder or NoRecorder()
+    watch = KernelLogWatch(Root.from_environment())
     report = RunReport(
         settings=plan.settings,
         gpus=plan.gpus,
@@ -92,12 +95,13 @@ def supervise(
         wall_s=0.0,
         interrupted=False,
         notes=plan.notes,
+        kernel_messages=watch.messages,
         ranks=plan.ranks,
         measurements=(),
         machines=(redact(machine),),
     )
     recorder.begin(report, len(plan.steps))
-    run = _Run(plan, machine, on_progress, recorder)
+    run = _Run(plan, machine, on_progress, recorder, watch)
     interrupted = False
 
     def start(by_ranks: bool) -> WorkerPool:
@@ -114,12 +118,14 @@ def supervise(
         interrupted = True
     run.waive_rest("interrupted before it was over" if interrupted else None)
     run.tell()
+    watch.close()
     return replace(
         report,
         wall_s=time.perf_counter() - started,
         interrupted=interrupted,
         notes=(*plan.notes, *run.notes),
         problems=tuple(run.problems),
+        kernel_messages=watch.messages,
         measurements=set_beside([run.found[number] for number in range(len(plan.tasks))], CASES),
     )
 
@@ -127,7 +133,9 @@ def supervise(
 class _Run:
     """The state of one run."""
 
-    def __init__(self, plan: Plan, machine: Machine, on_progress: Progress, recorder: Recorder) -> None:
+    def __init__(
+        self, plan: Plan, machine: Machine, on_progress: Progress, recorder: Recorder, watch: KernelLogWatch
+    ) -> None:
         self.found: dict[int, Measurement] = {
             number: finish(planned.task, Status.WAIVED, reason=planned.waiver)
             for number, planned in enumerate(plan.tasks)
@@ -144,6 +152,7 @@ class _Run:
         self._tasks = [planned.task for planned in plan.tasks]
         self._on_progress = on_progress
         self._recorder = recorder
+        self._watch = watch
         self._told = {"notes": 0, "problems": 0}
         for number, waived in self.found.items():
             recorder.measurement(number, waived)
@@ -195,7 +204,9 @@ class _Run:
                 self._recorder.measurement(number, self.found[number])
 
     def tell(self) -> None:
-        """Tell the recorder of notes and problems that are new."""
+        """Tell the recorder of notes and problems that are new, and of what the kernel has logged."""
+        if logged := self._watch.events():
+            self._recorder.kernel(logged)
         for note in self.notes[self._told["notes"] :]:
             self._recorder.note(note)
         for problem in self.problems[self._told["problems"] :]:
@@ -262,6 +273,7 @@ class _Run:
             lambda message: self._keep(step, message["task"], from_json(Measurement, message["measurement"])),
         )
         self._on_progress(self._part_over(), None)
+        self.tell()
         self.problems += [message["problem"] for message in over if message["problem"]]
         self._repeat(step)
         self._judge(step)
@@ -326,6 +338,7 @@ class _Run:
 
     def _blame(self, error: ChildFailed, under_way: Step | None, by_ranks: bool) -> None:
         """Give the step under way, or all that are pending for it where there is none, what became of the pool."""
+        self.tell()
         status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
         if under_way is not None:
             again = self._soak is not None and not under_way.proof

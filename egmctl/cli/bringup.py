@@ -63,6 +63,7 @@ def bringup(
     outputs.check()
 
     from egmctl.bench.suites import select_cases
+    from egmctl.doctor.kernel_faults import with_messages
     from egmctl.doctor.registry import select
     from egmctl.doctor.runner import diagnose
     from egmctl.facts.redact import redact, redact_run
@@ -78,6 +79,7 @@ def bringup(
         seen = with_probes(seen, scope, checks)
         try:
             run = _measured(seen, gpus or "all", numa or "all", cases, outputs.files, quiet=quiet)
+            seen = with_messages(seen, run.kernel_messages)
         except NothingToDo as error:
             why = str(error)
     found = judged(diagnose(seen, scope, checks), run, not_measured=why)

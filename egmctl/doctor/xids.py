@@ -21,6 +21,8 @@ class Blame(StrEnum):
     DRIVER = "driver or firmware"
     HARDWARE = "hardware"
     LINK = "NVLink: this GPU, the other end, or the cable"
+    SWITCH = "NVSwitch, or the GPU at that link"
+    PCIE = "PCIe: the card, its riser or cable"
     NOBODY = "information, no fault"
     UNKNOWN = "not in the catalogue"
 

@@ -8,13 +8,12 @@ count as warnings (open-gpu-kernel-modules, nvlog_printf.c).
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from egmctl.facts.root import Root, Unreadable
 from egmctl.launch.program import output_of
@@ -78,37 +77,6 @@ def kernel_log(root: Root) -> KernelLog:
         except Unreadable as other:
             detail = f"{error.unread.detail}; {other.unread.detail}"
             raise Unreadable(error.unread.reason, detail) from None
-
-
-class KernelLogWatch:
-    """The events that come between making this object and asking it: what the kernel said during a measurement.
-
-    Where the log cannot be read it reports none, and :attr:`unread` says why.
-    """
-
-    def __init__(self, root: Root) -> None:
-        self.unread: Unreadable | None = None
-        self._descriptor: int | None = None
-        try:
-            self._descriptor = _open(root)
-            os.lseek(self._descriptor, 0, os.SEEK_END)
-        except OSError as error:
-            self.unread = Unreadable.from_os_error(error, KMSG)
-        except Unreadable as error:
-            self.unread = error
-
-    def events(self) -> tuple[KernelEvent, ...]:
-        """Return the events since the last call, in their order."""
-        if self._descriptor is None:
-            return ()
-        lines, _ = _records(self._descriptor)
-        return tuple(itertools.islice(_events(lines), EVENTS_LIMIT))
-
-    def close(self) -> None:
-        """Let go of the log."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
 
 def event(time_s: float, message: str) -> KernelEvent | None:
@@ -192,32 +160,41 @@ def _kept(source: str, read: tuple[Iterable[Line], float, bool]) -> KernelLog:
     )
 
 
-def _events(lines: Iterable[Line]) -> Iterator[KernelEvent]:
-    return (found for line in lines if (found := event(*line)) is not None)
-
-
 def _kmsg(root: Root) -> tuple[Iterable[Line], float, bool]:
     if not root.is_live:
         # A copy of the records as a regular file, one a line; its last line is the best clock there is.
         lines = [line for text in root.read(KMSG).splitlines() if (line := _record(text)) is not None]
         return lines, lines[-1][0] if lines else 0.0, False
-    descriptor = _open(root)
+    descriptor = open_kmsg(root)
     try:
-        lines, overwritten = _records(descriptor)
+        lines, overwritten = records(descriptor)
     finally:
         os.close(descriptor)
     return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), overwritten
 
 
-def _open(root: Root) -> int:
+def open_kmsg(root: Root) -> int:
+    """Return a descriptor of the kernel's records, at the oldest of them, which no read waits on.
+
+    Raises
+    ------
+    Unreadable
+        If it may not be read.
+    """
     try:
         return os.open(root.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise Unreadable.from_os_error(error, KMSG) from None
 
 
-def _records(descriptor: int) -> tuple[list[Line], bool]:
-    """Return the records up to the newest, and whether some were overwritten meanwhile (EPIPE)."""
+def records(descriptor: int) -> tuple[list[Line], bool]:
+    """Return the records up to the newest, and whether some were overwritten meanwhile (EPIPE).
+
+    Raises
+    ------
+    Unreadable
+        If reading fails.
+    """
     lines: list[Line] = []
     overwritten = False
     for _ in range(_RECORDS_LIMIT):
@@ -232,8 +209,9 @@ def _records(descriptor: int) -> tuple[list[Line], bool]:
             raise Unreadable.from_os_error(error, KMSG) from None
         if not data:
             break
-        if (line := _record(data.decode(errors="replace"))) is not None:
-            lines.append(line)
+        # One record a read, and its properties on lines that begin with a space; a copy as a file has one a line.
+        texts = data.decode(errors="replace").split("\n")
+        lines += [line for text in texts if (line := _record(text)) is not None]
     return lines, overwritten
 
 

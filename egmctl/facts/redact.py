@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.model.codec import field_types
 from egmctl.model.machine import Machine, Reason, SectionStatus, Share
+from egmctl.model.record import Record
 
 if TYPE_CHECKING:
     from egmctl.model.measurement import RunReport
@@ -154,6 +155,9 @@ class _Redaction:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if value is None or kind is Machine:
             return value
+        if isinstance(kind, type) and issubclass(kind, Record):
+            # A fact of the machine, such as what the kernel logged meanwhile.
+            return self.value(kind, value, name)
         if origin is typing.Annotated and arguments[0] is str:
             marks = [mark for mark in arguments[1:] if isinstance(mark, Share) and mark is not Share.PLAIN]
             return self._by_share[marks[0]](value, name) if marks else self._sentence(value)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport, Task
 
 JOURNAL_SCHEMA = "egmctl.journal/1"
 SUFFIX = ".journal"
 
-BEGIN, STEP, MEASUREMENT, NOTE, PROBLEM, FULL, END, MENTIONED = (
+BEGIN, STEP, MEASUREMENT, KERNEL, NOTE, PROBLEM, FULL, END, MENTIONED = (
     "begin",
     "step",
     "measurement",
+    "kernel",
     "note",
     "problem",
     "full",
@@ -35,6 +37,9 @@ class Recorder(Protocol):
     def measurement(self, number: int, measurement: Measurement) -> None:
         """A task has an outcome, in place of an earlier one with the same number."""
 
+    def kernel(self, logged: Sequence[KernelEvent]) -> None:
+        """The kernel has logged this since it was asked last; it is on disk when this returns."""
+
     def note(self, text: str) -> None:
         """The run has a note more."""
 
@@ -52,6 +57,9 @@ class NoRecorder:
         """Forget it."""
 
     def measurement(self, number: int, measurement: Measurement) -> None:
+        """Forget it."""
+
+    def kernel(self, logged: Sequence[KernelEvent]) -> None:
         """Forget it."""
 
     def note(self, text: str) -> None:

@@ -13,6 +13,7 @@ from egmctl.files import read_bounded
 from egmctl.journal import events
 from egmctl.journal.write import FILE_LIMIT, at_work, journal_folder, journals
 from egmctl.model.codec import DecodeError, from_json
+from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import BENCH_SCHEMA, Measurement, RunReport, Status, Task, finish
 from egmctl.units import printable
 
@@ -107,6 +108,7 @@ def _put_together(skeleton: RunReport, entries: Iterator[dict[str, Any]]) -> Kep
     found: dict[int, Measurement] = {}
     under_way: dict[int, Task] = {}
     notes, problems = list(skeleton.notes), list(skeleton.problems)
+    kernel: list[KernelEvent] = []
     exit_code: int | None = None
     mentioned = False
     try:
@@ -117,6 +119,8 @@ def _put_together(skeleton: RunReport, entries: Iterator[dict[str, Any]]) -> Kep
                 case {"event": events.MEASUREMENT, "number": int(number), "measurement": measurement}:
                     found[number] = from_json(Measurement, measurement)
                     under_way.pop(number, None)
+                case {"event": events.KERNEL, "events": list(logged)}:
+                    kernel += [from_json(KernelEvent, one) for one in logged]
                 case {"event": events.NOTE, "text": str(text)}:
                     notes.append(text)
                 case {"event": events.PROBLEM, "text": str(text)}:
@@ -138,6 +142,9 @@ def _put_together(skeleton: RunReport, entries: Iterator[dict[str, Any]]) -> Kep
             found.setdefault(number, finish(task, Status.CRASHED, reason=reason))
     measurements = tuple(found[number] for number in sorted(found))
     report = replace(skeleton, notes=tuple(notes), problems=tuple(problems), measurements=measurements)
+    if (messages := skeleton.kernel_messages) is not None and kernel:
+        ended_s = max(messages.ended_s, kernel[-1].time_s)
+        report = replace(report, kernel_messages=replace(messages, events=tuple(kernel), ended_s=ended_s))
     return replace(kept, report=report)
 
 

@@ -14,6 +14,7 @@ from egmctl import __version__
 from egmctl.files import state_folder
 from egmctl.journal import events
 from egmctl.model.codec import to_json
+from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import BENCH_SCHEMA, Measurement, RunReport, Task
 
 FILES_LIMIT = 50
@@ -66,6 +67,11 @@ class Journal:
     def measurement(self, number: int, measurement: Measurement) -> None:
         """Write an outcome."""
         self._write(events.MEASUREMENT, number=number, measurement=to_json(self._clean(measurement)))
+
+    def kernel(self, logged: Sequence[KernelEvent]) -> None:
+        """Write what the kernel has logged, and wait until the disk has it: the node may be about to go down."""
+        self._write(events.KERNEL, events=[to_json(self._clean(event)) for event in logged])
+        self._flush()
 
     def note(self, text: str) -> None:
         """Write a note."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.record import BusId, Plain, Record
+from egmctl.model.record import BusId, Plain, Record, Unread
 
 
 class EventKind(StrEnum):
@@ -111,3 +111,21 @@ class KernelLog(Record):
     """In their order, the newest if there are too many."""
     left_out: int = 0
     """Older events that were dropped because there were too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelMessages:
+    """What the kernel logged while something ran, on the node of the command: under MPI that of rank 0."""
+
+    source: Plain
+    unread: Unread | None = None
+    """Why the log could not be read: then nothing is known, not even that there was nothing."""
+    began_s: float
+    """On the clock of :attr:`KernelEvent.time_s`."""
+    ended_s: float
+    overwritten: bool = False
+    """Lines were lost meanwhile."""
+    events: tuple[KernelEvent, ...] = ()
+    """In their order, the first if there are too many."""
+    left_out: int = 0
+    """Later events that were dropped because there were too many."""

@@ -13,6 +13,7 @@ from typing import Any
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.evidence import BufferCost, Evidence, GpuEvidence, Placement
+from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.machine import Machine
 from egmctl.model.memory import MemoryKind
 from egmctl.model.rank import Rank
@@ -270,6 +271,8 @@ class RunReport:
     """What a reader of every number has to know."""
     problems: tuple[Plain, ...] = ()
     """What went wrong outside of any measurement."""
+    kernel_messages: KernelMessages | None = None
+    """What the kernel logged meanwhile; ``None`` where nobody looked: in documents of older versions."""
     ranks: tuple[Rank, ...] = ()
     """The processes of the measurements by several."""
     measurements: tuple[Measurement, ...]

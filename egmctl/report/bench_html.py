@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from egmctl.errors import ExitCode
 from egmctl.model.gpu import are_fake
 from egmctl.model.measurement import RunReport, Status
+from egmctl.report.bench_kernel import kernel_line
 from egmctl.report.bench_parts import exceptions, families, how, tally
 from egmctl.report.bench_rates import rates
 from egmctl.report.bench_soak import soak_lines
@@ -148,7 +149,7 @@ def _look(status: Status) -> str:
 
 def _notes(report: RunReport) -> Iterator[Child]:
     yield element("p", f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once.")
-    yield bullets([*filter(None, [route_line(report)]), *report.notes])
+    yield bullets([*filter(None, [route_line(report), kernel_line(report)]), *report.notes])
 
 
 def _bus_ids(report: RunReport) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import ClassVerdict, Grade, RunVerdict
 from egmctl.report.bench_html import banners, heading, subtitle
+from egmctl.report.bench_kernel import kernel_line
 from egmctl.report.bench_parts import exceptions, families, how, tally
 from egmctl.report.bench_summary import summary, summary_note
 from egmctl.report.bench_warnings import route_line, warnings
@@ -55,7 +56,7 @@ def _folded(report: RunReport) -> Iterator[tuple[str, str]]:
     for family, tables in families(report):
         name = f"Tables of the family {family}"
         yield name, details(name, "\n".join(map(grid_markdown, tables)))
-    notes = [", ".join(how(report)), *filter(None, [route_line(report)]), *report.notes]
+    notes = [", ".join(how(report)), *filter(None, [route_line(report), kernel_line(report)]), *report.notes]
     yield "How it was measured", details("How it was measured", bullets(notes))
 
 

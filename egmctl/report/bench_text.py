@@ -10,6 +10,7 @@ from rich.text import Text
 
 from egmctl.model.measurement import RunReport, Status
 from egmctl.report.bench_fold import FOLDED_ABOVE, folded
+from egmctl.report.bench_kernel import kernel_line
 from egmctl.report.bench_parts import exceptions, grids, how, tally
 from egmctl.report.bench_soak import soak_lines
 from egmctl.report.bench_summary import SUMMARY, soak, summary, summary_note
@@ -28,7 +29,7 @@ def bench_text(report: RunReport) -> Text:
     text = _head(report)
     for part in _tables(report):
         text.append("\n").append_text(part)
-    notes = [*filter(None, [route_line(report)]), *report.notes, *report.problems]
+    notes = [*filter(None, [route_line(report), kernel_line(report)]), *report.notes, *report.problems]
     for title, lines in (
         ("Not plainly measured", _exceptions(report)),
         ("Soak", soak_lines(report)),

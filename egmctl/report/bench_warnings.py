@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.model.evidence import LinkEvidence, Verdict
 from egmctl.model.measurement import Measurement, RunReport
+from egmctl.report.bench_kernel import kernel_sentences
 from egmctl.units import printable
 
 HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})
@@ -15,6 +16,7 @@ _SHOWN = 4
 
 def warnings(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each thing that was seen, with the paths that it was seen on."""
+    yield from kernel_sentences(report)
     for sentence, paths in seen(report).items():
         more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
         yield f"{sentence}: {', '.join(paths[:_SHOWN])}{more}"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from egmctl.doctor.kernel_faults import kernel_faults
+from egmctl.model.finding import Status
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.profile import Profile, Reference, Unit
@@ -55,7 +57,7 @@ def judge(
         _class_verdict(called[one], one, one in sized, numbers, measurements, judged, profile)
         for one, numbers in members.items()
     )
-    warnings = tuple(_warnings(measurements))
+    warnings = (*_warnings(measurements), *_logged(report))
     grade = _run_grade(classes, warnings)
     return RunVerdict(
         grade=grade,
@@ -168,6 +170,15 @@ def _warnings(measurements: Sequence[Measurement]) -> Iterable[str]:
             for counter, rise in gpu.errors.items():
                 rises[counter, gpu.label] = rises.get((counter, gpu.label), 0) + rise
     return (f"{counter} of {label} rose by {rise}" for (counter, label), rise in rises.items())
+
+
+def _logged(report: RunReport) -> Iterable[str]:
+    """Say what the kernel logged meanwhile that calls for an operator: paths may be as fast as ever beside it."""
+    if report.kernel_messages is None or not report.machines:
+        return
+    for fault in kernel_faults(report.machines[0], report.kernel_messages.events):
+        if fault.status is not Status.PASS:
+            yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
 
 
 def _run_grade(classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> Grade:

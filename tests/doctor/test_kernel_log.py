@@ -13,6 +13,7 @@ from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Finding, Status
 from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine, OriginKind, Reason, SectionStatus, Unread
+from egmctl.report.views.doctor import title
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import run, run_one, shipped
 
@@ -46,7 +47,8 @@ def test_an_application_fault_is_no_fault_of_the_gpu() -> None:
 def test_a_gpu_off_the_bus_is_named_with_its_age_and_what_to_do() -> None:
     one: Finding = run_one("kernel.xid", node(xid(79, "GPU has fallen off the bus."), xid(79, "again")))
     assert one.status is Status.FAIL
-    assert one.summary == "GPU2: Xid 79, GPU fell off the bus, 2 times, last 11 min ago"
+    assert (one.place.label, one.summary) == ("GPU2", "Xid 79, GPU fell off the bus, 2 times, last 11 min ago")
+    assert title(one).startswith("GPU2: Xid 79")
     assert one.cause == "blamed on: hardware"
     assert one.remedy is not None
     assert one.remedy.needs_reboot

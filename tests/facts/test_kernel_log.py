@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event, kernel_log
+from egmctl.facts.kernel_log import EVENTS_LIMIT, event, kernel_log
+from egmctl.facts.kernel_watch import KernelLogWatch
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelLog
 from egmctl.model.record import Reason

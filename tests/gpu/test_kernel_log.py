@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from egmctl.facts.kernel_log import KernelLogWatch
+from egmctl.facts.kernel_watch import KernelLogWatch
 from egmctl.facts.root import Root
 from egmctl.model.kernel_log import EventKind
 from tests.conftest import ROOT, RunEgmctl, command_environment
@@ -44,8 +46,7 @@ print(int(driver.cuCtxSynchronize()[0]))
 """Prints 700, CUDA_ERROR_ILLEGAL_ADDRESS."""
 
 
-def test_an_out_of_bounds_store_is_the_applications_fault(egmctl: RunEgmctl) -> None:
-    watch = KernelLogWatch(Root())
+def store_out_of_bounds() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", OUT_OF_BOUNDS],
         cwd=ROOT,
@@ -56,6 +57,11 @@ def test_an_out_of_bounds_store_is_the_applications_fault(egmctl: RunEgmctl) -> 
         check=False,
     )
     assert ended.stdout.strip() == "700", ended.stderr
+
+
+def test_an_out_of_bounds_store_is_the_applications_fault(egmctl: RunEgmctl) -> None:
+    watch = KernelLogWatch(Root())
+    store_out_of_bounds()
     (xid,) = [event for event in watch.events() if event.kind is EventKind.XID]
     watch.close()
     assert (xid.number, xid.process) == (31, os.path.basename(sys.executable))
@@ -66,3 +72,27 @@ def test_an_out_of_bounds_store_is_the_applications_fault(egmctl: RunEgmctl) -> 
     assert finding["status"] == "pass"
     assert "Xid 31 on GPU" in finding["note"]
     assert "application" in finding["note"]
+
+
+def test_a_bench_says_which_messages_came_while_it_ran(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "egmctl", "bench", "--quick", "--allow-busy", "--samples", "100", "--json"]
+    with subprocess.Popen(
+        [*command, "--journal", str(tmp_path)],
+        cwd=ROOT,
+        env=command_environment({"EGMCTL_NO_JOURNAL": None}),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as bench:
+        until = time.monotonic() + 60
+        while not any('"event":"step"' in path.read_text() for path in tmp_path.glob("*.journal")):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        store_out_of_bounds()
+        out, _ = bench.communicate(timeout=110)
+    result = json.loads(out)["result"]
+    assert result["kernel_messages"]["unread"] is None
+    assert 31 in [one["number"] for one in result["kernel_messages"]["events"]]
+    (journal,) = tmp_path.glob("*.journal")
+    kinds = [json.loads(line)["event"] for line in journal.read_text().splitlines()]
+    assert "kernel" in kinds
+    assert result["verdict"] is None or not any("Xid" in one for one in result["verdict"]["warnings"])

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.messages import MESSAGES
+from egmctl.doctor.kernel_faults import KernelFault, kernel_faults
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.xids import Blame, meaning, remedy
-from egmctl.model.finding import NODE, Evidence, Finding, Guard, Place, Remedy, Status, on_gpus
+from egmctl.doctor.xids import Blame, meaning
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, Status
 from egmctl.model.kernel_log import EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine, OriginKind, Reason
-
-K = TypeVar("K", bound=Hashable)
 
 ALL = tuple(Guard)
 _SHOWN = 3
 """Events that a finding quotes: the first, and the newest."""
-_MANY_CORRECTED = 100
-"""Corrected PCIe errors of one device from which on a link is called noisy. Chosen: a healthy link logs none; a link
-that repairs some a day works."""
-
 _MAY_READ = Remedy(
     text="Run as root, or with CAP_SYSLOG, or as a member of the group adm or systemd-journal; in a container, look on "
     "the host.",
@@ -35,40 +28,24 @@ def _xid(machine: Machine, scope: Scope) -> Iterator[Finding]:
     log = yield from _log(machine)
     if log is None:
         return
-    harmless: list[KernelEvent] = []
-    found = False
     events = [event for event in _recent(log, scope, EventKind.XID) if _concerns(machine, scope, event)]
-    for (_, bus_id, status), group in _groups(events, lambda e: (e.number, e.bus_id, meaning(e).status)):
-        if status is Status.PASS:
-            harmless += group
-            continue
-        found = True
-        one = meaning(group[0])
-        place = _place(machine, bus_id)
-        told = failed if status is Status.FAIL else warned
-        yield told(
-            f"{place.label or bus_id}: Xid {group[0].number}, {one.name}{_times(log, group)}",
-            remedy(one),
-            place=place,
-            evidence=_evidence(log, group),
-            cause="" if one.blame in (Blame.NOBODY, Blame.UNKNOWN) else f"blamed on: {one.blame.value}",
-        )
+    faults = list(kernel_faults(machine, events))
+    found = [fault for fault in faults if fault.status is not Status.PASS]
+    for fault in found:
+        blamed = "" if fault.blame in (Blame.NOBODY, Blame.UNKNOWN) else f"blamed on: {fault.blame.value}"
+        yield _finding(log, fault, cause=blamed)
+    harmless = [fault for fault in faults if fault.status is Status.PASS]
     if not found:
+        quoted = [event for event in events if meaning(event).status is Status.PASS]
         yield passed(
             "no Xid that calls for an operator" if harmless else "no Xid",
-            evidence=(_covered(log, scope), *_evidence(log, harmless)),
-            note=_harmless(machine, harmless),
+            evidence=(_covered(log, scope), *_evidence(log, quoted)),
+            note="; ".join(
+                f"{len(fault.events)} x Xid {fault.events[0].number} on {fault.where} "
+                f"({meaning(fault.events[0]).name}; {fault.blame.value})"
+                for fault in harmless
+            ),
         )
-
-
-def _harmless(machine: Machine, events: Sequence[KernelEvent]) -> str:
-    """Return a sentence on the Xids that need no operator: which, how often, whose fault."""
-    parts = []
-    for (number, bus_id), group in _groups(events, lambda e: (e.number, e.bus_id)):
-        one = meaning(group[0])
-        where = _place(machine, bus_id).label or bus_id
-        parts.append(f"{len(group)} x Xid {number} on {where} ({one.name}; {one.blame.value})")
-    return "; ".join(parts)
 
 
 def _sxid(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -82,46 +59,21 @@ def _sxid(machine: Machine, scope: Scope) -> Iterator[Finding]:
         else:
             yield passed("no SXid", evidence=(_covered(log, scope),))
         return
-    for (number, bus_id, fatal), group in _groups(events, lambda e: (e.number, e.bus_id, e.fatal)):
-        # Unless the line says Non-fatal it is taken for fatal, as NVIDIA's own monitors do.
-        told = warned if fatal is False else failed
-        link = "" if group[0].link is None else f" on link {group[0].link}"
-        yield told(
-            f"NVSwitch {bus_id}: SXid {number}{link}, {'non-fatal' if fatal is False else 'fatal'}{_times(log, group)}",
-            Remedy(
-                text="Look the number up in the Fabric Manager guide; reset all GPUs and NVSwitches of the node "
-                "together, then inspect or replace the switch or the GPU at that link.",
-                needs_root=True,
-            ),
-            evidence=_evidence(log, group),
-        )
+    yield from (_finding(log, fault) for fault in kernel_faults(machine, events))
 
 
 def _aer(machine: Machine, scope: Scope) -> Iterator[Finding]:
     log = yield from _log(machine)
     if log is None:
         return
-    known = _devices(machine)
-    found = False
-    events = [event for event in _recent(log, scope, EventKind.AER) if event.bus_id in known]
-    for (bus_id, corrected, fatal), group in _groups(events, lambda e: (e.bus_id, e.corrected, e.fatal)):
-        if corrected and len(group) < _MANY_CORRECTED:
-            continue
-        found = True
-        what = "corrected" if corrected else "fatal" if fatal else "non-fatal"
-        told = failed if fatal else warned
-        yield told(
-            f"{known[bus_id or '']}: {len(group)} {what} PCIe errors{_times(log, group, count=False)}",
-            Remedy(
-                text="Reseat or replace the card, its riser or cable; compare the link's width and speed (lspci -vv)."
-            ),
-            place=_place(machine, bus_id),
-            evidence=_evidence(log, group),
-        )
+    faults = list(kernel_faults(machine, _recent(log, scope, EventKind.AER)))
+    found = [fault for fault in faults if fault.status is not Status.PASS]
+    yield from (_finding(log, fault) for fault in found)
     if not found:
-        few = f"{len(events)} corrected PCIe errors, which the links repaired" if events else ""
+        count = sum(len(fault.events) for fault in faults)
+        few = f"{count} corrected PCIe errors, which the links repaired" if count else ""
         yield passed(
-            "no PCIe error of a GPU, its bridges or a NIC" + (" but corrected ones" if events else ""),
+            "no PCIe error of a GPU, its bridges or a NIC" + (" but corrected ones" if count else ""),
             evidence=(_covered(log, scope),),
             note=few,
         )
@@ -131,26 +83,29 @@ def _driver(machine: Machine, scope: Scope) -> Iterator[Finding]:
     log = yield from _log(machine)
     if log is None:
         return
-    events = [event for event in _recent(log, scope, EventKind.DRIVER) if event.message is not None]
-    found = False
-    for message, group in _groups(events, lambda e: e.message):
-        if message is None:
-            continue
-        known = MESSAGES[message]
-        found = True
-        place = _place(machine, group[0].bus_id) if len({e.bus_id for e in group}) == 1 else NODE
-        told = failed if known.status is Status.FAIL else warned
-        yield told(
-            f"the driver logged: {known.meaning}{_times(log, group)}",
-            known.remedy,
-            place=place,
-            evidence=(Evidence(source=log.source, value=f"{_ago(log, group[-1])}: ... {message.value} ..."),),
-        )
-    if not found:
+    faults = list(kernel_faults(machine, _recent(log, scope, EventKind.DRIVER)))
+    for fault in faults:
+        message = fault.events[0].message
+        quoted = f"{_ago(log, fault.events[-1])}: ... {message.value if message else ''} ..."
+        yield replace(_finding(log, fault), evidence=(Evidence(source=log.source, value=quoted),))
+    if not faults:
         yield passed(
             "no message of the driver that names a fault of EGM, NVLink, C2C, fabric or IMEX",
             evidence=(_covered(log, scope),),
         )
+
+
+def _finding(log: KernelLog, fault: KernelFault, *, cause: str = "") -> Finding:
+    told = failed if fault.status is Status.FAIL else warned
+    last = f"{'last ' if len(fault.events) > 1 else ''}{_ago(log, fault.events[-1])}"
+    # The place is told beside it.
+    return told(
+        f"{fault.name if fault.place.label else fault.title}{fault.times}, {last}",
+        fault.remedy,
+        place=fault.place,
+        evidence=_evidence(log, fault.events),
+        cause=cause,
+    )
 
 
 def _log(machine: Machine) -> Generator[Finding, None, KernelLog | None]:
@@ -180,35 +135,6 @@ def _concerns(machine: Machine, scope: Scope, event: KernelEvent) -> bool:
     """Say whether an event is of a GPU in scope, or of one that is no longer there."""
     known = {gpu.bus_id for gpu in machine.gpus or ()}
     return scope.gpus is None or event.bus_id in scope.gpus or event.bus_id not in known
-
-
-def _groups(events: Iterable[KernelEvent], key: Callable[[KernelEvent], K]) -> Iterator[tuple[K, list[KernelEvent]]]:
-    groups: dict[K, list[KernelEvent]] = defaultdict(list)
-    for event in events:
-        groups[key(event)].append(event)
-    yield from groups.items()
-
-
-def _place(machine: Machine, bus_id: str | None) -> Place:
-    gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id == bus_id]
-    return on_gpus(gpus) if gpus else NODE
-
-
-def _devices(machine: Machine) -> dict[str, str]:
-    """Return the PCIe devices whose errors matter here, and what to call them."""
-    bridges = (machine.system.bridges if machine.system else None) or ()
-    return {
-        **{bridge.bus_id: f"PCIe bridge {bridge.bus_id}" for bridge in bridges},
-        **{nic.pci.bus_id: nic.name for nic in machine.nics or () if nic.pci is not None},
-        **{switch.pci.bus_id: f"NVSwitch {switch.pci.bus_id}" for switch in machine.switches or () if switch.pci},
-        **{gpu.bus_id: f"GPU{gpu.index}" for gpu in machine.gpus or ()},
-    }
-
-
-def _times(log: KernelLog, events: Sequence[KernelEvent], *, count: bool = True) -> str:
-    """Return how often and when last: ``, 3 times, last 12 min ago``."""
-    often = f", {len(events)} times" if count and len(events) > 1 else ""
-    return f"{often}, {'last ' if len(events) > 1 else ''}{_ago(log, events[-1])}"
 
 
 def _ago(log: KernelLog, event: KernelEvent) -> str:

@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
 from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judgement, RunVerdict, Yardstick
+from egmctl.report.bench_kernel import grave, sentence
 from egmctl.report.bench_parts import exceptions, tally
 from egmctl.report.bench_soak import soak_lines
 from egmctl.report.bench_warnings import HARMLESS, route_line, seen
@@ -22,6 +24,7 @@ from egmctl.report.document import (
     Cell,
     Document,
     Entry,
+    KeyValues,
     Level,
     Matrix,
     Paragraph,
@@ -41,10 +44,13 @@ _REASONS = 4
 """Reasons for what failed or was skipped that are told without -v."""
 _WARNINGS = 4
 _PATHS = 3
+_FAULTS = 3
+"""Faults of the kernel's log that are told without -v."""
 _WHOLE = 1000
 """From here on nobody needs a decimal."""
 _BAD = (Grade.FAIL, Grade.WARN)
 _TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
+_STATUS_TONES = {Found.FAIL: Tone.BAD, Found.WARN: Tone.WARN}
 _MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
 
 
@@ -68,6 +74,7 @@ def bench_document(report: RunReport) -> Document:
 
 def _body(report: RunReport) -> Iterator[Block]:
     yield answer(report)
+    yield from _kernel(report)
     yield from _worst_paths(report)
     yield from _broken(report)
     rows = _rows(report)
@@ -206,9 +213,32 @@ def _advice(report: RunReport, broken: Sequence[Measurement], next_step: str) ->
         return "measure again when the GPUs are idle"
     if any(set(gpu.throttle_reasons or ()) - HARMLESS for gpu in evidence):
         return "check power and cooling: nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
+    if grave(report):
+        return "act on the kernel's message below, then measure again"
     if broken:
         return "see what stops them with 'egmctl doctor'"
     return next_step
+
+
+def _kernel(report: RunReport) -> Iterator[Entry]:
+    """Yield what the kernel logged meanwhile that calls for an operator."""
+    found = grave(report)
+    for fault in found[:_FAULTS]:
+        fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
+        yield Entry(
+            word=fault.status.upper(),
+            tone=_STATUS_TONES[fault.status],
+            title=f"logged by the kernel meanwhile: {sentence(fault)}",
+            body=(KeyValues(rows=(("fix", fix),)),),
+            level=Level.SUMMARY,
+        )
+    if len(found) > _FAULTS:
+        yield Entry(
+            word="",
+            tone=Tone.PLAIN,
+            title=Span(f"{len(found) - _FAULTS} more in the kernel's log (-v)", Tone.DIM),
+            level=Level.SUMMARY,
+        )
 
 
 def _worst_paths(report: RunReport) -> Iterator[Entry]:
