@@ -113,9 +113,9 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
     return tuple(tuple(of_flow(task, flow) for flow in task.flows) for task in tasks)
 
 
-def buffers_of(tasks: Sequence[Task]) -> frozenset[Buffer]:
-    """Return all buffers of a step."""
-    return frozenset(_flat(assign(tasks)))
+def buffers_of(tasks: Sequence[Task]) -> tuple[Buffer, ...]:
+    """Return all buffers of a step, each once, in the order of its flows."""
+    return tuple(dict.fromkeys(_flat(assign(tasks))))
 
 
 def _flat(assigned: Iterable[Iterable[FlowBuffers]]) -> Iterator[Buffer]:
@@ -142,11 +142,11 @@ class Lifetimes:
         """Say that there will be one more step."""
         self._uses.update(buffers_of(tasks))
 
-    def finish(self, tasks: Sequence[Task]) -> frozenset[Buffer]:
+    def finish(self, tasks: Sequence[Task]) -> tuple[Buffer, ...]:
         """Say that one of the steps is over; return the buffers of it that no other one will need."""
         used = buffers_of(tasks)
         self._uses.subtract(used)
-        return frozenset(buffer for buffer in used if self._uses[buffer] <= 0)
+        return tuple(buffer for buffer in used if self._uses[buffer] <= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +176,11 @@ def peaks(
         The name of the host that an end is on, where there are several.
     """
     lifetimes = Lifetimes(steps)
-    held: set[Buffer] = set()
+    # In order: which of several equals is named does not change from run to run.
+    held: dict[Buffer, None] = {}
     most: dict[_Place, tuple[Endpoint | None, int]] = {}
     for tasks in steps:
-        held |= buffers_of(tasks)
+        held |= dict.fromkeys(buffers_of(tasks))
         now: Counter[_Place] = Counter()
         ends: dict[_Place, Endpoint | None] = {}
         for buffer in held:
@@ -194,7 +195,8 @@ def peaks(
             if taken > most.get(place, (None, 0))[1]:
                 most[place] = (ends[place], taken)
         if not keep:
-            held -= lifetimes.finish(tasks)
+            for buffer in lifetimes.finish(tasks):
+                del held[buffer]
     return tuple(Peak(end, taken, host) for (host, _, _), (end, taken) in most.items())
 
 

@@ -56,8 +56,8 @@ def steps_seconds(plan: Plan) -> list[float]:
     seconds = []
     for step in plan.steps:
         tasks = [replace(plan.tasks[n], task=_asked(plan.tasks[n].task, step)) for n in step.tasks]
-        new = buffers_of([planned.task for planned in tasks]) - seen
-        seen |= new
+        new = [buffer for buffer in buffers_of([planned.task for planned in tasks]) if buffer not in seen]
+        seen.update(new)
         host_bytes: Counter[int | None] = Counter()
         for buffer in new:
             if buffer.end.memory in HOST_MEMORY:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from egmctl.bench.budget import free_bytes
-from egmctl.bench.buffers import Buffer, Peak, buffers_of
+from egmctl.bench.buffers import Peak, buffers_of
 from egmctl.bench.case import Case, End
 from egmctl.bench.estimate import ALLOCATE_S_PER_GIB, RANKS_START_S, START_S
 from egmctl.bench.fabric_plan import FROM_ONE, PAIRS, SEED, Party, is_own_wire, legs_of, maker, ones
@@ -269,7 +269,7 @@ class _Model:
         """Return what tasks hold at most at one place, and whether that is more than there may be."""
         held: Counter[tuple[str | None, str | None, int | None]] = Counter()
         ends: dict[tuple[str | None, str | None, int | None], Endpoint] = {}
-        for buffer in frozenset[Buffer]().union(*(buffers_of([task]) for task in tasks)):
+        for buffer in dict.fromkeys(buffer for task in tasks for buffer in buffers_of([task])):
             end = buffer.end
             place = (self._party.node_of(end), end.bus_id, end.numa_node)
             held[place] += buffer.size_bytes
