@@ -26,7 +26,7 @@ from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
-from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
+from egmctl.report.exports.topo_json import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
 

@@ -29,7 +29,7 @@ from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.model.planned import PLAN_SCHEMA, PlanReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILE_SCHEMA, PROFILES_SCHEMA, MatchResult, Profile, ProfileList
-from egmctl.report.topo_json import TOPO_SCHEMA, TopoResult
+from egmctl.report.exports.topo_json import TOPO_SCHEMA, TopoResult
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 

@@ -194,7 +194,7 @@ def bench(
         )
         if not measuring:
             from egmctl.report.bench_list import bench_list, bench_plan
-            from egmctl.report.plan_json import plan_json
+            from egmctl.report.exports.plan_json import plan_json
 
             def planned(target: Target) -> Text | str:
                 if target.form is Form.JSON:

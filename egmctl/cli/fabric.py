@@ -80,7 +80,7 @@ class FabricRun:
 
     def planned(self, machine_name: str | None, ranks: int | None) -> Draw:
         """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what ``ranks`` of them cost."""
-        from egmctl.report.plan_json import cost_json, plan_json
+        from egmctl.report.exports.plan_json import cost_json, plan_json
 
         seen = read_machine(machine_name, self.sections, quiet=self.quiet)
         if ranks is None:

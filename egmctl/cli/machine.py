@@ -45,7 +45,8 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
 def list_machines(outputs: Outputs) -> int:
     """Show the machines that ship, for ``--machine list``."""
     from egmctl.facts.replay import load, names
-    from egmctl.report.topo_machines import machines_csv, machines_json, machines_text
+    from egmctl.report.forms import rendered
+    from egmctl.report.views.machines import machines_csv, machines_document, machines_json
 
     outputs.all_in((Form.TEXT, Form.JSON, Form.CSV), "--machine list")
     outputs.check()
@@ -54,7 +55,9 @@ def list_machines(outputs: Outputs) -> int:
     def draw(target: Target) -> Text | str:
         if target.form is Form.JSON:
             return machines_json(machines)
-        return machines_csv(machines) if target.form is Form.CSV else machines_text(machines)
+        if target.form is Form.CSV:
+            return machines_csv(machines)
+        return rendered(machines_document(machines), target.form, width=target.width)
 
     outputs.write(draw, answers=False)
     return ExitCode.OK

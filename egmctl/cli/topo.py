@@ -66,9 +66,10 @@ def topo(
         if target.leaves_the_node:
             of = redact(seen)
             gpus_of = tuple(of.gpu(gpu.bus_id) for gpu in chosen)
-        return render(topology(of, gpus_of, nodes), target.form, verbose=verbose, width=target.width)
+        judged = topology(of, gpus_of, nodes)
+        return render(judged, target.form, verbose=verbose, brief=target.brief, width=target.width)
 
-    outputs.write(draw, answers=False)
+    outputs.write(draw)
     if lacking is not None and not {target.form for target in outputs.targets} & {Form.TEXT, Form.JSON}:
         say(lacking.sentence)
     return ExitCode.OK if lacking is None else ExitCode.NOTHING

@@ -15,7 +15,7 @@ from egmctl.model.diagnosis import DOCTOR_SCHEMA
 from egmctl.model.fleet import Answer, Asked, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.measurement import BENCH_SCHEMA
-from egmctl.report.topo_json import TOPO_SCHEMA
+from egmctl.report.exports.topo_json import TOPO_SCHEMA
 from egmctl.units import format_size, printable
 
 OUTPUT_LIMIT = FILE_LIMIT

@@ -20,7 +20,7 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Reach, counts
 from egmctl.nodesets import fold
-from egmctl.report.fleet_json import fleet_json
+from egmctl.report.exports.json import fleet_json
 from egmctl.saved import Saved, load
 from egmctl.verdict import load as profiles
 

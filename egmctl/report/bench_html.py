@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from egmctl.errors import ExitCode
 from egmctl.model.gpu import are_fake
 from egmctl.model.measurement import RunReport, Status
+from egmctl.report import document
 from egmctl.report.bench_kernel import kernel_line
 from egmctl.report.bench_parts import exceptions, families, how, tally
 from egmctl.report.bench_rates import rates
@@ -17,12 +19,14 @@ from egmctl.report.bench_warnings import route_line, warnings
 from egmctl.report.grid import Shade
 from egmctl.report.grid_html import grid_html, grids_html, legend_html
 from egmctl.report.heat import marks
-from egmctl.report.machine_html import machine_facts
 from egmctl.report.markup import Child, element
 from egmctl.report.origin import origin_banner
 from egmctl.report.page import Section, bullets, page, rows
-from egmctl.report.topo_html import parts
+from egmctl.report.render import html as rendered
 from egmctl.report.verdict_html import call, classes_html, verdict_html
+from egmctl.report.views.machine import machine_section
+from egmctl.report.views.node_scene import node_scene
+from egmctl.report.views.topo import gpu_matrix
 from egmctl.topology.topology import Topology, topology
 
 _FAMILIES = {
@@ -79,9 +83,9 @@ def sections(report: RunReport) -> Iterator[Section]:
     yield Section("verdict", "Verdict", tuple(_verdict(report)))
     for number, machine in enumerate(report.machines[:_NODES_DRAWN]):
         suffix = f"-{number}" if number else ""
-        yield Section(f"machine{suffix}", "Machine", tuple(machine_facts(machine)))
         judged = topology(machine, [gpu for gpu in machine.gpus or () if gpu.bus_id in _bus_ids(report)])
-        yield Section(f"topology{suffix}", "Topology", tuple(_topology(judged, report)))
+        for section in rendered.sections([machine_section(machine), topology_section(judged, report)]):
+            yield replace(section, id=f"{section.id}{suffix}")
     if len(report.machines) > _NODES_DRAWN:
         told = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
         yield Section("nodes", "Further nodes", (element("p", told),))
@@ -109,18 +113,25 @@ def _verdict(report: RunReport) -> Iterator[Child]:
             yield bullets(lines)
 
 
-def _topology(judged: Topology, report: RunReport) -> Iterator[Child]:
+def topology_section(judged: Topology, report: RunReport) -> document.Section:
+    """Return the picture of a node with what was measured over each link."""
     found, cases = rates(report)
-    told: Child = None
+    told = "Rates are nominal, in one direction."
     if any(label in judged.gpus for ends in found for label in ends):
-        told = (
-            "Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
-            "single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: ",
-            element("span", ", ".join(cases), class_="case"),
-            ".",
+        told += (
+            " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
+            f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
         )
-    yield element("p", judged.platform.line)
-    yield from parts(judged, found, told)
+    return document.Section(
+        title="Topology",
+        body=(
+            document.Paragraph(words=judged.platform.line),
+            document.Diagram(scene=node_scene(judged, found)),
+            document.Paragraph(words=told, tone=document.Tone.DIM),
+            *([gpu_matrix(judged)] if judged.gpus else []),
+        ),
+        level=document.Level.PAGE,
+    )
 
 
 def _wires(report: RunReport) -> Iterator[Section]:

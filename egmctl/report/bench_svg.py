@@ -12,7 +12,7 @@ from egmctl.report.grid import DRAWN_CELLS, Cell, Grid, cells_of, lines
 from egmctl.report.heat import Marks, best, mark_of, marks, step_of
 from egmctl.report.markup import arrows, element
 from egmctl.report.plot import plot
-from egmctl.report.svg import stack
+from egmctl.report.render.svg import stack
 from egmctl.report.table import BAD, DIM, WARN
 
 _CELL, _ROW, _LABEL, _LINE = 84.0, 30.0, 84.0, 18.0

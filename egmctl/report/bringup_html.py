@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from egmctl.model.bringup import Bringup
-from egmctl.report import bench_html, topo_html
+from egmctl.report import bench_html
 from egmctl.report.page import Section, page
 from egmctl.report.render import html
 from egmctl.report.views.bringup import bringup_document, summary
 from egmctl.report.views.doctor import doctor_document
+from egmctl.report.views.topo import topo_document
 from egmctl.topology.topology import topology
 
 
@@ -24,7 +25,7 @@ def _sections(bringup: Bringup) -> Iterator[Section]:
     yield from html.sections(list(summary(bringup)))
     yield from _part("doctor", html.sections(doctor_document(bringup.diagnosis).body))
     judged = topology(bringup.machine)
-    yield from _part("topo", topo_html.sections(judged), leave=("machine",))
+    yield from _part("topo", html.sections(topo_document(judged).body), leave=("machine",))
     if bringup.run is not None:
         yield from _part("bench", bench_html.sections(bringup.run), leave=("machine", "topology"))
 

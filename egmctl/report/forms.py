@@ -120,7 +120,7 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
     if isinstance(result, Bringup):
         return _bringup(result, form, verbose, brief, width)
     if isinstance(result, Topology):
-        return _topo(result, form, verbose)
+        return _topo(result, form, verbose, brief, width)
     return _doctor(result, form, verbose, brief, width)
 
 
@@ -135,11 +135,11 @@ def _bench(report: RunReport, form: Form, verbose: int, brief: bool, width: int 
                 return first
             return first.append("\n\n").append_text(bench_text(report))
         case Form.JSON:
-            from egmctl.report.bench_json import bench_json
+            from egmctl.report.exports.json import bench_json
 
             return bench_json(report, next(iter(report.machines), None))
         case Form.CSV:
-            from egmctl.report.bench_csv import bench_csv
+            from egmctl.report.exports.bench_csv import bench_csv
 
             return bench_csv(report)
         case Form.HTML:
@@ -155,42 +155,25 @@ def _bench(report: RunReport, form: Form, verbose: int, brief: bool, width: int 
 
             return bench_markdown(report)
         case Form.PROM:
-            from egmctl.report.bench_prom import bench_prom
+            from egmctl.report.exports.bench_prom import bench_prom
 
             return bench_prom(report)
     raise ValueError(f"a run of the bench has no form {form}")
 
 
-def _topo(topology: Topology, form: Form, verbose: int) -> Text | str:
+def _topo(topology: Topology, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
     match form:
-        case Form.TEXT:
-            from egmctl.report.topo_missing import missing_text
-            from egmctl.report.topo_text import topo_text
-            from egmctl.topology.missing import missing
-
-            lacking = missing(topology.machine)
-            return topo_text(topology, verbose=verbose) if lacking is None else missing_text(topology.machine, lacking)
         case Form.JSON:
-            from egmctl.report.topo_json import topo_json
+            from egmctl.report.exports.topo_json import topo_json
 
             return topo_json(topology)
         case Form.CSV:
-            from egmctl.report.topo_csv import topo_csv
+            from egmctl.report.exports.topo_csv import topo_csv
 
             return topo_csv(topology)
-        case Form.HTML:
-            from egmctl.report.topo_html import topo_html
+    from egmctl.report.views.topo import topo_document
 
-            return topo_html(topology)
-        case Form.SVG:
-            from egmctl.report.topo_svg import topo_svg
-
-            return topo_svg(topology)
-        case Form.MARKDOWN:
-            from egmctl.report.topo_markdown import topo_markdown
-
-            return topo_markdown(topology)
-    raise ValueError(f"a topology has no form {form}")
+    return rendered(topo_document(topology), form, verbose=verbose, brief=brief, width=width, drawn=True)
 
 
 def _doctor(diagnosis: Diagnosis, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
@@ -232,9 +215,20 @@ def _bringup(bringup: Bringup, form: Form, verbose: int, brief: bool, width: int
 
 
 def rendered(
-    document: Document, form: Form, *, verbose: int = 0, brief: bool = False, width: int | None = None
+    document: Document,
+    form: Form,
+    *,
+    verbose: int = 0,
+    brief: bool = False,
+    width: int | None = None,
+    drawn: bool = False,
 ) -> Text | str:
     """Return a document in one of the forms that every document has.
+
+    Parameters
+    ----------
+    drawn
+        Its picture shows its figures, not its text.
 
     Raises
     ------
@@ -242,6 +236,10 @@ def rendered(
         If a document has no such form.
     """
     match form:
+        case Form.SVG if drawn:
+            from egmctl.report.render.svg import svg
+
+            return svg(document)
         case Form.TEXT | Form.SVG:
             from egmctl.report.document import Level
             from egmctl.report.picture import picture
@@ -258,7 +256,7 @@ def rendered(
             from egmctl.report.render.markdown import markdown
 
             return markdown(document)
-    raise ValueError(f"a document has no form {form}")
+    raise ValueError(f"a result of {document.command} has no form {form}")
 
 
 def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:
@@ -270,11 +268,11 @@ def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:
             text = compare_text(comparison, verbose=verbose)
             return text if form is Form.TEXT else picture(text, "egmctl compare")
         case Form.JSON:
-            from egmctl.report.compare_json import compare_json
+            from egmctl.report.exports.json import compare_json
 
             return compare_json(comparison)
         case Form.CSV:
-            from egmctl.report.compare_csv import compare_csv
+            from egmctl.report.exports.compare_csv import compare_csv
 
             return compare_csv(comparison)
         case Form.HTML:
@@ -295,7 +293,7 @@ def _fleet(report: FleetReport, form: Form, verbose: int) -> Text | str:
 
             return fleet_text(report, verbose=verbose)
         case Form.JSON:
-            from egmctl.report.fleet_json import fleet_json
+            from egmctl.report.exports.json import fleet_json
 
             return fleet_json(report)
     raise ValueError(f"a fleet's report has no form {form}")

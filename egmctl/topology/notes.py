@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine, Reason
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.topology import rates
@@ -14,26 +16,47 @@ from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.units import format_kernel_list
 
 
+class NoteKind(StrEnum):
+    """What a note is about."""
+
+    HIDDEN = "hidden"
+    """This process cannot use a GPU."""
+    DEGRADED = "degraded"
+    """A GPU works, with fewer links or lanes than it should have."""
+    REMARK = "remark"
+    """All else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One thing that the matrices cannot show."""
+
+    kind: NoteKind
+    words: str
+    """A sentence without its full stop."""
+
+
 def notes(
     machine: Machine,
     gpus: Sequence[Gpu],
     links: Mapping[tuple[str, str], Link],
     routes: Sequence[HostRoute],
     platform: PlatformVerdict,
-) -> tuple[str, ...]:
-    """Return the notes, each a sentence without its full stop, the most severe first."""
-    return (
-        *_unusable(machine, gpus),
-        *_driver(machine),
-        *_routes(machine, routes, platform),
-        *_owners(machine, routes),
-        *_fewer_nvlinks(gpus, links),
-        *_without_speed(gpus),
-        *_narrow_pcie(gpus),
-        *_unknown_links(links),
-        *_hidden(machine),
-        *_numbered_otherwise(gpus),
+) -> tuple[Note, ...]:
+    """Return the notes, the most severe first."""
+    kinds = (
+        (NoteKind.HIDDEN, _unusable(machine, gpus)),
+        (NoteKind.REMARK, _driver(machine)),
+        (NoteKind.REMARK, _routes(machine, routes, platform)),
+        (NoteKind.REMARK, _owners(machine, routes)),
+        (NoteKind.DEGRADED, _fewer_nvlinks(gpus, links)),
+        (NoteKind.REMARK, _without_speed(gpus)),
+        (NoteKind.DEGRADED, _narrow_pcie(gpus)),
+        (NoteKind.REMARK, _unknown_links(links)),
+        (NoteKind.REMARK, _hidden(machine)),
+        (NoteKind.REMARK, _numbered_otherwise(gpus)),
     )
+    return tuple(Note(kind, words) for kind, sentences in kinds for words in sentences)
 
 
 def _unusable(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:

@@ -29,6 +29,10 @@ class PlatformVerdict:
     line: str
     clique_id: int | None = None
     """The NVLink domain's clique, for a multi-node domain."""
+    what: str = ""
+    """The GPUs and the CPUs' architecture."""
+    cause: str = ""
+    """Why there is no EGM, or why that is unknown."""
 
 
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
@@ -38,7 +42,7 @@ def platform(machine: Machine) -> PlatformVerdict:
     """Judge the platform from all of the node's GPUs."""
     gpus = machine.gpus or ()
     if not gpus:
-        return PlatformVerdict(PlatformKind.NO_EGM, "no EGM: no NVIDIA GPU")
+        return PlatformVerdict(PlatformKind.NO_EGM, "no EGM: no NVIDIA GPU", what="no NVIDIA GPU")
     answers = [egm(machine, gpu) for gpu in gpus]
     able = sum(answer.able is True for answer in answers)
     clique = _clique(gpus)
@@ -51,14 +55,14 @@ def platform(machine: Machine) -> PlatformVerdict:
             answers = [answer for answer in answers if answer.able is None]
         causes = "; ".join(dict.fromkeys(answer.cause for answer in answers))
         line = f"{words}: {what}, {causes}"
-        return PlatformVerdict(kind, f"{line}; {domain}" if domain else line, clique)
+        return PlatformVerdict(kind, f"{line}; {domain}" if domain else line, clique, what, causes)
     if able < len(gpus):
         what += f", EGM on {able} of {len(gpus)} GPUs"
     if domain:
-        return PlatformVerdict(PlatformKind.MULTI_NODE, f"EGM, {domain}: {what}", clique)
+        return PlatformVerdict(PlatformKind.MULTI_NODE, f"EGM, {domain}: {what}", clique, what)
     if len(gpus) == 1:
-        return PlatformVerdict(PlatformKind.SINGLE_GPU, f"EGM, single-node single-GPU: {what}")
-    return PlatformVerdict(PlatformKind.MULTI_GPU, f"EGM, single-node multi-GPU: {what}")
+        return PlatformVerdict(PlatformKind.SINGLE_GPU, f"EGM, single-node single-GPU: {what}", what=what)
+    return PlatformVerdict(PlatformKind.MULTI_GPU, f"EGM, single-node multi-GPU: {what}", what=what)
 
 
 def _clique(gpus: Sequence[Gpu]) -> int | None:

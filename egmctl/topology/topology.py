@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 from egmctl.model.machine import Gpu, Machine, Nic
 from egmctl.topology.links import Link, cpu_node_ids, gpu_link, gpu_nic_link, nic_link
-from egmctl.topology.notes import notes
+from egmctl.topology.notes import Note, notes
 from egmctl.topology.p2p import Matrix, matrices
 from egmctl.topology.platform import PlatformVerdict, platform
 from egmctl.topology.routes import HostRoute, route
@@ -33,7 +33,12 @@ class Topology:
     """By GPU and then by node, in the order of both."""
     p2p: tuple[Matrix, ...]
     """Of the chosen GPUs that NVML lists."""
-    notes: tuple[str, ...]
+    remarks: tuple[Note, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks in words."""
+        return tuple(note.words for note in self.remarks)
 
     def link(self, first: str, second: str) -> Link:
         """Return the link between two labels, in either order."""
@@ -70,7 +75,7 @@ def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequenc
         links=links,
         routes=found,
         p2p=matrices(machine, {label: gpu for label, gpu in chosen.items() if gpu.nvml is not None}),
-        notes=notes(machine, tuple(chosen.values()), links, found, verdict),
+        remarks=notes(machine, tuple(chosen.values()), links, found, verdict),
     )
 
 

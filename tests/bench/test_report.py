@@ -28,10 +28,10 @@ from egmctl.model.measurement import (
     exit_code,
     finish,
 )
-from egmctl.report.bench_csv import COLUMNS, bench_csv
-from egmctl.report.bench_json import bench_json
 from egmctl.report.bench_list import bench_list
 from egmctl.report.bench_text import bench_text
+from egmctl.report.exports.bench_csv import COLUMNS, bench_csv
+from egmctl.report.exports.json import bench_json
 from egmctl.report.table import WIDTH
 from egmctl.units import MIB
 from tests.bench.four import FOUR

@@ -26,7 +26,7 @@ def recorded(tmp_path: Path) -> Path:
 def test_a_shipped_machine_as_text(egmctl: RunEgmctl) -> None:
     done = egmctl("topo", "--machine", "gb200-nvl4")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("MODELLED from public documents, no such node was read: gb200-nvl4\n")
+    assert done.out.startswith("MODEL of gb200-nvl4, built from public documentation")
     assert "NV18>C2C" in done.out
 
 
@@ -45,7 +45,9 @@ def test_json_and_csv_say_where_the_machine_came_from(egmctl: RunEgmctl, recorde
     assert {(row["origin"], row["machine"]) for row in rows} == {("recorded", "node7")}
 
 
-@pytest.mark.parametrize(("suffix", "start"), [(".txt", "Platform: "), (".json", "{\n"), (".csv", "origin,machine,")])
+@pytest.mark.parametrize(
+    ("suffix", "start"), [(".txt", "2 NVIDIA H200 on "), (".json", "{\n"), (".csv", "origin,machine,")]
+)
 def test_the_suffix_of_the_output_file_says_the_form(
     egmctl: RunEgmctl, recorded: Path, tmp_path: Path, suffix: str, start: str
 ) -> None:
@@ -119,8 +121,8 @@ class TestList:
         done = egmctl("topo", "--machine", "list")
         assert (done.code, done.err) == (0, "")
         heads = [line.split() for line in done.out.splitlines() if not line.startswith(" ")]
-        assert [name for name, _ in heads] == replay.names()
-        assert {origin for _, origin in heads} <= {"modelled", "recorded"}
+        assert [name for name, *_ in heads] == replay.names()
+        assert {origin for _, origin, *_ in heads} == {"modelled:", "recorded:"}
 
     def test_json_and_csv(self, egmctl: RunEgmctl) -> None:
         document = json.loads(egmctl("topo", "--machine", "list", "--json").out)
@@ -150,8 +152,8 @@ class TestWithoutDriver:
     def test_it_helps_and_ends_with_3(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
         done = egmctl("topo", env=bare)
         assert done.code == 3
-        assert done.out.startswith("There is no NVIDIA GPU on this machine.\n")
-        assert "  NUMA 1  cpu, CPUs 4-7, 1 GiB\n" in done.out
+        assert done.out.startswith("NOT DETERMINED: There is no NVIDIA GPU on this machine.\n")
+        assert "NUMA 1  cpu, CPUs 4-7, 1 GiB\n" in done.out
         assert "egmctl topo --machine list" in done.out
 
     def test_json_says_the_same(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:

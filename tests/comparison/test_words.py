@@ -16,8 +16,8 @@ from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
 from egmctl.model.machine import Gpu, Machine, Reason, Unread
-from egmctl.report.compare_csv import compare_csv
 from egmctl.report.compare_text import compare_text
+from egmctl.report.exports.compare_csv import compare_csv
 from egmctl.saved import Saved
 
 H200 = replay.load("hgx-h200x4")

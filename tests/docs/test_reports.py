@@ -14,7 +14,7 @@ from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.report import forms
-from egmctl.report.bench_prom import bench_prom
+from egmctl.report.exports.bench_prom import bench_prom
 from egmctl.report.exports.prometheus import doctor_prom
 from egmctl.report.forms import Form
 from tests.conftest import ROOT, RunEgmctl

@@ -24,7 +24,7 @@ from egmctl.fleet.session import old_session
 from egmctl.model.command import Command
 from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Line, Reach, worst
 from egmctl.nodesets import fold
-from egmctl.report.fleet_json import fleet_json
+from egmctl.report.exports.json import fleet_json
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
 DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})

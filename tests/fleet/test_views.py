@@ -13,7 +13,7 @@ from egmctl.model.codec import from_json
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Node, Outcome, PathDifference
 from egmctl.model.fleet import Answer, Asked, FleetReport, Group, Launcher, Line, Reach, counts
-from egmctl.report.fleet_json import fleet_json
+from egmctl.report.exports.json import fleet_json
 from egmctl.report.fleet_text import LINES_SHOWN, fleet_text
 from tests.conftest import ROOT, RunEgmctl
 

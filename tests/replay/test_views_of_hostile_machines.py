@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from egmctl.errors import UsageError
 from egmctl.facts import record, replay
 from egmctl.model.machine import Machine
-from egmctl.report.exports.json import dump
-from egmctl.report.topo_csv import topo_csv
-from egmctl.report.topo_json import topo_result
-from egmctl.report.topo_missing import missing_text
-from egmctl.report.topo_text import topo_text
-from egmctl.topology.missing import missing
+from egmctl.report.forms import TOPO, render
 from egmctl.topology.topology import topology
 from tests.random_machines import machines
 from tests.replay.test_load import JSON, mutate
@@ -28,15 +23,10 @@ SHIPPED = {name: record.document(replay.load(name)) for name in replay.names()}
 
 
 def show(machine: Machine) -> None:
-    lacking = missing(machine)
     judged = topology(machine, machine.gpus or (), None)
-    dump(topo_result(judged, lacking))
-    topo_csv(judged)
-    texts = [topo_text(judged, verbose=verbose) for verbose in (0, 1, 2)]
-    if lacking is not None:
-        texts.append(missing_text(machine, lacking))
-    for text in texts:
-        assert all(line.isprintable() for line in text.plain.split("\n"))
+    for form in TOPO:
+        for verbose in (0, 2):
+            assert all(line.isprintable() for line in str(render(judged, form, verbose=verbose)).split("\n"))
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))

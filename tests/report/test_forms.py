@@ -82,7 +82,7 @@ def test_a_result_has_exactly_the_forms_of_its_kind(result: Result, form: Form, 
     ids=["topo", "doctor", "profile match"],
 )
 def test_the_banner_of_a_modelled_machine_colours_no_line_but_its_own(text: Text) -> None:
-    banner, platform = text.split("\n")[:2]
+    banner, platform = [line for line in text.split("\n") if line][:2]
     assert banner.plain.startswith(("MODELLED", "MODEL of"))
     assert WARN in [span.style for span in banner.spans]
     assert WARN not in [platform.style, *(span.style for span in platform.spans)]

@@ -24,7 +24,6 @@ from egmctl.report.forms import Form, render
 from egmctl.report.grid import Cell, Grid, Line, Shade
 from egmctl.report.grid_html import grid_html
 from egmctl.report.page import style
-from egmctl.report.topo_html import topo_html
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.report import comparisons
@@ -38,8 +37,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "EGM": lambda: bench_html(judged(run("gb200-nvl4", gpus=2))),
     "sweep": lambda: bench_html(run(cases=("device_to_device_memcpy_write_ce",), sizes=SWEEP)),
     "hostile": lambda: bench_html(hostile_run()),
-    "topo": lambda: topo_html(topology(replay.load("dgx-h100"))),
-    "topo of direct links": lambda: topo_html(topology(replay.load("gh200x4"))),
+    "topo": lambda: str(render(topology(replay.load("dgx-h100")), Form.HTML)),
+    "topo of direct links": lambda: str(render(topology(replay.load("gh200x4")), Form.HTML)),
     "doctor": lambda: str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
     "compare of two runs": lambda: compare_html(comparisons.two_runs()),
     "compare of nodes": lambda: compare_html(comparisons.nodes()),
@@ -250,8 +249,7 @@ def test_nothing_to_compare_is_no_pass() -> None:
     ("made", "banner"),
     [
         (lambda: bench_html(run("gb200-nvl4", gpus=2)), "Modelled from public documents"),
-        (lambda: topo_html(topology(replay.load("dgx-h100"))), "Modelled from public documents"),
-        (lambda: topo_html(topology(replay.load("hgx-h200x4"))), "Recorded at 2026-"),
+        (lambda: str(render(topology(replay.load("dgx-h100")), Form.HTML)), "MODEL of dgx-h100"),
         (
             lambda: str(render(diagnose(replay.load("gh200"), Scope(), CHECKS), Form.HTML)),
             "MODEL of gh200, built from public documentation, not captured from hardware",
@@ -261,6 +259,11 @@ def test_nothing_to_compare_is_no_pass() -> None:
 def test_what_is_not_live_says_so_before_anything_else(made: object, banner: str) -> None:
     header = next(elements(parse(made()), "header"))  # type: ignore[operator]
     assert words(header[0]).startswith(banner)
+
+
+def test_a_recorded_machine_says_when_it_was_recorded_in_the_heading() -> None:
+    (heading,) = elements(parse(str(render(topology(replay.load("hgx-h200x4")), Form.HTML))), "h1")
+    assert words(heading).startswith("hgx-h200x4, recorded 2026-")
 
 
 def test_a_run_of_the_command_on_a_fake_node_is_a_page_that_says_fake(

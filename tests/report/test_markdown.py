@@ -17,7 +17,6 @@ from egmctl.facts import replay
 from egmctl.report.bench_markdown import bench_markdown
 from egmctl.report.forms import Form, render
 from egmctl.report.markdown import block, code, escaped, table
-from egmctl.report.topo_markdown import topo_markdown
 from egmctl.topology.topology import topology
 from egmctl.units import printable
 from tests.report.pages import elements, words
@@ -75,7 +74,7 @@ def test_what_github_would_find_in_plain_words_is_taken_apart(text: str, written
     [
         bench_markdown(hostile_run()),
         bench_markdown(judged(run("dgx-h100"))),
-        topo_markdown(topology(replay.load("dgx-h100"))),
+        str(render(topology(replay.load("dgx-h100")), Form.MARKDOWN)),
         str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.MARKDOWN)),
     ],
     ids=["hostile", "bench", "topo", "doctor"],

@@ -14,7 +14,7 @@ from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.model.measurement import Status
-from egmctl.report.bench_prom import bench_prom
+from egmctl.report.exports.bench_prom import bench_prom
 from egmctl.report.exports.prometheus import doctor_prom
 from egmctl.units import printable
 from tests.report.runs import HOSTILE, hostile_run, judged, run

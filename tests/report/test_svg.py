@@ -11,11 +11,12 @@ import pytest
 from egmctl.facts import replay
 from egmctl.report.bench_rates import rates
 from egmctl.report.bench_svg import bench_svg
-from egmctl.report.drawing import drawing
+from egmctl.report.forms import Form, render
 from egmctl.report.grid import Plot, Point
 from egmctl.report.plot import HEIGHT, WIDTH, plot, ticks
-from egmctl.report.topo_svg import topo_svg
-from egmctl.topology.topology import topology
+from egmctl.report.render.figures import diagram
+from egmctl.report.views.node_scene import Rates, node_scene
+from egmctl.topology.topology import Topology, topology
 from tests.doctor.scenes import scenes
 from tests.report.pages import elements, words
 from tests.report.runs import hostile_run, judged, run
@@ -25,7 +26,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "matrices": lambda: bench_svg(judged(run(cases=("device_to_device_memcpy_write_ce", "ring_write_ce")))),
     "curves": lambda: bench_svg(run(cases=LOADED)),
     "hostile": lambda: bench_svg(hostile_run()),
-    "topology": lambda: topo_svg(topology(replay.load("dgx-h100"))),
+    "topology": lambda: str(render(topology(replay.load("dgx-h100")), Form.SVG)),
 }
 
 
@@ -58,6 +59,10 @@ def test_a_matrix_holds_every_number_and_marks_the_bad_one_with_a_word() -> None
     assert [one for one in texts if one.removesuffix(" fail") in values] == [*values[:-1], f"{values[-1]} fail"]
 
 
+def drawing(judged: Topology, rates: Rates | None = None) -> ElementTree.Element:
+    return diagram(node_scene(judged, rates))
+
+
 class TestTheTopology:
     def test_it_has_each_gpu_nic_and_node(self) -> None:
         node = replay.load("dgx-h100")
@@ -65,7 +70,7 @@ class TestTheTopology:
         for label in (*(f"GPU{n}" for n in range(8)), *(f"NIC{n}" for n in range(12)), "NUMA 0", "NUMA 1"):
             assert label in told
         assert "H100 80GB HBM3" in told
-        assert told.count("NV18 450") == 8
+        assert told.count("NV18 450 GB/s") == 8
 
     def test_wires_have_what_was_measured_over_them_in_both_directions(self) -> None:
         made = run(cases=("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"), gpus=2)
@@ -80,7 +85,7 @@ class TestTheTopology:
     def test_direct_links_are_drawn_pair_by_pair(self) -> None:
         told = [words(one) for one in elements(drawing(topology(replay.load("gh200x4"))), "text")]
         assert sum(text.startswith("GPU") and "NV6 150" in text for text in told) == 6
-        assert told.count("C2C 447 EGM") == 4
+        assert (told.count("C2C"), told.count("447 GB/s EGM")) == (4, 4)
 
     def test_a_node_without_gpus_is_still_a_picture(self) -> None:
         node = replay.load("hgx-h200x4")
@@ -130,4 +135,5 @@ def test_a_gpu_with_links_down_is_drawn_so_and_its_healthy_peers_are_not() -> No
     texts = [text.text or "" for text in drawn.iter("text")]
     assert sum(text.startswith("NV16 of 18") for text in texts) == 1
     assert sum(text.startswith("NV18 ") for text in texts) == 3
-    assert [line.get("class") for line in drawn.iter("line")].count("wire down") == 1
+    assert [line.get("class") for line in drawn.iter("path")].count("wire down") == 1
+    assert [box.get("class") for box in drawn.iter("rect")].count("card degraded") == 1

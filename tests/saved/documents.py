@@ -14,7 +14,7 @@ from egmctl.facts import replay
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.measurement import RunReport, Sample, Settings, Status, finish
-from egmctl.report.bench_json import bench_json
+from egmctl.report.exports.json import bench_json
 from egmctl.units import MIB
 from tests.bench.four import FOUR
 from tests.bench.reports import report

@@ -22,8 +22,8 @@ from egmctl.model.command import Command
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import doctor_json, dump, envelope
+from egmctl.report.exports.topo_json import TopoResult
 from egmctl.report.forms import Form, render
-from egmctl.report.topo_json import TopoResult
 from tests.conftest import RunEgmctl
 from tests.saved.documents import bench_document, machine_of, measured_report
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.report.exports.json import dump, envelope
-from egmctl.report.topo_csv import COLUMNS, topo_csv
-from egmctl.report.topo_json import TOPO_SCHEMA, topo_result
+from egmctl.report.exports.topo_csv import COLUMNS, topo_csv
+from egmctl.report.exports.topo_json import TOPO_SCHEMA, topo_result
 from egmctl.topology.missing import missing
 from egmctl.topology.topology import topology
 from tests.random_machines import machines

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egmctl.model.machine import DeviceNode, Driver, Gpu, Machine, OriginKind, Reason, Unread
-from egmctl.report.topo_missing import missing_text
+from egmctl.report.forms import Form, render
 from egmctl.topology.missing import missing
+from egmctl.topology.topology import topology
 from tests.topology import builders
 from tests.topology.builders import gpu, hgx, nic, out_of_sight
 
@@ -23,7 +24,7 @@ def unlisted(count: int, driver_name: str = "nvidia") -> list[Gpu]:
 def text_of(machine: Machine) -> str:
     what = missing(machine)
     assert what is not None
-    return " ".join(missing_text(machine, what).plain.split())
+    return " ".join(str(render(topology(machine), Form.TEXT)).replace("NOT DETERMINED: ", "").split())
 
 
 def test_nothing_is_missing_where_nvml_lists_a_gpu() -> None:
@@ -36,11 +37,12 @@ def test_no_gpu_at_all() -> None:
         nvml_error="NVML_ERROR_LIBRARY_NOT_FOUND", unread={"module_version": NOT_LOADED, "cuda_error": NO_CUDA}
     )
     text = text_of(builders.machine([], driver=driver))
-    assert text.startswith("There is no NVIDIA GPU on this machine. Found NUMA 0 cpu, CPUs 0-55, 512 GiB Missing")
+    assert text.startswith("There is no NVIDIA GPU on this machine. Next: If there should be one, look")
     assert "kernel driver: not loaded (/proc/driver/nvidia/version: ENOENT)" in text
     assert "NVML: libnvidia-ml.so.1 was not found" in text
     assert "CUDA: libcuda.so.1 was not found" in text
-    assert text.endswith("egmctl topo --machine list names machines to look at without a GPU.")
+    assert text.endswith("Found NUMA 0 cpu, CPUs 0-55, 512 GiB")
+    assert "egmctl topo --machine list names machines to look at without a GPU. Missing" in text
 
 
 def test_gpus_without_a_driver_and_the_nics_beside_them() -> None:
@@ -96,7 +98,7 @@ def test_a_child_that_hung_says_so() -> None:
 
 
 def test_a_modelled_machine_says_so_here_too() -> None:
-    assert text_of(builders.machine([], origin=OriginKind.MODELLED)).startswith("MODELLED from public documents")
+    assert text_of(builders.machine([], origin=OriginKind.MODELLED)).startswith("MODEL of")
 
 
 def test_a_cgroup_that_denies_the_gpus() -> None:

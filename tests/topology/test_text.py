@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from rich.console import Console
+from rich.text import Text
 
 from egmctl.model.machine import Driver, Machine, OriginKind, Process, Reason, Unread
-from egmctl.report.topo_text import topo_text
+from egmctl.report.forms import Form, render
 from egmctl.topology.topology import topology
 from tests.random_machines import machines
 from tests.topology import builders
@@ -19,7 +20,7 @@ from tests.topology.builders import gpu, grace, grace_gpu, hgx, nic, node, out_o
 
 
 def text_of(machine: Machine, *, verbose: int = 0) -> str:
-    return topo_text(topology(machine), verbose=verbose).plain
+    return str(render(topology(machine), Form.TEXT, verbose=verbose))
 
 
 def block(text: str, title: str) -> list[list[str]]:
@@ -65,8 +66,8 @@ def test_fewer_nvlinks_than_the_siblings_are_marked_and_named() -> None:
     machine = builders.machine(gpus, nvlinks={(a, b): 17 if 3 in (a, b) else 18 for a in range(8) for b in range(8)})
     text = text_of(machine)
     assert "NV17*" in text
-    assert "  * GPU3: 17 of 18 NVLinks are active\n" in text
-    assert re.search(r"^  NV#\* +fewer NVLinks than there should be$", text, re.MULTILINE)
+    assert "DEGRADED  GPU3: 17 of 18 NVLinks are active\n" in text
+    assert re.search(r"^NV#\* +fewer NVLinks than expected$", text, re.MULTILINE)
 
 
 def test_p2p_that_is_alike_is_one_line_and_what_differs_is_a_matrix() -> None:
@@ -74,7 +75,7 @@ def test_p2p_that_is_alike_is_one_line_and_what_differs_is_a_matrix() -> None:
     alike = pairs(gpus, nvlinks=18)
     odd = replace(alike[0], p2p_status={**alike[0].p2p_status, "atomics": "CNS"})
     text = text_of(builders.machine(gpus, pairs=(odd, *alike[1:])))
-    assert "  NVML  read OK, write OK, nvlink OK, pci NS\n" in text
+    assert "NVML  read OK, write OK, nvlink OK, pci NS\n" in text
     assert block(text, "P2P atomics (NVML)")[1:] == [
         ["GPU0", "X", "CNS", "OK"],
         ["GPU1", "OK", "X", "OK"],
@@ -91,13 +92,24 @@ def test_the_legend_explains_what_appears_and_nothing_else() -> None:
 def test_nics_have_their_own_block_with_their_names() -> None:
     text = text_of(hgx(2, nics=(nic(0, node=0), nic(1, node=1))))
     rows = block(text, "NIC links")
-    assert rows[1:5] == [
-        ["GPU0", "NODE", "SYS"],
-        ["GPU1", "SYS", "NODE"],
-        ["NIC0", "X", "SYS"],
-        ["NIC1", "SYS", "X"],
+    assert rows[1:] == [["GPU0", "NODE", "SYS"], ["GPU1", "SYS", "NODE"], ["NIC0=mlx5_0", "NIC1=mlx5_1"]]
+    assert "NIC to NIC" not in text
+
+
+def test_links_between_nics_come_with_v() -> None:
+    rows = block(text_of(hgx(2, nics=(nic(0, node=0), nic(1, node=1))), verbose=1), "NIC to NIC links")
+    assert rows[1:] == [["NIC0", "X", "SYS"], ["NIC1", "SYS", "X"]]
+
+
+def test_it_begins_with_sentences_that_say_what_is_connected_to_what() -> None:
+    nics = tuple(nic(i, node=i) for i in range(2))
+    assert text_of(hgx(8, nics=nics)).partition("\n\n")[0].splitlines() == [
+        "8 NVIDIA H200 on x86_64, no EGM: no NVLink-C2C.",
+        "All GPU pairs are joined by 18 NVLinks through NVLink switches, 450 GB/s in each",
+        "direction.",
+        "NUMA 0: GPU0-3 with NIC0; NUMA 1: GPU4-7 with NIC1.",
+        "No link is degraded, no GPU hidden.",
     ]
-    assert rows[5] == ["NIC0=mlx5_0", "NIC1=mlx5_1"]
 
 
 def test_cuda_that_fails_is_a_note_beside_the_matrix() -> None:
@@ -121,7 +133,7 @@ def test_a_recorded_machine_has_the_text_of_the_live_one(kind: OriginKind) -> No
 
 def test_a_modelled_machine_says_so_first() -> None:
     first, _ = text_of(grace(origin=OriginKind.MODELLED)).split("\n", 1)
-    assert first == "MODELLED from public documents, no such node was read: by-hand"
+    assert first == "MODEL of by-hand, built from public documentation, not captured from hardware"
 
 
 class TestPage:
@@ -143,7 +155,8 @@ class TestPage:
             assert line == line.rstrip()
 
     def test_it_does_not_depend_on_the_terminals_width(self) -> None:
-        text = topo_text(topology(hgx()))
+        text = render(topology(hgx()), Form.TEXT)
+        assert isinstance(text, Text)
         shown = []
         for width in (20, 80, 400):
             console = Console(file=io.StringIO(), width=width, color_system=None)
@@ -157,18 +170,18 @@ class TestVerbose:
     text = text_of(grace(), verbose=1)
 
     def test_ids_ports_and_sources(self) -> None:
-        assert "  bus id      0000:10:00.0\n" in self.text
-        assert "  UUID        GPU-00000000-0000-0000-0000-000000000000\n" in self.text
-        assert "  NVLink      18 of 18 active: 0-17, 53125 MB/s each, 0-17 to switch\n" in self.text
-        assert "  known to    pci, node, nvml, cuda\n" in self.text
+        assert "bus id      0000:10:00.0\n" in self.text
+        assert "UUID        GPU-00000000-0000-0000-0000-000000000000\n" in self.text
+        assert "NVLink      18 of 18 active: 0-17, 53125 MB/s each, 0-17 to switch\n" in self.text
+        assert "known to    pci, node, nvml, cuda\n" in self.text
 
     def test_the_gpus_that_a_remote_route_can_lead_over(self) -> None:
-        assert "  to NUMA 1   nvlink x18 900.0 GB/s, then c2c 450.0 GB/s of GPU2 or GPU3\n" in self.text
+        assert "to NUMA 1   nvlink x18 900.0 GB/s, then c2c 450.0 GB/s of GPU2 or GPU3\n" in self.text
 
     def test_unread_values_with_their_reason(self) -> None:
         lost = out_of_sight(gpu(1))
         lost = replace(lost, unread={"nvml": Unread(reason=Reason.NO_PERMISSION)})
-        assert "  unread      no-permission: nvml\n" in text_of(builders.machine([gpu(0), lost]), verbose=1)
+        assert "unread     no-permission: nvml\n" in text_of(builders.machine([gpu(0), lost]), verbose=1)
 
 
 class TestHostileNames:

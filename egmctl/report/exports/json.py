@@ -12,8 +12,11 @@ from egmctl.errors import EgmctlError, ExitCode, NothingToDo
 from egmctl.facts.redact import redact
 from egmctl.model.bringup import BRINGUP_SCHEMA, Bringup
 from egmctl.model.codec import to_json
+from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
+from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.machine import Machine
+from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 
 if TYPE_CHECKING:
     from egmctl.doctor.check import Check
@@ -85,6 +88,24 @@ def bringup_json(bringup: Bringup) -> str:
     kept = replace(bringup.diagnosis, machines=(redact(bringup.machine),))
     body = to_json(replace(bringup, diagnosis=kept))
     return dump(envelope(BRINGUP_SCHEMA, bringup.exit_code, body, machine=bringup.machine))
+
+
+def bench_json(report: RunReport, machine: Machine | None) -> str:
+    """Return a run of the bench as a JSON document: every sample, null with the reason beside it."""
+    return dump(envelope(BENCH_SCHEMA, report.exit_code, to_json(report), machine=machine))
+
+
+def compare_json(comparison: Comparison) -> str:
+    """Return a comparison as a JSON document."""
+    return dump(envelope(COMPARISON_SCHEMA, comparison.exit_code, to_json(comparison), machine=None))
+
+
+def fleet_json(report: FleetReport) -> str:
+    """Return a fleet's answers as a JSON document, which is ``fleet.json`` of its folder too.
+
+    Its ``machine`` is null: each node's own file says where its facts are from.
+    """
+    return dump(envelope(FLEET_SCHEMA, report.exit_code, to_json(report), machine=None))
 
 
 def checks_json(checks: Iterable[Check]) -> str:

@@ -84,7 +84,7 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[Child]:
         yield from _figures(matrices)
         matrices = []
         if block.level is Level.ALL and not isinstance(block, Details):
-            yield _details("more", [block])
+            yield element("details", element("summary", "more"), _block(block))
         else:
             yield _block(block)
     yield from _figures(matrices)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report.document import Block, Column, KeyValues, Level, Section, Table
-from egmctl.report.topo_detail import numa_lines
-from egmctl.units import format_size
+from egmctl.units import format_kernel_list, format_size
 
 
 def banners(origin: Origin) -> tuple[str, ...]:
@@ -37,6 +36,19 @@ def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
     return Section(title="Machine", body=tuple(body), level=level)
 
 
+def numa_rows(machine: Machine) -> tuple[tuple[str, str], ...]:
+    """Return the ids and the description of the NUMA nodes, those that are alike in one row."""
+    alike: dict[tuple[str, str, int | None], list[int]] = {}
+    for node in (machine.host.numa_nodes if machine.host else None) or ():
+        alike.setdefault((node.kind.value, node.cpus, node.memory_total_bytes), []).append(node.id)
+    lines = []
+    for (kind, cpus, memory), ids in alike.items():
+        each = " each" if len(ids) > 1 else ""
+        parts = [kind, cpus and f"CPUs {cpus}", memory and f"{format_size(memory)}{each}"]
+        lines.append((f"NUMA {format_kernel_list(ids)}", ", ".join(part for part in parts if part)))
+    return tuple(lines)
+
+
 def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
     names = Counter(gpu.name or "unnamed" for gpu in machine.gpus or ())
     yield "GPUs", ", ".join(f"{number} x {name}" for name, number in names.items())
@@ -53,7 +65,7 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
         yield "Memory", format_size(host.memory_total_bytes) if host.memory_total_bytes else ""
         yield "Kernel", host.kernel or ""
         yield "Page size", format_size(host.page_size_bytes) if host.page_size_bytes else ""
-    yield from numa_lines(machine)
+    yield from numa_rows(machine)
     nics = Counter(
         " and ".join(sorted({f"{p.rate_gbit_s:g} Gbit/s" for p in n.ports if p.rate_gbit_s}))
         for n in machine.nics or ()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, PathDifference, WordDifference
-from egmctl.report.csv_text import csv_text
+from egmctl.report.exports.csv_text import csv_text
 from egmctl.report.origin import compared_banners
 
 COLUMNS = (

@@ -1,14 +1,37 @@
-"""Figures stacked into one SVG file that fetches nothing, in the reader's light or dark."""
+"""The figures of a document in one SVG file that fetches nothing, in the reader's light or dark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
+from egmctl.report.document import Block, Chart, Details, Diagram, Document, Matrix, Section
 from egmctl.report.markup import element, raw, xml
 from egmctl.report.page import style
+from egmctl.report.render import figures
+from egmctl.report.render.heat import DRAWN_CELLS, cells_of
 
 _PAD, _BANNER = 16.0, 30.0
+
+
+def svg(document: Document) -> str:
+    """Return a document's drawings, heat maps and curves below each other; without any, an empty picture."""
+    return stack(f"{document.command}: {document.subject}", document.banners, list(_figures(document.body)))
+
+
+def _figures(blocks: Sequence[Block]) -> Iterator[Element]:
+    for block in blocks:
+        match block:
+            case Diagram():
+                yield figures.diagram(block.scene)
+            case Matrix() if block.better is not None and cells_of(block) <= DRAWN_CELLS:
+                yield figures.heat_map(block)
+            case Chart() if any(curve for _, curve in block.curves):
+                yield figures.chart(block)
+            case Section() | Details():
+                yield from _figures(block.body)
+            case _:
+                continue
 
 
 def stack(title: str, banners: Sequence[str], figures: Sequence[Element]) -> str:

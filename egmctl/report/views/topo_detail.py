@@ -4,62 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.text import Text
-
-from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, Record
+from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, PciFunction, Record
 from egmctl.model.route import Hop
-from egmctl.report.table import DIM, HEADING, wrap
+from egmctl.report.document import Block, Details, KeyValues, Level, Paragraph, Section, Tone
+from egmctl.report.views.machine import numa_rows
 from egmctl.topology.topology import Topology
-from egmctl.units import format_kernel_list, format_size, printable
+from egmctl.units import format_kernel_list
 
-_LABEL_WIDTH = 10
 _FEW = 8
 """Names of unread values that are listed without asking for all."""
 
 
-def details(topology: Topology, *, everything: bool) -> Iterator[Text]:
-    """Yield whose indices are shown, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources.
+def details(topology: Topology) -> Iterator[Block]:
+    """Yield whose indices are shown, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources."""
+    numbers = "GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says."
+    yield Section(
+        title="Devices", body=(Paragraph(words=numbers, tone=Tone.DIM), *_devices(topology)), level=Level.VERBOSE
+    )
 
-    Parameters
-    ----------
-    everything
-        Name all unread values; otherwise they are counted where they are many.
-    """
-    yield Text("GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says.\n", DIM)
-    nodes = numa_lines(topology.machine)
-    if nodes:
-        yield _block("NUMA nodes", nodes)
+
+def _devices(topology: Topology) -> Iterator[Details]:
+    if nodes := numa_rows(topology.machine):
+        yield _part("NUMA nodes", nodes)
     for label, gpu in topology.gpus.items():
-        lines = [*_gpu(gpu), *_routes(topology, gpu), *_unread(gpu, everything)]
-        yield _block(f"{label}  {gpu.name or 'unnamed'}", lines)
+        rows = (*_gpu(gpu), *_routes(topology, gpu), *_unread(gpu, Level.VERBOSE))
+        yield _part(f"{label}  {gpu.name or 'unnamed'}", rows, tuple(_unread(gpu, Level.ALL)))
     if topology.nics:
-        yield _block("NICs", [(label, _nic(nic)) for label, nic in topology.nics.items()])
+        yield _part("NICs", tuple((label, _nic(nic)) for label, nic in topology.nics.items()))
     origin = topology.machine.origin
     if origin.kind is OriginKind.MODELLED:
-        lines = [("about", origin.description), *(("source", source) for source in origin.sources)]
-        yield _block(f"Model {origin.name}", [line for line in lines if line[1]])
+        lines = (("about", origin.description), *(("source", source) for source in origin.sources))
+        yield _part(f"Model {origin.name}", tuple(line for line in lines if line[1]))
 
 
-def numa_lines(machine: Machine) -> list[tuple[str, str]]:
-    """Return the ids and the description of the NUMA nodes, those that are alike in one line."""
-    alike: dict[tuple[str, str, int | None], list[int]] = {}
-    for node in (machine.host.numa_nodes if machine.host else None) or ():
-        alike.setdefault((node.kind.value, node.cpus, node.memory_total_bytes), []).append(node.id)
-    lines = []
-    for (kind, cpus, memory), ids in alike.items():
-        each = " each" if len(ids) > 1 else ""
-        parts = [kind, cpus and f"CPUs {cpus}", memory and f"{format_size(memory)}{each}"]
-        lines.append((f"NUMA {format_kernel_list(ids)}", ", ".join(part for part in parts if part)))
-    return lines
+def found_anyway(machine: Machine) -> tuple[tuple[str, str], ...]:
+    """Return what is known of a machine whose GPUs cannot be asked."""
+    return (
+        *numa_rows(machine),
+        *((f"GPU{gpu.index}", _pci(gpu.bus_id, gpu.pci)) for gpu in machine.gpus or ()),
+        *((f"NVSwitch{n}", _pci(one.pci.bus_id, one.pci)) for n, one in enumerate(machine.switches or ())),
+        *(
+            (f"NIC{n}", nic.name if nic.pci is None else f"{nic.name}, {_pci(nic.pci.bus_id, nic.pci)}")
+            for n, nic in enumerate(machine.nics or ())
+        ),
+    )
 
 
-def _block(title: str, lines: list[tuple[str, str]]) -> Text:
-    text = Text.assemble((f"{printable(title)}\n", HEADING))
-    width = max(_LABEL_WIDTH, *(len(label) for label, _ in lines), 0)
-    for label, value in lines:
-        text.append(f"  {label.ljust(width)}", DIM)
-        text.append(wrap(printable(value), indent=" " * (width + 4))[width + 2 :] or "\n")
-    return text
+def _pci(bus_id: str, pci: PciFunction | None) -> str:
+    parts = [bus_id]
+    if pci is not None and pci.vendor_id is not None and pci.device_id is not None:
+        parts.append(f"{pci.vendor_id:04x}:{pci.device_id:04x}")
+    if pci is not None and pci.numa_node is not None and pci.numa_node >= 0:
+        parts.append(f"NUMA {pci.numa_node}")
+    if pci is not None and pci.driver is not None:
+        parts.append(f"driver {pci.driver or 'none'}")
+    return ", ".join(parts)
+
+
+def _part(title: str, rows: tuple[tuple[str, str], ...], more: tuple[tuple[str, str], ...] = ()) -> Details:
+    body = (KeyValues(rows=rows), *([KeyValues(rows=more, level=Level.ALL)] if more else []))
+    return Details(title=title, body=body)
 
 
 def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
@@ -158,16 +162,19 @@ def _gb_s(hop: Hop) -> str:
     return f"({hop.reason})" if hop.nominal_gb_s is None else f"{hop.nominal_gb_s:.1f} GB/s"
 
 
-def _unread(gpu: Gpu, everything: bool) -> Iterator[tuple[str, str]]:
-    """List what could not be read of a GPU, fields with one reason together."""
+def _unread(gpu: Gpu, level: Level) -> Iterator[tuple[str, str]]:
+    """Yield what could not be read of a GPU, by reason; many are counted, and named at the end."""
     reasons: dict[str, list[str]] = {}
     sources: list[tuple[str, Record | None]] = [("", gpu), ("nvml.", gpu.nvml), ("cuda.", gpu.cuda), ("pci.", gpu.pci)]
     for prefix, record in sources:
         for name, unread in (record.unread if record else {}).items():
             reasons.setdefault(unread.reason.value, []).append(f"{prefix}{name}")
     for reason, names in reasons.items():
-        listed = ", ".join(names) if everything or len(names) <= _FEW else f"{len(names)} values (-vv names them)"
-        yield "unread", f"{reason}: {listed}"
+        many = len(names) > _FEW
+        if level is Level.VERBOSE:
+            yield "unread", f"{reason}: {f'{len(names)} values (-vv names them)' if many else ', '.join(names)}"
+        elif many:
+            yield "unread", f"{reason}: {', '.join(names)}"
 
 
 def _known(value: object) -> object:

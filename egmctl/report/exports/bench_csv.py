@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from egmctl.model.measurement import Flow, Measurement, Quantity, RunReport, Summary
 from egmctl.model.verdict import Judgement, Yardstick
-from egmctl.report.csv_text import csv_text
+from egmctl.report.exports.csv_text import csv_text
 
 COLUMNS = (
     "case",

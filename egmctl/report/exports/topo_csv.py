@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from egmctl.report.csv_text import csv_text
+from egmctl.report.exports.csv_text import csv_text
 from egmctl.topology.topology import Topology
 
 COLUMNS = (

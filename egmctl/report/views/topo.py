@@ -1,0 +1,322 @@
+"""What ``egmctl topo`` says: what joins the GPUs, which NUMA node and NIC are near, what is degraded; then matrices.
+
+Text that is not verbose holds nothing that changes from second to second and no name of a host, so that a live node
+and its recording give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from egmctl.model.machine import Gpu
+from egmctl.model.route import LinkClass, LinkKind
+from egmctl.report.document import (
+    Align,
+    Block,
+    Bullets,
+    Cell,
+    Diagram,
+    Document,
+    Entry,
+    KeyValues,
+    Level,
+    Matrix,
+    Paragraph,
+    Section,
+    Series,
+    Tone,
+    Verdict,
+)
+from egmctl.report.views.machine import banners, machine_section, subject
+from egmctl.report.views.node_scene import node_scene
+from egmctl.report.views.topo_detail import details, found_anyway
+from egmctl.topology.links import Link
+from egmctl.topology.memory_mode import own_node
+from egmctl.topology.missing import missing
+from egmctl.topology.notes import NoteKind
+from egmctl.topology.platform import PlatformKind
+from egmctl.topology.rates import nvlink
+from egmctl.topology.routes import HostRoute, RouteKind
+from egmctl.topology.topology import Topology
+from egmctl.units import format_kernel_list, natural
+
+_TONES = {NoteKind.HIDDEN: Tone.BAD, NoteKind.DEGRADED: Tone.WARN}
+_NEAR = (LinkClass.PIX, LinkClass.PXB)
+"""A NIC that shares PCIe bridges with a GPU, below the host bridge."""
+
+
+def topo_document(topology: Topology) -> Document:
+    """Return what there is to say of a node's topology."""
+    return Document(
+        command="egmctl topo",
+        subject=subject(topology.machine),
+        banners=banners(topology.machine.origin),
+        body=tuple(_body(topology)),
+    )
+
+
+def _body(topology: Topology) -> Iterator[Block]:
+    lacking = missing(topology.machine)
+    if lacking is not None:
+        yield Verdict(word="NOT DETERMINED", tone=Tone.WARN, sentence=lacking.sentence, advice=" ".join(lacking.advice))
+        if lacking.missing:
+            yield Section(title="Missing", body=(Bullets(items=lacking.missing),))
+        yield Section(title="Found", body=(KeyValues(rows=found_anyway(topology.machine)),))
+        return
+    yield from summary(topology)
+    yield Diagram(scene=node_scene(topology))
+    if topology.gpus:
+        yield gpu_matrix(topology)
+    if topology.nics:
+        names = "  ".join(f"{label}={nic.name}" for label, nic in topology.nics.items())
+        yield _matrix(topology, "NIC links", list(topology.gpus), list(topology.nics), after=(names,))
+        nics = list(topology.nics)
+        yield replace(_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
+    if topology.routes:
+        yield _routes(topology)
+    yield from _p2p(topology)
+    remarks = tuple(note.words for note in topology.remarks if note.kind is NoteKind.REMARK)
+    if remarks:
+        yield Section(title="Notes", body=(Bullets(items=remarks),))
+    yield from details(topology)
+    yield machine_section(topology.machine)
+    if legend := legend_rows(topology):
+        yield Section(title="Legend", body=(KeyValues(rows=tuple(legend)),))
+
+
+def summary(topology: Topology) -> Iterator[Block]:
+    """Yield the sentences that answer what is connected to what, and what is wrong with it."""
+    for sentence in _sentences(topology):
+        yield Paragraph(words=sentence, level=Level.SUMMARY)
+    for note in topology.remarks:
+        if note.kind in _TONES:
+            words = note.words.removeprefix("* ")
+            yield Entry(word=note.kind.upper(), tone=_TONES[note.kind], title=words, level=Level.SUMMARY)
+
+
+def _sentences(topology: Topology) -> Iterator[str]:
+    verdict = topology.platform
+    egm = {PlatformKind.NO_EGM: "no EGM", PlatformKind.UNKNOWN: "EGM unknown"}.get(verdict.kind)
+    why = f": {verdict.cause}" if egm and verdict.cause else ""
+    told = f"{verdict.what}, {egm or 'with EGM'}{why}"
+    domain = f"; one tray of a multi-node NVLink domain (clique {verdict.clique_id})"
+    yield f"{told}{domain if verdict.clique_id is not None else ''}."
+    yield from _between_gpus(topology)
+    near = [
+        f"NUMA {node}: {_folded(gpus) or 'no GPU'}" + (f" with {_folded(nics)}" if nics else "")
+        for node in topology.nodes
+        for gpus, nics in [(_gpus_of(topology, node), _nics_of(topology, node))]
+        if gpus or nics
+    ]
+    if near:
+        yield f"{'; '.join(near)}."
+    close = [f"{gpu}-{nic}" for gpu in topology.gpus for nic in topology.nics if topology.link(gpu, nic).kind in _NEAR]
+    if close:
+        yield f"On the same PCIe switch: {', '.join(close)}."
+    if not any(note.kind in _TONES for note in topology.remarks):
+        yield "No link is degraded, no GPU hidden."
+
+
+def _between_gpus(topology: Topology) -> Iterator[str]:
+    pairs = list(combinations(topology.gpus, 2))
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for pair in pairs:
+        kinds.setdefault(_joined(topology, pair), []).append(pair)
+    if len(kinds) == 1:
+        yield f"{'Its two GPUs are' if len(pairs) == 1 else 'All GPU pairs are'} joined by {next(iter(kinds))}."
+    elif kinds:
+        told = (f"{how} ({len(those)} pair{'s' * (len(those) != 1)})" for how, those in kinds.items())
+        yield f"GPU pairs are joined by {', '.join(told)}."
+
+
+def _joined(topology: Topology, pair: tuple[str, str]) -> str:
+    link = topology.link(*pair)
+    if link.kind is not LinkClass.NVLINK:
+        return "unknown links" if link.kind is LinkClass.UNKNOWN else f"PCIe only ({link.symbol})"
+    rate = nvlink(topology.gpus[pair[0]], link.nvlinks or 0).nominal_gb_s
+    through = " through NVLink switches" if link.through == "switch" else ""
+    each = f", {rate:.0f} GB/s in each direction" if rate is not None else ""
+    return f"{link.nvlinks} NVLinks{through}{each}"
+
+
+def _gpus_of(topology: Topology, node: int) -> list[str]:
+    return [label for label, gpu in topology.gpus.items() if gpu.host_numa_id == node]
+
+
+def _nics_of(topology: Topology, node: int) -> list[str]:
+    return [label for label, nic in topology.nics.items() if nic.pci is not None and nic.pci.numa_node == node]
+
+
+def _folded(labels: Sequence[str]) -> str:
+    """Return labels in short: ``GPU0-3``."""
+    kinds: dict[str, set[int]] = {}
+    for label in sorted(labels, key=natural):
+        name = label.rstrip("0123456789")
+        if name == label:
+            return label
+        kinds.setdefault(name, set()).add(int(label[len(name) :]))
+    return ", ".join(f"{name}{format_kernel_list(numbers)}" for name, numbers in kinds.items())
+
+
+def gpu_matrix(topology: Topology) -> Matrix:
+    """Return the links between GPUs, with each GPU's affinities."""
+    headers = (("CPU", "affinity"), ("NUMA", "aff."), ("HOST_", "NUMA_ID"), ("GPU", "NUMA ID"))
+    cells = [_affinities(gpu) for gpu in topology.gpus.values()]
+    affinity = tuple(
+        Series(header=header, cells=tuple(Cell(text=row[place]) for row in cells), align=Align.LEFT)
+        for place, header in enumerate(headers)
+    )
+    labels = list(topology.gpus)
+    return _matrix(topology, "GPU links", labels, labels, further=(affinity,))
+
+
+def _matrix(
+    topology: Topology,
+    caption: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    further: tuple[tuple[Series, ...], ...] = (),
+    after: tuple[str, ...] = (),
+) -> Matrix:
+    groups = tuple(
+        (
+            Series(
+                header=(column,),
+                cells=tuple(
+                    Cell(text=" X") if row == column else link_cell(topology.link(row, column)) for row in rows
+                ),
+                align=Align.LEFT,
+            ),
+        )
+        for column in columns
+    )
+    return Matrix(caption=caption, rows=tuple(rows), groups=(*groups, *further), after=after)
+
+
+def link_cell(link: Link) -> Cell:
+    """Return the symbol of a link, marked where NVLinks are missing."""
+    mark = "*" if link.nvlinks_expected else ""
+    return Cell(text=link.symbol, mark=mark, tone=Tone.WARN if mark or link.symbol == "?" else Tone.PLAIN)
+
+
+def _routes(topology: Topology) -> Matrix:
+    groups = []
+    for node in topology.nodes:
+        routes = [route for route in topology.routes if route.node == node]
+        cells = tuple(Cell(text=_route_text(route), tone=_route_tone(route)) for route in routes)
+        rates = tuple(Cell(text=rate_text(route)) for route in routes)
+        groups.append((Series(header=(f"NUMA {node}",), cells=cells, align=Align.LEFT), Series(header=(), cells=rates)))
+    name = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
+    return Matrix(
+        caption=f"{name} to host memory (nominal GB/s per direction)", rows=tuple(topology.gpus), groups=tuple(groups)
+    )
+
+
+def _route_text(route: HostRoute) -> str:
+    return route.symbol if route.blocked_by is None else f"{route.symbol}: {route.blocked_by.value}"
+
+
+def _route_tone(route: HostRoute) -> Tone:
+    return {RouteKind.BLOCKED: Tone.BAD, RouteKind.UNKNOWN: Tone.WARN}.get(route.kind, Tone.PLAIN)
+
+
+def rate_text(route: HostRoute) -> str:
+    """Return the nominal GB/s of a route, as far as they are known."""
+    if not route.hops:
+        return ""
+    if route.nominal_gb_s is not None:
+        return f"{route.nominal_gb_s:.1f}"
+    return f"<={route.at_most_gb_s:.1f}" if _is_at_most(route) else "?"
+
+
+def _is_at_most(route: HostRoute) -> bool:
+    """Say whether only a bound of a route's rate is known."""
+    return route.nominal_gb_s is None and route.at_most_gb_s is not None
+
+
+def _p2p(topology: Topology) -> Iterator[Block]:
+    """Say in one line what is alike for all pairs, and draw a matrix, as nvidia-smi does, of what is not."""
+    alike = [matrix for matrix in topology.p2p if matrix.uniform]
+    sources = dict.fromkeys(matrix.source for matrix in alike)
+    rows = tuple(
+        (source, ", ".join(f"{name} {one.value}" for one in alike if one.source == source for name in one.names))
+        for source in sources
+    )
+    if rows:
+        every = "every pair" if all(gpu.nvml for gpu in topology.gpus.values()) else "every pair that NVML lists"
+        yield Section(title=f"P2P, the same for {every}", body=(KeyValues(rows=rows),))
+    labels = tuple(topology.gpus)
+    for matrix in topology.p2p:
+        if not matrix.uniform:
+            yield Matrix(
+                caption=f"P2P {', '.join(matrix.names)} ({matrix.source})",
+                rows=labels,
+                groups=tuple(
+                    (
+                        Series(
+                            header=(column,),
+                            cells=tuple(
+                                Cell(text=" X" if row == column else matrix.cells[row, column]) for row in labels
+                            ),
+                            align=Align.LEFT,
+                        ),
+                    )
+                    for column in labels
+                ),
+            )
+
+
+def legend_rows(topology: Topology) -> list[tuple[str, str]]:
+    """Explain the symbols that appear, in the order of nvidia-smi's legend and then of how good a route is."""
+    counted = Counter(link.kind for link in topology.links.values())
+    kinds = {route.kind for route in topology.routes}
+    statuses = {status for matrix in topology.p2p for status in matrix.cells.values()}
+    hops = {hop.link for route in topology.routes for hop in route.hops}
+    unknown = any(route.kind is RouteKind.UNKNOWN or rate_text(route) == "?" for route in topology.routes)
+    symbols = [
+        ("X", "self", bool(topology.gpus or topology.nics)),
+        ("SYS", "PCIe and the interconnect between NUMA nodes", LinkClass.SYS in counted),
+        ("NODE", "PCIe and the interconnect between host bridges of one NUMA node", LinkClass.NODE in counted),
+        ("PHB", "PCIe and a host bridge (typically the CPU)", LinkClass.PHB in counted),
+        ("PXB", "several PCIe bridges, without the host bridge", LinkClass.PXB in counted),
+        ("PIX", "at most a single PCIe bridge", LinkClass.PIX in counted),
+        ("NV#", "a bonded set of # NVLinks", LinkClass.NVLINK in counted),
+        ("NV#*", "fewer NVLinks than expected", any(link.nvlinks_expected for link in topology.links.values())),
+        ("C2C", "EGM over the GPU's own NVLink-C2C", RouteKind.LOCAL in kinds),
+        (
+            "C2C|NV#>C2C",
+            "EGM by the memory's owner: this GPU, or another of its CPU",
+            any(route.siblings for route in topology.routes),
+        ),
+        ("NV#>C2C", "EGM over NVLink to a GPU of that node, then its NVLink-C2C", RouteKind.REMOTE in kinds),
+        ("C2C-sys", "NVLink-C2C as ordinary system memory, not EGM", RouteKind.C2C in kinds),
+        ("PCIe", "PCIe only, not EGM", RouteKind.PCIE in kinds),
+        (">SMP", "onwards over the CPUs' interconnect", LinkKind.SMP in hops),
+        ("<=", "at most: the rate of a link on the route is unknown", any(map(_is_at_most, topology.routes))),
+        ("blocked", "no route from this process, see the notes", RouteKind.BLOCKED in kinds),
+        ("CNS", "chipset not supported", "CNS" in statuses),
+        ("GNS", "GPU not supported", "GNS" in statuses),
+        ("TNS", "topology not supported", "TNS" in statuses),
+        ("DR", "disabled by registry key", "DR" in statuses),
+        ("NS", "not supported", "NS" in statuses),
+        ("U", "unknown to the driver", "U" in statuses),
+        ("?", "unknown", LinkClass.UNKNOWN in counted or LinkKind.UNKNOWN in hops or "?" in statuses or unknown),
+    ]
+    return [(symbol, meaning) for symbol, meaning, appears in symbols if appears]
+
+
+def _affinities(gpu: Gpu) -> tuple[str, str, str, str]:
+    """Return a GPU's CPUs and NUMA nodes: by NVML, NVML's affinity, HOST_NUMA_ID, and of its own memory."""
+    cpus = gpu.nvml.cpu_affinity if gpu.nvml is not None else None
+    if cpus is None and gpu.pci is not None:
+        cpus = gpu.pci.local_cpus or None
+    nodes = gpu.nvml.numa_affinity if gpu.nvml is not None else None
+    return cpus or "N/A", nodes or "N/A", _number(gpu.host_numa_id), _number(own_node(gpu))
+
+
+def _number(value: int | None) -> str:
+    return "N/A" if value is None or value < 0 else str(value)
