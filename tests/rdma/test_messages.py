@@ -107,7 +107,7 @@ def test_a_transport_that_reaches_nobody_is_an_error_with_the_call(measure: Meas
 def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode) -> None:
     options = ["--gpus", "0-1", "--numa", "0", "--samples", "1", "--no-verdict", "--case", "ucx_host_to_host_64k"]
     environment = node.environment() | WITHOUT_CUDA | {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    ended = egmctl("bench", *options, env=environment)
+    ended = egmctl("bench", "-v", *options, env=environment)
     assert ended.code == 0, ended.err
     assert "Messages of 64 KiB by UCX (GB/s)" in ended.out
     assert "shared memory within the node (" in ended.out
