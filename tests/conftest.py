@@ -77,13 +77,16 @@ def ended(command: Sequence[str], *, env: Mapping[str, str | None] | None, cwd: 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _hangups_reach_children() -> None:
-    """Have SIGHUP end what tests start also where they run under nohup, while the tests themselves go on.
+def _signals_reach_children() -> None:
+    """Have SIGHUP and SIGINT end what tests start also where they run under nohup or in a script's background.
 
     Children inherit that a signal is ignored, and egmctl leaves it so; one that is handled has its default in them.
+    The tests themselves go on at a SIGHUP that was ignored.
     """
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -79,8 +79,9 @@ def run(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
         plan = make_plan(node.machine, (node.machine.gpus or ())[:gpus], [1], cases, settings)
         ranks = tuple(replace(rank, host=host) for rank, host in zip(plan.ranks, hosts, strict=False))
         plan = replace(plan, ranks=ranks)
+        before = children()
         report = supervise(plan, node.machine, on_progress=lambda _part, _task: None, start_ranks=start)
-        assert wait_until(lambda: not children()), "a process was left behind"
+        assert wait_until(lambda: children() <= before), "a process was left behind"
         return Run(report, node)
 
     return run
@@ -92,12 +93,10 @@ def small(case: Case) -> Case:
     return replace(case, in_process=None, footprint=Footprint(least_bytes=2 * MIB) if lives else case.footprint)
 
 
-def children() -> list[str]:
+def children() -> set[str]:
     """Return the processes that this one has started and that are still there."""
-    found = []
-    for task in Path("/proc/self/task").iterdir():
-        found += (task / "children").read_text().split()
-    return found
+    tasks = Path("/proc/self/task").iterdir()
+    return {child for task in tasks for child in (task / "children").read_text().split()}
 
 
 @pytest.mark.parametrize("name", few(BANDWIDTHS, every=3))

@@ -55,8 +55,9 @@ def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(two_nod
 
 def test_words_name_the_nodes_and_are_written_once(two_nodes: list[Place], tmp_path: Path) -> None:
     report = tmp_path / "report.txt"
-    done = egmctl_under_mpi(two_nodes, *WRITE, "-o", report)
-    assert (done.code, done.out) == (0, ""), done.err
+    done = egmctl_under_mpi(two_nodes, *WRITE, "-v", "-o", report)
+    assert done.code == 0, done.err
+    assert done.out.count(f"written: {report}") == 1
     text = report.read_text()
     assert text.count("memcpy CE GPU(row)") == 1
     assert "node1 is rack1-n1, node2 is rack1-n2" in text
