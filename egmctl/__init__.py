@@ -1,3 +1,61 @@
-"""Diagnostics and benchmarks for nodes with NVIDIA GPUs, above all for Extended GPU Memory (EGM)."""
+"""Diagnostics and benchmarks for nodes with NVIDIA GPUs, above all for Extended GPU Memory (EGM).
+
+``import egmctl`` gives what the commands themselves use (docs/library.md)::
+
+    machine = egmctl.read_machine()                 # or a recorded one, by its name or file
+    diagnosis = egmctl.Doctor().diagnose(machine)
+    bench = egmctl.Bench(suites=["quick"])
+    report = egmctl.judge_run(bench.run(bench.plan(machine), machine), machine)
+    saved = egmctl.load_result("monday.json")
+
+Each is imported when it is first used: ``egmctl --help`` loads none of them. Nothing is imported here, not even of the
+standard library: a child process loads this file while it can find nothing else (:mod:`egmctl.launch.child`).
+"""
 
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from egmctl.api.bench import Bench, Profiles, judge_run, load_profiles
+    from egmctl.api.doctor import Doctor
+    from egmctl.api.machine import machine_names, read_machine, topology_of
+    from egmctl.api.results import load_result, redact_run, to_json
+    from egmctl.errors import EgmctlError
+
+__all__ = [
+    "Bench",
+    "Doctor",
+    "EgmctlError",
+    "Profiles",
+    "__version__",
+    "judge_run",
+    "load_profiles",
+    "load_result",
+    "machine_names",
+    "read_machine",
+    "redact_run",
+    "to_json",
+    "topology_of",
+]
+
+_MODULES = {
+    "egmctl.api.bench": ("Bench", "Profiles", "judge_run", "load_profiles"),
+    "egmctl.api.doctor": ("Doctor",),
+    "egmctl.api.machine": ("machine_names", "read_machine", "topology_of"),
+    "egmctl.api.results": ("load_result", "redact_run", "to_json"),
+    "egmctl.errors": ("EgmctlError",),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for, where it is public (PEP 562)."""
+    import importlib
+
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'egmctl' has no attribute {name!r}; valid are {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

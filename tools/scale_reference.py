@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from generated import ROOT, below, settle
 
+from egmctl.api.bench import DEFAULT_SIZE_BYTES
 from egmctl.bench.registry import FABRIC_CASES
 from egmctl.bench.scale import Cost, Scale, scale
 from egmctl.bench.suites import FABRIC, SUITES
-from egmctl.cli.bench import DEFAULT_SIZE_BYTES
 from egmctl.facts.replay import load
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings

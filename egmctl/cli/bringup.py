@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from egmctl.cli.bench import judge_run, measure, plan_of, profiles_of, settings_of
-from egmctl.cli.doctor import scope_of_options, sections_of, with_probes
+from egmctl.cli.bench import show_progress
 from egmctl.cli.doctor_options import GpusOption, NumaOption
 from egmctl.cli.journal import end_journal, open_journal
 from egmctl.cli.machine import list_machines, read_machine
@@ -22,7 +21,6 @@ from egmctl.cli.options import (
 )
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
-from egmctl.cli.rdma import sections as bench_sections
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import NothingToDo
 from egmctl.report.forms import BRINGUP, render
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from egmctl.bench.case import Case
+    from egmctl.api.bench import Bench
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
 
@@ -62,42 +60,38 @@ def bringup(
         return list_machines(outputs)
     outputs.check()
 
-    from egmctl.bench.suites import select_cases
+    from egmctl.api.bench import Bench
+    from egmctl.api.doctor import Doctor
     from egmctl.doctor.kernel_faults import with_messages
-    from egmctl.doctor.registry import select
-    from egmctl.doctor.runner import diagnose
-    from egmctl.facts.redact import redact, redact_run
+    from egmctl.facts.redact import redact_run
     from egmctl.verdict.bringup import bringup as judged
 
-    checks, cases = select(None, (), ()), select_cases((), (SUITE,))
-    sections = dict.fromkeys((*sections_of(checks), *TOPO_SECTIONS, *bench_sections(cases)))
-    seen = read_machine(machine, sections, quiet=quiet)
-    scope = scope_of_options(seen, gpus, numa)
+    doctor = Doctor(gpus=gpus, numa=numa)
+    bench = Bench(suites=(SUITE,), gpus=gpus or "all", numa=numa or "all")
+    seen = read_machine(machine, dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections)), quiet=quiet)
     run: RunReport | None = None
     why = "a recorded machine is not here to measure"
     if machine is None:
-        seen = with_probes(seen, scope, checks)
+        seen = doctor.probe(seen)
         try:
-            run = _measured(seen, gpus or "all", numa or "all", cases, outputs.files, quiet=quiet)
+            run = _measured(bench, seen, outputs.files, quiet=quiet)
             seen = with_messages(seen, run.kernel_messages)
         except NothingToDo as error:
             why = str(error)
-    found = judged(diagnose(seen, scope, checks), run, not_measured=why)
+    found = judged(doctor.diagnose(seen), run, not_measured=why)
 
     def draw(target: Target) -> Text | str:
         shown = found
         if target.leaves_the_node:
             redacted = None if run is None else redact_run(run, seen)
-            shown = judged(diagnose(redact(seen), scope, checks), redacted, not_measured=why)
+            shown = judged(doctor.diagnose(seen, redacted=True), redacted, not_measured=why)
         return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
 
     outputs.write(draw)
     return found.exit_code
 
 
-def _measured(
-    machine: Machine, gpus: str, numa: str, cases: Sequence[Case], files: Sequence[Path], *, quiet: bool
-) -> RunReport:
+def _measured(bench: Bench, machine: Machine, files: Sequence[Path], *, quiet: bool) -> RunReport:
     """Return the judged run of the quick suite.
 
     Raises
@@ -105,20 +99,14 @@ def _measured(
     NothingToDo
         If there is nothing to measure, or no memory for it.
     """
-    import contextlib
-
-    from egmctl.bench.budget import check_memory, memory_of
+    from egmctl.api.bench import judge_run, load_profiles
     from egmctl.bench.processes.pool import start_worker
-    from egmctl.facts.cgroup import memory_left
-    from egmctl.facts.root import Root
 
-    profiles = profiles_of()
-    room = memory_of(machine, memory_left(Root.from_environment()))
-    plan = plan_of(machine, gpus, numa, cases, settings_of((SUITE,)), room)
-    check_memory(plan, room)
-    with contextlib.ExitStack() as early:
-        worker = early.enter_context(start_worker())
+    profiles = load_profiles()
+    plan = bench.plan(machine)
+    with start_worker() as worker, show_progress(quiet) as on_progress:
         kept = open_journal(None, False, files, machine, quiet=quiet)
-        report = judge_run(measure(plan, machine, worker, kept, quiet=quiet), machine, profiles)
+        run = bench.run(plan, machine, on_progress=on_progress, worker=worker, recorder=kept)
+        report = judge_run(run, machine, profiles)
     end_journal(kept, report.exit_code, quiet=quiet)
     return report

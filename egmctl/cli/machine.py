@@ -29,14 +29,10 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
     UsageError
         If there is no such machine or process.
     """
-    if name is None:
-        from egmctl.facts.collect import collect
-
-        return collect(sections, cuda=cuda, pid=pid)
-    from egmctl.facts.replay import load
+    from egmctl.api import machine as api
     from egmctl.model.machine import OriginKind
 
-    seen = load(name)
+    seen = api.read_machine(name, sections=sections, cuda=cuda, pid=pid)
     if seen.origin.kind is OriginKind.RECORDED and not quiet:
         say(f"recorded: {seen.origin.name}, this is not the live node")
     return seen

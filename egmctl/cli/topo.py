@@ -49,25 +49,15 @@ def topo(
         return list_machines(outputs)
     outputs.check()
 
-    from egmctl.facts.redact import redact
-    from egmctl.selectors import select_gpus, select_numa
+    from egmctl.api.machine import topology_of
     from egmctl.topology.missing import missing
-    from egmctl.topology.topology import topology
 
     seen = read_machine(machine, SECTIONS, quiet=quiet)
     lacking = missing(seen)
-    chosen = seen.gpus or ()
-    if chosen or gpus != "all":
-        chosen = select_gpus(gpus, chosen)
-    nodes = select_numa(numa, seen, chosen) if numa != "all" else None
 
     def draw(target: Target) -> Text | str:
-        of, gpus_of = seen, tuple(chosen)
-        if target.leaves_the_node:
-            of = redact(seen)
-            gpus_of = tuple(of.gpu(gpu.bus_id) for gpu in chosen)
-        judged = topology(of, gpus_of, nodes)
-        return render(judged, target.form, verbose=verbose, brief=target.brief, width=target.width)
+        shown = topology_of(seen, gpus=gpus, numa=numa, redacted=target.leaves_the_node)
+        return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
 
     outputs.write(draw)
     if lacking is not None and not {target.form for target in outputs.targets} & {Form.TEXT, Form.JSON}:

@@ -1,0 +1,257 @@
+"""What the bench is asked, its plan for a machine, the run of a plan, and the verdict on a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from egmctl.bench.budget import check_memory, fitted, memory_of
+from egmctl.bench.pairs import parse_pairs
+from egmctl.bench.plan import COPIES_LIMIT, Plan, make_plan
+from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases, select_suites
+from egmctl.bench.supervisor import Progress, supervise
+from egmctl.bench.sweep import sweep_sizes, top_that_fits
+from egmctl.errors import NothingToDo, UsageError
+from egmctl.facts.cgroup import memory_left
+from egmctl.facts.root import Root
+from egmctl.journal.events import Recorder
+from egmctl.launch import Child
+from egmctl.model.machine import Machine, OriginKind
+from egmctl.model.measurement import RunReport, Settings
+from egmctl.model.profile import Profile
+from egmctl.selectors import select_gpus, select_numa
+from egmctl.units import MIB, parse_size
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load, load_all
+from egmctl.verdict.match import choose, match_profile
+from egmctl.verdict.ucx_route import explained, sections
+
+DEFAULT_SIZE_BYTES = 512 * MIB
+
+
+class Bench:
+    """Measurements, each byte verified: which, on what, and how.
+
+    Parameters
+    ----------
+    suites
+        Their names: ``["quick"]``; none: the standard one, or all where cases are named.
+    cases
+        Names of cases, also with wildcards; of the suites only those.
+    gpus, numa, pair
+        Which GPUs, NUMA nodes and paths, as ``--gpus``, ``--numa`` and ``--pair`` name them.
+    size
+        Bytes of a buffer: ``"64M"``; without it 512 MiB, or less where that does not fit.
+    sweep
+        Whether sizes up to that one are measured.
+    samples, copies
+        How often each path is measured, and how much is queued each time.
+    duration_s
+        Seconds of a soak; without it each path is measured once.
+    timeout_s
+        Seconds without a sign of life after which a step is given up.
+    serial, gate, allow_busy
+        As ``--serial``, the opposite of ``--no-gate``, and ``--allow-busy``.
+    memory_percent
+        The part of free memory that buffers may take.
+
+    Raises
+    ------
+    UsageError
+        For what there is not, or is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        suites: Sequence[str] = (),
+        cases: Sequence[str] = (),
+        gpus: str = "all",
+        numa: str = "all",
+        pair: str | None = None,
+        size: str | None = None,
+        sweep: bool = False,
+        samples: int | None = None,
+        copies: int | None = None,
+        duration_s: float | None = None,
+        timeout_s: float = 60.0,
+        serial: bool = False,
+        gate: bool = True,
+        allow_busy: bool = False,
+        memory_percent: int = 50,
+    ) -> None:
+        self._suites = select_suites(",".join(suites)) if suites else ()
+        self.cases = select_cases(cases, self._suites)
+        """What is measured, in the registry's order."""
+        settings = _settings(self._suites, size, samples, copies, timeout_s, duration_s)
+        if not 1 <= memory_percent <= 95:
+            raise UsageError(f"--memory {memory_percent}: it must be from 1 to 95 per cent")
+        self.settings = replace(
+            settings, serial=serial, gate=gate, allow_busy=allow_busy, memory_percent=memory_percent
+        )
+        """How everything in the run is measured."""
+        self._gpus, self._numa, self._pair = gpus, numa, pair
+        self._size, self._sweep = size, sweep
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """What :func:`egmctl.read_machine` has to read for these cases."""
+        return sections(self.cases)
+
+    def plan(self, machine: Machine, *, fit: bool = True, check: bool = True) -> Plan:
+        """Return what will be measured, in its order, and why the rest will not. Touches no GPU.
+
+        Parameters
+        ----------
+        fit
+            Whether buffers become smaller, where no size was asked for, until they fit.
+        check
+            Whether a plan that does not fit is refused.
+
+        Raises
+        ------
+        NothingToDo
+            If the machine has no GPU.
+        UsageError
+            If it has no such GPU, node or path, or not the memory; or if the ranks of a job would have to measure it.
+        """
+        if FABRIC in self._suites:
+            raise UsageError(
+                f"--suite {FABRIC} is measured by the ranks of a job: run egmctl bench under srun or mpirun"
+            )
+        if not machine.gpus:
+            raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(machine)}")
+        live = machine.origin.kind is OriginKind.LIVE
+        memory = memory_of(machine, memory_left(Root.from_environment()) if live else None)
+        made = self._plan(machine, self.settings)
+        if fit and self._size is None:
+            made = fitted(made, memory, lambda size: self._plan(machine, replace(self.settings, size_bytes=size)))
+        if check:
+            check_memory(made, memory)
+        return made
+
+    def _plan(self, machine: Machine, settings: Settings) -> Plan:
+        chosen = select_gpus(self._gpus, machine.gpus or ())
+        nodes = select_numa(self._numa, machine, chosen)
+        pairs = () if self._pair is None else parse_pairs(self._pair, chosen, nodes)
+        if not self._sweep:
+            return make_plan(machine, chosen, nodes, self.cases, settings, pairs=pairs)
+        top = settings.size_bytes if self._size else top_that_fits(machine, chosen, nodes, self.cases, settings)
+        settings = replace(settings, size_bytes=top)
+        return make_plan(machine, chosen, nodes, self.cases, settings, sweep_sizes(top), pairs=pairs)
+
+    def run(
+        self,
+        plan: Plan,
+        machine: Machine,
+        *,
+        on_progress: Progress = lambda _part, _task: None,
+        worker: Child | None = None,
+        recorder: Recorder | None = None,
+    ) -> RunReport:
+        """Measure a plan in child processes and return the record of the schema ``egmctl.bench/2``, without verdict.
+
+        Whatever becomes of a step, the others are measured. Ctrl-C ends the run with what there is.
+
+        Parameters
+        ----------
+        machine
+            The node that the plan was made for: this one.
+        on_progress
+            Called with the part that is over, 0 to 1, and the task under way.
+        worker
+            A process of :func:`egmctl.bench.processes.pool.start_worker` that was started before.
+        recorder
+            Told of each measurement: a journal.
+
+        Raises
+        ------
+        UsageError
+            If the machine is not this node.
+        """
+        if machine.origin.kind is not OriginKind.LIVE:
+            raise UsageError(f"machine {machine.origin.name} is not this node: it can be planned for, not measured")
+        return explained(supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder))
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """What a run is judged by."""
+
+    candidates: Sequence[Profile]
+    named: bool = False
+    """Whether the one candidate was asked for; else the first that fits the machine is taken."""
+
+
+def load_profiles(name: str | None = None) -> Profiles:
+    """Return the profile of this name or file, or all: the user's, the site's and those that ship.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name, or one is broken.
+    """
+    if name is not None:
+        return Profiles((load(name),), named=True)
+    return Profiles(tuple(profile for profile, _ in load_all()))
+
+
+def judge_run(
+    report: RunReport, machine: Machine, profiles: Profiles | None = None, *, strict: bool = False
+) -> RunReport:
+    """Return the run with its verdict, by the profile that fits the machine or was asked for.
+
+    Parameters
+    ----------
+    profiles
+        Of :func:`load_profiles`; ``None`` is all.
+    strict
+        Whether warnings fail.
+    """
+    profiles = profiles or load_profiles()
+    chosen, why = choose(machine, profiles.candidates)
+    if profiles.named:
+        chosen = profiles.candidates[0]
+        fits = match_profile(machine, chosen)
+        why = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
+    return replace(report, verdict=judge(report, chosen, profile_reason=why, strict=strict))
+
+
+def _settings(
+    suites: Sequence[str],
+    size: str | None,
+    samples: int | None,
+    copies: int | None,
+    timeout: float,
+    duration: float | None,
+) -> Settings:
+    """Return how everything in a run is measured.
+
+    Raises
+    ------
+    UsageError
+        For what is out of its range.
+    """
+    try:
+        size_bytes = DEFAULT_SIZE_BYTES if size is None else parse_size(size)
+    except ValueError as error:
+        raise UsageError(f"--size: {error}") from error
+    if samples is None:
+        samples = max(SUITES[name].samples for name in suites or (STANDARD,))
+    if not 1 <= samples <= 1000:
+        raise UsageError(f"--samples {samples}: it must be from 1 to 1000")
+    if copies is not None and not 1 <= copies <= COPIES_LIMIT:
+        raise UsageError(f"--copies {copies}: it must be from 1 to {COPIES_LIMIT}")
+    if not 0 < timeout <= 86400:
+        raise UsageError(f"--timeout {timeout:g}: it must be above 0 and at most 86400 seconds")
+    if duration is not None and not 0 < duration <= 30 * 86400:
+        raise UsageError(f"--duration {duration:g}: it must be above 0 and at most {30 * 86400} seconds")
+    return Settings(size_bytes=size_bytes, copies=copies, samples=samples, timeout_s=timeout, duration_s=duration)
+
+
+def _why_no_gpu(machine: Machine) -> str:
+    """Say in a few words what is missing."""
+    driver = machine.driver
+    if driver is None or driver.module_version is None:
+        return "the NVIDIA kernel driver is not loaded; 'egmctl topo' shows what was found"
+    return "the driver sees none; 'egmctl topo' shows what was found"

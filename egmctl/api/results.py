@@ -1,0 +1,23 @@
+"""Results as the documents that the commands write, and back."""
+
+from __future__ import annotations
+
+from egmctl.facts import record
+from egmctl.facts.redact import redact_run
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import RunReport
+from egmctl.report.forms import Form, render
+from egmctl.saved import load as load_result
+from egmctl.topology.topology import Topology
+
+__all__ = ["load_result", "redact_run", "to_json"]
+
+
+def to_json(result: Machine | Topology | Diagnosis | RunReport) -> str:
+    """Return the JSON document of a result, with its schema: what the command's ``--json`` prints (docs/json.md).
+
+    :func:`load_result` reads it back. A live machine, or what was made of one, has the real names and UUIDs unless it
+    was made ``redacted``; a run is redacted by ``egmctl.redact_run(report, machine)``.
+    """
+    return record.text(result) if isinstance(result, Machine) else str(render(result, Form.JSON))
