@@ -34,6 +34,7 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Summary, Task, finish
 from egmctl.model.memory import HOST_MEMORY
+from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
 Progress = Callable[[float, Task | None], None]
@@ -148,6 +149,8 @@ class _Run:
         self._failures = {False: 0, True: 0}
         """Of workers, and of groups of ranks."""
         nodes = (machine.host and machine.host.numa_nodes) or ()
+        failed = nvml_failure(machine)
+        self._no_counters = None if failed is None else f"NVML {failed.words}"
         self._cpus = {node.id: parse_kernel_list(node.cpus) for node in nodes}
         self._tasks = [planned.task for planned in plan.tasks]
         self._on_progress = on_progress
@@ -223,6 +226,7 @@ class _Run:
             preparation = Preparation(settings=settings, gpus=tuple(rank.bus_id for rank in ranks), ranks=ranks)
         else:
             preparation = Preparation(settings=settings, gpus=self._taking_part(), host_access=self._host_access())
+        preparation = replace(preparation, no_counters=self._no_counters)
         for message in pool.ask({"do": Request.PREPARE, "preparation": to_json(preparation)}, settings.timeout_s):
             if message["note"] and message["note"] not in self.notes:
                 self.notes.append(message["note"])

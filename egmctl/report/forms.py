@@ -128,10 +128,11 @@ def _bench(report: RunReport, form: Form, verbose: int, brief: bool, width: int 
     match form:
         case Form.TEXT:
             from egmctl.report.bench_text import bench_text
-            from egmctl.report.views.bench import bench_document
+            from egmctl.report.views.bench import bench_document, was_run
 
             first = rendered(bench_document(report), form, brief=brief, width=width)
-            if brief or not verbose or isinstance(first, str):
+            # Where nothing was measured there are no tables: the answer says it all.
+            if brief or not verbose or isinstance(first, str) or not any(was_run(m) for m in report.measurements):
                 return first
             return first.append("\n\n").append_text(bench_text(report))
         case Form.JSON:

@@ -78,24 +78,32 @@ class Node:
 
         NVML and CUDA are the fake ones, and find what the kernel lets them open of these device nodes.
         """
+        code, out = self.run("doctor", "--json", *arguments, before=before, faults=faults)
+        findings: Findings = {}
+        order = [status.value for status in Status]
+        for finding in json.loads(out)["result"]["findings"]:
+            known = findings.setdefault(finding["check"], finding)
+            if order.index(finding["status"]) < order.index(known["status"]):
+                findings[finding["check"]] = finding
+        return code, findings
+
+    def run(
+        self, *arguments: str, before: Callable[[], None] | None = None, faults: str = "", **variables: str
+    ) -> tuple[int, str]:
+        """Run any command as :meth:`doctor` does; return its exit code and standard output."""
         done = subprocess.run(
-            [sys.executable, "-m", "egmctl", "doctor", "--json", *arguments],
-            env=command_environment(self._environment(faults)),
+            [sys.executable, "-m", "egmctl", *arguments],
+            env=command_environment({**self._environment(faults), **variables}),
             preexec_fn=before,
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
             check=False,
         )
         assert done.stdout, done.stderr
-        findings: Findings = {}
-        order = [status.value for status in Status]
-        for finding in json.loads(done.stdout)["result"]["findings"]:
-            known = findings.setdefault(finding["check"], finding)
-            if order.index(finding["status"]) < order.index(known["status"]):
-                findings[finding["check"]] = finding
-        return done.returncode, findings
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout
 
     def _environment(self, faults: str) -> dict[str, str | None]:
         nodes = {"EGMCTL_SYSROOT": str(self.root), "EGMCTL_FAKE_NODES": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -77,6 +77,8 @@ class Preparation:
     host_access: tuple[NodeAccess, ...] = ()
     ranks: tuple[Rank, ...] = ()
     """All processes of measurements by several, if this is for one of them."""
+    no_counters: str | None = None
+    """Why NVML is not to be called: it failed when the facts were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
+from egmctl.model.cause import RunCause
 from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
+from egmctl.model.route import LinkKind
 from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judgement, RunVerdict, Yardstick
 from egmctl.report.bench_kernel import grave, sentence
 from egmctl.report.bench_parts import exceptions, tally
 from egmctl.report.bench_soak import soak_lines
-from egmctl.report.bench_warnings import HARMLESS, route_line, seen
+from egmctl.report.bench_warnings import route_line, seen
 from egmctl.report.document import (
     Block,
     Bullets,
@@ -34,9 +37,12 @@ from egmctl.report.document import (
     Tone,
     Verdict,
 )
+from egmctl.report.views.causes import cause_advice, cause_entries, cause_words
+from egmctl.report.views.doctor import title
 from egmctl.report.views.machine import banners
 from egmctl.units import format_size
 from egmctl.verdict.classes import BROKEN, class_of, is_lost, names, unit_of
+from egmctl.verdict.seen import HIDDEN
 
 _WORST = 5
 """Paths that are named."""
@@ -74,7 +80,10 @@ def bench_document(report: RunReport) -> Document:
 
 def _body(report: RunReport) -> Iterator[Block]:
     yield answer(report)
+    yield from cause_entries(report)
     yield from _kernel(report)
+    if not any(was_run(m) for m in report.measurements):
+        return
     yield from _worst_paths(report)
     yield from _broken(report)
     rows = _rows(report)
@@ -92,16 +101,28 @@ def _body(report: RunReport) -> Iterator[Block]:
     yield Paragraph(words="Matrices, settings and references: -v; all of it as a page: -o run.html", tone=Tone.DIM)
 
 
+def was_run(measurement: Measurement) -> bool:
+    """Say whether a measurement was tried, however it ended."""
+    return measurement.status is not Status.WAIVED
+
+
 def answer(
-    report: RunReport, *, next_step: str = "look for the cause with 'egmctl doctor', then measure again"
+    report: RunReport,
+    *,
+    next_step: str = "look for the cause with 'egmctl doctor --active', then measure again",
+    alone: bool = True,
 ) -> Verdict:
     """Return the answer: whether the run is whole, and whether the paths are as fast as they should be.
 
     Parameters
     ----------
     next_step
-        What to do where the run itself shows no cause.
+        What to do where nothing explains what is slow.
+    alone
+        Whether the causes are told here; else whoever shows the answer does.
     """
+    if not alone:
+        report = replace(report, machines=(), causes=())
     made = sum(m.measured for m in report.measurements)
     lost = [m for m in report.measurements if is_lost(m)]
     verdict = report.verdict
@@ -112,17 +133,20 @@ def answer(
         count = f"{len(lost)} of {len(report.measurements)} measurements"
         done = f"{count} crashed, timed out or broke" if lost else "the run broke"
         return _incomplete(f"{done}: {why}", "run 'egmctl doctor', then measure again")
-    if not made and not any(m.status in BROKEN for m in report.measurements):
+    if not any(was_run(m) for m in report.measurements):
+        if report.causes:
+            return _incomplete(f"nothing was measured: {title(report.causes[0].finding)}", _fix(report))
         why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
         return _incomplete(f"nothing was measured: {why}", "see what stops it with 'egmctl doctor'")
     broken = [m for m in report.measurements if m.status in BROKEN]
     if broken:
-        sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}"
+        sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}{_less(report)}"
         return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
     if verdict is not None and (verdict.grade is Grade.FAIL or verdict.failed):
-        return Verdict(
-            word="FAIL", tone=Tone.BAD, sentence=_why(report, verdict), advice=_advice(report, broken, next_step)
-        )
+        sentence = f"{_why(report, verdict)}{_less(report)}"
+        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
+    if (missing := _missing(report)) is not None:
+        return _incomplete(f"{cause_words(report, missing)}; {_rest(made, verdict)}", cause_advice(missing))
     if verdict is None:
         return Verdict(word="NO REFERENCE", tone=Tone.PLAIN, sentence=f"{made} measurements, not judged (--no-verdict)")
     counts = Counter(one.grade for one in verdict.classes)
@@ -144,6 +168,53 @@ def answer(
     )
 
 
+def _missing(report: RunReport) -> RunCause | None:
+    """Return what makes a run incomplete: a GPU that was not measured, or links that nobody knows; ``None``: nothing.
+
+    That CUDA_VISIBLE_DEVICES hides a GPU was somebody's choice: it counts only where the GPU was asked for.
+    """
+    for cause in report.causes:
+        explained = [report.measurements[number] for number in cause.explains]
+        blind = any(hop.link is LinkKind.UNKNOWN for m in explained for flow in m.flows for hop in flow.route.hops)
+        chosen = cause.finding.check == HIDDEN and cause.status is not Found.FAIL
+        left_out = any(m.status is Status.WAIVED for m in explained) and _is_of_gpus(cause) and not chosen
+        if left_out or (blind and _is_of_libraries(cause)):
+            return cause
+    return None
+
+
+def _is_of_gpus(cause: RunCause) -> bool:
+    """Say whether a cause takes GPUs away, and not single paths."""
+    return cause.finding.check.startswith(("bench.gpu-", "dev.", "drv.", "gpu."))
+
+
+def _is_of_libraries(cause: RunCause) -> bool:
+    return "drv.libraries" in (cause.finding.check, *cause.finding.explains)
+
+
+def _less(report: RunReport) -> str:
+    missing = _missing(report)
+    return "" if missing is None else f"; INCOMPLETE: {cause_words(report, missing)}"
+
+
+def _rest(made: int, verdict: RunVerdict | None) -> str:
+    """Say what became of the rest of a run of which something is missing, none of which failed."""
+    measured = f"the {made} measurement{'s' * (made != 1)} made"
+    if verdict is None:
+        return f"{measured} {'were' if made != 1 else 'was'} not judged"
+    counts = Counter(one.grade for one in verdict.classes)
+    passed = f"{counts[Grade.PASS]} of {len(verdict.classes)} path classes"
+    if verdict.grade is Grade.PASS:
+        return f"PASS for {measured}: {passed} are as fast as profile {verdict.profile} expects"
+    if verdict.grade is Grade.WARN:
+        return f"PASS with warnings for {measured}: {passed} are as fast as profile {verdict.profile} expects"
+    return f"{measured} have no reference: {verdict.profile_reason or verdict.reason}"
+
+
+def _fix(report: RunReport) -> str:
+    return cause_advice(report.causes[0])
+
+
 def _incomplete(sentence: str, advice: str) -> Verdict:
     return Verdict(word="INCOMPLETE", tone=Tone.WARN, sentence=sentence, advice=advice)
 
@@ -154,7 +225,7 @@ def _why(report: RunReport, verdict: RunVerdict) -> str:
     counted = f"{len(bad)} of {len(verdict.classes)} path classes are slower than expected"
     if all(one.grade is Grade.WARN for one in bad):
         counted = f"{len(bad)} of {len(verdict.classes)} path classes are a little slower than usual"
-    return "; ".join(filter(None, (counted, _where(verdict.culprits), _seen(report, _gpus_of(verdict)))))
+    return "; ".join(filter(None, (counted, _where(verdict.culprits), _explained(report))))
 
 
 def _where(culprits: Sequence[Culprit]) -> str:
@@ -170,54 +241,28 @@ def _listed(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
-def _gpus_of(verdict: RunVerdict) -> frozenset[str]:
-    return frozenset(gpu for one in verdict.culprits for gpu in one.gpus)
+def _explained(report: RunReport) -> str:
+    """Say what explains the slow paths, the causes that explain most first; or that nothing that was read does."""
+    told = [cause for cause in report.causes if _explains_slow(report, cause)]
+    if not told:
+        return "nothing that was read explains it" if report.machines and not grave(report) else ""
+    more = f"; and {len(told) - 1} more cause{'s' * (len(told) > 2)}" if len(told) > 1 else ""
+    return cause_words(report, told[0]) + more
 
 
-def _seen(report: RunReport, gpus: frozenset[str]) -> str:
-    """Say what the GPUs themselves showed meanwhile: other processes, throttled clocks."""
-    busy: dict[str, set[int]] = {}
-    throttled: dict[str, set[str]] = {}
-    for measurement in report.measurements:
-        for gpu in measurement.evidence.gpus if measurement.evidence else ():
-            if gpu.other_processes:
-                busy.setdefault(gpu.label, set()).update(gpu.other_processes)
-            if slowed := set(gpu.throttle_reasons or ()) - HARMLESS:
-                throttled.setdefault(gpu.label, set()).update(slowed)
-    told = []
-    if busy:
-        pids = sorted(set().union(*busy.values()))
-        which = ", ".join(map(str, pids[:_PATHS])) + (" ..." if len(pids) > _PATHS else "")
-        told.append(f"other processes ({which}) used {_listed(sorted(busy))} meanwhile")
-    if throttled:
-        reasons = ", ".join(sorted(set().union(*throttled.values())))
-        told.append(f"clocks of {_listed(sorted(throttled))} were throttled ({reasons})")
-    down = _links_down(report, gpus)
-    return "; ".join([*told, *down])
-
-
-def _links_down(report: RunReport, gpus: frozenset[str]) -> Iterator[str]:
-    for machine in report.machines:
-        for gpu in machine.gpus or ():
-            links, count = (gpu.nvml.nvlinks, gpu.nvml.nvlink_count) if gpu.nvml else (None, None)
-            active = None if links is None else sum(bool(link.active) for link in links)
-            if active is not None and count and active < count and (not gpus or gpu.bus_id in gpus):
-                yield f"GPU{gpu.index} runs {active} of {count} NVLinks"
+def _explains_slow(report: RunReport, cause: RunCause) -> bool:
+    return any(report.measurements[number].status is not Status.WAIVED for number in cause.explains)
 
 
 def _advice(report: RunReport, broken: Sequence[Measurement], next_step: str) -> str:
-    evidence = [gpu for m in report.measurements if m.evidence for gpu in m.evidence.gpus]
     if any(m.status is Status.CORRUPT for m in broken):
         return "drain the node: data arrived corrupt; 'egmctl doctor --active' shows where"
-    if any(gpu.other_processes for gpu in evidence):
-        return "measure again when the GPUs are idle"
-    if any(set(gpu.throttle_reasons or ()) - HARMLESS for gpu in evidence):
-        return "check power and cooling: nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
+    told = [cause for cause in report.causes if _explains_slow(report, cause)]
+    if told:
+        return cause_advice(told[0])
     if grave(report):
         return "act on the kernel's message below, then measure again"
-    if broken:
-        return "see what stops them with 'egmctl doctor'"
-    return next_step
+    return "see what stops them with 'egmctl doctor'" if broken else next_step
 
 
 def _kernel(report: RunReport) -> Iterator[Entry]:
@@ -300,7 +345,8 @@ def _few(paths: Sequence[str]) -> str:
 
 
 def _skipped(report: RunReport) -> Iterator[str]:
-    waived = [m for m in report.measurements if m.status is Status.WAIVED]
+    explained = {number for cause in report.causes for number in cause.explains}
+    waived = [m for n, m in enumerate(report.measurements) if m.status is Status.WAIVED and n not in explained]
     if waived:
         reasons = Counter(m.reason or "" for m in waived)
         told = "; ".join(reason for reason, _ in reasons.most_common(2))

@@ -66,7 +66,7 @@ def summary(bringup: Bringup) -> Iterator[Block]:
     if bringup.run is None:
         rows.append(("bench", "not run"))
     else:
-        answered = bench_answer(bringup.run)
+        answered = bench_answer(bringup.run, alone=False)
         rows.append(("bench", f"{answered.word}: {plain(answered.sentence)}"))
     yield KeyValues(rows=tuple(rows))
     yield Paragraph(words="All checks and paths: -v; all of it as a page: -o node.html", tone=Tone.DIM)
@@ -109,6 +109,8 @@ def _go(bringup: Bringup) -> Verdict:
 
 
 def _root(bringup: Bringup, cause: JoinedCause) -> Finding | None:
+    if cause.run_cause is not None and bringup.run is not None:
+        return bringup.run.causes[cause.run_cause].finding
     return bringup.diagnosis.findings[cause.findings[0]] if cause.findings else None
 
 
@@ -116,7 +118,7 @@ def _words(bringup: Bringup, cause: JoinedCause) -> str:
     """Return a cause in a sentence, with how much of the bench it explains."""
     root = _root(bringup, cause)
     if root is None:
-        return "" if bringup.run is None else plain(bench_answer(bringup.run).sentence)
+        return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
     told = [title(root)]
     if cause.slow:
         told.append(f"explains {_several(len(_paths(bringup, cause.slow)), 'slow path')}")
@@ -208,7 +210,7 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
     return Entry(
         word=cause.status.upper(),
         tone=TONES[cause.status],
-        title="slow, and doctor knows no cause" if root is None else title(root),
+        title="slow, and nothing that was read explains it" if root is None else title(root),
         id="" if root is None else root.check,
         body=(*([KeyValues(rows=tuple(rows))] if rows else []), *command),
         level=level,
