@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from egmctl.doctor.checks import cpu
@@ -10,8 +11,17 @@ from egmctl.facts.root import Root
 from egmctl.model.finding import Status
 from egmctl.model.host import CpuFrequencies
 from egmctl.model.machine import Machine, Reason
-from tests.doctor.faults import at_full_speed, healthy
+from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run_one
+
+FAST = CpuFrequencies(cpus="0-143", governor="performance", limit_khz=3_402_000, max_khz=3_402_000)
+FAULTS: dict[str, Fault] = {
+    "cpu.governor": changed("host", cpu_frequencies=(replace(FAST, governor="powersave"),)),
+}
+
+
+def well(machine: Machine) -> Machine:
+    return patched(machine, "host", cpu_frequencies=(FAST,))
 
 
 def tree(folder: Path, **governors: str) -> Root:
@@ -48,10 +58,9 @@ def judged(*cpus: CpuFrequencies) -> Machine:
 
 
 def test_a_limit_and_a_governor_are_told_with_their_cpus() -> None:
-    fast = at_full_speed()
     (check,) = cpu.CHECKS
-    assert run_one(check.id, judged(fast)).status is Status.PASS
-    low = patched(fast, "", cpus="2", limit_khz=1_000_000)
+    assert run_one(check.id, judged(FAST)).status is Status.PASS
+    low = patched(FAST, "", cpus="2", limit_khz=1_000_000)
     assert run_one(check.id, judged(low)).summary == (
         "CPUs 2 run below their maximum frequency: a limit below the hardware's maximum"
     )
