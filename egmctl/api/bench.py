@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from egmctl.bench.budget import check_memory, fitted, memory_of
-from egmctl.bench.pairs import parse_pairs
-from egmctl.bench.plan import COPIES_LIMIT, Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.budget import check_memory, fitted, memory_of
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.plan.pairs import parse_pairs
+from egmctl.bench.plan.sweep import sweep_sizes, top_that_fits
+from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases, select_suites
 from egmctl.bench.supervisor import Progress, supervise
-from egmctl.bench.sweep import sweep_sizes, top_that_fits
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.cgroup import memory_left
 from egmctl.facts.root import Root

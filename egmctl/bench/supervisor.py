@@ -14,14 +14,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from egmctl.bench.buffers import Lifetimes
-from egmctl.bench.estimate import steps_seconds
 from egmctl.bench.in_process import set_beside
-from egmctl.bench.plan import Plan, shortened
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.cost import steps_seconds
+from egmctl.bench.plan.schedule import Step
+from egmctl.bench.plan.task import shortened
 from egmctl.bench.processes.group import WORKER, GroupFailed
 from egmctl.bench.processes.pool import SingleWorker, WorkerPool, start_group, start_worker
 from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
 from egmctl.bench.registry import CASES
-from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
 from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed

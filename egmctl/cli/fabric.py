@@ -89,13 +89,16 @@ class FabricRun:
 
             plan = plan_for(alone(seen, self._chosen(seen)), self._asked())
             return lambda target: plan_json(plan, seen) if target.form is Form.JSON else bench_plan(plan)
-        from egmctl.bench.scale import scale
-        from egmctl.report.bench_scale import bench_scale
+        from egmctl.bench.plan.cost import job_cost
+        from egmctl.bench.plan.fabric import make_fabric_plan
+        from egmctl.bench.plan.placement import modelled
+        from egmctl.report.bench_cost import bench_cost
 
         if not seen.gpus:
             raise NothingToDo("there is no GPU that nodes could be like; --machine names a machine that has some")
-        cost = scale(seen, ranks, self.cases, self.settings, self.sample)
-        return lambda target: cost_json(cost, seen) if target.form is Form.JSON else bench_scale(cost, seen)
+        layout = modelled(seen, ranks)
+        cost = job_cost(make_fabric_plan(layout, self.cases, self.settings, self.sample), layout)
+        return lambda target: cost_json(cost, seen) if target.form is Form.JSON else bench_cost(cost, seen)
 
     @contextlib.contextmanager
     def measured(self, found: Launched | None, bar: Bar) -> Iterator[RunReport]:

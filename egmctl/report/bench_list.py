@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from egmctl.bench.case import Case
-from egmctl.bench.estimate import plan_bytes, plan_seconds, steps_seconds
-from egmctl.bench.plan import Plan, shortened
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.cost import plan_bytes, plan_seconds, steps_seconds
+from egmctl.bench.plan.task import shortened
 from egmctl.bench.suites import SUITES
 from egmctl.model.measurement import Endpoint, Quantity
 from egmctl.report.table import DIM, HEADING, WIDTH, wrap

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from egmctl.bench.estimate import plan_bytes, plan_seconds, steps_seconds
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.cost import plan_bytes, plan_seconds, steps_seconds
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.facts import replay

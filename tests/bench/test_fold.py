@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from egmctl.bench.fabric_plan import make_fabric_plan
+from egmctl.bench.plan.fabric import make_fabric_plan
+from egmctl.bench.plan.placement import modelled
 from egmctl.bench.registry import FABRIC_CASES
-from egmctl.bench.scale import modelled
 from egmctl.bench.statistics import summarize
 from egmctl.model.measurement import Quantity, RunReport, Sample, Settings, Status, finish
 from egmctl.report.bench_text import bench_text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.statistics import summarize
 from egmctl.bench.suites import select_cases
 from egmctl.facts import replay

@@ -14,7 +14,8 @@ import pytest
 from egmctl.bench.buffers import assign
 from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCKS_PEER, LOADS, UNCACHED
 from egmctl.bench.engines.chase import WARM_UP_LOADS
-from egmctl.bench.plan import PlannedTask, make_plan
+from egmctl.bench.plan import PlannedTask
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay
 from egmctl.gpu import chase

@@ -6,30 +6,30 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.party import Seat, agree, assign, ranks_of, seat, whole
+from egmctl.bench.plan.placement import RankInfo, agree, assign, rank_info, ranks_of, whole
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.replay import load
 
 DOMAIN = "cluster 3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d, clique 7"
 
 
-def at(host: str, *gpus: str, domain: str = DOMAIN, driver: str = "580.95.05") -> Seat:
-    return Seat(host=host, tool="0.1.0", driver=driver, gpus=gpus, domains=dict.fromkeys(gpus, domain))
+def at(host: str, *gpus: str, domain: str = DOMAIN, driver: str = "580.95.05") -> RankInfo:
+    return RankInfo(host=host, tool="0.1.0", driver=driver, gpus=gpus, domains=dict.fromkeys(gpus, domain))
 
 
 def test_ranks_that_may_use_all_gpus_of_their_node_take_them_in_turn() -> None:
-    seats = [at("a", "1b", "2c"), at("b", "1b", "2c"), at("a", "1b", "2c"), at("b", "1b", "2c")]
-    assert assign(seats) == ("1b", "1b", "2c", "2c")
+    infos = [at("a", "1b", "2c"), at("b", "1b", "2c"), at("a", "1b", "2c"), at("b", "1b", "2c")]
+    assert assign(infos) == ("1b", "1b", "2c", "2c")
 
 
 def test_ranks_that_a_launcher_has_bound_take_what_they_were_given() -> None:
     # As of Slurm's --gpu-bind: the first one may use any.
-    seats = [at("a", "1b", "2c", "3d"), at("a", "2c"), at("a", "1b")]
-    assert assign(seats) == ("3d", "2c", "1b")
+    infos = [at("a", "1b", "2c", "3d"), at("a", "2c"), at("a", "1b")]
+    assert assign(infos) == ("3d", "2c", "1b")
 
 
 @pytest.mark.parametrize(
-    ("seats", "error", "words"),
+    ("infos", "error", "words"),
     [
         ([at("a", "1b"), at("a", "1b")], UsageError, "a has 2 ranks and 1 GPU that they may use"),
         ([at("a", "1b"), at("b")], NothingToDo, "b has no GPU to measure: no GPU was found"),
@@ -40,19 +40,19 @@ def test_ranks_that_a_launcher_has_bound_take_what_they_were_given() -> None:
         ),
     ],
 )
-def test_a_node_with_too_few_gpus_is_named(seats: list[Seat], error: type[Exception], words: str) -> None:
+def test_a_node_with_too_few_gpus_is_named(infos: list[RankInfo], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        assign(seats)
+        assign(infos)
 
 
 def test_nodes_that_are_alike_agree() -> None:
-    seats = [at("a", "1b"), at("b", "1b")]
-    agree(seats, ("1b", "1b"))
+    infos = [at("a", "1b"), at("b", "1b")]
+    agree(infos, ("1b", "1b"))
 
 
 def test_cliques_matter_between_nodes_only() -> None:
-    seats = [at("a", "1b", domain="none: no domain"), at("a", "2c", domain=DOMAIN)]
-    agree(seats, ("1b", "2c"))
+    infos = [at("a", "1b", domain="none: no domain"), at("a", "2c", domain=DOMAIN)]
+    agree(infos, ("1b", "2c"))
 
 
 @pytest.mark.parametrize(
@@ -69,21 +69,21 @@ def test_cliques_matter_between_nodes_only() -> None:
         ),
     ],
 )
-def test_what_differs_is_told_by_node(other: Seat, words: str) -> None:
+def test_what_differs_is_told_by_node(other: RankInfo, words: str) -> None:
     with pytest.raises(NothingToDo, match=words):
         agree([at("a", "1b"), other], ("1b", "1b"))
 
 
 def test_nodes_without_a_common_domain_share_nothing() -> None:
-    seats = [at(host, "1b", domain="none: the fabric's state is not-supported") for host in "ab"]
+    infos = [at(host, "1b", domain="none: the fabric's state is not-supported") for host in "ab"]
     with pytest.raises(NothingToDo, match=r"do not go from node to node here .*not-supported"):
-        agree(seats, ("1b", "1b"))
+        agree(infos, ("1b", "1b"))
 
 
 def test_a_seat_is_what_a_machine_lets_a_rank_use() -> None:
     machine = load("gb200-nvl72")
     hidden = replace(machine.process, environment={"CUDA_VISIBLE_DEVICES": "1,3"}) if machine.process else None
-    found = seat(replace(machine, process=hidden), "a", "0.1.0", (machine.gpus or ())[1:])
+    found = rank_info(replace(machine, process=hidden), "a", "0.1.0", (machine.gpus or ())[1:])
     assert found.gpus == ("0009:01:00.0", "0019:01:00.0")
     assert found.waivers == ("CUDA_VISIBLE_DEVICES hides GPU2",)
     assert set((found.domains or {}).values()) == {"cluster 00000000-0000-0000-0000-000000000072, clique 1"}

@@ -11,7 +11,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES, FABRIC_CASES
 from egmctl.bench.statistics import summarize
 from egmctl.errors import ExitCode

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.plan import make_plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.soak import SAMPLES_KEPT, Soak
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay

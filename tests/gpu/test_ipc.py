@@ -18,7 +18,7 @@ import pytest
 
 from egmctl import launch
 from egmctl.bench.case import Case
-from egmctl.bench.plan import SECTIONS, make_plan
+from egmctl.bench.plan.make import SECTIONS, make_plan
 from egmctl.bench.processes.group import WORKER, Group, start_rank
 from egmctl.bench.processes.pool import start_group
 from egmctl.bench.processes.protocol import ENVIRONMENT

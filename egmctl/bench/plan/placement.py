@@ -1,25 +1,49 @@
-"""Who takes part in a run under MPI: which rank works which GPU, and whether all of them fit together. Pure.
+"""Who takes part in a run between ranks: which rank works which GPU, and whether all of them fit together. Pure.
 
-Every command tells what it has found on its node; all draw the same conclusions from what all have told.
+Under MPI every command reports what it has found on its node; all draw the same conclusions from what all reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from egmctl.bench.paths import cuda_visible, gpu_waiver
+from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.model.machine import DeviceNode, Gpu, Machine
+from egmctl.model.measurement import Endpoint
 from egmctl.model.rank import Rank
 from egmctl.mpi.refusal import Refusal
 from egmctl.topology.links import cpu_node_ids
 from egmctl.units import printable
 
 
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """The ranks of a run and the nodes that they are on."""
+
+    ranks: tuple[Rank, ...]
+    machines: Mapping[str, Machine]
+    """By the name of the host."""
+    channels: Mapping[int, tuple[DeviceNode, ...] | None] = field(default_factory=dict)
+    """IMEX channels as each rank sees them, where that is not what its node's facts say."""
+
+    def machine(self, rank: Rank) -> Machine:
+        """Return the node that a rank is on."""
+        return self.machines[rank.host or ""]
+
+    def node_of(self, end: Endpoint) -> str | None:
+        """Return the name of the host whose memory or GPU an end is."""
+        return None if end.rank is None else self.ranks[end.rank].host
+
+    def gpu(self, rank: Rank) -> Gpu:
+        """Return the GPU that a rank works."""
+        return self.machine(rank).gpu(rank.bus_id)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """What one rank tells of itself to all others."""
+class RankInfo:
+    """What one rank reports of itself to all others."""
 
     host: str
     tool: str
@@ -40,8 +64,8 @@ NO_DOMAIN = "none"
 """Begins the domain of a GPU that has none."""
 
 
-def seat(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> Seat:
-    """Return what a rank tells of itself.
+def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> RankInfo:
+    """Return what a rank reports of itself.
 
     Parameters
     ----------
@@ -51,7 +75,7 @@ def seat(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> Seat:
     visible = cuda_visible(machine)
     waivers = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in chosen}
     usable = sorted((gpu for gpu in chosen if waivers[gpu.bus_id] is None), key=lambda gpu: gpu.bus_id)
-    return Seat(
+    return RankInfo(
         host=host,
         tool=tool,
         driver=machine.driver.driver_version if machine.driver else None,
@@ -79,7 +103,7 @@ def domain(gpu: Gpu) -> str:
     return f"cluster {fabric.cluster_uuid}, clique {fabric.clique_id}"
 
 
-def assign(seats: Sequence[Seat]) -> tuple[str, ...]:
+def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
     """Return the GPU of each rank: the ranks of a node take those that they may use in turn.
 
     Ranks that may use few choose first (a launcher that binds gives each rank one), and all of them take the first
@@ -93,14 +117,14 @@ def assign(seats: Sequence[Seat]) -> tuple[str, ...]:
         If a node has none at all.
     """
     taken: dict[int, str] = {}
-    for host, ranks in hosts(seats).items():
-        free = set().union(*(seats[rank].gpus for rank in ranks))
+    for host, ranks in hosts(infos).items():
+        free = set().union(*(infos[rank].gpus for rank in ranks))
         if not free:
-            why = next((why for rank in ranks for why in seats[rank].waivers), "no GPU was found")
+            why = next((why for rank in ranks for why in infos[rank].waivers), "no GPU was found")
             raise NothingToDo(f"{printable(host)} has no GPU to measure: {why}")
         there = len(free)
-        for rank in sorted(ranks, key=lambda rank: (len(seats[rank].gpus), rank)):
-            bus_id = next((bus_id for bus_id in seats[rank].gpus if bus_id in free), None)
+        for rank in sorted(ranks, key=lambda rank: (len(infos[rank].gpus), rank)):
+            bus_id = next((bus_id for bus_id in infos[rank].gpus if bus_id in free), None)
             if bus_id is None:
                 raise UsageError(
                     f"{printable(host)} has {len(ranks)} ranks and {there} GPU{'s' * (there != 1)} that they may use: "
@@ -108,10 +132,10 @@ def assign(seats: Sequence[Seat]) -> tuple[str, ...]:
                 )
             free.discard(bus_id)
             taken[rank] = bus_id
-    return tuple(taken[rank] for rank in range(len(seats)))
+    return tuple(taken[rank] for rank in range(len(infos)))
 
 
-def agree(seats: Sequence[Seat], gpus: Sequence[str], *, one_domain: bool = True) -> None:
+def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = True) -> None:
     """See that what has to be the same on all ranks is.
 
     Parameters
@@ -125,28 +149,28 @@ def agree(seats: Sequence[Seat], gpus: Sequence[str], *, one_domain: bool = True
         With each difference by node.
     """
     wrong = [
-        *_difference("the version of egmctl", seats, lambda rank: seats[rank].tool),
-        *_difference("the driver's version", seats, lambda rank: seats[rank].driver or "unknown"),
+        *_difference("the version of egmctl", infos, lambda rank: infos[rank].tool),
+        *_difference("the driver's version", infos, lambda rank: infos[rank].driver or "unknown"),
     ]
-    if one_domain and len(hosts(seats)) > 1:
+    if one_domain and len(hosts(infos)) > 1:
         # Within one node fabric handles need no domain: an IMEX channel is enough.
-        domains = [(seats[rank].domains or {}).get(gpu, NO_DOMAIN) for rank, gpu in enumerate(gpus)]
-        wrong += _difference("the NVLink domain", seats, lambda rank: domains[rank])
+        domains = [(infos[rank].domains or {}).get(gpu, NO_DOMAIN) for rank, gpu in enumerate(gpus)]
+        wrong += _difference("the NVLink domain", infos, lambda rank: domains[rank])
         if not wrong and domains[0].startswith(NO_DOMAIN):
             wrong.append(f"fabric handles do not go from node to node here ({domains[0]})")
     if wrong:
         raise NothingToDo("; ".join(wrong))
 
 
-def hosts(seats: Sequence[Seat]) -> dict[str, list[int]]:
+def hosts(infos: Sequence[RankInfo]) -> dict[str, list[int]]:
     """Return the ranks of each node, in the order of their first ranks."""
     found: dict[str, list[int]] = {}
-    for rank, of in enumerate(seats):
+    for rank, of in enumerate(infos):
         found.setdefault(of.host, []).append(rank)
     return found
 
 
-def ranks_of(seats: Sequence[Seat], gpus: Sequence[str], machines: Mapping[str, Machine]) -> tuple[Rank, ...]:
+def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[str, Machine]) -> tuple[Rank, ...]:
     """Return the ranks as results name them: ``node1:GPU0`` where there are several nodes.
 
     Parameters
@@ -154,10 +178,10 @@ def ranks_of(seats: Sequence[Seat], gpus: Sequence[str], machines: Mapping[str, 
     machines
         By host.
     """
-    numbers = {host: number for number, host in enumerate(hosts(seats), 1)}
+    numbers = {host: number for number, host in enumerate(hosts(infos), 1)}
 
     def one(number: int) -> Rank:
-        host, bus_id = seats[number].host, gpus[number]
+        host, bus_id = infos[number].host, gpus[number]
         machine = machines[host]
         gpu = machine.gpu(bus_id)
         node = f"node{numbers[host]}:" if len(numbers) > 1 else ""
@@ -169,7 +193,7 @@ def ranks_of(seats: Sequence[Seat], gpus: Sequence[str], machines: Mapping[str, 
             host=host,
         )
 
-    return tuple(one(number) for number in range(len(seats)))
+    return tuple(one(number) for number in range(len(infos)))
 
 
 def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
@@ -198,10 +222,30 @@ def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
     return replace(machine, gpus=tuple(replace(gpu, index=place) for place, gpu in enumerate(ordered)))
 
 
-def _difference(what: str, seats: Sequence[Seat], value: Callable[[int], str]) -> Iterator[str]:
+def modelled(machine: Machine, ranks: int) -> RankLayout:
+    """Return so many ranks, one a GPU, on nodes that are all like one machine; the last one may have fewer."""
+    gpus = sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)
+    nearest = [nearest_node(machine, gpu) for gpu in gpus]
+    several = ranks > len(gpus)
+
+    def one(number: int) -> Rank:
+        node, index = divmod(number, len(gpus))
+        return Rank(
+            number=number,
+            label=f"node{node + 1}:GPU{gpus[index].index}" if several else f"GPU{gpus[index].index}",
+            bus_id=gpus[index].bus_id,
+            numa_node=nearest[index],
+            host=f"node{node + 1}",
+        )
+
+    everyone = tuple(map(one, range(ranks)))
+    return RankLayout(everyone, dict.fromkeys((rank.host or "" for rank in everyone), machine))
+
+
+def _difference(what: str, infos: Sequence[RankInfo], value: Callable[[int], str]) -> Iterator[str]:
     """Yield in words which nodes have which value, if there are several."""
     having: dict[str, dict[str, None]] = {}
-    for rank, of in enumerate(seats):
+    for rank, of in enumerate(infos):
         having.setdefault(value(rank), {})[of.host] = None
     if len(having) > 1:
         told = [f"{found} on {', '.join(map(printable, on))}" for found, on in having.items()]

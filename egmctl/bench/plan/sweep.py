@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from egmctl.bench.budget import LEAST_BYTES, check_memory, memory_of
 from egmctl.bench.case import Case
-from egmctl.bench.plan import make_plan
+from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, memory_of
+from egmctl.bench.plan.make import make_plan
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Settings
@@ -40,7 +40,7 @@ def top_that_fits(
 ) -> int:
     """Return the largest power of two, at most :data:`LAST_BYTES`, whose buffers fit (parameters: see ``make_plan``).
 
-    Not less than :data:`egmctl.bench.budget.LEAST_BYTES`, whether or not that fits: buffers of less take as much.
+    Not less than :data:`egmctl.bench.plan.budget.LEAST_BYTES`, whether or not that fits: buffers of less take as much.
     """
     top = LAST_BYTES
     while True:

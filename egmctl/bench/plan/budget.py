@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
-from egmctl.bench.schedule import Step
+from egmctl.bench.plan.schedule import Step
 from egmctl.errors import UsageError
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Endpoint, Task

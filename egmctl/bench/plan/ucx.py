@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egmctl.bench.case import Case
-from egmctl.bench.paths import Path, path_between
+from egmctl.bench.plan.paths import Path, path_between
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Endpoint, Flow, MemoryKind
 from egmctl.model.memory import HOST_MEMORY

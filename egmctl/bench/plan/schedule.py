@@ -8,11 +8,17 @@ odd one, where N (N - 1) / 2 pairs one at a time would take that many.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from egmctl.model.measurement import Flow, Pattern
+from egmctl.units import format_size
+
+if TYPE_CHECKING:
+    from egmctl.bench.plan import PlannedTask
 
 T = TypeVar("T", bound=Hashable)
 
@@ -105,6 +111,27 @@ def sampled_rounds(count: int, peers: int, seed: int) -> Iterator[tuple[array[in
     for number in sorted(chance.sample(range(there_are), min(peers + count % 2, there_are))):
         firsts, seconds = round_of(count, number)
         yield array("i", map(players.__getitem__, firsts)), array("i", map(players.__getitem__, seconds))
+
+
+def slots(tasks: Sequence[PlannedTask], ends: Callable[[Flow], tuple[str, ...]], *, by_link: bool) -> Iterator[Slot]:
+    """Yield what the schedule has to know: pairs of one case run at the same time where their paths are disjoint.
+
+    Parameters
+    ----------
+    ends
+        Who takes part in a flow.
+    by_link
+        Only pairs over the same links run at the same time.
+    """
+    alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
+    for number, planned in enumerate(tasks):
+        if planned.waiver is not None:
+            continue
+        task = planned.task
+        flow = task.flows[0]
+        over = f" over {flow.route.symbol}" if by_link else ""
+        together = planned.disjoint and task.pattern in alike
+        yield Slot(number, ends(flow), f"{task.case}{over}, {format_size(task.size_bytes)}" if together else None)
 
 
 def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | None = None) -> tuple[Step, ...]:

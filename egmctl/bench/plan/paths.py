@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from egmctl.bench.flows import Place
+from egmctl.bench.plan.flows import Place
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, MemoryKind
 from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.paths import Path, path_between
-from egmctl.bench.patterns import expand
-from egmctl.bench.ucx_plan import ucx_flow, ucx_path
+from egmctl.bench.plan.paths import Path, path_between
+from egmctl.bench.plan.patterns import expand
+from egmctl.bench.plan.ucx import ucx_flow, ucx_path
 from egmctl.driver.signatures import cause_of
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind
@@ -32,7 +32,7 @@ _MESSAGES = Path(route=Route(carrier=Carrier.SOCKET), rate_gb_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class RankFlow:
     """One flow: who issues its work, and whose memory is at the other end."""
 
     initiator: Rank
@@ -41,8 +41,8 @@ class Leg:
     """Of the owner's memory, where it is host memory."""
 
 
-PathOf = Callable[[Case, Leg], Path]
-"""The way that a leg's bytes take, with the reason why it cannot be measured."""
+PathOf = Callable[[Case, RankFlow], Path]
+"""The path that a flow's bytes take, with the reason why it cannot be measured."""
 
 
 def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
@@ -64,7 +64,7 @@ def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
     ]
 
 
-def legs_of(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator[tuple[Leg, ...]]:
+def node_flows(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator[tuple[RankFlow, ...]]:
     """Yield the flows of each task that a case makes; none, where there is one rank only.
 
     Host memory on each of ``nodes`` is worked on by every rank, and made by another one: whose nearest node it is, if
@@ -76,19 +76,27 @@ def legs_of(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator
     if case.engine is not Engine.UCX and shared_memory(case) in HOST_MEMORY:
         for node in nodes:
             if case.engine is Engine.PING_PONG:
-                yield from ((Leg(one, one, node), Leg(other, one, node)) for one, other in combinations(ranks, 2))
+                yield from (
+                    (RankFlow(one, one, node), RankFlow(other, one, node)) for one, other in combinations(ranks, 2)
+                )
             else:
-                yield from ((Leg(rank, _owner(ranks, place, node), node),) for place, rank in enumerate(ranks))
+                yield from ((RankFlow(rank, _owner(ranks, place, node), node),) for place, rank in enumerate(ranks))
         return
     # A round trip by the host is the same from either end.
     one_way = case.engine in (Engine.EVENT, Engine.SOCKET)
     for flows in expand(case.pattern, count, one_way=one_way):
-        yield tuple(Leg(ranks[one], ranks[other]) for one, other in flows)
+        yield tuple(RankFlow(ranks[one], ranks[other]) for one, other in flows)
 
 
-def flow_of(case: Case, leg: Leg, path: Path) -> Flow:
-    """Return a leg as results name it."""
-    issuer, owner = leg.initiator, leg.owner
+def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, by_owner: bool = False) -> Flow:
+    """Return a flow as results name it.
+
+    Parameters
+    ----------
+    by_owner
+        Host memory is named by the rank that has made it, over whose GPU it is reached: several nodes have a NUMA 0.
+    """
+    issuer, owner = rank_flow.initiator, rank_flow.owner
     if case.engine is Engine.UCX:
         return ucx_flow(case, issuer, owner, path)
     pushed = case.initiator is End.SOURCE
@@ -98,12 +106,12 @@ def flow_of(case: Case, leg: Leg, path: Path) -> Flow:
         bus_id=issuer.bus_id,
         rank=issuer.number,
     )
-    on_host = leg.numa_node is not None
+    on_host = rank_flow.numa_node is not None
     far = Endpoint(
         memory=shared_memory(case),
-        label=f"{owner.label.rpartition(':')[0]}:NUMA{leg.numa_node}".lstrip(":") if on_host else owner.label,
+        label=f"{f'{owner.label}:' if by_owner else ''}NUMA{rank_flow.numa_node}" if on_host else owner.label,
         bus_id=None if on_host else owner.bus_id,
-        numa_node=leg.numa_node,
+        numa_node=rank_flow.numa_node,
         rank=owner.number,
         handle=None if issuer is owner else case.handle,
     )
@@ -125,13 +133,13 @@ def shared_memory(case: Case) -> MemoryKind:
 def local_path(machine: Machine) -> PathOf:
     """Return the paths between ranks of one node."""
 
-    def path(case: Case, leg: Leg) -> Path:
+    def path(case: Case, rank_flow: RankFlow) -> Path:
         if case.engine in (Engine.EVENT, Engine.SOCKET):
             return _MESSAGES
         if case.engine is Engine.UCX:
-            return ucx_path(case, leg.initiator, machine, leg.owner, machine)
-        issuer, owner = machine.gpu(leg.initiator.bus_id), machine.gpu(leg.owner.bus_id)
-        far = owner if leg.numa_node is None else leg.numa_node
+            return ucx_path(case, rank_flow.initiator, machine, rank_flow.owner, machine)
+        issuer, owner = machine.gpu(rank_flow.initiator.bus_id), machine.gpu(rank_flow.owner.bus_id)
+        far = owner if rank_flow.numa_node is None else rank_flow.numa_node
         ends = (issuer, far) if case.initiator is End.SOURCE else (far, issuer)
         path = path_between(machine, (case.source, case.destination), ends, issuer)
         # What the host has a part in is disturbed by whatever else it does; round trips have one pair of ranks.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.patterns import expand
+from egmctl.bench.plan.patterns import expand
 from egmctl.model.machine import Gpu
 from egmctl.model.measurement import Endpoint, Engine, MemoryKind, Pattern
 from egmctl.model.memory import HOST_MEMORY
