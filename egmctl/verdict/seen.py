@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from egmctl.bench.busy import in_use
-from egmctl.bench.paths import cuda_visible, gpu_waiver
+from egmctl.bench.plan.busy import in_use
+from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
 from egmctl.doctor.checks.gpu import SLOWDOWNS
 from egmctl.model.evidence import GpuEvidence, Verdict
 from egmctl.model.finding import NODE, Evidence, Finding, Place, PlaceKind, Remedy, Status, on_gpus
