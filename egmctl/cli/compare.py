@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -48,13 +49,13 @@ def _with_last(files: list[Path]) -> list[Path]:
     """Return the files with journals of earlier runs in place of ``last`` and ``last~N``."""
     from egmctl.journal.read import earlier, read_file
 
-    if [str(file) for file in files] == ["last"] and not files[0].exists():
+    if [str(file) for file in files] == ["last"] and not os.path.exists(files[0]):
         files = [Path("last~1"), Path("last")]
     found: list[Path] = []
     runs: list[Path] | None = None
     for file in files:
         match = re.fullmatch(r"last(?:~([0-9]{1,3}))?", str(file), re.ASCII)
-        if match is None or file.exists():
+        if match is None or os.path.exists(file):
             found.append(file)
             continue
         if runs is None:

@@ -121,3 +121,14 @@ def test_a_rank_without_a_channel_takes_part_in_nothing() -> None:
     for planned in plan.tasks:
         assert (planned.waiver is not None) == any(rank >= 4 for rank in planned.task.ranks)
     assert any("node2:GPU0: there is no IMEX channel" in (planned.waiver or "") for planned in plan.tasks)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_host_memory_of_a_node_that_states_no_numa_node_is_waived_and_everything_else_measured(ranks: int) -> None:
+    node = with_imex_channel(load("gb200-nvl72"))
+    silent = replace(node, host=replace(node.host, numa_nodes=None) if node.host else None)
+    plan = make_fabric_plan(modelled(silent, ranks), FABRIC_CASES, SETTINGS)
+    waived = {planned.task.case: planned.waiver for planned in plan.tasks if planned.waiver}
+    assert waived["fabric_host_numa_write_sm"] == waived["fabric_host_numa_read_ce"]
+    assert "has no NUMA node that has memory" in str(waived["fabric_host_numa_write_sm"])
+    assert "fabric_device_write_ce" not in waived

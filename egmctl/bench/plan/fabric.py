@@ -10,7 +10,7 @@ from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import too_large
 from egmctl.bench.plan.busy import in_use
-from egmctl.bench.plan.paths import Path, path_across
+from egmctl.bench.plan.paths import Path, nowhere, path_across
 from egmctl.bench.plan.patterns import expand
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.ranks import RankFlow, flow_of, handle_waiver, local_path, shared_memory
@@ -177,8 +177,7 @@ def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
             if same:
                 found[key] = _within(layout, case, rank_flow)
             else:
-                memory = None if rank_flow.numa_node is None else shared_memory(case)
-                found[key] = path_across(layout.gpu(issuer), layout.machine(owner), layout.gpu(owner), memory)
+                found[key] = _across(layout, case, rank_flow)
         return found[key]
 
     return path
@@ -195,6 +194,15 @@ def _within(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
     path = local_path(layout.machine(rank_flow.initiator))(case, rank_flow)
     # EGM is reached over the GPU that owns it, which no other pair of the round uses.
     return replace(path, disjoint=True) if path.route.egm is Egm.YES else path
+
+
+def _across(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
+    initiator, owner, memory = rank_flow.initiator, rank_flow.owner, shared_memory(case)
+    if memory not in HOST_MEMORY:
+        return path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), None)
+    if rank_flow.numa_node is None:
+        return nowhere(memory, owner.label)
+    return path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), memory)
 
 
 def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings: Settings) -> str | None:

@@ -103,6 +103,13 @@ _NEVER = "EGM is allocated on a NUMA node by number"
 """Why pinned, registered and plain memory is no EGM on any platform."""
 
 
+def nowhere(memory: MemoryKind, label: str) -> Path:
+    """Return the path to host memory of a rank whose node has no NUMA node with memory, or does not say so."""
+    why = f"{label} has no NUMA node that has memory"
+    route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=why)
+    return Path(route=route, waiver=why, rate_gb_s=_UNKNOWN_GB_S)
+
+
 def cpu_path(memory: MemoryKind, node: int, cpu_node: int) -> Path:
     """Return the path between the CPUs of a NUMA node and the memory of one."""
     hops = () if node == cpu_node else (SMP,)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.plan.paths import Path, path_between
+from egmctl.bench.plan.paths import Path, nowhere, path_between
 from egmctl.bench.plan.patterns import expand
 from egmctl.bench.plan.ucx import ucx_flow, ucx_path
 from egmctl.driver.signatures import cause_of
@@ -138,6 +138,8 @@ def local_path(machine: Machine) -> PathOf:
             return _MESSAGES
         if case.engine is Engine.UCX:
             return ucx_path(case, rank_flow.initiator, machine, rank_flow.owner, machine)
+        if rank_flow.numa_node is None and shared_memory(case) in HOST_MEMORY:
+            return nowhere(shared_memory(case), rank_flow.owner.label)
         issuer, owner = machine.gpu(rank_flow.initiator.bus_id), machine.gpu(rank_flow.owner.bus_id)
         far = owner if rank_flow.numa_node is None else rank_flow.numa_node
         ends = (issuer, far) if case.initiator is End.SOURCE else (far, issuer)
