@@ -27,10 +27,8 @@ from egmctl.model.bringup import BRINGUP_SCHEMA
 from egmctl.model.codec import to_json
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
-from egmctl.report.compare_json import compare_json
-from egmctl.report.exports.json import bringup_json, doctor_json
-from egmctl.report.fleet_json import fleet_json
-from egmctl.report.topo_json import topo_json
+from egmctl.report.exports.json import bringup_json, compare_json, doctor_json, fleet_json
+from egmctl.report.exports.topo_json import topo_json
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
