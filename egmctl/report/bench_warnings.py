@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.model.evidence import LinkEvidence, Verdict
 from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.route import LinkKind
 from egmctl.report.bench_kernel import kernel_sentences
 from egmctl.units import printable
 
@@ -51,7 +52,10 @@ def _of(measurement: Measurement) -> Iterator[str]:
     for placement in measurement.placements:
         if placement.right is False:
             yield f"memory of {placement.label} does not lie there ({printable(placement.detail)})"
-    if (evidence := measurement.evidence) is None:
+    evidence = measurement.evidence
+    if measurement.measured and any(flow.route.degraded for flow in measurement.flows):
+        yield _degraded(measurement)
+    if evidence is None:
         return
     for gpu in evidence.gpus:
         for name, rise in gpu.errors.items():
@@ -63,6 +67,20 @@ def _of(measurement: Measurement) -> Iterator[str]:
             yield f"the clocks of {gpu.label} were held down: {', '.join(slowed)}"
     if evidence.route is not None and evidence.route.verdict is Verdict.REFUTED:
         yield _refuted(evidence.route)
+
+
+def _degraded(measurement: Measurement) -> str:
+    route = measurement.evidence.route if measurement.evidence is not None else None
+    why = next(flow.route.egm_reason for flow in measurement.flows if flow.route.degraded)
+    if route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
+        carried = "no counter tells which link carried the bytes"
+    else:
+        how = "by its counters" if route.verdict is Verdict.PROVEN else "by exclusion"
+        carried = f"{_LINKS[route.link]} carried the bytes, {how}"
+    return f"degraded, not EGM ({printable(why)}); {carried}"
+
+
+_LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe"}
 
 
 def _refuted(route: LinkEvidence) -> str:

@@ -26,7 +26,7 @@ from egmctl.model.verdict import Grade
 from egmctl.topology.access import nvml_failure
 from egmctl.verdict import seen
 from egmctl.verdict.causes import Cause, causes
-from egmctl.verdict.classes import BROKEN, is_lost
+from egmctl.verdict.classes import BROKEN, is_degraded, is_lost
 
 SECTIONS = ("switches", "confinement", "system")
 """The facts that causes are found in, besides those that a plan is made from."""
@@ -39,7 +39,7 @@ class Shortfalls:
     failing: frozenset[int] = frozenset()
     """For their speed, or a known cause."""
     warned: frozenset[int] = frozenset()
-    """A little slow."""
+    """A little slow, or without EGM where its route is blocked."""
     waived: frozenset[int] = frozenset()
 
     @property
@@ -103,6 +103,7 @@ def shortfalls(run: RunReport) -> Shortfalls:
             failing.add(judged.measurement)
         elif Grade.WARN in grades:
             warned.add(judged.measurement)
+    warned |= {number for number, one in enumerate(run.measurements) if one.measured and is_degraded(one)}
     waived = () if run.interrupted else (n for n, one in enumerate(run.measurements) if one.status is Status.WAIVED)
     return Shortfalls(frozenset(failing), frozenset(warned - failing), frozenset(waived))
 

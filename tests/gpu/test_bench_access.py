@@ -90,6 +90,8 @@ def test_one_gpu_denied(gpus: tuple[Gpu, ...], tmp_path: Path, denying: Any) -> 
     assert run.checks() == asked.checks() == ["dev.cgroup-restricted"]
     assert run.result["verdict"]["profile"] is not None, "the profile that fits what is known"
     assert run.statuses() == {"ok", "waived"}
+    routes = [flow["route"] for one in run.result["measurements"] for flow in one["flows"]]
+    assert not any(route["degraded"] for route in routes), "no EGM here, so nothing of it is blocked"
     explains = set(run.result["causes"][0]["explains"])
     assert explains == {n for n, one in enumerate(run.result["measurements"]) if one["status"] == "waived"}
 

@@ -14,7 +14,7 @@ from egmctl.bench.plan.flows import Ends, endpoint, initiator, tasks_of
 from egmctl.bench.plan.pairs import Pair, picked
 from egmctl.bench.plan.paths import Path, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.plan.ranks import flow_of, handle_waiver, local_path, node_flows, ranks_of
-from egmctl.bench.plan.schedule import make_steps, slots
+from egmctl.bench.plan.schedule import isolated, make_steps, slots
 from egmctl.bench.plan.task import Candidate, atomics_waiver, capability_waiver, planned_task
 from egmctl.bench.registry import CASES
 from egmctl.errors import UsageError
@@ -104,7 +104,7 @@ def make_plan(
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
         ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
-        steps=make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial),
+        steps=isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial)),
         notes=(
             *((f"{why_none}: {', '.join(none)}",) if none else ()),
             *(f"measured all the same: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),

@@ -77,22 +77,25 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path
         )
         return Path(route=unlisted, rate_gb_s=_UNKNOWN_GB_S)
     found = route(machine, gpu, node)
-    if found.kind is RouteKind.BLOCKED:
+    # Pinned, registered and plain memory never depend on the EGM route: only on the GPU and on the node.
+    stopped = found.kind is RouteKind.BLOCKED and not found.otherwise
+    if stopped:
         blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=found.reason)
         return Path(route=blocked, waiver=found.reason, rate_gb_s=_UNKNOWN_GB_S)
+    degraded = own and bool(found.otherwise)
     waiver = None
     attribute = _NEEDS_ATTRIBUTE[memory]
     if gpu.cuda is not None and gpu.cuda.attributes.get(attribute) == 0:
         waiver = f"GPU{gpu.index} cannot use {HOST_NAMES[memory]} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0"
     if own:
-        hops = found.hops or (Hop(link=LinkKind.UNKNOWN, reason=found.reason),)
-        able, why = _EGM[found.egm], found.reason
+        hops = found.hops or found.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=found.reason),)
+        able, why = _EGM[found.egm], f"the EGM route is blocked: {found.reason}" if degraded else found.reason
     else:
         coherent = c2c(machine, gpu) is C2c.UP
         hops = (rates.c2c(gpu) if coherent else rates.pcie(gpu), *across(machine, gpu, node))
         able, why = Egm.NO, _NEVER
     return Path(
-        route=Route(memory=memory, hops=hops, egm=able, egm_reason="" if able is Egm.YES else why),
+        route=Route(memory=memory, hops=hops, egm=able, egm_reason="" if able is Egm.YES else why, degraded=degraded),
         waiver=waiver,
         # Only where there is C2C can it be unknown whether memory is EGM.
         rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),

@@ -144,6 +144,9 @@ def local_path(machine: Machine) -> PathOf:
         far = owner if rank_flow.numa_node is None else rank_flow.numa_node
         ends = (issuer, far) if case.initiator is End.SOURCE else (far, issuer)
         path = path_between(machine, (case.source, case.destination), ends, issuer)
+        if path.route.degraded and path.waiver is None:
+            # What is not EGM any more is tried within one process, where its failure costs nothing else.
+            path = replace(path, waiver=path.route.egm_reason)
         # What the host has a part in is disturbed by whatever else it does; round trips have one pair of ranks.
         alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
         return replace(path, disjoint=False) if alone else path

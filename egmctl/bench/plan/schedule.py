@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
@@ -46,6 +46,8 @@ class Step:
     """Of steps with several tasks, and of the proof for one."""
     proof: bool = False
     """The one task has been measured with others at the same time: now it is alone, to see whether that differs."""
+    isolated: str | None = None
+    """What it tries may fail or end its process: it gets one of its own, shared with the steps of the same name."""
 
 
 def tournament(players: Sequence[T]) -> tuple[tuple[tuple[T, T], ...], ...]:
@@ -177,3 +179,20 @@ def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> 
             # Not always the first one, so that over the rounds all GPUs have their turn.
             steps.append(Step(tasks=(tasks[number % len(tasks)],), group=group, proof=True))
     return steps
+
+
+def isolated(tasks: Sequence[PlannedTask], steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Return the steps with those of degraded routes last, each set of ends in a process of its own.
+
+    Whether the driver makes NUMA memory whose EGM route is blocked is not documented: it may refuse it, or crash.
+    """
+    usual: list[Step] = []
+    tried: dict[str, list[Step]] = {}
+    for step in steps:
+        flows = [flow for number in step.tasks for flow in tasks[number].task.flows]
+        if any(flow.route.degraded for flow in flows):
+            name = " ".join(sorted({end.label for flow in flows for end in (flow.source, flow.destination)}))
+            tried.setdefault(name, []).append(replace(step, isolated=name))
+        else:
+            usual.append(step)
+    return (*usual, *(step for those in tried.values() for step in those))

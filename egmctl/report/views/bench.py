@@ -153,8 +153,10 @@ def answer(
     unknown = f", {counts[Grade.NO_REFERENCE]} without a reference" if counts[Grade.NO_REFERENCE] else ""
     all_of = "all" if counts[Grade.PASS] == len(verdict.classes) else f"{counts[Grade.PASS]} of"
     of = f"{all_of} {len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
-    if verdict.grade is Grade.WARN:
-        sentence = _why(report, verdict) if counts[Grade.WARN] else f"{of}{unknown}; {verdict.warnings[0]}"
+    if verdict.grade is Grade.WARN and (counts[Grade.PASS] or counts[Grade.WARN]):
+        sentence = f"{of}{unknown}{_warned(report, verdict)}"
+        if counts[Grade.WARN]:
+            sentence = _why(report, verdict)
         return Verdict(
             word="PASS", tone=Tone.WARN, sentence=f"with warnings: {sentence}", advice=_advice(report, [], next_step)
         )
@@ -163,7 +165,8 @@ def answer(
     return Verdict(
         word="NO REFERENCE",
         tone=Tone.UNKNOWN,
-        sentence=f"{made} measurements and nothing to judge them by: {verdict.profile_reason or verdict.reason}",
+        sentence=f"{made} measurements and nothing to judge them by: {verdict.profile_reason or verdict.reason}"
+        + _warned(report, verdict),
         advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
     )
 
@@ -206,9 +209,9 @@ def _rest(made: int, verdict: RunVerdict | None) -> str:
     passed = f"{counts[Grade.PASS]} of {len(verdict.classes)} path classes"
     if verdict.grade is Grade.PASS:
         return f"PASS for {measured}: {passed} are as fast as profile {verdict.profile} expects"
-    if verdict.grade is Grade.WARN:
+    if verdict.grade is Grade.WARN and verdict.profile is not None:
         return f"PASS with warnings for {measured}: {passed} are as fast as profile {verdict.profile} expects"
-    return f"{measured} have no reference: {verdict.profile_reason or verdict.reason}"
+    return f"{measured} {'have' if made != 1 else 'has'} no reference: {verdict.profile_reason or verdict.reason}"
 
 
 def _fix(report: RunReport) -> str:
@@ -248,6 +251,12 @@ def _explained(report: RunReport) -> str:
         return "nothing that was read explains it" if report.machines and not grave(report) else ""
     more = f"; and {len(told) - 1} more cause{'s' * (len(told) > 2)}" if len(told) > 1 else ""
     return cause_words(report, told[0]) + more
+
+
+def _warned(report: RunReport, verdict: RunVerdict) -> str:
+    """Return the first warning that no yardstick measures, and its cause where there is one."""
+    told = [cause for cause in report.causes if _explains_slow(report, cause)]
+    return "".join(f"; {words}" for words in (*verdict.warnings[:1], *(cause_words(report, one) for one in told[:1])))
 
 
 def _explains_slow(report: RunReport, cause: RunCause) -> bool:
