@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -11,6 +12,9 @@ from egmctl.model.comparison import Affected, Outcome, PathDifference
 
 MOST = 0.75
 """From this part of a GPU's paths on they are told as the GPU's: of a few the change may be just within the bound."""
+
+_Ends = tuple[str, str]
+"""Source and destination, as people call them."""
 
 
 def affected(
@@ -70,41 +74,30 @@ def _grouped(
         yield found, list(those)
 
 
-def _ends_by_class(points: Iterable[Point]) -> dict[PathClass, list[str]]:
-    known: dict[PathClass, list[str]] = {}
+def _ends_by_class(points: Iterable[Point]) -> dict[PathClass, list[_Ends]]:
+    known: dict[PathClass, list[_Ends]] = {}
     for point in points:
         measurement = point.measurement
         path_class = measurement.case, point.stage, point.links, measurement.size_bytes
-        known.setdefault(path_class, []).append(measurement.path)
+        known.setdefault(path_class, []).append(measurement.ends)
     return known
 
 
 def _wheres(
-    differing: Sequence[tuple[int, PathDifference]], all_paths: Sequence[str]
+    differing: Sequence[tuple[int, PathDifference]], all_paths: Sequence[_Ends]
 ) -> Iterator[tuple[str, list[int], int]]:
     """Yield what differs of one class: where, the places of its paths, and how many paths there are there."""
-    left = {place: one.path for place, one in differing}
+    left = dict(differing)
     if len(left) >= 3 and len(left) == len(all_paths):
         yield "all paths", list(left), len(all_paths)
         return
     for end, name in ((0, "{} -> *"), (1, "* -> {}")):
-        rows: dict[str, list[str]] = {}
-        for path in all_paths:
-            rows.setdefault(_ends(path)[end], []).append(path)
-        for label, row in rows.items():
-            places = [place for place, path in left.items() if _ends(path)[end] == label]
-            if len(row) > 1 and len(places) > 1 and len(places) >= MOST * len(row):
-                yield name.format(label), places, len(row)
+        counts = Counter(ends[end] for ends in all_paths)
+        for label, count in counts.items():
+            places = [place for place, one in left.items() if (one.source, one.destination)[end] == label]
+            if count > 1 and len(places) > 1 and len(places) >= MOST * count:
+                yield name.format(label), places, count
                 for place in places:
                     del left[place]
-    for place, path in left.items():
-        yield path, [place], 1
-
-
-def _ends(path: str) -> tuple[str, str]:
-    """Return the two ends of ``GPU0 -> GPU1``; of both directions, each is an end of either."""
-    for arrow in (" <-> ", " -> "):
-        source, found, destination = path.partition(arrow)
-        if found:
-            return source, destination
-    return path, path
+    for place, one in left.items():
+        yield one.path, [place], 1

@@ -54,6 +54,9 @@ class PathDifference:
     """Of a handle's life cycle."""
     path: Plain
     """``GPU0 -> GPU1``, as the node calls it."""
+    source: Plain = ""
+    destination: Plain = ""
+    """Its two ends."""
     wire: Plain
     """The links of its route: ``NV18``, ``NV18>C2C``, ``PCIe``."""
     size_bytes: int

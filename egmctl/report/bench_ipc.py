@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status, Summary
+from egmctl.model.memory import HOST_NAMES
 from egmctl.report.grid import EMPTY, Cell, Grid, Line, Shade, style_of
 from egmctl.units import format_size
 
@@ -66,13 +67,20 @@ def life_cycles(measurements: Sequence[Measurement]) -> Iterator[Grid]:
             f"The median over up to {count} ordered pairs of what each gave, by the host's clock; a dash where a kind "
             "has no such stage.",
         ),
-        rows=tuple(case.removeprefix("ipc_").removesuffix("_life_cycle") for case in cases),
+        rows=tuple(_shared(those[0]) for those in cases.values()),
         groups=tuple(
             (Line(header=(stage,), cells=tuple(_stage(those, stage) for those in cases.values())),)
             for stage in stages or ["status"]
         ),
         shade=Shade.LOW if stages else None,
     )
+
+
+def _shared(measurement: Measurement) -> str:
+    """Say which memory is shared, and how it is opened."""
+    end = measurement.flows[0].source
+    memory = HOST_NAMES.get(end.memory, "device")
+    return memory if end.handle is None else f"{memory}, {end.handle}"
 
 
 def _stage(measurements: Sequence[Measurement], name: str) -> Cell:

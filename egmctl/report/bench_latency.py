@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from os.path import commonprefix
 from statistics import median
 
 from egmctl.bench.engines import engine_for
@@ -48,10 +48,12 @@ def _table_of(measurement: Measurement) -> object:
         return measurement.case, _host(measurement)
     if measurement.pattern is Pattern.LOADED:
         return "loaded", _source(measurement)
-    if _is_footprint(measurement):
+    chase = _chase(measurement)
+    if chase.by_footprint:
         return "footprint"
     # A GPU's own memory is the diagonal of the matrix of its peers'.
-    return re.sub("^device_local_", "device_to_device_", measurement.case)
+    source = _source(measurement)
+    return measurement.engine, source.memory, source.handle, chase
 
 
 def _view(measurement: Measurement) -> View:
@@ -59,7 +61,7 @@ def _view(measurement: Measurement) -> View:
         return _round_trips
     if measurement.pattern is Pattern.LOADED:
         return _loaded
-    return _footprints if _is_footprint(measurement) else _matrix
+    return _footprints if _chase(measurement).by_footprint else _matrix
 
 
 def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
@@ -76,9 +78,9 @@ def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
         caption = f"round trip of {engine_for(first.engine).caption} GPU(row) <-> GPU(column) (ns, p50)"
     elif first.pattern is Pattern.LOADED:
         caption = f"latency under load {source.label} -> {reader}, {_how(first)} (ns)"
-        names = re.sub("_[0-9]+$", "_*", first.case)
-    elif _is_footprint(first):
-        caption, names = "latency by footprint, random lines (ns)", "*_footprint_*"
+        names = _alike(measurements)
+    elif _chase(first).by_footprint:
+        caption, names = "latency by footprint, random lines (ns)", _alike(measurements)
     else:
         ways = "GPU(row) <- GPU(column)" if kind == "GPU" else f"{kind}(row) -> GPU(column)"
         caption = f"latency {ways}, {_how(first)} (ns)"
@@ -216,8 +218,15 @@ def _is_measured(measurement: Measurement) -> bool:
     return measurement.measured
 
 
-def _is_footprint(measurement: Measurement) -> bool:
-    return "_footprint_" in measurement.case
+def _alike(measurements: Sequence[Measurement]) -> str:
+    """Return what the names of cases of one kind of path begin with; of several kinds, of the first."""
+    kinds: dict[object, list[str]] = {}
+    for m in measurements:
+        kinds.setdefault((_source(m).memory, m.pattern), []).append(m.case)
+    names, *others = kinds.values()
+    # Of names, not of paths.
+    shown = f"{commonprefix(names)}*" if len(set(names)) > 1 else names[0]  # noqa: RUF071
+    return f"{shown}, ..." if others else shown
 
 
 def _source(measurement: Measurement) -> Endpoint:

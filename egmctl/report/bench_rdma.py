@@ -41,7 +41,7 @@ def _grid(caption: str, those: Sequence[Measurement], columns: Mapping[str, Call
     return Grid(
         caption=caption,
         notes=tuple(_verdicts(those)),
-        rows=tuple(f"{m.flows[0].initiator_label} -> {_receiver(m)}" for m in those),
+        rows=_paths(those),
         groups=tuple(
             (Line(header=(name,), cells=tuple(Cell(text=text(m), style=style_of(m), of=m) for m in those)),)
             for name, text in shown.items()
@@ -60,7 +60,7 @@ def _devices(those: Sequence[Measurement]) -> Grid:
     }
     return Grid(
         caption="Messages by one network device of the sender, one sample (GB/s)",
-        rows=tuple(f"{m.flows[0].initiator_label} -> {_receiver(m)}" for m, _ in found),
+        rows=_paths([m for m, _ in found]),
         groups=tuple(
             (Line(header=(name,), cells=tuple(Cell(text=printable(text)) for text in texts)),)
             for name, texts in columns.items()
@@ -68,10 +68,13 @@ def _devices(those: Sequence[Measurement]) -> Grid:
     )
 
 
-def _receiver(measurement: Measurement) -> str:
-    """Return the receiving rank: what stands before the NUMA node in the label of its host memory."""
-    end = measurement.flows[0].destination
-    return end.label if end.numa_node is None else end.label.rpartition(":")[0]
+def _paths(those: Sequence[Measurement]) -> tuple[str, ...]:
+    """Name each by its ranks; where the receiver sends nothing, it is named by its memory."""
+    flows = [m.flows[0] for m in those]
+    senders = {flow.initiator_rank: flow.initiator_label for flow in flows}
+    return tuple(
+        f"{flow.initiator_label} -> {senders.get(flow.destination.rank, flow.destination.label)}" for flow in flows
+    )
 
 
 def _verdicts(those: Sequence[Measurement]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from rich.text import Text
 
 from egmctl.model.measurement import RunReport, Status
+from egmctl.model.rank import node_names
 from egmctl.report.bench_fold import FOLDED_ABOVE, folded
 from egmctl.report.bench_kernel import kernel_line
 from egmctl.report.bench_parts import exceptions, grids, how, tally
@@ -68,9 +69,9 @@ def _head(report: RunReport) -> Text:
     text.append("Bench: ", HEADING)
     text.append(f"{', '.join(f'{count} x {name}' for name, count in names.items())}, driver {driver}{cuda}\n")
     text.append(_wrap(", ".join(how(report))), DIM)
-    nodes = {rank.label.partition(":")[0]: rank.host for rank in report.ranks if ":" in rank.label}
+    nodes = node_names(rank.host for rank in report.ranks)
     if nodes:
-        told = ", ".join(f"{node} is {printable(host or 'not known')}" for node, host in nodes.items())
+        told = ", ".join(f"{node} is {printable(host or 'not known')}" for host, node in nodes.items())
         text.append(_wrap(f"{len(nodes)} nodes: {told}"), DIM)
     return text
 

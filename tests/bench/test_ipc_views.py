@@ -73,7 +73,7 @@ def test_stages_are_in_the_order_of_the_kind_that_has_all_of_them() -> None:
     (grid,) = life_cycles(found)
     assert [line.header for line in lines(grid)] == [("allocate",), ("open",), ("map",), ("close",)]
     assert column(grid, "map") == ["-", "4.2"]
-    assert grid.rows == ("legacy_device", "posix_fd_device")
+    assert grid.rows == ("device, legacy", "device, posix-fd")
 
 
 def test_a_life_that_failed_shows_its_status() -> None:

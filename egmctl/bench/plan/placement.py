@@ -12,7 +12,7 @@ from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.measurement import Endpoint
-from egmctl.model.rank import Rank
+from egmctl.model.rank import Rank, node_names
 from egmctl.mpi.refusal import Refusal
 from egmctl.topology.links import cpu_node_ids
 from egmctl.units import printable
@@ -50,8 +50,8 @@ class RankInfo:
     driver: str | None = None
     gpus: tuple[str, ...] = ()
     """Bus ids of those that it may use and was asked to, in their order."""
-    domains: Mapping[str, str] | None = None
-    """Of each of them the NVLink domain that fabric handles are good in, or why there is none."""
+    domains: Mapping[str, NvlinkDomain] | None = None
+    """Of each of them the NVLink domain that fabric handles are good in."""
     waivers: tuple[str, ...] = ()
     """Why GPUs of the node cannot be used by this process."""
     channels: tuple[DeviceNode, ...] | None = None
@@ -60,8 +60,16 @@ class RankInfo:
     """Why it cannot take part."""
 
 
-NO_DOMAIN = "none"
-"""Begins the domain of a GPU that has none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvlinkDomain:
+    """Where the fabric handles of a GPU are good; of no domain, why."""
+
+    cluster: str | None = None
+    clique: int | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"none: {self.reason}" if self.cluster is None else f"cluster {self.cluster}, clique {self.clique}"
 
 
 def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> RankInfo:
@@ -86,21 +94,21 @@ def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> 
     )
 
 
-def domain(gpu: Gpu) -> str:
-    """Return the NVLink domain and the clique of a GPU as NVML tells it, for comparison and for people.
+def domain(gpu: Gpu) -> NvlinkDomain:
+    """Return the NVLink domain and the clique of a GPU as NVML reports it.
 
     Fabric handles of other nodes can be imported within one clique of one cluster (NVIDIA's IMEX guide and NVML's
     documentation of ``nvmlGpuFabricInfo_t``); one node's own HGX board has no cluster.
     """
     fabric = gpu.nvml.fabric if gpu.nvml else None
     if fabric is None:
-        return f"{NO_DOMAIN}: NVML tells nothing of a fabric"
+        return NvlinkDomain(reason="NVML reports no fabric")
     if fabric.state != "completed":
-        return f"{NO_DOMAIN}: the fabric's state is {fabric.state}"
+        return NvlinkDomain(reason=f"the fabric's state is {fabric.state}")
     if fabric.cluster_uuid is None:
         why = fabric.unread.get("cluster_uuid")
-        return f"{NO_DOMAIN}: the cluster's UUID is {why.detail if why else 'not told'}"
-    return f"cluster {fabric.cluster_uuid}, clique {fabric.clique_id}"
+        return NvlinkDomain(reason=f"the cluster's UUID is {why.detail if why else 'not reported'}")
+    return NvlinkDomain(cluster=fabric.cluster_uuid, clique=fabric.clique_id)
 
 
 def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
@@ -154,9 +162,10 @@ def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = 
     ]
     if one_domain and len(hosts(infos)) > 1:
         # Within one node fabric handles need no domain: an IMEX channel is enough.
-        domains = [(infos[rank].domains or {}).get(gpu, NO_DOMAIN) for rank, gpu in enumerate(gpus)]
-        wrong += _difference("the NVLink domain", infos, lambda rank: domains[rank])
-        if not wrong and domains[0].startswith(NO_DOMAIN):
+        none = NvlinkDomain(reason="not reported")
+        domains = [(infos[rank].domains or {}).get(gpu, none) for rank, gpu in enumerate(gpus)]
+        wrong += _difference("the NVLink domain", infos, lambda rank: str(domains[rank]))
+        if not wrong and domains[0].cluster is None:
             wrong.append(f"fabric handles do not go from node to node here ({domains[0]})")
     if wrong:
         raise NothingToDo("; ".join(wrong))
@@ -178,13 +187,13 @@ def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[s
     machines
         By host.
     """
-    numbers = {host: number for number, host in enumerate(hosts(infos), 1)}
+    names = node_names(of.host for of in infos)
 
     def one(number: int) -> Rank:
         host, bus_id = infos[number].host, gpus[number]
         machine = machines[host]
         gpu = machine.gpu(bus_id)
-        node = f"node{numbers[host]}:" if len(numbers) > 1 else ""
+        node = f"{names[host]}:" if names else ""
         return Rank(
             number=number,
             label=f"{node}GPU{gpu.index}",

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.plan.placement import RankInfo, agree, assign, rank_info, ranks_of, whole
+from egmctl.bench.plan.placement import NvlinkDomain, RankInfo, agree, assign, rank_info, ranks_of, whole
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.replay import load
 
-DOMAIN = "cluster 3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d, clique 7"
+DOMAIN = NvlinkDomain(cluster="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d", clique=7)
 
 
-def at(host: str, *gpus: str, domain: str = DOMAIN, driver: str = "580.95.05") -> RankInfo:
+def at(host: str, *gpus: str, domain: NvlinkDomain = DOMAIN, driver: str = "580.95.05") -> RankInfo:
     return RankInfo(host=host, tool="0.1.0", driver=driver, gpus=gpus, domains=dict.fromkeys(gpus, domain))
 
 
@@ -51,7 +51,7 @@ def test_nodes_that_are_alike_agree() -> None:
 
 
 def test_cliques_matter_between_nodes_only() -> None:
-    infos = [at("a", "1b", domain="none: no domain"), at("a", "2c", domain=DOMAIN)]
+    infos = [at("a", "1b", domain=NvlinkDomain(reason="no domain")), at("a", "2c", domain=DOMAIN)]
     agree(infos, ("1b", "2c"))
 
 
@@ -64,7 +64,7 @@ def test_cliques_matter_between_nodes_only() -> None:
         ),
         (replace(at("b", "1b"), tool="0.2.0"), r"the version of egmctl is not .*0.1.0 on a; 0.2.0 on b"),
         (
-            at("b", "1b", domain="cluster x, clique 8"),
+            at("b", "1b", domain=NvlinkDomain(cluster="x", clique=8)),
             r"the NVLink domain is not .*clique 7 on a; cluster x, clique 8 on b",
         ),
     ],
@@ -75,18 +75,20 @@ def test_what_differs_is_told_by_node(other: RankInfo, words: str) -> None:
 
 
 def test_nodes_without_a_common_domain_share_nothing() -> None:
-    infos = [at(host, "1b", domain="none: the fabric's state is not-supported") for host in "ab"]
+    infos = [at(host, "1b", domain=NvlinkDomain(reason="the fabric's state is not-supported")) for host in "ab"]
     with pytest.raises(NothingToDo, match=r"do not go from node to node here .*not-supported"):
         agree(infos, ("1b", "1b"))
 
 
-def test_a_seat_is_what_a_machine_lets_a_rank_use() -> None:
+def test_what_a_rank_reports_is_what_a_machine_lets_a_rank_use() -> None:
     machine = load("gb200-nvl72")
     hidden = replace(machine.process, environment={"CUDA_VISIBLE_DEVICES": "1,3"}) if machine.process else None
     found = rank_info(replace(machine, process=hidden), "a", "0.1.0", (machine.gpus or ())[1:])
     assert found.gpus == ("0009:01:00.0", "0019:01:00.0")
     assert found.waivers == ("CUDA_VISIBLE_DEVICES hides GPU2",)
-    assert set((found.domains or {}).values()) == {"cluster 00000000-0000-0000-0000-000000000072, clique 1"}
+    assert set((found.domains or {}).values()) == {
+        NvlinkDomain(cluster="00000000-0000-0000-0000-000000000072", clique=1)
+    }
 
 
 def test_a_node_is_put_together_of_what_each_rank_sees_of_its_own_gpu() -> None:
