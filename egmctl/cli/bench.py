@@ -187,13 +187,15 @@ def bench(
             elsewhere = "" if measuring or machine else "; --machine NAME asks it of a machine that is not here"
             raise NothingToDo(f"{error}{elsewhere}") from error
         if not measuring:
-            from egmctl.report.bench_list import bench_list, bench_plan
             from egmctl.report.exports.plan_json import plan_json
+            from egmctl.report.forms import rendered
+            from egmctl.report.views.bench_plan import cases_document, plan_document
 
             def planned(target: Target) -> Text | str:
                 if target.form is Form.JSON:
                     return plan_json(plan, seen)
-                return bench_list(plan, asked.cases) if list_cases else bench_plan(plan)
+                told = cases_document(plan, asked.cases) if list_cases else plan_document(plan)
+                return rendered(told, target.form, width=target.width)
 
             outputs.write(planned, answers=False)
             return

@@ -103,5 +103,5 @@ def compare(
     known = profiles.load_all(lambda error: say(f"{error}; the comparison goes on without it"))
     spread = known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
     found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
-    outputs.write(lambda target: render(found, target.form, verbose=verbose, width=target.width), answers=False)
+    outputs.write(lambda target: render(found, target.form, verbose=verbose, brief=target.brief, width=target.width))
     return found.exit_code

@@ -9,12 +9,17 @@ from itertools import groupby
 
 from egmctl.comparison.matching import Key, PathClass, Point
 from egmctl.model.comparison import Affected, Outcome, PathDifference
+from egmctl.units import natural
 
 MOST = 0.75
 """From this part of a GPU's paths on they are told as the GPU's: of a few the change may be just within the bound."""
 
 _Ends = tuple[str, str]
 """Source and destination, as people call them."""
+
+
+_FEW = 3
+"""More ends are nothing in common."""
 
 
 def affected(
@@ -41,6 +46,18 @@ def affected(
         rows += [_row(node, outcome, where, found, differences) for (outcome, where, _numbers), found in parts.items()]
     gravity = list(Outcome)
     return tuple(sorted(rows, key=lambda row: (gravity.index(row.outcome), row.node, -(row.change or 0))))
+
+
+def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
+    """Return the fewest ends that every worse path touches; none where it takes more than a few, or all there are."""
+    worse = [one for one in differences if one.outcome is Outcome.WORSE and one.change is not None]
+    everyone = {end for one in differences for end in (one.source, one.destination)}
+    left, found = [{one.source, one.destination} for one in worse], list[str]()
+    while left and len(found) < _FEW:
+        counted = Counter(end for ends in left for end in ends)
+        found.append(min(counted, key=lambda end: (-counted[end], natural(end))))
+        left = [ends for ends in left if found[-1] not in ends]
+    return () if left or len(found) >= len(everyone) else tuple(sorted(found, key=natural))
 
 
 def _row(

@@ -108,6 +108,8 @@ class Line:
     key: str
     """What it is about: ``egm.cgroup-route GPU0``, ``driver``; empty where the value says it."""
     value: str
+    check: str = ""
+    """Of doctor, which one it was."""
     status: str = ""
     """``fail`` or ``warn``, or how asking ended; empty where nothing is wrong."""
 

@@ -10,16 +10,15 @@ import pytest
 
 from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task
-from egmctl.model.verdict import Grade
-from egmctl.report.bench_text import bench_text
 from egmctl.report.document import Tone
 from egmctl.report.forms import Form, render
-from egmctl.report.grid import Cell
-from egmctl.report.heat import mark_of, marks
-from egmctl.report.views.bench import answer, bench_document
+from egmctl.report.views.bench import bench_document
+from egmctl.report.views.bench_answer import answer
+from egmctl.report.views.bench_cells import Brand, Frame
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
+from tests.report.texts import matrices_text
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
 
 H200 = load("hgx-h200")
@@ -66,7 +65,7 @@ def test_a_run_that_is_as_fast_as_expected_passes_and_fits_a_screen() -> None:
     lines = text.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
-    assert len(bench_text(report).plain.splitlines()) > 3 * len(lines)
+    assert len(matrices_text(report).splitlines()) > 2 * len(lines)
 
 
 def test_a_failed_run_says_what_the_outliers_have_in_common_and_what_was_seen_there() -> None:
@@ -151,7 +150,7 @@ def test_the_matrices_come_with_v_behind_the_answer() -> None:
     brief, usual_text, verbose = shown(report, brief=True), shown(report), shown(report, verbose=1)
     assert "GPU(row)" not in usual_text
     assert "GPU(row) -> GPU(column) bandwidth (GB/s)" in verbose
-    assert verbose.startswith(usual_text.rstrip("\n"))
+    assert verbose.startswith(usual_text.rpartition("\nMatrices")[0])
     assert "198.10!" in verbose, "a failed cell has a sign"
     assert len(brief.splitlines()) <= 15
 
@@ -159,10 +158,9 @@ def test_the_matrices_come_with_v_behind_the_answer() -> None:
 def test_a_cell_is_branded_for_its_own_value_only() -> None:
     report = judged(RING, BOTH, value=busy)
     (ring,) = [m for m in report.measurements if m.case == RING]
-    marked = {**marks(report), id(ring): Grade.FAIL}
-    for summary in ring.flows_gb_s:
-        assert mark_of(Cell(text="x", value=summary.median, of=ring), marked) is None
-    assert mark_of(Cell(text="sum", value=None, of=ring), marked) is Grade.FAIL
+    frame = replace(Frame.of(report), brands={id(ring): Brand(Tone.BAD, "!")})
+    assert all(not frame.bandwidth(ring, flow).mark for flow in range(len(ring.flows)))
+    assert frame.bandwidth(ring).mark == "!"
 
 
 def test_names_of_the_machine_are_data() -> None:

@@ -20,7 +20,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings, Status
 from egmctl.model.route import Egm, LinkKind
 from egmctl.report.route_words import route_words
-from egmctl.report.views.bench import answer
+from egmctl.report.views.bench_answer import answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from tests.bench.reports import report

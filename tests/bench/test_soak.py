@@ -11,7 +11,7 @@ from egmctl.bench.soak import SAMPLES_KEPT, Soak
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay
 from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, finish
-from egmctl.report.bench_soak import soak_lines
+from egmctl.report.views.bench_soak import soak_lines
 from tests.bench.four import FOUR
 
 DGX = replay.load("dgx-h100")

@@ -1,30 +1,25 @@
-"""What ``egmctl bench`` says first: whether the paths are as fast as they should be, why not, and what to do next.
+"""What ``egmctl bench`` says: the answer, the worst paths, a row for each class of paths; then every number.
 
-One screen: the answer, the worst paths, and a row for each class of paths. The matrices and every detail are of
-:mod:`egmctl.report.bench_text` (``-v``) and of the page.
+The first screen is the answer; the matrices, what they were judged by and how they were measured come with ``-v`` and
+on the page.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 
-from egmctl.model.cause import RunCause
 from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
-from egmctl.model.route import LinkKind
-from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judgement, RunVerdict, Yardstick
-from egmctl.report.bench_kernel import grave, sentence
-from egmctl.report.bench_parts import exceptions, tally
-from egmctl.report.bench_soak import soak_lines
-from egmctl.report.bench_warnings import route_line, seen
+from egmctl.model.rank import node_names
+from egmctl.model.verdict import ClassVerdict, Grade, Judgement, Yardstick
 from egmctl.report.document import (
     Block,
     Bullets,
     Cell,
+    Diagram,
     Document,
     Entry,
     KeyValues,
@@ -35,15 +30,27 @@ from egmctl.report.document import (
     Series,
     Span,
     Tone,
-    Verdict,
 )
-from egmctl.report.views.causes import cause_advice, cause_entries, cause_words
-from egmctl.report.views.doctor import title
-from egmctl.report.views.machine import banners
+from egmctl.report.views.bench_answer import answer, was_run
+from egmctl.report.views.bench_cells import GRADE_MARKS, GRADE_TONES, STATUS_TONES
+from egmctl.report.views.bench_judged import judged_sections
+from egmctl.report.views.bench_kernel import grave, kernel_line, sentence
+from egmctl.report.views.bench_notes import exceptions, how, tally
+from egmctl.report.views.bench_rates import rates
+from egmctl.report.views.bench_soak import soak_lines, worst_paths
+from egmctl.report.views.bench_tables import families
+from egmctl.report.views.bench_warnings import route_line, seen, warnings
+from egmctl.report.views.causes import cause_entries
+from egmctl.report.views.machine import banners, machine_section
+from egmctl.report.views.node_scene import node_scene
+from egmctl.report.views.topo import gpu_matrix
+from egmctl.topology.topology import Topology, topology
 from egmctl.units import format_size
-from egmctl.verdict.classes import BROKEN, class_of, is_lost, names, unit_of
-from egmctl.verdict.seen import HIDDEN
+from egmctl.verdict.classes import class_of, names, unit_of
 
+_NODES_DRAWN = 4
+_MANY = 8
+"""Paths with the same reason that are named with -v."""
 _WORST = 5
 """Paths that are named."""
 _REASONS = 4
@@ -55,9 +62,7 @@ _FAULTS = 3
 _WHOLE = 1000
 """From here on nobody needs a decimal."""
 _BAD = (Grade.FAIL, Grade.WARN)
-_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 _STATUS_TONES = {Found.FAIL: Tone.BAD, Found.WARN: Tone.WARN}
-_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
 
 
 def bench_document(report: RunReport) -> Document:
@@ -90,188 +95,73 @@ def _body(report: RunReport) -> Iterator[Block]:
     if rows:
         yield _summary(rows)
     if lines := tuple(soak_lines(report)):
-        yield Section(title="Soak", body=(Bullets(items=lines),))
+        worst = worst_paths(report)
+        yield Section(title="Soak", body=(Bullets(items=lines), *([worst] if worst is not None else [])))
+    yield from _warnings(report)
+    notes = [*filter(None, [route_line(report)]), *_skipped(report), *report.problems]
+    if notes:
+        yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    yield from _details(report)
+    yield Paragraph(words="Matrices, settings and references: -v; all of it as a page: -o run.html", tone=Tone.DIM)
+
+
+def _warnings(report: RunReport) -> Iterator[Section]:
     told = [f"{sentence} ({len(paths)} path{'s' * (len(paths) != 1)})" for sentence, paths in seen(report).items()]
     if told:
         more = (f"and {len(told) - _WARNINGS} more (-v)",) if len(told) > _WARNINGS else ()
         yield Section(title="Warnings", body=(Bullets(items=(*told[:_WARNINGS], *more)),))
-    notes = [*filter(None, [route_line(report)]), *_skipped(report), *report.problems]
-    if notes:
-        yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
-    yield Paragraph(words="Matrices, settings and references: -v; all of it as a page: -o run.html", tone=Tone.DIM)
 
 
-def was_run(measurement: Measurement) -> bool:
-    """Say whether a measurement was tried, however it ended."""
-    return measurement.status is not Status.WAIVED
-
-
-def answer(
-    report: RunReport,
-    *,
-    next_step: str = "look for the cause with 'egmctl doctor --active', then measure again",
-    alone: bool = True,
-) -> Verdict:
-    """Return the answer: whether the run is whole, and whether the paths are as fast as they should be.
-
-    Parameters
-    ----------
-    next_step
-        What to do where nothing explains what is slow.
-    alone
-        Whether the causes are told here; else whoever shows the answer does.
-    """
-    if not alone:
-        report = replace(report, machines=(), causes=())
-    made = sum(m.measured for m in report.measurements)
-    lost = [m for m in report.measurements if is_lost(m)]
-    verdict = report.verdict
-    if report.interrupted:
-        return _incomplete(f"interrupted with {made} of {len(report.measurements)} measurements made", "run it again")
-    if lost or report.problems:
-        why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
-        count = f"{len(lost)} of {len(report.measurements)} measurements"
-        done = f"{count} crashed, timed out or broke" if lost else "the run broke"
-        return _incomplete(f"{done}: {why}", "run 'egmctl doctor', then measure again")
-    if not any(was_run(m) for m in report.measurements):
-        if report.causes:
-            return _incomplete(f"nothing was measured: {title(report.causes[0].finding)}", _fix(report))
-        why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
-        return _incomplete(f"nothing was measured: {why}", "see what stops it with 'egmctl doctor'")
-    broken = [m for m in report.measurements if m.status in BROKEN]
-    if broken:
-        sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}{_less(report)}"
-        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
-    if verdict is not None and (verdict.grade is Grade.FAIL or verdict.failed):
-        sentence = f"{_why(report, verdict)}{_less(report)}"
-        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
-    if (missing := _missing(report)) is not None:
-        return _incomplete(f"{cause_words(report, missing)}; {_rest(made, verdict)}", cause_advice(missing))
-    if verdict is None:
-        return Verdict(word="NO REFERENCE", tone=Tone.PLAIN, sentence=f"{made} measurements, not judged (--no-verdict)")
-    counts = Counter(one.grade for one in verdict.classes)
-    unknown = f", {counts[Grade.NO_REFERENCE]} without a reference" if counts[Grade.NO_REFERENCE] else ""
-    all_of = "all" if counts[Grade.PASS] == len(verdict.classes) else f"{counts[Grade.PASS]} of"
-    of = f"{all_of} {len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
-    if verdict.grade is Grade.WARN and (counts[Grade.PASS] or counts[Grade.WARN]):
-        sentence = f"{of}{unknown}{_warned(report, verdict)}"
-        if counts[Grade.WARN]:
-            sentence = _why(report, verdict)
-        return Verdict(
-            word="PASS", tone=Tone.WARN, sentence=f"with warnings: {sentence}", advice=_advice(report, [], next_step)
+def _details(report: RunReport) -> Iterator[Section]:
+    """Yield what stands behind the answer: the picture, every number, what it was judged by, how it was measured."""
+    chosen = {gpu.bus_id for gpu in report.gpus}
+    for machine in report.machines[:_NODES_DRAWN]:
+        judged = topology(machine, [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen])
+        yield topology_section(judged, report)
+        yield machine_section(machine)
+    if len(report.machines) > _NODES_DRAWN:
+        told = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
+        yield Section(title="Further nodes", body=(Paragraph(words=told),), level=Level.PAGE)
+    for title, blocks in families(report):
+        yield Section(title=title, body=blocks, level=Level.VERBOSE)
+    if report.verdict is not None:
+        yield from judged_sections(report, report.verdict)
+    exceptional = tuple(
+        Entry(
+            word=status.upper(),
+            tone=STATUS_TONES.get(status, Tone.BAD),
+            title=f"{', '.join(paths[:_MANY])}{_more(paths)}: {reason}" if reason else ", ".join(paths[:_MANY]),
         )
-    if verdict.grade is Grade.PASS:
-        return Verdict(word="PASS", tone=Tone.GOOD, sentence=f"{of}{unknown}")
-    return Verdict(
-        word="NO REFERENCE",
-        tone=Tone.UNKNOWN,
-        sentence=f"{made} measurements and nothing to judge them by: {verdict.profile_reason or verdict.reason}"
-        + _warned(report, verdict),
-        advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
+        for status, reason, paths in exceptions(report)
     )
+    if exceptional:
+        yield Section(title="Failed, skipped or unstable", body=exceptional, level=Level.VERBOSE)
+    if all_warnings := tuple(warnings(report)):
+        yield Section(title="Each warning", body=(Bullets(items=all_warnings),), level=Level.VERBOSE)
+    how_line = f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
+    nodes = node_names(rank.host for rank in report.ranks)
+    where = tuple(f"{node} is {host or 'unknown'}" for host, node in nodes.items())
+    told_notes = (how_line, *filter(None, [kernel_line(report)]), *report.notes, *where)
+    yield Section(title="How it was measured", body=(Bullets(items=told_notes),), level=Level.VERBOSE)
 
 
-def _missing(report: RunReport) -> RunCause | None:
-    """Return what makes a run incomplete: a GPU that was not measured, or links that nobody knows; ``None``: nothing.
-
-    That CUDA_VISIBLE_DEVICES hides a GPU was somebody's choice: it counts only where the GPU was asked for.
-    """
-    for cause in report.causes:
-        explained = [report.measurements[number] for number in cause.explains]
-        blind = any(hop.link is LinkKind.UNKNOWN for m in explained for flow in m.flows for hop in flow.route.hops)
-        chosen = cause.finding.check == HIDDEN and cause.status is not Found.FAIL
-        left_out = any(m.status is Status.WAIVED for m in explained) and _is_of_gpus(cause) and not chosen
-        if left_out or (blind and _is_of_libraries(cause)):
-            return cause
-    return None
+def _more(paths: Sequence[str]) -> str:
+    return f" and {len(paths) - _MANY} more" if len(paths) > _MANY else ""
 
 
-def _is_of_gpus(cause: RunCause) -> bool:
-    """Say whether a cause takes GPUs away, and not single paths."""
-    return cause.finding.check.startswith(("bench.gpu-", "dev.", "drv.", "gpu."))
-
-
-def _is_of_libraries(cause: RunCause) -> bool:
-    return "drv.libraries" in (cause.finding.check, *cause.finding.explains)
-
-
-def _less(report: RunReport) -> str:
-    missing = _missing(report)
-    return "" if missing is None else f"; INCOMPLETE: {cause_words(report, missing)}"
-
-
-def _rest(made: int, verdict: RunVerdict | None) -> str:
-    """Say what became of the rest of a run of which something is missing, none of which failed."""
-    measured = f"the {made} measurement{'s' * (made != 1)} made"
-    if verdict is None:
-        return f"{measured} {'were' if made != 1 else 'was'} not judged"
-    counts = Counter(one.grade for one in verdict.classes)
-    passed = f"{counts[Grade.PASS]} of {len(verdict.classes)} path classes"
-    if verdict.grade is Grade.PASS:
-        return f"PASS for {measured}: {passed} are as fast as profile {verdict.profile} expects"
-    if verdict.grade is Grade.WARN and verdict.profile is not None:
-        return f"PASS with warnings for {measured}: {passed} are as fast as profile {verdict.profile} expects"
-    return f"{measured} {'have' if made != 1 else 'has'} no reference: {verdict.profile_reason or verdict.reason}"
-
-
-def _fix(report: RunReport) -> str:
-    return cause_advice(report.causes[0])
-
-
-def _incomplete(sentence: str, advice: str) -> Verdict:
-    return Verdict(word="INCOMPLETE", tone=Tone.WARN, sentence=sentence, advice=advice)
-
-
-def _why(report: RunReport, verdict: RunVerdict) -> str:
-    """Say in one sentence what is slow, and what was seen there meanwhile."""
-    bad = [one for one in verdict.classes if one.grade in _BAD]
-    counted = f"{len(bad)} of {len(verdict.classes)} path classes are slower than expected"
-    if all(one.grade is Grade.WARN for one in bad):
-        counted = f"{len(bad)} of {len(verdict.classes)} path classes are a little slower than usual"
-    return "; ".join(filter(None, (counted, _where(verdict.culprits), _explained(report))))
-
-
-def _where(culprits: Sequence[Culprit]) -> str:
-    """Say which GPUs, or else which pairs, the outliers of the most classes have in common."""
-    gpus = Counter(one.label for one in culprits if len(one.gpus) == 1)
-    pairs = Counter(one.label for one in culprits if len(one.gpus) > 1)
-    if gpus:
-        return f"the outliers touch {_listed([label for label, _ in gpus.most_common(_PATHS)])}"
-    return f"outliers: {_listed([label for label, _ in pairs.most_common(_PATHS)])}" if pairs else ""
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
-
-
-def _explained(report: RunReport) -> str:
-    """Say what explains the slow paths, the causes that explain most first; or that nothing that was read does."""
-    told = [cause for cause in report.causes if _explains_slow(report, cause)]
-    if not told:
-        return "nothing that was read explains it" if report.machines and not grave(report) else ""
-    more = f"; and {len(told) - 1} more cause{'s' * (len(told) > 2)}" if len(told) > 1 else ""
-    return cause_words(report, told[0]) + more
-
-
-def _warned(report: RunReport, verdict: RunVerdict) -> str:
-    """Return the first warning that no yardstick measures, and its cause where there is one."""
-    told = [cause for cause in report.causes if _explains_slow(report, cause)]
-    return "".join(f"; {words}" for words in (*verdict.warnings[:1], *(cause_words(report, one) for one in told[:1])))
-
-
-def _explains_slow(report: RunReport, cause: RunCause) -> bool:
-    return any(report.measurements[number].status is not Status.WAIVED for number in cause.explains)
-
-
-def _advice(report: RunReport, broken: Sequence[Measurement], next_step: str) -> str:
-    if any(m.status is Status.CORRUPT for m in broken):
-        return "drain the node: data arrived corrupt; 'egmctl doctor --active' shows where"
-    told = [cause for cause in report.causes if _explains_slow(report, cause)]
-    if told:
-        return cause_advice(told[0])
-    if grave(report):
-        return "act on the kernel's message below, then measure again"
-    return "see what stops them with 'egmctl doctor'" if broken else next_step
+def topology_section(judged: Topology, report: RunReport) -> Section:
+    """Return the picture of a node with what was measured over each link."""
+    found, cases = rates(report)
+    told = "Rates are nominal, in one direction."
+    if any(label in judged.gpus for ends in found for label in ends):
+        told += (
+            " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
+            f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
+        )
+    links = (gpu_matrix(judged),) if judged.gpus else ()
+    picture = Diagram(scene=node_scene(judged, found))
+    body = (Paragraph(words=judged.platform.line), picture, Paragraph(words=told, tone=Tone.DIM), *links)
+    return Section(title="Topology", body=body, level=Level.PAGE)
 
 
 def _kernel(report: RunReport) -> Iterator[Entry]:
@@ -321,7 +211,7 @@ def _worst_paths(report: RunReport) -> Iterator[Entry]:
             against += f" {_number(judgement.expected)}"
         yield Entry(
             word=grade.upper(),
-            tone=_TONES[grade],
+            tone=GRADE_TONES[grade],
             title=(f"{measurement.path}: {_number(judgement.value)} {unit}{against} ", Span(of.case, Tone.DIM)),
             level=Level.SUMMARY,
         )
@@ -402,11 +292,11 @@ def _summary(rows: Sequence[_Row]) -> Matrix:
             if of == link:
                 labels.append(f" {case}")
                 cells.append(_cells(measurements, verdict))
-    heads = ("paths", "median", "worst", "expect", "link")
+    heads = ("n", "median", "worst", "expect", "link")
     return Matrix(
         caption="Path classes (GB/s; latencies in ns)",
         notes=(
-            "median and worst of the paths; expected by the profile; link: the median's share of its nominal rate; "
+            "median and worst of n paths; expected by the profile; link: the median's share of its nominal rate; "
             "! fails, ~ warns",
         ),
         rows=tuple(labels),
@@ -429,7 +319,7 @@ def _cells(measurements: Sequence[Measurement], verdict: ClassVerdict | None) ->
     return (
         Cell(text=str(len(measurements))),
         Cell(text=_number(median(values)) if values else "-"),
-        Cell(text=_number(worst), tone=_TONES.get(grade, Tone.PLAIN), mark=_MARKS.get(grade, "")),
+        Cell(text=_number(worst), tone=GRADE_TONES.get(grade, Tone.PLAIN), mark=GRADE_MARKS.get(grade, "")),
         Cell(text=_number(verdict.expected if verdict is not None else None)),
         Cell(text=f"{100 * median(rates):.0f} %" if rates else "-"),
     )

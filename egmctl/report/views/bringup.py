@@ -22,12 +22,14 @@ from egmctl.report.document import (
     Words,
     plain,
 )
-from egmctl.report.views.bench import answer as bench_answer
 from egmctl.report.views.bench import bench_document
+from egmctl.report.views.bench_answer import answer as bench_answer
 from egmctl.report.views.doctor import TONES, doctor_document, remedy_words, title
 from egmctl.report.views.doctor import verdict as doctor_verdict
-from egmctl.report.views.machine import banners, subject
+from egmctl.report.views.machine import banners, machine_section, subject
+from egmctl.report.views.topo import topo_document
 from egmctl.topology.platform import platform
+from egmctl.topology.topology import topology
 
 _CAUSES = 3
 """Causes that are told without -v."""
@@ -38,16 +40,27 @@ def bringup_document(bringup: Bringup) -> Document:
     """Return what there is to say of a node, with the documents of doctor and bench below it."""
     machine = bringup.machine
     run = None if bringup.run is None else bench_document(bringup.run)
+    parts = [("Doctor", doctor_document(bringup.diagnosis)), ("Topology", topo_document(topology(machine)))]
+    if run is not None:
+        parts.append(("Bench", run))
     return Document(
         command="egmctl bringup",
         subject=subject(machine),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *(run.banners if run is not None else ())))),
         body=(
             *summary(bringup),
-            Section(title="Doctor", body=doctor_document(bringup.diagnosis).body, level=Level.VERBOSE),
-            *([Section(title="Bench", body=run.body, level=Level.VERBOSE)] if run is not None else []),
+            *(Section(title=title, body=tuple(_own(part)), level=Level.VERBOSE) for title, part in parts),
+            machine_section(machine),
         ),
     )
+
+
+def _own(part: Document) -> Iterator[Block]:
+    """Yield what a part says that no other one does."""
+    shared = ("Machine", "Topology") if part.command != "egmctl topo" else ("Machine",)
+    for block in part.body:
+        if not isinstance(block, Section) or block.title not in shared:
+            yield block
 
 
 def summary(bringup: Bringup) -> Iterator[Block]:

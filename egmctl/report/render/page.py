@@ -15,7 +15,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from egmctl import __version__
-from egmctl.report.markup import Child, element, html, raw
+from egmctl.report.render.markup import Child, element, html, raw
 
 _STYLE = Path(__file__).with_name("style")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 
 from egmctl.bench.engines import engine_for
 from egmctl.model.measurement import Endpoint, Flow, Measurement, MemoryKind, Pattern, Status
-from egmctl.report.grid import Cell, Grid, Line, Plot, Point, Shade, square, style_of
+from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Series
 from egmctl.report.route_words import route_words
+from egmctl.report.views.bench_cells import Frame
 from egmctl.units import format_size
 
 _MEMORY = {
@@ -34,38 +34,35 @@ _AT_ONCE = {
 }
 
 
-def matrices(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Grid]:
+def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
     """Yield the bandwidths of one case: one size as matrices, several as a table of sizes; nothing if all are waived.
 
-    Parameters
-    ----------
-    order
-        The labels of the ends, as rows and columns are ordered.
+    The curves of a sweep stand beside their table.
     """
     if all(measurement.status is Status.WAIVED for measurement in measurements):
         return
     if len({measurement.size_bytes for measurement in measurements}) > 1:
-        yield _sizes(measurements)
+        yield from _sizes(measurements)
         return
     first = measurements[0]
     notes = tuple(routes(measurements))
     if first.pattern in _ONE_ROW:
-        yield _one_row(measurements, notes)
+        yield _one_row(measurements, frame, notes)
         return
     host = any(end.bus_id is None for end in (first.flows[0].source, first.flows[0].destination))
     if first.pattern in (Pattern.BOTH_DIRECTIONS, Pattern.OWN_NODE_BOTH) and host:
-        yield _matrix(measurements, order, notes, 0)
-        yield _matrix(measurements, order, (), 1)
+        yield _matrix(measurements, frame, notes, 0)
+        yield _matrix(measurements, frame, (), 1)
     else:
-        yield _matrix(measurements, order, notes)
+        yield _matrix(measurements, frame, notes)
     if first.pattern is Pattern.BOTH_DIRECTIONS:
         cells = {}
         for measurement in measurements:
-            one, other = sorted((end.label for end in ends(measurement.flows[0])), key=order.index)
-            cells[one, other] = cell(measurement)
-        rows, groups = square(cells, order)
+            one, other = sorted((end.label for end in ends(measurement.flows[0])), key=frame.order.index)
+            cells[one, other] = frame.bandwidth(measurement)
+        rows, groups = frame.square(cells)
         caption = f"{_engine(first)} both directions, sum (GB/s)"
-        yield Grid(caption=caption, names=first.case, rows=rows, groups=groups, shade=Shade.HIGH)
+        yield Matrix(caption=caption, names=first.case, rows=rows, groups=groups, better=Better.HIGH)
 
 
 def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
@@ -103,18 +100,6 @@ def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoin
     return (destination, source) if swap else (source, destination)
 
 
-def cell(measurement: Measurement, flow: int | None = None) -> Cell:
-    """Return a measurement's cell: of one flow, or of all of them together."""
-    text, value = measurement.status.value, None
-    if measurement.measured:
-        summary = measurement.bandwidth_gb_s if flow is None else measurement.flows_gb_s[flow]
-        if summary is not None:
-            value = summary.median
-            text = f"{value:.2f}{'*' if measurement.status is Status.UNSTABLE else ''}"
-    link = "" if flow is None else measurement.flows[flow].route.symbol
-    return Cell(text=text, style=style_of(measurement), value=value, wire=link, of=measurement)
-
-
 def _caption(measurement: Measurement, way: int = 0) -> str:
     flow = measurement.flows[way]
     row, column = ends(flow, measurement.pattern)
@@ -136,8 +121,8 @@ def _kind(end: Endpoint) -> str:
 
 
 def _matrix(
-    measurements: Sequence[Measurement], order: Sequence[str], notes: tuple[str, ...], way: int | None = None
-) -> Grid:
+    measurements: Sequence[Measurement], frame: Frame, notes: tuple[str, ...], way: int | None = None
+) -> Matrix:
     cells: dict[tuple[str, str], Cell] = {}
     totals: dict[str, Cell] = {}
     whole: list[str] = []
@@ -146,33 +131,29 @@ def _matrix(
         for place, flow in enumerate(measurement.flows):
             if way is None or place % 2 == way:
                 row, column = ends(flow, measurement.pattern)
-                cells[row.label, column.label] = cell(measurement, place)
+                cells[row.label, column.label] = frame.bandwidth(measurement, place)
                 labels.add(row.label)
         if len(measurement.flows) < 2 or measurement.pattern is Pattern.BOTH_DIRECTIONS:
             continue
         if len(labels) == 1:
-            totals[labels.pop()] = _sum(measurement)
+            totals[labels.pop()] = frame.bandwidth(measurement)
         else:
-            whole.append(f"sum of all: {cell(measurement).text}")
-    rows, groups = square(cells, order, totals)
+            total = frame.bandwidth(measurement)
+            whole.append(f"sum of all: {total.text}{total.mark}")
+    rows, groups = frame.square(cells, totals)
     first = measurements[0]
-    return Grid(
+    return Matrix(
         caption=_caption(first, way or 0),
         names=first.case,
         notes=notes,
         rows=rows,
         groups=groups,
         after=tuple(whole),
-        shade=Shade.HIGH,
+        better=Better.HIGH,
     )
 
 
-def _sum(measurement: Measurement) -> Cell:
-    """Return the cell of all flows together: no number to set against those of single flows."""
-    return replace(cell(measurement), value=None)
-
-
-def _one_row(measurements: Sequence[Measurement], notes: tuple[str, ...]) -> Grid:
+def _one_row(measurements: Sequence[Measurement], frame: Frame, notes: tuple[str, ...]) -> Matrix:
     """One column a flow: its two ends above its number."""
     groups = []
     for measurement in measurements:
@@ -180,21 +161,21 @@ def _one_row(measurements: Sequence[Measurement], notes: tuple[str, ...]) -> Gri
             header: tuple[str, ...] = (flow.source.label,)
             if measurement.pattern is not Pattern.LOCAL:
                 header = (flow.source.label, f"->{flow.destination.label}")
-            groups.append((Line(header=header, cells=(cell(measurement, place),)),))
+            groups.append((Series(header=header, cells=(frame.bandwidth(measurement, place),)),))
         if len(measurement.flows) > 1:
-            groups.append((Line(header=("sum",), cells=(_sum(measurement),)),))
+            groups.append((Series(header=("sum",), cells=(frame.bandwidth(measurement),)),))
     first = measurements[0]
-    return Grid(
+    return Matrix(
         caption=_caption(first),
         names=first.case,
         notes=notes,
         rows=("",),
         groups=tuple(groups),
-        shade=Shade.HIGH,
+        better=Better.HIGH,
     )
 
 
-def _sizes(measurements: Sequence[Measurement]) -> Grid:
+def _sizes(measurements: Sequence[Measurement]) -> Iterator[Matrix | Chart]:
     """A sweep: what all paths over the same links reach at each size."""
     first = measurements[0]
     groups: dict[tuple[str, str], dict[int, list[Measurement]]] = {}
@@ -211,7 +192,7 @@ def _sizes(measurements: Sequence[Measurement]) -> Grid:
         notes.append(f"{words}: median, least and most of {count} paths")
         columns.append(
             tuple(
-                Line(
+                Series(
                     header=(name if label == "median" else "", label),
                     cells=tuple(Cell(text=f"{pick(values[size]):.2f}" if values.get(size) else "-") for size in sizes),
                 )
@@ -224,11 +205,11 @@ def _sizes(measurements: Sequence[Measurement]) -> Grid:
             if (found := values.get(size))
         ]
         curves.append((name, tuple(points)))
-    return Grid(
+    yield Matrix(
         caption=_caption(first),
         names=f"{first.case}, by size",
         notes=tuple(notes),
         rows=tuple(map(format_size, sizes)),
         groups=tuple(columns),
-        plot=Plot(x="buffer", y="GB/s", curves=tuple(curves), sizes=True),
     )
+    yield Chart(caption=_caption(first), x="buffer", y="GB/s", curves=tuple(curves), sizes=True)

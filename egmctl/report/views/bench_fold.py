@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from egmctl.model.measurement import Measurement, Quantity, RunReport
-from egmctl.report.grid import Cell, Grid, Line
+from egmctl.report.document import Matrix
 from egmctl.report.route_words import routes_words
+from egmctl.report.views.bench_cells import columns_of
 
 FOLDED_ABOVE = 16
 """Ranks: a matrix of so many is as wide as a wide terminal."""
@@ -19,7 +20,7 @@ _USUAL_DIFFERENCE = 0.01
 """Between the GPUs of one machine that is in order: 0.1 % was seen on H200."""
 
 
-def folded(report: RunReport) -> Iterator[Grid]:
+def folded(report: RunReport) -> Iterator[Matrix]:
     """Yield for each case a table of its routes; below it the paths and the GPUs that are farthest behind."""
     for case in dict.fromkeys(m.case for m in report.measurements):
         found = [m for m in report.measurements if m.case == case and m.headline is not None]
@@ -27,25 +28,22 @@ def folded(report: RunReport) -> Iterator[Grid]:
             yield _folded(found)
 
 
-def _folded(measurements: Sequence[Measurement]) -> Grid:
+def _folded(measurements: Sequence[Measurement]) -> Matrix:
     first = measurements[0]
     latency = first.quantity is Quantity.LATENCY
     unit, digits = ("ns", 1) if latency else ("GB/s", 2)
     by_route: dict[str, list[float]] = {}
     for m in measurements:
         by_route.setdefault(routes_words(flow.route for flow in m.flows), []).append(_value(m))
-    columns = {"n": [str(len(values)) for values in by_route.values()]}
-    for name, pick in (("median", median), ("least", min), ("most", max)):
+    columns = {"paths": [str(len(values)) for values in by_route.values()]}
+    for name, pick in (("median", median), ("min", min), ("max", max)):
         columns[name] = [f"{pick(values):.{digits}f}" for values in by_route.values()]
-    groups = tuple(
-        (Line(header=(name,), cells=tuple(Cell(text=text) for text in texts)),) for name, texts in columns.items()
-    )
-    return Grid(
+    return Matrix(
         caption=f"{first.pattern.value}, {first.engine.value}, {first.quantity.value} ({unit})",
         names=first.case,
         notes=tuple(_behind(measurements, digits, latency=latency)),
         rows=tuple(by_route),
-        groups=groups,
+        groups=columns_of(columns),
     )
 
 

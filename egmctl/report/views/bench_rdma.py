@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from egmctl.model.measurement import Measurement, MemoryKind, Quantity, Status
 from egmctl.model.ucx import UcxStaging
-from egmctl.report.grid import Cell, Grid, Line, style_of
+from egmctl.report.document import Cell, Matrix, Series
+from egmctl.report.views.bench_cells import columns_of, tone_of
 from egmctl.units import format_size, printable
 
 _MEMORY = {MemoryKind.DEVICE: "device", MemoryKind.HOST_NUMA: "HOST_NUMA", MemoryKind.PINNED: "pinned"}
@@ -14,7 +15,7 @@ _MEMORY = {MemoryKind.DEVICE: "device", MemoryKind.HOST_NUMA: "HOST_NUMA", Memor
 _STAGED = {None: "", UcxStaging.HOST: ", host-staged", UcxStaging.GPU: ", GPU-staged"}
 
 
-def messages(measurements: Sequence[Measurement]) -> Iterator[Grid]:
+def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
     """Yield one table of bandwidths and one of round trips; neither holds what was waived."""
     there = [m for m in measurements if m.status is not Status.WAIVED]
     if bandwidths := [m for m in there if m.quantity is Quantity.BANDWIDTH]:
@@ -31,25 +32,25 @@ def messages(measurements: Sequence[Measurement]) -> Iterator[Grid]:
         yield _grid(f"Round trips of {size} bytes by UCX (us)", latencies, {"median": _us, "p99": _p99})
 
 
-def _grid(caption: str, those: Sequence[Measurement], columns: Mapping[str, Callable[[Measurement], str]]) -> Grid:
+def _grid(caption: str, those: Sequence[Measurement], columns: Mapping[str, Callable[[Measurement], str]]) -> Matrix:
     shown: dict[str, Callable[[Measurement], str]] = {
         "from": lambda m: _MEMORY[m.flows[0].source.memory],
         "to": lambda m: _MEMORY[m.flows[0].destination.memory],
         **columns,
         "way": _way,
     }
-    return Grid(
+    return Matrix(
         caption=caption,
         notes=tuple(_verdicts(those)),
         rows=_paths(those),
         groups=tuple(
-            (Line(header=(name,), cells=tuple(Cell(text=text(m), style=style_of(m), of=m) for m in those)),)
+            (Series(header=(name,), cells=tuple(Cell(text=text(m), tone=tone_of(m)) for m in those)),)
             for name, text in shown.items()
         ),
     )
 
 
-def _devices(those: Sequence[Measurement]) -> Grid:
+def _devices(those: Sequence[Measurement]) -> Matrix:
     """Return what each network device of a sender reaches alone: the nearest NIC and what farther ones cost."""
     found = [(m, device) for m in those if m.ucx is not None for device in m.ucx.devices]
     columns = {
@@ -58,13 +59,10 @@ def _devices(those: Sequence[Measurement]) -> Grid:
         "distance": [device.distance or "-" for _, device in found],
         "GB/s": ["-" if d.bandwidth_gb_s is None else f"{d.bandwidth_gb_s:.2f}" for _, d in found],
     }
-    return Grid(
+    return Matrix(
         caption="Messages by one network device of the sender, one sample (GB/s)",
         rows=_paths([m for m, _ in found]),
-        groups=tuple(
-            (Line(header=(name,), cells=tuple(Cell(text=printable(text)) for text in texts)),)
-            for name, texts in columns.items()
-        ),
+        groups=columns_of(columns),
     )
 
 

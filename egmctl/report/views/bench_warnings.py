@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from egmctl.model.evidence import LinkEvidence, Verdict
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
-from egmctl.report.bench_kernel import kernel_sentences
+from egmctl.report.views.bench_kernel import kernel_sentences
 from egmctl.units import printable
 
 HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})

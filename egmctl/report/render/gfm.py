@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from egmctl.report.grid import Grid, lines
 from egmctl.units import printable
 
 _MARKUP = re.compile(r"([\\`*{}\[\]<>#|~&$!]|(?<![^\W_])_|_(?![^\W_])|^[-+=]|^\d+(?=[.)](?:\s|$))|:(?=//)|(?<=www)\.)")
@@ -63,25 +62,7 @@ def warning(lines: Sequence[str]) -> str:
     return "> [!WARNING]\n" + "".join(f"> {escaped(line)}\n" for line in lines) + "\n" if lines else ""
 
 
-def grid_markdown(grid: Grid) -> str:
-    """Return a table of a run under its caption."""
-    columns = list(lines(grid))
-    head = [" ", *(escaped(" ".join(filter(None, line.header))) for line in columns)]
-    rows = [
-        [f"**{escaped(row)}**" if row else " ", *(_cell(line.cells[place].text.strip()) for line in columns)]
-        for place, row in enumerate(grid.rows)
-    ]
-    told = f"**{escaped(grid.caption)}**" + (f" {code(grid.names)}" if grid.names else "")
-    notes = "".join(f"<br>{escaped(note)}" for note in (*grid.notes, *grid.after))
-    return f"{told}{notes}\n\n{table(head, rows, len(columns))}\n"
-
-
 def _plain(match: re.Match[str]) -> str:
     found = match[0]
     # A backslash makes punctuation plain, no digit: of "1." it stands before the dot.
     return f"{found}\\" if found[0].isdigit() else f"\\{found}"
-
-
-def _cell(text: str) -> str:
-    # Alone in a cell a dash is no list.
-    return text if text == "-" else escaped(text)

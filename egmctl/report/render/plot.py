@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from xml.etree.ElementTree import Element
 
-from egmctl.report.grid import Plot, Point
-from egmctl.report.markup import element
+from egmctl.report.document import Chart, Point
+from egmctl.report.render.markup import element
 from egmctl.units import format_size
 
 WIDTH, HEIGHT = 720, 300
@@ -19,7 +19,7 @@ _LINE = 15
 Scale = Callable[[float], float]
 
 
-def plot(what: Plot, caption: str) -> Element:
+def plot(what: Chart) -> Element:
     """Return the drawing; what it shows is in the table beside it, so that nothing is in the drawing alone."""
     points = [point for _, curve in what.curves for point in curve]
     y_ticks = ticks(max(point.high for point in points))
@@ -30,7 +30,7 @@ def plot(what: Plot, caption: str) -> Element:
     names = [f"{name}: {_told(what, curve)}" for name, curve in what.curves if curve]
     return element(
         "svg",
-        element("title", caption),
+        element("title", what.caption),
         element("desc", "; ".join(names)),
         list(_axes(what, x_ticks, y_ticks, x, y)),
         [_curve(number, curve, x, y) for number, (_, curve) in enumerate(what.curves)],
@@ -66,7 +66,7 @@ def _scale(low: float, high: float, start: float, end: float, *, logarithm: bool
     return lambda value: start + (end - start) * (value - low) / (high - low)
 
 
-def _axes(what: Plot, x_ticks: Sequence[float], y_ticks: Sequence[float], x: Scale, y: Scale) -> Iterator[Element]:
+def _axes(what: Chart, x_ticks: Sequence[float], y_ticks: Sequence[float], x: Scale, y: Scale) -> Iterator[Element]:
     left, right, bottom = float(_LEFT), float(WIDTH - _RIGHT), float(HEIGHT - _BOTTOM)
     for tick in y_ticks:
         yield element("line", x1=left, x2=right, y1=y(tick), y2=y(tick), class_="guide")
@@ -108,7 +108,7 @@ def _mark(style: int, x: float, y: float) -> Element:
     return element("polygon", points=points, class_=f"mark fill-{style}")
 
 
-def _names(what: Plot, x: Scale, y: Scale) -> Iterator[Element]:
+def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
     """Yield the names at the ends of their curves, moved down where two would meet."""
     ends = sorted(
         ((y(curve[-1].y), x(curve[-1].x), name, number) for number, (name, curve) in enumerate(what.curves) if curve),
@@ -119,7 +119,7 @@ def _names(what: Plot, x: Scale, y: Scale) -> Iterator[Element]:
         yield element("text", name, x=end + 10, y=lowest + 4, class_=f"fill-{number % _STYLES}")
 
 
-def _told(what: Plot, curve: Sequence[Point]) -> str:
+def _told(what: Chart, curve: Sequence[Point]) -> str:
     first, last = (format_size(round(p.x)) if what.sizes else f"{p.x:.1f}" for p in (curve[0], curve[-1]))
     unit = what.y
     return f"{curve[0].y:.1f} {unit} at {first}, {curve[-1].y:.1f} {unit} at {last}"

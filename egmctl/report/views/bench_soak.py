@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.model.measurement import Measurement, RunReport
+from egmctl.report.document import Matrix
+from egmctl.report.views.bench_cells import columns_of
+
+_WORST = 8
+"""Rows of the table."""
+_FEW = 3
+"""Flows whose ends fit beside a case's name."""
 
 
 def soak_lines(report: RunReport) -> Iterator[str]:
@@ -29,3 +36,26 @@ def _worst(measurement: Measurement) -> float:
         return latency.median / latency.max
     bandwidth = measurement.bandwidth_gb_s
     return bandwidth.min / bandwidth.median if bandwidth is not None else 1
+
+
+def worst_paths(report: RunReport) -> Matrix | None:
+    """Return the paths of a soak whose worst sample was farthest from their median, and when it was taken."""
+    found = [
+        (m, m.bandwidth_gb_s.min / m.bandwidth_gb_s.median)
+        for m in report.measurements
+        if m.slowest_at_s is not None and m.bandwidth_gb_s is not None
+    ]
+    if not found:
+        return None
+    worst = sorted(found, key=lambda pair: pair[1])[:_WORST]
+    rows = [(m, m.bandwidth_gb_s, m.slowest_at_s or 0) for m, _ in worst if m.bandwidth_gb_s is not None]
+    columns = {
+        "median": [f"{summary.median:.2f}" for _, summary, _ in rows],
+        "min": [f"{summary.min:.2f}" for _, summary, _ in rows],
+        "at": [f"{at_s:.0f} s" for _, _, at_s in rows],
+    }
+    return Matrix(
+        caption=f"Worst of {report.wall_s:.0f} s (GB/s)",
+        rows=tuple(f"{m.case} {m.path if len(m.flows) < _FEW else ''}".rstrip() for m, _, _ in rows),
+        groups=columns_of(columns),
+    )

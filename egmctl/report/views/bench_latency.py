@@ -10,8 +10,9 @@ from statistics import median
 from egmctl.bench.engines import engine_for
 from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Measurement, Pattern, Status
 from egmctl.model.memory import HOST_NAMES
-from egmctl.report.bench_matrix import routes
-from egmctl.report.grid import EMPTY, Cell, Grid, Line, Plot, Point, Shade, square, style_of
+from egmctl.report.document import EMPTY, Better, Cell, Chart, Matrix, Point, Series
+from egmctl.report.views.bench_cells import Frame
+from egmctl.report.views.bench_matrix import routes
 from egmctl.units import MIB, format_size
 
 KNEE = 1.1
@@ -20,26 +21,23 @@ KNEE_FROM_BYTES = 512 * MIB
 """The footprint that the larger ones are compared with: from 4 times the L2 cache of every supported GPU on, what
 grows is not the share that no cache holds any more, but what finding the page takes."""
 
-View = Callable[[Sequence[Measurement], Sequence[str]], Grid]
+View = Callable[[Sequence[Measurement], Frame], Iterator[Matrix | Chart]]
 
 
-def latencies(measurements: Sequence[Measurement], order: Sequence[str]) -> Iterator[Grid]:
-    """Yield the tables of latencies.
-
-    Parameters
-    ----------
-    measurements
-        All of them latencies.
-    order
-        The labels of the ends, as rows and columns are ordered.
-    """
+def latencies(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
+    """Yield the tables of latencies, and their curves; nothing of a table in which all is waived."""
     tables: dict[object, list[Measurement]] = {}
     for measurement in measurements:
         tables.setdefault(_table_of(measurement), []).append(measurement)
     for those in tables.values():
+        if all(measurement.status is Status.WAIVED for measurement in those):
+            continue
         caption, names = _heading(those)
-        grid = _view(those[0])(those, order)
-        yield replace(grid, caption=caption, names=names, notes=(*routes(those), *grid.notes))
+        for block in _view(those[0])(those, frame):
+            if isinstance(block, Matrix):
+                yield replace(block, caption=caption, names=names, notes=(*routes(those), *block.notes))
+            else:
+                yield replace(block, caption=caption)
 
 
 def _table_of(measurement: Measurement) -> object:
@@ -87,18 +85,18 @@ def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
     return caption, names
 
 
-def _matrix(measurements: Sequence[Measurement], order: Sequence[str]) -> Grid:
+def _matrix(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix]:
     cells: dict[tuple[str, str], Cell] = {}
     for measurement in measurements:
         source, reader = _source(measurement), measurement.flows[0].initiator_label
         on_gpu = source.bus_id is not None
         row, column = (reader, source.label) if on_gpu else (source.label, reader)
-        cells[row, column] = _cell(measurement)
-    rows, groups = square(cells, order)
-    return Grid(caption="", rows=rows, groups=groups, shade=Shade.LOW)
+        cells[row, column] = _cell(measurement, frame)
+    rows, groups = frame.square(cells)
+    yield Matrix(caption="", rows=rows, groups=groups, better=Better.LOW)
 
 
-def _round_trips(measurements: Sequence[Measurement], order: Sequence[str]) -> Grid:
+def _round_trips(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix]:
     cells = {}
     slowest: tuple[float, str] | None = None
     for measurement in measurements:
@@ -106,19 +104,16 @@ def _round_trips(measurements: Sequence[Measurement], order: Sequence[str]) -> G
         one = flows[0].initiator_label
         other = flows[1].initiator_label if len(flows) > 1 else flows[0].destination.label
         halves = [sample.p50_ns for sample in measurement.samples if sample.p50_ns is not None]
-        value = median(halves) if halves and _is_measured(measurement) else None
-        text = measurement.status.value if value is None else f"{value:.0f}"
-        cells[one, other] = Cell(
-            text=text, style=style_of(measurement), value=value, wire=measurement.flows[0].route.symbol, of=measurement
-        )
+        value = median(halves) if halves and measurement.measured else None
+        cells[one, other] = frame.number(measurement, value, digits=0, kind=_symbol(measurement))
         tails = [(sample.p99_ns, f"{one} <-> {other}") for sample in measurement.samples if sample.p99_ns is not None]
         slowest = max([*tails, *([slowest] if slowest else [])], default=None)
     notes = (f"p99 at most {slowest[0]:.0f} ns ({slowest[1]})",) if slowest else ()
-    rows, groups = square(cells, order)
-    return Grid(caption="", notes=notes, rows=rows, groups=groups, shade=Shade.LOW)
+    rows, groups = frame.square(cells)
+    yield Matrix(caption="", notes=notes, rows=rows, groups=groups, better=Better.LOW)
 
 
-def _loaded(measurements: Sequence[Measurement], _order: Sequence[str]) -> Grid:
+def _loaded(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
     found = sorted(measurements, key=lambda m: _chase(m).load_blocks)
     reader = found[0].flows[0].initiator_label
     note = (
@@ -131,22 +126,22 @@ def _loaded(measurements: Sequence[Measurement], _order: Sequence[str]) -> Grid:
         for m in found
         if m.bandwidth_gb_s or not _chase(m).load_blocks
     ]
-    return Grid(
+    yield Matrix(
         caption="",
         notes=(note,),
         rows=tuple(f"{_chase(m).load_blocks} blocks" for m in found),
         groups=(
             (
-                Line(header=("GB/s",), cells=tuple(load)),
-                Line(header=("ns",), cells=tuple(map(_cell, found))),
-                Line(header=("min-max",), cells=tuple(Cell(text=_span(m)) for m in found)),
+                Series(header=("GB/s",), cells=tuple(load)),
+                Series(header=("ns",), cells=tuple(_cell(m, frame) for m in found)),
+                Series(header=("min-max",), cells=tuple(Cell(text=_span(m)) for m in found)),
             ),
         ),
-        plot=Plot(x="load in GB/s", y="ns", curves=((reader, tuple(filter(None, points))),)),
     )
+    yield Chart(caption="", x="load in GB/s", y="ns", curves=((reader, tuple(filter(None, points))),))
 
 
-def _footprints(measurements: Sequence[Measurement], _order: Sequence[str]) -> Grid:
+def _footprints(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
     curves: dict[str, dict[int, Measurement]] = {}
     for measurement in measurements:
         flow = measurement.flows[0]
@@ -160,21 +155,21 @@ def _footprints(measurements: Sequence[Measurement], _order: Sequence[str]) -> G
     )
     columns, drawn = [], []
     for name, curve in curves.items():
-        at = knee({size: m.latency_ns.median for size, m in curve.items() if m.latency_ns and _is_measured(m)})
+        at = knee({size: m.latency_ns.median for size, m in curve.items() if m.latency_ns and m.measured})
         cells = [
             replace(found, text=f"{found.text}{' knee' if size == at else '     ' if at else ''}")
             for size in sizes
-            for found in [_cell(curve[size]) if size in curve else EMPTY]
+            for found in [_cell(curve[size], frame) if size in curve else EMPTY]
         ]
-        columns.append((Line(header=(name,), cells=tuple(cells)),))
+        columns.append((Series(header=(name,), cells=tuple(cells)),))
         drawn.append((name, tuple(filter(None, (_point(size, curve[size]) for size in sizes if size in curve)))))
-    return Grid(
+    yield Matrix(
         caption="",
         notes=(note,),
         rows=tuple(map(format_size, sizes)),
         groups=tuple(columns),
-        plot=Plot(x="footprint", y="ns", curves=tuple(drawn), sizes=True),
     )
+    yield Chart(caption="", x="footprint", y="ns", curves=tuple(drawn), sizes=True)
 
 
 def knee(latencies_ns: dict[int, float]) -> int | None:
@@ -194,17 +189,15 @@ def _how(measurement: Measurement) -> str:
     return f"random lines of {size}, {'read before' if chase.warm else 'read once'}"
 
 
-def _cell(measurement: Measurement) -> Cell:
-    text, value = measurement.status.value, None
-    if measurement.latency_ns is not None and _is_measured(measurement):
-        value = measurement.latency_ns.median
-        text = f"{value:.1f}{'*' if measurement.status is Status.UNSTABLE else ''}"
-    return Cell(text=text, style=style_of(measurement), value=value, wire=_symbol(measurement), of=measurement)
+def _cell(measurement: Measurement, frame: Frame) -> Cell:
+    latency = measurement.latency_ns
+    value = latency.median if latency is not None and measurement.measured else None
+    return frame.number(measurement, value, digits=1, kind=_symbol(measurement))
 
 
 def _point(x: float, measurement: Measurement) -> Point | None:
     latency = measurement.latency_ns
-    if latency is None or not _is_measured(measurement):
+    if latency is None or not measurement.measured:
         return None
     return Point(x=x, y=latency.median, low=latency.min, high=latency.max)
 
@@ -212,10 +205,6 @@ def _point(x: float, measurement: Measurement) -> Point | None:
 def _span(measurement: Measurement) -> str:
     latency = measurement.latency_ns
     return f"{latency.min:.1f}-{latency.max:.1f}" if latency else "-"
-
-
-def _is_measured(measurement: Measurement) -> bool:
-    return measurement.measured
 
 
 def _alike(measurements: Sequence[Measurement]) -> str:
