@@ -89,7 +89,7 @@ class TestADeniedGpu:
         assert first(out).startswith(
             "INCOMPLETE: nothing was measured: GPU0-3: the device cgroup denies /dev/nvidia0-3"
         )
-        assert sections(out) == set()
+        assert not {"Path classes", "Between GPUs", "Measured vs expected"} & sections(out)
 
 
 @pytest.mark.parametrize("verbose", [(), ("-v",)])
@@ -108,7 +108,7 @@ class TestDeniedUvm:
         )
         assert cgroup.path in out
         assert "cuInit" not in out.partition("\nBench")[0], "what follows from it is not the cause"
-        assert sections(out) == set()
+        assert not {"Path classes", "Between GPUs", "Measured vs expected"} & sections(out)
 
 
 class TestBusyGpus:

@@ -88,6 +88,7 @@ def _body(report: RunReport) -> Iterator[Block]:
     yield from cause_entries(report)
     yield from _kernel(report)
     if not any(was_run(m) for m in report.measurements):
+        yield from _details(report)
         return
     yield from _worst_paths(report)
     yield from _broken(report)
