@@ -27,6 +27,7 @@ PROGRAMS = {
     "ip": ("ip", "iproute2"),
     "mount": ("mount", "mount"),
     "mpirun": ("mpirun", "openmpi-bin"),
+    "promtool": ("promtool", "prometheus"),
     "ssh": ("ssh", "openssh-client"),
     "sshd": ("/usr/sbin/sshd", "openssh-server"),
 }

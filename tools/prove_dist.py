@@ -4,14 +4,15 @@
 Every artefact has to answer as the wheel beside it does in this virtual environment: the same text of recorded
 machines, and on the fake driver the same checks and measurements with the same outcomes. Exit codes do not tell: what
 cannot start its child processes ends with 0 and half of the checks. What an installation leaves is seen in an overlay.
+Before that each is looked at without running it: what its files are for, and what they need (proof/portable.py).
 
-Needs root, debootstrap and cc. ``make prove`` runs all; with options a part.
+Needs root, debootstrap and cc; for another architecture than this machine's qemu-user-static, mmdebstrap and a cross
+compiler, and everything is slow there. ``make prove`` runs this machine's; with options a part, or another.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -26,19 +27,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from proof.portable import faults, unpack
+from proof.systems import EMULATED, NODE, SYSTEMS, Inside, emulate, left_in, make_root, overlay
 
 ROOT = Path(__file__).resolve().parent.parent
-SYSTEMS = {
-    "debian12": "bookworm",
-    "debian13": "trixie",
-    "ubuntu22.04": "jammy",
-    "ubuntu24.04": "noble",
-}
 RECORDED = "hgx-h200x4"
-NODE = "/srv/egmctl-proof"
-"""Where the fake node is, in each system: the libraries' path is in its environment."""
-
 USERS = {"root": 0, "user": 1000}
 SMALL = ("--gpus", "0,1", "--numa", "0", "--size", "1M", "--samples", "1", "--copies", "1", "--json")
 COMMANDS = {
@@ -61,7 +56,6 @@ class Artefact:
     install: str
     remove: str
     command: str
-    needs_python: bool = False
 
 
 @dataclass
@@ -83,34 +77,76 @@ class Tally:
 def main() -> None:
     """Prove what the command line asks for; exit 1 if anything does not hold."""
     asked = _arguments()
+    dist, cache = Path(asked.dist).resolve(), Path(asked.cache).resolve()
+    native = asked.arch == os.uname().machine
     tally = Tally()
-    node = _fake_node()
-    here = [sys.executable, "-m", "egmctl"]
-    (wheel,) = Path(asked.dist).resolve().glob("egmctl-*.whl")
-    with tempfile.TemporaryDirectory() as unpacked, zipfile.ZipFile(wheel) as packed:
-        packed.extractall(unpacked)
-
-        def reference(words: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-            return _run([*here, *words], environment, at=Path(unpacked))
-
-        def reference_start_up() -> float:
-            return start_up(lambda script: _run(["sh", "-c", script], {}, at=Path(unpacked)), shlex.join([*here, "-V"]))
-
-        expected = {name: outcome(name, reference(words, _environment(node, name))) for name, words in COMMANDS.items()}
-        print(f"virtual environment: {_words(expected)}", flush=True)
-        for system in asked.system:
+    found = list(artefacts(dist, asked.form, asked.arch))
+    for artefact in found:
+        _look_at(tally, artefact, asked.arch)
+    if why := emulate(asked.arch):
+        print(f"{asked.arch} was looked at and not run: {why}")
+        _end(tally)
+    (wheel,) = dist.glob("egmctl-*.whl")
+    with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(wheel) as packed:
+        packed.extractall(place)
+        reference = Reference(Path(place), _fake_node())
+        print(f"virtual environment: {_words(reference.expected)}", flush=True)
+        if not native:
+            _put_libraries(Path(reference.node["LD_LIBRARY_PATH"]), f"{asked.arch}-linux-gnu-gcc")
+        for system in asked.system or (SYSTEMS if native else EMULATED):
             began = time.monotonic()
-            root = _root(SYSTEMS[system], Path(asked.cache).resolve())
-            print(f"{system}: root there after {time.monotonic() - began:.0f} s", flush=True)
-            for artefact in artefacts(Path(asked.dist).resolve(), asked.form):
-                prove(tally, system, root, artefact, node, expected, reference_start_up)
-    print(f"{tally.passed} passed, {len(tally.failed)} failed")
-    sys.exit(1 if tally.failed or not tally.passed else 0)
+            root = make_root(system, asked.arch, cache)
+            print(f"{system} {asked.arch}: root there after {time.monotonic() - began:.0f} s", flush=True)
+            for artefact in found:
+                if artefact.form in SYSTEMS[system].forms:
+                    prove(tally, f"{system} {asked.arch} {artefact.form}", root, artefact, reference, timed=native)
+    _end(tally)
 
 
-def artefacts(dist: Path, forms: Sequence[str]) -> Iterator[Artefact]:
-    """Yield the artefacts of this machine's architecture that are there."""
-    arch = os.uname().machine
+class Reference:
+    """The wheel in this virtual environment: what artefacts are held against.
+
+    Parameters
+    ----------
+    place
+        Where the wheel is unpacked.
+    node
+        The environment of the fake node.
+    """
+
+    def __init__(self, place: Path, node: dict[str, str]) -> None:
+        self._place, self.node = place, node
+        self._command = [sys.executable, "-m", "egmctl"]
+        self.expected = {
+            name: outcome(name, self._run([*self._command, *words], environment(node, name)))
+            for name, words in COMMANDS.items()
+        }
+        """What each command has to answer."""
+
+    def start_up(self) -> float:
+        """Return what a start of ``--version`` takes."""
+        return start_up(lambda script: self._run(["sh", "-c", script], {}), shlex.join([*self._command, "--version"]))
+
+    def _run(self, command: Sequence[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        Path(NODE, "calls.log").unlink(missing_ok=True)
+        return subprocess.run(
+            command,
+            env={**os.environ, **more},
+            cwd=self._place,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+
+def environment(node: dict[str, str], name: str) -> dict[str, str]:
+    """Return the environment of one of :data:`COMMANDS`."""
+    return node if list(COMMANDS).index(name) >= list(COMMANDS).index("topo") else {}
+
+
+def artefacts(dist: Path, forms: Sequence[str], arch: str) -> Iterator[Artefact]:
+    """Yield the artefacts of an architecture that are there."""
     for path in sorted(dist.iterdir()):
         if arch not in path.name:
             continue
@@ -121,61 +157,71 @@ def artefacts(dist: Path, forms: Sequence[str]) -> Iterator[Artefact]:
             unpacked = f"/shared/{name}"
             found = Artefact(form, path, f"test -x {unpacked}/bin/egmctl", "true", f"{unpacked}/bin/egmctl")
         elif path.suffix == ".deb":
-            found = Artefact("deb", path, f"dpkg --install {inside}", "dpkg --purge egmctl", "egmctl")
+            # dpkg knows nothing of what is in a root that was only unpacked.
+            force = "" if arch == os.uname().machine else "--force-depends --force-architecture "
+            install = f"dpkg {force}--install {inside}"
+            found = Artefact("deb", path, install, "dpkg --purge egmctl", "egmctl")
         elif path.suffix == ".rpm":
             install = f"rpm --dbpath /rpmdb --nodeps --install {inside}"
             found = Artefact("rpm", path, install, "rpm --dbpath /rpmdb --nodeps --erase egmctl", "egmctl")
         elif path.suffix == ".pex":
-            found = Artefact("pex", path, "true", "true", f"/usr/bin/python3 {inside}", needs_python=True)
+            # Run as it is, and made into the virtual environment that starts faster.
+            install = f"{inside} --version && PEX_TOOLS=1 python3 {inside} venv --compile /opt/egmctl"
+            found = Artefact("pex", path, install, "rm -r /opt/egmctl", "/opt/egmctl/bin/egmctl")
         else:
             continue
         if found.form in forms:
             yield found
 
 
-def prove(
-    tally: Tally,
-    system: str,
-    root: Path,
-    artefact: Artefact,
-    node: dict[str, str],
-    expected: dict[str, Any],
-    reference_start_up: Callable[[], float],
-) -> None:
-    """Install one artefact in one system, run it there, remove it."""
-    label = f"{system} {artefact.form}"
+def _look_at(tally: Tally, artefact: Artefact, arch: str) -> None:
+    """Check what an artefact holds without running it."""
+    if artefact.form == "pex":
+        return
+    with tempfile.TemporaryDirectory() as place:
+        wrong = list(faults(unpack(artefact.file, Path(place)), arch))
+    tally.check(f"{arch} {artefact.form}: needs what a node has", not wrong, "; ".join(wrong[:5]))
+
+
+def prove(tally: Tally, label: str, root: Path, artefact: Artefact, reference: Reference, *, timed: bool) -> None:
+    """Install one artefact in one system, run it there, remove it.
+
+    Parameters
+    ----------
+    timed
+        Whether its start-up is held against the reference's.
+    """
     began = time.monotonic()
-    with _overlay(root) as (merged, written):
+    with overlay(root) as (merged, written):
         shared = merged / "shared"
         shared.mkdir()
         if artefact.file.name.endswith(".tar.xz"):
             subprocess.run(("tar", "-xf", artefact.file, "-C", shared, "--no-same-owner"), check=True)
-        kept = _state(written)
+        kept = left_in(written)
         inside = Inside(merged, artefact.file.parent)
         done = inside.run(artefact.install, 0, {})
         tally.check(f"{label}: installs", done.returncode == 0, done.stderr[-300:])
-        seconds = time.monotonic() - began
+        line = f"{label}: {artefact.file.stat().st_size / 1e6:.0f} MB, installed after {time.monotonic() - began:.1f} s"
         for user, number in USERS.items():
             for name, words in COMMANDS.items():
-                began = time.monotonic()
-                done = inside.run(f"{artefact.command} {' '.join(words)}", number, _environment(node, name))
-                got = outcome(name, done)
-                tally.check(f"{label}: {name} as {user}", got == expected[name], _difference(expected[name], got, done))
-        took = start_up(lambda script: inside.run(script, 1000, {}), f"{artefact.command} --version")
-        base = reference_start_up()
-        tally.check(f"{label}: starts within 1.3 times", took < 1.3 * base, f"{took:.3f} s for {base:.3f} s")
+                done = inside.run(f"{artefact.command} {' '.join(words)}", number, environment(reference.node, name))
+                got, expected = outcome(name, done), reference.expected[name]
+                tally.check(f"{label}: {name} as {user}", got == expected, _difference(expected, got, done))
+        if timed:
+            took = start_up(lambda script: inside.run(script, 1000, {}), f"{artefact.command} --version")
+            base = reference.start_up()
+            tally.check(f"{label}: starts within 1.3 times", took < 1.3 * base, f"{took:.3f} s for {base:.3f} s")
+            line += f", --version {1000 * took:.0f} ms of CPU (virtual environment {1000 * base:.0f})"
         if artefact.form in ("deb", "rpm"):
             links = "test -e /usr/share/bash-completion/completions/egmctl -a -s /usr/share/doc/egmctl/guide/doctor.md"
             tally.check(f"{label}: guide and completion", inside.run(links, 0, {}).returncode == 0)
+        done = inside.run(f"{artefact.command} docs installing", 1000, {})
+        page = (ROOT / "docs/installing.md").read_text().partition("\n")[0]
+        tally.check(f"{label}: egmctl docs", done.stdout.partition("\n")[0] == page, done.stderr[-300:])
         done = inside.run(artefact.remove, 0, {})
-        left = sorted(_state(written) - kept)
+        left = sorted(left_in(written) - kept)
         tally.check(f"{label}: leaves nothing", done.returncode == 0 and not left, f"{done.stderr[-200:]} {left[:5]}")
-    size = artefact.file.stat().st_size
-    print(
-        f"{label}: {size / 1e6:.0f} MB, installed after {seconds:.1f} s, --version {1000 * took:.0f} ms of CPU"
-        f" (virtual environment {1000 * base:.0f})",
-        flush=True,
-    )
+    print(line, flush=True)
 
 
 def outcome(name: str, done: subprocess.CompletedProcess[str]) -> Any:
@@ -205,89 +251,6 @@ def start_up(run: Callable[[str], subprocess.CompletedProcess[str]], command: st
     return sum(60 * int(minutes) + float(seconds) for minutes, seconds in minutes_seconds[2:]) / 10
 
 
-class Inside:
-    """A system's root, in which commands run without network, with processes and mounts of their own."""
-
-    def __init__(self, root: Path, files: Path) -> None:
-        self._root = root
-        self._mounts = "\n".join(
-            (
-                "set -e",
-                f"cd {root}",
-                "mkdir -p artefacts home/u tmp dev/shm",
-                "mount -t proc proc proc",
-                "mount --rbind /dev dev",
-                f"mount --bind {files} artefacts && mount -o remount,bind,ro artefacts",
-                f"mount --bind {NODE} .{NODE}",
-                "mount --bind shared shared && mount -o remount,bind,ro shared",
-                'exec chroot . /usr/bin/setpriv --reuid "$1" --regid "$1" --clear-groups sh -c "$2"',
-            )
-        )
-        (root / NODE.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        for place in ("home/u", "artefacts"):
-            (root / place).mkdir(parents=True, exist_ok=True)
-        os.chown(root / "home/u", 1000, 1000)
-
-    def run(self, command: str, user: int, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run a shell command there."""
-        outside = ["unshare", "--net", "--mount", "--pid", "--fork", "sh", "-c", self._mounts, "sh", str(user), command]
-        home = "/root" if user == 0 else "/home/u"
-        plain = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": home, "LC_ALL": "C.UTF-8"}
-        return _run(outside, plain | environment, clean=True)
-
-
-@contextlib.contextmanager
-def _overlay(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Lay an empty layer over a system's root; yield the whole, and the layer."""
-    with tempfile.TemporaryDirectory(prefix="egmctl-overlay-") as scratch:
-        upper, work, merged = (Path(scratch, name) for name in ("upper", "work", "merged"))
-        for path in (upper, work, merged):
-            path.mkdir()
-        layers = f"lowerdir={root},upperdir={upper},workdir={work}"
-        subprocess.run(("mount", "-t", "overlay", "overlay", "-o", layers, merged), check=True)
-        try:
-            yield merged, upper
-        finally:
-            subprocess.run(("umount", merged), check=True)
-
-
-def _state(layer: Path) -> set[str]:
-    """Return what the layer holds, but for users' caches and journals and the package manager's notes."""
-    own = (
-        "home/u/.cache",
-        "root/.cache",
-        "home/u/.local/state/egmctl",
-        "root/.local/state/egmctl",
-        "var/lib/dpkg",
-        "var/log",
-        "var/cache",
-        "rpmdb",
-        "tmp",
-    )
-    found = {path.relative_to(layer).as_posix() for path in layer.rglob("*")}
-    # A folder that is only there since something below it was written is in the layer, too.
-    return {name for name in found if not name.startswith(own) and not (layer / name).is_dir()}
-
-
-def _root(suite: str, cache: Path) -> Path:
-    """Return the root of a system as its makers publish it, with Python (for the pex) and rpm; made now or before."""
-    root = cache / "roots" / suite
-    if root.exists():
-        return root
-    root.parent.mkdir(parents=True, exist_ok=True)
-    new = root.with_suffix(".new")
-    shutil.rmtree(new, ignore_errors=True)
-    # No key of Ubuntu's is in Debian, and the other way round: what runs in these roots has no network.
-    command = ["debootstrap", "--variant=minbase", "--no-check-gpg", "--include=python3,rpm"]
-    if suite in ("jammy", "noble"):
-        command.append("--components=main,universe")
-    done = subprocess.run([*command, suite, new], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"debootstrap {suite} ended with {done.returncode}:\n{done.stdout[-1000:]}")
-    new.rename(root)
-    return root
-
-
 def _fake_node() -> dict[str, str]:
     """Make the fake node below :data:`NODE` and return its environment."""
     sys.path.insert(0, str(ROOT))
@@ -299,27 +262,19 @@ def _fake_node() -> dict[str, str]:
     node = FakeNode("gb200-nvl4", place)
     environment = {name: value for name, value in node.environment().items() if value is not None}
     folder = Path(environment["LD_LIBRARY_PATH"].split(os.pathsep)[0])
-    for library in folder.iterdir():
-        real = library.resolve()
-        library.unlink()
-        shutil.copy(real, library)
+    _put_libraries(folder, "cc")
     for path in (place, *place.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
     return {**environment, "LD_LIBRARY_PATH": str(folder)}
 
 
-def _environment(node: dict[str, str], name: str) -> dict[str, str]:
-    return node if list(COMMANDS).index(name) >= list(COMMANDS).index("topo") else {}
+def _put_libraries(folder: Path, compiler: str) -> None:
+    """Compile the fake driver's libraries into a folder, in place of those, or links to those, that are there."""
+    from tests.fake.build import compile_library
 
-
-def _run(
-    command: Sequence[str], environment: dict[str, str], *, clean: bool = False, at: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
-    Path(NODE, "calls.log").unlink(missing_ok=True)
-    inherited = {} if clean else dict(os.environ)
-    return subprocess.run(
-        command, env={**inherited, **environment}, cwd=at, capture_output=True, text=True, check=False, timeout=600
-    )
+    for library in list(folder.iterdir()):
+        library.unlink()
+        compile_library(library.name, library, compiler=compiler)
 
 
 def _difference(expected: Any, got: Any, done: subprocess.CompletedProcess[str]) -> str:
@@ -331,6 +286,11 @@ def _difference(expected: Any, got: Any, done: subprocess.CompletedProcess[str])
     return f"exit {got[0]} for {expected[0]}: {done.stderr[-300:]}{str(got[1])[:200]}"
 
 
+def _end(tally: Tally) -> NoReturn:
+    print(f"{tally.passed} passed, {len(tally.failed)} failed")
+    sys.exit(1 if tally.failed or not tally.passed else 0)
+
+
 def _words(expected: dict[str, Any]) -> str:
     return "; ".join(f"{name}: {sum(it[1].values())}" for name, it in expected.items() if isinstance(it[1], dict))
 
@@ -340,7 +300,8 @@ def _arguments() -> argparse.Namespace:
         return text.split(",")
 
     parser = argparse.ArgumentParser(description="Install and run what make dist built in clean systems.")
-    parser.add_argument("--system", type=words, default=list(SYSTEMS), help=f"{','.join(SYSTEMS)} (all)")
+    parser.add_argument("--arch", choices=("x86_64", "aarch64"), default=os.uname().machine, help="this machine's")
+    parser.add_argument("--system", type=words, help=f"{','.join(SYSTEMS)} (all; emulated: {','.join(EMULATED)})")
     parser.add_argument("--form", type=words, default=["folder", "slim", "deb", "rpm", "pex"])
     parser.add_argument("--dist", default=ROOT / "dist")
     parser.add_argument("--cache", default=ROOT / "build" / "dist")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import shlex
 import subprocess
+import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +17,21 @@ import yaml
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from egmctl import __version__
+from egmctl.bench.scale import scale
+from egmctl.bench.suites import SUITES, select_cases
 from egmctl.cli.app import app
+from egmctl.facts import replay
+from egmctl.model.measurement import Settings
+from egmctl.units import MIB
 from tests.conftest import ROOT, RunEgmctl
 
 EXAMPLES = ROOT / "docs" / "examples"
-TEXTS = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(EXAMPLES.iterdir()))
+TEXTS = (
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(path for path in EXAMPLES.iterdir() if path.is_file()),
+)
 
 
 def commands() -> list[tuple[str, list[str]]]:
@@ -54,16 +68,60 @@ def test_commands_are_found() -> None:
 @pytest.mark.parametrize(("code", "drains"), [(0, False), (1, True), (2, False), (3, False), (4, False), (130, False)])
 @pytest.mark.processes
 def test_the_prolog_fails_for_a_failed_check_and_nothing_else(tmp_path: Path, code: int, drains: bool) -> None:
-    script = (EXAMPLES / "slurm-prolog.sh").read_text()
-    fake = tmp_path / "egmctl"
-    fake.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
-    fake.chmod(0o755)
-    log = tmp_path / "log"
-    script = script.replace("/opt/egmctl/bin/egmctl", str(fake)).replace("/var/log/egmctl-prolog.log", str(log))
-    done = subprocess.run(["sh", "-c", script], env={}, capture_output=True, text=True, check=False)
+    done, log = run_slurm_script("slurm-prolog.sh", tmp_path, code)
     assert (done.returncode != 0) is drains
     assert (done.stdout, done.stderr) == ("", "")
-    assert log.read_text() == "doctor --brief --for egm,p2p,fabric --skip imex.channel\n"
+    assert log == "doctor --brief --for egm,p2p,fabric --skip imex.channel\n"
+
+
+def run_slurm_script(
+    name: str, place: Path, code: int, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run a prolog or an epilog with an egmctl that ends with this code; return what it did, and its log."""
+    fake = place / "egmctl"
+    fake.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    fake.chmod(0o755)
+    script = (EXAMPLES / name).read_text().replace("/opt/egmctl/bin/egmctl", str(fake)).replace("/var/log", str(place))
+    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    (log,) = place.glob("*.log")
+    return done, log.read_text()
+
+
+@pytest.mark.parametrize(("code", "drains"), [(0, False), (1, True), (3, False), (4, False)])
+@pytest.mark.processes
+def test_the_epilog_asks_for_the_time_of_the_job_alone(tmp_path: Path, code: int, drains: bool) -> None:
+    began = int(time.time()) - 100
+    path = os.environ["PATH"]
+    done, log = run_slurm_script("slurm-epilog.sh", tmp_path, code, SLURM_JOB_START_TIME=f"{began}", PATH=path)
+    assert ((done.returncode != 0), done.stdout, done.stderr) == (drains, "", "")
+    since = re.search(r"doctor --brief --for egm,p2p,fabric --skip imex\.channel --since ([0-9]+)s\n$", log)
+    assert since is not None
+    assert 160 <= int(since[1]) <= 190, "since a minute before it began"
+
+
+@pytest.mark.processes
+def test_the_epilog_looks_at_a_day_where_slurm_does_not_say_when_the_job_began(tmp_path: Path) -> None:
+    _, log = run_slurm_script("slurm-epilog.sh", tmp_path, 0, PATH=os.environ["PATH"], SLURM_JOB_ID="7")
+    assert log.splitlines() == [
+        "job 7, the kernel's log since 1d",
+        "doctor --brief --for egm,p2p,fabric --skip imex.channel --since 1d",
+    ]
+
+
+def test_the_check_of_nhc_runs_the_prolog_within_its_time() -> None:
+    lines = [line for line in (EXAMPLES / "nhc.conf").read_text().splitlines() if not line.startswith("#")]
+    whole, check = (re.fullmatch(pattern, line) for pattern, line in zip(NHC, lines, strict=True))
+    assert whole is not None
+    assert check is not None
+    limit = re.search(r"timeout -k ([0-9]+) ([0-9]+) ", (EXAMPLES / "slurm-prolog.sh").read_text())
+    assert limit is not None
+    assert int(limit[1]) + int(limit[2]) < int(check[1]) < int(whole[1])
+
+
+NHC = (
+    r"\* \|\| export TIMEOUT=([0-9]+)",
+    r"\* \|\| check_cmd_status -t ([0-9]+) -r 0 /etc/slurm/egmctl-prolog\.sh",
+)
 
 
 def test_the_prolog_leaves_a_node_alone_on_which_no_job_has_a_channel(egmctl: RunEgmctl) -> None:
@@ -72,9 +130,21 @@ def test_the_prolog_leaves_a_node_alone_on_which_no_job_has_a_channel(egmctl: Ru
     assert egmctl("doctor", "--for", "fabric", "--machine", "hgx-h200x4").code == 1, "it has none"
 
 
+@pytest.mark.parametrize("name", ["fabric.sbatch", "node.sbatch"])
 @pytest.mark.processes
-def test_the_batch_script_is_one_for_bash() -> None:
-    subprocess.run(["bash", "-n", str(EXAMPLES / "fabric.sbatch")], check=True)
+def test_a_batch_script_is_one_for_bash(name: str) -> None:
+    subprocess.run(["bash", "-n", str(EXAMPLES / name)], check=True)
+
+
+def test_the_fabric_of_a_rack_fits_into_the_time_of_its_batch_script() -> None:
+    """By our own estimate, with a third to spare."""
+    script = (EXAMPLES / "fabric.sbatch").read_text()
+    nodes, tasks = (int(number) for number in re.findall(r"--(?:nodes|ntasks-per-node)=([0-9]+)", script)[:2])
+    (hours, minutes) = re.findall(r"--time=([0-9]+):([0-9]+):00", script)[0]
+    settings = Settings(size_bytes=512 * MIB, copies=None, samples=SUITES["fabric"].samples, timeout_s=60)
+    cost = scale(replay.load("gb200-nvl72"), nodes * tasks, select_cases((), ("fabric",)), settings, None)
+    assert nodes * tasks == 72
+    assert cost.seconds * 4 / 3 < 3600 * int(hours) + 60 * int(minutes)
 
 
 def manifest() -> dict[str, dict[str, Any]]:
@@ -85,11 +155,12 @@ def test_the_manifest_has_the_kinds_it_names() -> None:
     versions = {kind: one["apiVersion"] for kind, one in manifest().items()}
     assert versions == {
         "DaemonSet": "apps/v1",
+        "Job": "batch/v1",
         "ComputeDomain": "resource.nvidia.com/v1beta1",
         "MPIJob": "kubeflow.org/v2beta1",
     }
     labels = {kind: one["metadata"]["labels"]["egmctl"] for kind, one in manifest().items()}
-    assert labels == {"DaemonSet": "doctor", "ComputeDomain": "bench", "MPIJob": "bench"}
+    assert labels == {"DaemonSet": "doctor", "Job": "bringup", "ComputeDomain": "bench", "MPIJob": "bench"}
 
 
 def test_the_daemon_set_selects_its_own_pods_and_mounts_what_it_has() -> None:
@@ -97,6 +168,14 @@ def test_the_daemon_set_selects_its_own_pods_and_mounts_what_it_has() -> None:
     template = spec["template"]
     assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     check_pod(template["spec"])
+
+
+def test_the_bring_up_of_a_node_asks_once() -> None:
+    spec = manifest()["Job"]["spec"]
+    assert (spec["backoffLimit"], spec["template"]["spec"]["restartPolicy"]) == (0, "Never")
+    check_pod(spec["template"]["spec"])
+    (container,) = spec["template"]["spec"]["containers"]
+    parse(container["command"])
 
 
 def test_the_job_has_a_rank_for_every_gpu_and_claims_the_channel_of_its_domain() -> None:
@@ -114,9 +193,73 @@ def test_the_job_has_a_rank_for_every_gpu_and_claims_the_channel_of_its_domain()
     (claim,) = worker["template"]["spec"]["resourceClaims"]
     assert claim["resourceClaimTemplateName"] == domain["channel"]["resourceClaimTemplate"]["name"]
     assert container["resources"]["claims"] == [{"name": claim["name"]}]
-    words = command[command.index("egmctl") + 1 :]
-    with cast(TyperGroup, get_command(app)).commands[words[0]].make_context("egmctl", words[1:]):
+    parse(command[command.index("egmctl") :])
+
+
+def parse(words: list[str]) -> None:
+    """Check that this is a command line of egmctl."""
+    assert words[0].rpartition("/")[2] == "egmctl"
+    with cast(TyperGroup, get_command(app)).commands[words[1]].make_context("egmctl", words[2:]):
         pass
+
+
+def test_the_alert_rules_are_about_metrics_that_there_are() -> None:
+    (group,) = yaml.safe_load((EXAMPLES / "prometheus-rules.yml").read_text())["groups"]
+    documented = set(re.findall(r"^\| `(egmctl_[a-z_]+)` \|", (ROOT / "docs/reports.md").read_text(), re.MULTILINE))
+    named = {name for rule in group["rules"] for name in re.findall(r"\begmctl_[a-z_]+\b(?!\\)", rule["expr"])}
+    assert named - {"egmctl_doctor"} <= documented
+    assert len(named) >= 4
+    assert all(rule["annotations"]["summary"].startswith("{{ $labels.instance }}: ") for rule in group["rules"])
+
+
+@pytest.mark.needs("promtool")
+@pytest.mark.processes
+def test_the_alert_rules_call_for_what_they_should() -> None:
+    done = subprocess.run(
+        ["promtool", "test", "rules", ROOT / "tests/docs/prometheus-rules.test.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_service_writes_the_file_whose_age_is_watched() -> None:
+    (command,) = re.findall(r"^ExecStart=(.*)$", (EXAMPLES / "egmctl-textfile.service").read_text(), re.MULTILINE)
+    words = shlex.split(command)
+    parse(words)
+    file = words[words.index("-o") + 1]
+    rules = (EXAMPLES / "prometheus-rules.yml").read_text()
+    (pattern,) = re.findall(r'node_textfile_mtime_seconds\{file=~"([^"]+)"', rules)
+    assert re.fullmatch(pattern.replace("\\\\", "\\"), file)
+
+
+def test_the_play_takes_the_files_that_make_dist_writes() -> None:
+    (play,) = yaml.safe_load((EXAMPLES / "ansible.yml").read_text())
+    assert play["vars"]["egmctl_version"] == __version__
+    (command,) = (task["ansible.builtin.command"] for task in play["tasks"] if "ansible.builtin.command" in task)
+    parse(["egmctl", *command.split()[3:]])
+    assert (EXAMPLES / play["vars"]["egmctl_dist"].partition("/")[2]).resolve() == ROOT / "dist"
+
+
+def test_reframe_is_given_command_lines_that_there_are() -> None:
+    tree = ast.parse((EXAMPLES / "reframe_egmctl.py").read_text())
+    options = [
+        ast.literal_eval(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "executable_opts"
+    ]
+    assert [words[0] for words in options] == ["doctor", "bench"]
+    for words in options:
+        parse(["egmctl", *words])
+
+
+def test_the_image_holds_the_folder_that_make_dist_writes() -> None:
+    text = (EXAMPLES / "folder.Dockerfile").read_text()
+    (pattern,) = re.findall(r"^ADD dist/(\S+) /opt/$", text, re.MULTILINE)
+    for arch in ("x86_64", "aarch64"):
+        assert fnmatchcase(f"egmctl-{__version__}-linux-{arch}-cu13-slim.tar.xz", pattern)
+        assert arch in text
 
 
 def check_pod(pod: dict[str, Any]) -> None:

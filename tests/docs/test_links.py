@@ -43,6 +43,13 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert lost == []
 
 
+@pytest.mark.parametrize("page", [*(ROOT / "docs").rglob("*.md")], ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_the_guide_stay_in_it(page: Path) -> None:
+    """It ships without the rest of the checkout: in the wheel, and in everything that is made of it."""
+    targets = [page.parent / name for link in links(page.read_text()) if (name := link.partition("#")[0])]
+    assert [target for target in targets if not target.resolve().is_relative_to(ROOT / "docs")] == []
+
+
 def test_the_files_that_code_names_exist() -> None:
     sources = [*(ROOT / "egmctl").rglob("*.py"), *(ROOT / "tools").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
     lost = [

@@ -107,8 +107,8 @@ def without_symbols(library: Path, names: Iterable[str], place: Path) -> None:
     place.write_bytes(content)
 
 
-def compile_library(name: str, place: Path, *options: str) -> None:
-    """Compile :data:`CUDA` or :data:`NVML` to ``place``, with more options for ``cc``.
+def compile_library(name: str, place: Path, *options: str, compiler: str = "cc") -> None:
+    """Compile :data:`CUDA` or :data:`NVML` to ``place``, with more options for the compiler.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def compile_library(name: str, place: Path, *options: str) -> None:
         With what ``cc`` wrote.
     """
     files = [str(SOURCES / source) for source in (*_SHARED, *_OF_LIBRARY[name])]
-    command = ["cc", *_OPTIONS, *options, f"-Wl,-soname,{name}", "-o", str(place), *files, *_LIBRARIES]
+    command = [compiler, *_OPTIONS, *options, f"-Wl,-soname,{name}", "-o", str(place), *files, *_LIBRARIES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"cc failed on the fake driver's {name}:\n{done.stderr}")

@@ -22,7 +22,8 @@ def make_pex(target: Path, wheel: Path, lock: Path, arch: str, pex: Path, epoch:
     requirements.write_text(f"{lock.read_text()}egmctl @ file://{wheel} --hash=sha256:{sha256(wheel)}\n")
     command: list[str | Path] = [pex, "--requirement", requirements, "--intransitive", "--output-file", target]
     # Unpacked once into a virtual environment: child processes start from there, as from any other.
-    command += ["--console-script", "egmctl", "--venv", "--sh-boot", "--no-build"]
+    # With the tools that make a virtual environment of it, without network: that starts fastest.
+    command += ["--console-script", "egmctl", "--venv", "--sh-boot", "--include-tools", "--no-build"]
     # They are asked for by the wheel and never imported.
     command += ["--exclude", "cuda-python", "--exclude", "cuda-core"]
     for python in PYTHONS:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from egmctl.compat import assert_never
+from egmctl.report import page
 from egmctl.report.document import (
     Align,
     Block,
@@ -32,8 +33,8 @@ from egmctl.report.document import (
     Words,
     parts,
 )
-from egmctl.report.render import figures, page
-from egmctl.report.render.markup import Child, element
+from egmctl.report.markup import Child, element
+from egmctl.report.render import figures
 from egmctl.report.render.matrix import legend_html, matrix_html
 
 _LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail"}

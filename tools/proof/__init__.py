@@ -1,0 +1,1 @@
+"""Proves what ``make dist`` built; see tools/prove_dist.py."""

@@ -1,0 +1,91 @@
+"""What a folder, deb or rpm holds, looked at without running it: architectures, what each ELF file needs, links."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+NEWEST = {"GLIBC": (2, 30), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+"""The newest versions of symbols that may be needed: glibc's as docs/installing.md and the packages state it, those of
+libstdc++ and libgcc_s as GCC 8 has them, which is older than that glibc."""
+
+OF_THE_NODE = {
+    "libc.so.6",
+    "libdl.so.2",
+    "libm.so.6",
+    "libpthread.so.0",
+    "librt.so.1",
+    "libutil.so.1",
+    "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
+    "libgcc_s.so.1",
+    "libstdc++.so.6",
+}
+"""The libraries that may be taken from the node: those of C and C++. The driver's are opened by name."""
+
+MPI = {"libmpi.so.12", "libmpi.so.40"}
+"""Of the node's MPI: each build of mpi4py needs one, and that which finds its own is taken."""
+
+EM_CUDA = "EM_CUDA"
+"""Machine code for GPUs: the kernels."""
+
+MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
+
+
+def unpack(file: Path, place: Path) -> Path:
+    """Unpack a folder's archive, a deb or an rpm, and return where the folder is in it."""
+    if file.name.endswith(".tar.xz"):
+        with tarfile.open(file) as archive:
+            archive.extractall(place, filter="tar")
+        return place / file.name.removesuffix(".tar.xz")
+    if file.suffix == ".deb":
+        subprocess.run(("dpkg-deb", "--extract", file, place), check=True)
+    else:
+        with subprocess.Popen(("rpm2archive", "-"), stdin=open(file, "rb"), stdout=subprocess.PIPE) as packer:
+            subprocess.run(("tar", "-xz", "-C", place), stdin=packer.stdout, check=True)
+    return place / "usr/lib/egmctl"
+
+
+def faults(folder: Path, arch: str) -> Iterator[str]:
+    """Yield what keeps a folder from running on a node with libraries as old as :data:`NEWEST`."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+    names = {path.name for path in files}
+    for link in (path for path in folder.rglob("*") if path.is_symlink()):
+        if not link.resolve().is_relative_to(folder.resolve()) or not link.exists():
+            yield f"{link.relative_to(folder)} leads out of the folder, or nowhere"
+    objects = 0
+    for path in files:
+        try:
+            with open(path, "rb") as stream:
+                elf = ELFFile(stream)
+                where = path.relative_to(folder).as_posix()
+                if elf["e_machine"] == EM_CUDA:
+                    continue
+                objects += 1
+                known = names | OF_THE_NODE | (MPI if "/mpi4py/" in where else set())
+                yield from (f"{where} {fault}" for fault in _faults(elf, arch, known))
+        except ELFError:
+            continue
+    if not objects:
+        yield "there is no ELF file in it"
+
+
+def _faults(elf: ELFFile, arch: str, known: set[str]) -> Iterator[str]:
+    if elf["e_machine"] != MACHINES[arch]:
+        yield f"is for {elf['e_machine']}"
+    dynamic = elf.get_section_by_name(".dynamic")
+    for tag in dynamic.iter_tags() if dynamic else ():
+        if tag.entry.d_tag == "DT_NEEDED" and tag.needed not in known:
+            yield f"needs {tag.needed}"
+    versions = elf.get_section_by_name(".gnu.version_r")
+    for _, needed in versions.iter_versions() if versions else ():
+        for version in needed:
+            name, _, number = version.name.partition("_")
+            if re.fullmatch(r"[0-9.]+", number) and tuple(map(int, number.split("."))) > NEWEST.get(name, (99,)):
+                yield f"needs {version.name}"

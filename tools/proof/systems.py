@@ -1,0 +1,169 @@
+"""Clean systems to prove artefacts in: roots as their makers publish them, an empty layer over each, and no network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NODE = "/srv/egmctl-proof"
+"""Where the fake node is, in each system: the libraries' path is in its environment."""
+
+
+@dataclass(frozen=True)
+class System:
+    """One release of a distribution."""
+
+    suite: str
+    ubuntu: bool = False
+    forms: Sequence[str] = ("folder", "slim", "deb", "rpm", "pex")
+    """What can be installed there."""
+
+
+SYSTEMS = {
+    # Its glibc, 2.31, is older than that of RHEL 9 (2.34). Its dpkg does not read zstd, its Python is 3.9.
+    "debian11": System("bullseye", forms=("folder", "slim")),
+    "debian12": System("bookworm"),
+    "debian13": System("trixie"),
+    "ubuntu22.04": System("jammy", ubuntu=True),
+    "ubuntu24.04": System("noble", ubuntu=True),
+}
+EMULATED = ("debian12",)
+"""Where artefacts of another architecture are run."""
+
+_SCRIPTS = Path("/usr/share/debootstrap/scripts")
+
+
+def make_root(name: str, arch: str, cache: Path) -> Path:
+    """Return the root of a system with Python (for the pex) and rpm; made now or before.
+
+    Raises
+    ------
+    SystemExit
+        It cannot be made here; the message says why.
+    """
+    system = SYSTEMS[name]
+    native = arch == os.uname().machine
+    root = cache / "roots" / (system.suite if native else f"{system.suite}-{arch}")
+    if root.exists():
+        return root
+    root.parent.mkdir(parents=True, exist_ok=True)
+    new = root.with_suffix(".new")
+    shutil.rmtree(new, ignore_errors=True)
+    command = _bootstrap(system, new) if native else _extract(system, arch, new)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{command[0]} of {name} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-1000:]}")
+    new.rename(root)
+    return root
+
+
+def _bootstrap(system: System, new: Path) -> list[str | Path]:
+    # No key of Ubuntu's is in Debian, and the other way round: what runs in these roots has no network.
+    command: list[str | Path] = ["debootstrap", "--variant=minbase", "--no-check-gpg", "--include=python3,rpm"]
+    if not system.ubuntu:
+        return [*command, system.suite, new]
+    # All releases of Ubuntu are made alike; an older debootstrap does not know the names of newer ones.
+    script = _SCRIPTS / (system.suite if (_SCRIPTS / system.suite).exists() else "jammy")
+    return [*command, "--components=main,universe", system.suite, new, "http://archive.ubuntu.com/ubuntu", script]
+
+
+def _extract(system: System, arch: str, new: Path) -> list[str | Path]:
+    """Unpack without running what packages run at their installation, which would take minutes under emulation."""
+    names = {"x86_64": "amd64", "aarch64": "arm64"}
+    packages = "dash,coreutils,util-linux,libc-bin,python3,rpm,dpkg,sed,grep,tar,diffutils,xz-utils"
+    return [
+        "mmdebstrap",
+        "--quiet",
+        f"--architectures={names[arch]}",
+        "--variant=extract",
+        f"--include={packages}",
+        system.suite,
+        new,
+    ]
+
+
+def emulate(arch: str) -> str | None:
+    """Have the kernel run programs of another architecture by qemu-user; return why it cannot, ``None`` if it does."""
+    if arch == os.uname().machine:
+        return None
+    registry = Path("/proc/sys/fs/binfmt_misc")
+    if shutil.which(f"qemu-{arch}-static") is None:
+        return f"there is no qemu-{arch}-static (Debian: qemu-user-static)"
+    if not (registry / "register").exists():
+        subprocess.run(("mount", "-t", "binfmt_misc", "binfmt_misc", registry), check=False, capture_output=True)
+    if not (registry / f"qemu-{arch}").exists():
+        subprocess.run(("update-binfmts", "--enable", f"qemu-{arch}"), check=False, capture_output=True)
+    return None if (registry / f"qemu-{arch}").exists() else "binfmt_misc cannot be had here"
+
+
+class Inside:
+    """A system's root, in which commands run without network, with processes and mounts of their own."""
+
+    def __init__(self, root: Path, files: Path) -> None:
+        self._mounts = "\n".join(
+            (
+                "set -e",
+                f"cd {root}",
+                "mkdir -p artefacts home/u tmp dev/shm",
+                "mount -t proc proc proc",
+                "mount --rbind /dev dev",
+                f"mount --bind {files} artefacts && mount -o remount,bind,ro artefacts",
+                f"mount --bind {NODE} .{NODE}",
+                "mount --bind shared shared && mount -o remount,bind,ro shared",
+                'exec chroot . /usr/bin/setpriv --reuid "$1" --regid "$1" --clear-groups sh -c "$2"',
+            )
+        )
+        (root / NODE.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        for place in ("home/u", "artefacts"):
+            (root / place).mkdir(parents=True, exist_ok=True)
+        os.chown(root / "home/u", 1000, 1000)
+
+    def run(self, command: str, user: int, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run a shell command there."""
+        outside = ["unshare", "--net", "--mount", "--pid", "--fork", "sh", "-c", self._mounts, "sh", str(user), command]
+        home = "/root" if user == 0 else "/home/u"
+        plain = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": home, "LC_ALL": "C.UTF-8"}
+        Path(NODE, "calls.log").unlink(missing_ok=True)
+        return subprocess.run(
+            outside, env={**plain, **environment}, capture_output=True, text=True, check=False, timeout=1800
+        )
+
+
+@contextlib.contextmanager
+def overlay(root: Path) -> Iterator[tuple[Path, Path]]:
+    """Lay an empty layer over a system's root; yield the whole, and the layer."""
+    with tempfile.TemporaryDirectory(prefix="egmctl-overlay-") as scratch:
+        upper, work, merged = (Path(scratch, name) for name in ("upper", "work", "merged"))
+        for path in (upper, work, merged):
+            path.mkdir()
+        layers = f"lowerdir={root},upperdir={upper},workdir={work}"
+        subprocess.run(("mount", "-t", "overlay", "overlay", "-o", layers, merged), check=True)
+        try:
+            yield merged, upper
+        finally:
+            subprocess.run(("umount", merged), check=True)
+
+
+def left_in(layer: Path) -> set[str]:
+    """Return what the layer holds, but for users' caches and journals and the package manager's notes."""
+    own = (
+        "home/u/.cache",
+        "root/.cache",
+        "home/u/.local/state/egmctl",
+        "root/.local/state/egmctl",
+        "var/lib/dpkg",
+        "var/log",
+        "var/cache",
+        "rpmdb",
+        "tmp",
+    )
+    found = {path.relative_to(layer).as_posix() for path in layer.rglob("*")}
+    # A folder that is only there since something below it was written is in the layer, too.
+    return {name for name in found if not name.startswith(own) and not (layer / name).is_dir()}
