@@ -48,7 +48,7 @@ lint: $(TOOLS) ## Check style, types, import directions, spelling and words
 	$(BIN)/python tools/terms.py
 
 # What is made by a tool of tools/, then what commands print: goldens, frozen answers, README examples and pictures.
-GENERATORS := make_schemas model_machines bench_reference doctor_reference man_page scale_reference
+GENERATORS := make_schemas model_machines bench_reference doctor_reference man_page
 regenerate: $(TOOLS) ## Write everything anew that is generated; look at the difference before you commit it
 	set -e; for tool in $(GENERATORS); do PYTHONPATH=. $(BIN)/python tools/$$tool.py; done
 	EGMCTL_WRITE_GOLDEN=1 EGMCTL_UPDATE_README=1 $(BIN)/pytest -q -n 2 --dist loadfile $(GENERATED_BY_TESTS)

@@ -59,6 +59,12 @@ class CommandServer:
                 server.settimeout(None)
                 server.recv(64)
                 raise subprocess.TimeoutExpired(list(arguments), timeout_s, _text(out), _text(err)) from None
+            except BaseException:
+                # A test that is ended in the middle, by its own time limit: the answer to come is nobody's.
+                os.kill(pid, signal.SIGKILL)
+                server.close()
+                self._socket = None
+                raise
             return subprocess.CompletedProcess(list(arguments), code, _text(out), _text(err))
 
     def close(self) -> None:

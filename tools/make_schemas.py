@@ -20,15 +20,21 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from egmctl.bench.plan.cost import JobCost
+from egmctl.errors import ERROR_SCHEMA
+from egmctl.journal import events
+from egmctl.journal.events import JOURNAL_SCHEMA
 from egmctl.model.bringup import BRINGUP_SCHEMA, Bringup
 from egmctl.model.codec import field_types
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
+from egmctl.model.listing import CHECKS_SCHEMA, HISTORY_SCHEMA, MACHINES_SCHEMA, CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.model.planned import PLAN_SCHEMA, PlanReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILE_SCHEMA, PROFILES_SCHEMA, MatchResult, Profile, ProfileList
+from egmctl.report.exports.plan_json import COST_SCHEMA
 from egmctl.report.exports.topo_json import TOPO_SCHEMA, TopoResult
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
@@ -53,6 +59,12 @@ def main(arguments: list[str]) -> int:
         "profile": profile_schema(),
         "profiles": command_schema(PROFILES_SCHEMA, ProfileList, one_machine=False),
         "match": command_schema(MATCH_SCHEMA, MatchResult),
+        "cost": command_schema(COST_SCHEMA, JobCost),
+        "history": command_schema(HISTORY_SCHEMA, History, one_machine=False),
+        "machines": command_schema(MACHINES_SCHEMA, MachineList, one_machine=False),
+        "checks": command_schema(CHECKS_SCHEMA, CheckList, one_machine=False),
+        "error": command_schema(ERROR_SCHEMA, None),
+        "journal": journal_schema(),
     }
     for name, schema in schemas.items():
         path = SCHEMAS / f"{name}.schema.json"
@@ -120,7 +132,51 @@ def profile_schema() -> dict[str, Any]:
     }
 
 
-def command_schema(name: str, result_type: type, *, one_machine: bool = True) -> dict[str, Any]:
+def journal_schema() -> dict[str, Any]:
+    """Return the schema of one line of a journal; what is a bench's is in the bench's schema, beside it."""
+
+    def event(word: str, **properties: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"event": {"const": word}, **properties},
+            "required": ["event", *properties],
+        }
+
+    def of_bench(name: str) -> dict[str, Any]:
+        return {"$ref": f"bench.schema.json#/$defs/{name}"}
+
+    number, text = {"type": "integer"}, {"type": "string"}
+    task = {
+        "type": "object",
+        "properties": {"number": number, "task": {"type": "object"}},
+        "required": ["number", "task"],
+    }
+    first = {"schema": {"const": JOURNAL_SCHEMA}, "egmctl": text, "bench": {"const": BENCH_SCHEMA}, "steps": number}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": JOURNAL_SCHEMA,
+        "description": "One line of the journal of a bench: docs/journal.md. The first line is the event begin, whose "
+        "result is a report without measurements; the last is end where the run came to its end.",
+        "oneOf": [
+            event(events.BEGIN, **first, result=of_bench("RunReport")),
+            event(events.STEP, tasks={"type": "array", "items": task}),
+            event(events.MEASUREMENT, number=number, measurement=of_bench("Measurement")),
+            event(events.KERNEL, events={"type": "array", "items": of_bench("KernelEvent")}),
+            event(events.NOTE, text=text),
+            event(events.PROBLEM, text=text),
+            event(events.FULL),
+            event(events.END, exit_code=number),
+            event(events.MENTIONED),
+        ],
+    }
+
+
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that has all of these."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def command_schema(name: str, result_type: type | None, *, one_machine: bool = True) -> dict[str, Any]:
     """Return the schema of what a command writes with ``--json`` when it has a result: the envelope with it inside.
 
     Parameters
@@ -128,13 +184,15 @@ def command_schema(name: str, result_type: type, *, one_machine: bool = True) ->
     name
         What the document's key ``schema`` holds.
     result_type
-        The dataclass of its key ``result``.
+        The dataclass of its key ``result``; ``None`` where that is null: the command had none.
     one_machine
         Whether the result is about one machine; where not, the key ``machine`` is null.
     """
     definitions = Definitions()
     origin = _schema(Origin, definitions) if one_machine else {"type": "null"}
-    result = _schema(result_type, definitions)
+    result = {"type": "null"} if result_type is None else _schema(result_type, definitions)
+    if result_type is None:
+        origin = {"anyOf": [origin, {"type": "null"}]}
     error = {
         "type": "object",
         "properties": {"code": {"type": "string"}, "message": {"type": "string"}, "details": {"type": "object"}},

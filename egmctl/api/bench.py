@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from egmctl.bench.budget import check_memory, fitted, memory_of
-from egmctl.bench.pairs import parse_pairs
-from egmctl.bench.plan import COPIES_LIMIT, Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.budget import check_memory, fitted, memory_of
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.plan.pairs import parse_pairs
+from egmctl.bench.plan.sweep import sweep_sizes, top_that_fits
+from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases, select_suites
 from egmctl.bench.supervisor import Progress, supervise
-from egmctl.bench.sweep import sweep_sizes, top_that_fits
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.cgroup import memory_left
 from egmctl.facts.root import Root
@@ -21,6 +23,8 @@ from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.profile import Profile
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size
+from egmctl.verdict.explain import SECTIONS as CAUSES_FROM
+from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load, load_all
 from egmctl.verdict.match import choose, match_profile
@@ -39,7 +43,8 @@ class Bench:
     cases
         Names of cases, also with wildcards; of the suites only those.
     gpus, numa, pair
-        Which GPUs, NUMA nodes and paths, as ``--gpus``, ``--numa`` and ``--pair`` name them.
+        Which GPUs, NUMA nodes and paths, as ``--gpus``, ``--numa`` and ``--pair`` name them. Without ``gpus`` all that
+        can be measured: that one cannot be is a fault of a run only where it was named.
     size
         Bytes of a buffer: ``"64M"``; without it 512 MiB, or less where that does not fit.
     sweep
@@ -66,7 +71,7 @@ class Bench:
         *,
         suites: Sequence[str] = (),
         cases: Sequence[str] = (),
-        gpus: str = "all",
+        gpus: str | None = None,
         numa: str = "all",
         pair: str | None = None,
         size: str | None = None,
@@ -96,7 +101,9 @@ class Bench:
     @property
     def sections(self) -> tuple[str, ...]:
         """What :func:`egmctl.read_machine` has to read for these cases."""
-        return sections(self.cases)
+        # A job's rank 0 gets the machines of all nodes: only what the plan needs.
+        more = () if FABRIC in self._suites else CAUSES_FROM
+        return tuple(dict.fromkeys((*sections(self.cases), *more)))
 
     def plan(self, machine: Machine, *, fit: bool = True, check: bool = True) -> Plan:
         """Return what will be measured, in its order, and why the rest will not. Touches no GPU.
@@ -131,7 +138,7 @@ class Bench:
         return made
 
     def _plan(self, machine: Machine, settings: Settings) -> Plan:
-        chosen = select_gpus(self._gpus, machine.gpus or ())
+        chosen = select_gpus(self._gpus or "all", machine.gpus or ())
         nodes = select_numa(self._numa, machine, chosen)
         pairs = () if self._pair is None else parse_pairs(self._pair, chosen, nodes)
         if not self._sweep:
@@ -172,6 +179,19 @@ class Bench:
         if machine.origin.kind is not OriginKind.LIVE:
             raise UsageError(f"machine {machine.origin.name} is not this node: it can be planned for, not measured")
         return explained(supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder))
+
+    def explain(self, report: RunReport, machine: Machine | None = None) -> RunReport:
+        """Return a run with what explains its slow, broken and skipped paths: ``RunReport.causes``.
+
+        Parameters
+        ----------
+        report
+            Judged, if it is to be (:func:`judge_run`): what is slow is in the verdict.
+        machine
+            The live node; without it the findings are made from the run's own record, which has pseudonyms.
+        """
+        named = () if self._gpus is None else tuple(gpu.bus_id for gpu in report.gpus)
+        return with_causes(report, machine, asked=named)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,13 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
         # (egmctl.topology.routes). The counters tell.
         nvlink = LinkKind.NVLINK
         return LinkEvidence(link=nvlink, expected_bytes=total, carried_bytes=carried[nvlink], verdict=Verdict.PROVEN)
+    if _is_degraded(task):
+        # Nobody knows beforehand over which link it goes: the counters tell.
+        for name in (LinkKind.NVLINK, LinkKind.PCIE):
+            if (carried[name] or 0) >= _COUNTED_AT_LEAST * total:
+                return LinkEvidence(
+                    link=name, expected_bytes=total, carried_bytes=carried[name], verdict=Verdict.PROVEN
+                )
     if own is not None:
         verdict = Verdict.PROVEN if own >= _COUNTED_AT_LEAST * total else Verdict.REFUTED
     elif any(other is not None and other > _STRAY_AT_MOST * total for other in others):
@@ -193,6 +200,10 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
 def _is_egm(task: Task) -> bool:
     """Say whether all flows are between a GPU and EGM of its own CPU."""
     return all(flow.route.egm is Egm.YES and len(flow.route.hops) == 1 for flow in task.flows)
+
+
+def _is_degraded(task: Task) -> bool:
+    return any(flow.route.degraded for flow in task.flows)
 
 
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], link: str) -> int | None:

@@ -9,12 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from egmctl import __version__
-from egmctl.bench.budget import Memory, check_memory, fitted, free_bytes
 from egmctl.bench.case import Case
-from egmctl.bench.fabric_plan import Party, make_fabric_plan
-from egmctl.bench.party import Seat, agree, assign, hosts, nearest_node, ranks_of, seat, whole
-from egmctl.bench.paths import cuda_visible, gpu_waiver
 from egmctl.bench.plan import Plan
+from egmctl.bench.plan.budget import Memory, check_memory, fitted, free_bytes
+from egmctl.bench.plan.fabric import make_fabric_plan
+from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
+from egmctl.bench.plan.placement import (
+    RankInfo,
+    RankLayout,
+    agree,
+    assign,
+    hosts,
+    nearest_node,
+    rank_info,
+    ranks_of,
+    whole,
+)
 from egmctl.bench.processes.mpi import Coordinator, serve_rank
 from egmctl.bench.processes.pool import WorkerPool, start_group
 from egmctl.bench.supervisor import Progress, supervise
@@ -57,11 +67,11 @@ def measure_here(
     NothingToDo, UsageError
         As of the plan.
     """
-    party = alone(machine, chosen)
-    return _supervised(plan_for(party, asked), party, on_progress, start_group, recorder)
+    layout = alone(machine, chosen)
+    return _supervised(plan_for(layout, asked), layout, on_progress, start_group, recorder)
 
 
-def alone(machine: Machine, chosen: Sequence[Gpu]) -> Party:
+def alone(machine: Machine, chosen: Sequence[Gpu]) -> RankLayout:
     """Return the ranks of a run on one node."""
     visible = cuda_visible(machine)
     usable = [gpu for gpu in chosen if gpu_waiver(machine, gpu, visible) is None]
@@ -69,7 +79,7 @@ def alone(machine: Machine, chosen: Sequence[Gpu]) -> Party:
         Rank(number=number, label=f"GPU{gpu.index}", bus_id=gpu.bus_id, numa_node=nearest_node(machine, gpu), host="")
         for number, gpu in enumerate(usable)
     )
-    return Party(tuple(ranks), {"": machine})
+    return RankLayout(tuple(ranks), {"": machine})
 
 
 def measure_job(
@@ -102,18 +112,18 @@ def measure_job(
         Commands are gone.
     """
     try:
-        party = gather_party(world, facts, asked)
+        layout = gather_layout(world, facts, asked)
     except BaseException:
         child.close()
         raise
-    if party is None:
+    if layout is None:
         serve_rank(world, child)
         return None
-    ranks = party.ranks
+    ranks = layout.ranks
     coordinator = Coordinator(world, child, lambda number: f"{ranks[number].label} on {ranks[number].host}")
     try:
-        plan = plan_for(party, asked)
-        report = _supervised(plan, party, on_progress, lambda _count: coordinator.start(), recorder)
+        plan = plan_for(layout, asked)
+        report = _supervised(plan, layout, on_progress, lambda _count: coordinator.start(), recorder)
     except EgmctlError:
         coordinator.finish()
         child.close()
@@ -130,7 +140,7 @@ def measure_job(
     return report
 
 
-def gather_party(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked) -> Party | None:
+def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked) -> RankLayout | None:
     """Tell all ranks what this one has found; return on rank 0 who takes part.
 
     Raises
@@ -142,25 +152,25 @@ def gather_party(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]
     try:
         machine, chosen = facts()
         host = (machine.host.hostname if machine.host else None) or world.host
-        own = seat(machine, host, __version__, chosen)
+        own = rank_info(machine, host, __version__, chosen)
     except EgmctlError as error:
-        own = Seat(host=world.host, tool=__version__, refusal=refusal(world.rank, world.host, error))
-    seats = [
-        from_json(Seat, json.loads(told)) for told in world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S)
+        own = RankInfo(host=world.host, tool=__version__, refusal=refusal(world.rank, world.host, error))
+    infos = [
+        from_json(RankInfo, json.loads(told)) for told in world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S)
     ]
-    check(of.refusal for of in seats if of.refusal)
-    gpus = assign(seats)
-    agree(seats, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
-    first = {of[0] for of in hosts(seats).values()}
+    check(of.refusal for of in infos if of.refusal)
+    gpus = assign(infos)
+    agree(infos, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
+    first = {of[0] for of in hosts(infos).values()}
     assert machine is not None  # noqa: S101 - all is well
     part = {"machine": to_json(machine)} if world.rank in first else {"gpu": to_json(machine.gpu(gpus[world.rank]))}
     parts = world.gather(zlib.compress(json.dumps(part).encode()), GATHER_S)
     if world.rank:
         return None
-    return _put_together(seats, gpus, [json.loads(zlib.decompress(told)) for told in parts])
+    return _put_together(infos, gpus, [json.loads(zlib.decompress(told)) for told in parts])
 
 
-def plan_for(party: Party, asked: Asked) -> Plan:
+def plan_for(layout: RankLayout, asked: Asked) -> Plan:
     """Return the plan, with smaller buffers where the usual size has no room.
 
     Raises
@@ -172,32 +182,32 @@ def plan_for(party: Party, asked: Asked) -> Plan:
     """
 
     def planned(size_bytes: int) -> Plan:
-        return make_fabric_plan(party, asked.cases, replace(asked.settings, size_bytes=size_bytes), asked.sample)
+        return make_fabric_plan(layout, asked.cases, replace(asked.settings, size_bytes=size_bytes), asked.sample)
 
     plan = planned(asked.settings.size_bytes)
-    memory = Memory(lambda peak: free_bytes(party.machines[peak.host or ""], peak), party.node_of)
+    memory = Memory(lambda peak: free_bytes(layout.machines[peak.host or ""], peak), layout.node_of)
     if not asked.fixed_size:
         return fitted(plan, memory, planned)
     check_memory(plan, memory)
     return plan
 
 
-def _put_together(seats: Sequence[Seat], gpus: Sequence[str], parts: Sequence[dict[str, Any]]) -> Party:
+def _put_together(infos: Sequence[RankInfo], gpus: Sequence[str], parts: Sequence[dict[str, Any]]) -> RankLayout:
     machines = {}
-    for host, ranks in hosts(seats).items():
+    for host, ranks in hosts(infos).items():
         base = from_json(Machine, parts[ranks[0]]["machine"])
         machines[host] = whole(base, [from_json(Gpu, parts[rank]["gpu"]) for rank in ranks[1:]])
-    channels = {rank: of.channels for rank, of in enumerate(seats)}
-    return Party(ranks_of(seats, gpus, machines), machines, channels)
+    channels = {rank: of.channels for rank, of in enumerate(infos)}
+    return RankLayout(ranks_of(infos, gpus, machines), machines, channels)
 
 
 def _supervised(
     plan: Plan,
-    party: Party,
+    layout: RankLayout,
     on_progress: Progress,
     start: Callable[[int], WorkerPool],
     recorder: Recorder | None,
 ) -> RunReport:
-    machines = tuple(party.machines.values())
+    machines = tuple(layout.machines.values())
     report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start, recorder=recorder)
     return replace(report, machines=tuple(map(redact, machines)))

@@ -8,4 +8,4 @@ from egmctl.bench.cases import egm, fabric, host, ipc, latency, p2p, rdma
 CASES: tuple[Case, ...] = (*egm.CASES, *host.CASES, *p2p.CASES, *latency.CASES, *ipc.CASES, *rdma.CASES)
 
 FABRIC_CASES: tuple[Case, ...] = fabric.CASES
-"""Those between all ranks of a run, on one node or on many (``egmctl/bench/fabric_plan.py``): a run of their own."""
+"""Those between all ranks of a run, on one node or on many (``egmctl/bench/plan/fabric.py``): a run of their own."""

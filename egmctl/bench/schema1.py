@@ -134,6 +134,8 @@ def _measurement(measurement: dict[str, Any]) -> dict[str, Any]:
     if found.get("pattern") == Pattern.ONE_NODE and isinstance(name := found.get("case"), str):
         # Schema 2 calls each GPU with its own node what schema 1 called all GPUs with one node.
         found["case"] = _ONE_NODE.sub(r"\1\2_one_node\3", name)
+    if isinstance(chase := found.get("chase"), dict) and "_footprint_" in str(found.get("case")):
+        found["chase"] = chase | {"by_footprint": True}
     if isinstance(flows := found.get("flows"), list):
         found["flows"] = [_flow(flow) if isinstance(flow, dict) else flow for flow in flows]
     evidence = found.get("evidence")

@@ -14,14 +14,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from egmctl.bench.buffers import Lifetimes
-from egmctl.bench.estimate import steps_seconds
 from egmctl.bench.in_process import set_beside
-from egmctl.bench.plan import Plan, shortened
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.cost import steps_seconds
+from egmctl.bench.plan.schedule import Step
+from egmctl.bench.plan.task import shortened
 from egmctl.bench.processes.group import WORKER, GroupFailed
 from egmctl.bench.processes.pool import SingleWorker, WorkerPool, start_group, start_worker
 from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
 from egmctl.bench.registry import CASES
-from egmctl.bench.schedule import Step
 from egmctl.bench.soak import Soak
 from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed
@@ -34,6 +35,7 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Summary, Task, finish
 from egmctl.model.memory import HOST_MEMORY
+from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
 Progress = Callable[[float, Task | None], None]
@@ -148,6 +150,8 @@ class _Run:
         self._failures = {False: 0, True: 0}
         """Of workers, and of groups of ranks."""
         nodes = (machine.host and machine.host.numa_nodes) or ()
+        failed = nvml_failure(machine)
+        self._no_counters = None if failed is None else f"NVML {failed.words}"
         self._cpus = {node.id: parse_kernel_list(node.cpus) for node in nodes}
         self._tasks = [planned.task for planned in plan.tasks]
         self._on_progress = on_progress
@@ -178,21 +182,23 @@ class _Run:
         start
             Starts a group of ranks, or a worker.
         """
-        by_ranks = self._by_ranks(self.pending[0])
+        by_ranks, isolated = self._kind(self.pending[0])
         under_way: Step | None = None
+        # What was expected to fail says nothing of the rest.
+        costs = isolated is None
         try:
             with start(by_ranks) as pool:
-                self._prepare(pool, by_ranks)
-                while self.goes_on and self._by_ranks(self.pending[0]) is by_ranks:
+                self._prepare(pool, by_ranks, isolated)
+                while self.goes_on and self._kind(self.pending[0]) == (by_ranks, isolated):
                     under_way = self.pending.popleft()
                     if not self._measure(pool, under_way):
-                        self._failures[by_ranks] += 1
+                        self._failures[by_ranks] += costs
                         return
                     under_way = None
                 pool.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
         except ChildFailed as error:
-            self._failures[by_ranks] += 1
-            self._blame(error, under_way, by_ranks)
+            self._failures[by_ranks] += costs
+            self._blame(error, under_way, by_ranks, isolated)
 
     def waive_rest(self, why: str | None) -> None:
         """Give every task that has no outcome one; without a reason, that too much has failed before it."""
@@ -216,28 +222,35 @@ class _Run:
     def _by_ranks(self, step: Step) -> bool:
         return bool(self._tasks[step.tasks[0]].ranks)
 
-    def _prepare(self, pool: WorkerPool, by_ranks: bool) -> None:
+    def _kind(self, step: Step) -> tuple[bool, str | None]:
+        """Return what steps of one pool have in common."""
+        return self._by_ranks(step), step.isolated
+
+    def _prepare(self, pool: WorkerPool, by_ranks: bool, isolated: str | None) -> None:
         settings = self._plan.settings
         if by_ranks:
             ranks = self._plan.ranks
             preparation = Preparation(settings=settings, gpus=tuple(rank.bus_id for rank in ranks), ranks=ranks)
         else:
-            preparation = Preparation(settings=settings, gpus=self._taking_part(), host_access=self._host_access())
+            preparation = Preparation(
+                settings=settings, gpus=self._taking_part(isolated), host_access=self._host_access(isolated)
+            )
+        preparation = replace(preparation, no_counters=self._no_counters)
         for message in pool.ask({"do": Request.PREPARE, "preparation": to_json(preparation)}, settings.timeout_s):
             if message["note"] and message["note"] not in self.notes:
                 self.notes.append(message["note"])
 
-    def _taking_part(self) -> tuple[str, ...]:
+    def _taking_part(self, isolated: str | None) -> tuple[str, ...]:
         taking_part = {
             bus_id
-            for flow in self._pending_flows()
+            for flow in self._pending_flows(isolated)
             for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
-        } | {bus_id for access in self._host_access() for bus_id in access.gpus}
+        } | {bus_id for access in self._host_access(isolated) for bus_id in access.gpus}
         return tuple(gpu.bus_id for gpu in self._plan.gpus if gpu.bus_id in taking_part)
 
-    def _host_access(self) -> tuple[NodeAccess, ...]:
+    def _host_access(self, isolated: str | None) -> tuple[NodeAccess, ...]:
         access: dict[int, dict[str, None]] = {}
-        for flow in self._pending_flows():
+        for flow in self._pending_flows(isolated):
             for end in (flow.source, flow.destination):
                 if end.memory in HOST_MEMORY and end.numa_node is not None:
                     gpus = access.setdefault(end.numa_node, {})
@@ -247,8 +260,8 @@ class _Run:
             NodeAccess(numa_node=node, gpus=tuple(gpus), cpus=self._cpus.get(node, ())) for node, gpus in access.items()
         )
 
-    def _pending_flows(self) -> list[Flow]:
-        steps = [step for step in self.pending if not self._by_ranks(step)]
+    def _pending_flows(self, isolated: str | None) -> list[Flow]:
+        steps = [step for step in self.pending if self._kind(step) == (False, isolated)]
         return [flow for step in steps for task in self._of(step) for flow in task.flows]
 
     def _measure(self, pool: WorkerPool, step: Step) -> bool:
@@ -289,6 +302,8 @@ class _Run:
 
     def _keep(self, step: Step, number: int, measurement: Measurement) -> None:
         before = self.found.get(number)
+        if step.isolated and measurement.status is Status.FAILED:
+            measurement = _refused(measurement, measurement.reason or "")
         if step.proof:
             if before is not None:
                 self._compare(step, number, before, measurement)
@@ -336,7 +351,7 @@ class _Run:
             self._lifetimes.add(self._of(single))
             self.pending.appendleft(single)
 
-    def _blame(self, error: ChildFailed, under_way: Step | None, by_ranks: bool) -> None:
+    def _blame(self, error: ChildFailed, under_way: Step | None, by_ranks: bool, isolated: str | None) -> None:
         """Give the step under way, or all that are pending for it where there is none, what became of the pool."""
         self.tell()
         status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
@@ -345,7 +360,7 @@ class _Run:
             blamed = [number for number in under_way.tasks if again or number not in self.found]
         else:
             # It failed at setting up: the next one would fail there too.
-            lost = [step for step in self.pending if self._by_ranks(step) is by_ranks]
+            lost = [step for step in self.pending if self._kind(step) == (by_ranks, isolated)]
             blamed = [number for step in lost for number in step.tasks if number not in self.found]
             status = Status.FAILED if error.how == "raised" else status
             self.pending = deque(step for step in self.pending if step not in lost)
@@ -361,11 +376,20 @@ class _Run:
                 last_call=error.last_call,
                 failed_rank=error.rank if isinstance(error, GroupFailed) else None,
             )
+            if isolated is not None:
+                outcome = _refused(outcome, str(error))
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
             self._recorder.measurement(number, self.found[number])
 
     def _of(self, step: Step) -> list[Task]:
         return [self._tasks[number] for number in step.tasks]
+
+
+def _refused(measurement: Measurement, why: str) -> Measurement:
+    """Return a degraded measurement that failed, in whatever way: it was tried, and its cause is known."""
+    blocked = next((flow.route.egm_reason for flow in measurement.flows if flow.route.degraded), "")
+    reason = f"{why}; {blocked}" if blocked else why
+    return replace(measurement, status=Status.FAILED, reason=reason, known_cause=True)
 
 
 _STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}

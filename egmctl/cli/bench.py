@@ -43,9 +43,9 @@ from egmctl.cli.options import (
     CsvOption,
     ForceOption,
     FormatOption,
-    GpusOption,
     JsonOption,
     MachineOption,
+    MeasuredGpusOption,
     NumaOption,
     OutputOption,
     QuietOption,
@@ -60,13 +60,14 @@ from egmctl.units import printable
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from egmctl.api.bench import Bench
     from egmctl.bench.supervisor import Progress
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
 
 
 def bench(
-    gpus: GpusOption = "all",
+    gpus: MeasuredGpusOption = None,
     numa: NumaOption = "all",
     suite: SuiteOption = None,
     case: CaseOption = None,
@@ -158,7 +159,7 @@ def bench(
         run = FabricRun(
             cases=asked.cases,
             settings=asked.settings,
-            gpus=gpus,
+            gpus=gpus or "all",
             sections=asked.sections,
             sample=sample,
             fixed_size=size is not None,
@@ -172,8 +173,8 @@ def bench(
         with run.measured(job, lambda: show_progress(quiet)) as report:
             if profiles is not None and len(report.machines) == 1:
                 report = judge_run(report, report.machines[0], profiles, strict=strict)
-            report = explained(report)
-            _write(outputs, report, None, verbose)
+            report = asked.explain(explained(report))
+            _write(outputs, asked, report, None, verbose)
             end_journal(kept, report.exit_code, quiet=quiet)
             raise typer.Exit(report.exit_code)
     with contextlib.ExitStack() as early:
@@ -186,13 +187,15 @@ def bench(
             elsewhere = "" if measuring or machine else "; --machine NAME asks it of a machine that is not here"
             raise NothingToDo(f"{error}{elsewhere}") from error
         if not measuring:
-            from egmctl.report.bench_list import bench_list, bench_plan
             from egmctl.report.exports.plan_json import plan_json
+            from egmctl.report.forms import rendered
+            from egmctl.report.views.bench_plan import cases_document, plan_document
 
             def planned(target: Target) -> Text | str:
                 if target.form is Form.JSON:
                     return plan_json(plan, seen)
-                return bench_list(plan, asked.cases) if list_cases else bench_plan(plan)
+                told = cases_document(plan, asked.cases) if list_cases else plan_document(plan)
+                return rendered(told, target.form, width=target.width)
 
             outputs.write(planned, answers=False)
             return
@@ -201,16 +204,17 @@ def bench(
             report = asked.run(plan, seen, on_progress=on_progress, worker=worker, recorder=kept)
     if profiles is not None:
         report = judge_run(report, seen, profiles, strict=strict)
-    _write(outputs, report, seen, verbose)
+    report = asked.explain(report, seen)
+    _write(outputs, asked, report, seen, verbose)
     end_journal(kept, report.exit_code, quiet=quiet)
     raise typer.Exit(report.exit_code)
 
 
-def _write(outputs: Outputs, report: RunReport, machine: Machine | None, verbose: int) -> None:
+def _write(outputs: Outputs, asked: Bench, report: RunReport, machine: Machine | None, verbose: int) -> None:
     from egmctl.facts.redact import redact_run
 
     def draw(target: Target) -> Text | str:
-        shown = redact_run(report, machine) if target.leaves_the_node else report
+        shown = asked.explain(redact_run(report, machine)) if target.leaves_the_node else report
         return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
 
     outputs.write(draw)

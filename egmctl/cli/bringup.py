@@ -67,7 +67,7 @@ def bringup(
     from egmctl.verdict.bringup import bringup as judged
 
     doctor = Doctor(gpus=gpus, numa=numa)
-    bench = Bench(suites=(SUITE,), gpus=gpus or "all", numa=numa or "all")
+    bench = Bench(suites=(SUITE,), gpus=gpus, numa=numa or "all")
     seen = read_machine(machine, dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections)), quiet=quiet)
     run: RunReport | None = None
     why = "a recorded machine is not here to measure"
@@ -107,6 +107,6 @@ def _measured(bench: Bench, machine: Machine, files: Sequence[Path], *, quiet: b
     with start_worker() as worker, show_progress(quiet) as on_progress:
         kept = open_journal(None, False, files, machine, quiet=quiet)
         run = bench.run(plan, machine, on_progress=on_progress, worker=worker, recorder=kept)
-        report = judge_run(run, machine, profiles)
+        report = bench.explain(judge_run(run, machine, profiles), machine)
     end_journal(kept, report.exit_code, quiet=quiet)
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -48,13 +49,13 @@ def _with_last(files: list[Path]) -> list[Path]:
     """Return the files with journals of earlier runs in place of ``last`` and ``last~N``."""
     from egmctl.journal.read import earlier, read_file
 
-    if [str(file) for file in files] == ["last"] and not files[0].exists():
+    if [str(file) for file in files] == ["last"] and not os.path.exists(files[0]):
         files = [Path("last~1"), Path("last")]
     found: list[Path] = []
     runs: list[Path] | None = None
     for file in files:
         match = re.fullmatch(r"last(?:~([0-9]{1,3}))?", str(file), re.ASCII)
-        if match is None or file.exists():
+        if match is None or os.path.exists(file):
             found.append(file)
             continue
         if runs is None:
@@ -102,5 +103,5 @@ def compare(
     known = profiles.load_all(lambda error: say(f"{error}; the comparison goes on without it"))
     spread = known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
     found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
-    outputs.write(lambda target: render(found, target.form, verbose=verbose, width=target.width), answers=False)
+    outputs.write(lambda target: render(found, target.form, verbose=verbose, brief=target.brief, width=target.width))
     return found.exit_code

@@ -85,17 +85,30 @@ class FabricRun:
         seen = read_machine(machine_name, self.sections, quiet=self.quiet)
         if ranks is None:
             from egmctl.bench.fabric_run import alone, plan_for
-            from egmctl.report.bench_list import bench_plan
+            from egmctl.report.forms import rendered
+            from egmctl.report.views.bench_plan import plan_document
 
             plan = plan_for(alone(seen, self._chosen(seen)), self._asked())
-            return lambda target: plan_json(plan, seen) if target.form is Form.JSON else bench_plan(plan)
-        from egmctl.bench.scale import scale
-        from egmctl.report.bench_scale import bench_scale
+            return lambda target: (
+                plan_json(plan, seen)
+                if target.form is Form.JSON
+                else rendered(plan_document(plan), target.form, width=target.width)
+            )
+        from egmctl.bench.plan.cost import job_cost
+        from egmctl.bench.plan.fabric import make_fabric_plan
+        from egmctl.bench.plan.placement import modelled
+        from egmctl.report.forms import rendered
+        from egmctl.report.views.bench_plan import cost_document
 
         if not seen.gpus:
             raise NothingToDo("there is no GPU that nodes could be like; --machine names a machine that has some")
-        cost = scale(seen, ranks, self.cases, self.settings, self.sample)
-        return lambda target: cost_json(cost, seen) if target.form is Form.JSON else bench_scale(cost, seen)
+        layout = modelled(seen, ranks)
+        cost = job_cost(make_fabric_plan(layout, self.cases, self.settings, self.sample), layout)
+        return lambda target: (
+            cost_json(cost, seen)
+            if target.form is Form.JSON
+            else rendered(cost_document(cost, seen), target.form, width=target.width)
+        )
 
     @contextlib.contextmanager
     def measured(self, found: Launched | None, bar: Bar) -> Iterator[RunReport]:

@@ -153,6 +153,7 @@ def fleet(
 
     require_clustershell("'egmctl fleet'")
     from egmctl.fleet.bring import read_folders
+    from egmctl.fleet.folder import REPORT
     from egmctl.fleet.run import Launch
     from egmctl.fleet.session import ask, new_session, old_session
 
@@ -202,7 +203,8 @@ def fleet(
     if folders is not None:
         _bring(folders, [node for node in session.asked.nodes if node not in session.answers], launch)
     with _progress(quiet) as on_tick:
-        report = ask(session, launch, on_tick, say)
+        asking = ask(session, launch, on_tick, say)
+    report = asking.report
     if wanted is not None:
         from egmctl.nodesets import fold
 
@@ -215,6 +217,11 @@ def fleet(
         words += ["--launcher", launcher] if launch.launcher is not Launcher.SSH else []
         words += ["--launcher-options", launcher_options] if launcher_options else []
         say(f"to ask the nodes without an answer again: {shlex.join(words)}")
+    if asking.failure is not None and asking.written:
+        raise asking.failure
+    if not asking.written:
+        # It is tried once more, and goes elsewhere.
+        emit(render(report, Form.JSON), output=session.folder.path / REPORT, force=True)
     return report.exit_code
 
 

@@ -77,6 +77,8 @@ def history(
 ) -> int:
     """List the runs of the bench on this node, the latest last, by their journals."""
     from egmctl.journal.read import Kept, earlier, read_file
+    from egmctl.model.codec import to_json
+    from egmctl.model.listing import HISTORY_SCHEMA, History, KeptRun
     from egmctl.model.measurement import Status
 
     runs: list[tuple[Path, Kept]] = []
@@ -85,26 +87,26 @@ def history(
             runs.append((path, read_file(path)))
         except UsageError as error:
             say(str(error))
-    rows = [
-        {
-            "file": str(path),
-            "started_at": kept.report.started_at,
-            "gpus": [gpu.label for gpu in kept.report.gpus],
-            "measurements": len(kept.report.measurements),
-            "ok": sum(one.status is Status.OK for one in kept.report.measurements),
-            "exit_code": kept.exit_code,
-            "ending": kept.ending,
-        }
+    rows = tuple(
+        KeptRun(
+            file=str(path),
+            started_at=kept.report.started_at,
+            gpus=tuple(gpu.label for gpu in kept.report.gpus),
+            measurements=len(kept.report.measurements),
+            ok=sum(one.status is Status.OK for one in kept.report.measurements),
+            exit_code=kept.exit_code,
+            ending=kept.ending,
+        )
         for path, kept in runs
-    ]
+    )
     if json:
         from egmctl.report.exports.json import dump, envelope
 
-        emit(dump(envelope("egmctl.history/1", 0, {"runs": rows}, machine=None)), output=None, force=False)
+        document = envelope(HISTORY_SCHEMA, ExitCode.OK, to_json(History(runs=rows)), machine=None)
+        emit(dump(document), output=None, force=False)
         return ExitCode.OK
     lines = [
-        printable(f"{row['started_at']}  {row['ok']} of {row['measurements']} ok, {row['ending']}")
-        + f"\n  {printable(str(row['file']))}\n"
+        printable(f"{row.started_at}  {row.ok} of {row.measurements} ok, {row.ending}") + f"\n  {printable(row.file)}\n"
         for row in rows
     ]
     emit("".join(lines) or "no runs are kept here\n", output=None, force=False, color=color)

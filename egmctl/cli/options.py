@@ -14,6 +14,15 @@ GpusOption = Annotated[
     str,
     typer.Option("--gpus", metavar="LIST", help="GPUs: all, 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id."),
 ]
+MeasuredGpusOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="LIST",
+        help="GPUs: all (the default), 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id. A named GPU that cannot be "
+        "measured is a failure.",
+    ),
+]
 NumaOption = Annotated[
     str,
     typer.Option("--numa", metavar="LIST", help="CPU NUMA nodes: all, local (to the chosen GPUs), 1, 0-1."),

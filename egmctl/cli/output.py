@@ -69,7 +69,7 @@ def choose_form(
     if asked is not None and by_suffix not in (None, asked):
         raise UsageError(f"{next(iter(given))} and the suffix of {_name(output)} exclude each other; give one of them")
     if asked is None and by_suffix is None:
-        if output.is_dir():
+        if os.path.isdir(output):
             raise UsageError(f"{_name(output)} is a directory; give a file to write the result to")
         found = f"the suffix {output.suffix!r} names no form" if output.suffix else "no suffix names the form"
         suffixes = ", ".join(suffix for suffix, one in SUFFIXES.items() if one in valid)
@@ -115,7 +115,7 @@ def check_output(output: Path | None, force: bool) -> None:
         raise UsageError(f"{_name(output)} is not a regular file; give a file to write the result to")
     if mode is not None and not force:
         raise UsageError(f"{_name(output)} exists; --force overwrites it")
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise UsageError(f"{_name(output)} cannot be written: {_name(output.parent)} is not a directory")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise UsageError(f"{_name(output)} cannot be written: no permission to write in {_name(output.parent)}")

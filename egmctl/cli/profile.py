@@ -10,15 +10,16 @@ import typer
 
 from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import ColorOption, ForceOption, JsonOption, MachineOption, QuietOption
-from egmctl.cli.output import Color, check_output, emit, file_of, say
+from egmctl.cli.output import Color, check_output, emit, file_of, say, terminal_width
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import Form
+from egmctl.report.forms import Form, rendered
 from egmctl.units import printable
 
 if TYPE_CHECKING:
     from egmctl.model.machine import Machine
     from egmctl.model.profile import MatchResult, Profile, ProfileList
+    from egmctl.report.document import Document
     from egmctl.saved import Saved
     from egmctl.verdict.learn import Run
 
@@ -38,21 +39,21 @@ TomlOption = Annotated[
 def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
     """Show the profiles there are: the user's, the system's (/etc/egmctl/profiles), those that ship."""
     from egmctl.data import profiles_dir
-    from egmctl.report.profile_text import profiles_text
+    from egmctl.report.views.profile import profiles_document
     from egmctl.verdict.load import load_all
 
     found = load_all()
     if json:
         _emit_profiles(found)
     else:
-        emit(profiles_text(found, profiles_dir()), output=None, force=False, color=color)
+        _show(profiles_document(found, profiles_dir()), color)
     return ExitCode.OK
 
 
 @app.command("show", short_help="Show one profile, with the source of each number.")
 def show_profile(name: NameArgument, json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
-    from egmctl.report.profile_text import profile_text
+    from egmctl.report.views.profile import profile_document
     from egmctl.verdict.load import find, read
 
     path = find(name)
@@ -60,7 +61,7 @@ def show_profile(name: NameArgument, json: JsonOption = False, color: ColorOptio
     if json:
         _emit_profiles([(profile, path)])
     else:
-        emit(profile_text(profile), output=None, force=False, color=color)
+        _show(profile_document(profile), color)
     return ExitCode.OK
 
 
@@ -70,7 +71,7 @@ def match_profiles(
 ) -> int:
     """Say which profile this machine is of, and why; ends with 3 if none fits."""
     from egmctl.model.profile import MATCH_SCHEMA, MatchResult
-    from egmctl.report.profile_text import match_text
+    from egmctl.report.views.profile import match_document
     from egmctl.verdict.load import load_all
     from egmctl.verdict.match import choose, match_profile
 
@@ -85,8 +86,7 @@ def match_profiles(
         result = MatchResult(profile=chosen.name if chosen else None, reason=why, matches=tuple(matches))
         _emit(MATCH_SCHEMA, result, code, seen)
     else:
-        text = match_text(seen, next((match for match in matches if match.fits), None), why)
-        emit(text, output=None, force=False, color=color)
+        _show(match_document(seen, next((match for match in matches if match.fits), None), why), color)
     return code
 
 
@@ -110,6 +110,10 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     emit(dump(profile), output=output, force=force)
     say(f"{profile.title}: {len(profile.references)} path classes")
     return ExitCode.OK
+
+
+def _show(document: Document, color: Color) -> None:
+    emit(rendered(document, Form.TEXT, width=terminal_width(None)), output=None, force=False, color=color)
 
 
 def _run(saved: Saved) -> Run:

@@ -67,12 +67,12 @@ def show(
         try:
             if result is None or (written is not None and target.form is Form.JSON):
                 return ascii_text(written or b"")
-            return render(result, target.form, verbose=verbose, brief=brief, width=target.width)
+            return render(result, target.form, verbose=verbose, brief=brief or target.brief, width=target.width)
         except (LookupError, ValueError, ArithmeticError) as error:
             # No run writes such a file: its values are valid one by one, and contradict each other.
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
 
-    outputs.write(draw, answers=False)
+    outputs.write(draw, answers=result is not None)
     return ExitCode.OK
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from egmctl.comparison import facts, findings, paths, words
-from egmctl.comparison.affected import affected
+from egmctl.comparison.affected import affected, touched
 from egmctl.comparison.matching import GpuNames, points
 from egmctl.comparison.spread import TOLERANCE, SpreadOf, default_spread
 from egmctl.comparison.words import Judge, Statement, Subject
@@ -80,6 +80,7 @@ def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], s
         compared=paths.compared(measured),
         paths=found,
         affected=affected(found, dict(zip(names, measured, strict=True))),
+        touches=touched(found),
         notes=(*_matched(gpus), *_settings(names, runs)),
     )
 
@@ -149,8 +150,14 @@ def _node(saved: Saved) -> Node:
         at=at,
         modelled=saved.modelled,
         fake=saved.fake,
+        busy=_busy(saved.result) if isinstance(saved.result, RunReport) else (),
         problem=_problem(saved),
     )
+
+
+def _busy(run: RunReport) -> tuple[str, ...]:
+    evidence = [gpu for m in run.measurements if m.evidence for gpu in m.evidence.gpus if gpu.other_processes]
+    return tuple(sorted({gpu.label for gpu in evidence}, key=natural))
 
 
 def _problem(saved: Saved) -> str:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from egmctl.comparison.matching import Key, PathClass, Point
 from egmctl.model.comparison import Affected, Outcome, PathDifference
+from egmctl.units import natural
 
 MOST = 0.75
 """From this part of a GPU's paths on they are told as the GPU's: of a few the change may be just within the bound."""
+
+_Ends = tuple[str, str]
+"""Source and destination, as people call them."""
+
+
+_FEW = 3
+"""More ends are nothing in common."""
 
 
 def affected(
@@ -37,6 +46,18 @@ def affected(
         rows += [_row(node, outcome, where, found, differences) for (outcome, where, _numbers), found in parts.items()]
     gravity = list(Outcome)
     return tuple(sorted(rows, key=lambda row: (gravity.index(row.outcome), row.node, -(row.change or 0))))
+
+
+def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
+    """Return the fewest ends that every worse path touches; none where it takes more than a few, or all there are."""
+    worse = [one for one in differences if one.outcome is Outcome.WORSE and one.change is not None]
+    everyone = {end for one in differences for end in (one.source, one.destination)}
+    left, found = [{one.source, one.destination} for one in worse], list[str]()
+    while left and len(found) < _FEW:
+        counted = Counter(end for ends in left for end in ends)
+        found.append(min(counted, key=lambda end: (-counted[end], natural(end))))
+        left = [ends for ends in left if found[-1] not in ends]
+    return () if left or len(found) >= len(everyone) else tuple(sorted(found, key=natural))
 
 
 def _row(
@@ -70,41 +91,30 @@ def _grouped(
         yield found, list(those)
 
 
-def _ends_by_class(points: Iterable[Point]) -> dict[PathClass, list[str]]:
-    known: dict[PathClass, list[str]] = {}
+def _ends_by_class(points: Iterable[Point]) -> dict[PathClass, list[_Ends]]:
+    known: dict[PathClass, list[_Ends]] = {}
     for point in points:
         measurement = point.measurement
         path_class = measurement.case, point.stage, point.links, measurement.size_bytes
-        known.setdefault(path_class, []).append(measurement.path)
+        known.setdefault(path_class, []).append(measurement.ends)
     return known
 
 
 def _wheres(
-    differing: Sequence[tuple[int, PathDifference]], all_paths: Sequence[str]
+    differing: Sequence[tuple[int, PathDifference]], all_paths: Sequence[_Ends]
 ) -> Iterator[tuple[str, list[int], int]]:
     """Yield what differs of one class: where, the places of its paths, and how many paths there are there."""
-    left = {place: one.path for place, one in differing}
+    left = dict(differing)
     if len(left) >= 3 and len(left) == len(all_paths):
         yield "all paths", list(left), len(all_paths)
         return
     for end, name in ((0, "{} -> *"), (1, "* -> {}")):
-        rows: dict[str, list[str]] = {}
-        for path in all_paths:
-            rows.setdefault(_ends(path)[end], []).append(path)
-        for label, row in rows.items():
-            places = [place for place, path in left.items() if _ends(path)[end] == label]
-            if len(row) > 1 and len(places) > 1 and len(places) >= MOST * len(row):
-                yield name.format(label), places, len(row)
+        counts = Counter(ends[end] for ends in all_paths)
+        for label, count in counts.items():
+            places = [place for place, one in left.items() if (one.source, one.destination)[end] == label]
+            if count > 1 and len(places) > 1 and len(places) >= MOST * count:
+                yield name.format(label), places, count
                 for place in places:
                     del left[place]
-    for place, path in left.items():
-        yield path, [place], 1
-
-
-def _ends(path: str) -> tuple[str, str]:
-    """Return the two ends of ``GPU0 -> GPU1``; of both directions, each is an end of either."""
-    for arrow in (" <-> ", " -> "):
-        source, found, destination = path.partition(arrow)
-        if found:
-            return source, destination
-    return path, path
+    for place, one in left.items():
+        yield one.path, [place], 1

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from egmctl.model.measurement import Endpoint, Measurement, Quantity, RunReport, Summary
+from egmctl.model.measurement import Endpoint, Engine, Measurement, Quantity, RunReport, Summary
+from egmctl.model.rank import Rank, node_names
 from egmctl.model.route import Egm
 from egmctl.verdict.classes import JUDGED_FROM_BYTES
 
@@ -96,9 +97,10 @@ def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, Point]]
     sized = _sized(runs)
     for number, run in enumerate(runs):
         mine: dict[Key, Point] = {}
+        of_run = _Ranks(run.ranks, names, number)
         for measurement in run.measurements:
             for point in _points(measurement):
-                key = _key(point, names, number)
+                key = _key(point, names, number, of_run)
                 if measurement.case not in sized:
                     key = key._replace(size_bytes=0)
                 while key in mine:
@@ -131,7 +133,7 @@ def _points(measurement: Measurement) -> Iterator[Point]:
         yield Point(measurement, "", measurement.headline)
 
 
-def _key(point: Point, names: GpuNames, run: int) -> Key:
+def _key(point: Point, names: GpuNames, run: int, ranks: _Ranks) -> Key:
     measurement = point.measurement
     chase = measurement.chase
     how = (
@@ -141,15 +143,35 @@ def _key(point: Point, names: GpuNames, run: int) -> Key:
         *(() if chase is None else (chase.order.value, str(chase.stride_bytes), str(chase.warm))),
         *(() if chase is None else (str(chase.load_blocks),)),
     )
-    ends = tuple(_end(end, names, run) for flow in measurement.flows for end in (flow.source, flow.destination))
+    ends = tuple(
+        (
+            ranks.owner(measurement, end),
+            end.memory.value,
+            f"NUMA{end.numa_node}" if end.bus_id is None else names.name(run, end.bus_id),
+            end.handle.value if end.handle else "",
+        )
+        for flow in measurement.flows
+        for end in (flow.source, flow.destination)
+    )
     issuers = tuple(
         ("by", "" if flow.initiator is None else names.name(run, flow.initiator)) for flow in measurement.flows
     )
     return Key(measurement.case, point.stage, ends + issuers, measurement.size_bytes, how, 0)
 
 
-def _end(end: Endpoint, names: GpuNames, run: int) -> tuple[str, ...]:
-    # In a run over several nodes a GPU's label begins with its node's.
-    node = end.label.rpartition(":")[0]
-    place = f"NUMA{end.numa_node}" if end.bus_id is None else names.name(run, end.bus_id)
-    return node, end.memory.value, place, end.handle.value if end.handle else ""
+class _Ranks:
+    """Who has made the memory at an end, where that tells it from other memory of the same place."""
+
+    def __init__(self, ranks: Sequence[Rank], names: GpuNames, run: int) -> None:
+        nodes = node_names(rank.host for rank in ranks)
+        self._nodes = {rank.number: nodes.get(rank.host, "") for rank in ranks}
+        self._gpus = {rank.number: names.name(run, rank.bus_id) for rank in ranks}
+        self._of_job = {rank.number for rank in ranks if rank.host is not None}
+
+    def owner(self, measurement: Measurement, end: Endpoint) -> str:
+        """Return the node, in a run over several; of host memory that is reached over its maker's GPU, that GPU too."""
+        rank = end.rank
+        if rank is None or rank not in self._nodes:
+            return ""
+        by_maker = end.bus_id is None and (rank in self._of_job or measurement.engine is Engine.UCX)
+        return f"{self._nodes[rank]}:{self._gpus[rank]}" if by_maker else self._nodes[rank]

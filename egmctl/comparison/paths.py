@@ -182,6 +182,8 @@ def _difference(
         case=point.measurement.case,
         stage=point.stage,
         path=point.measurement.path,
+        source=point.measurement.ends[0],
+        destination=point.measurement.ends[1],
         wire=point.links,
         size_bytes=point.measurement.size_bytes,
         unit=point.unit,

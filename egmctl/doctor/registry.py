@@ -1,72 +1,57 @@
-"""Every check, in the order in which they are run and told. Adding one is one function, its texts, and one test."""
+"""Every check, in the order in which they are run and told: what the files of ``checks/`` state as their ``CHECKS``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from egmctl.doctor import checks
 from egmctl.doctor.check import Check
-from egmctl.doctor.checks import (
-    access,
-    active,
-    c2c,
-    cpu,
-    device_nodes,
-    driver,
-    egm,
-    egm_routes,
-    environment,
-    fabric,
-    fabric_nvlink5,
-    gpu,
-    imex,
-    ipc,
-    kernel,
-    kernel_log,
-    libraries,
-    numa,
-    nvlink,
-    nvlink_mode,
-    p2p,
-    peers,
-    presence,
-    rdma,
-    rdma_coherent,
-    rdma_ports,
-)
 from egmctl.errors import UsageError
 from egmctl.model.finding import Guard
 from egmctl.units import printable
 
-CHECKS: tuple[Check, ...] = (
-    *presence.CHECKS,
-    *access.CHECKS,
-    *device_nodes.CHECKS,
-    *libraries.CHECKS,
-    *environment.CHECKS,
-    *driver.CHECKS,
-    *gpu.CHECKS,
-    *egm.CHECKS,
-    *egm_routes.CHECKS,
-    *numa.CHECKS,
-    *cpu.CHECKS,
-    *kernel.CHECKS,
-    *kernel_log.CHECKS,
-    *nvlink.CHECKS,
-    *nvlink_mode.CHECKS,
-    *c2c.CHECKS,
-    *p2p.CHECKS,
-    *fabric.CHECKS,
-    *fabric_nvlink5.CHECKS,
-    *imex.CHECKS,
-    *ipc.CHECKS,
-    *rdma_ports.CHECKS,
-    *rdma.CHECKS,
-    *rdma_coherent.CHECKS,
-    *active.CHECKS,
-    *peers.CHECKS,
+_ORDER = (
+    "presence",
+    "access",
+    "device_nodes",
+    "libraries",
+    "environment",
+    "driver",
+    "gpu",
+    "egm",
+    "egm_routes",
+    "numa",
+    "cpu",
+    "kernel",
+    "kernel_log",
+    "nvlink",
+    "nvlink_mode",
+    "c2c",
+    "p2p",
+    "fabric",
+    "fabric_nvlink5",
+    "imex",
+    "ipc",
+    "rdma_ports",
+    "rdma",
+    "rdma_coherent",
+    "active",
+    "peers",
 )
+"""Of the areas; one that is not named here comes after them."""
+
+
+def _all_checks() -> Iterator[Check]:
+    areas = sorted(area.name for area in pkgutil.iter_modules(checks.__path__))
+    for area in sorted(areas, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
+        yield from importlib.import_module(f"{checks.__name__}.{area}").CHECKS
+
+
+CHECKS: tuple[Check, ...] = tuple(_all_checks())
 
 
 def select(

@@ -20,6 +20,7 @@ from egmctl import __version__
 from egmctl.errors import UsageError
 from egmctl.fleet.remote import MARK
 from egmctl.fleet.run import SSH_OPTIONS, Launch
+from egmctl.launch.program import converse, kept
 from egmctl.units import printable
 
 KEPT = 3
@@ -27,6 +28,9 @@ KEPT = 3
 LOOK_S = 60
 BRING_S = 1800
 """Seconds for a look, and for carrying a copy: 100 MB over a slow network."""
+
+SAID_LIMIT = 1 << 16
+"""Bytes that a node may say to a look, and of its errors: a login script may have its say before the mark."""
 
 _NAME = re.compile(r"egmctl-(?P<version>[0-9][^-]*)-linux-(?P<arch>x86_64|aarch64)-.+\.tar\.xz")
 _FOLDER = ".cache/egmctl/fleet"
@@ -118,7 +122,8 @@ def bring(folders: Folders, nodes: Sequence[str], launch: Launch, failed: Callab
         # After an interruption nothing goes on.
         threads.shutdown(wait=False, cancel_futures=True)
         for process in list(running):
-            process.kill()
+            # To its keeper, which ends all that ssh has started.
+            process.terminate()
 
 
 def _bring(folders: Folders, node: str, launch: Launch, running: set[subprocess.Popen[bytes]]) -> str:
@@ -147,20 +152,21 @@ def _ssh(
     """Run a script on a node; return what stands behind its mark, and what went wrong."""
     own = ("-a", "-oForwardX11=no", "-oBatchMode=yes", f"-oConnectTimeout={launch.connect_timeout_s}")
     words = ["sh", "-c", script[0], MARK, *script[1:]]
-    command = ["setsid", "ssh", *launch.options, *SSH_OPTIONS.split(), *own, node, shlex.join(words)]
-    with open(file or "/dev/null", "rb") as stdin:
+    command = ["ssh", *launch.options, *SSH_OPTIONS.split(), *own, node, shlex.join(words)]
+    with open(file or "/dev/null", "rb") as feed:
         process = subprocess.Popen(  # noqa: S603 - ssh, as the user's PATH has it, with words that were quoted
-            command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            kept(command, grace_s=timeout_s, passes_input=True),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
-    running.add(process)
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return "", f"not done within {timeout_s} s"
-    finally:
-        running.discard(process)
+        running.add(process)
+        try:
+            out, err = converse(process, feed, timeout_s=timeout_s, limit=SAID_LIMIT)
+        except TimeoutError:
+            return "", f"not done within {timeout_s} s"
+        finally:
+            running.discard(process)
     marked = re.findall(rf"^{MARK} (.*)$".encode(), out, re.MULTILINE)
     lines = err.decode(errors="replace").strip().splitlines()
     reason = printable(lines[-1]) if lines else f"ssh ended with {process.returncode}"

@@ -75,10 +75,20 @@ class Folder:
             raise EgmctlError(f"cannot read {printable(str(self.part(node)))}: {error.strerror}") from error
 
     def keep(self, node: str, document: bytes) -> str:
-        """Put a node's document in its place, in place of what it sent, and return its path in the folder."""
-        name = document_of(node)
-        self.discard(node)
-        write_whole(self.path / name, document + b"\n")
+        """Put a node's document in its place, in place of what it sent, and return its path in the folder.
+
+        It is a part of what was sent, and goes where that is: a disk that is full by now has room for it.
+        """
+        name, part = document_of(node), self.part(node)
+        try:
+            with part.open("r+b") as file:
+                file.write(document + b"\n")
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.path / name)
+        except OSError as error:
+            raise EgmctlError(f"cannot write {printable(str(self.path / name))}: {error.strerror}") from error
         return name
 
     def holds(self, name: str) -> bool:

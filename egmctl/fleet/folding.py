@@ -82,7 +82,7 @@ def _doctor_lines(result: Diagnosis) -> tuple[Line, ...]:
         for one in result.findings:
             if one.status is status and not one.explained_by:
                 key = " ".join(filter(None, (one.check, one.place.label)))
-                lines.append(Line(key=key, value=one.summary, status=status.value))
+                lines.append(Line(key=key, value=one.summary, check=one.check, status=status.value))
     return tuple(lines)
 
 

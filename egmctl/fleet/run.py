@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
 from ClusterShell.Event import EventHandler
@@ -19,12 +19,12 @@ from ClusterShell.Task import Task, task_self
 from ClusterShell.Worker.Exec import ExecClient, ExecWorker
 from ClusterShell.Worker.Ssh import SshClient
 
-from egmctl.errors import EgmctlError
+from egmctl.errors import EgmctlError, ExitCode
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.judge import OUTPUT_LIMIT, Ended, judge
 from egmctl.fleet.remote import KILL_AFTER_S, remote_line, remote_words
 from egmctl.launch.program import END_S, kept
-from egmctl.model.fleet import Answer, Asked, Launcher
+from egmctl.model.fleet import Answer, Asked, Launcher, Reach
 from egmctl.signals import stopping
 from egmctl.units import printable
 
@@ -67,8 +67,10 @@ class Progress:
 
 def run(
     asked: Asked, nodes: Sequence[str], launch: Launch, folder: Folder, on_tick: Callable[[Progress], None]
-) -> tuple[Answer, ...]:
+) -> tuple[tuple[Answer, ...], EgmctlError | None]:
     """Ask nodes, and return the answers of those that were asked: after an interruption not all of them.
+
+    The second value is why this ended early: the folder could not be written to. It costs what nodes were sending then.
 
     SIGINT, SIGTERM and SIGHUP end what runs on the nodes, and then this; a second one does not wait for them.
 
@@ -78,11 +80,6 @@ def run(
         Those of ``asked`` that are to be asked now.
     on_tick
         Called several times a second.
-
-    Raises
-    ------
-    EgmctlError
-        If the folder cannot be written to.
     """
     interruptions: list[int] = []
     with stopping(lambda number, _frame: interruptions.append(number)):
@@ -95,7 +92,7 @@ def run(
         task.set_info("ssh_options", f"{shlex.join(launch.options)} {SSH_OPTIONS}")
         fleet = _Fleet(asked, nodes, launch, folder, on_tick, interruptions)
         fleet.run(task)
-    return tuple(fleet.progress.answers)
+    return tuple(fleet.progress.answers), fleet.failure
 
 
 def srun_words(node: str, launch: Launch, words: Sequence[str]) -> list[str]:
@@ -131,7 +128,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         self._talks: dict[str, _Talk] = {}
         self._stop_by: float | None = None
         self._worker: Any = None
-        self._failure: EgmctlError | None = None
+        self.failure: EgmctlError | None = None
 
     def run(self, task: Task) -> None:
         launch = self._launch
@@ -154,14 +151,15 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             for node, talk in self._talks.items():
                 talk.file.close()
                 self._folder.discard(node)
-        if self._failure is not None:
-            raise self._failure
 
     def ev_pickup(self, worker: Any, node: str) -> None:  # noqa: ARG002
-        self._talks[node] = _Talk(self._folder.spool(node))
+        try:
+            self._talks[node] = _Talk(self._folder.spool(node))
+        except EgmctlError as error:
+            self._fail(node, error)
 
     def ev_timer(self, timer: Any) -> None:  # noqa: ARG002
-        if self._failure is not None:
+        if self.failure is not None:
             self._worker.abort()
             return
         self.progress.under_way = list(self._talks)
@@ -175,7 +173,9 @@ class _Fleet(EventHandler):  # type: ignore[misc]
 
     def took(self, node: str, stream: str, chunk: bytes) -> bool:
         """Keep what a node sent; return whether it may go on."""
-        talk = self._talks[node]
+        talk = self._talks.get(node)
+        if talk is None:
+            return False
         if stream == self._worker.SNAME_STDERR:
             talk.errors = (talk.errors + chunk)[-ERRORS_KEPT:]
             return True
@@ -186,13 +186,24 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         try:
             talk.file.write(chunk)
         except OSError as error:
-            self._failure = EgmctlError(f"cannot write {printable(str(self._folder.part(node)))}: {error.strerror}")
+            self._talks.pop(node).file.close()
+            self._folder.discard(node)
+            self._fail(node, EgmctlError(f"cannot write {printable(str(self._folder.part(node)))}: {error.strerror}"))
             return False
         return True
 
+    def _fail(self, node: str, error: EgmctlError) -> None:
+        """Take it that the folder takes no more: raised here it would tear down the engine under the other nodes."""
+        self.failure = self.failure or error
+        reason = f"what it sent could not be kept: {error}"
+        answer = Answer(node=node, reach=Reach.LOST, exit_code=int(ExitCode.CRASHED), reason=reason)
+        self.progress.answers.append(answer)
+
     def ended(self, node: str, code: int, out_of_time: bool) -> None:
         """Judge a node whose launcher has ended."""
-        talk = self._talks.pop(node)
+        talk = self._talks.pop(node, None)
+        if talk is None:
+            return
         talk.file.close()
         ended = Ended(
             node=node,
@@ -201,13 +212,15 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             errors=talk.errors.decode(errors="replace"),
             flooded=talk.flooded,
             out_of_time=out_of_time,
-            interrupted=self._stop_by is not None,
+            interrupted=self._stop_by is not None or self.failure is not None,
         )
         try:
-            self.progress.answers.append(judge(self._asked, self._folder, ended, self._launch.timeout_s))
+            answer = judge(self._asked, self._folder, ended, self._launch.timeout_s)
+            if answer.reach is Reach.INTERRUPTED and self.failure is not None:
+                answer = replace(answer, reason="stopped, as the folder of results took no more")
+            self.progress.answers.append(answer)
         except EgmctlError as error:
-            # Raised here it would tear down the engine under the other nodes.
-            self._failure = error
+            self._fail(node, error)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from egmctl import __version__
 from egmctl.comparison import compare
 from egmctl.comparison.spread import known_spread
-from egmctl.errors import ExitCode, UsageError
+from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.fleet.folder import Folder, document_of, new_folder, old_folder
 from egmctl.fleet.folding import groups, lines_of
 from egmctl.fleet.nodes import check_names, select_nodes
@@ -101,10 +102,19 @@ def old_session(command: Command, path: Path, *, remote_command: str | None, any
     return Session(asked, folder, report.started_at, answered)
 
 
-def ask(
-    session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]
-) -> FleetReport:
-    """Ask the nodes without an answer, and return the report, which is in the folder then.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asking:
+    """How a run ended."""
+
+    report: FleetReport
+    failure: EgmctlError | None
+    """Why it ended before all nodes were asked, if the folder took no more."""
+    written: bool
+    """Whether the report is in the folder."""
+
+
+def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]) -> Asking:
+    """Ask the nodes without an answer, and return the report, which is in the folder then if that takes it.
 
     Parameters
     ----------
@@ -116,23 +126,19 @@ def ask(
     UsageError
         If another run is at work in the folder.
     EgmctlError
-        If the folder cannot be written to.
+        If the folder cannot be written to before any node is asked.
     """
     with session.folder.alone():
         return _ask(session, launch, on_tick, warn)
 
 
-def _ask(
-    session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]
-) -> FleetReport:
+def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]) -> Asking:
     asked, folder = session.asked, session.folder
     lacking = [node for node in asked.nodes if node not in session.answers]
     written = (time.monotonic(), 0)
 
-    def write(answers: Sequence[Answer]) -> FleetReport:
-        report = _report(session, launch.launcher, {answer.node: answer for answer in answers})
-        folder.write_report(fleet_json(report))
-        return report
+    def write(answers: Sequence[Answer]) -> None:
+        folder.write_report(fleet_json(_report(session, launch.launcher, {answer.node: answer for answer in answers})))
 
     def tick(progress: Progress) -> None:
         nonlocal written
@@ -140,14 +146,21 @@ def _ask(
         now = time.monotonic()
         if len(progress.answers) > written[1] and now > written[0] + REPORT_EVERY_S:
             written = (now, len(progress.answers))
-            write(progress.answers)
+            # What cannot be written now may be at the end, and costs no node its answer.
+            with contextlib.suppress(EgmctlError):
+                write(progress.answers)
 
     write(())
+    answers, failure = run(asked, lacking, launch, folder, tick) if lacking else ((), None)
     # Whatever the folding meets, the answers are in the folder before it.
-    report = write(run(asked, lacking, launch, folder, tick) if lacking else ())
-    report = _folded(report, folder, warn)
-    folder.write_report(fleet_json(report))
-    return report
+    with contextlib.suppress(EgmctlError):
+        write(answers)
+    report = _folded(_report(session, launch.launcher, {answer.node: answer for answer in answers}), folder, warn)
+    try:
+        folder.write_report(fleet_json(report))
+    except EgmctlError:
+        return Asking(report, failure, written=False)
+    return Asking(report, failure, written=True)
 
 
 def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) -> FleetReport:

@@ -72,6 +72,42 @@ class GpuCounters(Protocol):
         """Ask nothing more."""
 
 
+class NoCounters:
+    """Stands for NVML where it must not be called: in a process of the bench it would crash or hang all of it.
+
+    Parameters
+    ----------
+    why_not
+        What NVML did when it was asked last.
+    """
+
+    def __init__(self, why_not: str) -> None:
+        self.why_not: str | None = why_not
+
+    def knows(self, _bus_id: str) -> bool:
+        """Say that NVML lists no GPU."""
+        return False
+
+    def traffic(self, _bus_id: str, _wires: Iterable[str]) -> Traffic:
+        """Return no counters."""
+        return Traffic()
+
+    def new_errors(self, _bus_id: str, _wires: Iterable[str]) -> dict[str, int]:
+        """Return no counters."""
+        return {}
+
+    def state(self, _bus_id: str) -> State:
+        """Return nothing."""
+        return State(None, None, None, None)
+
+    def process_ids(self, _bus_id: str) -> tuple[int, ...] | None:
+        """Return that NVML does not say."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def rise(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     """Return what counters rose by; one that was reset meanwhile is left out."""
     rises = {name: after[name] - before[name] for name in after if name in before}

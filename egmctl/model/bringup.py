@@ -50,6 +50,8 @@ class JoinedCause:
     """``fail``, ``warn`` or ``note``: as grave as the gravest thing that follows from it."""
     findings: tuple[int, ...]
     """Places in ``diagnosis.findings``: the root cause, then what it explains. Empty where doctor found no cause."""
+    run_cause: int | None = None
+    """Place in ``run.causes``, where the run itself saw the cause."""
     slow: tuple[int, ...] = ()
     """Places in ``run.measurements``: those that are slower than expected, or broke, because of it."""
     waived: tuple[int, ...] = ()

@@ -40,6 +40,8 @@ class Node:
     """Its machine was put together from public documents: no such node was read."""
     fake: bool = False
     """Its GPUs are those of the fake driver of the tests: nothing of it is hardware."""
+    busy: tuple[Plain, ...] = ()
+    """The GPUs that other processes used while it was measured."""
     problem: str = ""
     """What a reader of its part has to know: that it was interrupted, or why it has no result."""
 
@@ -54,6 +56,9 @@ class PathDifference:
     """Of a handle's life cycle."""
     path: Plain
     """``GPU0 -> GPU1``, as the node calls it."""
+    source: Plain = ""
+    destination: Plain = ""
+    """Its two ends."""
     wire: Plain
     """The links of its route: ``NV18``, ``NV18>C2C``, ``PCIe``."""
     size_bytes: int
@@ -134,6 +139,8 @@ class Comparison:
     """Findings that differ, or the facts of snapshots."""
     machines: tuple[WordDifference, ...] = ()
     """What differs in the machines that a bench or a doctor ran on. It stands beside the result and judges nothing."""
+    touches: tuple[Plain, ...] = ()
+    """The fewest ends (GPUs, NUMA nodes) one of which every worse path has; empty where they have none in common."""
     same: tuple[str, ...] = ()
     """Of more than two, the nodes with nothing that is out of line."""
     same_folded: str = ""

@@ -32,7 +32,7 @@ class Reach(StrEnum):
     TIMED_OUT = "timed-out"
     """The command there did not end in time, and was stopped."""
     LOST = "lost"
-    """The connection ended before the command there did."""
+    """The connection ended before the command there did, or what came over it could not be kept here."""
     UNREACHABLE = "unreachable"
     """The launcher got no command started there."""
     INTERRUPTED = "interrupted"
@@ -108,6 +108,8 @@ class Line:
     key: str
     """What it is about: ``egm.cgroup-route GPU0``, ``driver``; empty where the value says it."""
     value: str
+    check: str = ""
+    """Of doctor, which one it was."""
     status: str = ""
     """``fail`` or ``warn``, or how asking ended; empty where nothing is wrong."""
 

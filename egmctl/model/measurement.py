@@ -12,7 +12,9 @@ from typing import Any
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
+from egmctl.model.cause import RunCause
 from egmctl.model.evidence import BufferCost, Evidence, GpuEvidence, Placement
+from egmctl.model.finding import Status as Found
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.machine import Machine
 from egmctl.model.memory import MemoryKind
@@ -278,6 +280,8 @@ class RunReport:
     measurements: tuple[Measurement, ...]
     verdict: RunVerdict | None = None
     """``None`` where none was asked for."""
+    causes: tuple[RunCause, ...] = ()
+    """What explains that measurements are slow, broke or were not made, the gravest first."""
     machines: tuple[Machine, ...] = ()
     """The nodes that were measured, with the facts that the plan was made from and pseudonyms for what is private."""
 
@@ -287,9 +291,17 @@ class RunReport:
         if self.interrupted:
             return ExitCode.INTERRUPTED
         code = ExitCode.CRASHED if self.problems else exit_code(self.measurements)
-        if code is ExitCode.OK and self.verdict is not None and self.verdict.failed:
-            return ExitCode.FAILED
-        return code
+        if code is not ExitCode.OK:
+            return code
+        strict = self.verdict is not None and self.verdict.strict
+        failed = self.verdict is not None and self.verdict.failed
+        return ExitCode.FAILED if failed or any(self._is_fault(one, strict) for one in self.causes) else code
+
+    def _is_fault(self, cause: RunCause, strict: bool) -> bool:
+        """Say whether a cause kept something from being measured that was asked for, or by a fault."""
+        if not any(self.measurements[number].status is Status.WAIVED for number in cause.explains):
+            return False
+        return cause.status is Found.FAIL or strict
 
 
 def finish(task: Task, status: Status, **outcome: Any) -> Measurement:

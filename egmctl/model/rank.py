@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egmctl.model.record import BusId, Plain
@@ -19,3 +20,9 @@ class Rank:
     """Where host memory that it makes lies: the nearest node with memory, ``None`` where that is not known."""
     host: Plain | None = None
     """Its node's name, in a run over several: what such a run is asked for, so documents keep it."""
+
+
+def node_names(hosts: Iterable[str | None]) -> dict[str | None, str]:
+    """Return what results call the nodes of a run over several: ``node1`` in the order of their ranks. None for one."""
+    ordered = list(dict.fromkeys(hosts))
+    return {host: f"node{number}" for number, host in enumerate(ordered, 1)} if len(ordered) > 1 else {}

@@ -109,6 +109,9 @@ class Route:
     calls alone. ``None`` where no GPU reaches host memory."""
     egm_reason: Plain = ""
     """Why it is not EGM, or why that is unknown."""
+    degraded: bool = False
+    """The EGM route to NUMA memory is blocked, as :attr:`egm_reason` says: the hops are the way that is left, over
+    which the memory is ordinary system memory. It is tried, and slower than EGM where it works."""
     ucx: UcxRoute | None = None
     """What UCX reported that it did."""
 

@@ -171,6 +171,8 @@ class Chase:
     """Loads (or round trips) in one sample."""
     load_blocks: int = 0
     """Blocks of the kernel that loads the same path meanwhile."""
+    by_footprint: bool = False
+    """One of a series over the same path, of which only the bytes that it visits differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +209,12 @@ class Task:
     @property
     def path(self) -> str:
         """The ends, for people: ``GPU0 -> GPU1``, ``GPU0 <-> GPU1``, ``GPU0,GPU1 -> NUMA0``."""
-        if self.pattern is Pattern.BOTH_DIRECTIONS:
-            return f"{self.flows[0].source.label} <-> {self.flows[0].destination.label}"
-        sources = ",".join(dict.fromkeys(flow.source.label for flow in self.flows))
-        destinations = ",".join(dict.fromkeys(flow.destination.label for flow in self.flows))
-        return f"{sources} -> {destinations}"
+        source, destination = self.ends
+        return f"{source} {'<->' if self.pattern is Pattern.BOTH_DIRECTIONS else '->'} {destination}"
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The sources and the destinations, for people; of both directions, those of the first."""
+        flows = self.flows[:1] if self.pattern is Pattern.BOTH_DIRECTIONS else self.flows
+        sources = ",".join(dict.fromkeys(flow.source.label for flow in flows))
+        return sources, ",".join(dict.fromkeys(flow.destination.label for flow in flows))

@@ -65,7 +65,7 @@ DOCTOR: Sequence[Form] = (
 )
 COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
 BRINGUP: Sequence[Form] = (Form.TEXT, Form.JSON, Form.HTML, Form.SVG, Form.MARKDOWN)
-FLEET: Sequence[Form] = (Form.TEXT, Form.JSON)
+FLEET: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
 
 
 def render(
@@ -114,9 +114,9 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
     if isinstance(result, RunReport):
         return _bench(result, form, verbose, brief, width)
     if isinstance(result, Comparison):
-        return _comparison(result, form, verbose)
+        return _comparison(result, form, verbose, brief, width)
     if isinstance(result, FleetReport):
-        return _fleet(result, form, verbose)
+        return _fleet(result, form, verbose, brief, width)
     if isinstance(result, Bringup):
         return _bringup(result, form, verbose, brief, width)
     if isinstance(result, Topology):
@@ -126,14 +126,6 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
 
 def _bench(report: RunReport, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
     match form:
-        case Form.TEXT:
-            from egmctl.report.bench_text import bench_text
-            from egmctl.report.views.bench import bench_document
-
-            first = rendered(bench_document(report), form, brief=brief, width=width)
-            if brief or not verbose or isinstance(first, str):
-                return first
-            return first.append("\n\n").append_text(bench_text(report))
         case Form.JSON:
             from egmctl.report.exports.json import bench_json
 
@@ -142,23 +134,13 @@ def _bench(report: RunReport, form: Form, verbose: int, brief: bool, width: int 
             from egmctl.report.exports.bench_csv import bench_csv
 
             return bench_csv(report)
-        case Form.HTML:
-            from egmctl.report.bench_html import bench_html
-
-            return bench_html(report)
-        case Form.SVG:
-            from egmctl.report.bench_svg import bench_svg
-
-            return bench_svg(report)
-        case Form.MARKDOWN:
-            from egmctl.report.bench_markdown import bench_markdown
-
-            return bench_markdown(report)
         case Form.PROM:
             from egmctl.report.exports.bench_prom import bench_prom
 
             return bench_prom(report)
-    raise ValueError(f"a run of the bench has no form {form}")
+    from egmctl.report.views.bench import bench_document
+
+    return rendered(bench_document(report), form, verbose=verbose, brief=brief, width=width, drawn=True)
 
 
 def _topo(topology: Topology, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
@@ -200,15 +182,10 @@ def _doctor(diagnosis: Diagnosis, form: Form, verbose: int, brief: bool, width: 
 
 
 def _bringup(bringup: Bringup, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
-    match form:
-        case Form.JSON:
-            from egmctl.report.exports.json import bringup_json
+    if form is Form.JSON:
+        from egmctl.report.exports.json import bringup_json
 
-            return bringup_json(bringup)
-        case Form.HTML:
-            from egmctl.report.bringup_html import bringup_html
-
-            return bringup_html(bringup)
+        return bringup_json(bringup)
     from egmctl.report.views.bringup import bringup_document
 
     return rendered(bringup_document(bringup), form, verbose=verbose, brief=brief, width=width)
@@ -242,7 +219,7 @@ def rendered(
             return svg(document)
         case Form.TEXT | Form.SVG:
             from egmctl.report.document import Level
-            from egmctl.report.picture import picture
+            from egmctl.report.render.picture import picture
             from egmctl.report.render.text import WIDTH, text
 
             level = Level.SUMMARY if brief else Level(min(Level.NORMAL + verbose, Level.ALL))
@@ -259,14 +236,8 @@ def rendered(
     raise ValueError(f"a result of {document.command} has no form {form}")
 
 
-def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:
+def _comparison(comparison: Comparison, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
     match form:
-        case Form.TEXT | Form.SVG:
-            from egmctl.report.compare_text import compare_text
-            from egmctl.report.picture import picture
-
-            text = compare_text(comparison, verbose=verbose)
-            return text if form is Form.TEXT else picture(text, "egmctl compare")
         case Form.JSON:
             from egmctl.report.exports.json import compare_json
 
@@ -275,25 +246,21 @@ def _comparison(comparison: Comparison, form: Form, verbose: int) -> Text | str:
             from egmctl.report.exports.compare_csv import compare_csv
 
             return compare_csv(comparison)
-        case Form.HTML:
-            from egmctl.report.compare_html import compare_html
+    from egmctl.report.views.compare import compare_document
 
-            return compare_html(comparison)
-        case Form.MARKDOWN:
-            from egmctl.report.compare_markdown import compare_markdown
-
-            return compare_markdown(comparison)
-    raise ValueError(f"a comparison has no form {form}")
+    return rendered(compare_document(comparison), form, verbose=verbose, brief=brief, width=width)
 
 
-def _fleet(report: FleetReport, form: Form, verbose: int) -> Text | str:
+def _fleet(report: FleetReport, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
     match form:
-        case Form.TEXT:
-            from egmctl.report.fleet_text import fleet_text
-
-            return fleet_text(report, verbose=verbose)
         case Form.JSON:
             from egmctl.report.exports.json import fleet_json
 
             return fleet_json(report)
-    raise ValueError(f"a fleet's report has no form {form}")
+        case Form.CSV:
+            from egmctl.report.exports.fleet_csv import fleet_csv
+
+            return fleet_csv(report)
+    from egmctl.report.views.fleet import fleet_document
+
+    return rendered(fleet_document(report), form, verbose=verbose, brief=brief, width=width)

@@ -39,4 +39,4 @@ def _to_host(route: Route, name: str) -> str:
     over = f"{name} over {route.symbol}" if known else name
     if route.egm is Egm.UNKNOWN:
         return f"{over}, unknown whether EGM{f': {route.egm_reason}' if route.egm_reason else ''}"
-    return f"{over}, not EGM"
+    return f"{over}, degraded: {route.egm_reason}" if route.degraded else f"{over}, not EGM"

@@ -61,6 +61,10 @@ class HostRoute:
     reason: str = ""
     """Why it is blocked, unknown or not EGM."""
     blocked_by: Block | None = None
+    otherwise: tuple[Hop, ...] = ()
+    """Where only the EGM route is blocked: the links over which the GPU reaches that CPU's memory all the same, as
+    ordinary system memory (uvm_va_space.c: without an owner the driver maps memory as system memory, silently). A
+    measurement tries it; whether the driver makes HOST_NUMA memory there at all is not documented."""
     siblings: tuple[str, ...] = ()
     """For a local EGM route: bus ids of the other GPUs on that CPU. Memory that one of these owns is reached over
     :attr:`to_sibling` and the owner's C2C instead: inferred from the driver's source."""
@@ -107,7 +111,7 @@ class HostRoute:
 
 def route(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     """Return the one route from a GPU to the memory of a CPU NUMA node: local EGM first, then remote, then the rest."""
-    stopped = _node_obstacle(machine, node) or obstacle(machine, gpu)
+    stopped = node_obstacle(machine, node) or obstacle(machine, gpu)
     if stopped is not None:
         return HostRoute(gpu.bus_id, node, RouteKind.BLOCKED, reason=stopped.cause, blocked_by=stopped.block)
     own = egm(machine, gpu)
@@ -185,8 +189,11 @@ def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
         return HostRoute(gpu.bus_id, node, RouteKind.REMOTE, hops=hops, via=tuple(owner.bus_id for owner in best))
     for kind in (RouteKind.UNKNOWN, RouteKind.BLOCKED):
         if kind in wrong:
-            block = blocks[0] if kind is RouteKind.BLOCKED else None
-            return HostRoute(gpu.bus_id, node, kind, reason="; ".join(wrong[kind]), blocked_by=block)
+            reason = "; ".join(wrong[kind])
+            if kind is RouteKind.UNKNOWN:
+                return HostRoute(gpu.bus_id, node, kind, reason=reason)
+            left = (rates.c2c(gpu), *across(machine, gpu, node))
+            return HostRoute(gpu.bus_id, node, kind, reason=reason, blocked_by=blocks[0], otherwise=left)
     not_egm = "; ".join(wrong.get(RouteKind.C2C, [])) or f"no GPU sits on NUMA node {node}"
     return _system_memory(machine, gpu, node, not_egm)
 
@@ -225,7 +232,8 @@ def across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
     return (SMP,)
 
 
-def _node_obstacle(machine: Machine, node: int) -> Obstacle | None:
+def node_obstacle(machine: Machine, node: int) -> Obstacle | None:
+    """Return why this process can have no memory of a CPU NUMA node; ``None`` where nothing is known to stop it."""
     host = machine.host
     if host is None:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
-from egmctl.verdict.classes import is_by_host, too_small
+from egmctl.verdict.classes import is_by_host, not_judged
 from egmctl.verdict.peers import BANDWIDTH, HOST, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
 
 _SOURCE = "this run: the same class between its other GPUs"
@@ -35,7 +35,7 @@ def against_peers(
     measurements = [report.measurements[number] for number in values]
     tolerance = _tolerance(measurements[0]) if measurements else BANDWIDTH
     groups: dict[tuple[bool, bool], list[Cell]] = {}
-    if not any(too_small(one) or is_by_host(one) for one in measurements):
+    if not any(not_judged(one) or is_by_host(one) for one in measurements):
         for number, value in values.items():
             for cell in _cells(number, report.measurements[number], value):
                 groups.setdefault((cell.source is None, cell.destination is None), []).append(cell)

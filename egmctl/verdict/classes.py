@@ -81,8 +81,15 @@ def value_of(measurement: Measurement) -> float | None:
     return summary.median if summary is not None and summary.median > 0 else None
 
 
-def too_small(measurement: Measurement) -> str | None:
-    """Say why a bandwidth is not judged; ``None`` if it is, or is a latency."""
+def is_degraded(measurement: Measurement) -> bool:
+    """Say whether an EGM route was blocked and another one was tried."""
+    return any(flow.route.degraded for flow in measurement.flows)
+
+
+def not_judged(measurement: Measurement) -> str | None:
+    """Say why a number is not judged; ``None`` if it is."""
+    if is_degraded(measurement):
+        return "its EGM route is blocked: what is left has no reference"
     if measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes < JUDGED_FROM_BYTES:
         return f"buffers of less than {format_size(JUDGED_FROM_BYTES)} are not judged"
     return None

@@ -6,7 +6,7 @@ slow leave the other two standing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from egmctl.doctor.kernel_faults import kernel_faults
@@ -18,7 +18,17 @@ from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judged, Judgement
 from egmctl.verdict.against_link import against_link
 from egmctl.verdict.against_peers import against_peers
 from egmctl.verdict.against_profile import against_profile, cite, reference_for
-from egmctl.verdict.classes import BROKEN, PathClass, class_of, names, several_sizes, too_small, unit_of, value_of
+from egmctl.verdict.classes import (
+    BROKEN,
+    PathClass,
+    class_of,
+    is_degraded,
+    names,
+    not_judged,
+    several_sizes,
+    unit_of,
+    value_of,
+)
 
 
 def judge(
@@ -79,11 +89,11 @@ def _judged(
     profile: Profile | None,
     peers: Judgement,
 ) -> Judged:
-    if (small := too_small(measurement)) is not None:
+    if (why_not := not_judged(measurement)) is not None:
         return Judged(
             measurement=number,
             judgements=tuple(
-                Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=small, value=value)
+                Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=why_not, value=value)
                 for yardstick in Yardstick
             ),
         )
@@ -162,14 +172,18 @@ def _class_reason(grade: Grade, broken: Sequence[Measurement], judgements: Seque
     return by_profile[0].reason if by_profile else "nothing was measured"
 
 
-def _warnings(measurements: Sequence[Measurement]) -> Iterable[str]:
-    """Say which error counters rose."""
+def _warnings(measurements: Sequence[Measurement]) -> Iterator[str]:
+    """Say which error counters rose, and what was measured in place of EGM."""
     rises: dict[tuple[str, str], int] = {}
     for measurement in measurements:
         for gpu in measurement.evidence.gpus if measurement.evidence else ():
             for counter, rise in gpu.errors.items():
                 rises[counter, gpu.label] = rises.get((counter, gpu.label), 0) + rise
-    return (f"{counter} of {label} rose by {rise}" for (counter, label), rise in rises.items())
+    yield from (f"{counter} of {label} rose by {rise}" for (counter, label), rise in rises.items())
+    degraded = [one.path for one in measurements if one.measured and is_degraded(one)]
+    if degraded:
+        paths = ", ".join(dict.fromkeys(degraded))
+        yield f"{len(degraded)} measurements went without EGM, whose route is blocked (degraded): {paths}"
 
 
 def _logged(report: RunReport) -> Iterable[str]:

@@ -15,7 +15,7 @@ from egmctl.model.route import LinkClass
 from egmctl.topology.health import C2c, c2c
 from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import platform
-from egmctl.verdict.classes import JUDGED_FROM_BYTES, class_of, too_small, unit_of, value_of
+from egmctl.verdict.classes import JUDGED_FROM_BYTES, class_of, not_judged, unit_of, value_of
 from egmctl.verdict.match import pci_id
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
@@ -139,7 +139,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
 
 def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: Measurement) -> None:
     value = value_of(measurement)
-    if value is None or measurement.status is not Status.OK or too_small(measurement) or _is_beside(measurement):
+    if value is None or measurement.status is not Status.OK or not_judged(measurement) or _is_beside(measurement):
         return
     one = class_of(measurement)
     flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from egmctl import toml
 from egmctl.data import profiles_dir
+from egmctl.documents import short
 from egmctl.errors import UsageError
 from egmctl.files import read_bounded
 from egmctl.model.codec import DecodeError, field_types, from_json
@@ -87,10 +88,13 @@ def find(name_or_path: str) -> Path:
         return Path(name_or_path)
     for folder in folders():
         path = folder / f"{name_or_path}.toml"
-        if path.is_file():
+        # A name may be longer than any file's.
+        if os.path.isfile(path):
             return path
     names = ", ".join(dict.fromkeys(path.stem for folder in folders() for path in sorted(folder.glob("*.toml"))))
-    raise UsageError(f"there is no profile {printable(name_or_path)!r}; there are {names}, or give a file NAME.toml")
+    raise UsageError(
+        f"there is no profile {short(printable(name_or_path))!r}; there are {names}, or give a file NAME.toml"
+    )
 
 
 def read(path: Path) -> Profile:

@@ -1,4 +1,8 @@
-"""Which profile a machine is of, and why: never by one string alone. Pure."""
+"""Which profile a machine is of, and why: never by one string alone. Pure.
+
+A GPU that cannot be used from here, as one that a device cgroup denies, says little of itself. What is not known of it
+is passed over as long as the others say it: the node is of the same kind, whoever may use it.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +48,9 @@ def match_profile(machine: Machine, profile: Profile) -> Match:
 
 
 def _all(what: str, found: Sequence[str | None], expected: Sequence[str]) -> Point:
-    words = ", ".join(dict.fromkeys(one or "unknown" for one in found)) or "no GPU"
-    fits = bool(found) and all(one in expected for one in found)
+    known = [one for one in found if one is not None]
+    words = ", ".join(dict.fromkeys(known or ["unknown" if found else "no GPU"]))
+    fits = bool(known) and all(one in expected for one in known)
     return _point(what, fits, words, " or ".join(expected))
 
 
@@ -58,8 +63,10 @@ def _count(found: int, signature: Signature) -> Point:
 def _nvlinks(gpus: Sequence[Gpu], signature: Signature) -> Point | None:
     if signature.nvlinks is None:
         return None
-    counts = {gpu.nvml.nvlink_count if gpu.nvml else None for gpu in gpus}
-    words = ", ".join(sorted("unknown" if count is None else str(count) for count in counts)) or "no GPU"
+    listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    counts = {nvml.nvlink_count for nvml in listed}
+    found = sorted("unknown" if count is None else str(count) for count in counts)
+    words = ", ".join(found) or ("unknown" if gpus else "no GPU")
     return _point("NVLinks a GPU", counts == {signature.nvlinks}, words, str(signature.nvlinks))
 
 
@@ -76,7 +83,8 @@ def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point 
 
 
 def _c2c(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point:
-    found = {c2c(machine, gpu) for gpu in gpus}
+    states = {c2c(machine, gpu) for gpu in gpus}
+    found = states - {C2c.UNKNOWN} or states
     expected = "NVLink-C2C" if signature.c2c else "no NVLink-C2C"
     fits = found <= ({C2c.UP, C2c.DOWN} if signature.c2c else {C2c.ABSENT})
     reason = expected if fits else f"NVLink-C2C {', '.join(sorted(found))}, expected {expected}"

@@ -16,7 +16,7 @@ _CHECKS = ("rdma.", "pcie.")
 
 def sections(cases: Sequence[Case]) -> tuple[str, ...]:
     """Return the facts that a plan of these cases and its explanation need."""
-    from egmctl.bench.plan import SECTIONS
+    from egmctl.bench.plan.make import SECTIONS
     from egmctl.model.measurement import Engine
 
     return (*SECTIONS, "nics", "system") if any(case.engine is Engine.UCX for case in cases) else SECTIONS

@@ -10,15 +10,15 @@ import pytest
 
 from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task
-from egmctl.model.verdict import Grade
-from egmctl.report.bench_text import bench_text
 from egmctl.report.document import Tone
 from egmctl.report.forms import Form, render
-from egmctl.report.grid import Cell
-from egmctl.report.heat import mark_of, marks
-from egmctl.report.views.bench import answer, bench_document
+from egmctl.report.views.bench import bench_document
+from egmctl.report.views.bench_answer import answer
+from egmctl.report.views.bench_cells import Brand, Frame
+from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
+from tests.report.texts import matrices_text
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
 
 H200 = load("hgx-h200")
@@ -65,16 +65,18 @@ def test_a_run_that_is_as_fast_as_expected_passes_and_fits_a_screen() -> None:
     lines = text.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
-    assert len(bench_text(report).plain.splitlines()) > 3 * len(lines)
+    assert len(matrices_text(report).splitlines()) > 2 * len(lines)
 
 
 def test_a_failed_run_says_what_the_outliers_have_in_common_and_what_was_seen_there() -> None:
-    report = evident(judged(WRITE, BOTH, LATENCY, value=busy), other_processes=(1066,))
+    report = with_causes(evident(judged(WRITE, BOTH, LATENCY, value=busy), other_processes=(1066,)))
     verdict = answer(report)
-    assert (verdict.word, verdict.tone, verdict.advice) == ("FAIL", Tone.BAD, "measure again when the GPUs are idle")
+    assert (verdict.word, verdict.tone) == ("FAIL", Tone.BAD)
+    assert str(verdict.advice).startswith("Measure again when the GPUs are idle")
     assert str(verdict.sentence).startswith(
-        "3 of 3 path classes are slower than expected; the outliers touch GPU0 and GPU1; other processes (1066) used "
+        "3 of 3 path classes are slower than expected; the outliers touch GPU0 and GPU1; GPU0, "
     )
+    assert "process 1066 used it while it was measured; explains" in str(verdict.sentence)
     text = shown(report)
     assert text.count("\nFAIL  ") == 5, "the five worst paths"
     assert "more paths are slow (-v)" in text
@@ -82,10 +84,10 @@ def test_a_failed_run_says_what_the_outliers_have_in_common_and_what_was_seen_th
 
 
 def test_clocks_that_were_throttled_are_the_cause_and_power_and_cooling_the_next_step() -> None:
-    report = evident(judged(WRITE, value=busy), throttle_reasons=("hw-thermal-slowdown",))
+    report = with_causes(evident(judged(WRITE, value=busy), throttle_reasons=("hw-thermal-slowdown",)))
     verdict = answer(report)
-    assert "were throttled (hw-thermal-slowdown)" in str(verdict.sentence)
-    assert "power and cooling" in str(verdict.advice)
+    assert "the clocks were held down while it was measured: it is too hot; explains 5 paths" in str(verdict.sentence)
+    assert "fans, coolant and power supplies" in str(verdict.advice)
 
 
 def test_missing_nvlinks_of_an_outlier_are_named() -> None:
@@ -98,7 +100,13 @@ def test_missing_nvlinks_of_an_outlier_are_named() -> None:
     links = tuple(replace(link, active=number > 1) for number, link in enumerate(gpu.nvml.nvlinks))
     short = replace(gpu, nvml=replace(gpu.nvml, nvlinks=links))
     report = replace(report, machines=(replace(machine, gpus=(short, *machine.gpus[1:])),))
-    assert f"GPU0 runs {len(links) - 2} of {len(links)} NVLinks" in str(answer(report).sentence)
+    assert "GPU0: 16 of 18 NVLinks are active; explains 3 paths" in str(answer(with_causes(report)).sentence)
+
+
+def test_what_nothing_explains_says_so() -> None:
+    report = with_causes(judged(WRITE, value=busy))
+    assert report.causes == ()
+    assert str(answer(report).sentence).endswith("; nothing that was read explains it")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +150,7 @@ def test_the_matrices_come_with_v_behind_the_answer() -> None:
     brief, usual_text, verbose = shown(report, brief=True), shown(report), shown(report, verbose=1)
     assert "GPU(row)" not in usual_text
     assert "GPU(row) -> GPU(column) bandwidth (GB/s)" in verbose
-    assert verbose.startswith(usual_text.rstrip("\n"))
+    assert verbose.startswith(usual_text.rpartition("\nMatrices")[0])
     assert "198.10!" in verbose, "a failed cell has a sign"
     assert len(brief.splitlines()) <= 15
 
@@ -150,10 +158,9 @@ def test_the_matrices_come_with_v_behind_the_answer() -> None:
 def test_a_cell_is_branded_for_its_own_value_only() -> None:
     report = judged(RING, BOTH, value=busy)
     (ring,) = [m for m in report.measurements if m.case == RING]
-    marked = {**marks(report), id(ring): Grade.FAIL}
-    for summary in ring.flows_gb_s:
-        assert mark_of(Cell(text="x", value=summary.median, of=ring), marked) is None
-    assert mark_of(Cell(text="sum", value=None, of=ring), marked) is Grade.FAIL
+    frame = replace(Frame.of(report), brands={id(ring): Brand(Tone.BAD, "!")})
+    assert all(not frame.bandwidth(ring, flow).mark for flow in range(len(ring.flows)))
+    assert frame.bandwidth(ring).mark == "!"
 
 
 def test_names_of_the_machine_are_data() -> None:

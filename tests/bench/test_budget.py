@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from egmctl.bench.budget import LEAST_BYTES, check_memory, fitted, memory_of
 from egmctl.bench.fabric_run import Asked, alone, plan_for
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, fitted, memory_of
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import FABRIC, SUITES, select_cases
 from egmctl.errors import UsageError
 from egmctl.facts import replay

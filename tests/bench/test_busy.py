@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.bench.busy import IDLE_MEMORY_BYTES, in_use
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.busy import IDLE_MEMORY_BYTES, in_use
+from egmctl.bench.plan.make import make_plan
 from egmctl.facts import replay
 from egmctl.model.machine import Gpu, GpuProcess, Machine
 from egmctl.model.measurement import Settings

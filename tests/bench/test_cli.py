@@ -7,13 +7,14 @@ import re
 
 import pytest
 
-from egmctl.bench.estimate import plan_bytes, plan_seconds, steps_seconds
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.cost import plan_bytes, plan_seconds, steps_seconds
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.facts import replay
 from egmctl.model.measurement import Settings
-from egmctl.report.table import WIDTH
+from egmctl.report.render.text import WIDTH
 from egmctl.units import MIB
 from tests.bench.four import NAMES
 from tests.conftest import RunEgmctl
@@ -67,7 +68,7 @@ def test_a_list_of_another_machine_has_its_reasons(egmctl: RunEgmctl) -> None:
     ended = egmctl("bench", "--machine", "gh200", "--list", "--suite", "p2p")
     assert ended.code == 0
     assert "would not run: it needs two GPUs" in ended.out
-    assert all(f"  {name} " in ended.out for name in SUITES)
+    assert all(f"\n{name} " in ended.out for name in SUITES)
 
 
 def test_a_sweep_measures_every_case_at_every_size(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from egmctl.bench.conclusion import of_latency
-from egmctl.bench.plan import make_plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.facts import replay
 from egmctl.model.measurement import Measurement, Sample, Settings, Status
 from tests.bench.four import FOUR

@@ -8,9 +8,9 @@ from itertools import permutations
 
 import pytest
 
-from egmctl.bench.fabric_plan import Party, make_fabric_plan
+from egmctl.bench.plan.fabric import make_fabric_plan
+from egmctl.bench.plan.placement import RankLayout, modelled
 from egmctl.bench.registry import FABRIC_CASES
-from egmctl.bench.scale import modelled
 from egmctl.errors import NothingToDo
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import HandleKind, Settings, Task
@@ -22,11 +22,11 @@ from tests.fake.node import load
 SETTINGS = Settings(size_bytes=512 << 20, copies=None, samples=3, timeout_s=60)
 
 
-def party(name: str, ranks: int) -> Party:
+def layout(name: str, ranks: int) -> RankLayout:
     return modelled(with_imex_channel(load(name)), ranks)
 
 
-def tasks(of: Party, case: str, sample: int | None = None) -> list[Task]:
+def tasks(of: RankLayout, case: str, sample: int | None = None) -> list[Task]:
     plan = make_fabric_plan(of, [one for one in FABRIC_CASES if one.name == case], SETTINGS, sample)
     return [planned.task for planned in plan.tasks]
 
@@ -37,7 +37,7 @@ def ends(task: Task) -> tuple[int | None, int | None]:
 
 @pytest.mark.parametrize("case", ["fabric_device_write_ce", "fabric_host_numa_write_sm"])
 def test_every_ordered_pair_of_ranks_once_by_fabric_handle(case: str) -> None:
-    found = tasks(party("gb200-nvl72", 8), case)
+    found = tasks(layout("gb200-nvl72", 8), case)
     assert Counter(map(ends, found)) == Counter(permutations(range(8), 2))
     for task in found:
         assert task.flows[0].initiator_rank == task.flows[0].source.rank
@@ -45,19 +45,19 @@ def test_every_ordered_pair_of_ranks_once_by_fabric_handle(case: str) -> None:
 
 
 def test_host_memory_is_its_owners_nearest_and_named_by_the_owner() -> None:
-    (task,) = [one for one in tasks(party("gb200-nvl72", 8), "fabric_host_numa_read_ce") if ends(one) == (6, 1)]
+    (task,) = [one for one in tasks(layout("gb200-nvl72", 8), "fabric_host_numa_read_ce") if ends(one) == (6, 1)]
     assert (task.flows[0].source.label, task.flows[0].source.numa_node) == ("node2:GPU2:NUMA1", 1)
     assert route_words(task.flows[0].route) == "EGM over NV18>C2C across nodes"
     assert task.flows[0].route.egm is Egm.YES
 
 
 def test_over_pcie_each_gpu_s_own_wire_is_measured_once() -> None:
-    found = tasks(party("hgx-h200x4", 4), "fabric_host_numa_write_ce")
+    found = tasks(layout("hgx-h200x4", 4), "fabric_host_numa_write_ce")
     assert Counter(task.flows[0].initiator_rank for task in found) == Counter(range(4))
 
 
 def test_disjoint_pairs_run_at_the_same_time_whatever_their_wires() -> None:
-    of = party("gb200-nvl72", 8)
+    of = layout("gb200-nvl72", 8)
     plan = make_fabric_plan(of, FABRIC_CASES[:1], SETTINGS)
     steps = [step for step in plan.steps if not step.proof]
     assert len(steps) == 2 * 7
@@ -67,7 +67,7 @@ def test_disjoint_pairs_run_at_the_same_time_whatever_their_wires() -> None:
 
 
 def test_a_sample_has_fewer_rounds_and_every_rank() -> None:
-    of = party("gb200-nvl72", 16)
+    of = layout("gb200-nvl72", 16)
     plan = make_fabric_plan(of, FABRIC_CASES[:1], SETTINGS, 2)
     assert len([step for step in plan.steps if not step.proof]) == 2 * 2
     assert Counter(planned.task.flows[0].initiator_rank for planned in plan.tasks) == Counter(2 * list(range(16)))
@@ -75,7 +75,7 @@ def test_a_sample_has_fewer_rounds_and_every_rank() -> None:
 
 
 def test_patterns_of_all_ranks_cross_nodes() -> None:
-    of = party("gb200-nvl72", 8)
+    of = layout("gb200-nvl72", 8)
     (ring,) = tasks(of, "fabric_device_ring_write_ce")
     assert [(f.source.rank, f.destination.rank) for f in ring.flows] == [(n, (n + 1) % 8) for n in range(8)]
     (bisect,) = tasks(of, "fabric_host_numa_bisect_write_ce")
@@ -104,20 +104,31 @@ def test_nodes_that_cannot_share_host_memory_say_why() -> None:
 
 def test_one_rank_has_nobody_to_share_with() -> None:
     with pytest.raises(NothingToDo, match="there is one GPU only"):
-        make_fabric_plan(party("gb200-nvl72", 1), FABRIC_CASES, SETTINGS)
+        make_fabric_plan(layout("gb200-nvl72", 1), FABRIC_CASES, SETTINGS)
 
 
 def test_more_than_one_run_can_report_is_refused_with_what_to_do() -> None:
-    with pytest.raises(NothingToDo, match="--sample 8 measures some"):
-        make_fabric_plan(party("gb200-nvl72", 576), FABRIC_CASES, SETTINGS)
+    with pytest.raises(NothingToDo, match="--sample 8 or --case measures some"):
+        make_fabric_plan(layout("gb200-nvl72", 576), FABRIC_CASES, SETTINGS)
 
 
 def test_a_rank_without_a_channel_takes_part_in_nothing() -> None:
     machine: Machine = load("gb200-nvl72")
     assert machine.driver is not None
-    of = party("gb200-nvl72", 8)
+    of = layout("gb200-nvl72", 8)
     hosts = dict(of.machines) | {"node2": replace(machine, driver=replace(machine.driver, imex_channels=()))}
     plan = make_fabric_plan(replace(of, machines=hosts), FABRIC_CASES[:1], SETTINGS)
     for planned in plan.tasks:
         assert (planned.waiver is not None) == any(rank >= 4 for rank in planned.task.ranks)
     assert any("node2:GPU0: there is no IMEX channel" in (planned.waiver or "") for planned in plan.tasks)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_host_memory_of_a_node_that_states_no_numa_node_is_waived_and_everything_else_measured(ranks: int) -> None:
+    node = with_imex_channel(load("gb200-nvl72"))
+    silent = replace(node, host=replace(node.host, numa_nodes=None) if node.host else None)
+    plan = make_fabric_plan(modelled(silent, ranks), FABRIC_CASES, SETTINGS)
+    waived = {planned.task.case: planned.waiver for planned in plan.tasks if planned.waiver}
+    assert waived["fabric_host_numa_write_sm"] == waived["fabric_host_numa_read_ce"]
+    assert "has no NUMA node that has memory" in str(waived["fabric_host_numa_write_sm"])
+    assert "fabric_device_write_ce" not in waived

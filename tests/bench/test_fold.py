@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from egmctl.bench.fabric_plan import make_fabric_plan
+from egmctl.bench.plan.fabric import make_fabric_plan
+from egmctl.bench.plan.placement import modelled
 from egmctl.bench.registry import FABRIC_CASES
-from egmctl.bench.scale import modelled
 from egmctl.bench.statistics import summarize
 from egmctl.model.measurement import Quantity, RunReport, Sample, Settings, Status, finish
-from egmctl.report.bench_text import bench_text
 from tests.fake.machines import with_imex_channel
 from tests.fake.node import load
+from tests.report.texts import matrices_text
 
 SETTINGS = Settings(size_bytes=512 << 20, copies=None, samples=1, timeout_s=60)
 CASES = [case for case in FABRIC_CASES if case.name in ("fabric_device_write_ce", "fabric_device_latency")]
@@ -41,17 +41,17 @@ def report(ranks: int, slow: int) -> RunReport:
 
 
 def test_up_to_sixteen_ranks_there_are_matrices() -> None:
-    text = bench_text(report(16, 5)).plain
+    text = matrices_text(report(16, 5))
     assert "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)" in text
     assert "farthest behind" not in text
 
 
 def test_above_that_each_wire_has_a_line_and_the_gpu_that_is_behind_is_named() -> None:
-    text = " ".join(bench_text(report(72, 5)).plain.split())
+    text = " ".join(matrices_text(report(72, 5)).split())
     assert "memcpy CE GPU(row)" not in text
     assert "NV18 216 700.00 650.00 700.00" in text
     assert "NV18 across nodes 4896 700.00 650.00 700.00" in text
     assert "farthest behind: node2:GPU1 -> node1:GPU0 650.00," in text
     assert "by the GPU that issues the work, against the median of the link: node2:GPU1 92.9 % " in text
     assert "node2:GPU1 114.3 %" in text
-    assert len(bench_text(report(72, 5)).plain.splitlines()) < 60
+    assert len(matrices_text(report(72, 5)).splitlines()) < 60

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from egmctl.bench.case import Case, Footprint
-from egmctl.bench.plan import make_plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.group import WORKER, Group, start_rank
 from egmctl.bench.processes.pool import WorkerPool, start_group
 from egmctl.bench.processes.protocol import ENVIRONMENT

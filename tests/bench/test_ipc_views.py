@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.statistics import summarize
 from egmctl.bench.suites import select_cases
 from egmctl.facts import replay
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Settings, Stage, Status, finish
-from egmctl.report.bench_ipc import beside, life_cycles
-from egmctl.report.bench_parts import exceptions
-from egmctl.report.bench_summary import side_by_side
-from egmctl.report.grid import Grid, lines
+from egmctl.report.document import Matrix, columns
+from egmctl.report.views.bench_cells import Frame
+from egmctl.report.views.bench_host_kinds import side_by_side
+from egmctl.report.views.bench_ipc import beside, life_cycles
+from egmctl.report.views.bench_notes import exceptions
 from tests.bench.reports import report
 
 MACHINE = replay.load("gb200-nvl4")
@@ -44,18 +46,18 @@ def measured(*names: str, value: float = 100.0, status: Status = Status.OK) -> l
     ]
 
 
-def column(grid: Grid, name: str) -> list[str]:
+def column(grid: Matrix, name: str) -> list[str]:
     """Return the cells of a column."""
-    return [cell.text for line in lines(grid) if line.header == (name,) for cell in line.cells]
+    return [cell.text for line in columns(grid) if line.header == (name,) for cell in line.cells]
 
 
 def test_the_ratio_is_path_by_path() -> None:
     one, other = measured("ipc_posix_fd_device_write_ce")
     (grid,) = beside(report_of(replace(one, in_process=100.0), replace(other, in_process=200.0)))
     assert grid.rows == ("ipc_posix_fd_device_write_ce",)
-    assert (column(grid, "least"), column(grid, "ratio"), column(grid, "most")) == (["0.500"], ["0.750"], ["1.000"])
+    assert (column(grid, "min"), column(grid, "ratio"), column(grid, "max")) == (["0.500"], ["0.750"], ["1.000"])
     assert column(grid, "unit") == ["GB/s"]
-    assert (column(grid, "ipc"), column(grid, "one process")) == (["100.00"], ["150.00"])
+    assert (column(grid, "ipc"), column(grid, "within")) == (["100.00"], ["150.00"])
 
 
 def test_what_has_nothing_beside_it_is_not_in_the_table() -> None:
@@ -70,9 +72,9 @@ def test_stages_are_in_the_order_of_the_kind_that_has_all_of_them() -> None:
         for m in measured(*names)
     ]
     (grid,) = life_cycles(found)
-    assert [line.header for line in lines(grid)] == [("allocate",), ("open",), ("map",), ("close",)]
+    assert [line.header for line in columns(grid)] == [("allocate",), ("open",), ("map",), ("close",)]
     assert column(grid, "map") == ["-", "4.2"]
-    assert grid.rows == ("legacy_device", "posix_fd_device")
+    assert grid.rows == ("device, legacy", "device, posix-fd")
 
 
 def test_a_life_that_failed_shows_its_status() -> None:
@@ -96,5 +98,5 @@ def test_kinds_of_host_memory_side_by_side_are_those_of_one_process() -> None:
     within = ("host_numa_to_device_memcpy_ce", "host_numa_pool_to_device_memcpy_ce")
     alone = measured(*within)
     among = [*alone, *measured("ipc_posix_fd_host_numa_read_ce", "ipc_pool_host_numa_read_ce", value=1.0)]
-    order = ["NUMA0", "GPU0", "GPU1"]
-    assert list(side_by_side(among, order)) == list(side_by_side(alone, order)) != []
+    frame = Frame(["NUMA0", "GPU0", "GPU1"])
+    assert list(side_by_side(among, frame)) == list(side_by_side(alone, frame)) != []

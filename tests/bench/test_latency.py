@@ -14,20 +14,21 @@ import pytest
 from egmctl.bench.buffers import assign
 from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCKS_PEER, LOADS, UNCACHED
 from egmctl.bench.engines.chase import WARM_UP_LOADS
-from egmctl.bench.plan import PlannedTask, make_plan
+from egmctl.bench.plan import PlannedTask
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay
 from egmctl.gpu import chase
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Verification, finish
-from egmctl.report.bench_latency import knee
-from egmctl.report.bench_text import bench_text
-from egmctl.report.table import WIDTH
+from egmctl.report.render.text import WIDTH
+from egmctl.report.views.bench_latency import knee
 from egmctl.units import GIB, MIB
 from tests.bench.test_run import SCHEMA
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
+from tests.report.texts import matrices_text
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
 GB200 = replay.load("gb200-nvl4")
@@ -264,12 +265,12 @@ def shown(machine: Machine, gpus: int, nodes: list[int], name: str, *latencies_n
             for number, planned in enumerate(made.tasks)
         ),
     )
-    return bench_text(report).plain
+    return matrices_text(report)
 
 
 class TestText:
     def test_rows_read_from_columns(self) -> None:
-        assert """
+        assert """\
 latency GPU(row) <- GPU(column), random lines of 2 MiB, read before (ns)
 device_to_device_latency_cached
 NV18

@@ -7,8 +7,9 @@ import json
 import jsonschema
 import pytest
 
-from egmctl.bench.pairs import parse_pairs
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.plan.pairs import parse_pairs
 from egmctl.bench.suites import select_cases
 from egmctl.errors import UsageError
 from egmctl.facts import replay
@@ -95,5 +96,5 @@ def test_a_dry_run_in_json_is_the_plan(egmctl: RunEgmctl) -> None:
 def test_a_dry_run_of_many_ranks_has_json_too(egmctl: RunEgmctl) -> None:
     ended = egmctl("bench", "--dry-run", "--suite", "fabric", "--ranks", "8", "--machine", "gb200-nvl72", "--json")
     document = json.loads(ended.out)
-    assert (document["schema"], document["result"]["ranks"], document["result"]["nodes"]) == ("egmctl.cost/1", 8, 2)
+    assert (document["schema"], document["result"]["ranks"], document["result"]["nodes"]) == ("egmctl.cost/2", 8, 2)
     assert document["result"]["seconds"] > 0

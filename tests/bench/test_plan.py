@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.budget import LEAST_BYTES, check_memory, fitted, memory_of
-from egmctl.bench.paths import cuda_visible
-from egmctl.bench.plan import Plan, PlannedTask, make_plan
+from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, fitted, memory_of
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.plan.paths import cuda_visible
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.errors import UsageError

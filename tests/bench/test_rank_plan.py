@@ -8,8 +8,9 @@ import pytest
 
 from egmctl.bench.case import Case
 from egmctl.bench.in_process import set_beside
-from egmctl.bench.plan import Plan, make_plan
-from egmctl.bench.rank_plan import legs_of
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.plan.ranks import node_flows
 from egmctl.bench.registry import CASES
 from egmctl.bench.statistics import summarize
 from egmctl.bench.suites import select_cases
@@ -183,7 +184,7 @@ def test_memory_that_is_shared_counts_where_its_owner_makes_it() -> None:
 )
 def test_patterns_of_many_ranks(pattern: Pattern, count: int, flows: int) -> None:
     ranks = [Rank(number=n, label=f"node{n // 2}:GPU{n % 2}", bus_id=f"0000:0{n}:00.0") for n in range(4)]
-    made = list(legs_of(replace(alone("ipc_fabric_device_ring_write_ce"), pattern=pattern), ranks, ()))
+    made = list(node_flows(replace(alone("ipc_fabric_device_ring_write_ce"), pattern=pattern), ranks, ()))
     assert (len(made), len(made[0])) == (count, flows)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES, FABRIC_CASES
 from egmctl.bench.statistics import summarize
 from egmctl.errors import ExitCode
@@ -28,14 +29,14 @@ from egmctl.model.measurement import (
     exit_code,
     finish,
 )
-from egmctl.report.bench_list import bench_list
-from egmctl.report.bench_text import bench_text
 from egmctl.report.exports.bench_csv import COLUMNS, bench_csv
 from egmctl.report.exports.json import bench_json
-from egmctl.report.table import WIDTH
+from egmctl.report.render.text import WIDTH
+from egmctl.report.views.bench_plan import cases_document
 from egmctl.units import MIB
 from tests.bench.four import FOUR
 from tests.bench.reports import report
+from tests.report.texts import document_text, matrices_text, text_of
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/bench.schema.json").read_text())
@@ -75,12 +76,8 @@ def report_of(plan: Plan, *measurements: Measurement) -> RunReport:
 
 def test_the_matrices_of_an_egm_node() -> None:
     assert (
-        bench_text(report_of(plan_of("gb200-nvl4", 3))).plain
+        matrices_text(report_of(plan_of("gb200-nvl4", 3)))
         == """\
-Bench: 3 x NVIDIA GB200, driver 580.159.04 (CUDA 13.0)
-buffers of 512 MiB, copied 16 times a sample, median of 5 samples, held back by
-  a gate kernel until all are queued, verified after every sample on the GPU
-
 memcpy CE NUMA(row) -> GPU(column) bandwidth (GB/s)
 host_numa_to_device_memcpy_ce
 EGM over C2C: NUMA0 with GPU0 GPU1, NUMA1 with GPU2
@@ -112,25 +109,6 @@ NV18
 GPU0       -  118.00  119.00
 GPU1  120.00       -  121.00
 GPU2  122.00  123.00       -
-
-Summary by wire (GB/s)
-n paths: the median of their medians, the least of them, and its distance from
-  the most; wire: the median against the nominal rate in one direction, from
-  which no packet overhead is taken off.
-C2C, 223.6 GB/s nominal
-                               n  median   least  spread  wire
-host_numa_to_device_memcpy_ce  3  101.00  100.00   4.8 %  45 %
-device_to_host_numa_memcpy_ce  3  107.00  106.00   4.5 %  48 %
-NV18>C2C, 223.6 GB/s nominal
-                               n  median   least  spread  wire
-host_numa_to_device_memcpy_ce  3  103.00  102.00   1.9 %  46 %
-device_to_host_numa_memcpy_ce  3  109.00  108.00   1.8 %  49 %
-NV18, 900.0 GB/s nominal
-                                  n  median   least  spread  wire
-device_to_device_memcpy_write_ce  6  114.50  112.00   4.3 %  13 %
-device_to_device_memcpy_read_ce   6  120.50  118.00   4.1 %  13 %
-
-24 measurements: 24 ok
 """
     )
 
@@ -138,7 +116,7 @@ device_to_device_memcpy_read_ce   6  120.50  118.00   4.1 %  13 %
 def test_in_a_write_the_row_sends_and_in_a_read_the_row_receives() -> None:
     plan = plan_of("dgx-h100", 2)
     by_value = {m.bandwidth_gb_s.median: m for m in report_of(plan).measurements if m.bandwidth_gb_s}
-    text = bench_text(report_of(plan)).plain
+    text = matrices_text(report_of(plan))
     write = text[text.index("memcpy_write_ce") :].splitlines()
     read = text[text.index("memcpy_read_ce") :].splitlines()
     in_write = by_value[float(next(line for line in write if line.startswith("GPU0")).split()[2])]
@@ -148,7 +126,7 @@ def test_in_a_write_the_row_sends_and_in_a_read_the_row_receives() -> None:
 
 
 def test_the_same_calls_on_a_pcie_node_are_not_called_egm() -> None:
-    text = bench_text(report_of(plan_of("dgx-h100", 2))).plain
+    text = matrices_text(report_of(plan_of("dgx-h100", 2)))
     assert "HOST_NUMA over PCIe, not EGM: NUMA0 with GPU0 GPU1" in text
     assert "EGM over" not in text
 
@@ -163,15 +141,18 @@ def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
     found[4] = replace(found[4], status=Status.CORRUPT, reason="3 words differ", mismatch=mismatch)
     found[5] = replace(found[5], status=Status.UNSTABLE, reason="the samples vary by 7.1 % (CV)")
     found[8] = finish(tasks[8], Status.TIMED_OUT, reason="no result", last_call="cuStreamSynchronize")
-    text = bench_text(report_of(plan, *found)).plain
+    text = matrices_text(report_of(plan, *found))
     assert "NUMA0  50.00  waived" in text
     assert "NUMA0  corrupt  50.00*" in text
     assert "GPU0      -  timed-out" in text
-    assert text.count("MIG is on") == 1
-    assert "  host_numa_to_device_memcpy_ce NUMA0 -> GPU1, NUMA1 -> GPU1: waived: MIG is on\n" in text
-    assert "  device_to_host_numa_memcpy_ce GPU0 -> NUMA0: corrupt: 3 words differ\n" in text
-    assert "  * device_to_host_numa_memcpy_ce GPU1 -> NUMA0: unstable: the samples vary by" in text
-    assert text.endswith("12 measurements: 7 ok, 1 unstable, 1 corrupt, 2 waived, 1 timed-out\n")
+    told = " ".join(text_of(report_of(plan, *found), verbose=1).split())
+    for line in (
+        "WAIVED host_numa_to_device_memcpy_ce NUMA0 -> GPU1, NUMA1 -> GPU1: MIG is on",
+        "CORRUPT device_to_host_numa_memcpy_ce GPU0 -> NUMA0: 3 words differ",
+        "UNSTABLE device_to_host_numa_memcpy_ce GPU1 -> NUMA0: the samples vary by",
+        "12 measurements: 7 ok, 1 unstable, 1 corrupt, 2 waived, 1 timed-out",
+    ):
+        assert line in told
 
 
 @pytest.mark.parametrize("status", [Status.OK, Status.TIMED_OUT])
@@ -180,7 +161,7 @@ def test_eight_gpus_fit_the_page_whatever_the_cells_hold(status: Status) -> None
     found = [measured(planned.task, 1396.4) for planned in plan.tasks]
     if status is not Status.OK:
         found = [finish(planned.task, status, reason="no result") for planned in plan.tasks]
-    lines = bench_text(report_of(plan, *found)).plain.splitlines()
+    lines = text_of(report_of(plan, *found), verbose=1).splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert any(line.startswith("GPU7 ") and line.endswith("-") for line in lines)
 
@@ -189,19 +170,20 @@ def test_strings_of_the_machine_are_neither_markup_nor_control_characters() -> N
     plan = plan_of("dgx-h100", 1)
     evil = replace(plan.gpus[0], name="[bold]H100\x1b[31m")
     report = replace(report_of(plan), gpus=(evil,))
-    assert "1 x [bold]H100\\x1b[31m, driver" in bench_text(report).plain
+    assert "1 x [bold]H100\\x1b[31m, driver" in text_of(report)
     assert "\x1b" not in bench_csv(report)
 
 
 def test_an_interrupted_run_says_so() -> None:
     report = replace(report_of(plan_of("dgx-h100", 1)), interrupted=True)
-    assert "INTERRUPTED, partial report: 4 measurements" in bench_text(report).plain
+    assert text_of(report).startswith("INCOMPLETE: interrupted with 4 of 4 measurements made")
     assert report.exit_code is ExitCode.INTERRUPTED
 
 
 def test_notes_and_problems_are_told() -> None:
     report = replace(report_of(plan_of("dgx-h100", 1)), notes=("without kernels",), problems=("cuMemRelease failed",))
-    assert "Notes\n  without kernels\n  cuMemRelease failed\n" in bench_text(report).plain
+    assert "\nNotes\n  cuMemRelease failed\n" in text_of(report)
+    assert "\n  without kernels\n" in text_of(report, verbose=1)
     assert report.exit_code is ExitCode.CRASHED
 
 
@@ -253,9 +235,9 @@ def test_csv_is_tidy_one_row_a_measurement() -> None:
 @pytest.mark.processes
 def test_the_list_says_what_would_run_and_why_not() -> None:
     gpu = replace(DGX.gpus[0], cuda=None)  # type: ignore[index]
-    text = bench_list(make_plan(DGX, [gpu], [0], FOUR, SETTINGS), FOUR).plain
+    text = document_text(cases_document(make_plan(DGX, [gpu], [0], FOUR, SETTINGS), FOUR))
     assert "host_numa_to_device_memcpy_ce  [egm]\n" in text
-    assert "  would run: 0 of 1\n  waived: 1 (GPU0: CUDA was not asked)\n" in text
+    assert "  would run: 0 of 1\n  skipped: 1 (GPU0: CUDA was not asked)\n" in text
     assert text.count("  would not run: it needs two GPUs\n") == 2
 
 
@@ -263,7 +245,7 @@ def test_the_list_says_what_would_run_and_why_not() -> None:
 def test_the_list_of_all_cases_fits_the_page(machine: str) -> None:
     node = replay.load(machine)
     every = [*CASES, *FABRIC_CASES]
-    text = bench_list(make_plan(node, node.gpus or (), [0], every, SETTINGS), every).plain
+    text = document_text(cases_document(make_plan(node, node.gpus or (), [0], every, SETTINGS), every))
     assert max(map(len, text.splitlines())) <= WIDTH
     assert all(case.description in " ".join(text.split()) for case in every), "whole, however it is broken"
 

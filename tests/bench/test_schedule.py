@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.schedule import Slot, make_steps, round_count, round_of, sampled_rounds, tournament
+from egmctl.bench.plan.schedule import Slot, make_steps, round_count, round_of, sampled_rounds, tournament
 from tests.tiers import LONG
 
 GPUS = st.lists(st.text("0123456789abcdef", min_size=1, max_size=4), unique=True, max_size=17)

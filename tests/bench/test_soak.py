@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.plan import make_plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.soak import SAMPLES_KEPT, Soak
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay
 from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, finish
-from egmctl.report.bench_soak import soak_lines
+from egmctl.report.views.bench_soak import soak_lines
 from tests.bench.four import FOUR
 
 DGX = replay.load("dgx-h100")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.bench.plan import Plan, make_plan
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes import pool
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.plan import make_plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.statistics import summarize
 from egmctl.facts import replay
 from egmctl.model.evidence import Evidence, GpuEvidence, LinkEvidence, Placement, Verdict
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
 from egmctl.model.route import LinkKind
-from egmctl.report.bench_parts import how
-from egmctl.report.bench_text import bench_text
-from egmctl.report.bench_warnings import route_line, warnings
-from egmctl.report.table import WIDTH
+from egmctl.report.render.text import WIDTH
+from egmctl.report.views.bench_notes import how
+from egmctl.report.views.bench_warnings import route_line, warnings
 from tests.bench.reports import report
+from tests.report.texts import matrices_text, text_of
 
 SETTINGS = Settings(size_bytes=512 << 20, copies=16, samples=5, timeout_s=60)
 
@@ -45,16 +45,9 @@ def report_of(*cases: str, machine: str = "gb200-nvl4", gpus: int = 3, sizes: Se
     return report(plan, tuple(measured(planned.task, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)))
 
 
-def text_of(*cases: str, **how: object) -> str:
-    """Return the text of such a report, without its head and tail."""
-    text = bench_text(report_of(*cases, **how)).plain  # type: ignore[arg-type]
-    return text[text.index("\n\n") + 2 : text.rindex("\n\n") + 1]
-
-
 def matrices_of(*cases: str, **how: object) -> str:
-    """Return the same without the summary."""
-    text = text_of(*cases, **how)
-    return text[: text.index("\nSummary")]
+    """Return the tables of such a report."""
+    return matrices_text(report_of(*cases, **how))  # type: ignore[arg-type]
 
 
 def test_both_directions_have_their_own_cells_and_a_sum() -> None:
@@ -145,38 +138,6 @@ system  220.00  230.00  240.00  250.00
     )
 
 
-def test_the_summary_sets_each_case_against_its_wire() -> None:
-    text = text_of("device_to_device_memcpy_write_ce", "one_to_all_write_ce", "all_pairs_write_ce", gpus=2)
-    assert (
-        text[text.index("NV18, ") :]
-        == """\
-NV18, 900.0 GB/s nominal
-                                  n  median   least  spread  wire
-device_to_device_memcpy_write_ce  2  105.00  100.00   9.1 %  12 %
-one_to_all_write_ce               2  125.00  120.00   7.7 %  14 %
-all_pairs_write_ce                1  281.00  281.00       -     -
-"""
-    )
-
-
-def test_a_wire_without_a_nominal_rate_has_no_column_of_it() -> None:
-    text = text_of("device_to_device_memcpy_write_ce", "device_local_copy", gpus=2)
-    assert "\nlocal\n                   n  median   least  spread\n" in text
-    assert "wire: the median against the nominal rate" in " ".join(text.split())
-    alone = text_of("device_local_copy", gpus=2)
-    assert "wire: " not in alone
-    assert "its distance from" in alone
-
-
-def test_of_a_slow_wire_the_summary_shows_as_much_as_the_tables() -> None:
-    report = report_of("device_to_device_memcpy_write_ce", gpus=2)
-    slow = [
-        replace(m, bandwidth_gb_s=summarize([0.234]), flows_gb_s=(summarize([0.234]),)) for m in report.measurements
-    ]
-    text = bench_text(replace(report, measurements=tuple(slow))).plain
-    assert "device_to_device_memcpy_write_ce  2    0.23   0.23   0.0 %   0 %\n" in text
-
-
 def test_many_numbers_of_copies_are_told_by_the_least_and_the_most() -> None:
     report = report_of("device_to_device_memcpy_write_ce", gpus=3)
 
@@ -197,29 +158,29 @@ def test_a_soak_shows_the_paths_that_fell_farthest_and_when() -> None:
     # Interrupted before its hour was over.
     how_long = replace(SETTINGS, duration_s=3600)
     report = replace(report, settings=how_long, measurements=tuple(found), wall_s=48.2, interrupted=True)
-    text = bench_text(report).plain
+    text = text_of(report)
     assert (
-        text[text.index("Worst of") : text.index("\nSummary")]
-        == """\
+        """\
 Worst of 48 s (GB/s)
-                                               median  least    at
+                                               median    min    at
 device_to_device_memcpy_write_ce GPU1 -> GPU0  100.00  60.00  47 s
 device_to_device_memcpy_write_ce GPU0 -> GPU1  100.00  99.00  12 s
 """
+        in text
     )
 
 
 def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None:
     report = report_of("device_to_device_memcpy_write_ce", "ring_write_ce", gpus=2)
     waived = [finish(m, Status.WAIVED, reason="no peer access") for m in report.measurements]
-    text = bench_text(replace(report, measurements=tuple(waived))).plain
-    assert "bandwidth" not in text
-    assert "device_to_device_memcpy_write_ce, ring_write_ce: waived: no peer access" in text
+    waived_run = replace(report, measurements=tuple(waived))
+    assert matrices_text(waived_run) == ""
+    assert "WAIVED  device_to_device_memcpy_write_ce, ring_write_ce: no peer access" in text_of(waived_run, verbose=1)
 
 
 @pytest.mark.parametrize("machine", ["gb200-nvl4", pytest.param("dgx-h100", marks=pytest.mark.long)])
 def test_every_case_fits_the_page(machine: str) -> None:
-    text = bench_text(report_of(machine=machine, gpus=8)).plain
+    text = text_of(report_of(machine=machine, gpus=8), verbose=1)
     assert max(map(len, text.splitlines())) <= WIDTH
 
 

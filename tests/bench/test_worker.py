@@ -10,7 +10,7 @@ import pytest
 from egmctl.bench.engines import engine_for, transfer, transfer_step
 from egmctl.bench.evidence import LinkCounters
 from egmctl.bench.outcomes import EXPIRED_LIMIT
-from egmctl.bench.plan import make_plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import AllocatedBuffer
 from egmctl.bench.processes.exchange import LocalExchange
 from egmctl.facts import replay

@@ -16,6 +16,7 @@ from egmctl.cli.output import Color, check_output, choose_form, colored, emit
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.report.forms import BENCH, Form
 from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.in_process import run
 
 SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom"
 
@@ -350,3 +351,24 @@ def test_a_dash_is_standard_output(egmctl: RunEgmctl, tmp_path: Path) -> None:
     assert egmctl("topo", "--machine", "gh200", "--json", "-o", "-", cwd=tmp_path).out == usual.out
     assert egmctl("topo", "--machine", "gh200", "-o", "-", cwd=tmp_path).out.startswith("MODEL")
     assert list(tmp_path.iterdir()) == []
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("profile", "show", LONG),
+        ("compare", LONG, LONG),
+        ("show", LONG),
+        ("topo", "--machine", LONG),
+        ("topo", "--machine", "gh200", "-o", LONG),
+        ("topo", "--machine", "gh200", "-o", f"{LONG}/x.json"),
+        ("history", "--journal", LONG),
+    ],
+)
+def test_a_name_that_is_too_long_for_a_file_is_a_sentence(arguments: tuple[str, ...]) -> None:
+    ended = run(*arguments)
+    assert ended.code in (0, 2)
+    assert "please report it" not in ended.err

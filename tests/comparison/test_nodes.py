@@ -12,10 +12,10 @@ from egmctl.comparison import compare
 from egmctl.errors import ExitCode
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.report.compare_text import compare_text
 from egmctl.saved import Saved
 from tests.bench.routes import nv, over
 from tests.comparison.runs import changed, ended, from_gpu, on_path, run, saved, times
+from tests.report.texts import text_of
 
 RACK = [f"node{number:02}" for number in range(1, 17)]
 
@@ -31,7 +31,7 @@ def test_sixteen_equal_nodes_are_the_same() -> None:
     assert (found.paths, found.words, found.machines) == ((), (), ())
     assert found.same_folded == "node[01-16]"
     assert found.exit_code is ExitCode.OK
-    assert "\nSAME       node[01-16]\n" in compare_text(found).plain
+    assert "\nSAME  node[01-16]\n" in text_of(found)
 
 
 def test_one_bad_link_is_named_with_its_node() -> None:
@@ -41,9 +41,9 @@ def test_one_bad_link_is_named_with_its_node() -> None:
     assert (row.node, row.where) == ("node16", "GPU3 -> GPU1")
     assert found.same_folded == "node[01-15]"
     assert found.exit_code is ExitCode.FAILED
-    text = compare_text(found).plain
-    assert "WORSE      node16: GPU3 -> GPU1 12" in text
-    assert "SAME       node[01-15]\n" in text
+    text = text_of(found)
+    assert "WORSE  node16: GPU3 -> GPU1 12" in text
+    assert "SAME  node[01-15]\n" in text
 
 
 def test_a_link_that_lacks_wires_is_named_with_them() -> None:
@@ -56,7 +56,7 @@ def test_a_link_that_lacks_wires_is_named_with_them() -> None:
     assert {(one.node, one.path, one.reason) for one in found.paths} == {
         ("node16", "GPU3 -> GPU1", "over NV16, not NV18")
     }
-    assert "over NV16, not NV18: " in compare_text(found).plain
+    assert "over NV16, not NV18: " in text_of(found)
 
 
 def test_one_bad_gpu_is_named_in_place_of_its_links() -> None:
@@ -154,11 +154,11 @@ def test_a_node_that_answered_nothing_is_told() -> None:
     dead = replace(saved("node17", run()), kind=None, result=None, exit_code=4)
     found = compare([*rack(), dead])
     assert found.same_folded == "node[01-16]"
-    assert "node17: ended with 4 without a result" in compare_text(found).plain
+    assert "node17: ended with 4 without a result" in text_of(found)
 
 
 def longest(comparison: Comparison) -> int:
-    return max(map(len, compare_text(comparison).plain.splitlines()))
+    return max(map(len, text_of(comparison).splitlines()))
 
 
 def test_the_text_fits_the_page() -> None:

@@ -20,10 +20,10 @@ from egmctl.comparison import compare
 from egmctl.comparison.spread import known_spread
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.measurement import Measurement, RunReport, Summary
-from egmctl.report.compare_text import compare_text
 from egmctl.saved import Saved, load
 from egmctl.verdict.load import load_all
 from tests.conftest import ROOT
+from tests.report.texts import text_of
 
 SCHEMA = json.loads((ROOT / "docs/schemas/bench-1.schema.json").read_text())
 RUNS = ("idle", "idle-again", "beside-traffic")
@@ -64,7 +64,7 @@ def test_traffic_beside_a_run_is_named_by_its_gpus(runs: dict[str, Saved]) -> No
     assert len(worse) == 25
     assert all("GPU0" in path.path or "GPU1" in path.path for path in worse)
     assert {"GPU0 -> *", "GPU1 -> *"} <= {row.where for row in found.affected}
-    assert "allow busy is no in idle, yes in beside-traffic" in " ".join(compare_text(found).plain.split())
+    assert "allow busy is no in idle, yes in beside-traffic" in " ".join(text_of(found).split())
 
 
 def test_memory_of_the_host_is_not_blamed(runs: dict[str, Saved]) -> None:
@@ -127,9 +127,9 @@ def test_one_bad_link_is_named_with_its_node(runs: dict[str, Saved]) -> None:
     assert {(one.node, one.path) for one in found.paths} == {("node16", "GPU2 -> GPU3")}
     assert {(row.node, row.where) for row in found.affected} == {("node16", "GPU2 -> GPU3")}
     assert found.same_folded == "node[01-15]"
-    text = compare_text(found).plain
-    assert "WORSE      node16: GPU2 -> GPU3 1" in text
-    assert "SAME       node[01-15]\n" in text
+    text = text_of(found)
+    assert "WORSE  node16: GPU2 -> GPU3 1" in text
+    assert "SAME  node[01-15]\n" in text
 
 
 def test_one_weak_gpu_on_a_switch_is_named_with_its_direction(runs: dict[str, Saved]) -> None:

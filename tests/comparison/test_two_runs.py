@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,10 +17,10 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome, PathDifference
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Stage, Status
-from egmctl.report.compare_text import compare_text
 from egmctl.report.forms import Form, render
 from egmctl.verdict.load import load_all
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
+from tests.report.texts import text_of
 from tests.verdict.runs import run as run_of
 
 CASE = "device_to_device_memcpy_write_ce"
@@ -39,7 +40,7 @@ def test_two_runs_of_one_node_show_no_regression() -> None:
     assert found.compared == len(run().measurements) == len(found.paths)
     assert differing(found) == []
     assert found.exit_code is ExitCode.OK
-    assert compare_text(found).plain.endswith("paths compared: 0 worse, 0 better, 0 different\n")
+    assert re.match(r"SAME: [0-9]+ paths compared: 0 worse, 0 better, 0 different\n", text_of(found))
 
 
 @settings(max_examples=10)
@@ -58,8 +59,8 @@ def test_a_slow_path_is_named_with_both_medians() -> None:
     assert (one.case, one.path, one.outcome, one.unit) == (CASE, "GPU1 -> GPU2", Outcome.WORSE, "GB/s")
     assert one.change == pytest.approx(-0.2, abs=0.01)
     assert found.exit_code is ExitCode.FAILED
-    text = compare_text(found).plain
-    assert "WORSE      GPU1 -> GPU2: 20.1 % slower\n" in text
+    text = text_of(found, verbose=1)
+    assert "WORSE  GPU1 -> GPU2: 20.1 % slower\n" in text
     assert f"{CASE}, 512 MiB over NV18 (GB/s)\n" in text
 
 
@@ -67,7 +68,7 @@ def test_a_faster_path_is_shown_and_is_no_regression() -> None:
     found = two(run(seed=1), changed(run(seed=2), times(1.2, on_path("GPU1 -> GPU2"))))
     assert {one.outcome for one in differing(found)} == {Outcome.BETTER}
     assert found.exit_code is ExitCode.OK
-    assert "faster" in compare_text(found).plain
+    assert "faster" in text_of(found)
 
 
 def test_paths_that_begin_at_one_gpu_are_told_as_its() -> None:
@@ -111,7 +112,7 @@ def test_a_path_that_broke_is_worse(status: Status) -> None:
         (Outcome.WORSE, f"{status} in after: 3 words differ")
     }
     assert found.exit_code is ExitCode.FAILED
-    assert f"GPU0 -> GPU1: {status} in after: 3 words differ" in compare_text(found).plain
+    assert f"GPU0 -> GPU1: {status} in after: 3 words differ" in text_of(found)
     assert {one.outcome for one in differing(two(broken, run()))} == {Outcome.BETTER}
     assert differing(two(broken, broken)) == []
 
@@ -124,7 +125,7 @@ def test_a_path_that_was_waived_is_told_and_counts_for_nothing() -> None:
     assert found.exit_code is ExitCode.OK
     assert (
         "waived in after: MIG is on: device_to_device_memcpy_write_ce, device_to_device_memcpy_read_ce, 2 paths"
-        in " ".join(compare_text(found).plain.split())
+        in " ".join(text_of(found).split())
     )
 
 
@@ -133,7 +134,7 @@ def test_a_path_that_only_one_run_has_is_told() -> None:
     found = two(fewer, run())
     assert [one.reason for one in differing(found)] == ["not measured in before"] * 4
     assert found.compared == len(fewer.measurements)
-    assert "not measured in before: host_numa_to_device_memcpy_ce, 4 paths\n" in compare_text(found).plain
+    assert "not measured in before: host_numa_to_device_memcpy_ce, 4 paths\n" in text_of(found)
 
 
 def test_an_unstable_path_is_compared_and_told() -> None:
@@ -202,7 +203,7 @@ def test_what_differs_in_the_machines_stands_beside() -> None:
         ("GPU0-3", "nvml vbios", "97.00"),
     }
     assert found.exit_code is ExitCode.OK
-    assert "GPU0-3 nvml vbios: 96.00.A5.00.1A -> 97.00\n" in compare_text(found).plain
+    assert "GPU0-3 nvml vbios: 96.00.A5.00.1A -> 97.00\n" in text_of(found)
 
 
 def test_another_gpu_in_the_same_place_is_told() -> None:
@@ -240,12 +241,12 @@ def test_a_run_without_a_result_is_told() -> None:
     dead = replace(saved("after", run()), kind=None, result=None, exit_code=4)
     found = compare([saved("before", run()), dead])
     assert found.exit_code is ExitCode.NOTHING
-    assert "after: ended with 4 without a result" in compare_text(found).plain
+    assert "after: ended with 4 without a result" in text_of(found)
 
 
 def test_an_interrupted_run_is_told() -> None:
     found = two(run(), replace(run(), interrupted=True))
-    assert "after: interrupted, a partial report" in compare_text(found).plain
+    assert "after: interrupted, a partial report" in text_of(found)
 
 
 # --- sizes and spreads -----------------------------------------------------------------------------------------------
@@ -303,9 +304,9 @@ def test_round_trips_that_the_host_carries_scatter_more_than_what_gpus_do_by_the
 def test_as_markdown_for_a_ticket() -> None:
     found = two(run(seed=1), changed(run(seed=2), times(0.8, from_gpu("GPU1"))))
     text = str(render(found, Form.MARKDOWN))
-    assert text.startswith("## Compare bench: before -\\> after\n")
-    assert "| **worse** | GPU1 -\\> \\* | 20.0 % slower | 6 of 6 |" in text
-    assert text.count("| after |") == 6
+    assert text.startswith("## egmctl compare: WORSE\n")
+    assert "WORSE GPU1 -\\> \\*: 20.0 % slower (6 of 6 paths)" in text
+    assert text.count("| worse |") + text.count("| **worse** |") == 6
 
 
 def test_as_a_picture() -> None:
@@ -339,4 +340,4 @@ def test_the_stages_of_a_life_cycle_are_compared_one_by_one() -> None:
 
     found = two(life_cycle(1.0), life_cycle(3.0))
     assert {(one.stage, one.unit, one.outcome) for one in differing(found)} == {("open", "ms", Outcome.WORSE)}
-    assert f"{CASE}, open, 512 MiB over NV18 (ms)" in compare_text(found).plain
+    assert f"{CASE}, open, 512 MiB over NV18 (ms)" in text_of(found, verbose=1)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 from egmctl.comparison import compare
 from egmctl.errors import ExitCode
@@ -16,9 +17,10 @@ from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
 from egmctl.model.machine import Gpu, Machine, Reason, Unread
-from egmctl.report.compare_text import compare_text
 from egmctl.report.exports.compare_csv import compare_csv
+from egmctl.report.forms import Form, render
 from egmctl.saved import Saved
+from tests.report.texts import text_of
 
 H200 = replay.load("hgx-h200x4")
 GPUS = H200.gpus or ()
@@ -89,7 +91,7 @@ def test_what_is_nothing(before: Finding, after: Finding) -> None:
 def test_a_fault_of_some_gpus_where_all_was_well() -> None:
     found = doctors([PASS], [finding(Status.FAIL, "no access", on_gpus(GPUS[1:3]))])
     assert told(found) == [(Outcome.WORSE, "GPU1-2", "pass", "fail: no access")]
-    assert "WORSE      GPU1-2 gpu.one: pass -> fail: no access\n" in compare_text(found).plain
+    assert "WORSE  GPU1-2 gpu.one: pass -> fail: no access\n" in text_of(found)
 
 
 def test_a_fault_that_spread_to_another_gpu() -> None:
@@ -153,7 +155,7 @@ def test_a_link_that_is_down_is_worse() -> None:
     found = snapshots(with_gpu(1, nvlinks=(replace(links[0], active=False), *links[1:])))
     assert told(found) == [(Outcome.WORSE, "GPU1", "yes", "no")]
     assert found.exit_code is ExitCode.FAILED
-    assert "GPU1 nvml nvlinks 0 active: yes -> no" in compare_text(found).plain
+    assert "GPU1 nvml nvlinks 0 active: yes -> no" in text_of(found)
 
 
 def test_errors_that_rose_are_worse_and_those_that_fell_are_better() -> None:
@@ -199,7 +201,7 @@ def test_a_section_that_one_file_lacks_is_passed_over() -> None:
 
 def test_strings_of_a_machine_are_only_shown() -> None:
     found = snapshots(with_gpu(0, vbios="[bold]\x1b[31m\n\u202e"))
-    for text in (compare_text(found).plain, compare_csv(found)):
+    for text in (text_of(found, verbose=2), compare_csv(found)):
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert "[bold]\\x1b[31m\\n\\u202e" in text
@@ -213,7 +215,8 @@ def test_of_what_moments_and_identities_hold_nothing_is_told_that_could_not_be_r
 
 
 def test_only_headings_and_outcomes_are_styled() -> None:
-    text = compare_text(snapshots(with_gpu(0, vbios="97.00")))
+    text = render(snapshots(with_gpu(0, vbios="97.00")), Form.TEXT)
+    assert isinstance(text, Text)
     styled = {text.plain[span.start : span.end].strip() for span in text.spans}
     assert text.style == ""
     assert not any("97.00" in part for part in styled)

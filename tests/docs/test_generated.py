@@ -10,11 +10,10 @@ import pytest
 from egmctl.bench.registry import CASES
 from tests.conftest import ROOT, RunEgmctl
 
-LONG_ONE = pytest.param("scale_reference.py", marks=pytest.mark.long)
 PAGE = (ROOT / "docs/egmctl.1").read_text()
 
 
-@pytest.mark.parametrize("tool", ["bench_reference.py", "doctor_reference.py", "man_page.py", LONG_ONE])
+@pytest.mark.parametrize("tool", ["bench_reference.py", "doctor_reference.py", "man_page.py"])
 @pytest.mark.processes
 def test_a_generated_document_is_what_its_tool_writes(tool: str) -> None:
     """If this fails: ``PYTHONPATH=. python tools/TOOL``, and look at the difference."""

@@ -1,14 +1,20 @@
 """For every check that can find a fault: a machine that has it. And one machine that has none.
 
 The machines are modelled: a shipped one with the fault in it, as the check's own texts describe it.
+
+The test of a check's area states them beside its own: a ``FAULTS`` in ``tests/doctor/checks/test_AREA.py`` is one of
+:func:`faults`, and what its ``well(machine)`` changes is so on the healthy machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from egmctl.doctor.checks.active import KINDS
@@ -17,7 +23,6 @@ from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
 from egmctl.facts.kernel_log import event
 from egmctl.model.codec import field_types
 from egmctl.model.finding import Guard
-from egmctl.model.host import CpuFrequencies
 from egmctl.model.machine import (
     Bridge,
     DeviceNode,
@@ -50,11 +55,6 @@ class Fault:
 
     machine: Callable[[], Machine]
     scope: Scope = EVERYTHING
-
-
-def at_full_speed() -> CpuFrequencies:
-    """CPUs whose governor lets them run at their maximum."""
-    return CpuFrequencies(cpus="0-143", governor="performance", limit_khz=3_402_000, max_khz=3_402_000)
 
 
 def tried(machine: Machine) -> tuple[Probe, ...]:
@@ -139,7 +139,6 @@ def healthy() -> Machine:
         "host",
         auto_online_blocks="online_movable",
         numa_balancing=0,
-        cpu_frequencies=(at_full_speed(),),
         kernel_command_line={"init_on_alloc": "0"},
         page_size_bytes=65536,
     )
@@ -155,7 +154,7 @@ def healthy() -> Machine:
         shm_free_bytes=400 << 30,
         ptrace_scope=0,
     )
-    return patched(
+    machine = patched(
         machine,
         "system",
         uptime_s=86400.0,
@@ -172,6 +171,20 @@ def healthy() -> Machine:
         peer_memory_clients=(),
         verbs=verbs,
     )
+    for area in _areas():
+        machine = area.well(machine) if hasattr(area, "well") else machine
+    return machine
+
+
+@functools.cache
+def faults() -> dict[str, Fault]:
+    """The fault of every check that can find one."""
+    return FAULTS | {check: fault for area in _areas() for check, fault in area.FAULTS.items()}
+
+
+def _areas() -> list[ModuleType]:
+    files = sorted((Path(__file__).parent / "checks").glob("test_*.py"))
+    return [importlib.import_module(f"tests.doctor.checks.{file.stem}") for file in files]
 
 
 _NONE: dict[str, Any] = dict.fromkeys(set(field_types(NvLinkCounters)) - {"unread", "fec_history"}, 0)
@@ -273,7 +286,6 @@ FAULTS: dict[str, Fault] = {
     "gpu.compute-mode": changed("gpus[0].nvml", compute_mode="prohibited"),
     "gpu.persistence": changed("gpus[*].nvml", persistence_mode=False),
     "gpu.throttle": changed("gpus[1].nvml", throttle_reasons=("hw-thermal-slowdown",)),
-    "cpu.governor": changed("host", cpu_frequencies=(replace(at_full_speed(), governor="powersave"),)),
     "numa.mempolicy-syscalls": changed(
         "confinement",
         seccomp="filter",

@@ -60,6 +60,18 @@ class Node:
         majors = (self.machine.driver and self.machine.driver.majors) or {}
         self._make(self.root / "dev/nvidia-uvm", os.makedev(majors.get("nvidia-uvm", UVM_MAJOR), 0))
 
+    def allow_memory_of(self, nodes: str) -> None:
+        """Let ``Mems_allowed_list`` name the machine's NUMA nodes; the rest stays the kernel's own."""
+        own = self.root / "proc/self"
+        own.unlink()
+        own.mkdir()
+        for name in os.listdir("/proc/self"):
+            if name != "status":
+                (own / name).symlink_to(f"/proc/self/{name}")
+        lines = Path("/proc/self/status").read_text().splitlines()
+        told = [f"Mems_allowed_list:\t{nodes}" if line.startswith("Mems_allowed_list") else line for line in lines]
+        (own / "status").write_text("\n".join(told) + "\n")
+
     def _make(self, path: Path, numbers: int) -> None:
         os.mknod(path, stat.S_IFCHR, numbers)
         path.chmod(0o666)
@@ -78,24 +90,32 @@ class Node:
 
         NVML and CUDA are the fake ones, and find what the kernel lets them open of these device nodes.
         """
+        code, out = self.run("doctor", "--json", *arguments, before=before, faults=faults)
+        findings: Findings = {}
+        order = [status.value for status in Status]
+        for finding in json.loads(out)["result"]["findings"]:
+            known = findings.setdefault(finding["check"], finding)
+            if order.index(finding["status"]) < order.index(known["status"]):
+                findings[finding["check"]] = finding
+        return code, findings
+
+    def run(
+        self, *arguments: str, before: Callable[[], None] | None = None, faults: str = "", **variables: str
+    ) -> tuple[int, str]:
+        """Run any command as :meth:`doctor` does; return its exit code and standard output."""
         done = subprocess.run(
-            [sys.executable, "-m", "egmctl", "doctor", "--json", *arguments],
-            env=command_environment(self._environment(faults)),
+            [sys.executable, "-m", "egmctl", *arguments],
+            env=command_environment({**self._environment(faults), **variables}),
             preexec_fn=before,
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
             check=False,
         )
         assert done.stdout, done.stderr
-        findings: Findings = {}
-        order = [status.value for status in Status]
-        for finding in json.loads(done.stdout)["result"]["findings"]:
-            known = findings.setdefault(finding["check"], finding)
-            if order.index(finding["status"]) < order.index(known["status"]):
-                findings[finding["check"]] = finding
-        return done.returncode, findings
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout
 
     def _environment(self, faults: str) -> dict[str, str | None]:
         nodes = {"EGMCTL_SYSROOT": str(self.root), "EGMCTL_FAKE_NODES": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -110,14 +130,14 @@ def _fake_driver(machine: Machine, directory: Path) -> FakeNode:
 
 
 @contextlib.contextmanager
-def hgx_node() -> Iterator[Node]:
-    """Make an HGX node with four GPUs, where every user may look.
+def hgx_node(machine: str = "hgx-h200x4") -> Iterator[Node]:
+    """Make an HGX node with four GPUs, or the node of another machine that ships, where every user may look.
 
     Its ``/dev`` is a file system of its own: how the temporary folder is mounted does not matter.
     """
     with tempfile.TemporaryDirectory(prefix="egmctl-node-") as folder:
         Path(folder).chmod(0o755)
-        made = Node(replay.load("hgx-h200x4"), Path(folder) / "root")
+        made = Node(replay.load(machine), Path(folder) / "root")
         with mounted("tmpfs", "dev,mode=755", made.root / "dev"):
             made.make_nodes()
             yield made

@@ -21,7 +21,7 @@ from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
 from egmctl.report.render.text import text
 from egmctl.report.views.doctor import doctor_document
-from tests.doctor.faults import FAULTS, by_nouveau, excluded, healthy
+from tests.doctor.faults import by_nouveau, excluded, faults, healthy
 from tests.doctor.machines import patched, with_gpu_denied
 
 UNKNOWN_999 = LibraryFailure(how="error", call="nvmlInit", number=999, name="NVML_ERROR_UNKNOWN")
@@ -220,9 +220,9 @@ def test_a_cause_is_as_grave_as_what_it_explains() -> None:
     assert found.exit_code == 1
 
 
-@pytest.mark.parametrize("check", sorted(FAULTS))
+@pytest.mark.parametrize("check", sorted(faults()))
 def test_no_fault_is_hidden(check: str) -> None:
-    fault = FAULTS[check]
+    fault = faults()[check]
     found = diagnose(fault.machine(), fault.scope, CHECKS)
     gravity = list(Status)
     for one in found.findings:

@@ -1,5 +1,7 @@
 """What ``egmctl doctor --machine`` says of every machine of the corpus, byte for byte, and that the corpus is enough.
 
+Every finding of every check on each of them is in ``tests/frozen/doctor.txt``.
+
 After a change that is meant: ``EGMCTL_WRITE_GOLDEN=1 pytest tests/doctor/test_corpus.py``.
 """
 
@@ -22,20 +24,22 @@ SCENES = scenes()
 
 @pytest.mark.parametrize("name", SCENES)
 def test_findings(egmctl: RunEgmctl, tmp_path: Path, name: str) -> None:
+    """A golden shows a machine's own findings, as the text tells them: one more check that passes changes none."""
     scene = SCENES[name]
     file = tmp_path / f"{name}.json"
     file.write_text(record.text(scene.machine()))
     command = ("doctor", "--machine", file, *scene.options, "-q")
-    text, document = egmctl(*command), egmctl(*command, "--json")
-    assert text.err == document.err == ""
-    assert text.code == document.code
-    findings = [
-        f"{found['status']:8}{found['check']}  {found['place']['label'] or 'node'}: {found['summary']}\n"
-        for found in json.loads(document.out)["result"]["findings"]
-    ]
+    document = egmctl(*command, "--json")
+    assert document.err == ""
+    findings = json.loads(document.out)["result"]["findings"]
+    own = dict.fromkeys(found["check"] for found in findings if found["status"] in ("fail", "warn"))
+    told = "no check fails or warns\n"
+    if own:
+        text = egmctl(*command, *(word for check in own for word in ("--check", check)))
+        assert (text.err, text.code) == ("", document.code)
+        told = text.out
     shown = " ".join(("egmctl doctor --machine", f"{name}.json", *scene.options))
-    golden = f"$ {shown}\n{text.out}exit code {text.code}\n\nevery finding\n{''.join(findings)}"
-    compare(golden, CORPUS / name / "doctor.txt")
+    compare(f"$ {shown}\n{told}exit code {document.code}\n", CORPUS / name / "doctor.txt")
 
 
 def test_every_folder_is_of_a_scene() -> None:

@@ -13,7 +13,7 @@ from egmctl.doctor.scope import EVERYTHING
 from egmctl.facts import replay
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Status
-from tests.doctor.faults import FAULTS, ONLY_TOLD, PASSES, healthy
+from tests.doctor.faults import ONLY_TOLD, PASSES, faults, healthy
 from tests.doctor.machines import shipped
 
 PROBLEMS = (Status.FAIL, Status.WARN)
@@ -28,10 +28,10 @@ def well() -> Diagnosis:
 class TestEveryCheck:
     def test_it_finds_its_fault(self, check: Check) -> None:
         if check.id in ONLY_TOLD:
-            assert check.id not in FAULTS
+            assert check.id not in faults()
             return
-        assert check.id in FAULTS, "add a machine that has the fault to tests/doctor/faults.py"
-        fault = FAULTS[check.id]
+        assert check.id in faults(), "add a machine that has the fault to FAULTS in tests/doctor/checks/test_AREA.py"
+        fault = faults()[check.id]
         found = diagnose(fault.machine(), fault.scope, [check]).findings
         problems = [finding for finding in found if finding.status in PROBLEMS]
         assert problems, [(finding.status, finding.summary) for finding in found]
@@ -54,11 +54,11 @@ def test_no_shipped_machine_has_a_fault(name: str) -> None:
 
 
 def test_what_only_tells_never_finds_a_fault() -> None:
-    machines = [fault.machine() for fault in FAULTS.values()]
+    machines = [fault.machine() for fault in faults().values()]
     checks = [check for check in CHECKS if check.id in ONLY_TOLD]
     for machine in machines:
         assert not any(f.status in PROBLEMS for f in diagnose(machine, EVERYTHING, checks).findings)
 
 
 def test_every_fault_is_of_a_check() -> None:
-    assert (set(FAULTS) | set(PASSES) | ONLY_TOLD) <= {check.id for check in CHECKS}
+    assert (set(faults()) | set(PASSES) | ONLY_TOLD) <= {check.id for check in CHECKS}

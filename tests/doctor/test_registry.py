@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from egmctl.doctor import registry
+from egmctl.doctor import checks, registry
 from egmctl.doctor.check import Check
 from egmctl.doctor.registry import CHECKS
 from egmctl.errors import UsageError
 from egmctl.model.finding import Guard
 from egmctl.model.machine import SECTION_VERSIONS
 from tests.doctor.builders import check
+
+
+def test_every_file_of_checks_has_some() -> None:
+    files = {path.stem for path in Path(checks.__path__[0]).glob("*.py")} - {"__init__"}
+    assert set(registry._ORDER) <= files
+    assert all(importlib.import_module(f"egmctl.doctor.checks.{name}").CHECKS for name in files)
+    assert all(isinstance(check, Check) for check in CHECKS)
 
 
 def test_ids_are_unique() -> None:

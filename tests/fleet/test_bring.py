@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import platform
+import resource
 import shlex
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +19,10 @@ import pytest
 
 from egmctl import __version__
 from egmctl.errors import UsageError
-from egmctl.fleet.bring import KEPT, read_folders
+from egmctl.fleet.bring import _TAKE, KEPT, bring, read_folders
+from egmctl.fleet.run import Launch
+from egmctl.launch.program import converse, kept
+from egmctl.model.fleet import Launcher
 from tests.conftest import ROOT
 from tests.fake.plugin import MakeFakeNode
 from tests.fleet.lab import Lab
@@ -83,10 +90,8 @@ def test_copies_are_bounded_and_what_is_damaged_on_the_way_is_not_used(lab: Lab,
     last = max(cache.iterdir(), key=lambda path: path.stat().st_mtime)
     assert (last / "bin/egmctl").read_text().endswith(f"echo {KEPT + 1}\n")
 
-    from egmctl.fleet import bring
-
     for sent in (b"", file.read_bytes()[:-1], b"something else"):
-        words = ["sh", "-c", bring._TAKE, "mark", "key", read_folders([file]).sums[ARCH]]
+        words = ["sh", "-c", _TAKE, "mark", "key", read_folders([file]).sums[ARCH]]
         done = subprocess.run(words, input=sent, env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"what arrived is not what was sent\n")
     assert len(list(cache.iterdir())) == KEPT
@@ -120,3 +125,52 @@ def test_only_this_versions_folders_are_brought_one_for_each_architecture(tmp_pa
         read_folders([tmp_path / "egmctl.pex"])
     with pytest.raises(UsageError, match=r"No such file"):
         read_folders([tmp_path / f"egmctl-{__version__}-linux-{ARCH}-cu13-slim.tar.xz"])
+
+
+def _launch() -> Launch:
+    return Launch(launcher=Launcher.SSH, options=(), fanout=4, connect_timeout_s=5, timeout_s=5)
+
+
+def _brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, timeout_s: int = 2) -> dict[str, str]:
+    """Bring to two nodes by an ssh that is this script; return why each has no copy."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr("egmctl.fleet.bring.LOOK_S", timeout_s)
+    reasons: dict[str, str] = {}
+    bring(read_folders([archive(tmp_path, "exit")]), ["a", "b"], _launch(), reasons.__setitem__)
+    return reasons
+
+
+@pytest.mark.processes
+def test_a_node_that_never_stops_talking_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.monotonic()
+    reasons = _brought(tmp_path, monkeypatch, "echo no shell >&2; exec yes", timeout_s=20)
+    assert reasons == {"a": "no shell", "b": "no shell"}
+    assert time.monotonic() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+
+
+@pytest.mark.processes
+def test_what_ssh_has_started_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = tmp_path / "proxy"
+    proxy.write_bytes(Path("/bin/sleep").read_bytes())
+    proxy.chmod(0o755)
+    reasons = _brought(tmp_path, monkeypatch, f"setsid {proxy} 60 & {proxy} 60")
+    assert set(reasons.values()) == {"not done within 2 s"}
+    left = [one for one in Path("/proc").glob("[0-9]*/exe") if os.path.exists(one) and os.readlink(one) == str(proxy)]
+    assert left == []
+
+
+@pytest.mark.processes
+def test_a_file_is_fed_to_a_program_that_reads_slowly(tmp_path: Path) -> None:
+    content = os.urandom(3 << 20)
+    (tmp_path / "file").write_bytes(content)
+    words = kept(["sh", "-c", "sleep 0.5; sha256sum; echo done >&2"], grace_s=30, passes_input=True)
+    pipe = subprocess.PIPE
+    with (tmp_path / "file").open("rb") as feed:
+        process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe)
+        out, errors = converse(process, feed, timeout_s=30, limit=1000)
+    assert (out.split()[0].decode(), errors, process.returncode) == (hashlib.sha256(content).hexdigest(), b"done\n", 0)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,7 +59,13 @@ def start(cluster: Path, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "egmctl", "fleet", *arguments, "--launcher", "srun", "--json"],
         cwd=cluster,
-        env=command_environment({"PATH": f"{cluster}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}),
+        env=command_environment(
+            {
+                "PATH": f"{cluster}/bin:{os.environ['PATH']}",
+                "PYTHONPATH": str(ROOT),
+                "XDG_STATE_HOME": f"{cluster}/state",
+            }
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -113,3 +121,60 @@ def test_what_a_launcher_has_started_ends_with_a_fleet_that_is_killed(cluster: P
         process.kill()
         process.communicate()
     settle(lambda: running() == 0, "its end", 40)
+
+
+@pytest.fixture
+def small_disk(cluster: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = cluster / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)], check=True, timeout=30)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=30)
+
+
+LONG_ANSWER = f"{SAYS_VERSION}; sleep 2; head -c 600000 /dev/zero | tr '\\0' ' '; {ANSWERS.partition('; ')[2]}"
+"""White space before a document is valid JSON."""
+
+
+@pytest.mark.needs_root
+@pytest.mark.needs("mount")
+def test_a_disk_that_fills_up_costs_the_node_that_fills_it(cluster: Path, small_disk: Path) -> None:
+    node(cluster, "node01", ANSWERS)
+    node(cluster, "node02", LONG_ANSWER)
+    node(cluster, "node03", f"{SAYS_VERSION}; sleep 30")
+    out_folder = small_disk / "out"
+    process = start(cluster, "doctor", "-w", "node[01-03]", "-o", str(out_folder))
+    out, err = process.communicate(timeout=60)
+    report = json.loads(out)["result"]
+    reach = {answer["node"]: answer["reach"] for answer in report["answers"]}
+    assert reach == {"node01": "answered", "node02": "lost", "node03": "interrupted"}
+    reasons = {answer["node"]: answer["reason"] for answer in report["answers"]}
+    assert reasons["node02"].startswith("what it sent could not be kept: cannot write ")
+    assert process.returncode == 4
+    assert err.decode().splitlines()[-1].endswith(": No space left on device")
+    kept = json.loads((out_folder / "fleet.json").read_text())["result"]
+    assert kept["answers"] == report["answers"]
+    assert json.loads((out_folder / "nodes/node01.json").read_text())["schema"] == "egmctl.doctor/1"
+    assert [path.name for path in (out_folder / "nodes").iterdir()] == ["node01.json"], "nothing half is left"
+    for name in ("node02", "node03"):
+        shutil.copy(cluster / "node01/egmctl", cluster / name / "egmctl")
+    again = start(cluster, "doctor", "--resume", str(out_folder))
+    out, err = again.communicate(timeout=60)
+    assert json.loads(out)["result"]["counts"] == {"answered": 3}, err
+
+
+@pytest.mark.needs_root
+@pytest.mark.needs("mount")
+def test_a_report_that_has_no_room_in_the_end_goes_elsewhere(cluster: Path, small_disk: Path) -> None:
+    """The first node fills the disk beside the folder, after its own answer has found room there."""
+    fills = f"(sleep 0.3; head -c 400000 /dev/zero >{small_disk}/other; true) 2>/dev/null"
+    node(cluster, "node01", f"{ANSWERS}; {fills}")
+    process = start(cluster, "doctor", "-w", "node01", "-o", str(small_disk / "out"))
+    out, err = process.communicate(timeout=60)
+    assert json.loads(out)["result"]["counts"] == {"answered": 1}
+    last = err.decode().splitlines()[-1]
+    match = re.fullmatch(r"egmctl: cannot write .*fleet.json: No space left on device; the result is in (.*)", last)
+    assert match, err
+    assert json.loads(Path(match[1]).read_text())["result"]["counts"] == {"answered": 1}
+    assert process.returncode == 4

@@ -14,8 +14,10 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Node, Outcome, PathDifference
 from egmctl.model.fleet import Answer, Asked, FleetReport, Group, Launcher, Line, Reach, counts
 from egmctl.report.exports.json import fleet_json
-from egmctl.report.fleet_text import LINES_SHOWN, fleet_text
+from egmctl.report.forms import Form, render
+from egmctl.report.views.fleet import CAUSES_SHOWN
 from tests.conftest import ROOT, RunEgmctl
+from tests.report.texts import text_of
 
 ANSWERS = (
     *(Answer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
@@ -42,7 +44,10 @@ REPORT = FleetReport(
         Group(
             nodes=("node03",),
             folded="node03",
-            lines=tuple(Line(key=f"check.{n} [bold]", value="no", status="fail") for n in range(LINES_SHOWN + 3)),
+            lines=tuple(
+                Line(key=f"check.{n} [bold]", value="no", check=f"check.{n}", status="fail")
+                for n in range(CAUSES_SHOWN + 3)
+            ),
         ),
         Group(
             nodes=("node04",), folded="node04", lines=(Line(key="", value="ssh: \x1b[2Jdown", status="unreachable"),)
@@ -51,24 +56,44 @@ REPORT = FleetReport(
 )
 
 
-def test_alike_nodes_are_one_block_and_what_is_wrong_is_said() -> None:
-    lines = fleet_text(REPORT).plain.splitlines()
-    assert lines[:9] == [
+def test_it_says_which_nodes_are_well_and_each_cause_once() -> None:
+    text = text_of(REPORT)
+    assert text.splitlines()[:6] == [
         "healthy 2: node[01-02] \N{MIDDLE DOT} failed 1: node03 (check.0 [bold]: no) \N{MIDDLE DOT} unreachable 1:",
         "  node04 (ssh: \\x1b[2Jdown)",
-        "",
+        "Next: the causes are below; 'egmctl show' reads each node's file; --list failed",
+        "      prints the node set",
         "4 nodes node[01-04] by ssh: egmctl doctor --for egm",
-        "Results: results",
-        "",
-        "node[01-02]  2 nodes",
-        "  checks: 40 pass",
         "",
     ]
-    assert lines[9:11] == ["node03", "  FAIL  check.0 [bold]: no"]
-    assert "  and 3 lines more (-v shows them)" in lines
-    assert lines[-2:] == ["node04", "  UNREACHABLE  ssh: \\x1b[2Jdown"]
-    assert "more (-v" not in fleet_text(REPORT, verbose=1).plain
-    assert f"check.{LINES_SHOWN + 2}" in fleet_text(REPORT, verbose=1).plain
+    assert "UNREACHABLE  ssh: \\x1b[2Jdown\n             on  node04\n" in text
+    assert "FAIL         check.0 [bold]: no\n             on  node03\n" in text
+    assert "and 4 more (-v)" in text
+    assert f"check.{CAUSES_SHOWN + 2}" in text_of(REPORT, verbose=1)
+    assert "node[01-02]  2 nodes\n" in text_of(REPORT, verbose=1)
+
+
+def test_a_cause_that_groups_share_is_told_once_with_all_their_nodes() -> None:
+    line = Line(key="nvlink.links GPU2", value="2 of 18 NVLinks down", status="fail")
+    groups = (Group(nodes=("a1", "a2"), folded="a[1-2]", lines=(line,)), Group(nodes=("b",), folded="b", lines=(line,)))
+    text = text_of(replace(REPORT, groups=groups))
+    assert text.count("FAIL  nvlink.links GPU2: 2 of 18 NVLinks down\n      on  a[1-2],b (3 nodes)\n") == 1
+
+
+def test_a_page_shows_the_nodes_by_check_those_with_faults_first() -> None:
+    page = str(render(replace(REPORT, comparison=COMPARED), Form.HTML))
+    rows = [name for name in ("node03", "node01", "node02") if f">{name}</th>" in page]
+    places = [page.index(f'<th scope="row">{name}</th>') for name in rows]
+    assert (len(rows), places) == (3, sorted(places))
+
+
+COMPARED = Comparison(
+    kind=Command.DOCTOR,
+    nodes=tuple(Node(name=f"node{n:02}", tool="", at="") for n in (1, 2, 3)),
+    folded="node[01-03]",
+    tolerance=0.05,
+    compared=1,
+)
 
 
 @pytest.mark.parametrize(
@@ -101,18 +126,20 @@ def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(egmctl: Ru
     found = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
     file = tmp_path / "fleet.json"
     file.write_text(fleet_json(replace(REPORT, comparison=found)))
-    head = "\nFAKE GPUs, nothing of this is hardware: node01, node02, node03\nCompare doctor: node[01-04]\n"
-    assert head in egmctl("show", file).out
+    head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\nhealthy 2: "
+    assert egmctl("show", file).out.startswith(head)
 
 
 def test_a_report_shown_again_is_the_text_that_the_fleet_printed(egmctl: RunEgmctl, tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
     file.write_text(fleet_json(REPORT))
-    assert egmctl("show", file).out == fleet_text(REPORT).plain
-    assert egmctl("show", file, "-v").out == fleet_text(REPORT, verbose=1).plain
+    assert egmctl("show", file).out == text_of(REPORT)
+    assert egmctl("show", file, "-v").out == text_of(REPORT, verbose=1)
     assert egmctl("show", file, "--json").out == file.read_text()
     done = egmctl("show", file, "-o", tmp_path / "page.html")
-    assert (done.code, "the suffix '.html' names no form; valid are .txt, .json" in done.err) == (2, True)
+    assert (done.code, done.out.splitlines()[-1]) == (0, f"written: {tmp_path / 'page.html'}")
+    done = egmctl("show", file, "-o", tmp_path / "fleet.prom")
+    assert (done.code, "the suffix '.prom' names no form" in done.err) == (2, True)
     done = egmctl("compare", file, file)
     assert done.code == 2
     assert f"file {file} was made of several results: give those" in done.err

@@ -18,7 +18,7 @@ import pytest
 
 from egmctl import launch
 from egmctl.bench.case import Case
-from egmctl.bench.plan import SECTIONS, make_plan
+from egmctl.bench.plan.make import SECTIONS, make_plan
 from egmctl.bench.processes.group import WORKER, Group, start_rank
 from egmctl.bench.processes.pool import start_group
 from egmctl.bench.processes.protocol import ENVIRONMENT
@@ -94,8 +94,8 @@ def test_every_kind_but_fabric_is_measured_and_every_byte_verified(result: dict[
 @pytest.mark.parametrize("name", COPIES)
 def test_a_path_between_processes_is_as_fast_as_within_one(result: dict[str, Any], name: str) -> None:
     for m in of(result, name):
-        # What kernels move to and from host memory varies by half a percent from sample to sample.
-        tolerance = 0.02 if "host_numa" in name and name.endswith("sm") else 0.01
+        # Host paths go over PCIe, which drifts by up to 4 % from minute to minute (docs/hardware-notes.md).
+        tolerance = 0.05 if "host_numa" in name else 0.01
         assert m["bandwidth_gb_s"]["median"] == pytest.approx(m["in_process"], rel=tolerance)
 
 
@@ -127,8 +127,9 @@ def test_fabric_handles_with_a_channel(egmctl: RunEgmctl, machine: Machine) -> N
     ipc = [m for m in found["measurements"] if m["family"] == "ipc"]
     assert {m["status"] for m in ipc} <= {"ok", "unstable"}, [(m["case"], m["reason"]) for m in ipc if m["reason"]]
     for m in ipc:
-        if m["quantity"] == "bandwidth" and not ("host_numa" in m["case"] and m["case"].endswith("sm")):
-            assert m["bandwidth_gb_s"]["median"] == pytest.approx(m["in_process"], rel=0.01), m["case"]
+        if m["quantity"] == "bandwidth":
+            tolerance = 0.05 if "host_numa" in m["case"] else 0.01
+            assert m["bandwidth_gb_s"]["median"] == pytest.approx(m["in_process"], rel=tolerance), m["case"]
     assert found["problems"] == []
 
 

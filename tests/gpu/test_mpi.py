@@ -111,7 +111,7 @@ def test_what_is_measured_is_verified_and_as_fast_as_in_one_process(
             assert bandwidth >= 0.995 * by_one[path], (case, path)
             # A copy engine of one process reads up to 0.7 % slower: its peer has access (docs/hardware-notes.md).
             assert bandwidth <= (1.005 if "write" in case else 1.01) * by_one[path], (case, path)
-    shown = egmctl("show", report, "--color", "never").out
+    shown = egmctl("show", "-v", report, "--color", "never").out
     assert "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\nfabric_device_write_ce" in shown
     print(shown)  # noqa: T201 - with -s: what was measured
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from egmctl.bench.cases import rdma
-from egmctl.bench.plan import make_plan
+from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.group import Group
 from egmctl.model.measurement import Measurement, Status
 from egmctl.model.ucx import UcxRoute

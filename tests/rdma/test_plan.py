@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from egmctl.bench.cases import rdma
-from egmctl.bench.fabric_plan import Party, make_fabric_plan
-from egmctl.bench.plan import make_plan
+from egmctl.bench.plan.fabric import make_fabric_plan
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.suites import select_cases
 from egmctl.model.measurement import MemoryKind, Settings
 from egmctl.model.rank import Rank
@@ -44,7 +45,7 @@ def test_ranks_of_two_nodes_need_no_nvlink_domain() -> None:
         Rank(number=number, label=f"node{number + 1}:GPU0", bus_id=machine.gpus[0].bus_id, numa_node=0, host=host)
         for number, host in enumerate(("a", "b"))
     )
-    plan = make_fabric_plan(Party(ranks, {"a": machine, "b": machine}), rdma.CASES, SETTINGS)
+    plan = make_fabric_plan(RankLayout(ranks, {"a": machine, "b": machine}), rdma.CASES, SETTINGS)
     assert len(plan.runnable) == 2 * len(rdma.CASES)
     paths = {task.path for task in plan.runnable if task.case == "ucx_host_to_host"}
     assert paths == {"node1:GPU0:NUMA0 -> node2:GPU0:NUMA0", "node2:GPU0:NUMA0 -> node1:GPU0:NUMA0"}

@@ -12,9 +12,6 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
-from egmctl.report.bench_html import bench_html
-from egmctl.report.bench_svg import bench_svg
-from egmctl.report.compare_html import compare_html
 from egmctl.report.forms import Form, render
 from egmctl.topology.topology import topology
 from tests.report import comparisons
@@ -26,16 +23,16 @@ pytestmark = pytest.mark.processes
 
 CASES = ("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce", "device_to_device_latency_loaded_8")
 PAGES: Mapping[str, Callable[[], str]] = {
-    "bench.html": lambda: bench_html(judged(run("dgx-h100"))),
-    "hostile.html": lambda: bench_html(hostile_run()),
-    "hostile.svg": lambda: bench_svg(hostile_run()),
-    "bench.svg": lambda: bench_svg(run(cases=CASES)),
+    "bench.html": lambda: str(render(judged(run("dgx-h100")), Form.HTML)),
+    "hostile.html": lambda: str(render(hostile_run(), Form.HTML)),
+    "hostile.svg": lambda: str(render(hostile_run(), Form.SVG)),
+    "bench.svg": lambda: str(render(run(cases=CASES), Form.SVG)),
     "topo.html": lambda: str(render(topology(replay.load("gb200-nvl4")), Form.HTML)),
     "topo.svg": lambda: str(render(topology(replay.load("gh200x4")), Form.SVG)),
     "doctor.html": lambda: str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
-    "compare.html": lambda: compare_html(comparisons.two_runs()),
-    "compare-nodes.html": lambda: compare_html(comparisons.nodes()),
-    "compare-hostile.html": lambda: compare_html(comparisons.hostile()),
+    "compare.html": lambda: str(render(comparisons.two_runs(), Form.HTML)),
+    "compare-nodes.html": lambda: str(render(comparisons.nodes(), Form.HTML)),
+    "compare-hostile.html": lambda: str(render(comparisons.hostile(), Form.HTML)),
 }
 CONTRASTS = """
 (() => {

@@ -16,15 +16,16 @@ from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report import forms
-from egmctl.report.forms import Form, render
-from egmctl.report.grid import Shade
-from egmctl.report.heat import BOUNDS, best, legend, step
-from egmctl.report.profile_text import match_text
-from egmctl.report.table import WARN
+from egmctl.report.document import Better, Matrix, Tone
+from egmctl.report.forms import Form, render, rendered
+from egmctl.report.render.heat import BOUNDS, best, legend, step
+from egmctl.report.render.text import STYLES
+from egmctl.report.views.profile import match_document
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.report import comparisons
 from tests.report.runs import run
+from tests.report.texts import tables_of
 
 if TYPE_CHECKING:
     from egmctl.report.forms import Result
@@ -77,15 +78,16 @@ def test_a_result_has_exactly_the_forms_of_its_kind(result: Result, form: Form, 
     [
         render(topology(GH200), Form.TEXT),
         render(diagnose(GH200, Scope(), CHECKS), Form.TEXT),
-        match_text(GH200, None, "why"),
+        rendered(match_document(GH200, None, "why"), Form.TEXT),
     ],
     ids=["topo", "doctor", "profile match"],
 )
 def test_the_banner_of_a_modelled_machine_colours_no_line_but_its_own(text: Text) -> None:
     banner, platform = [line for line in text.split("\n") if line][:2]
-    assert banner.plain.startswith(("MODELLED", "MODEL of"))
-    assert WARN in [span.style for span in banner.spans]
-    assert WARN not in [platform.style, *(span.style for span in platform.spans)]
+    assert banner.plain.startswith("MODEL of")
+    warn = STYLES[Tone.WARN]
+    assert warn in [span.style for span in banner.spans]
+    assert warn not in [platform.style, *(span.style for span in platform.spans)]
 
 
 @pytest.mark.parametrize("command", ["topo", "doctor"])
@@ -114,19 +116,18 @@ class TestHeat:
         ("value", "expected"), [(100, 7), (99, 7), (98, 6), (96, 5), (94, 4), (85, 3), (70, 2), (50, 1), (10, 0)]
     )
     def test_what_is_as_good_as_the_best_is_as_strong(self, value: float, expected: int) -> None:
-        assert step(value, 100, Shade.HIGH) == expected
-        assert step(100, value, Shade.LOW) == expected
+        assert step(value, 100, Better.HIGH) == expected
+        assert step(100, value, Better.LOW) == expected
 
     def test_each_wire_is_set_against_its_own_best(self) -> None:
-        from egmctl.report.bench_parts import grids
-
         made = run("gb200-nvl4", cases=("host_numa_to_device_memcpy_ce",))
-        (grid,) = grids(made)
+        (grid,) = tables_of(made)
+        assert isinstance(grid, Matrix)
         assert best(grid) == {"C2C": 107.0, "NV18>C2C": 105.0}
 
-    @pytest.mark.parametrize("shade", Shade)
-    def test_every_step_is_explained(self, shade: Shade) -> None:
-        assert [place for place, _ in legend(shade)] == list(range(len(BOUNDS), -1, -1))
+    @pytest.mark.parametrize("better", Better)
+    def test_every_step_is_explained(self, better: Better) -> None:
+        assert [place for place, _ in legend(better)] == list(range(len(BOUNDS), -1, -1))
 
 
 @pytest.mark.parametrize("form", [Form.HTML, Form.SVG, Form.MARKDOWN])

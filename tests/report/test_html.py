@@ -17,13 +17,12 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
+from egmctl.model.gpu import FAKE
 from egmctl.model.measurement import Status
-from egmctl.report.bench_html import bench_html
-from egmctl.report.compare_html import compare_html
+from egmctl.report.document import Better, Cell, Matrix, Series
 from egmctl.report.forms import Form, render
-from egmctl.report.grid import Cell, Grid, Line, Shade
-from egmctl.report.grid_html import grid_html
-from egmctl.report.page import style
+from egmctl.report.render.matrix import matrix_html
+from egmctl.report.render.page import style
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.report import comparisons
@@ -33,17 +32,17 @@ from tests.report.runs import HOSTILE, hostile_run, judged, run
 ESCAPED = HOSTILE.replace("\x00", r"\x00").replace("\x1b", r"\x1b").replace("\u202e", r"\u202e").replace("\n", r"\n")
 SWEEP = [1 << power for power in range(12, 34, 4)]
 PAGES: Mapping[str, Callable[[], str]] = {
-    "eight GPUs, every case": lambda: bench_html(judged(run("dgx-h100"))),
-    "EGM": lambda: bench_html(judged(run("gb200-nvl4", gpus=2))),
-    "sweep": lambda: bench_html(run(cases=("device_to_device_memcpy_write_ce",), sizes=SWEEP)),
-    "hostile": lambda: bench_html(hostile_run()),
+    "eight GPUs, every case": lambda: str(render(judged(run("dgx-h100")), Form.HTML)),
+    "EGM": lambda: str(render(judged(run("gb200-nvl4", gpus=2)), Form.HTML)),
+    "sweep": lambda: str(render(run(cases=("device_to_device_memcpy_write_ce",), sizes=SWEEP), Form.HTML)),
+    "hostile": lambda: str(render(hostile_run(), Form.HTML)),
     "topo": lambda: str(render(topology(replay.load("dgx-h100")), Form.HTML)),
     "topo of direct links": lambda: str(render(topology(replay.load("gh200x4")), Form.HTML)),
     "doctor": lambda: str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
-    "compare of two runs": lambda: compare_html(comparisons.two_runs()),
-    "compare of nodes": lambda: compare_html(comparisons.nodes()),
-    "compare of findings": lambda: compare_html(comparisons.findings()),
-    "compare of hostile words": lambda: compare_html(comparisons.hostile()),
+    "compare of two runs": lambda: str(render(comparisons.two_runs(), Form.HTML)),
+    "compare of nodes": lambda: str(render(comparisons.nodes(), Form.HTML)),
+    "compare of findings": lambda: str(render(comparisons.findings(), Form.HTML)),
+    "compare of hostile words": lambda: str(render(comparisons.hostile(), Form.HTML)),
 }
 
 
@@ -137,43 +136,30 @@ def test_each_class_that_is_used_is_in_the_style_sheet(tree: Element) -> None:
 
 
 def test_hostile_words_are_shown_as_they_are_spelled() -> None:
-    tree = parse(bench_html(hostile_run()))
+    tree = parse(str(render(hostile_run(), Form.HTML)))
     assert words(next(elements(tree, "h1"))) == f"4 x {ESCAPED}"
     assert any(ESCAPED in words(row) for row in elements(tree, "tr"))
 
 
-def test_the_verdict_comes_first_and_names_gpu_and_direction() -> None:
-    tree = parse(bench_html(judged(run(cases=("device_to_device_memcpy_write_ce",)))))
+def test_the_verdict_comes_first_and_the_bad_path_with_it() -> None:
+    tree = parse(str(render(judged(run(cases=("device_to_device_memcpy_write_ce",))), Form.HTML)))
     first = next(elements(tree, "section"))
     assert first.get("id") == "verdict"
     told = words(first)
-    for part in ("Fail", "1 of 2 classes fails", "egress", "25 %", "hgx-h200", "rose by 3"):
+    for part in ("FAIL", "1 of 1 path classes are slower than expected", "the outliers touch GPU3"):
         assert part in told
+    outliers = next(one for one in elements(tree, "section") if one.get("id") == "outliers")
+    assert "egress: all of its row is weak" in words(outliers)
     (cell,) = [one for one in elements(tree, "td") if "judged-fail" in one.get("class", "")]
-    assert words(cell).endswith(" fail"), "a word, not the colour alone"
-
-
-@pytest.mark.parametrize("sources", [("measured on 2 machines",), ("measured on 2 machines", "published by its maker")])
-def test_where_references_come_from_is_told_once_and_each_class_says_which_it_has(sources: tuple[str, ...]) -> None:
-    made = judged(run(cases=("device_to_device_memcpy_write_ce",)))
-    assert made.verdict is not None
-    classes = tuple(replace(made.verdict.classes[0], source=source) for source in (*sources, sources[0]))
-    tree = parse(bench_html(replace(made, verdict=replace(made.verdict, classes=classes))))
-    assert [words(tree).count(source) for source in sources] == [1] * len(sources)
-    (section,) = [one for one in elements(tree, "section") if one.get("id") == "classes"]
-    told = [words(next(elements(row, "span"))) for row in elements(next(elements(section, "tbody")), "tr")]
-    which = [" Reference 1.", " Reference 2.", " Reference 1."] if len(sources) > 1 else ["", ""]
-    assert told == [f"101.0 is below 350.0.{one}" for one in which]
-    listed = next(elements(section, "ol" if len(sources) > 1 else "ul"))
-    assert [words(one) for one in elements(listed, "li")] == list(sources)
+    assert words(cell).endswith(" !"), "a sign, not the colour alone"
 
 
 def test_what_was_not_plainly_measured_has_its_reason() -> None:
-    tree = parse(bench_html(hostile_run()))
-    (section,) = [one for one in elements(tree, "section") if one.get("id") == "reasons"]
-    rows = [[words(cell) for cell in row] for row in elements(section, "tr")][1:]
-    assert [row[0] for row in rows] == ["failed", "waived"]
-    assert all(row[2] == ESCAPED for row in rows)
+    tree = parse(str(render(hostile_run(), Form.HTML)))
+    (section,) = [one for one in elements(tree, "section") if one.get("id") == "failed-skipped-or-unstable"]
+    told = [words(one) for one in elements(section, "h3")]
+    assert [one.startswith(status) for one, status in zip(told, ("failed", "waived"), strict=True)] == [True, True]
+    assert all(one.endswith(f": {ESCAPED}") for one in told)
 
 
 def test_a_matrix_of_nothing_but_waived_paths_is_not_drawn() -> None:
@@ -183,7 +169,7 @@ def test_a_matrix_of_nothing_but_waived_paths_is_not_drawn() -> None:
         replace(m, status=Status.WAIVED, reason="no peer access", latency_ns=None) if m.case == first else m
         for m in made.measurements
     ]
-    tree = parse(bench_html(replace(made, measurements=tuple(found))))
+    tree = parse(str(render(replace(made, measurements=tuple(found)), Form.HTML)))
     names = [words(one) for one in elements(tree, "span") if one.get("class") == "case"]
     assert len(names) == 1
     assert first not in names
@@ -193,13 +179,13 @@ def test_a_matrix_of_nothing_but_waived_paths_is_not_drawn() -> None:
 def test_a_matrix_of_a_large_system_is_left_to_programs_and_the_page_says_so() -> None:
     row = tuple(f"GPU{place}" for place in range(100))
     cells = tuple(Cell(text="1.00", value=1.0) for _ in row)
-    grid = Grid(
+    grid = Matrix(
         caption="memcpy CE GPU(row) -> GPU(column)",
         rows=row,
-        groups=tuple((Line(header=(label,), cells=cells),) for label in row),
-        shade=Shade.HIGH,
+        groups=tuple((Series(header=(label,), cells=cells),) for label in row),
+        better=Better.HIGH,
     )
-    figure = grid_html(grid)
+    figure = matrix_html(grid)
     assert list(elements(figure, "table")) == []
     told = [words(one).strip() for one in elements(figure, "p")]
     assert told == [
@@ -209,30 +195,31 @@ def test_a_matrix_of_a_large_system_is_left_to_programs_and_the_page_says_so() -
 
 
 def test_what_is_worse_comes_first_then_each_path_with_both_numbers_then_the_machines() -> None:
-    tree = parse(compare_html(comparisons.two_runs()))
-    verdict, paths, machines, files = elements(tree, "section")
-    assert "Worse30 paths compared: 8 worse, 1 better, 0 different" in words(verdict).replace("\n", "")
-    rows = [[words(cell) for cell in row] for row in elements(verdict, "tr")][1:]
-    assert rows[0][:4] == ["worse", "GPU2 → *", "20.0 % slower", "6 of 6"]
-    assert rows[1][:4] == ["worse", "GPU0 → GPU1", "corrupt in today: byte 64 of 1048576 differs", "2 of 2"]
-    assert [row[0] for row in rows] == ["worse", "worse", "better"]
-    tables = {words(next(elements(table, "caption"))): table for table in elements(paths, "table")}
+    tree = parse(str(render(comparisons.two_runs(), Form.HTML)))
+    sections = {one.get("id"): one for one in elements(tree, "section")}
+    assert "30 paths compared: 8 worse, 1 better, 0 different" in words(sections["verdict"])
+    assert "everything slower touches GPU2" in words(sections["verdict"])
+    assert "worseGPU2 -> *: 20.0 % slower (6 of 6 paths)" in words(sections["bandwidth"])
+    assert "corrupt in today: byte 64 of 1048576 differs (2 of 2 paths)" in words(sections["other-paths"])
+    tables = {
+        words(next(elements(table, "caption"))): table for table in elements(sections["paths-that-differ"], "table")
+    }
     table = tables["device_to_device_memcpy_write_ce, 512 MiB over NV18 (GB/s)"]
-    assert [words(head) for head in elements(next(elements(table, "thead")), "th")][:2] == ["monday", "today"]
+    assert [words(head) for head in elements(next(elements(table, "thead")), "th")][1:3] == ["monday", "today"]
     first = [words(cell) for cell in next(elements(next(elements(table, "tbody")), "tr"))]
-    assert first[0] == "GPU2 → GPU0"
+    assert first[0] == "GPU2 -> GPU0"
     assert float(first[2]) / float(first[1]) == pytest.approx(0.8, abs=0.01)
     assert first[4] == "worse", "a word, not the colour alone"
-    assert "580.159.04" in words(machines)
-    assert "999.1" in words(machines)
-    assert words(files).count("egmctl 0.1.0") == 2
+    assert "999.1" in words(sections["machine-differences"])
+    assert words(sections["files"]).count("egmctl 0.1.0") == 2
 
 
 def test_of_nodes_those_out_of_line_have_their_medians_and_the_others_are_folded() -> None:
-    told = words(parse(compare_html(comparisons.nodes())))
-    assert "node5GPU2 → *19.9 % slower6 of 6" in told
+    told = words(parse(str(render(comparisons.nodes(), Form.HTML))))
+    assert "everything slower is of node5, GPU2 -> *" in told
+    assert "node5: GPU2 -> * 19.9 % slower (6 of 6 paths)" in told
     assert "device_to_device_memcpy_write_ce, 512 MiB (GB/s): 320.28, all nodes 399.84" in told
-    assert "Same: node[1-4,6-8]" in told
+    assert "SAME  node[1-4,6-8]" in told
 
 
 def test_nothing_to_compare_is_no_pass() -> None:
@@ -240,15 +227,15 @@ def test_nothing_to_compare_is_no_pass() -> None:
     nothing = replace(
         found, compared=0, paths=(), affected=(), machines=(), notes=("the files have no path in common",)
     )
-    told = words(parse(compare_html(nothing)))
-    assert "Nothing could be compared" in told
+    told = words(parse(str(render(nothing, Form.HTML))))
+    assert "NOT COMPARED" in told
     assert "the files have no path in common" in told
 
 
 @pytest.mark.parametrize(
     ("made", "banner"),
     [
-        (lambda: bench_html(run("gb200-nvl4", gpus=2)), "Modelled from public documents"),
+        (lambda: str(render(run("gb200-nvl4", gpus=2), Form.HTML)), "MODEL of gb200-nvl4"),
         (lambda: str(render(topology(replay.load("dgx-h100")), Form.HTML)), "MODEL of dgx-h100"),
         (
             lambda: str(render(diagnose(replay.load("gh200"), Scope(), CHECKS), Form.HTML)),
@@ -275,7 +262,7 @@ def test_a_run_of_the_command_on_a_fake_node_is_a_page_that_says_fake(
     done = egmctl("bench", *case, "-o", page, "-q", env=node.environment())
     assert done.code == 0, done.err
     tree = parse(page.read_text())
-    assert words(next(elements(tree, "header"))[0]) == "Fake GPUs: nothing here was measured on hardware"
+    assert words(next(elements(tree, "header"))[0]) == FAKE
     (drawing,) = [one for one in elements(tree, "svg") if "topology" in one.get("class", "")]
     assert "GPU3" in words(drawing)
     assert "NUMA 1" in words(drawing)

@@ -14,9 +14,8 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
-from egmctl.report.bench_markdown import bench_markdown
 from egmctl.report.forms import Form, render
-from egmctl.report.markdown import block, code, escaped, table
+from egmctl.report.render.gfm import block, code, escaped, table
 from egmctl.topology.topology import topology
 from egmctl.units import printable
 from tests.report.pages import elements, words
@@ -72,8 +71,8 @@ def test_what_github_would_find_in_plain_words_is_taken_apart(text: str, written
 @pytest.mark.parametrize(
     "text",
     [
-        bench_markdown(hostile_run()),
-        bench_markdown(judged(run("dgx-h100"))),
+        str(render(hostile_run(), Form.MARKDOWN)),
+        str(render(judged(run("dgx-h100")), Form.MARKDOWN)),
         str(render(topology(replay.load("dgx-h100")), Form.MARKDOWN)),
         str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.MARKDOWN)),
     ],
@@ -84,7 +83,7 @@ class TestDocuments:
         tags = set(re.findall(r"<([a-z0-9]+)", READER.render(text)))
         inline = {"strong", "code", "br"}
         tables = {"table", "thead", "tbody", "tr", "th", "td"}
-        assert tags <= inline | tables | {"h2", "h3", "p", "ul", "li", "pre", "details", "summary", "blockquote"}
+        assert tags <= inline | tables | {"h2", "h3", "h4", "p", "ul", "li", "pre", "details", "summary", "blockquote"}
 
     def test_every_row_of_a_table_has_as_many_cells_as_its_head(self, text: str) -> None:
         html = READER.render(text)
@@ -99,14 +98,13 @@ class TestDocuments:
 
 def test_a_run_that_is_too_long_for_a_comment_is_cut_and_says_so() -> None:
     """GitHub takes 65536 characters."""
-    text = bench_markdown(judged(run("dgx-h100")))
+    text = str(render(judged(run("dgx-h100")), Form.MARKDOWN))
     assert len(text) < 65_536
     assert "Too long for a ticket, left out: " in text
-    assert "left out" not in bench_markdown(judged(run("hgx-h200x4", cases=("ring_write_ce",))))
+    assert "left out" not in str(render(judged(run("hgx-h200x4", cases=("ring_write_ce",))), Form.MARKDOWN))
 
 
 def test_a_run_for_a_ticket_has_the_verdict_first_and_the_matrix_folded() -> None:
-    text = bench_markdown(judged(run(cases=("device_to_device_memcpy_write_ce",), gpus=2)))
-    assert text.index("### Verdict: FAIL") < text.index("### By wire") < text.index("<details>\n<summary>Tables of")
+    text = str(render(judged(run(cases=("device_to_device_memcpy_write_ce",), gpus=2)), Form.MARKDOWN))
+    assert text.index("**FAIL**") < text.index("Path classes") < text.index("<summary>Between GPUs</summary>")
     assert "| **GPU0** | - | 100.00 |\n" in text
-    assert "> [!WARNING]\n> Recorded at " in text

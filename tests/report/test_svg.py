@@ -9,12 +9,11 @@ from xml.etree import ElementTree
 import pytest
 
 from egmctl.facts import replay
-from egmctl.report.bench_rates import rates
-from egmctl.report.bench_svg import bench_svg
+from egmctl.report.document import Chart, Point
 from egmctl.report.forms import Form, render
-from egmctl.report.grid import Plot, Point
-from egmctl.report.plot import HEIGHT, WIDTH, plot, ticks
 from egmctl.report.render.figures import diagram
+from egmctl.report.render.plot import HEIGHT, WIDTH, plot, ticks
+from egmctl.report.views.bench_rates import rates
 from egmctl.report.views.node_scene import Rates, node_scene
 from egmctl.topology.topology import Topology, topology
 from tests.doctor.scenes import scenes
@@ -23,9 +22,9 @@ from tests.report.runs import hostile_run, judged, run
 
 LOADED = tuple(f"device_to_device_latency_loaded_{blocks}" for blocks in (0, 1, 8, 64))
 PICTURES: Mapping[str, Callable[[], str]] = {
-    "matrices": lambda: bench_svg(judged(run(cases=("device_to_device_memcpy_write_ce", "ring_write_ce")))),
-    "curves": lambda: bench_svg(run(cases=LOADED)),
-    "hostile": lambda: bench_svg(hostile_run()),
+    "matrices": lambda: str(render(judged(run(cases=("device_to_device_memcpy_write_ce", "ring_write_ce"))), Form.SVG)),
+    "curves": lambda: str(render(run(cases=LOADED), Form.SVG)),
+    "hostile": lambda: str(render(hostile_run(), Form.SVG)),
     "topology": lambda: str(render(topology(replay.load("dgx-h100")), Form.SVG)),
 }
 
@@ -52,11 +51,11 @@ def test_all_is_within_the_picture(picture: ElementTree.Element) -> None:
             assert float(part.get("y", "0")) + float(part.get("height", "0")) <= height
 
 
-def test_a_matrix_holds_every_number_and_marks_the_bad_one_with_a_word() -> None:
+def test_a_matrix_holds_every_number_and_marks_the_bad_one_with_a_sign() -> None:
     made = judged(run(cases=("device_to_device_memcpy_write_ce",)))
-    texts = [words(one) for one in elements(ElementTree.fromstring(bench_svg(made)), "text")]  # noqa: S314
+    texts = [words(one) for one in elements(ElementTree.fromstring(str(render(made, Form.SVG))), "text")]  # noqa: S314
     values = [f"{m.bandwidth_gb_s.median:.2f}" for m in made.measurements if m.bandwidth_gb_s]
-    assert [one for one in texts if one.removesuffix(" fail") in values] == [*values[:-1], f"{values[-1]} fail"]
+    assert [one for one in texts if one.removesuffix(" !") in values] == [*values[:-1], f"{values[-1]} !"]
 
 
 def drawing(judged: Topology, rates: Rates | None = None) -> ElementTree.Element:
@@ -117,14 +116,16 @@ class TestPlots:
     @pytest.mark.parametrize("sizes", [True, False])
     def test_every_point_is_within_the_axes(self, sizes: bool) -> None:
         curve = tuple(Point(x=4096.0 * 4**n, y=10.0 * n + 1, low=10.0 * n, high=10.0 * n + 5) for n in range(8))
-        drawn = plot(Plot(x="x", y="GB/s", curves=(("one", curve), ("two", curve[:1])), sizes=sizes), "caption")
+        drawn = plot(
+            Chart(caption="caption", x="x", y="GB/s", curves=(("one", curve), ("two", curve[:1])), sizes=sizes)
+        )
         circles = [(float(one.get("cx", "")), float(one.get("cy", ""))) for one in elements(drawn, "circle")]
         assert len(circles) == len(curve)
         assert all(0 < x < WIDTH and 0 < y < HEIGHT for x, y in circles)
 
     def test_names_of_curves_that_end_together_do_not_meet(self) -> None:
         curves = tuple((name, (Point(x=1, y=5, low=5, high=5),)) for name in ("one", "two", "three"))
-        drawn = plot(Plot(x="x", y="ns", curves=curves), "caption")
+        drawn = plot(Chart(caption="caption", x="x", y="ns", curves=curves))
         heights = [float(one.get("y", "")) for one in elements(drawn, "text") if words(one) in ("one", "two", "three")]
         assert sorted(heights) == heights
         assert min(b - a for a, b in pairwise(heights)) >= 12

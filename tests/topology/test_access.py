@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.paths import gpu_waiver
+from egmctl.bench.plan.paths import gpu_waiver
 from egmctl.doctor.access import loss
 from egmctl.doctor.situation import usable
 from egmctl.model.machine import LibraryFailure, Machine, Reason, Unread

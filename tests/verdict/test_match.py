@@ -11,6 +11,7 @@ from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine
 from egmctl.verdict.load import load_all
 from egmctl.verdict.match import choose, match_profile
+from tests.doctor.machines import with_gpu_denied
 
 PROFILES = [profile for profile, _ in load_all()]
 H200 = replay.load("hgx-h200x4")
@@ -53,6 +54,22 @@ def test_a_machine_whose_pci_ids_are_not_known_is_of_none() -> None:
     chosen, why = choose(replay.load("gh200x4"), PROFILES)
     assert chosen is None
     assert "PCI device id unknown, not 10de:2342" in why
+
+
+@pytest.mark.parametrize("machine", ["hgx-h200x4", "dgx-h100", "gb200-nvl4"])
+def test_a_node_of_which_one_gpu_is_denied_is_still_of_its_kind(machine: str) -> None:
+    """The profile that fits what is known: NVML says nothing of the denied one."""
+    denied = with_gpu_denied(replay.load(machine), 1)
+    assert [gpu.nvml is None for gpu in denied.gpus or ()].count(True) == 1
+    chosen, why = choose(denied, PROFILES)
+    assert chosen is not None, why
+    assert chosen is choose(replay.load(machine), PROFILES)[0]
+
+
+def test_a_node_of_which_all_gpus_are_denied_is_of_no_known_kind() -> None:
+    chosen, why = choose(with_gpu_denied(replay.load("hgx-h200x4"), 0, 1, 2, 3), PROFILES)
+    assert chosen is None
+    assert "NVLinks a GPU unknown, not 18" in why
 
 
 @pytest.mark.parametrize(

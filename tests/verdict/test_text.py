@@ -9,12 +9,11 @@ import pytest
 
 from egmctl.model.measurement import Flow, RunReport, Task
 from egmctl.model.profile import Profile
-from egmctl.report.bench_text import bench_text
-from egmctl.report.table import WIDTH
-from egmctl.report.verdict_text import verdict_line, verdict_text
+from egmctl.report.render.text import WIDTH
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.golden import compare
+from tests.report.texts import text_of
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,8 +41,7 @@ CASES = {
 def shown(report: RunReport, profile: Profile | None) -> str:
     """Return the verdict's text."""
     why = "GPU name NVIDIA H200" if profile else "no profile fits"
-    verdict = judge(report, profile, profile_reason=why)
-    return verdict_text(report, verdict).plain + verdict_line(verdict).plain
+    return text_of(replace(report, verdict=judge(report, profile, profile_reason=why)), verbose=1)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -70,18 +68,11 @@ ROUND = {
 }
 
 
-def test_the_verdict_is_at_the_end_of_a_runs_text_in_its_last_line() -> None:
-    report = run(WRITE)
-    report = replace(report, verdict=judge(report, load("hgx-h200"), profile_reason="it fits"))
-    text = bench_text(report).plain
-    assert text.splitlines()[-1] == "Verdict: PASS, by profile hgx-h200: of 1 path classes 1 pass"
-    assert text.splitlines()[-2] == "12 measurements: 12 ok"
-
-
 def test_where_no_class_is_judged_there_is_no_table_to_explain() -> None:
     text = shown(run("ipc_event_round_trip", value=lambda *_: 24700.0), None)
-    assert text.splitlines()[:2] == ["References", "  none: no profile fits"]
-    assert "\nVerdict: NO REFERENCE" in text
+    assert text.startswith("NO REFERENCE: ")
+    assert "Measured vs expected" not in text
+    assert "References\n  none: no profile fits\n" in text
 
 
 def test_a_hostile_name_does_not_steer_the_terminal() -> None:

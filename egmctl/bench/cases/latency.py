@@ -46,8 +46,17 @@ _HOST_NUMA = "host_numa_to_device", MemoryKind.HOST_NUMA, Pattern.PAIR, "HOST_NU
 _PINNED = "host_to_device", MemoryKind.PINNED, Pattern.PAIR, "pinned memory, each GPU with each NUMA node"
 
 
-def _chase(*, order: ChaseOrder = ChaseOrder.RANDOM, warm: bool = False, load_blocks: int = 0) -> Chase:
-    return Chase(order=order, stride_bytes=LINE_BYTES, warm=warm, loads=LOADS, load_blocks=load_blocks)
+def _chase(
+    *, order: ChaseOrder = ChaseOrder.RANDOM, warm: bool = False, load_blocks: int = 0, by_footprint: bool = False
+) -> Chase:
+    return Chase(
+        order=order,
+        stride_bytes=LINE_BYTES,
+        warm=warm,
+        loads=LOADS,
+        load_blocks=load_blocks,
+        by_footprint=by_footprint,
+    )
 
 
 def _case(
@@ -130,7 +139,7 @@ def _footprints(word: str, memory: MemoryKind, pattern: Pattern, what: str, size
             memory,
             pattern,
             f"latency of {what}: random lines of {format_size(size)}",
-            _chase(warm=size <= _FITS_L2_BYTES),
+            _chase(warm=size <= _FITS_L2_BYTES, by_footprint=True),
             Footprint(least_bytes=size),
             one_path=True,
         )

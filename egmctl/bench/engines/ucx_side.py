@@ -12,7 +12,7 @@ from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.conclusion import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips
 from egmctl.bench.engines.round_trips import WARM_UP_LAPS
 from egmctl.bench.engines.transfer import Destination, Source
-from egmctl.bench.plan import SAMPLE_S
+from egmctl.bench.plan.task import SAMPLE_S
 from egmctl.bench.processes.collective import CollectiveStep
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.exchange import Item

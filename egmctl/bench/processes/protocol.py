@@ -16,7 +16,7 @@ from egmctl.model.measurement import Settings, Task
 from egmctl.model.rank import Rank
 
 ENVIRONMENT = {
-    # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.paths).
+    # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.plan.paths).
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     # A kernel that is loaded at its first launch waits for the GPU to be idle, which it never is behind a gate.
     "CUDA_MODULE_LOADING": "EAGER",
@@ -77,6 +77,8 @@ class Preparation:
     host_access: tuple[NodeAccess, ...] = ()
     ranks: tuple[Rank, ...] = ()
     """All processes of measurements by several, if this is for one of them."""
+    no_counters: str | None = None
+    """Why NVML is not to be called: it failed when the facts were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

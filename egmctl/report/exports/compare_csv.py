@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, PathDifference, WordDifference
 from egmctl.report.exports.csv_text import csv_text
-from egmctl.report.origin import compared_banners
+from egmctl.report.views.compare import banners
 
 COLUMNS = (
     "node",
@@ -34,7 +34,7 @@ def compare_csv(comparison: Comparison) -> str:
     ``subject`` is ``path``, ``finding``, ``fact`` or ``machine``: a fact beside those. ``warning`` says which of the
     files are of no hardware, in every row, so that none can pass for hardware once it is cut out.
     """
-    warning = "; ".join(compared_banners(comparison))
+    warning = "; ".join(banners(comparison))
     return csv_text(COLUMNS, ({**row, "warning": warning} for row in _rows(comparison)))
 
 

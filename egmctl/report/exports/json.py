@@ -15,13 +15,12 @@ from egmctl.model.codec import to_json
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
+from egmctl.model.listing import CHECKS_SCHEMA, CheckEntry, CheckList
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 
 if TYPE_CHECKING:
     from egmctl.doctor.check import Check
-
-CHECKS_SCHEMA = "egmctl.checks/1"
 
 
 def envelope(
@@ -110,16 +109,16 @@ def fleet_json(report: FleetReport) -> str:
 
 def checks_json(checks: Iterable[Check]) -> str:
     """Return the list of checks as a JSON document."""
-    rows = [
-        {
-            "id": check.id,
-            "title": check.title,
-            "guards": list(check.guards),
-            "sections": list(check.sections),
-            "why": check.why,
-            "read": check.read,
-            "fix": check.fix,
-        }
+    rows = tuple(
+        CheckEntry(
+            id=check.id,
+            title=check.title,
+            guards=check.guards,
+            sections=check.sections,
+            why=check.why,
+            read=check.read,
+            fix=check.fix,
+        )
         for check in checks
-    ]
-    return dump(envelope(CHECKS_SCHEMA, ExitCode.OK, to_json({"checks": rows}), machine=None))
+    )
+    return dump(envelope(CHECKS_SCHEMA, ExitCode.OK, to_json(CheckList(checks=rows)), machine=None))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
-from egmctl.bench.estimate import plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan import Plan
-from egmctl.bench.scale import Scale
+from egmctl.bench.plan.cost import JobCost, plan_bytes, plan_seconds, steps_seconds
 from egmctl.errors import ExitCode
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Machine
@@ -16,7 +14,7 @@ from egmctl.model.planned import PLAN_SCHEMA, HeldMemory, PlannedMeasurement, Pl
 from egmctl.report.exports.json import dump, envelope
 from egmctl.units import natural
 
-COST_SCHEMA = "egmctl.cost/1"
+COST_SCHEMA = "egmctl.cost/2"
 
 
 def plan_json(plan: Plan, machine: Machine) -> str:
@@ -24,10 +22,9 @@ def plan_json(plan: Plan, machine: Machine) -> str:
     return dump(envelope(PLAN_SCHEMA, ExitCode.OK, to_json(plan_report(plan)), machine=machine))
 
 
-def cost_json(scale: Scale, machine: Machine) -> str:
+def cost_json(cost: JobCost, machine: Machine) -> str:
     """Return the document of what a run of many ranks would cost."""
-    body: dict[str, Any] = to_json(scale) | {"seconds": scale.seconds}
-    return dump(envelope(COST_SCHEMA, ExitCode.OK, body, machine=machine))
+    return dump(envelope(COST_SCHEMA, ExitCode.OK, to_json(cost), machine=machine))
 
 
 def plan_report(plan: Plan) -> PlanReport:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
-from egmctl.report import grid as old
 from egmctl.report.document import Cell, Chart, Matrix, Tone, columns
-from egmctl.report.markup import arrows, element
-from egmctl.report.plot import plot
 from egmctl.report.render.heat import best, step_of
+from egmctl.report.render.markup import arrows, element
+from egmctl.report.render.plot import plot
 from egmctl.report.scene import Anchor, Box, Label, Line, Scene
 
 _CELL, _ROW, _LABEL, _LINE = 84.0, 30.0, 84.0, 18.0
@@ -56,12 +55,8 @@ def _shape(shape: Box | Line | Label) -> Element:
 
 
 def chart(what: Chart) -> Element:
-    """Return curves."""
-    curves = tuple(
-        (name, tuple(old.Point(x=one.x, y=one.y, low=one.low, high=one.high) for one in points))
-        for name, points in what.curves
-    )
-    return plot(old.Plot(x=what.x, y=what.y, curves=curves, sizes=what.sizes), what.caption)
+    """Return curves under their heading."""
+    return plot(what)
 
 
 def heat_map(matrix: Matrix) -> Element:

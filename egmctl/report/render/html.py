@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from egmctl.compat import assert_never
-from egmctl.report import page
 from egmctl.report.document import (
     Align,
     Block,
@@ -33,8 +32,8 @@ from egmctl.report.document import (
     Words,
     parts,
 )
-from egmctl.report.markup import Child, element
-from egmctl.report.render import figures
+from egmctl.report.render import figures, page
+from egmctl.report.render.markup import Child, element
 from egmctl.report.render.matrix import legend_html, matrix_html
 
 _LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail"}

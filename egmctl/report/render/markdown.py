@@ -30,8 +30,8 @@ from egmctl.report.document import (
     plain,
     shown,
 )
-from egmctl.report.markdown import block as code_block
-from egmctl.report.markdown import code, details, escaped, warning
+from egmctl.report.render.gfm import block as code_block
+from egmctl.report.render.gfm import code, details, escaped, warning
 
 LIMIT = 60_000
 """Characters; GitHub takes 65536 in one comment."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from xml.etree.ElementTree import Element
 
 from egmctl.report.document import Better, Cell, Matrix, Tone, columns
-from egmctl.report.markup import arrows, element
 from egmctl.report.render.heat import DRAWN_CELLS, best, cells_of, legend, step_of
+from egmctl.report.render.markup import arrows, element
 
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived"}
 _FEW, _LONG, _WIDE = 2, 5, 12

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from egmctl.report.document import Block, Chart, Details, Diagram, Document, Matrix, Section
-from egmctl.report.markup import element, raw, xml
-from egmctl.report.page import style
 from egmctl.report.render import figures
 from egmctl.report.render.heat import DRAWN_CELLS, cells_of
+from egmctl.report.render.markup import element, raw, xml
+from egmctl.report.render.page import style
 
 _PAD, _BANNER = 16.0, 30.0
 

@@ -1,7 +1,7 @@
-"""What ``egmctl bench`` says first: whether the paths are as fast as they should be, why not, and what to do next.
+"""What ``egmctl bench`` says: the answer, the worst paths, a row for each class of paths; then every number.
 
-One screen: the answer, the worst paths, and a row for each class of paths. The matrices and every detail are of
-:mod:`egmctl.report.bench_text` (``-v``) and of the page.
+The first screen is the answer; the matrices, what they were judged by and how they were measured come with ``-v`` and
+on the page.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from statistics import median
 from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
-from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judgement, RunVerdict, Yardstick
-from egmctl.report.bench_kernel import grave, sentence
-from egmctl.report.bench_parts import exceptions, tally
-from egmctl.report.bench_soak import soak_lines
-from egmctl.report.bench_warnings import HARMLESS, route_line, seen
+from egmctl.model.rank import node_names
+from egmctl.model.verdict import ClassVerdict, Grade, Judgement, Yardstick
 from egmctl.report.document import (
     Block,
     Bullets,
     Cell,
+    Diagram,
     Document,
     Entry,
     KeyValues,
@@ -32,12 +30,27 @@ from egmctl.report.document import (
     Series,
     Span,
     Tone,
-    Verdict,
 )
-from egmctl.report.views.machine import banners
+from egmctl.report.views.bench_answer import answer, was_run
+from egmctl.report.views.bench_cells import GRADE_MARKS, GRADE_TONES, STATUS_TONES
+from egmctl.report.views.bench_judged import judged_sections
+from egmctl.report.views.bench_kernel import grave, kernel_line, sentence
+from egmctl.report.views.bench_notes import exceptions, how, tally
+from egmctl.report.views.bench_rates import rates
+from egmctl.report.views.bench_soak import soak_lines, worst_paths
+from egmctl.report.views.bench_tables import families
+from egmctl.report.views.bench_warnings import route_line, seen, warnings
+from egmctl.report.views.causes import cause_entries
+from egmctl.report.views.machine import banners, machine_section
+from egmctl.report.views.node_scene import node_scene
+from egmctl.report.views.topo import gpu_matrix
+from egmctl.topology.topology import Topology, topology
 from egmctl.units import format_size
-from egmctl.verdict.classes import BROKEN, class_of, is_lost, names, unit_of
+from egmctl.verdict.classes import class_of, names, unit_of
 
+_NODES_DRAWN = 4
+_MANY = 8
+"""Paths with the same reason that are named with -v."""
 _WORST = 5
 """Paths that are named."""
 _REASONS = 4
@@ -49,9 +62,7 @@ _FAULTS = 3
 _WHOLE = 1000
 """From here on nobody needs a decimal."""
 _BAD = (Grade.FAIL, Grade.WARN)
-_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 _STATUS_TONES = {Found.FAIL: Tone.BAD, Found.WARN: Tone.WARN}
-_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
 
 
 def bench_document(report: RunReport) -> Document:
@@ -74,150 +85,84 @@ def bench_document(report: RunReport) -> Document:
 
 def _body(report: RunReport) -> Iterator[Block]:
     yield answer(report)
+    yield from cause_entries(report)
     yield from _kernel(report)
+    if not any(was_run(m) for m in report.measurements):
+        yield from _details(report)
+        return
     yield from _worst_paths(report)
     yield from _broken(report)
     rows = _rows(report)
     if rows:
         yield _summary(rows)
     if lines := tuple(soak_lines(report)):
-        yield Section(title="Soak", body=(Bullets(items=lines),))
+        worst = worst_paths(report)
+        yield Section(title="Soak", body=(Bullets(items=lines), *([worst] if worst is not None else [])))
+    yield from _warnings(report)
+    notes = [*filter(None, [route_line(report)]), *_skipped(report), *report.problems]
+    if notes:
+        yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    yield from _details(report)
+    yield Paragraph(words="Matrices, settings and references: -v; all of it as a page: -o run.html", tone=Tone.DIM)
+
+
+def _warnings(report: RunReport) -> Iterator[Section]:
     told = [f"{sentence} ({len(paths)} path{'s' * (len(paths) != 1)})" for sentence, paths in seen(report).items()]
     if told:
         more = (f"and {len(told) - _WARNINGS} more (-v)",) if len(told) > _WARNINGS else ()
         yield Section(title="Warnings", body=(Bullets(items=(*told[:_WARNINGS], *more)),))
-    notes = [*filter(None, [route_line(report)]), *_skipped(report), *report.problems]
-    if notes:
-        yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
-    yield Paragraph(words="Matrices, settings and references: -v; all of it as a page: -o run.html", tone=Tone.DIM)
 
 
-def answer(
-    report: RunReport, *, next_step: str = "look for the cause with 'egmctl doctor', then measure again"
-) -> Verdict:
-    """Return the answer: whether the run is whole, and whether the paths are as fast as they should be.
-
-    Parameters
-    ----------
-    next_step
-        What to do where the run itself shows no cause.
-    """
-    made = sum(m.measured for m in report.measurements)
-    lost = [m for m in report.measurements if is_lost(m)]
-    verdict = report.verdict
-    if report.interrupted:
-        return _incomplete(f"interrupted with {made} of {len(report.measurements)} measurements made", "run it again")
-    if lost or report.problems:
-        why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
-        count = f"{len(lost)} of {len(report.measurements)} measurements"
-        done = f"{count} crashed, timed out or broke" if lost else "the run broke"
-        return _incomplete(f"{done}: {why}", "run 'egmctl doctor', then measure again")
-    if not made and not any(m.status in BROKEN for m in report.measurements):
-        why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
-        return _incomplete(f"nothing was measured: {why}", "see what stops it with 'egmctl doctor'")
-    broken = [m for m in report.measurements if m.status in BROKEN]
-    if broken:
-        sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}"
-        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
-    if verdict is not None and (verdict.grade is Grade.FAIL or verdict.failed):
-        return Verdict(
-            word="FAIL", tone=Tone.BAD, sentence=_why(report, verdict), advice=_advice(report, broken, next_step)
+def _details(report: RunReport) -> Iterator[Section]:
+    """Yield what stands behind the answer: the picture, every number, what it was judged by, how it was measured."""
+    chosen = {gpu.bus_id for gpu in report.gpus}
+    for machine in report.machines[:_NODES_DRAWN]:
+        judged = topology(machine, [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen])
+        yield topology_section(judged, report)
+        yield machine_section(machine)
+    if len(report.machines) > _NODES_DRAWN:
+        told = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
+        yield Section(title="Further nodes", body=(Paragraph(words=told),), level=Level.PAGE)
+    for title, blocks in families(report):
+        yield Section(title=title, body=blocks, level=Level.VERBOSE)
+    if report.verdict is not None:
+        yield from judged_sections(report, report.verdict)
+    exceptional = tuple(
+        Entry(
+            word=status.upper(),
+            tone=STATUS_TONES.get(status, Tone.BAD),
+            title=f"{', '.join(paths[:_MANY])}{_more(paths)}: {reason}" if reason else ", ".join(paths[:_MANY]),
         )
-    if verdict is None:
-        return Verdict(word="NO REFERENCE", tone=Tone.PLAIN, sentence=f"{made} measurements, not judged (--no-verdict)")
-    counts = Counter(one.grade for one in verdict.classes)
-    unknown = f", {counts[Grade.NO_REFERENCE]} without a reference" if counts[Grade.NO_REFERENCE] else ""
-    all_of = "all" if counts[Grade.PASS] == len(verdict.classes) else f"{counts[Grade.PASS]} of"
-    of = f"{all_of} {len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
-    if verdict.grade is Grade.WARN:
-        sentence = _why(report, verdict) if counts[Grade.WARN] else f"{of}{unknown}; {verdict.warnings[0]}"
-        return Verdict(
-            word="PASS", tone=Tone.WARN, sentence=f"with warnings: {sentence}", advice=_advice(report, [], next_step)
-        )
-    if verdict.grade is Grade.PASS:
-        return Verdict(word="PASS", tone=Tone.GOOD, sentence=f"{of}{unknown}")
-    return Verdict(
-        word="NO REFERENCE",
-        tone=Tone.UNKNOWN,
-        sentence=f"{made} measurements and nothing to judge them by: {verdict.profile_reason or verdict.reason}",
-        advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
+        for status, reason, paths in exceptions(report)
     )
+    if exceptional:
+        yield Section(title="Failed, skipped or unstable", body=exceptional, level=Level.VERBOSE)
+    if all_warnings := tuple(warnings(report)):
+        yield Section(title="Each warning", body=(Bullets(items=all_warnings),), level=Level.VERBOSE)
+    how_line = f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
+    nodes = node_names(rank.host for rank in report.ranks)
+    where = tuple(f"{node} is {host or 'unknown'}" for host, node in nodes.items())
+    told_notes = (how_line, *filter(None, [kernel_line(report)]), *report.notes, *where)
+    yield Section(title="How it was measured", body=(Bullets(items=told_notes),), level=Level.VERBOSE)
 
 
-def _incomplete(sentence: str, advice: str) -> Verdict:
-    return Verdict(word="INCOMPLETE", tone=Tone.WARN, sentence=sentence, advice=advice)
+def _more(paths: Sequence[str]) -> str:
+    return f" and {len(paths) - _MANY} more" if len(paths) > _MANY else ""
 
 
-def _why(report: RunReport, verdict: RunVerdict) -> str:
-    """Say in one sentence what is slow, and what was seen there meanwhile."""
-    bad = [one for one in verdict.classes if one.grade in _BAD]
-    counted = f"{len(bad)} of {len(verdict.classes)} path classes are slower than expected"
-    if all(one.grade is Grade.WARN for one in bad):
-        counted = f"{len(bad)} of {len(verdict.classes)} path classes are a little slower than usual"
-    return "; ".join(filter(None, (counted, _where(verdict.culprits), _seen(report, _gpus_of(verdict)))))
-
-
-def _where(culprits: Sequence[Culprit]) -> str:
-    """Say which GPUs, or else which pairs, the outliers of the most classes have in common."""
-    gpus = Counter(one.label for one in culprits if len(one.gpus) == 1)
-    pairs = Counter(one.label for one in culprits if len(one.gpus) > 1)
-    if gpus:
-        return f"the outliers touch {_listed([label for label, _ in gpus.most_common(_PATHS)])}"
-    return f"outliers: {_listed([label for label, _ in pairs.most_common(_PATHS)])}" if pairs else ""
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
-
-
-def _gpus_of(verdict: RunVerdict) -> frozenset[str]:
-    return frozenset(gpu for one in verdict.culprits for gpu in one.gpus)
-
-
-def _seen(report: RunReport, gpus: frozenset[str]) -> str:
-    """Say what the GPUs themselves showed meanwhile: other processes, throttled clocks."""
-    busy: dict[str, set[int]] = {}
-    throttled: dict[str, set[str]] = {}
-    for measurement in report.measurements:
-        for gpu in measurement.evidence.gpus if measurement.evidence else ():
-            if gpu.other_processes:
-                busy.setdefault(gpu.label, set()).update(gpu.other_processes)
-            if slowed := set(gpu.throttle_reasons or ()) - HARMLESS:
-                throttled.setdefault(gpu.label, set()).update(slowed)
-    told = []
-    if busy:
-        pids = sorted(set().union(*busy.values()))
-        which = ", ".join(map(str, pids[:_PATHS])) + (" ..." if len(pids) > _PATHS else "")
-        told.append(f"other processes ({which}) used {_listed(sorted(busy))} meanwhile")
-    if throttled:
-        reasons = ", ".join(sorted(set().union(*throttled.values())))
-        told.append(f"clocks of {_listed(sorted(throttled))} were throttled ({reasons})")
-    down = _links_down(report, gpus)
-    return "; ".join([*told, *down])
-
-
-def _links_down(report: RunReport, gpus: frozenset[str]) -> Iterator[str]:
-    for machine in report.machines:
-        for gpu in machine.gpus or ():
-            links, count = (gpu.nvml.nvlinks, gpu.nvml.nvlink_count) if gpu.nvml else (None, None)
-            active = None if links is None else sum(bool(link.active) for link in links)
-            if active is not None and count and active < count and (not gpus or gpu.bus_id in gpus):
-                yield f"GPU{gpu.index} runs {active} of {count} NVLinks"
-
-
-def _advice(report: RunReport, broken: Sequence[Measurement], next_step: str) -> str:
-    evidence = [gpu for m in report.measurements if m.evidence for gpu in m.evidence.gpus]
-    if any(m.status is Status.CORRUPT for m in broken):
-        return "drain the node: data arrived corrupt; 'egmctl doctor --active' shows where"
-    if any(gpu.other_processes for gpu in evidence):
-        return "measure again when the GPUs are idle"
-    if any(set(gpu.throttle_reasons or ()) - HARMLESS for gpu in evidence):
-        return "check power and cooling: nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
-    if grave(report):
-        return "act on the kernel's message below, then measure again"
-    if broken:
-        return "see what stops them with 'egmctl doctor'"
-    return next_step
+def topology_section(judged: Topology, report: RunReport) -> Section:
+    """Return the picture of a node with what was measured over each link."""
+    found, cases = rates(report)
+    told = "Rates are nominal, in one direction."
+    if any(label in judged.gpus for ends in found for label in ends):
+        told += (
+            " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
+            f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
+        )
+    links = (gpu_matrix(judged),) if judged.gpus else ()
+    picture = Diagram(scene=node_scene(judged, found))
+    body = (Paragraph(words=judged.platform.line), picture, Paragraph(words=told, tone=Tone.DIM), *links)
+    return Section(title="Topology", body=body, level=Level.PAGE)
 
 
 def _kernel(report: RunReport) -> Iterator[Entry]:
@@ -267,7 +212,7 @@ def _worst_paths(report: RunReport) -> Iterator[Entry]:
             against += f" {_number(judgement.expected)}"
         yield Entry(
             word=grade.upper(),
-            tone=_TONES[grade],
+            tone=GRADE_TONES[grade],
             title=(f"{measurement.path}: {_number(judgement.value)} {unit}{against} ", Span(of.case, Tone.DIM)),
             level=Level.SUMMARY,
         )
@@ -300,7 +245,8 @@ def _few(paths: Sequence[str]) -> str:
 
 
 def _skipped(report: RunReport) -> Iterator[str]:
-    waived = [m for m in report.measurements if m.status is Status.WAIVED]
+    explained = {number for cause in report.causes for number in cause.explains}
+    waived = [m for n, m in enumerate(report.measurements) if m.status is Status.WAIVED and n not in explained]
     if waived:
         reasons = Counter(m.reason or "" for m in waived)
         told = "; ".join(reason for reason, _ in reasons.most_common(2))
@@ -347,11 +293,11 @@ def _summary(rows: Sequence[_Row]) -> Matrix:
             if of == link:
                 labels.append(f" {case}")
                 cells.append(_cells(measurements, verdict))
-    heads = ("paths", "median", "worst", "expect", "link")
+    heads = ("n", "median", "worst", "expect", "link")
     return Matrix(
         caption="Path classes (GB/s; latencies in ns)",
         notes=(
-            "median and worst of the paths; expected by the profile; link: the median's share of its nominal rate; "
+            "median and worst of n paths; expected by the profile; link: the median's share of its nominal rate; "
             "! fails, ~ warns",
         ),
         rows=tuple(labels),
@@ -374,7 +320,7 @@ def _cells(measurements: Sequence[Measurement], verdict: ClassVerdict | None) ->
     return (
         Cell(text=str(len(measurements))),
         Cell(text=_number(median(values)) if values else "-"),
-        Cell(text=_number(worst), tone=_TONES.get(grade, Tone.PLAIN), mark=_MARKS.get(grade, "")),
+        Cell(text=_number(worst), tone=GRADE_TONES.get(grade, Tone.PLAIN), mark=GRADE_MARKS.get(grade, "")),
         Cell(text=_number(verdict.expected if verdict is not None else None)),
         Cell(text=f"{100 * median(rates):.0f} %" if rates else "-"),
     )

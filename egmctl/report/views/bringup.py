@@ -22,12 +22,14 @@ from egmctl.report.document import (
     Words,
     plain,
 )
-from egmctl.report.views.bench import answer as bench_answer
 from egmctl.report.views.bench import bench_document
+from egmctl.report.views.bench_answer import answer as bench_answer
 from egmctl.report.views.doctor import TONES, doctor_document, remedy_words, title
 from egmctl.report.views.doctor import verdict as doctor_verdict
-from egmctl.report.views.machine import banners, subject
+from egmctl.report.views.machine import banners, machine_section, subject
+from egmctl.report.views.topo import topo_document
 from egmctl.topology.platform import platform
+from egmctl.topology.topology import topology
 
 _CAUSES = 3
 """Causes that are told without -v."""
@@ -38,16 +40,27 @@ def bringup_document(bringup: Bringup) -> Document:
     """Return what there is to say of a node, with the documents of doctor and bench below it."""
     machine = bringup.machine
     run = None if bringup.run is None else bench_document(bringup.run)
+    parts = [("Doctor", doctor_document(bringup.diagnosis)), ("Topology", topo_document(topology(machine)))]
+    if run is not None:
+        parts.append(("Bench", run))
     return Document(
         command="egmctl bringup",
         subject=subject(machine),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *(run.banners if run is not None else ())))),
         body=(
             *summary(bringup),
-            Section(title="Doctor", body=doctor_document(bringup.diagnosis).body, level=Level.VERBOSE),
-            *([Section(title="Bench", body=run.body, level=Level.VERBOSE)] if run is not None else []),
+            *(Section(title=title, body=tuple(_own(part)), level=Level.VERBOSE) for title, part in parts),
+            machine_section(machine),
         ),
     )
+
+
+def _own(part: Document) -> Iterator[Block]:
+    """Yield what a part says that no other one does."""
+    shared = ("Machine", "Topology") if part.command != "egmctl topo" else ("Machine",)
+    for block in part.body:
+        if not isinstance(block, Section) or block.title not in shared:
+            yield block
 
 
 def summary(bringup: Bringup) -> Iterator[Block]:
@@ -66,7 +79,7 @@ def summary(bringup: Bringup) -> Iterator[Block]:
     if bringup.run is None:
         rows.append(("bench", "not run"))
     else:
-        answered = bench_answer(bringup.run)
+        answered = bench_answer(bringup.run, alone=False)
         rows.append(("bench", f"{answered.word}: {plain(answered.sentence)}"))
     yield KeyValues(rows=tuple(rows))
     yield Paragraph(words="All checks and paths: -v; all of it as a page: -o node.html", tone=Tone.DIM)
@@ -109,6 +122,8 @@ def _go(bringup: Bringup) -> Verdict:
 
 
 def _root(bringup: Bringup, cause: JoinedCause) -> Finding | None:
+    if cause.run_cause is not None and bringup.run is not None:
+        return bringup.run.causes[cause.run_cause].finding
     return bringup.diagnosis.findings[cause.findings[0]] if cause.findings else None
 
 
@@ -116,7 +131,7 @@ def _words(bringup: Bringup, cause: JoinedCause) -> str:
     """Return a cause in a sentence, with how much of the bench it explains."""
     root = _root(bringup, cause)
     if root is None:
-        return "" if bringup.run is None else plain(bench_answer(bringup.run).sentence)
+        return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
     told = [title(root)]
     if cause.slow:
         told.append(f"explains {_several(len(_paths(bringup, cause.slow)), 'slow path')}")
@@ -208,7 +223,7 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
     return Entry(
         word=cause.status.upper(),
         tone=TONES[cause.status],
-        title="slow, and doctor knows no cause" if root is None else title(root),
+        title="slow, and nothing that was read explains it" if root is None else title(root),
         id="" if root is None else root.check,
         body=(*([KeyValues(rows=tuple(rows))] if rows else []), *command),
         level=level,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from egmctl.errors import ExitCode
+from egmctl.model.codec import to_json
+from egmctl.model.listing import MACHINES_SCHEMA, MachineList, ShippedMachine
 from egmctl.model.machine import Machine
 from egmctl.report.document import Document, Entry, Paragraph, Tone
 from egmctl.report.exports.csv_text import csv_text
 from egmctl.report.exports.json import dump, envelope
 from egmctl.topology.platform import platform
-
-MACHINES_SCHEMA = "egmctl.machines/1"
-_COLUMNS = ("name", "origin", "platform", "description")
 
 
 def machines_document(machines: Sequence[Machine]) -> Document:
@@ -32,14 +32,18 @@ def _entry(machine: Machine) -> Entry:
 
 def machines_json(machines: Sequence[Machine]) -> str:
     """Return the list as a JSON document."""
-    rows = [dict(zip(_COLUMNS, _row(machine), strict=True)) for machine in machines]
-    return dump(envelope(MACHINES_SCHEMA, ExitCode.OK, {"machines": rows}, machine=None))
+    body = to_json(MachineList(machines=tuple(map(_row, machines))))
+    return dump(envelope(MACHINES_SCHEMA, ExitCode.OK, body, machine=None))
 
 
 def machines_csv(machines: Sequence[Machine]) -> str:
     """Return the list as CSV."""
-    return csv_text(_COLUMNS, (dict(zip(_COLUMNS, _row(machine), strict=True)) for machine in machines))
+    columns = tuple(field.name for field in fields(ShippedMachine))
+    return csv_text(columns, (to_json(_row(machine)) for machine in machines))
 
 
-def _row(machine: Machine) -> tuple[str, ...]:
-    return machine.origin.name, machine.origin.kind.value, platform(machine).line, machine.origin.description
+def _row(machine: Machine) -> ShippedMachine:
+    origin = machine.origin
+    return ShippedMachine(
+        name=origin.name, origin=origin.kind, platform=platform(machine).line, description=origin.description
+    )

@@ -1,0 +1,236 @@
+"""How much memory a run may take: at most a share of what is free, so that no host is driven out of memory. Pure.
+
+A size that the user chose is kept, and refused where it does not fit. One that nobody chose gives way (:func:`fitted`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
+from egmctl.bench.plan.schedule import Step
+from egmctl.errors import UsageError
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Endpoint, Task
+from egmctl.units import MIB, format_size
+
+if TYPE_CHECKING:
+    from egmctl.bench.plan import Plan, PlannedTask
+
+LEAST_BYTES = ROTATED_BELOW_BYTES
+"""The smallest size that is chosen: buffers of smaller ones hold several slots and take no less memory."""
+
+
+def _one_host(_end: Endpoint) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is free on the nodes of a run, and who is on which node."""
+
+    free: Callable[[Peak], int | None]
+    """Bytes free at a place, ``None`` where nobody knows."""
+    node_of: Callable[[Endpoint], str | None] = _one_host
+    """The name of the host that an end is on, where there are several."""
+
+
+def memory_of(machine: Machine, cgroup_left_bytes: int | None = None) -> Memory:
+    """Return what is free on one node.
+
+    Parameters
+    ----------
+    cgroup_left_bytes
+        What the cgroup's limit leaves to this process, ``None`` without one.
+    """
+
+    def free(peak: Peak) -> int | None:
+        found = free_bytes(machine, peak)
+        if peak.place is not None or cgroup_left_bytes is None:
+            return found
+        return cgroup_left_bytes if found is None else min(found, cgroup_left_bytes)
+
+    return Memory(free)
+
+
+def check_memory(plan: Plan, memory: Memory) -> None:
+    """Refuse a plan whose buffers would take more than its share of what is free on a GPU, a NUMA node or the host.
+
+    Raises
+    ------
+    UsageError
+        Naming the first place that is too small and the largest size that fits everywhere.
+    """
+    for peak, free in _excesses(_peaks(plan, memory), memory, plan.settings.memory_percent):
+        size = plan.settings.size_bytes
+        fits = _largest(plan, memory, size, LEAST_BYTES)
+        hint = "no smaller size fits" if fits is None else f"at most --size {fits // MIB}M fits"
+        raise UsageError(f"--size {format_size(size)} {_takes(peak, free, plan.settings.memory_percent)}; {hint}")
+
+
+def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
+    """Return a plan that fits, for a size that nobody chose.
+
+    Buffers become smaller, down to a quarter of the usual size, for which profiles still hold
+    (:data:`egmctl.verdict.learn.SMALLER`). Then latencies and messages whose own size has no room are waived, then
+    buffers become as small as :data:`LEAST_BYTES`, and at last what does not fit even so is waived.
+
+    Parameters
+    ----------
+    replan
+        Makes the same plan with buffers of another size.
+    """
+    share = plan.settings.memory_percent
+    tight = next(_excesses(_peaks(plan, memory), memory, share), None)
+    if tight is None:
+        return plan
+    usual = plan.settings.size_bytes
+    waived: dict[int, str] = {}
+    size = usual
+    if usual > LEAST_BYTES:
+        quarter = max(LEAST_BYTES, usual // 4)
+        while (found := _largest(plan, memory, usual, quarter)) is None:
+            peak, free = next(_excesses(_peaks(plan, memory, quarter), memory, share))
+            gone = _largest_at(plan, memory, peak, free, sized=False)
+            if not gone:
+                break
+            waived |= gone
+            plan = _without(plan, gone)
+        size = found or _largest(plan, memory, quarter, LEAST_BYTES) or LEAST_BYTES
+    if size < usual:
+        plan = _without(replan(size), waived)
+        why = f"{_name(tight[0])} has no room for more"
+        note = f"buffers of {format_size(size)}, not of the usual {format_size(usual)}: {why}"
+        plan = replace(plan, notes=(*plan.notes, note))
+    while (excess := next(_excesses(_peaks(plan, memory), memory, share), None)) is not None:
+        plan = _without(plan, _largest_at(plan, memory, *excess, sized=True))
+    return plan
+
+
+def too_large(machine: Machine, task: Task, share: int) -> str | None:
+    """Say why a task whose size nobody chose does not fit by itself; ``None`` if it does.
+
+    Parameters
+    ----------
+    share
+        Per cent of what is free.
+    """
+    for peak, free in _excesses(peaks([[task]]), memory_of(machine), share):
+        return f"it {_takes(peak, free, share)}"
+    return None
+
+
+def free_bytes(machine: Machine, peak: Peak) -> int | None:
+    """Return what is free at a place, ``None`` where the facts do not say."""
+    host, place = machine.host, peak.place
+    if place is None:
+        return host.memory_available_bytes if host else None
+    if place.bus_id is None:
+        nodes = (host.numa_nodes if host else None) or ()
+        return next((node.memory_free_bytes for node in nodes if node.id == place.numa_node), None)
+    nvml = machine.gpu(place.bus_id).nvml
+    if nvml is None or nvml.memory_total_bytes is None or nvml.memory_used_bytes is None:
+        return None
+    return nvml.memory_total_bytes - nvml.memory_used_bytes
+
+
+def _peaks(plan: Plan, memory: Memory, size_bytes: int | None = None) -> tuple[Peak, ...]:
+    """Return what a plan holds at most at each place, with buffers of another size where one is given."""
+
+    def sized(planned: PlannedTask) -> Task:
+        if size_bytes is None or not planned.sized:
+            return planned.task
+        return replace(planned.task, size_bytes=size_bytes)
+
+    steps = [[sized(plan.tasks[number]) for number in step.tasks] for step in plan.steps]
+    return peaks(steps, keep=plan.settings.duration_s is not None, node_of=memory.node_of)
+
+
+def _largest(plan: Plan, memory: Memory, most_bytes: int, least_bytes: int) -> int | None:
+    """Return the largest size of a range that fits, a whole number of MiB; ``None`` where not even the least does."""
+    share = plan.settings.memory_percent
+
+    def fits(mib: int) -> bool:
+        return not any(_excesses(_peaks(plan, memory, mib * MIB), memory, share))
+
+    least, most = least_bytes // MIB, most_bytes // MIB
+    if most < least or not fits(least):
+        return None
+    while least < most:
+        middle = (least + most + 1) // 2
+        if fits(middle):
+            least = middle
+        else:
+            most = middle - 1
+    return least * MIB
+
+
+def _largest_at(plan: Plan, memory: Memory, peak: Peak, free: int, *, sized: bool) -> dict[int, str]:
+    """Return those tasks that take the most at a place with too little memory, and why each cannot be run.
+
+    Parameters
+    ----------
+    sized
+        Those too whose buffers have the size of the run.
+    """
+    taken = {
+        number: found
+        for step in plan.steps
+        for number in step.tasks
+        if (sized or not plan.tasks[number].sized) and (found := _taken(plan.tasks[number].task, memory, peak)) > 0
+    }
+    most = max(taken.values(), default=0)
+    share = plan.settings.memory_percent
+    why = (
+        f"it {_takes(replace(peak, bytes=most), free, share)}"
+        if most > free * share // 100
+        else f"{_name(peak)} has no room for its {format_size(most)} beside what others hold there"
+    )
+    return {number: why for number, found in taken.items() if found == most}
+
+
+def _without(plan: Plan, gone: Mapping[int, str]) -> Plan:
+    """Return a plan in which some tasks are waived."""
+    tasks = tuple(replace(one, waiver=gone.get(number, one.waiver)) for number, one in enumerate(plan.tasks))
+    return replace(plan, tasks=tasks, steps=tuple(_remaining(plan.steps, gone)))
+
+
+def _taken(task: Task, memory: Memory, peak: Peak) -> int:
+    """Return what a task takes at a place."""
+    place = peak.place
+    return sum(
+        buffer.size_bytes
+        for buffer in buffers_of([task])
+        if memory.node_of(buffer.end) == peak.host
+        and (
+            buffer.end.bus_id is None
+            if place is None
+            else (buffer.end.bus_id, buffer.end.numa_node) == (place.bus_id, place.numa_node)
+        )
+    )
+
+
+def _remaining(steps: Iterable[Step], gone: Mapping[int, str]) -> Iterator[Step]:
+    for step in steps:
+        left = tuple(number for number in step.tasks if number not in gone)
+        if left:
+            yield replace(step, tasks=left)
+
+
+def _excesses(wanted: Sequence[Peak], memory: Memory, share: int) -> Iterator[tuple[Peak, int]]:
+    """Yield what takes more than its share of a place, with the bytes free there."""
+    for peak in wanted:
+        free = memory.free(peak)
+        if free is not None and peak.bytes > free * share // 100:
+            yield peak, free
+
+
+def _name(peak: Peak) -> str:
+    return peak.place.label if peak.place else peak.host or "the host"
+
+
+def _takes(peak: Peak, free: int, share: int) -> str:
+    part = "half" if share == 50 else f"{share} %"
+    return f"takes {format_size(peak.bytes)} on {_name(peak)}, more than {part} of the {format_size(free)} free there"

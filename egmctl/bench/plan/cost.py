@@ -1,0 +1,166 @@
+"""How long a plan will take, how many bytes it moves and holds: for ``--dry-run`` and for the time left. Pure.
+
+Nothing is judged by it: the rates are the nominal ones of the links, and the costs were seen on HGX H200.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from egmctl.bench.buffers import Buffer, Peak, buffers_of, peaks
+from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.plan.budget import free_bytes
+from egmctl.bench.plan.placement import RankLayout
+from egmctl.bench.plan.schedule import Step
+from egmctl.bench.plan.task import flows_on_a_link, shortened
+from egmctl.model.measurement import Engine, Pattern, Quantity, Task
+from egmctl.model.memory import HOST_MEMORY
+from egmctl.units import GB, GIB
+
+START_S = 3.0
+"""Until the first step: the facts, and CUDA on all GPUs."""
+RANKS_START_S = 2.5
+"""Until the first step of ranks: CUDA in all of them at once."""
+
+ALLOCATE_S_PER_GIB = 0.5
+"""Of host memory, with its first touch."""
+_WARM_UP_COPIES = 4
+_LOAD_S = 1.2e-6
+"""One load of a pointer chase over NVLink or PCIe."""
+_LAP_S = {Engine.EVENT: 33e-6, Engine.SOCKET: 15e-6}
+"""One round trip in which the host has a part."""
+_LIVES, _LIFE_S = 21, 0.006
+"""Of shared memory (:data:`egmctl.bench.engines.life_cycle.LIVES`, and one before), without pages of the host."""
+STEP_S = 0.02
+"""Of every step, whatever it measures."""
+_CHECK_GB_S = 1500.0
+"""Overwriting and comparing device memory on its own GPU; of host memory it is the link's rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseCost:
+    """What one case costs."""
+
+    case: str
+    pattern: Pattern
+    measurements: int
+    waived: int
+    """Measurements that cannot be made."""
+    reason: str | None
+    """Why, of the first."""
+    steps: int
+    """One after the other, those that prove what was measured with others included."""
+    bytes: int
+    """Moved in samples."""
+    seconds: float
+    held_bytes: int
+    """Of the GPU, or of the host, that holds most."""
+    too_large: bool
+    """That is more than the run may take of what is free; of a model, which uses nothing, of all there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCost:
+    """What a run between so many ranks costs."""
+
+    ranks: int
+    nodes: int
+    costs: tuple[CaseCost, ...]
+    seconds: float
+
+
+def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
+    """Return what each case of a run between ranks costs, and all of them."""
+    seconds = steps_seconds(plan)
+    costs = []
+    for case in dict.fromkeys(planned.task.case for planned in plan.tasks):
+        tasks = [planned for planned in plan.tasks if planned.task.case == case]
+        steps = [number for number, step in enumerate(plan.steps) if plan.tasks[step.tasks[0]].task.case == case]
+        only = replace(plan, steps=tuple(plan.steps[number] for number in steps))
+        held = peaks([[plan.tasks[n].task for n in step.tasks] for step in only.steps], node_of=layout.node_of)
+        most = max(held, key=lambda peak: peak.bytes, default=None)
+        free = None if most is None else _free_bytes(layout, most)
+        costs.append(
+            CaseCost(
+                case=case,
+                pattern=tasks[0].task.pattern,
+                measurements=len(tasks),
+                waived=sum(planned.waiver is not None for planned in tasks),
+                reason=next((planned.waiver for planned in tasks if planned.waiver), None),
+                steps=len(steps),
+                bytes=plan_bytes(only),
+                seconds=sum(seconds[number] for number in steps),
+                held_bytes=0 if most is None else most.bytes,
+                too_large=most is not None
+                and free is not None
+                and most.bytes > free * plan.settings.memory_percent // 100,
+            )
+        )
+    return JobCost(ranks=len(layout.ranks), nodes=len(layout.machines), costs=tuple(costs), seconds=plan_seconds(plan))
+
+
+def _free_bytes(layout: RankLayout, peak: Peak) -> int | None:
+    machine = layout.machines[peak.host or ""]
+    free, place = free_bytes(machine, peak), peak.place
+    if free is not None or place is None:
+        return free
+    if place.bus_id is not None:
+        nvml = machine.gpu(place.bus_id).nvml
+        return nvml.memory_total_bytes if nvml else None
+    nodes = (machine.host.numa_nodes if machine.host else None) or ()
+    return next((node.memory_total_bytes for node in nodes if node.id == place.numa_node), None)
+
+
+def plan_seconds(plan: Plan) -> float:
+    """Return about how many seconds a run takes."""
+    return plan.settings.duration_s or START_S + RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan))
+
+
+def plan_bytes(plan: Plan) -> int:
+    """Return how many bytes a run moves in its samples."""
+    return sum(
+        task.copies * task.size_bytes * len(task.flows) * (1 if step.proof else plan.settings.samples)
+        for step in plan.steps
+        for task in (_asked(plan.tasks[number].task, step) for number in step.tasks)
+        if task.quantity is Quantity.BANDWIDTH
+    )
+
+
+def steps_seconds(plan: Plan) -> list[float]:
+    """Return about how many seconds each step takes; a buffer costs time where it is used for the first time."""
+    seen: set[Buffer] = set()
+    seconds = []
+    for step in plan.steps:
+        tasks = [replace(plan.tasks[n], task=_asked(plan.tasks[n].task, step)) for n in step.tasks]
+        new = [buffer for buffer in buffers_of([planned.task for planned in tasks]) if buffer not in seen]
+        seen.update(new)
+        host_bytes: Counter[int | None] = Counter()
+        for buffer in new:
+            if buffer.end.memory in HOST_MEMORY:
+                # Processes make theirs at the same time.
+                host_bytes[buffer.end.rank] += buffer.size_bytes
+        samples = 1 if step.proof else plan.settings.samples
+        task_s = max(task_seconds(planned, samples) for planned in tasks)
+        seconds.append(STEP_S + task_s + ALLOCATE_S_PER_GIB * max(host_bytes.values(), default=0) / GIB)
+    return seconds
+
+
+def _asked(task: Task, step: Step) -> Task:
+    return shortened(task) if step.proof else task
+
+
+def task_seconds(planned: PlannedTask, samples: int) -> float:
+    """Return about how many seconds a task takes, without the making of its buffers."""
+    task = planned.task
+    if task.chase is not None:
+        return samples * task.chase.loads * _LAP_S.get(task.engine, _LOAD_S)
+    if task.quantity is Quantity.DURATION:
+        pages_s = ALLOCATE_S_PER_GIB * task.size_bytes / GIB if task.flows[0].source.memory in HOST_MEMORY else 0
+        return max(samples, _LIVES) * (_LIFE_S + pages_s)
+    copy_s = flows_on_a_link(task) * task.size_bytes / (planned.rate_gb_s * GB)
+    on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
+    # One process looks at all destinations; of several, each at its own.
+    checked = max(Counter(flow.destination.rank for flow in task.flows).values())
+    check_s = 2 * (copy_s if on_host else checked * task.size_bytes / (_CHECK_GB_S * GB))
+    return samples * (task.copies * copy_s + check_s) + _WARM_UP_COPIES * copy_s

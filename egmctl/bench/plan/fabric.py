@@ -1,0 +1,229 @@
+"""What is measured by fabric handles between all ranks of a run, on one node or on many, and in which steps: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from egmctl.bench.case import Case
+from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.plan.budget import too_large
+from egmctl.bench.plan.busy import in_use
+from egmctl.bench.plan.paths import Path, nowhere, path_across
+from egmctl.bench.plan.patterns import expand
+from egmctl.bench.plan.placement import RankLayout
+from egmctl.bench.plan.ranks import RankFlow, flow_of, handle_waiver, local_path, shared_memory
+from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
+from egmctl.bench.plan.task import Candidate, planned_task
+from egmctl.bench.plan.ucx import ucx_path
+from egmctl.errors import NothingToDo
+from egmctl.model.machine import Gpu
+from egmctl.model.measurement import BenchGpu, Engine, Flow, HandleKind, Pattern, Settings
+from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.rank import Rank
+from egmctl.model.route import Egm
+
+PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
+"""What is measured of every pair; the other patterns are of all ranks."""
+
+FROM_ONE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+"""What is measured of every rank with all others."""
+
+SEED = 1
+"""Of the sample that ``--sample`` draws: the same pairs in every run, so that runs can be compared."""
+
+TASK_LIMIT = 200_000
+"""Measurements of one run: each is a few kilobytes of the report, in memory and in the file."""
+
+
+def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settings, sample: int | None = None) -> Plan:
+    """Combine cases of several processes with all ranks of a run.
+
+    Parameters
+    ----------
+    sample
+        Measure each rank with so many others, chosen at random and disjoint in each round, in place of all.
+
+    Raises
+    ------
+    NothingToDo
+        For more measurements than one run can report.
+    """
+    ranks = layout.ranks
+    if len(ranks) < 2:
+        raise NothingToDo("fabric handles are measured between ranks, and there is one GPU only")
+    there_are = len(ranks) * min(len(ranks) - 1, sample or len(ranks)) // 2
+    if there_are * len(cases) > TASK_LIMIT:
+        raise NothingToDo(
+            f"{len(ranks)} ranks have {there_are} pairs: more than one run can report; --sample "
+            f"{'1' if sample else '8'} or --case measures some"
+        )
+    rounds = None
+    met = list(combinations(range(len(ranks)), 2)) if sample is None else []
+    if sample is not None:
+        drawn = [list(zip(*one, strict=True)) for one in sampled_rounds(len(ranks), sample, SEED)]
+        met = sorted((min(pair), max(pair)) for one in drawn for pair in one)
+        rounds = [[(str(a), str(b)) for a, b in one] for one in drawn]
+    make = maker(layout, settings)
+    tasks = tuple(
+        planned
+        for case in cases
+        for planned in _each_link_once(make(case, flows) for flows in job_flows(case, ranks, met, sample))
+    )
+    return Plan(
+        settings=settings,
+        gpus=tuple(_bench_gpu(rank, layout.gpu(rank)) for rank in ranks),
+        numa_nodes=(),
+        tasks=tasks,
+        steps=make_steps(slots(tasks, _of_ranks, by_link=False), serial=settings.serial, rounds=rounds),
+        ranks=tuple(ranks),
+        notes=tuple(_notes(layout, settings, sample, len(met))),
+    )
+
+
+def job_flows(
+    case: Case, ranks: Sequence[Rank], pairs: Sequence[tuple[int, int]], sample: int | None = None
+) -> Iterator[tuple[RankFlow, ...]]:
+    """Yield the flows of each task that a case makes of ranks.
+
+    Parameters
+    ----------
+    pairs
+        Places of the ranks that meet.
+    sample
+        Of patterns from or to one rank: that of so many ranks, evenly spread.
+    """
+    count = len(ranks)
+
+    def between(one: int, other: int) -> RankFlow:
+        owner = ranks[other]
+        if case.engine is Engine.UCX:
+            return RankFlow(ranks[one], owner)
+        return RankFlow(ranks[one], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
+
+    for flows in expand(case.pattern, count, meetings=pairs, ones=ones(count, sample)):
+        yield tuple(between(one, other) for one, other in flows)
+
+
+def ones(count: int, sample: int | None) -> range:
+    """Return the ranks that patterns from or to one rank are measured of: all, or so many, evenly spread."""
+    return range(0, count, max(1, count // sample) if sample else 1)
+
+
+def is_own_link(planned: PlannedTask) -> bool:
+    """Say whether a pair's bytes take the link of the GPU that works alone: host memory over PCIe, whoever made it."""
+    task = planned.task
+    on_host = any(end.numa_node is not None for end in (task.flows[0].source, task.flows[0].destination))
+    return task.pattern in PAIRS and on_host and not planned.disjoint and task.engine is not Engine.UCX
+
+
+def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, tuple[RankFlow, ...]], PlannedTask]:
+    """Return what makes the task of a case's flows."""
+    path_of = _paths(layout)
+
+    def make(case: Case, rank_flows: tuple[RankFlow, ...]) -> PlannedTask:
+        paths = tuple(path_of(case, one) for one in rank_flows)
+        first = rank_flows[0]
+        taking_part = {rank.number: rank for one in rank_flows for rank in (one.initiator, one.owner)}
+        made = Candidate(
+            flows=tuple(flow_of(case, one, path, by_owner=True) for one, path in zip(rank_flows, paths, strict=True)),
+            paths=paths,
+            gpus=(),
+            cache=layout.gpu(first.owner if first.numa_node is None else first.initiator),
+        )
+        waivers = (waiver(rank, case.handle) for rank in taking_part.values())
+        found = next((why for why in (*waivers, *(path.waiver for path in paths)) if why), None)
+        planned = planned_task(case, made, settings, found)
+        if case.footprint is not None and planned.waiver is None:
+            why = too_large(layout.machine(first.owner), planned.task, settings.memory_percent)
+            planned = replace(planned, waiver=why)
+        return planned
+
+    known: dict[tuple[int, HandleKind | None], str | None] = {}
+
+    def waiver(rank: Rank, handle: HandleKind | None) -> str | None:
+        if (rank.number, handle) not in known:
+            known[rank.number, handle] = _waiver(layout, rank, handle, settings)
+        return known[rank.number, handle]
+
+    return make
+
+
+def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
+    """Leave out of the tasks of a case those that take the very link of another one."""
+    seen: set[int | None] = set()
+    for planned in tasks:
+        if is_own_link(planned):
+            issuer = planned.task.flows[0].initiator_rank
+            if issuer in seen:
+                continue
+            seen.add(issuer)
+        yield planned
+
+
+def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
+    """Return the paths between ranks of a run; each kind is found once for two GPUs of a node and for two nodes."""
+    found: dict[tuple[object, ...], Path] = {}
+
+    def path(case: Case, rank_flow: RankFlow) -> Path:
+        issuer, owner = rank_flow.initiator, rank_flow.owner
+        if case.engine is Engine.UCX:
+            return ucx_path(case, issuer, layout.machine(issuer), owner, layout.machine(owner))
+        same = issuer.host == owner.host
+        ends = (case.source, case.destination, case.initiator)
+        key = (*ends, issuer.host, issuer.bus_id, owner.bus_id, same or owner.host)
+        if key not in found:
+            if same:
+                found[key] = _within(layout, case, rank_flow)
+            else:
+                found[key] = _across(layout, case, rank_flow)
+        return found[key]
+
+    return path
+
+
+def _of_ranks(flow: Flow) -> tuple[str, ...]:
+    """Return who meets in a flow, the one that issues the work first: bus ids are alike on all nodes."""
+    issuer = flow.initiator_rank
+    other = flow.destination.rank if flow.source.rank == issuer else flow.source.rank
+    return str(issuer), str(other)
+
+
+def _within(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
+    path = local_path(layout.machine(rank_flow.initiator))(case, rank_flow)
+    # EGM is reached over the GPU that owns it, which no other pair of the round uses.
+    return replace(path, disjoint=True) if path.route.egm is Egm.YES else path
+
+
+def _across(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
+    initiator, owner, memory = rank_flow.initiator, rank_flow.owner, shared_memory(case)
+    if memory not in HOST_MEMORY:
+        return path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), None)
+    if rank_flow.numa_node is None:
+        return nowhere(memory, owner.label)
+    return path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), memory)
+
+
+def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings: Settings) -> str | None:
+    machine, gpu = layout.machine(rank), layout.gpu(rank)
+    if rank.number in layout.channels and machine.driver is not None:
+        machine = replace(machine, driver=replace(machine.driver, imex_channels=layout.channels[rank.number]))
+    why = handle_waiver(machine, handle, gpu)
+    if why is None and not settings.allow_busy and (busy := in_use(gpu)):
+        why = f"{busy}; --allow-busy measures it all the same"
+    return why and f"{rank.label}: {why}"
+
+
+def _bench_gpu(rank: Rank, gpu: Gpu) -> BenchGpu:
+    return BenchGpu(label=rank.label, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, name=gpu.name)
+
+
+def _notes(layout: RankLayout, settings: Settings, sample: int | None, pairs: int) -> Iterator[str]:
+    count = len(layout.ranks)
+    if sample is not None:
+        of = count * (count - 1) // 2
+        yield f"a sample: {pairs} of the {of} pairs of {count} ranks, chosen at random (seed {SEED})"
+    for rank in layout.ranks:
+        if settings.allow_busy and (busy := in_use(layout.gpu(rank))):
+            yield f"measured all the same: {rank.label}: {busy}"

@@ -1,0 +1,91 @@
+"""From a case to the ends of its flows, for some GPUs and NUMA nodes: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from egmctl.bench.case import Case, End
+from egmctl.bench.plan.patterns import expand
+from egmctl.model.machine import Gpu
+from egmctl.model.measurement import Endpoint, Engine, MemoryKind, Pattern
+from egmctl.model.memory import HOST_MEMORY
+
+Place = Gpu | int
+"""A GPU, or the number of a NUMA node."""
+Ends = tuple[Place, Place]
+"""Where a flow's bytes come from and go to."""
+
+
+def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
+    """Yield the flows of each task that a case makes; of none, where it needs two GPUs and there is one."""
+    host = case.source in HOST_MEMORY or case.destination in HOST_MEMORY
+    if case.engine is Engine.PING_PONG and host:
+        for node in nodes:
+            yield from (((one, node), (other, node)) for one, other in combinations(gpus, 2))
+    elif case.engine is Engine.CPU:
+        for cpu_node in nodes:
+            for node in nodes:
+                yield ((cpu_node, node) if case.destination in HOST_MEMORY else (node, cpu_node),)
+    elif host:
+        yield from _with_host(case, gpus, nodes)
+    else:
+        yield from _between_gpus(case, gpus)
+
+
+def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
+    def ends(gpu: Gpu, node: int) -> Ends:
+        return (node, gpu) if case.source in HOST_MEMORY else (gpu, node)
+
+    if case.pattern in (Pattern.OWN_NODE, Pattern.OWN_NODE_BOTH):
+        own = [(gpu, node) for gpu in gpus if (node := own_node(gpu, nodes)) is not None]
+        if len(own) > 1:
+            yield tuple(
+                flow
+                for gpu, node in own
+                for flow in (ends(gpu, node), ends(gpu, node)[::-1])[
+                    : 2 if case.pattern is Pattern.OWN_NODE_BOTH else 1
+                ]
+            )
+        return
+    for node in nodes:
+        match case.pattern:
+            case Pattern.ONE_NODE:
+                if len(gpus) > 1:
+                    yield tuple(ends(gpu, node) for gpu in gpus)
+            case Pattern.BOTH_DIRECTIONS:
+                yield from ((ends(gpu, node), ends(gpu, node)[::-1]) for gpu in gpus)
+            case Pattern.LOADED:
+                yield from ((ends(gpu, node), ends(gpu, node)) for gpu in gpus)
+            case _:
+                yield from ((ends(gpu, node),) for gpu in gpus)
+
+
+def own_node(gpu: Gpu, nodes: Sequence[int]) -> int | None:
+    """Return which of some NUMA nodes is a GPU's own; ``None`` if that is another one, or is not known."""
+    if gpu.host_numa_id is None:
+        return nodes[0] if len(nodes) == 1 else None
+    return gpu.host_numa_id if gpu.host_numa_id in nodes else None
+
+
+def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:
+    # Single paths are in the order of the GPUs that issue the work.
+    pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is End.DESTINATION
+    for flows in expand(case.pattern, len(gpus)):
+        yield tuple((gpus[other], gpus[one]) if pulled else (gpus[one], gpus[other]) for one, other in flows)
+
+
+def initiator(case: Case, ends: Ends) -> Gpu | None:
+    """Return the GPU that issues a flow's work; ``None`` for CPU threads."""
+    gpus = [place for place in ends if isinstance(place, Gpu)]
+    if len(gpus) < 2:
+        return gpus[0] if gpus else None
+    return gpus[0] if case.initiator is End.SOURCE else gpus[1]
+
+
+def endpoint(memory: MemoryKind, place: Place) -> Endpoint:
+    """Return one end of a flow as results name it."""
+    if isinstance(place, Gpu):
+        return Endpoint(memory=memory, label=f"GPU{place.index}", bus_id=place.bus_id)
+    word = "CPU" if memory is MemoryKind.REGISTERS else "NUMA"
+    return Endpoint(memory=memory, label=f"{word}{place}", numa_node=place)

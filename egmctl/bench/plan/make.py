@@ -1,0 +1,216 @@
+"""From the facts of a node to what will be measured on it, and why the rest will not: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from egmctl.bench.case import Case
+from egmctl.bench.in_process import counterparts
+from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.plan.budget import too_large
+from egmctl.bench.plan.busy import in_use
+from egmctl.bench.plan.flows import Ends, endpoint, initiator, tasks_of
+from egmctl.bench.plan.pairs import Pair, picked
+from egmctl.bench.plan.paths import Path, cuda_visible, gpu_waiver, path_between
+from egmctl.bench.plan.ranks import flow_of, handle_waiver, local_path, node_flows, ranks_of
+from egmctl.bench.plan.schedule import isolated, make_steps, slots
+from egmctl.bench.plan.task import Candidate, atomics_waiver, capability_waiver, planned_task
+from egmctl.bench.registry import CASES
+from egmctl.errors import UsageError
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.measurement import BenchGpu, Flow, Pattern, Settings
+from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.rank import Rank
+from egmctl.model.route import Egm
+
+SECTIONS = ("host", "gpus", "pairs", "driver", "process")
+"""The facts a plan needs."""
+
+SIZE_MULTIPLE_BYTES = 16
+"""A size is a multiple of this: the widest word that a GPU moves, and a whole number of the pattern's words."""
+
+THERE_AND_BACK = (Pattern.BOTH_DIRECTIONS, Pattern.OWN_NODE_BOTH)
+"""Every second flow of these goes the other way."""
+
+
+def make_plan(
+    machine: Machine,
+    gpus: Sequence[Gpu],
+    numa_nodes: Sequence[int],
+    cases: Sequence[Case],
+    settings: Settings,
+    sizes: Sequence[int] = (),
+    *,
+    pairs: Sequence[Pair] = (),
+) -> Plan:
+    """Combine cases with GPUs and NUMA nodes.
+
+    Parameters
+    ----------
+    sizes
+        Of the buffers, each measured; the one of the settings by default.
+    pairs
+        The only paths to measure; without any all of them.
+
+    Raises
+    ------
+    UsageError
+        If the settings make no sense, or no case measures any of the pairs.
+    """
+    if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
+        raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
+    visible = cuda_visible(machine)
+    usable = [
+        gpu
+        for gpu in gpus
+        if gpu_waiver(machine, gpu, visible) is None and (settings.allow_busy or in_use(gpu) is None)
+    ]
+    ranks = ranks_of([*usable, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
+
+    def make(case: Case) -> tuple[PlannedTask, ...]:
+        return tuple(
+            task
+            for size in (sizes if case.footprint is None else ()) or (settings.size_bytes,)
+            for task in _chosen(
+                case,
+                _planned_tasks(
+                    case,
+                    machine,
+                    _among_ranks(case, machine, ranks, numa_nodes)
+                    if case.processes
+                    else _in_one_process(case, machine, gpus, numa_nodes),
+                    replace(settings, size_bytes=size),
+                    visible,
+                ),
+                pairs,
+            )
+        )
+
+    made = {case.name: make(case) for case in cases}
+    by_ranks = [case for case in cases if case.processes and any(task.waiver is None for task in made[case.name])]
+    # What is to be set beside them comes first, as in the registry.
+    beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
+    tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
+    none = [name for name, of_case in made.items() if not of_case]
+    why_none = "these measure none of the pairs" if pairs else "these need two GPUs"
+    if pairs and not tasks:
+        raise UsageError("--pair: none of the chosen cases measures such a path by itself")
+    return Plan(
+        settings=settings,
+        gpus=tuple(
+            BenchGpu(label=f"GPU{g.index}", index=g.index, bus_id=g.bus_id, uuid=g.uuid, name=g.name) for g in gpus
+        ),
+        numa_nodes=tuple(numa_nodes),
+        tasks=tasks,
+        ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
+        steps=isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial)),
+        notes=(
+            *((f"{why_none}: {', '.join(none)}",) if none else ()),
+            *(f"measured all the same: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
+            *_unlisted(gpus),
+        ),
+    )
+
+
+def _unlisted(gpus: Sequence[Gpu]) -> Iterator[str]:
+    """Say of which GPUs NVML tells nothing: what is missing in their results, and that other users were not seen."""
+    labels = [f"GPU{gpu.index}" for gpu in gpus if gpu.nvml is None and gpu.cuda is not None]
+    if labels:
+        yield (
+            f"NVML does not list {', '.join(labels)}: links, their nominal rates, clocks, counters and other users are "
+            "unknown"
+        )
+
+
+def _chosen(case: Case, tasks: Iterable[PlannedTask], pairs: Sequence[Pair]) -> list[PlannedTask]:
+    """Return the tasks of a case: all, or one for each kind of route, if possible one that can be measured.
+
+    Parameters
+    ----------
+    pairs
+        The only paths to measure, if there are any.
+    """
+    if pairs:
+        return [planned for planned in tasks if picked(planned.task, pairs)]
+    if not case.one_path:
+        return list(tasks)
+    by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}
+    for planned in tasks:
+        route = tuple((flow.route.symbol, flow.route.egm) for flow in planned.task.flows)
+        if route not in by_route or (by_route[route].waiver is not None and planned.waiver is None):
+            by_route[route] = planned
+    return list(by_route.values())
+
+
+def _in_one_process(
+    case: Case, machine: Machine, gpus: Sequence[Gpu], numa_nodes: Sequence[int]
+) -> Iterator[Candidate]:
+    for ends_of_flows in tasks_of(case, gpus, numa_nodes):
+        made = [
+            _flow(case, machine, ends, back=case.pattern in THERE_AND_BACK and number % 2 == 1)
+            for number, ends in enumerate(ends_of_flows)
+        ]
+        taking_part = {g.bus_id: g for ends in ends_of_flows for g in ends if isinstance(g, Gpu)}
+        yield Candidate(
+            flows=tuple(flow for flow, _ in made),
+            paths=tuple(path for _, path in made),
+            gpus=tuple(taking_part.values()),
+            cache=next((place for place in ends_of_flows[0] if isinstance(place, Gpu)), None),
+        )
+
+
+def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
+    path_of = local_path(machine)
+    for rank_flows in node_flows(case, ranks, numa_nodes):
+        paths = tuple(path_of(case, one) for one in rank_flows)
+        gpus = tuple(
+            machine.gpu(bus_id)
+            for bus_id in dict.fromkeys(r.bus_id for one in rank_flows for r in (one.initiator, one.owner))
+        )
+        first = rank_flows[0]
+        yield Candidate(
+            flows=tuple(flow_of(case, one, path) for one, path in zip(rank_flows, paths, strict=True)),
+            paths=paths,
+            gpus=gpus,
+            cache=machine.gpu((first.owner if first.numa_node is None else first.initiator).bus_id),
+            waiver=next((waiver for gpu in gpus if (waiver := handle_waiver(machine, case.handle, gpu))), None),
+        )
+
+
+def _planned_tasks(
+    case: Case, machine: Machine, candidates: Iterable[Candidate], settings: Settings, visible: frozenset[str] | None
+) -> Iterator[PlannedTask]:
+    """Yield every task of a case."""
+    for made in candidates:
+        waivers = [gpu_waiver(machine, gpu, visible) for gpu in made.gpus] + [path.waiver for path in made.paths]
+        waivers += [made.waiver, *(capability_waiver(case.engine, gpu) for gpu in made.gpus)]
+        waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
+        if not settings.allow_busy:
+            waivers += [f"{busy}; --allow-busy measures it all the same" for busy in map(in_use, made.gpus) if busy]
+        planned = planned_task(case, made, settings, next((waiver for waiver in waivers if waiver), None))
+        if case.footprint is not None and planned.waiver is None:
+            planned = replace(planned, waiver=too_large(machine, planned.task, settings.memory_percent))
+        yield planned
+
+
+def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow, Path]:
+    memory = (case.destination, case.source) if back else (case.source, case.destination)
+    gpu = initiator(case, ends)
+    path = path_between(machine, memory, ends, gpu)
+    if gpu is None:
+        label = next(f"CPU{place}" for place, kind in zip(ends, memory, strict=True) if kind not in HOST_MEMORY)
+    else:
+        label = f"GPU{gpu.index}"
+    flow = Flow(
+        source=endpoint(memory[0], ends[0]),
+        destination=endpoint(memory[1], ends[1]),
+        initiator=gpu.bus_id if gpu else None,
+        initiator_label=label,
+        route=path.route,
+    )
+    return flow, path
+
+
+def _gpus(flow: Flow) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None))

@@ -1,0 +1,243 @@
+"""Which route the bytes between two ends take, what to plan with, and why it cannot be measured: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from egmctl.bench.plan.flows import Place
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, MemoryKind
+from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
+from egmctl.topology import rates
+from egmctl.topology.access import Step, classify
+from egmctl.topology.health import C2c, c2c, egm
+from egmctl.topology.links import active_nvlinks, gpu_link
+from egmctl.topology.routes import SMP, RouteKind, across, route
+
+_NEEDS_ATTRIBUTE = {
+    MemoryKind.HOST_NUMA: "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA_MEMORY_POOLS_SUPPORTED",
+    MemoryKind.PINNED: "CAN_MAP_HOST_MEMORY",
+    MemoryKind.REGISTERED: "HOST_REGISTER_SUPPORTED",
+    MemoryKind.SYSTEM: "PAGEABLE_MEMORY_ACCESS",
+}
+"""The device attribute that is 0 where a GPU cannot use a kind of host memory."""
+_USUAL_GB_S = {LinkKind.NVLINK: 20.0, LinkKind.C2C: 300.0, LinkKind.PCIE: 25.0}
+"""What to plan with where no rate is reported: of one NVLink, of C2C, of PCIe. Nothing is judged by it."""
+_LOCAL_GB_S, _CPU_GB_S, _UNKNOWN_GB_S = 1500.0, 100.0, 25.0
+"""The same of a GPU's own memory, of CPU threads, and where not even the link is known."""
+_REACHED = 0.88
+"""The part of the nominal rate that copies reach: 396 of 450 GB/s over NVLink, 55.5 of 63 over PCIe 5.0 on H200."""
+_EGM = {True: Egm.YES, False: Egm.NO, None: Egm.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """The route between two ends, and what a planner has to know of it."""
+
+    route: Route
+    waiver: str | None = None
+    """Why nothing can be measured over it."""
+    rate_gb_s: float
+    """What to plan with: an estimate, not an expectation."""
+    disjoint: bool = False
+    """Pairs that share no GPU do not share links either: NVLink, or a GPU's own memory."""
+
+
+def device_path(machine: Machine, initiator: Gpu, other: Gpu) -> Path:
+    """Return the path between the memory of two GPUs, or within one."""
+    if initiator is other:
+        return Path(route=Route(), rate_gb_s=_LOCAL_GB_S, disjoint=True)
+    link = gpu_link(machine, initiator, other)
+    if link.kind is LinkClass.NVLINK:
+        hop = rates.nvlink(initiator, link.nvlinks or 1)
+    elif link.kind is LinkClass.UNKNOWN:
+        hop = Hop(link=LinkKind.UNKNOWN, reason=link.reason)
+    else:
+        hop = rates.pcie(initiator, link.kind)
+    return Path(
+        route=Route(hops=(hop,)),
+        waiver=_peer_waiver(machine, initiator, other),
+        rate_gb_s=_planned([hop]),
+        disjoint=link.kind is LinkClass.NVLINK,
+    )
+
+
+def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path:
+    """Return the path between a GPU and host memory of a kind on a NUMA node."""
+    own = memory in NUMA_MEMORY
+    if gpu.nvml is None and gpu.cuda is not None:
+        why = f"NVML does not list GPU{gpu.index}"
+        unlisted = Route(
+            memory=memory,
+            hops=(Hop(link=LinkKind.UNKNOWN, reason=why),),
+            egm=Egm.UNKNOWN if own else Egm.NO,
+            egm_reason=why if own else _NEVER,
+        )
+        return Path(route=unlisted, rate_gb_s=_UNKNOWN_GB_S)
+    found = route(machine, gpu, node)
+    # Pinned, registered and plain memory never depend on the EGM route: only on the GPU and on the node.
+    stopped = found.kind is RouteKind.BLOCKED and not found.otherwise
+    if stopped:
+        blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=found.reason)
+        return Path(route=blocked, waiver=found.reason, rate_gb_s=_UNKNOWN_GB_S)
+    degraded = own and bool(found.otherwise)
+    waiver = None
+    attribute = _NEEDS_ATTRIBUTE[memory]
+    if gpu.cuda is not None and gpu.cuda.attributes.get(attribute) == 0:
+        waiver = f"GPU{gpu.index} cannot use {HOST_NAMES[memory]} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0"
+    if own:
+        hops = found.hops or found.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=found.reason),)
+        able, why = _EGM[found.egm], f"the EGM route is blocked: {found.reason}" if degraded else found.reason
+    else:
+        coherent = c2c(machine, gpu) is C2c.UP
+        hops = (rates.c2c(gpu) if coherent else rates.pcie(gpu), *across(machine, gpu, node))
+        able, why = Egm.NO, _NEVER
+    return Path(
+        route=Route(memory=memory, hops=hops, egm=able, egm_reason="" if able is Egm.YES else why, degraded=degraded),
+        waiver=waiver,
+        # Only where there is C2C can it be unknown whether memory is EGM.
+        rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),
+    )
+
+
+_NEVER = "EGM is allocated on a NUMA node by number"
+"""Why pinned, registered and plain memory is no EGM on any platform."""
+
+
+def nowhere(memory: MemoryKind, label: str) -> Path:
+    """Return the path to host memory of a rank whose node has no NUMA node with memory, or does not say so."""
+    why = f"{label} has no NUMA node that has memory"
+    route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=why)
+    return Path(route=route, waiver=why, rate_gb_s=_UNKNOWN_GB_S)
+
+
+def cpu_path(memory: MemoryKind, node: int, cpu_node: int) -> Path:
+    """Return the path between the CPUs of a NUMA node and the memory of one."""
+    hops = () if node == cpu_node else (SMP,)
+    return Path(route=Route(carrier=Carrier.CPU, memory=memory, hops=hops), rate_gb_s=_CPU_GB_S)
+
+
+def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: MemoryKind | None) -> Path:
+    """Return the path from a GPU of one node to memory of another node of its NVLink domain.
+
+    Parameters
+    ----------
+    owner_machine
+        The owner's node.
+    memory
+        Of the owner's nearest NUMA node; ``None``: it is the owner's own memory.
+    """
+    nvlinks = rates.nvlink(initiator, active_nvlinks(initiator) or 0)
+    if not nvlinks.nvlinks:
+        nothing = Route(carrier=Carrier.NONE, memory=memory, across_nodes=True)
+        waiver = f"GPU{initiator.index} has no active NVLink"
+        return Path(route=nothing, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
+    if memory is None:
+        found = Route(hops=(nvlinks,), across_nodes=True)
+        return Path(route=found, rate_gb_s=_planned(found.hops), disjoint=True)
+    name = "HOST_NUMA_MULTINODE_IPC_SUPPORTED"
+    missing = next((gpu for gpu in (initiator, owner) if _attribute(gpu, name) == 0), None)
+    refused = None
+    if missing is not None:
+        refused = f"GPU{missing.index} shares no host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
+    able = egm(owner_machine, owner)
+    hops = (nvlinks, rates.c2c(owner))
+    return Path(
+        route=Route(memory=memory, hops=hops, across_nodes=True, egm=_EGM[able.able], egm_reason=able.cause),
+        waiver=refused,
+        rate_gb_s=_planned(hops),
+        disjoint=True,
+    )
+
+
+def path_between(
+    machine: Machine, memory: tuple[MemoryKind, MemoryKind], ends: tuple[Place, Place], initiator: Gpu | None
+) -> Path:
+    """Return the path of a flow.
+
+    Parameters
+    ----------
+    memory, ends
+        Of its source and of its destination.
+    initiator
+        The GPU that issues its work, ``None`` for CPU threads.
+    """
+    nodes = [place for place in ends if not isinstance(place, Gpu)]
+    host = next((kind for kind in memory if kind in HOST_MEMORY), None)
+    if host is None:
+        other = next((place for place in ends if isinstance(place, Gpu) and place is not initiator), initiator)
+        if initiator is None or not isinstance(other, Gpu):
+            raise ValueError("between GPUs one of them issues the work")
+        return device_path(machine, initiator, other)
+    return cpu_path(host, *nodes) if initiator is None else host_path(machine, initiator, nodes[0], host)
+
+
+def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> str | None:
+    """Say why nothing can be measured on a GPU; ``None`` if it can.
+
+    Parameters
+    ----------
+    visible
+        Bus ids that CUDA_VISIBLE_DEVICES leaves to a process, ``None`` if it is not set.
+    """
+    stopped = classify(machine, gpu, through=Step.WHOLE)
+    if gpu.cuda is not None and visible is not None and gpu.bus_id not in visible:
+        return f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}"
+    if stopped is not None:
+        return f"GPU{gpu.index}: {stopped.cause}"
+    return None if gpu.cuda is not None else f"GPU{gpu.index}: CUDA was not asked"
+
+
+def cuda_visible(machine: Machine) -> frozenset[str] | None:
+    """Return the bus ids that CUDA_VISIBLE_DEVICES leaves to a worker; ``None`` if it is not set.
+
+    Notes
+    -----
+    Entries are numbers in the order of bus ids (the worker sets CUDA_DEVICE_ORDER so) or UUIDs and unique prefixes of
+    them; the first invalid entry ends the list (CUDA C++ Programming Guide, "CUDA Environment Variables").
+    """
+    text = (machine.process.environment or {}).get("CUDA_VISIBLE_DEVICES") if machine.process else None
+    if text is None:
+        return None
+    gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None]
+    visible: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if part.isascii() and part.isdigit():
+            found = [gpu for gpu in gpus if gpu.cuda and gpu.cuda.ordinal == int(part)]
+        else:
+            found = [gpu for gpu in gpus if part.startswith("GPU-") and (gpu.uuid or "").startswith(part)]
+        if len(found) != 1:
+            break
+        visible.append(found[0].bus_id)
+    return frozenset(visible)
+
+
+def _attribute(gpu: Gpu, name: str) -> int | None:
+    return None if gpu.cuda is None else gpu.cuda.attributes.get(name)
+
+
+def _planned(hops: Sequence[Hop], usual_gb_s: float = _UNKNOWN_GB_S) -> float:
+    """Return what to plan with for bytes that cross some links: what the slowest one reaches or, unknown, usually does.
+
+    Parameters
+    ----------
+    usual_gb_s
+        Where no link is known.
+    """
+    known = (
+        _USUAL_GB_S[hop.link] * (hop.nvlinks or 1) if hop.nominal_gb_s is None else _REACHED * hop.nominal_gb_s
+        for hop in hops
+        if hop.nominal_gb_s is not None or hop.link in _USUAL_GB_S
+    )
+    return min(known, default=usual_gb_s)
+
+
+def _peer_waiver(machine: Machine, initiator: Gpu, other: Gpu) -> str | None:
+    pair = machine.pair(initiator.bus_id, other.bus_id)
+    if pair is None or pair.can_access_peer is not False:
+        return None
+    refused = [f"P2P {word} is {status}" for word, status in pair.p2p_status.items() if status not in ("OK", None)]
+    why = ", ".join(refused) or "cuDeviceCanAccessPeer says 0"
+    return f"GPU{initiator.index} has no peer access to GPU{other.index}: {why}"

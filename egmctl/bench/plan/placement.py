@@ -1,0 +1,261 @@
+"""Who takes part in a run between ranks: which rank works which GPU, and whether all of them fit together. Pure.
+
+Under MPI every command reports what it has found on its node; all draw the same conclusions from what all reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
+from egmctl.errors import NothingToDo, UsageError
+from egmctl.model.machine import DeviceNode, Gpu, Machine
+from egmctl.model.measurement import Endpoint
+from egmctl.model.rank import Rank, node_names
+from egmctl.mpi.refusal import Refusal
+from egmctl.topology.links import cpu_node_ids
+from egmctl.units import printable
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """The ranks of a run and the nodes that they are on."""
+
+    ranks: tuple[Rank, ...]
+    machines: Mapping[str, Machine]
+    """By the name of the host."""
+    channels: Mapping[int, tuple[DeviceNode, ...] | None] = field(default_factory=dict)
+    """IMEX channels as each rank sees them, where that is not what its node's facts say."""
+
+    def machine(self, rank: Rank) -> Machine:
+        """Return the node that a rank is on."""
+        return self.machines[rank.host or ""]
+
+    def node_of(self, end: Endpoint) -> str | None:
+        """Return the name of the host whose memory or GPU an end is."""
+        return None if end.rank is None else self.ranks[end.rank].host
+
+    def gpu(self, rank: Rank) -> Gpu:
+        """Return the GPU that a rank works."""
+        return self.machine(rank).gpu(rank.bus_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """What one rank reports of itself to all others."""
+
+    host: str
+    tool: str
+    driver: str | None = None
+    gpus: tuple[str, ...] = ()
+    """Bus ids of those that it may use and was asked to, in their order."""
+    domains: Mapping[str, NvlinkDomain] | None = None
+    """Of each of them the NVLink domain that fabric handles are good in."""
+    waivers: tuple[str, ...] = ()
+    """Why GPUs of the node cannot be used by this process."""
+    channels: tuple[DeviceNode, ...] | None = None
+    """IMEX channels as this process sees them: a container or a cgroup may keep them from one rank only."""
+    refusal: Refusal | None = None
+    """Why it cannot take part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvlinkDomain:
+    """Where the fabric handles of a GPU are good; of no domain, why."""
+
+    cluster: str | None = None
+    clique: int | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"none: {self.reason}" if self.cluster is None else f"cluster {self.cluster}, clique {self.clique}"
+
+
+def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> RankInfo:
+    """Return what a rank reports of itself.
+
+    Parameters
+    ----------
+    chosen
+        The GPUs of the machine that ``--gpus`` names.
+    """
+    visible = cuda_visible(machine)
+    waivers = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in chosen}
+    usable = sorted((gpu for gpu in chosen if waivers[gpu.bus_id] is None), key=lambda gpu: gpu.bus_id)
+    return RankInfo(
+        host=host,
+        tool=tool,
+        driver=machine.driver.driver_version if machine.driver else None,
+        gpus=tuple(gpu.bus_id for gpu in usable),
+        domains={gpu.bus_id: domain(gpu) for gpu in usable},
+        waivers=tuple(dict.fromkeys(why for why in waivers.values() if why)),
+        channels=machine.driver.imex_channels if machine.driver else None,
+    )
+
+
+def domain(gpu: Gpu) -> NvlinkDomain:
+    """Return the NVLink domain and the clique of a GPU as NVML reports it.
+
+    Fabric handles of other nodes can be imported within one clique of one cluster (NVIDIA's IMEX guide and NVML's
+    documentation of ``nvmlGpuFabricInfo_t``); one node's own HGX board has no cluster.
+    """
+    fabric = gpu.nvml.fabric if gpu.nvml else None
+    if fabric is None:
+        return NvlinkDomain(reason="NVML reports no fabric")
+    if fabric.state != "completed":
+        return NvlinkDomain(reason=f"the fabric's state is {fabric.state}")
+    if fabric.cluster_uuid is None:
+        why = fabric.unread.get("cluster_uuid")
+        return NvlinkDomain(reason=f"the cluster's UUID is {why.detail if why else 'not reported'}")
+    return NvlinkDomain(cluster=fabric.cluster_uuid, clique=fabric.clique_id)
+
+
+def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
+    """Return the GPU of each rank: the ranks of a node take those that they may use in turn.
+
+    Ranks that may use few choose first (a launcher that binds gives each rank one), and all of them take the first
+    that is free.
+
+    Raises
+    ------
+    UsageError
+        If a node has more ranks than GPUs that they may use; it names the node.
+    NothingToDo
+        If a node has none at all.
+    """
+    taken: dict[int, str] = {}
+    for host, ranks in hosts(infos).items():
+        free = set().union(*(infos[rank].gpus for rank in ranks))
+        if not free:
+            why = next((why for rank in ranks for why in infos[rank].waivers), "no GPU was found")
+            raise NothingToDo(f"{printable(host)} has no GPU to measure: {why}")
+        there = len(free)
+        for rank in sorted(ranks, key=lambda rank: (len(infos[rank].gpus), rank)):
+            bus_id = next((bus_id for bus_id in infos[rank].gpus if bus_id in free), None)
+            if bus_id is None:
+                raise UsageError(
+                    f"{printable(host)} has {len(ranks)} ranks and {there} GPU{'s' * (there != 1)} that they may use: "
+                    "start one rank for each GPU (--ntasks-per-node, mpirun --map-by ppr:N:node)"
+                )
+            free.discard(bus_id)
+            taken[rank] = bus_id
+    return tuple(taken[rank] for rank in range(len(infos)))
+
+
+def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = True) -> None:
+    """See that what has to be the same on all ranks is.
+
+    Parameters
+    ----------
+    one_domain
+        Fabric handles are to go from node to node.
+
+    Raises
+    ------
+    NothingToDo
+        With each difference by node.
+    """
+    wrong = [
+        *_difference("the version of egmctl", infos, lambda rank: infos[rank].tool),
+        *_difference("the driver's version", infos, lambda rank: infos[rank].driver or "unknown"),
+    ]
+    if one_domain and len(hosts(infos)) > 1:
+        # Within one node fabric handles need no domain: an IMEX channel is enough.
+        none = NvlinkDomain(reason="not reported")
+        domains = [(infos[rank].domains or {}).get(gpu, none) for rank, gpu in enumerate(gpus)]
+        wrong += _difference("the NVLink domain", infos, lambda rank: str(domains[rank]))
+        if not wrong and domains[0].cluster is None:
+            wrong.append(f"fabric handles do not go from node to node here ({domains[0]})")
+    if wrong:
+        raise NothingToDo("; ".join(wrong))
+
+
+def hosts(infos: Sequence[RankInfo]) -> dict[str, list[int]]:
+    """Return the ranks of each node, in the order of their first ranks."""
+    found: dict[str, list[int]] = {}
+    for rank, of in enumerate(infos):
+        found.setdefault(of.host, []).append(rank)
+    return found
+
+
+def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[str, Machine]) -> tuple[Rank, ...]:
+    """Return the ranks as results name them: ``node1:GPU0`` where there are several nodes.
+
+    Parameters
+    ----------
+    machines
+        By host.
+    """
+    names = node_names(of.host for of in infos)
+
+    def one(number: int) -> Rank:
+        host, bus_id = infos[number].host, gpus[number]
+        machine = machines[host]
+        gpu = machine.gpu(bus_id)
+        node = f"{names[host]}:" if names else ""
+        return Rank(
+            number=number,
+            label=f"{node}GPU{gpu.index}",
+            bus_id=bus_id,
+            numa_node=nearest_node(machine, gpu),
+            host=host,
+        )
+
+    return tuple(one(number) for number in range(len(infos)))
+
+
+def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
+    """Return the NUMA node of the host memory that a rank makes; ``None`` where no node has memory."""
+    nodes = cpu_node_ids(machine)
+    if gpu.host_numa_id in nodes:
+        return gpu.host_numa_id
+    return min(nodes, default=None)
+
+
+def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
+    """Return a node as all its ranks together see it.
+
+    A device cgroup shows a rank only some of the GPUs, and numbers them anew: each rank's own GPU is taken as that rank
+    sees it, and all are numbered in the order of their bus ids.
+
+    Parameters
+    ----------
+    machine
+        As one of the ranks sees it.
+    others
+        The GPUs of the others, as they see them.
+    """
+    known = {gpu.bus_id: gpu for gpu in machine.gpus or ()} | {gpu.bus_id: gpu for gpu in others}
+    ordered = [known[bus_id] for bus_id in sorted(known)]
+    return replace(machine, gpus=tuple(replace(gpu, index=place) for place, gpu in enumerate(ordered)))
+
+
+def modelled(machine: Machine, ranks: int) -> RankLayout:
+    """Return so many ranks, one a GPU, on nodes that are all like one machine; the last one may have fewer."""
+    gpus = sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)
+    nearest = [nearest_node(machine, gpu) for gpu in gpus]
+    several = ranks > len(gpus)
+
+    def one(number: int) -> Rank:
+        node, index = divmod(number, len(gpus))
+        return Rank(
+            number=number,
+            label=f"node{node + 1}:GPU{gpus[index].index}" if several else f"GPU{gpus[index].index}",
+            bus_id=gpus[index].bus_id,
+            numa_node=nearest[index],
+            host=f"node{node + 1}",
+        )
+
+    everyone = tuple(map(one, range(ranks)))
+    return RankLayout(everyone, dict.fromkeys((rank.host or "" for rank in everyone), machine))
+
+
+def _difference(what: str, infos: Sequence[RankInfo], value: Callable[[int], str]) -> Iterator[str]:
+    """Yield in words which nodes have which value, if there are several."""
+    having: dict[str, dict[str, None]] = {}
+    for rank, of in enumerate(infos):
+        having.setdefault(value(rank), {})[of.host] = None
+    if len(having) > 1:
+        told = [f"{found} on {', '.join(map(printable, on))}" for found, on in having.items()]
+        yield f"{what} is not the same everywhere: {'; '.join(told)}"

@@ -1,0 +1,185 @@
+"""From a case of several processes to the flows of its tasks, for ranks of one node or of many: pure.
+
+A rank works one GPU. Each flow has a rank that issues the work, on memory of its own and on memory that another rank
+has made; how the two reach each other on their machine is asked of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from egmctl.bench.case import Case, End
+from egmctl.bench.plan.paths import Path, nowhere, path_between
+from egmctl.bench.plan.patterns import expand
+from egmctl.bench.plan.ucx import ucx_flow, ucx_path
+from egmctl.driver.signatures import cause_of
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind
+from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.rank import Rank
+from egmctl.model.route import Carrier, Route
+
+_NEEDS_ATTRIBUTE = {
+    HandleKind.POSIX_FD: "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    HandleKind.FABRIC: "HANDLE_TYPE_FABRIC_SUPPORTED",
+}
+_POOL_HANDLES = "MEMPOOL_SUPPORTED_HANDLE_TYPES"
+_POSIX_FD_BIT = 1
+"""CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (cuda.h), in the mask of pools."""
+_MESSAGES = Path(route=Route(carrier=Carrier.SOCKET), rate_gb_s=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFlow:
+    """One flow: who issues its work, and whose memory is at the other end."""
+
+    initiator: Rank
+    owner: Rank
+    numa_node: int | None = None
+    """Of the owner's memory, where it is host memory."""
+
+
+PathOf = Callable[[Case, RankFlow], Path]
+"""The path that a flow's bytes take, with the reason why it cannot be measured."""
+
+
+def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
+    """Return a rank for each GPU of a node, in their order: only the first ones, which can be used, get processes.
+
+    Parameters
+    ----------
+    nodes
+        The NUMA nodes that were asked for: host memory lies on the nearest of them.
+    """
+    return [
+        Rank(
+            number=number,
+            label=f"GPU{gpu.index}",
+            bus_id=gpu.bus_id,
+            numa_node=gpu.host_numa_id if gpu.host_numa_id in nodes else next(iter(nodes), None),
+        )
+        for number, gpu in enumerate(gpus)
+    ]
+
+
+def node_flows(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator[tuple[RankFlow, ...]]:
+    """Yield the flows of each task that a case makes; none, where there is one rank only.
+
+    Host memory on each of ``nodes`` is worked on by every rank, and made by another one: whose nearest node it is, if
+    there is one.
+    """
+    count = len(ranks)
+    if count < 2:
+        return
+    if case.engine is not Engine.UCX and shared_memory(case) in HOST_MEMORY:
+        for node in nodes:
+            if case.engine is Engine.PING_PONG:
+                yield from (
+                    (RankFlow(one, one, node), RankFlow(other, one, node)) for one, other in combinations(ranks, 2)
+                )
+            else:
+                yield from ((RankFlow(rank, _owner(ranks, place, node), node),) for place, rank in enumerate(ranks))
+        return
+    # A round trip by the host is the same from either end.
+    one_way = case.engine in (Engine.EVENT, Engine.SOCKET)
+    for flows in expand(case.pattern, count, one_way=one_way):
+        yield tuple(RankFlow(ranks[one], ranks[other]) for one, other in flows)
+
+
+def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, by_owner: bool = False) -> Flow:
+    """Return a flow as results name it.
+
+    Parameters
+    ----------
+    by_owner
+        Host memory is named by the rank that has made it, over whose GPU it is reached: several nodes have a NUMA 0.
+    """
+    issuer, owner = rank_flow.initiator, rank_flow.owner
+    if case.engine is Engine.UCX:
+        return ucx_flow(case, issuer, owner, path)
+    pushed = case.initiator is End.SOURCE
+    near = Endpoint(
+        memory=case.source if pushed else case.destination,
+        label=issuer.label,
+        bus_id=issuer.bus_id,
+        rank=issuer.number,
+    )
+    on_host = rank_flow.numa_node is not None
+    far = Endpoint(
+        memory=shared_memory(case),
+        label=f"{f'{owner.label}:' if by_owner else ''}NUMA{rank_flow.numa_node}" if on_host else owner.label,
+        bus_id=None if on_host else owner.bus_id,
+        numa_node=rank_flow.numa_node,
+        rank=owner.number,
+        handle=None if issuer is owner else case.handle,
+    )
+    return Flow(
+        source=near if pushed else far,
+        destination=far if pushed else near,
+        initiator=issuer.bus_id,
+        initiator_label=issuer.label,
+        initiator_rank=issuer.number,
+        route=path.route,
+    )
+
+
+def shared_memory(case: Case) -> MemoryKind:
+    """Return the kind of the memory that another rank makes."""
+    return case.destination if case.initiator is End.SOURCE else case.source
+
+
+def local_path(machine: Machine) -> PathOf:
+    """Return the paths between ranks of one node."""
+
+    def path(case: Case, rank_flow: RankFlow) -> Path:
+        if case.engine in (Engine.EVENT, Engine.SOCKET):
+            return _MESSAGES
+        if case.engine is Engine.UCX:
+            return ucx_path(case, rank_flow.initiator, machine, rank_flow.owner, machine)
+        if rank_flow.numa_node is None and shared_memory(case) in HOST_MEMORY:
+            return nowhere(shared_memory(case), rank_flow.owner.label)
+        issuer, owner = machine.gpu(rank_flow.initiator.bus_id), machine.gpu(rank_flow.owner.bus_id)
+        far = owner if rank_flow.numa_node is None else rank_flow.numa_node
+        ends = (issuer, far) if case.initiator is End.SOURCE else (far, issuer)
+        path = path_between(machine, (case.source, case.destination), ends, issuer)
+        if path.route.degraded and path.waiver is None:
+            # What is not EGM any more is tried within one process, where its failure costs nothing else.
+            path = replace(path, waiver=path.route.egm_reason)
+        # What the host has a part in is disturbed by whatever else it does; round trips have one pair of ranks.
+        alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
+        return replace(path, disjoint=False) if alone else path
+
+    return path
+
+
+def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> str | None:
+    """Say why a rank on a GPU can neither make nor open memory by a kind of handle; ``None`` if nothing is known.
+
+    What the driver claims to support is not taken for proof: the first allocation shows.
+    """
+    attributes = {} if gpu.cuda is None else gpu.cuda.attributes
+    needed = _NEEDS_ATTRIBUTE.get(handle) if handle is not None else None
+    if needed is not None and attributes.get(needed) == 0:
+        return f"GPU{gpu.index} has no such handles: CU_DEVICE_ATTRIBUTE_{needed} is 0"
+    mask = attributes.get(_POOL_HANDLES)
+    if handle is HandleKind.POOL and mask is not None and not mask & _POSIX_FD_BIT:
+        return f"GPU{gpu.index} exports no pools by file descriptor: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}"
+    return _imex_waiver(machine) if handle is HandleKind.FABRIC else None
+
+
+def _imex_waiver(machine: Machine) -> str | None:
+    channels = machine.driver.imex_channels if machine.driver is not None else None
+    if channels is None or any(channel.access == "ok" for channel in channels):
+        return None
+    seen = ", ".join(f"{channel.path}: {channel.access}" for channel in channels) or (
+        "/dev/nvidia-caps-imex-channels has none"
+    )
+    return f"{cause_of('cuMemCreate', 800)} ({seen})"
+
+
+def _owner(ranks: Sequence[Rank], place: int, node: int) -> Rank:
+    """Return the next rank whose nearest node it is, or the next one."""
+    others = [*ranks[place + 1 :], *ranks[:place]]
+    return next((rank for rank in others if rank.numa_node == node), others[0])

@@ -1,0 +1,122 @@
+"""The task that a case makes of some flows: how much it moves, and why it cannot be measured. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from egmctl.bench.case import Case, Footprint
+from egmctl.bench.engines import engine_for
+from egmctl.bench.plan import PlannedTask
+from egmctl.bench.plan.paths import Path
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.measurement import Engine, Flow, Pattern, Quantity, Settings, Task
+from egmctl.units import GB, MIB
+
+COPIES_LIMIT = 128
+"""More copies than this queued behind a closed gate can fill the driver's queue, which would then wait for ever."""
+
+SAMPLE_S = 0.02
+"""How long one sample is to take at least; see :func:`copies_for`."""
+
+_ROUND_COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, COPIES_LIMIT)
+
+_USUAL_L2_BYTES = 128 * MIB
+"""Of a GPU that does not say how large its L2 cache is: no GPU that is supported has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a case makes a task of."""
+
+    flows: tuple[Flow, ...]
+    paths: tuple[Path, ...]
+    gpus: tuple[Gpu, ...]
+    """All that take part."""
+    cache: Gpu | None
+    """The GPU that caches what a latency reads: the owner of device memory, and who reads host memory."""
+    waiver: str | None = None
+    """Besides those of GPUs and paths."""
+
+
+def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | None) -> PlannedTask:
+    """Return the task that a case makes of a candidate."""
+    rate = min(path.rate_gb_s for path in made.paths)
+    bandwidth = case.quantity is Quantity.BANDWIDTH
+    size_bytes = settings.size_bytes if case.footprint is None else _footprint(case.footprint, made.cache)
+    task = Task(
+        case=case.name,
+        family=case.family,
+        quantity=case.quantity,
+        engine=case.engine,
+        pattern=case.pattern,
+        flows=made.flows,
+        counted=engine_for(case.engine).counted if bandwidth else "",
+        size_bytes=size_bytes,
+        copies=1,
+        streams=case.streams,
+        chase=case.chase,
+    )
+    if bandwidth:
+        copies = settings.copies or copies_for(size_bytes * flows_on_a_link(task), rate)
+        task = replace(task, copies=copies)
+    return PlannedTask(task, waiver, rate, all(path.disjoint for path in made.paths), sized=case.footprint is None)
+
+
+def copies_for(size_bytes: int, rate_gb_s: float) -> int:
+    """Return how many copies make a sample of :data:`SAMPLE_S` or more, at most what can be queued.
+
+    A round number: a power of two, or half as much again.
+    """
+    return next(
+        copies for copies in _ROUND_COPIES if copies == COPIES_LIMIT or copies * size_bytes >= SAMPLE_S * rate_gb_s * GB
+    )
+
+
+def flows_on_a_link(task: Task) -> int:
+    """Return how many flows of a task share the busiest link: the one of the GPU that sends or receives them all."""
+    if task.pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
+        return len(task.flows)
+    if task.pattern is Pattern.ALL_PAIRS:
+        return len({flow.source.bus_id for flow in task.flows}) - 1
+    return 1
+
+
+def shortened(task: Task) -> Task:
+    """Return a bandwidth that takes a quarter of the time, enough for a proof to see a difference of 1 %.
+
+    A latency stays as it is: its first loads are slower than the rest, so that a shorter walk is another quantity.
+    """
+    return task if task.chase is not None else replace(task, copies=max(1, task.copies // 4))
+
+
+def capability_waiver(engine: Engine, gpu: Gpu) -> str | None:
+    """Say why a GPU is too old for an engine; ``None`` if it is not, or its compute capability is not known."""
+    needed = engine_for(engine).needs_capability
+    attributes = gpu.cuda.attributes if gpu.cuda is not None else {}
+    major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+    if major is None or minor is None or (major, minor) >= needed:
+        return None
+    return (
+        f"GPU{gpu.index} has compute capability {major}.{minor}, and {engine_for(engine).caption} needs "
+        f"{needed[0]}.{needed[1]}"
+    )
+
+
+def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> str | None:
+    """Say why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or the driver did not tell."""
+    if engine is not Engine.ATOMIC or flow.initiator is None or flow.destination.bus_id is None:
+        return None
+    pair = machine.pair(flow.initiator, flow.destination.bus_id)
+    if pair is None or pair.cuda_attributes.get("NATIVE_ATOMIC_SUPPORTED") != 0:
+        return None
+    return (
+        f"{flow.initiator_label} has no native atomics on {flow.destination.label}: "
+        "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED is 0"
+    )
+
+
+def _footprint(footprint: Footprint, gpu: Gpu | None) -> int:
+    """Return how many bytes a chase visits that a GPU caches, a whole number of MiB where the L2 cache decides."""
+    l2 = gpu.cuda.attributes.get("L2_CACHE_SIZE") if gpu is not None and gpu.cuda is not None else None
+    times = footprint.l2_times * (l2 or _USUAL_L2_BYTES)
+    return max(footprint.least_bytes, -(-times // MIB) * MIB)

@@ -1,0 +1,62 @@
+"""What can be said of messages by UCX before UCX has chosen their way: pure."""
+
+from __future__ import annotations
+
+from egmctl.bench.case import Case
+from egmctl.bench.plan.paths import Path, path_between
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Endpoint, Flow, MemoryKind
+from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.rank import Rank
+from egmctl.model.route import Carrier, Egm, Route
+
+RATE_GB_S = 1.0
+"""To plan with: TCP within a node reaches about half of it, CUDA IPC two hundred times as much."""
+
+
+def ucx_path(case: Case, sender: Rank, senders: Machine, receiver: Rank, receivers: Machine) -> Path:
+    """Return why nothing can be sent, if that is known, and whether an end is EGM.
+
+    Parameters
+    ----------
+    senders, receivers
+        The machines that the two are on.
+    """
+    memory, egm, why = None, None, ""
+    for rank, machine, kind in ((sender, senders, case.source), (receiver, receivers, case.destination)):
+        if kind not in HOST_MEMORY:
+            continue
+        if rank.numa_node is None:
+            waiver = f"{rank.label} has no NUMA node that has memory"
+            return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=waiver)
+        gpu = machine.gpu(rank.bus_id)
+        own = path_between(machine, (kind, MemoryKind.DEVICE), (rank.numa_node, gpu), gpu)
+        if own.waiver is not None:
+            return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=own.waiver)
+        if memory is None or _ORDER.index(own.route.egm) < _ORDER.index(egm):
+            memory, egm, why = kind, own.route.egm, own.route.egm_reason
+    return Path(route=Route(carrier=Carrier.UCX, memory=memory, egm=egm, egm_reason=why), rate_gb_s=RATE_GB_S)
+
+
+_ORDER = (Egm.YES, Egm.NO, Egm.UNKNOWN, None)
+"""Of two ends the one that comes first here tells of the flow."""
+
+
+def ucx_flow(case: Case, sender: Rank, receiver: Rank, path: Path) -> Flow:
+    """Return messages as results name them: each end is memory of its own rank."""
+    return Flow(
+        source=_end(case.source, sender),
+        destination=_end(case.destination, receiver),
+        initiator=sender.bus_id,
+        initiator_label=sender.label,
+        initiator_rank=sender.number,
+        route=path.route,
+    )
+
+
+def _end(memory: MemoryKind, rank: Rank) -> Endpoint:
+    if memory not in HOST_MEMORY:
+        return Endpoint(memory=memory, label=rank.label, bus_id=rank.bus_id, rank=rank.number)
+    # Both ranks may have memory of one NUMA node: the label says whose it is.
+    label = f"{rank.label}:NUMA{rank.numa_node}"
+    return Endpoint(memory=memory, label=label, numa_node=rank.numa_node, rank=rank.number)

@@ -1,0 +1,195 @@
+"""The answer of a run: whether it is whole, whether its paths are as fast as expected, why not, and what to do next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from egmctl.model.cause import RunCause
+from egmctl.model.finding import Status as Found
+from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.route import LinkKind
+from egmctl.model.verdict import Culprit, Grade, RunVerdict
+from egmctl.report.document import Tone, Verdict
+from egmctl.report.views.bench_kernel import grave
+from egmctl.report.views.causes import cause_advice, cause_words
+from egmctl.report.views.doctor import title
+from egmctl.verdict.classes import BROKEN, is_lost
+from egmctl.verdict.seen import HIDDEN
+
+_PATHS = 3
+_BAD = (Grade.FAIL, Grade.WARN)
+
+
+def was_run(measurement: Measurement) -> bool:
+    """Say whether a measurement was tried, however it ended."""
+    return measurement.status is not Status.WAIVED
+
+
+def answer(
+    report: RunReport,
+    *,
+    next_step: str = "look for the cause with 'egmctl doctor --active', then measure again",
+    alone: bool = True,
+) -> Verdict:
+    """Return the answer: whether the run is whole, and whether the paths are as fast as they should be.
+
+    Parameters
+    ----------
+    next_step
+        What to do where nothing explains what is slow.
+    alone
+        Whether the causes are told here; else whoever shows the answer does.
+    """
+    if not alone:
+        report = replace(report, machines=(), causes=())
+    made = sum(m.measured for m in report.measurements)
+    lost = [m for m in report.measurements if is_lost(m)]
+    verdict = report.verdict
+    if report.interrupted:
+        return _incomplete(f"interrupted with {made} of {len(report.measurements)} measurements made", "run it again")
+    if lost or report.problems:
+        why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
+        count = f"{len(lost)} of {len(report.measurements)} measurements"
+        done = f"{count} crashed, timed out or broke" if lost else "the run broke"
+        return _incomplete(f"{done}: {why}", "run 'egmctl doctor', then measure again")
+    if not any(was_run(m) for m in report.measurements):
+        if report.causes:
+            return _incomplete(f"nothing was measured: {title(report.causes[0].finding)}", _fix(report))
+        why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
+        return _incomplete(f"nothing was measured: {why}", "see what stops it with 'egmctl doctor'")
+    broken = [m for m in report.measurements if m.status in BROKEN]
+    if broken:
+        sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}{_less(report)}"
+        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
+    if verdict is not None and (verdict.grade is Grade.FAIL or verdict.failed):
+        sentence = f"{_why(report, verdict)}{_less(report)}"
+        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
+    if (missing := _missing(report)) is not None:
+        return _incomplete(f"{cause_words(report, missing)}; {_rest(made, verdict)}", cause_advice(missing))
+    if verdict is None:
+        return Verdict(word="NO REFERENCE", tone=Tone.PLAIN, sentence=f"{made} measurements, not judged (--no-verdict)")
+    counts = Counter(one.grade for one in verdict.classes)
+    unknown = f", {counts[Grade.NO_REFERENCE]} without a reference" if counts[Grade.NO_REFERENCE] else ""
+    all_of = "all" if counts[Grade.PASS] == len(verdict.classes) else f"{counts[Grade.PASS]} of"
+    of = f"{all_of} {len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
+    if verdict.grade is Grade.WARN and (counts[Grade.PASS] or counts[Grade.WARN]):
+        sentence = f"{of}{unknown}{_warned(report, verdict)}"
+        if counts[Grade.WARN]:
+            sentence = _why(report, verdict)
+        return Verdict(
+            word="PASS", tone=Tone.WARN, sentence=f"with warnings: {sentence}", advice=_advice(report, [], next_step)
+        )
+    if verdict.grade is Grade.PASS:
+        return Verdict(word="PASS", tone=Tone.GOOD, sentence=f"{of}{unknown}")
+    return Verdict(
+        word="NO REFERENCE",
+        tone=Tone.UNKNOWN,
+        sentence=f"{made} measurements and nothing to judge them by: {verdict.profile_reason or verdict.reason}"
+        + _warned(report, verdict),
+        advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
+    )
+
+
+def _missing(report: RunReport) -> RunCause | None:
+    """Return what makes a run incomplete: a GPU that was not measured, or links that nobody knows; ``None``: nothing.
+
+    That CUDA_VISIBLE_DEVICES hides a GPU was somebody's choice: it counts only where the GPU was asked for.
+    """
+    for cause in report.causes:
+        explained = [report.measurements[number] for number in cause.explains]
+        blind = any(hop.link is LinkKind.UNKNOWN for m in explained for flow in m.flows for hop in flow.route.hops)
+        chosen = cause.finding.check == HIDDEN and cause.status is not Found.FAIL
+        left_out = any(m.status is Status.WAIVED for m in explained) and _is_of_gpus(cause) and not chosen
+        if left_out or (blind and _is_of_libraries(cause)):
+            return cause
+    return None
+
+
+def _is_of_gpus(cause: RunCause) -> bool:
+    """Say whether a cause takes GPUs away, and not single paths."""
+    return cause.finding.check.startswith(("bench.gpu-", "dev.", "drv.", "gpu."))
+
+
+def _is_of_libraries(cause: RunCause) -> bool:
+    return "drv.libraries" in (cause.finding.check, *cause.finding.explains)
+
+
+def _less(report: RunReport) -> str:
+    missing = _missing(report)
+    return "" if missing is None else f"; INCOMPLETE: {cause_words(report, missing)}"
+
+
+def _rest(made: int, verdict: RunVerdict | None) -> str:
+    """Say what became of the rest of a run of which something is missing, none of which failed."""
+    measured = f"the {made} measurement{'s' * (made != 1)} made"
+    if verdict is None:
+        return f"{measured} {'were' if made != 1 else 'was'} not judged"
+    counts = Counter(one.grade for one in verdict.classes)
+    passed = f"{counts[Grade.PASS]} of {len(verdict.classes)} path classes"
+    if verdict.grade is Grade.PASS:
+        return f"PASS for {measured}: {passed} are as fast as profile {verdict.profile} expects"
+    if verdict.grade is Grade.WARN and verdict.profile is not None:
+        return f"PASS with warnings for {measured}: {passed} are as fast as profile {verdict.profile} expects"
+    return f"{measured} {'have' if made != 1 else 'has'} no reference: {verdict.profile_reason or verdict.reason}"
+
+
+def _fix(report: RunReport) -> str:
+    return cause_advice(report.causes[0])
+
+
+def _incomplete(sentence: str, advice: str) -> Verdict:
+    return Verdict(word="INCOMPLETE", tone=Tone.WARN, sentence=sentence, advice=advice)
+
+
+def _why(report: RunReport, verdict: RunVerdict) -> str:
+    """Say in one sentence what is slow, and what was seen there meanwhile."""
+    bad = [one for one in verdict.classes if one.grade in _BAD]
+    counted = f"{len(bad)} of {len(verdict.classes)} path classes are slower than expected"
+    if all(one.grade is Grade.WARN for one in bad):
+        counted = f"{len(bad)} of {len(verdict.classes)} path classes are a little slower than usual"
+    return "; ".join(filter(None, (counted, _where(verdict.culprits), _explained(report))))
+
+
+def _where(culprits: Sequence[Culprit]) -> str:
+    """Say which GPUs, or else which pairs, the outliers of the most classes have in common."""
+    gpus = Counter(one.label for one in culprits if len(one.gpus) == 1)
+    pairs = Counter(one.label for one in culprits if len(one.gpus) > 1)
+    if gpus:
+        return f"the outliers touch {_listed([label for label, _ in gpus.most_common(_PATHS)])}"
+    return f"outliers: {_listed([label for label, _ in pairs.most_common(_PATHS)])}" if pairs else ""
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def _explained(report: RunReport) -> str:
+    """Say what explains the slow paths, the causes that explain most first; or that nothing that was read does."""
+    told = [cause for cause in report.causes if _explains_slow(report, cause)]
+    if not told:
+        return "nothing that was read explains it" if report.machines and not grave(report) else ""
+    more = f"; and {len(told) - 1} more cause{'s' * (len(told) > 2)}" if len(told) > 1 else ""
+    return cause_words(report, told[0]) + more
+
+
+def _warned(report: RunReport, verdict: RunVerdict) -> str:
+    """Return the first warning that no yardstick measures, and its cause where there is one."""
+    told = [cause for cause in report.causes if _explains_slow(report, cause)]
+    return "".join(f"; {words}" for words in (*verdict.warnings[:1], *(cause_words(report, one) for one in told[:1])))
+
+
+def _explains_slow(report: RunReport, cause: RunCause) -> bool:
+    return any(report.measurements[number].status is not Status.WAIVED for number in cause.explains)
+
+
+def _advice(report: RunReport, broken: Sequence[Measurement], next_step: str) -> str:
+    if any(m.status is Status.CORRUPT for m in broken):
+        return "drain the node: data arrived corrupt; 'egmctl doctor --active' shows where"
+    told = [cause for cause in report.causes if _explains_slow(report, cause)]
+    if told:
+        return cause_advice(told[0])
+    if grave(report):
+        return "act on the kernel's message below, then measure again"
+    return "see what stops them with 'egmctl doctor'" if broken else next_step

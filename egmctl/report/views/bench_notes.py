@@ -1,0 +1,65 @@
+"""How a run was measured, how its measurements ended, and why some were not plainly measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from egmctl.model.measurement import Measurement, Quantity, RunReport, Status, Verification
+from egmctl.units import format_size
+
+_FEW = 3
+"""Numbers of copies that are told one by one."""
+_GATING = {
+    "kernel": "held back by a gate kernel until all are queued",
+    "stream-wait": "held back by a stream wait until all are queued",
+    "none": "not held back: the time holds their queueing",
+}
+_VERIFICATION = {
+    Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
+    Verification.HOST_FIRST_AND_LAST_SAMPLE: "verified after the first and the last sample on the host",
+    Verification.CHECKSUM_EVERY_SAMPLE: "what is only read or only written by its checksum",
+    Verification.WALK_EVERY_SAMPLE: "each walk verified by where it ended",
+}
+
+
+def how(report: RunReport) -> list[str]:
+    """Return how everything was measured, in a few words each."""
+    settings = report.settings
+    told = [
+        f"buffers of {format_size(settings.size_bytes)}",
+        f"median of {settings.samples} sample{'s' * (settings.samples != 1)}",
+    ]
+    measured = [m for m in report.measurements if m.samples]
+    if copies := sorted({m.copies for m in measured if m.quantity is Quantity.BANDWIDTH}):
+        times = " or ".join(map(str, copies)) if len(copies) <= _FEW else f"{copies[0]} to {copies[-1]}"
+        told.insert(1, f"copied {times} times a sample")
+    told += dict.fromkeys(_GATING[m.gating] for m in measured if m.gating in _GATING)
+    told += dict.fromkeys(_VERIFICATION[m.verification] for m in measured if m.verification)
+    return told
+
+
+def exceptions(report: RunReport) -> Iterator[tuple[Status, str, list[str]]]:
+    """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths.
+
+    The first path of each case has the case's name before it: many cases take the same paths.
+    """
+    groups: dict[tuple[Status, str], list[Measurement]] = {}
+    for measurement in report.measurements:
+        if measurement.status is not Status.OK:
+            groups.setdefault((measurement.status, measurement.reason or ""), []).append(measurement)
+    for (status, reason), those in groups.items():
+        cases = list(dict.fromkeys(m.case for m in those))
+        whole = status is Status.WAIVED and len(those) == sum(m.case in cases for m in report.measurements)
+        if whole:
+            yield status, reason, cases
+            continue
+        paths = {case: list(dict.fromkeys(m.path for m in those if m.case == case)) for case in cases}
+        yield status, reason, [f"{case} {path}" if path == of[0] else path for case, of in paths.items() for path in of]
+
+
+def tally(report: RunReport) -> str:
+    """Return how many measurements ended how."""
+    counts = Counter(measurement.status for measurement in report.measurements)
+    words = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+    return f"{len(report.measurements)} measurements: {words or 'none'}"

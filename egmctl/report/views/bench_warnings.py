@@ -1,0 +1,90 @@
+"""What a reader should know before trusting a number: errors that rose, other users, slowed clocks, another route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from egmctl.model.evidence import LinkEvidence, Verdict
+from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.route import LinkKind
+from egmctl.report.views.bench_kernel import kernel_sentences
+from egmctl.units import printable
+
+HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})
+"""Clocks that somebody chose do not make a measurement wrong."""
+_SHOWN = 4
+
+
+def warnings(report: RunReport) -> Iterator[str]:
+    """Yield a sentence for each thing that was seen, with the paths that it was seen on."""
+    yield from kernel_sentences(report)
+    for sentence, paths in seen(report).items():
+        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+        yield f"{sentence}: {', '.join(paths[:_SHOWN])}{more}"
+
+
+def seen(report: RunReport) -> dict[str, list[str]]:
+    """Return a sentence for each thing that was seen, and the paths that it was seen on."""
+    found: dict[str, dict[str, None]] = {}
+    for measurement in report.measurements:
+        for sentence in _of(measurement):
+            found.setdefault(sentence, {})[f"{measurement.case} {measurement.path}"] = None
+    return {sentence: list(paths) for sentence, paths in found.items()}
+
+
+def route_line(report: RunReport) -> str | None:
+    """Say in one sentence how often the counters showed the expected wire; ``None`` if nothing was to be shown."""
+    routes = [m.evidence.route for m in report.measurements if m.evidence and m.evidence.route]
+    if not routes:
+        return None
+    proven = [route for route in routes if route.verdict is Verdict.PROVEN]
+    parts = [f"{len(proven)} of {len(routes)}"] if proven else []
+    if excluded := sum(route.verdict is Verdict.BY_EXCLUSION for route in routes):
+        parts.append(f"{excluded} by exclusion: no other link carried the bytes")
+    if unknown := sum(route.verdict is Verdict.UNKNOWN for route in routes):
+        parts.append(f"{unknown} not confirmed: there are no counters")
+    if refuted := sum(route.verdict is Verdict.REFUTED for route in routes):
+        parts.append(f"{refuted} refuted, see the warnings")
+    return f"Route confirmed by link counters: {', '.join(parts)}."
+
+
+def _of(measurement: Measurement) -> Iterator[str]:
+    for placement in measurement.placements:
+        if placement.right is False:
+            yield f"memory of {placement.label} does not lie there ({printable(placement.detail)})"
+    evidence = measurement.evidence
+    if measurement.measured and any(flow.route.degraded for flow in measurement.flows):
+        yield _degraded(measurement)
+    if evidence is None:
+        return
+    for gpu in evidence.gpus:
+        for name, rise in gpu.errors.items():
+            yield f"{name} of {gpu.label} rose by {rise}"
+        if gpu.other_processes:
+            pids = ", ".join(map(str, gpu.other_processes[:_SHOWN]))
+            yield f"other processes used {gpu.label} meanwhile ({pids})"
+        if slowed := sorted(set(gpu.throttle_reasons or ()) - HARMLESS):
+            yield f"the clocks of {gpu.label} were held down: {', '.join(slowed)}"
+    if evidence.route is not None and evidence.route.verdict is Verdict.REFUTED:
+        yield _refuted(evidence.route)
+
+
+def _degraded(measurement: Measurement) -> str:
+    route = measurement.evidence.route if measurement.evidence is not None else None
+    why = next(flow.route.egm_reason for flow in measurement.flows if flow.route.degraded)
+    if route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
+        carried = "no counter tells which link carried the bytes"
+    else:
+        how = "by its counters" if route.verdict is Verdict.PROVEN else "by exclusion"
+        carried = f"{_LINKS[route.link]} carried the bytes, {how}"
+    return f"degraded, not EGM ({printable(why)}); {carried}"
+
+
+_LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe"}
+
+
+def _refuted(route: LinkEvidence) -> str:
+    if route.carried_bytes is None:
+        return f"another wire than {route.link} carried the bytes"
+    share = 100 * route.carried_bytes / route.expected_bytes
+    return f"{route.link} carried only {share:.0f} % of the bytes"

@@ -1,0 +1,74 @@
+"""The causes of a run in words: what was found, how much of the run it explains, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from egmctl.model.cause import RunCause
+from egmctl.model.finding import Status as Found
+from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.route import LinkKind
+from egmctl.report.document import Command, Entry, KeyValues, Level, Span, Tone, Words
+from egmctl.report.views.doctor import TONES, remedy_words, title
+
+_PATHS = 3
+_CAUSES = 3
+"""Causes that are told without -v."""
+
+
+def cause_words(report: RunReport, cause: RunCause) -> str:
+    """Return a cause in a sentence, with how much of the run it explains."""
+    measurements = [report.measurements[number] for number in cause.explains]
+    waived = sum(m.status is Status.WAIVED for m in measurements)
+    slow = len(measurements) - waived
+    told = [title(cause.finding)]
+    if slow and all(_crosses_unknown_links(m) for m in measurements):
+        told.append(f"the links of {_several(slow, 'path')} are unknown")
+    elif slow:
+        told.append(f"explains {_several(slow, 'path')}")
+    if waived:
+        told.append(f"{_several(waived, 'measurement')} not made")
+    return "; ".join(told)
+
+
+def cause_advice(cause: RunCause) -> str:
+    """Return what to do about a cause, for the line after the answer: with its command, without a full stop."""
+    remedy = cause.finding.remedy
+    if remedy is None:
+        return "see what it is about with 'egmctl doctor'"
+    return remedy_words(remedy).removesuffix(".")
+
+
+def cause_entries(report: RunReport) -> Iterator[Entry]:
+    """Yield each cause once: what was found, why, what it explains, and what to do unless the answer says it."""
+    for place, cause in enumerate(report.causes):
+        finding, rows = cause.finding, list[tuple[str, Words]]()
+        if finding.cause:
+            rows.append(("cause", finding.cause))
+        if finding.remedy is not None and place:
+            rows.append(("fix", remedy_words(finding.remedy)))
+        paths = list(dict.fromkeys(report.measurements[number].path for number in cause.explains))
+        if paths:
+            more = f" and {len(paths) - _PATHS} more" if len(paths) > _PATHS else ""
+            rows.append(("explains", ", ".join(paths[:_PATHS]) + more))
+        if finding.explains:
+            rows.append(("checks", ", ".join(finding.explains)))
+        command = finding.remedy.command if finding.remedy is not None else None
+        yield Entry(
+            word="CAUSE",
+            tone=TONES[cause.status] if cause.status is not Found.NOTE else Tone.UNKNOWN,
+            title=(title(finding), Span(f" [{finding.check}]", Tone.DIM)),
+            body=(
+                *([KeyValues(rows=tuple(rows))] if rows else []),
+                *([Command(text=command)] if command is not None else []),
+            ),
+            level=Level.SUMMARY if place < _CAUSES else Level.VERBOSE,
+        )
+
+
+def _crosses_unknown_links(measurement: Measurement) -> bool:
+    return any(hop.link is LinkKind.UNKNOWN for flow in measurement.flows for hop in flow.route.hops)
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

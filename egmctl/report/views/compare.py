@@ -1,0 +1,276 @@
+"""What ``egmctl compare`` says: what the differences have in common, then bandwidths, latencies, findings and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+
+from egmctl.errors import ExitCode
+from egmctl.model.command import Command
+from egmctl.model.comparison import Affected, Comparison, Outcome, PathDifference, WordDifference
+from egmctl.model.gpu import FAKE
+from egmctl.report.document import (
+    Align,
+    Block,
+    Bullets,
+    Column,
+    Document,
+    Entry,
+    Level,
+    Paragraph,
+    Section,
+    Span,
+    Table,
+    Tone,
+    Verdict,
+    Words,
+)
+from egmctl.units import format_size
+
+_TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
+_THINGS = {Command.BENCH: "path", Command.DOCTOR: "finding", Command.TOPO: "fact", Command.SNAPSHOT: "fact"}
+_QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
+_CASES_SHOWN = 3
+_SHOWN = 40
+"""Rows of a kind that are told without -v."""
+
+
+def compare_document(comparison: Comparison) -> Document:
+    """Return what differs between two runs or among many nodes."""
+    times = sorted(_time(node.at) for node in comparison.nodes if node.at)
+    when = f", {' to '.join(dict.fromkeys((times[0], times[-1])))}" if times else ""
+    return Document(
+        command="egmctl compare",
+        subject=heading(comparison),
+        subtitle=f"{heading(comparison)}: {len(comparison.nodes)} files{when}",
+        banners=tuple(banners(comparison)),
+        body=tuple(_body(comparison)),
+    )
+
+
+def banners(comparison: Comparison) -> Iterator[str]:
+    """Say which of the files that are compared are of no hardware, in the words that every form has."""
+    nodes = comparison.nodes
+    told = {
+        "MODEL built from public documentation, not captured from hardware": [n.name for n in nodes if n.modelled],
+        FAKE: [node.name for node in nodes if node.fake],
+    }
+    for words, names in told.items():
+        if names:
+            yield f"{words}: {comparison.folded if len(names) == len(nodes) else ', '.join(names)}"
+
+
+def heading(comparison: Comparison) -> str:
+    """Say what is compared."""
+    who = comparison.folded if comparison.of_nodes else " -> ".join(node.name for node in comparison.nodes)
+    return f"{comparison.kind} {who}"
+
+
+def verdict(comparison: Comparison) -> Verdict:
+    """Return in one sentence what the differences have in common."""
+    counted = _counted(comparison)
+    if comparison.exit_code is ExitCode.NOTHING:
+        why = next(iter([*_problems(comparison), *comparison.notes]), "the files have nothing in common")
+        return Verdict(word="NOT COMPARED", tone=Tone.WARN, sentence=why, advice="compare results of the same cases")
+    gravest = next((one for one in Outcome if one in comparison.outcomes), Outcome.SAME)
+    common, advice = _common(comparison), ""
+    if gravest is Outcome.WORSE:
+        of = "node" if comparison.of_nodes else "file"
+        advice = f"look for the cause with 'egmctl doctor' on the {of} that is worse"
+        if _got_busy(comparison):
+            advice = "measure again when the GPUs are idle"
+    return Verdict(
+        word=gravest.upper(), tone=_TONES[gravest], sentence="; ".join(filter(None, (common, counted))), advice=advice
+    )
+
+
+def _common(comparison: Comparison) -> str:
+    worse = [one for one in comparison.affected if one.outcome is Outcome.WORSE and one.change is not None]
+    if comparison.of_nodes:
+        bad = dict.fromkeys(one.node for one in worse)
+        if not bad:
+            return ""
+        where = dict.fromkeys(one.where for one in worse)
+        same = f", {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
+        return f"everything slower is of {', '.join(list(bad)[:_CASES_SHOWN])}{same}"
+    if not worse:
+        return ""
+    busy = _got_busy(comparison)
+    if comparison.touches:
+        told = f"everything slower touches {_or(comparison.touches)}"
+        if busy and set(comparison.touches) <= {*busy}:
+            return f"{told}, which other processes used in {comparison.nodes[-1].name}"
+    else:
+        told = "what is slower has no GPU in common"
+    return f"{told}; other processes used {_or(busy, 'and')} in {comparison.nodes[-1].name}" if busy else told
+
+
+def _got_busy(comparison: Comparison) -> list[str]:
+    """Return the GPUs that other processes used in the second of two runs only."""
+    if comparison.of_nodes or len(comparison.nodes) != 2:
+        return []
+    before, after = comparison.nodes
+    return [gpu for gpu in after.busy if gpu not in before.busy]
+
+
+def _or(labels: Sequence[str], word: str = "or") -> str:
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} {word} {labels[-1]}"
+
+
+def _counted(comparison: Comparison) -> str:
+    counts = {outcome: comparison.outcomes.count(outcome) for outcome in Outcome}
+    thing = _THINGS[comparison.kind]
+    told = [f"{counts[outcome]} {outcome}" for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)]
+    return f"{comparison.compared} {thing}{'s' * (comparison.compared != 1)} compared: {', '.join(told)}"
+
+
+def _body(comparison: Comparison) -> Iterator[Block]:
+    yield verdict(comparison)
+    for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
+        rows = [one for one in comparison.affected if _unit(comparison, one) == unit]
+        if rows:
+            yield Section(title=title, body=tuple(_entry(comparison, row) for row in rows))
+    yield from _told(comparison, comparison.words, "Findings" if comparison.kind is Command.DOCTOR else "Facts")
+    if comparison.same:
+        yield Paragraph(words=(Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
+    if not comparison.of_nodes:
+        yield from _tables(comparison)
+    if lines := tuple(_one_sided(comparison)):
+        yield Section(title="Paths on one side, unstable, or over another link", body=(Bullets(items=lines),))
+    yield from _told(comparison, comparison.machines, "Machine differences", outcomes=False)
+    notes = [*_problems(comparison), *comparison.notes]
+    if comparison.kind is Command.BENCH:
+        of = "the median of the nodes" if comparison.of_nodes else "the first run"
+        notes.append(
+            f"told are changes against {of} above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
+        )
+    if notes:
+        yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
+    columns = (Column(name="file"), Column(name="when"), Column(name="written by"))
+    yield Section(title="Files", body=(Table(columns=columns, rows=files),), level=Level.VERBOSE)
+
+
+def _unit(comparison: Comparison, row: Affected) -> str:
+    return comparison.paths[row.paths[0]].unit if row.change is not None else ""
+
+
+def _entry(comparison: Comparison, row: Affected) -> Entry:
+    paths = [comparison.paths[place] for place in row.paths]
+    title = f"{row.where}: " if not comparison.of_nodes else f"{row.node}: {row.where} "
+    title += _happened(comparison, row)
+    if row.of > 1 or len(paths) > 1:
+        title += f" ({len(paths)} of {row.of} paths)"
+    numbers = comparison.of_nodes and row.change is not None
+    lines = tuple(_medians(paths)) if numbers else (", ".join(row.cases),)
+    body = tuple(Paragraph(words=line, tone=Tone.DIM) for line in lines)
+    return Entry(word=row.outcome.upper(), tone=_TONES[row.outcome], title=title, body=body)
+
+
+def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
+    """Say of each case what paths of one node reach, and what those of all nodes do."""
+    cases: dict[str, list[PathDifference]] = {}
+    for path in paths:
+        cases.setdefault(f"{_name(path)} ({path.unit})", []).append(path)
+    for name, those in cases.items():
+        found = median(path.value for path in those if path.value is not None)
+        usual = median(path.reference for path in those if path.reference is not None)
+        yield f"{name}: {found:.2f}, all nodes {usual:.2f}"
+
+
+def _happened(comparison: Comparison, row: Affected) -> str:
+    """Say how much slower or faster paths are, or why some have no number."""
+    if row.change is None:
+        return "; ".join(dict.fromkeys(comparison.paths[place].reason for place in row.paths))
+    return f"{100 * abs(row.change):.1f} % {'slower' if row.change > 0 else 'faster'}"
+
+
+def _told(
+    comparison: Comparison, differences: Sequence[WordDifference], title: str, *, outcomes: bool = True
+) -> Iterator[Section]:
+    """Yield findings or facts: the first ones, and with -v the others."""
+    if not differences:
+        return
+
+    def block(those: Sequence[WordDifference], level: Level) -> tuple[Block, ...]:
+        if not outcomes:
+            return (Bullets(items=tuple(_difference(comparison, one) for one in those), level=level),)
+        return tuple(
+            Entry(word=one.outcome.upper(), tone=_TONES[one.outcome], title=_difference(comparison, one), level=level)
+            for one in those
+        )
+
+    body = block(differences[:_SHOWN], Level.NORMAL)
+    if further := differences[_SHOWN:]:
+        more = Paragraph(words=f"and {len(further)} more (-v)", tone=Tone.DIM)
+        body = (*body, more, *block(further, Level.VERBOSE))
+    yield Section(title=title, body=body)
+
+
+def _difference(comparison: Comparison, one: WordDifference) -> Words:
+    subject = " ".join(filter(None, (one.about, one.what)))
+    if comparison.of_nodes:
+        return f"{one.folded}: {subject}: {one.value}; most: {one.reference}"
+    return f"{subject}: {one.reference} -> {one.value}"
+
+
+def _tables(comparison: Comparison) -> Iterator[Section]:
+    """Yield a table for each case in which one run is against another; those with nothing new at the end."""
+    first, second = (node.name for node in comparison.nodes)
+    heads = ("", first, second, "change")
+    columns = (
+        *(Column(name=name, align=Align.RIGHT if name else Align.LEFT) for name in heads),
+        Column(name="outcome"),
+    )
+    for level in (Level.VERBOSE, Level.ALL):
+        cases: dict[str, list[PathDifference]] = {}
+        for path in comparison.paths:
+            both = path.reference is not None and path.value is not None
+            if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
+                cases.setdefault(f"{_name(path)} over {path.wire} ({path.unit})", []).append(path)
+        tables = tuple(
+            Table(columns=columns, rows=tuple(map(_row, paths)), caption=name) for name, paths in cases.items()
+        )
+        if tables:
+            title = "Paths that differ" if level is Level.VERBOSE else "Paths that are the same"
+            yield Section(title=title, body=tables, level=level)
+
+
+def _row(path: PathDifference) -> tuple[Words, ...]:
+    unstable = path.outcome is Outcome.DIFFERENT and path.reason.startswith("unstable")
+    word = Span("unstable" if unstable else path.outcome.value, _TONES[path.outcome])
+    numbers = f"{path.reference:.2f}", f"{path.value:.2f}", f"{100 * (path.change or 0):+.1f} %"
+    return path.path, *numbers, word
+
+
+def _one_sided(comparison: Comparison) -> Iterator[str]:
+    """Say what a reader of paths has to know: which have no number on one side, or an unstable one, or another link.
+
+    Those with the same reason share a line.
+    """
+    by_reason: dict[tuple[str, str], list[PathDifference]] = {}
+    for path in comparison.paths:
+        both = path.value is not None and path.reference is not None
+        if path.reason and (both or path.outcome is Outcome.DIFFERENT):
+            # How far the samples of each unstable path vary, its run has told.
+            reason = path.reason.partition(":")[0] if both else path.reason
+            by_reason.setdefault((path.node if comparison.of_nodes else "", reason), []).append(path)
+    for (_, reason), paths in by_reason.items():
+        cases = list(dict.fromkeys(path.case for path in paths))
+        which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
+        more = f" and {len(cases) - _CASES_SHOWN} more cases" if len(cases) > _CASES_SHOWN else ""
+        yield f"{reason}: {', '.join(cases[:_CASES_SHOWN])}{more}, {which}"
+
+
+def _problems(comparison: Comparison) -> Iterator[str]:
+    """Say which files have no result, or only a part of one."""
+    return (f"{node.name}: {node.problem}" for node in comparison.nodes if node.problem)
+
+
+def _name(path: PathDifference) -> str:
+    stage = f", {path.stage}" if path.stage else ""
+    return f"{path.case}{stage}, {format_size(path.size_bytes)}"
+
+
+def _time(at: str) -> str:
+    return at.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")

@@ -1,0 +1,219 @@
+"""What ``egmctl fleet`` says: which nodes are well and which are not, each cause once, then what they differ in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from egmctl.model.comparison import Comparison, Outcome
+from egmctl.model.fleet import FleetReport, Group, Line, Reach, State
+from egmctl.report.document import (
+    EMPTY,
+    Better,
+    Block,
+    Cell,
+    Document,
+    Entry,
+    KeyValues,
+    Level,
+    Matrix,
+    Paragraph,
+    Section,
+    Series,
+    Tone,
+    Verdict,
+)
+from egmctl.report.views.compare import banners, compare_document
+from egmctl.units import natural
+
+CAUSES_SHOWN = 12
+"""Causes that are told without -v: one missing GPU fails dozens of measurements."""
+_TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | {reach.value: Tone.BAD for reach in Reach}
+_ORDER = [*(reach.value for reach in Reach), "fail", "warn"]
+_STATES = {
+    State.HEALTHY: Tone.GOOD,
+    State.FAILED: Tone.BAD,
+    State.NOT_DETERMINED: Tone.WARN,
+    State.UNREACHABLE: Tone.WARN,
+}
+
+
+def fleet_document(report: FleetReport) -> Document:
+    """Return what there is to say of many nodes."""
+    asked = report.asked
+    words = " ".join(("egmctl", asked.command.value, *asked.arguments))
+    return Document(
+        command="egmctl fleet",
+        subject=f"{_nodes(len(asked.nodes))} {report.folded}",
+        subtitle=f"{_nodes(len(asked.nodes))} {report.folded} by {report.launcher}: {words}",
+        banners=() if report.comparison is None else tuple(banners(report.comparison)),
+        body=tuple(_body(report)),
+    )
+
+
+def _body(report: FleetReport) -> Iterator[Block]:
+    yield verdict(report)
+    yield Paragraph(words=f"Results: {report.folder}", tone=Tone.DIM)
+    causes = list(_causes(report))
+    if causes:
+        body: tuple[Block, ...] = tuple(causes[:CAUSES_SHOWN])
+        if more := tuple(replace(cause, level=Level.VERBOSE) for cause in causes[CAUSES_SHOWN:]):
+            body = (*body, Paragraph(words=f"and {len(more)} more (-v)", tone=Tone.DIM), *more)
+        yield Section(title="Causes", body=body)
+    if report.comparison is not None:
+        yield from heat_maps(report)
+        compared = compare_document(report.comparison)
+        yield Section(title=f"Compared: {compared.subject}", body=compared.body)
+    groups = tuple(_group(group) for group in report.groups)
+    if groups:
+        yield Section(title="Nodes that are alike", body=groups, level=Level.VERBOSE)
+
+
+def verdict(report: FleetReport) -> Verdict:
+    """Return how many nodes are in which state, which they are, and the first thing that is wrong with each group."""
+    states = {answer.node: answer.state for answer in report.answers}
+    groups = report.groups or tuple(Group(nodes=(one.node,), folded=one.node, lines=()) for one in report.answers)
+    parts: list[tuple[str, str]] = []
+    for state in State:
+        told = []
+        for group in groups:
+            nodes = [node for node in group.nodes if states.get(node) is state]
+            if nodes:
+                names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
+                told.append((names, "" if state is State.HEALTHY else _first(group)))
+        if told:
+            number = list(states.values()).count(state)
+            names = ", ".join(f"{names} ({why})" if why else names for names, why in told)
+            parts.append((f"{state} {number}", names))
+    bad = set(states.values()) - {State.HEALTHY}
+    tone = Tone.BAD if State.FAILED in bad else Tone.WARN if bad else Tone.GOOD
+    (word, first), *others = parts or [("no node", "none was asked")]
+    sentence = " \N{MIDDLE DOT} ".join([first, *(f"{name}: {told}" for name, told in others)])
+    return Verdict(word=word, tone=tone, sentence=sentence, advice=_advice(bad))
+
+
+def _advice(bad: set[State]) -> str:
+    if State.FAILED in bad:
+        return "the causes are below; 'egmctl show' reads each node's file; --list failed prints the node set"
+    if State.UNREACHABLE in bad:
+        return "ask the silent nodes again with --resume"
+    return "see what keeps them from an answer with 'egmctl doctor' there" if bad else ""
+
+
+def _first(group: Group) -> str:
+    line = next((line for line in group.lines if line.status), None)
+    return "" if line is None else _words(line)
+
+
+def _words(line: Line) -> str:
+    return ": ".join(filter(None, (line.key, line.value)))
+
+
+def _causes(report: FleetReport) -> Iterator[Entry]:
+    """Yield each thing that is wrong once, with the nodes where it is, the most frequent first."""
+    found: dict[Line, list[Group]] = {}
+    for group in report.groups:
+        for line in group.lines:
+            if line.status:
+                found.setdefault(line, []).append(group)
+    number = {line: sum(len(group.nodes) for group in groups) for line, groups in found.items()}
+    for line in sorted(found, key=lambda line: (_rank(line.status), -number[line])):
+        nodes = ",".join(group.folded for group in found[line])
+        nodes += f" ({number[line]} nodes)" if number[line] > 1 else ""
+        yield Entry(
+            word=line.status.upper(),
+            tone=_TONES.get(line.status, Tone.PLAIN),
+            title=_words(line),
+            body=(KeyValues(rows=(("on", nodes),)),),
+        )
+
+
+def _rank(status: str) -> int:
+    return _ORDER.index(status) if status in _ORDER else len(_ORDER)
+
+
+def _group(group: Group) -> Section:
+    lines = tuple(
+        Entry(word=line.status.upper(), tone=_TONES.get(line.status, Tone.PLAIN), title=_words(line))
+        for line in group.lines
+    )
+    title = group.folded if len(group.nodes) == 1 else f"{group.folded}  {_nodes(len(group.nodes))}"
+    return Section(title=title, body=lines, level=Level.VERBOSE)
+
+
+def heat_maps(report: FleetReport) -> Iterator[Section]:
+    """Yield the nodes by class of paths and by check, those with most against them first."""
+    if report.comparison is None:
+        return
+    maps = [*_by_class(report, report.comparison), *_by_check(report)]
+    if maps:
+        yield Section(title="Nodes", body=tuple(maps), level=Level.PAGE)
+
+
+def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
+    found: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for path in comparison.paths:
+        if path.slower is not None and path.outcome is not Outcome.SAME:
+            found.setdefault(path.node, {}).setdefault((path.case, path.wire), []).append(path.slower)
+    classes = sorted({name for one in found.values() for name in one})
+    nodes = _sorted(report, {node: len(one) for node, one in found.items()})
+    if classes:
+        yield Matrix(
+            caption="Share of what all nodes reach, by node and class of paths (%)",
+            notes=("100: within the bound; the classes in which no node differs are not shown",),
+            rows=tuple(nodes),
+            groups=tuple(
+                (
+                    Series(
+                        header=name,
+                        cells=tuple(_share(found.get(node, {}).get(name), node in found) for node in nodes),
+                    ),
+                )
+                for name in classes
+            ),
+            better=Better.HIGH,
+        )
+
+
+def _share(slower: Sequence[float] | None, outlier: bool) -> Cell:
+    if slower is None:
+        return Cell(text="100", value=100.0)
+    share = 100 * (1 - median(slower))
+    return Cell(text=f"{share:.0f}", value=max(share, 0.1), tone=Tone.WARN if outlier else Tone.PLAIN, mark="!")
+
+
+def _by_check(report: FleetReport) -> Iterator[Matrix]:
+    found: dict[str, dict[str, str]] = {}
+    for group in report.groups:
+        for line in group.lines:
+            check = line.check
+            if line.status in ("fail", "warn") and check:
+                for node in group.nodes:
+                    worse = "fail" in (line.status, found.get(node, {}).get(check))
+                    found.setdefault(node, {})[check] = "fail" if worse else "warn"
+    checks = sorted({check for one in found.values() for check in one})
+    nodes = _sorted(report, {node: len(one) for node, one in found.items()})
+    if checks:
+        yield Matrix(
+            caption="Nodes by check",
+            notes=("checks that no node fails are not shown",),
+            rows=tuple(nodes),
+            groups=tuple(
+                (Series(header=(check,), cells=tuple(_status(found.get(node, {}), check) for node in nodes)),)
+                for check in checks
+            ),
+        )
+
+
+def _status(of: Mapping[str, str], check: str) -> Cell:
+    return Cell(text=of[check], tone=_TONES[of[check]]) if check in of else EMPTY
+
+
+def _sorted(report: FleetReport, faults: Mapping[str, int]) -> list[str]:
+    answered = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED]
+    return sorted(answered, key=lambda node: (-faults.get(node, 0), natural(node)))
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'s' * (number != 1)}"

@@ -1,0 +1,149 @@
+"""Profiles: which there are, what one says and whence, and why a machine is of its kind or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from egmctl.model.machine import Machine
+from egmctl.model.profile import Match, Profile, Reference, Signature
+from egmctl.report.document import (
+    Align,
+    Block,
+    Bullets,
+    Column,
+    Document,
+    Entry,
+    Paragraph,
+    Section,
+    Table,
+    Tone,
+    Verdict,
+)
+from egmctl.report.views.machine import banners, subject
+
+
+def profiles_document(profiles: Sequence[tuple[Profile, Path]], shipped: Path) -> Document:
+    """Return the list of all profiles in the order in which they are asked.
+
+    Parameters
+    ----------
+    shipped
+        The folder of those that ship: of others the file is shown.
+    """
+    entries = tuple(
+        Entry(
+            word=profile.name,
+            tone=Tone.STRONG,
+            title=profile.title if path.parent == shipped else f"{profile.title} ({path})",
+            body=(Paragraph(words=_kinds(profile), tone=Tone.DIM),),
+        )
+        for profile, path in profiles
+    )
+    return Document(command="egmctl profile list", subject=f"{len(profiles)} profiles", body=entries)
+
+
+def profile_document(profile: Profile) -> Document:
+    """Return one profile: how it is recognised, links, references and the sources of every number."""
+    marks = {name: f"[{place}]" for place, name in enumerate(profile.sources, 1)}
+    body: list[Block] = [
+        Paragraph(words=f"{profile.name}: {profile.title}"),
+        Section(title="Recognised by", body=(Bullets(items=tuple(_signature(profile.match))),)),
+    ]
+    if profile.wires:
+        heads = ("", "links", "GB/s each", "payload", "GB/s", "source")
+        rows = tuple(
+            (
+                wire.wire,
+                str(wire.links),
+                f"{wire.rate_gb_s:g}",
+                f"{100 * wire.payload:.1f} %",
+                f"{wire.gb_s:.1f}",
+                marks[wire.source],
+            )
+            for wire in profile.wires
+        )
+        body.append(Section(title="Links, one direction", body=(_table(heads, rows),)))
+    if profile.references:
+        links = dict.fromkeys(reference.wire for reference in profile.references)
+        tables = tuple(
+            _references(link, [one for one in profile.references if one.wire == link], marks) for link in links
+        )
+        body.append(Section(title="References (GB/s, latencies in ns)", body=tables))
+    sources = tuple(
+        f"{marks[name]} {source.kind}: {source.text}{f' {source.url}' if source.url else ''}"
+        for name, source in profile.sources.items()
+    )
+    body.append(Section(title="Sources", body=(Bullets(items=sources),)))
+    return Document(command="egmctl profile show", subject=profile.name, body=tuple(body))
+
+
+def match_document(machine: Machine, match: Match | None, why: str) -> Document:
+    """Return which profile a machine is of, and by what.
+
+    Parameters
+    ----------
+    match
+        The one that fits.
+    why
+        Why none does.
+    """
+    if match is None:
+        found = Verdict(word="Profile", tone=Tone.WARN, sentence=f"none: {why}")
+    else:
+        found = Verdict(word="Profile", tone=Tone.GOOD, sentence=match.profile)
+    points = () if match is None else (Bullets(items=tuple(point.reason for point in match.points)),)
+    return Document(
+        command="egmctl profile match",
+        subject=subject(machine),
+        banners=banners(machine.origin),
+        body=(found, *points),
+    )
+
+
+def _signature(match: Signature) -> list[str]:
+    count = f"{match.least_gpus} to {match.most_gpus}" if match.least_gpus != match.most_gpus else f"{match.most_gpus}"
+    lines = [
+        f"GPU name {' or '.join(match.gpu_names)}",
+        f"PCI device id {' or '.join(match.device_ids)}",
+        f"{count} GPUs",
+    ]
+    if match.nvlinks is not None:
+        lines.append(f"{match.nvlinks} NVLinks per GPU")
+    if match.link is not None:
+        lines.append(f"{match.link} between GPUs, or fewer links")
+    lines.append("NVLink-C2C" if match.c2c else "no NVLink-C2C")
+    if match.nvlink_domain is not None:
+        lines.append(f"{'an' if match.nvlink_domain else 'no'} NVLink domain of several nodes")
+    return lines
+
+
+def _references(link: str, references: Sequence[Reference], marks: dict[str, str]) -> Table:
+    rows = tuple(
+        (
+            one.case + (f", {one.flows} flows" if one.flows else ""),
+            _number(one.typical),
+            _number(one.warn),
+            _number(one.fail),
+            marks[one.source] + (marks[one.bounds_source] if one.bounds_source not in (None, one.source) else ""),
+        )
+        for one in references
+    )
+    return _table((link, "typical", "warn", "fail", "source"), rows)
+
+
+def _table(heads: Sequence[str], rows: tuple[tuple[str, ...], ...]) -> Table:
+    first, *others = heads
+    columns = (Column(name=first), *(Column(name=head, align=Align.RIGHT) for head in others))
+    return Table(columns=columns, rows=rows)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _kinds(profile: Profile) -> str:
+    kinds = {profile.sources[reference.source].kind for reference in profile.references}
+    count = len(profile.references)
+    told = f"{count} reference{'s' * (count != 1)}, {' and '.join(sorted(kinds))}" if count else "no references"
+    return told

@@ -1,0 +1,177 @@
+"""The bench where device nodes are denied, GPUs are busy or NVML is dead: what it says first, and how it ends.
+
+The device cgroups are the kernel's own; the driver is the fake one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from egmctl.model.machine import GpuProcess
+from tests.conftest import RunEgmctl
+from tests.doctor.cgroups import Cgroup, denying_v1, denying_v2
+from tests.doctor.machines import shipped
+from tests.doctor.real_node import Node, hgx_node, without_driver
+from tests.fake.plugin import MakeFakeNode
+from tests.tiers import LONG
+
+pytest_plugins = ["tests.fake.plugin"]
+
+real = [pytest.mark.needs_root, pytest.mark.needs("mount"), without_driver]
+BENCH = ("bench", "--size", "1M", "--samples", "2", "--case", "device_to_device_memcpy_write_ce")
+Denying = Callable[..., AbstractContextManager[Cgroup]]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with hgx_node() as made:
+        yield made
+
+
+def first(out: str) -> str:
+    """The answer, in one line."""
+    lines = out.splitlines()[1:]
+    end = next(place for place, line in enumerate(lines) if line.startswith("Next: "))
+    return " ".join(line.strip() for line in lines[:end])
+
+
+def sections(out: str) -> set[str]:
+    return {title for title in ("Path classes", "GPU(row)", "Not plainly measured") if title in out}
+
+
+class TestADeniedGpu:
+    pytestmark = real
+
+    @pytest.mark.parametrize("denying", [denying_v1, denying_v2])
+    def test_is_incomplete_and_the_rest_is_measured(self, node: Node, denying: Denying) -> None:
+        with denying(1) as cgroup:
+            code, out = node.run(*BENCH, before=cgroup.join)
+            asked, told = node.run(*BENCH, "--gpus", "all", before=cgroup.join)
+        assert (code, asked) == (0, 1)
+        assert first(out).startswith(
+            "INCOMPLETE: GPU1: the device cgroup denies /dev/nvidia1; 6 measurements not made; the 6 measurements made "
+        )
+        assert first(told).startswith("INCOMPLETE: GPU1: the device cgroup denies /dev/nvidia1, and GPU1 was asked for")
+        assert cgroup.path in out, "the policy, by the name that it has here"
+        assert "6 ok, 6 waived" in out
+
+    def test_of_a_nested_cgroup_the_ancestor_is_named(self, node: Node) -> None:
+        with denying_v2(1, below="job/step") as cgroup:
+            _, out = node.run(*BENCH, before=cgroup.join)
+        assert "an ancestor of this process' cgroup" in " ".join(out.split())
+
+    def test_a_document_says_what_explains_what_and_names_no_cgroup(self, node: Node) -> None:
+        with denying_v2(1) as cgroup:
+            _, out = node.run(*BENCH, "--json", before=cgroup.join)
+        result = json.loads(out)["result"]
+        (cause,) = result["causes"]
+        waived = [n for n, one in enumerate(result["measurements"]) if one["status"] == "waived"]
+        assert (cause["finding"]["check"], cause["status"]) == ("dev.cgroup-restricted", "note")
+        assert cause["explains"] == waived
+        assert len(waived) == 6
+        assert cgroup.path.lstrip("/") not in out
+
+    def test_with_all_denied_by_both_versions_nothing_is_measured(self, node: Node) -> None:
+        with denying_v1(0) as one, denying_v2(1, 2, 3) as two:
+
+            def before() -> None:
+                one.join()
+                two.join()
+
+            code, out = node.run(*BENCH, "-v", before=before)
+        assert code == 3
+        assert first(out).startswith(
+            "INCOMPLETE: nothing was measured: GPU0-3: the device cgroup denies /dev/nvidia0-3"
+        )
+        assert not {"Path classes", "Between GPUs", "Measured vs expected"} & sections(out)
+
+
+@pytest.mark.parametrize("verbose", [(), ("-v",)])
+class TestDeniedUvm:
+    pytestmark = real
+
+    def test_is_the_cause_and_there_are_no_tables(self, node: Node, verbose: tuple[str, ...]) -> None:
+        driver = node.machine.driver
+        assert driver is not None
+        assert driver.majors is not None
+        with denying_v2(0, major=driver.majors["nvidia-uvm"]) as cgroup:
+            code, out = node.run(*BENCH, *verbose, before=cgroup.join)
+        assert code == 3
+        assert first(out) == (
+            "INCOMPLETE: nothing was measured: the device cgroup denies /dev/nvidia-uvm, which CUDA cannot do without"
+        )
+        assert cgroup.path in out
+        assert "cuInit" not in out.partition("\nBench")[0], "what follows from it is not the cause"
+        assert not {"Path classes", "Between GPUs", "Measured vs expected"} & sections(out)
+
+
+class TestBusyGpus:
+    def test_are_one_sentence_with_who_uses_them_and_what_to_do(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode
+    ) -> None:
+        machine = shipped("hgx-h200x4")
+        gpus = tuple(
+            replace(gpu, nvml=gpu.nvml and replace(gpu.nvml, processes=(GpuProcess(pid=4711, name="python3"),)))
+            for gpu in machine.gpus or ()
+        )
+        node = fake_node(replace(machine, gpus=gpus))
+        done = egmctl(*BENCH, "-v", env=node.environment())
+        assert done.code == 3
+        assert first(done.out) == "INCOMPLETE: nothing was measured: GPU0-3: in use by process 4711"
+        assert "Next: Measure again when they are idle, or beside them with --allow-busy" in done.out
+        assert "$ ps -o pid,user,etime,args -p 4711" in done.out
+        assert sections(done.out) == set()
+
+    def test_one_of_several_makes_it_incomplete_and_a_failure_where_it_was_asked_for(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode
+    ) -> None:
+        machine = shipped("hgx-h200x4")
+        gpus = list(machine.gpus or ())
+        nvml = gpus[3].nvml
+        assert nvml is not None
+        gpus[3] = replace(gpus[3], nvml=replace(nvml, processes=(GpuProcess(pid=4711),)))
+        node = fake_node(replace(machine, gpus=tuple(gpus)))
+        done = egmctl(*BENCH, env=node.environment())
+        asked = egmctl(*BENCH, "--gpus", "2,3", env=node.environment())
+        assert (done.code, asked.code) == (0, 3), "of the two that were asked for nothing could be measured"
+        assert first(done.out).startswith("INCOMPLETE: GPU3: in use by process 4711; 6 measurements not made; ")
+        assert "and GPU3 was asked for" in " ".join(asked.out.split())
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("nvmlInit=abort", "NVML crashed in nvmlInit"),
+        ("nvmlInit=error:999", "NVML does not work (nvmlInit: NVML_ERROR_UNKNOWN (999))"),
+    ],
+)
+def test_a_dead_nvml_is_told_first_and_no_rate_is_invented(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path, fault: str, told: str
+) -> None:
+    """CUDA alone measures; nobody knows over which links."""
+    node = fake_node("hgx-h200x4")
+    done = egmctl(*BENCH, "-o", "-", "-o", str(tmp_path / "run.json"), env=node.environment(fault))
+    result = json.loads((tmp_path / "run.json").read_text())["result"]
+    assert told in first(done.out)
+    assert first(done.out).startswith("INCOMPLETE: ")
+    assert {one["status"] for one in result["measurements"]} == {"ok"}
+    hops = [hop for one in result["measurements"] for flow in one["flows"] for hop in flow["route"]["hops"]]
+    assert {(hop["link"], hop["nominal_gb_s"]) for hop in hops} == {("unknown", None)}
+    (cause,) = result["causes"]
+    assert cause["finding"]["check"] == "drv.libraries"
+    assert cause["explains"] == list(range(len(result["measurements"])))
+
+
+@LONG
+def test_an_nvml_that_hangs_costs_its_own_time_and_no_measurement(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    node = fake_node("hgx-h200x4")
+    done = egmctl(*BENCH, "--gpus", "0-1", env=node.environment("nvmlInit=hang"), timeout_s=110)
+    assert done.code == 0
+    assert "it hangs in nvmlInit" in first(done.out)
+    assert "2 ok" in done.out

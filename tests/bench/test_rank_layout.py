@@ -1,0 +1,115 @@
+"""Who works which GPU, and what ends a run of several before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from egmctl.bench.plan.placement import NvlinkDomain, RankInfo, agree, assign, rank_info, ranks_of, whole
+from egmctl.errors import NothingToDo, UsageError
+from egmctl.facts.replay import load
+
+DOMAIN = NvlinkDomain(cluster="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d", clique=7)
+
+
+def at(host: str, *gpus: str, domain: NvlinkDomain = DOMAIN, driver: str = "580.95.05") -> RankInfo:
+    return RankInfo(host=host, tool="0.1.0", driver=driver, gpus=gpus, domains=dict.fromkeys(gpus, domain))
+
+
+def test_ranks_that_may_use_all_gpus_of_their_node_take_them_in_turn() -> None:
+    infos = [at("a", "1b", "2c"), at("b", "1b", "2c"), at("a", "1b", "2c"), at("b", "1b", "2c")]
+    assert assign(infos) == ("1b", "1b", "2c", "2c")
+
+
+def test_ranks_that_a_launcher_has_bound_take_what_they_were_given() -> None:
+    # As of Slurm's --gpu-bind: the first one may use any.
+    infos = [at("a", "1b", "2c", "3d"), at("a", "2c"), at("a", "1b")]
+    assert assign(infos) == ("3d", "2c", "1b")
+
+
+@pytest.mark.parametrize(
+    ("infos", "error", "words"),
+    [
+        ([at("a", "1b"), at("a", "1b")], UsageError, "a has 2 ranks and 1 GPU that they may use"),
+        ([at("a", "1b"), at("b")], NothingToDo, "b has no GPU to measure: no GPU was found"),
+        (
+            [at("a", "1b"), replace(at("b"), waivers=("CUDA_VISIBLE_DEVICES hides GPU0",))],
+            NothingToDo,
+            "b has no GPU to measure: CUDA_VISIBLE_DEVICES hides GPU0",
+        ),
+    ],
+)
+def test_a_node_with_too_few_gpus_is_named(infos: list[RankInfo], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        assign(infos)
+
+
+def test_nodes_that_are_alike_agree() -> None:
+    infos = [at("a", "1b"), at("b", "1b")]
+    agree(infos, ("1b", "1b"))
+
+
+def test_cliques_matter_between_nodes_only() -> None:
+    infos = [at("a", "1b", domain=NvlinkDomain(reason="no domain")), at("a", "2c", domain=DOMAIN)]
+    agree(infos, ("1b", "2c"))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            at("b", "1b", driver="590.10"),
+            r"the driver's version is not the same everywhere: 580.95.05 on a; 590.10 on b",
+        ),
+        (replace(at("b", "1b"), tool="0.2.0"), r"the version of egmctl is not .*0.1.0 on a; 0.2.0 on b"),
+        (
+            at("b", "1b", domain=NvlinkDomain(cluster="x", clique=8)),
+            r"the NVLink domain is not .*clique 7 on a; cluster x, clique 8 on b",
+        ),
+    ],
+)
+def test_what_differs_is_told_by_node(other: RankInfo, words: str) -> None:
+    with pytest.raises(NothingToDo, match=words):
+        agree([at("a", "1b"), other], ("1b", "1b"))
+
+
+def test_nodes_without_a_common_domain_share_nothing() -> None:
+    infos = [at(host, "1b", domain=NvlinkDomain(reason="the fabric's state is not-supported")) for host in "ab"]
+    with pytest.raises(NothingToDo, match=r"do not go from node to node here .*not-supported"):
+        agree(infos, ("1b", "1b"))
+
+
+def test_what_a_rank_reports_is_what_a_machine_lets_a_rank_use() -> None:
+    machine = load("gb200-nvl72")
+    hidden = replace(machine.process, environment={"CUDA_VISIBLE_DEVICES": "1,3"}) if machine.process else None
+    found = rank_info(replace(machine, process=hidden), "a", "0.1.0", (machine.gpus or ())[1:])
+    assert found.gpus == ("0009:01:00.0", "0019:01:00.0")
+    assert found.waivers == ("CUDA_VISIBLE_DEVICES hides GPU2",)
+    assert set((found.domains or {}).values()) == {
+        NvlinkDomain(cluster="00000000-0000-0000-0000-000000000072", clique=1)
+    }
+
+
+def test_a_node_is_put_together_of_what_each_rank_sees_of_its_own_gpu() -> None:
+    machine = load("gb200-nvl4")
+    gpus = machine.gpus or ()
+    # Under a device cgroup each rank sees one GPU, and NVML counts from 0.
+    seen = replace(machine, gpus=(gpus[2],))
+    found = whole(seen, [replace(gpus[0], index=0), replace(gpus[3], index=0)])
+    assert [(gpu.index, gpu.bus_id) for gpu in found.gpus or ()] == [
+        (place, gpus[number].bus_id) for place, number in enumerate((0, 2, 3))
+    ]
+
+
+def test_ranks_are_named_by_their_node_where_there_are_several() -> None:
+    machine = load("gb200-nvl4")
+    first, second = (gpu.bus_id for gpu in (machine.gpus or ())[:2])
+    one_node = [at("a", first, second)] * 2
+    assert [rank.label for rank in ranks_of(one_node, (first, second), {"a": machine})] == ["GPU0", "GPU1"]
+    two = [at("a", first), at("b", first)]
+    ranks = ranks_of(two, (first, first), {"a": machine, "b": machine})
+    assert [(rank.label, rank.host, rank.numa_node) for rank in ranks] == [
+        ("node1:GPU0", "a", 0),
+        ("node2:GPU0", "b", 0),
+    ]

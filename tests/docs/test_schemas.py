@@ -1,0 +1,102 @@
+"""Every JSON document that a command writes has a schema in docs/schemas, and fits it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from referencing import Registry, Resource
+
+from egmctl.facts.kernel_log import event
+from egmctl.journal.write import Journal
+from egmctl.model.measurement import Status
+from tests.conftest import ROOT
+from tests.in_process import run
+from tests.saved.documents import measured_report
+
+FOLDER = ROOT / "docs/schemas"
+SCHEMAS = {path.name.removesuffix(".schema.json"): json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
+REGISTRY: Any = Registry().with_resources(
+    (f"{name}.schema.json", Resource.from_contents(schema)) for name, schema in SCHEMAS.items()
+)
+MACHINE = ("--machine", "hgx-h200x4")
+
+
+def check(document: dict[str, Any], name: str) -> None:
+    jsonschema.Draft202012Validator(SCHEMAS[name], registry=REGISTRY).validate(document)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """The journal of a run that did not end, with every kind of event."""
+    report = measured_report("hgx-h200x4")
+    kept = Journal([tmp_path], lambda part: part)
+    kept.begin(replace(report, measurements=()), 2)
+    logged = event(1.0, "NVRM: Xid (PCI:0000:00:08): 79, GPU has fallen off the bus.")
+    assert logged is not None
+    kept.kernel([logged])
+    for number, measurement in enumerate(report.measurements[:2]):
+        kept.step([(number, measurement)])
+        kept.measurement(number, replace(measurement, status=Status.OK))
+    kept.note("a note")
+    kept.problem("a problem")
+    kept.close()
+    assert kept.path is not None
+    return kept.path
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("topo", *MACHINE), "topo"),
+        (("doctor", *MACHINE), "doctor"),
+        (("bringup", *MACHINE), "bringup"),
+        (("doctor", "--list"), "checks"),
+        (("doctor", "--explain", "kernel.xid"), "checks"),
+        (("bench", *MACHINE, "--dry-run"), "plan"),
+        (("bench", *MACHINE, "--dry-run", "--suite", "fabric", "--ranks", "8"), "cost"),
+        (("topo", "--machine", "list"), "machines"),
+        (("profile", "list"), "profiles"),
+        (("profile", "show", "hgx-h200"), "profiles"),
+        (("profile", "match", *MACHINE), "match"),
+        (("show", "/nowhere.json"), "error"),
+        (("topo", "--gpus", "99", *MACHINE), "error"),
+    ],
+)
+def test_what_a_command_writes_fits_its_schema(words: tuple[str, ...], name: str) -> None:
+    document = json.loads(run(*words, "--json").out)
+    assert document["schema"].startswith(f"egmctl.{name}/")
+    check(document, name)
+
+
+def test_a_history_and_each_line_of_a_journal_fit_theirs(journal: Path) -> None:
+    document = json.loads(run("history", "--journal", journal.parent, "--json").out)
+    assert [one["ending"] for one in document["result"]["runs"]] == ["ended between two steps"]
+    check(document, "history")
+    with journal.open("a") as file:
+        file.write('{"event": "full"}\n{"event": "end", "exit_code": 0}\n{"event": "mentioned"}\n')
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        check(line, "journal")
+    assert {line["event"] for line in lines} == {one["properties"]["event"]["const"] for one in _events()}
+    with pytest.raises(jsonschema.ValidationError):
+        check({"event": "step"}, "journal")
+
+
+def _events() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = SCHEMAS["journal"]["oneOf"]
+    return found
+
+
+def test_every_schema_that_the_code_names_is_there_and_in_the_guide() -> None:
+    source = "\n".join(path.read_text() for path in sorted((ROOT / "egmctl").rglob("*.py")))
+    named = set(re.findall(r'_SCHEMA(?:_1)? = "egmctl\.([a-z]+)/([0-9]+)"', source))
+    names = {f"{name}-{version}" if (name, version) == ("bench", "1") else name for name, version in named}
+    assert names == set(SCHEMAS)
+    guide = (ROOT / "docs/json.md").read_text()
+    assert [name for name in names if f"`{name}`" not in guide] == []

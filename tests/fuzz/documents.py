@@ -1,0 +1,248 @@
+"""One good document of every kind, what reads each kind, and ways to spoil one."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from egmctl import saved
+from egmctl.bench.schema1 import BENCH_SCHEMA_1
+from egmctl.comparison import compare
+from egmctl.data import profiles_dir
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING
+from egmctl.documents import read_content
+from egmctl.errors import UsageError
+from egmctl.facts import record
+from egmctl.facts.kernel_log import event
+from egmctl.journal.write import Journal
+from egmctl.model.bringup import BRINGUP_SCHEMA
+from egmctl.model.codec import to_json
+from egmctl.model.kernel_log import KernelMessages
+from egmctl.model.measurement import RunReport
+from egmctl.report.exports.json import bringup_json, compare_json, doctor_json, fleet_json
+from egmctl.report.exports.topo_json import topo_json
+from egmctl.topology.topology import topology
+from egmctl.verdict.bringup import bringup
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load
+from tests.conftest import ROOT
+from tests.fleet.test_views import REPORT
+from tests.mutation import mutated
+from tests.replay.test_load import mutate
+from tests.saved.documents import bench_document, machine_of, measured_report
+
+VALUES: tuple[Any, ...] = ("", "\x1b[31m", "\u202e", 10**30, -1, 2.5, 1e308, True, [], {}, None, "x" * 5000, [[]] * 300)
+MACHINE = "hgx-h200x4"
+
+
+def judged_run(value: float = 100.0) -> RunReport:
+    """Return a run with all that a run may have: a verdict, and what the kernel logged."""
+    report = measured_report(MACHINE, (value - 1, value, value + 1))
+    line = event(2.0, "NVRM: Xid (PCI:0000:00:08): 79, GPU has fallen off the bus.")
+    logged = () if line is None else (line,)
+    messages = KernelMessages(source="/dev/kmsg", began_s=1.0, ended_s=9.0, events=logged)
+    report = replace(report, kernel_messages=messages)
+    return replace(report, verdict=judge(report, load("hgx-h200"), profile_reason="it fits"))
+
+
+@functools.cache
+def original(kind: str, folder: Path) -> bytes:
+    """Return a good document of a kind."""
+    return _ORIGINALS[kind](folder).encode()
+
+
+def _machine(_folder: Path) -> str:
+    return record.text(machine_of(MACHINE))
+
+
+def _bench(_folder: Path) -> str:
+    return json.dumps(bench_document(judged_run()))
+
+
+def _old_bench(_folder: Path) -> str:
+    return read_content(ROOT / "tests/data/bench-1/gb200-nvl4.json.gz", "it").decode()
+
+
+def _doctor(_folder: Path) -> str:
+    return doctor_json(diagnose(machine_of(MACHINE), EVERYTHING, CHECKS))
+
+
+def _topo(_folder: Path) -> str:
+    return topo_json(topology(machine_of(MACHINE)))
+
+
+def _journal(folder: Path) -> str:
+    report = judged_run()
+    journal = Journal([folder], lambda part: part)
+    journal.begin(replace(report, measurements=(), verdict=None), 3)
+    for number, measurement in enumerate(report.measurements[:12]):
+        journal.step([(number, measurement)])
+        journal.measurement(number, measurement)
+    journal.kernel(report.kernel_messages.events if report.kernel_messages else ())
+    journal.note("a note")
+    journal.step([(12, report.measurements[12])])
+    journal.close()
+    assert journal.path is not None
+    text = journal.path.read_text()
+    journal.path.unlink()
+    return text
+
+
+def _fleet(folder: Path) -> str:
+    return fleet_json(replace(REPORT, comparison=_compared(folder)))
+
+
+def _comparison(folder: Path) -> str:
+    return compare_json(_compared(folder))
+
+
+def _compared(folder: Path) -> Any:
+    files = []
+    for name, value in (("one", 100.0), ("two", 60.0)):
+        files.append(folder / f"{name}.json")
+        files[-1].write_text(json.dumps(bench_document(judged_run(value))))
+    return compare([saved.load(file) for file in files])
+
+
+def _bringup(_folder: Path) -> str:
+    found = bringup(diagnose(machine_of(MACHINE), EVERYTHING, CHECKS), judged_run())
+    return bringup_json(found)
+
+
+def _profile(_folder: Path) -> str:
+    return (profiles_dir() / "hgx-h200.toml").read_text()
+
+
+_ORIGINALS: dict[str, Callable[[Path], str]] = {
+    "machine": _machine,
+    "bench": _bench,
+    "bench-1": _old_bench,
+    "doctor": _doctor,
+    "topo": _topo,
+    "journal": _journal,
+    "fleet": _fleet,
+    "comparison": _comparison,
+    "bringup": _bringup,
+    "profile": _profile,
+}
+KINDS = tuple(_ORIGINALS)
+
+
+def spoiled(content: bytes, choice: random.Random) -> bytes:
+    """Return a document as a disk, a hand or a stranger might leave it."""
+    how = choice.random()
+    if how < 0.15:
+        return _bytes(content, choice)
+    try:
+        document = json.loads(content)
+    except ValueError:
+        return _lines(content, choice)
+    if how < 0.45:
+        typed = _typed(document, choice)
+        return _bytes(content, choice) if typed is None else typed
+    document = copy.deepcopy(document)
+    for _ in range(choice.randint(1, 6)):
+        mutate(document, choice, choice.choice(VALUES))
+    return json.dumps(document).encode()
+
+
+def _bytes(content: bytes, choice: random.Random) -> bytes:
+    """Cut it, or put something anywhere into it."""
+    place = choice.randrange(len(content))
+    odd = (b"\0", b"\xff", b"[" * 5000, b"9" * 5000, b"NaN", b"1e999", b'"', b"\n", b"\\ud800", b"{" * 900, b"}")
+    match choice.randrange(4):
+        case 0:
+            return content[:place]
+        case 1:
+            return content[:place] + choice.choice(odd) + content[place:]
+        case 2:
+            return content[:place] + choice.choice(odd) + content[place + choice.randint(1, 300) :]
+        case _:
+            return content[:place] + content[choice.randrange(len(content)) :]
+
+
+def _lines(content: bytes, choice: random.Random) -> bytes:
+    """Spoil lines of a journal or of a profile: values in them, their order, or what they are."""
+    lines = content.splitlines(keepends=True)
+    for _ in range(choice.randint(1, 4)):
+        place = choice.randrange(len(lines))
+        try:
+            entry = json.loads(lines[place])
+            mutate(entry, choice, choice.choice(VALUES))
+            lines[place] = json.dumps(entry).encode() + b"\n"
+        except (ValueError, TypeError):
+            name, equals, _ = lines[place].partition(b"=")
+            odd = (
+                b"1e999",
+                b"-1",
+                b'"\\u001b[31m"',
+                b"nan",
+                b"[[]]",
+                b"{a=1}",
+                b"9999999999999999999999",
+                b"true",
+                b"",
+            )
+            lines[place] = name + equals + choice.choice(odd) + b"\n" if equals else b""
+    if choice.random() < 0.3:
+        choice.shuffle(lines)
+    return b"".join(lines)
+
+
+def _typed(document: dict[str, Any], choice: random.Random) -> bytes | None:
+    """Return a document whose values are all of their types, and fit together no more."""
+    try:
+        found = saved._load(document, "it", Path("it.json"))
+    except UsageError:
+        return None
+    if isinstance(found, saved.Digest):
+        return json.dumps({**document, "result": to_json(mutated(found, choice))}).encode()
+    if document["schema"] == "egmctl.machine/1":
+        return record.text(mutated(found.machines[0], choice)).encode()
+    if found.result is None or document["schema"] in (BRINGUP_SCHEMA, BENCH_SCHEMA_1):
+        return None
+    return json.dumps({**document, "result": to_json(mutated(found.result, choice))}).encode()
+
+
+FORMS = ("text", "json", "csv", "html", "svg", "md", "prom", "nagios", "junit")
+
+
+def readers(kind: str, path: Path, good: Path, choice: random.Random) -> Sequence[str]:
+    """Return a command that reads a document, one of those that do."""
+    form = ("--format", choice.choice(FORMS))
+    show = [["show", str(path), *form, *choice.choice(((), ("-v",)))]]
+    ways = {
+        "machine": [
+            ["topo", "--machine", str(path), *form],
+            ["doctor", "--machine", str(path), *form, "-v"],
+            ["bench", "--machine", str(path), choice.choice(("--dry-run", "--list"))],
+            ["bench", "--machine", str(path), "--dry-run", "--suite", "fabric", "--ranks", "9"],
+            ["bringup", "--machine", str(path), *form],
+            ["profile", "match", "--machine", str(path)],
+            ["doctor", "--machine", MACHINE, "--expect", str(path)],
+            ["compare", str(good), str(path), *form],
+        ],
+        "bench": [
+            ["compare", str(good), str(path), *form],
+            ["compare", str(path), str(good), str(good)],
+            ["profile", "learn", str(path), str(good)],
+        ],
+        "journal": [
+            ["history", "--journal", str(path.parent)],
+            ["history", "--journal", str(path.parent), "--json"],
+            ["compare", str(path), str(good)],
+        ],
+        "profile": [["profile", "show", str(path)], ["profile", "show", str(path), "--json"]],
+    }
+    ways["bench-1"] = ways["bench"]
+    ways["doctor"] = ways["topo"] = [["compare", str(good), str(path), *form], ["compare", str(path), str(good)]]
+    ways["fleet"] = ways["comparison"] = ways["bringup"] = [["compare", str(path), str(good)]]
+    return choice.choice(show + ways[kind]) if kind != "profile" else choice.choice(ways[kind])

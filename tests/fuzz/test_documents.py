@@ -1,0 +1,98 @@
+"""Any file that calls itself a document of egmctl: shown, compared and judged, or refused in a sentence.
+
+Without a traceback, in less than 10 s, and in less than 1 GB. ``EGMCTL_TEST_ROUNDS=2000`` is 20,000 documents.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from egmctl.errors import UsageError
+from egmctl.report.forms import Form, render
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load
+from tests.fuzz.documents import KINDS, judged_run, original, readers, spoiled
+from tests.in_process import run
+
+ROUNDS = int(os.environ.get("EGMCTL_TEST_ROUNDS", "30"))
+"""Documents of each kind."""
+SUFFIX = {"journal": ".journal", "profile": ".toml"}
+PATIENCE_S = 10.0
+MEMORY_KIB = 1 << 20
+
+pytestmark = pytest.mark.timeout(120 + ROUNDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_document(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "at").mkdir()
+    choice = random.Random(kind)  # noqa: S311
+    content = original(kind, tmp_path)
+    good = tmp_path / f"good{SUFFIX.get(kind, '.json')}"
+    good.write_bytes(content)
+    path = tmp_path / "at" / f"bad{SUFFIX.get(kind, '.json')}"
+    faults: list[str] = []
+    ended: Counter[int] = Counter()
+    for number in range(ROUNDS):
+        path.write_bytes(spoiled(content, choice))
+        words = readers(kind, path, good, choice)
+        fault = faulty(words, ended)
+        if kind == "profile" and not fault:
+            fault = judging(path)
+        if fault:
+            kept = Path(os.environ.get("EGMCTL_TEST_KEEP", str(tmp_path))) / f"{kind}-{number}{path.suffix}"
+            shutil.copy(path, kept)
+            faults.append(f"{kept}: {' '.join(words)}: {fault}")
+    sys.stdout.write(f"{kind}: {ROUNDS} documents, by exit code {dict(ended)}\n")
+    assert faults == []
+
+
+def faulty(words: Sequence[str], codes: Counter[int]) -> str:
+    """Run a command, count its exit code, and return what is wrong with how it ended."""
+    began = time.monotonic()
+    ended = run(*words)
+    codes[ended.code] += 1
+    took = time.monotonic() - began
+    # 4 of a fleet: nodes that could not be reached.
+    if (
+        ended.code not in (0, 1, 2, 3, *([4] if words[0] == "fleet" else []))
+        or "Traceback" in ended.err
+        or "please report it" in ended.err
+    ):
+        return f"{ended.code}: {ended.err[-300:]}"
+    if not all(line.isprintable() for line in ended.err.split("\n")):
+        return f"control characters on standard error: {ended.err[-300:]!r}"
+    if ended.code == 2 and len(ended.err) > 2000:
+        return f"no sentence but {len(ended.err)} characters"
+    if took > PATIENCE_S:
+        return f"it took {took:.0f} s"
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f"{most >> 10} MiB" if most > MEMORY_KIB else ""
+
+
+def judging(path: Path) -> str:
+    """Judge a run by a profile, and show that."""
+    try:
+        profile = load(str(path))
+    except UsageError:
+        return ""
+    try:
+        report = judged_run()
+        for form in (Form.TEXT, Form.JSON, Form.HTML):
+            render(replace(report, verdict=judge(report, profile)), form, verbose=1)
+    except Exception as error:
+        return f"judged: {type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,36 @@
+"""Results as the text that people read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from egmctl.model.measurement import RunReport
+from egmctl.report.document import Chart, Document, Matrix
+from egmctl.report.forms import Form, render
+from egmctl.report.render.text import WIDTH, text
+from egmctl.report.views.bench_tables import families
+
+if TYPE_CHECKING:
+    from egmctl.report.forms import Result
+
+__all__ = ["WIDTH", "matrices_text", "tables_of", "text_of"]
+
+
+def text_of(result: Result, *, verbose: int = 0) -> str:
+    """Return a result's text."""
+    return str(render(result, Form.TEXT, verbose=verbose))
+
+
+def document_text(document: Document) -> str:
+    """Return a document's text."""
+    return text(document).plain
+
+
+def tables_of(report: RunReport) -> list[Matrix | Chart]:
+    """Return the tables of a run."""
+    return [block for _, blocks in families(report) for block in blocks]
+
+
+def matrices_text(report: RunReport) -> str:
+    """Return the tables of a run alone."""
+    return text(Document(command="", subject="", body=tuple(tables_of(report)))).plain

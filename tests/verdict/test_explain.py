@@ -1,0 +1,286 @@
+"""What explains which measurement: each cause on a replayed machine, what it does not explain, and two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from egmctl.facts import replay
+from egmctl.model.cause import RunCause
+from egmctl.model.evidence import Evidence, GpuEvidence, LinkEvidence, Verdict
+from egmctl.model.finding import Status as Found
+from egmctl.model.machine import GpuProcess, LibraryFailure, Machine
+from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport, Status, Task
+from egmctl.model.route import LinkKind
+from egmctl.verdict.explain import with_causes
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load
+from tests.doctor.faults import FAULTS, healthy
+from tests.doctor.machines import patched, with_gpu_denied
+from tests.verdict.runs import H2D, WRITE, run, usual, with_status
+
+H200 = replay.load("hgx-h200x4")
+PROFILE = load("hgx-h200")
+
+
+def slow_at(*labels: str) -> Callable[[Task, Flow], float]:
+    """What is reached where an end is one of these, at half its speed."""
+
+    def value(task: Task, flow: Flow) -> float:
+        return usual(task, flow) * (0.5 if {flow.source.label, flow.destination.label} & {*labels} else 1)
+
+    return value
+
+
+def explained(
+    machine: Machine,
+    *labels: str,
+    cases: Sequence[str] = (WRITE, H2D),
+    change: Callable[[RunReport], RunReport] = lambda report: report,
+    asked: Sequence[str] = (),
+) -> RunReport:
+    """A run on which paths that touch some GPUs are slow, with its causes; the plan is that of a healthy node."""
+    made = change(replace(run(*cases, value=slow_at(*labels), machine=H200), machines=(machine,)))
+    return with_causes(replace(made, verdict=judge(made, PROFILE)), asked=asked)
+
+
+def paths(report: RunReport, cause: RunCause) -> set[str]:
+    return {report.measurements[number].path for number in cause.explains}
+
+
+def told(report: RunReport) -> dict[str, set[str]]:
+    """By the check that found it, the paths that each cause explains."""
+    return {cause.finding.check: paths(report, cause) for cause in report.causes}
+
+
+def links_down(machine: Machine = H200, gpu: int = 2) -> Machine:
+    nvml = (machine.gpus or ())[gpu].nvml
+    assert nvml is not None
+    links = tuple(replace(link, active=link.link > 1) for link in nvml.nvlinks or ())
+    return patched(machine, f"gpus[{gpu}].nvml", nvlinks=links)
+
+
+def narrow(gpu: int) -> Machine:
+    """A PCIe link with half its lanes, as sysfs and NVML show it."""
+    machine = patched(H200, f"gpus[{gpu}].pci.link", width=8)
+    return patched(machine, f"gpus[{gpu}].nvml.link", width=8) if _nvml_link(machine, gpu) else machine
+
+
+def _nvml_link(machine: Machine, gpu: int) -> bool:
+    nvml = (machine.gpus or ())[gpu].nvml
+    return nvml is not None and nvml.link is not None
+
+
+def beside(report: RunReport, *labels: str, **seen: object) -> RunReport:
+    """Let the GPUs with these labels show something while they are measured."""
+
+    def one(m: Measurement) -> Measurement:
+        ends = {end.label: end.bus_id for flow in m.flows for end in (flow.source, flow.destination)}
+        gpus = tuple(
+            GpuEvidence(bus_id=ends[label] or "", label=label, **seen)  # type: ignore[arg-type]
+            for label in labels
+            if label in ends
+        )
+        return replace(m, evidence=Evidence(gpus=gpus))
+
+    return replace(report, measurements=tuple(map(one, report.measurements)))
+
+
+OF_GPU2 = {f"GPU{a} -> GPU{b}" for a in range(4) for b in range(4) if a != b and 2 in (a, b)}
+
+
+def test_links_down_explain_the_slow_paths_over_nvlink_that_touch_the_gpu_and_only_those() -> None:
+    report = explained(links_down(), "GPU2", "GPU3")
+    assert told(report) == {"nvlink.links": OF_GPU2}
+    slow = {m.path for n, m in enumerate(report.measurements) if "GPU3" in m.path and "GPU2" not in m.path}
+    assert slow, "the paths of GPU3 and host memory are slow too, and stay without a cause"
+
+
+def test_links_down_do_not_explain_what_is_not_slow() -> None:
+    assert explained(links_down()).causes == ()
+
+
+@pytest.mark.parametrize(
+    ("seen", "check", "words"),
+    [
+        ({"throttle_reasons": ("hw-thermal-slowdown",)}, "bench.throttled", "it is too hot"),
+        ({"other_processes": (1066, 1067)}, "bench.other-processes", "process 1066, 1067 used it"),
+    ],
+)
+def test_what_a_gpu_showed_meanwhile_explains_the_paths_that_it_showed_it_on(
+    seen: dict[str, object], check: str, words: str
+) -> None:
+    report = explained(H200, "GPU2", change=lambda made: beside(made, "GPU2", **seen))
+    assert told(report) == {check: {*OF_GPU2, "NUMA0 -> GPU2"}}
+    assert words in report.causes[0].finding.summary
+
+
+def test_a_power_cap_explains_nothing() -> None:
+    report = explained(
+        H200, "GPU2", change=lambda made: beside(made, "GPU2", throttle_reasons=("sw-power-cap", "applications-clocks"))
+    )
+    assert report.causes == ()
+
+
+def test_clocks_that_were_held_down_before_are_told_once() -> None:
+    machine = patched(H200, "gpus[2].nvml", throttle_reasons=("hw-thermal-slowdown",))
+    report = explained(
+        machine, "GPU2", change=lambda made: beside(made, "GPU2", throttle_reasons=("hw-thermal-slowdown",))
+    )
+    assert list(told(report)) == ["gpu.throttle"]
+
+
+def test_a_narrow_pcie_link_explains_paths_to_host_memory() -> None:
+    assert told(explained(narrow(2), "GPU2")) == {"pcie.link": {"NUMA0 -> GPU2"}}
+
+
+def test_bytes_that_took_another_link() -> None:
+    def strayed(made: RunReport) -> RunReport:
+        route = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=9, carried_bytes=0, verdict=Verdict.REFUTED)
+        changed = tuple(
+            replace(m, evidence=Evidence(gpus=(), route=route)) if m.path == "GPU0 -> GPU2" else m
+            for m in made.measurements
+        )
+        return replace(made, measurements=changed)
+
+    assert told(explained(H200, "GPU2", change=strayed)) == {"bench.other-link": {"GPU0 -> GPU2"}}
+
+
+def test_a_denied_gpu_explains_what_was_not_measured_and_nothing_slow() -> None:
+    machine = with_gpu_denied(H200, 3)
+
+    def waived(made: RunReport) -> RunReport:
+        return with_status(made, Status.WAIVED, [n for n, m in enumerate(made.measurements) if "GPU3" in m.path])
+
+    report = explained(machine, "GPU0", change=waived)
+    (cause,) = report.causes
+    assert (cause.finding.check, cause.status) == ("dev.cgroup-restricted", Found.NOTE)
+    assert all("GPU3" in path for path in paths(report, cause))
+    assert report.exit_code == 1, "GPU0 is slow"
+    asked = explained(machine, change=waived, asked=[gpu.bus_id for gpu in machine.gpus or ()])
+    assert (asked.causes[0].status, asked.exit_code) == (Found.FAIL, 1)
+    assert explained(machine, change=waived).exit_code == 0
+
+
+def test_a_busy_gpu_is_no_fault_of_its_links() -> None:
+    """What is narrow or down on a GPU is not why it was not measured."""
+    machine = patched(narrow(1), "gpus[1].nvml", processes=(GpuProcess(pid=4711),))
+
+    def waived(made: RunReport) -> RunReport:
+        return with_status(made, Status.WAIVED, [n for n, m in enumerate(made.measurements) if "GPU1" in m.path])
+
+    report = explained(machine, change=waived)
+    (cause,) = report.causes
+    assert cause.finding.check == "bench.gpu-in-use"
+    assert cause.finding.remedy is not None
+    assert cause.finding.remedy.command == "ps -o pid,user,etime,args -p 4711"
+    assert {"GPU0 -> GPU1", "NUMA0 -> GPU1"} <= paths(report, cause)
+
+
+def test_a_hidden_gpu_is_told_as_the_choice_that_it_is() -> None:
+    machine = patched(H200, "process", environment={"CUDA_VISIBLE_DEVICES": "0,1,2"})
+
+    def waived(made: RunReport) -> RunReport:
+        return with_status(made, Status.WAIVED, [n for n, m in enumerate(made.measurements) if "GPU3" in m.path])
+
+    (cause,) = explained(machine, change=waived).causes
+    assert (cause.finding.check, cause.status) == ("bench.gpu-hidden", Found.NOTE)
+
+
+def test_an_nvml_that_hangs_explains_why_no_link_is_known() -> None:
+    machine = patched(patched(H200, "gpus[*]", nvml=None), "", pairs=())
+    machine = patched(
+        machine,
+        "driver",
+        nvml_failure=LibraryFailure(how="timed-out", call="nvmlDeviceGetFieldValues"),
+        nvml_error=None,
+    )
+    made = run(WRITE, machine=machine)
+    report = with_causes(made)
+    (cause,) = report.causes
+    assert "hangs in nvmlDeviceGetFieldValues" in cause.finding.summary
+    assert len(cause.explains) == len(report.measurements)
+
+
+def test_two_faults_at_once_stay_two_causes() -> None:
+    report = explained(links_down(narrow(1)), "GPU1", "GPU2")
+    assert told(report) == {"nvlink.links": OF_GPU2, "pcie.link": {"NUMA0 -> GPU1"}}
+
+
+def test_two_faults_on_one_gpu_stay_two_causes_too() -> None:
+    report = explained(
+        links_down(), "GPU2", change=lambda made: beside(made, "GPU2", throttle_reasons=("hw-thermal-slowdown",))
+    )
+    assert told(report) == {"nvlink.links": OF_GPU2, "bench.throttled": {*OF_GPU2, "NUMA0 -> GPU2"}}
+
+
+def test_what_nothing_explains_has_no_cause() -> None:
+    report = explained(H200, "GPU2")
+    assert report.causes == ()
+    assert report.exit_code == 1
+
+
+NOT_MADE = {
+    "imex.channel": lambda: patched(healthy(), "driver", imex_channels=()),
+    "imex.daemon": FAULTS["imex.daemon"].machine,
+    "fabric.state": lambda: patched(healthy(), "gpus[*].nvml.fabric", state="in-progress"),
+    "fabric.consistency": FAULTS["fabric.consistency"].machine,
+}
+"""What keeps fabric handles from being made or opened: by the check that finds it, a machine that has it."""
+
+
+def fabric_run(machine: Machine) -> RunReport:
+    """A run between processes by fabric handles, none of which could be made."""
+    base = run(WRITE, machine=replay.load("gb200-nvl72"))
+
+    def by_handle(m: Measurement) -> Measurement:
+        flows = tuple(
+            replace(flow, destination=replace(flow.destination, handle=HandleKind.FABRIC)) for flow in m.flows
+        )
+        return replace(m, flows=flows, status=Status.FAILED, known_cause=True, reason="cuMemCreate: 800")
+
+    return replace(base, machines=(machine,), measurements=tuple(map(by_handle, base.measurements)))
+
+
+@pytest.mark.parametrize("check", NOT_MADE)
+def test_a_fabric_that_is_not_ready_explains_what_goes_over_its_handles(check: str) -> None:
+    machine = NOT_MADE[check]()
+    report = with_causes(fabric_run(machine))
+    causes = {cause.finding.check: cause for cause in report.causes}
+    roots = [one for one in causes if one == check or check in causes[one].finding.explains]
+    assert roots, list(causes)
+    assert causes[roots[0]].explains
+
+
+def test_a_stale_device_node_of_a_container_explains_what_was_not_measured() -> None:
+    """As after the driver was loaded anew: the node has another device's numbers."""
+    gone = with_gpu_denied(H200, 3)
+    machine = patched(gone, "gpus[3].node", access="ok", exists=True, major=195, minor=9)
+
+    def waived(made: RunReport) -> RunReport:
+        return with_status(made, Status.WAIVED, [n for n, m in enumerate(made.measurements) if "GPU3" in m.path])
+
+    report = explained(machine, change=waived)
+    (cause,) = report.causes
+    assert cause.finding.check in ("dev.permissions", "dev.nodes-missing", "dev.count-consistency")
+    assert all("GPU3" in path for path in paths(report, cause))
+
+
+@pytest.mark.parametrize("check", ["pcie.acs", "pcie.iommu"])
+def test_acs_and_iommu_explain_slow_copies_between_gpus_over_pcie(check: str) -> None:
+    machine = patched(FAULTS[check].machine(), "gpus[*].nvml", nvlinks=(), nvlink_count=0)
+    machine = patched(machine, "pairs[*]", nvlink_count=0)
+    if check == "pcie.iommu":
+        machine = patched(machine, "system.bridges[*]", acs_control=0)
+    made = run(WRITE, H2D, machine=machine, value=slow_at("GPU0"))
+    report = with_causes(replace(made, verdict=judge(made, PROFILE)))
+    explains = told(report)[check]
+    assert explains
+    assert all(path.count("GPU") == 2 for path in explains), "host memory is reached without peers"
+
+
+def test_acs_does_not_explain_what_goes_over_nvlink() -> None:
+    machine = replace(H200, system=FAULTS["pcie.acs"].machine().system)
+    assert "pcie.acs" not in told(explained(machine, "GPU2"))
