@@ -73,18 +73,28 @@ class Diagnosis:
         return None
 
     @property
+    def undetermined(self) -> bool:
+        """Whether too little is known for "no fault" to mean "healthy": nothing, or less than what could not be read.
+
+        A warning does not outweigh what is unknown, and a failure stands whatever else is.
+        """
+        if self.failed:
+            return False
+        return self.nothing is not None or self.counts.get(Status.UNKNOWN, 0) >= self.counts.get(Status.PASS, 0)
+
+    @property
     def exit_code(self) -> ExitCode:
         """The command's exit code (``docs/exit-codes.md``)."""
         if self.failed:
             return ExitCode.FAILED
-        return ExitCode.OK if self.nothing is None else ExitCode.NOTHING
+        return ExitCode.NOTHING if self.undetermined else ExitCode.OK
 
     @property
     def nagios_state(self) -> int:
         """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (https://nagios-plugins.org/doc/guidelines.html#AEN78)."""
         if self.failed:
             return 2
-        if self.nothing is not None:
+        if self.undetermined:
             return 3
         return 1 if self.counts[Status.WARN] else 0
 

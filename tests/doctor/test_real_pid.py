@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -49,11 +50,13 @@ def test_a_jobs_cgroup_is_seen_from_outside(
 ) -> None:
     with denying(1) as cgroup, job(node, cgroup.join) as pid:
         code, found = node.doctor("--pid", str(pid), "--gpus", node.bus_id(1))
+        _, text = node.run("doctor", "-v", "--pid", str(pid), "--gpus", node.bus_id(1))
         own_code, own = node.doctor("--gpus", node.bus_id(1))
         left = (cgroup.directory / "cgroup.procs").read_text().split()
     finding = found[CGROUP]
     assert (code, finding["status"], finding["place"]["ids"]) == (1, "fail", [node.bus_id(1)])
-    # A document has no names of the site.
+    # Only text that is read on the node itself has names of the site.
+    assert re.findall(rf"/proc/{pid}/cgroup: (\S+)", text) == [cgroup.path]
     assert evidence(finding)[f"/proc/{pid}/cgroup"].startswith("/cgroup-")
     assert (own_code, own[CGROUP]["status"]) == (0, "pass")
     assert left == [str(pid)], "nothing of ours stays behind"

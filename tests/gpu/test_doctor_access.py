@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -65,6 +66,15 @@ def doctor(*arguments: str, before: Callable[[], None] | None = None, **variable
     return Run(done.returncode, json.loads(done.stdout)["result"]["findings"], seconds)
 
 
+def told(*arguments: str) -> str:
+    """What it says as text."""
+    command = [sys.executable, "-m", "egmctl", "doctor", *arguments]
+    done = subprocess.run(
+        command, env=command_environment({}), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout
+
+
 def minor(gpu: Gpu) -> int:
     assert gpu.proc is not None
     assert gpu.proc.minor is not None
@@ -81,6 +91,16 @@ def test_a_healthy_node(gpus: tuple[Gpu, ...]) -> None:
         [f"{len(gpus)} {step}" for step in ("on PCI", "driver", "device node", "accessible", "NVML")]
         + ["not asked CUDA"]
     )
+
+
+@pytest.mark.parametrize(("options", "times"), [((), 20), (("--active",), 5)])
+@pytest.mark.timeout(600)
+def test_a_healthy_node_is_healthy_each_time(options: tuple[str, ...], times: int) -> None:
+    """No fail, warn, unknown or note, however often it is asked."""
+    for number in range(times):
+        run = doctor(*options)
+        wrong = [finding for finding in run.findings if finding["status"] in ("fail", "warn", "note", "unknown")]
+        assert (run.code, [(one["check"], one["summary"]) for one in wrong]) == (0, []), f"run {number + 1}"
 
 
 def test_it_takes_less_than_two_seconds(gpus: tuple[Gpu, ...]) -> None:
@@ -176,8 +196,10 @@ def test_a_running_job_in_a_device_cgroup(gpus: tuple[Gpu, ...]) -> None:
     with denying_v2(minor(gpus[1])) as cgroup, subprocess.Popen(["sleep", "60"], preexec_fn=cgroup.join) as job:
         try:
             run = doctor("--pid", str(job.pid), "--gpus", gpus[1].bus_id)
+            text = told("-v", "--pid", str(job.pid), "--gpus", gpus[1].bus_id)
         finally:
             job.kill()
     found = run.of(CGROUP)
     assert (run.code, found["status"], found["place"]["ids"]) == (1, "fail", [gpus[1].bus_id])
     assert f"/proc/{job.pid}/cgroup" in [seen["source"] for seen in found["evidence"]]
+    assert re.findall(rf"/proc/{job.pid}/cgroup: (\S+)", text) == [cgroup.path], "text on the node has its own names"

@@ -76,7 +76,7 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
         return Verdict(
             word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=f"{diagnosis.nothing.removesuffix('.')}; {rest}"
         )
-    if number[Status.UNKNOWN] >= number[Status.PASS]:
+    if diagnosis.undetermined:
         applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
         told = f"{number[Status.UNKNOWN]} of the {applied} checks that apply had nothing to go by"
         good = f"{found}; " if found else "no problem among the others; "
