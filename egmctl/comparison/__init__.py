@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 
 from egmctl.comparison import facts, findings, paths, words
 from egmctl.comparison.affected import affected, touched
+from egmctl.comparison.causes import causes
 from egmctl.comparison.matching import GpuNames, points
 from egmctl.comparison.spread import TOLERANCE, SpreadOf, default_spread
 from egmctl.comparison.words import Judge, Statement, Subject
@@ -79,6 +80,7 @@ def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], s
         whole,
         compared=paths.compared(measured),
         paths=found,
+        causes=causes(names, runs, found),
         affected=affected(found, dict(zip(names, measured, strict=True))),
         touches=touched(found),
         notes=(*_matched(gpus), *_settings(names, runs)),

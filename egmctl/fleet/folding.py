@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from egmctl.model import finding, measurement
 from egmctl.model.diagnosis import Diagnosis
@@ -82,7 +82,8 @@ def _doctor_lines(result: Diagnosis) -> tuple[Line, ...]:
         for one in result.findings:
             if one.status is status and not one.explained_by:
                 key = " ".join(filter(None, (one.check, one.place.label)))
-                lines.append(Line(key=key, value=one.summary, check=one.check, status=status.value))
+                explains = f"; explains {', '.join(one.explains)}" if one.explains else ""
+                lines.append(Line(key=key, value=f"{one.summary}{explains}", check=one.check, status=status.value))
     return tuple(lines)
 
 
@@ -103,7 +104,18 @@ def _bench_lines(report: RunReport) -> tuple[Line, ...]:
         lines.append(Line(key="verdict", value=report.verdict.grade.value, status=status))
         for culprit in report.verdict.culprits:
             lines.append(Line(key=culprit.path_class, value=f"{culprit.label} is weak", status=culprit.grade.value))
+    lines += _cause_lines(report)
     return tuple(lines)
+
+
+def _cause_lines(report: RunReport) -> Iterator[Line]:
+    """Yield what explains a run: each cause once, or that nothing that was read does."""
+    for cause in report.causes:
+        key = " ".join(filter(None, ("cause", cause.finding.check, cause.finding.place.label)))
+        value = f"{cause.finding.summary}; explains {len(cause.explains)} of {len(report.measurements)} measurements"
+        yield Line(key=key, value=value, status="" if cause.status is finding.Status.NOTE else cause.status.value)
+    if report.verdict is not None and report.verdict.grade is Grade.FAIL and not report.causes:
+        yield Line(key="cause", value="nothing that was read explains it", status="fail")
 
 
 def _counted(names: Iterable[str | None]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.command import Command
+from egmctl.model.finding import Finding
 from egmctl.model.record import Plain
 
 COMPARISON_SCHEMA = "egmctl.comparison/1"
@@ -119,6 +120,17 @@ class WordDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonCause:
+    """What explains paths of one node that are worse, and does not hold for the reference."""
+
+    node: str
+    finding: Finding
+    """By one of doctor's checks, or what the run saw itself (``egmctl.verdict.seen``)."""
+    explains: tuple[int, ...]
+    """Places in ``Comparison.paths``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Two or more results of one kind against each other."""
 
@@ -135,6 +147,8 @@ class Comparison:
     paths: tuple[PathDifference, ...] = ()
     affected: tuple[Affected, ...] = ()
     """The paths in short."""
+    causes: tuple[ComparisonCause, ...] = ()
+    """What explains the paths that are worse; a path without one has none that was read."""
     words: tuple[WordDifference, ...] = ()
     """Findings that differ, or the facts of snapshots."""
     machines: tuple[WordDifference, ...] = ()

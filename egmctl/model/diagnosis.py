@@ -80,7 +80,13 @@ class Diagnosis:
         """
         if self.failed:
             return False
-        return self.nothing is not None or self.counts.get(Status.UNKNOWN, 0) >= self.counts.get(Status.PASS, 0)
+        return self.nothing is not None or self.mostly_unknown
+
+    @property
+    def mostly_unknown(self) -> bool:
+        """Whether as many checks could not tell anything as passed."""
+        unknown = self.counts.get(Status.UNKNOWN, 0)
+        return unknown > 0 and unknown >= self.counts.get(Status.PASS, 0)
 
     @property
     def exit_code(self) -> ExitCode:

@@ -91,9 +91,7 @@ def _gaps(
         yield Gap(kind=GapKind.NOT_MEASURED, reason=not_measured, causes=_stopping(joined))
     else:
         yield from _gaps_of_run(run, joined)
-    # Whatever failed, a node of which most is unknown is not known otherwise.
-    number = diagnosis.counts
-    if diagnosis.undetermined or number.get(Found.UNKNOWN, 0) >= number.get(Found.PASS, 0):
+    if diagnosis.nothing is not None or diagnosis.mostly_unknown:
         yield Gap(kind=GapKind.NOT_DETERMINED, reason=diagnosis.nothing or "")
 
 

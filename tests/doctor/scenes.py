@@ -32,8 +32,13 @@ def scenes() -> Mapping[str, Scene]:
     return {
         **{name: Scene(machine=_load(name)) for name in replay.names()},
         **RECORDED,
-        **{name: dataclasses.replace(scene, machine=_named(name, scene)) for name, scene in MODELLED.items()},
+        **named(MODELLED),
     }
+
+
+def named(found: Mapping[str, Scene]) -> Mapping[str, Scene]:
+    """Return scenes whose machines are called after them, and say that they are models."""
+    return {name: dataclasses.replace(scene, machine=_named(name, scene)) for name, scene in found.items()}
 
 
 def _load(name: str) -> Callable[[], Machine]:

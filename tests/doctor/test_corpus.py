@@ -8,6 +8,7 @@ After a change that is meant: ``EGMCTL_WRITE_GOLDEN=1 pytest tests/doctor/test_c
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ import pytest
 from egmctl.facts import record
 from egmctl.model.machine import OriginKind
 from tests.conftest import RunEgmctl
-from tests.doctor.scenes import CORPUS, RECORDED, scenes
+from tests.doctor.scenes import CORPUS, RECORDED, named, scenes
+from tests.doctor.sick import SICK
 from tests.golden import compare
 from tests.invariants import broken_nulls
 
-SCENES = scenes()
+SCENES = {**scenes(), **named(SICK)}
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -36,7 +38,9 @@ def test_findings(egmctl: RunEgmctl, tmp_path: Path, name: str) -> None:
     told = "no check fails or warns\n"
     if own:
         text = egmctl(*command, *(word for check in own for word in ("--check", check)))
-        assert (text.err, text.code) == ("", document.code)
+        assert text.err == ""
+        # Too much is unknown of some models for "no failure" to mean "healthy" (3): these checks alone are not.
+        assert text.code == document.code or (text.code, document.code) == (0, 3)
         told = text.out
     shown = " ".join(("egmctl doctor --machine", f"{name}.json", *scene.options))
     compare(f"$ {shown}\n{told}exit code {document.code}\n", CORPUS / name / "doctor.txt")
@@ -45,6 +49,13 @@ def test_findings(egmctl: RunEgmctl, tmp_path: Path, name: str) -> None:
 def test_every_folder_is_of_a_scene() -> None:
     assert {path.name for path in CORPUS.iterdir()} == set(SCENES)
     assert {path.parent.name for path in CORPUS.glob("*/machine.json")} <= set(RECORDED)
+
+
+def test_at_least_60_machines_have_a_fault() -> None:
+    faulty = [
+        path for path in CORPUS.glob("*/doctor.txt") if re.search(r"^(FAIL|WARN) ", path.read_text(), re.MULTILINE)
+    ]
+    assert len(faulty) >= 60
 
 
 def test_recorded_machines_are_whole() -> None:

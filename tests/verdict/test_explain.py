@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.doctor.faults import FAULTS, healthy
 from tests.doctor.machines import patched, with_gpu_denied
+from tests.mutation import mutated
 from tests.verdict.runs import H2D, WRITE, run, usual, with_status
 
 H200 = replay.load("hgx-h200x4")
@@ -284,3 +286,13 @@ def test_acs_and_iommu_explain_slow_copies_between_gpus_over_pcie(check: str) ->
 def test_acs_does_not_explain_what_goes_over_nvlink() -> None:
     machine = replace(H200, system=FAULTS["pcie.acs"].machine().system)
     assert "pcie.acs" not in told(explained(machine, "GPU2"))
+
+
+def test_no_machine_is_too_strange_to_be_explained() -> None:
+    choice = random.Random(7)  # noqa: S311
+    made = run(WRITE, H2D, value=slow_at("GPU2"))
+    judged = replace(made, verdict=judge(made, PROFILE))
+    waived = with_status(judged, Status.WAIVED, range(0, len(made.measurements), 3))
+    for _ in range(200):
+        machine = mutated(choice.choice((H200, replay.load("gh200"))), choice)
+        with_causes(replace(choice.choice((judged, waived)), machines=(machine,)), asked=["", "0000:00:06.0"])

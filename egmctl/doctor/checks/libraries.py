@@ -91,7 +91,7 @@ def _cause(library: str, failure: LibraryFailure) -> str:
         return known.cause
     match failure.how:
         case "crashed":
-            return f"a GPU or the driver is in a state that {library} does not bear; nvidia-smi will meet it too"
+            return f"a GPU or the driver is in a state that crashes {library}; nvidia-smi will crash as well"
         case "timed-out":
             return "the driver does not come back from that call: a GPU hangs, or is being reset"
         case _:

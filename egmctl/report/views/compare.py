@@ -16,6 +16,7 @@ from egmctl.report.document import (
     Column,
     Document,
     Entry,
+    KeyValues,
     Level,
     Paragraph,
     Section,
@@ -25,6 +26,8 @@ from egmctl.report.document import (
     Verdict,
     Words,
 )
+from egmctl.report.views.doctor import remedy_words
+from egmctl.report.views.doctor import title as found_words
 from egmctl.units import format_size
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
@@ -77,6 +80,8 @@ def verdict(comparison: Comparison) -> Verdict:
     if gravest is Outcome.WORSE:
         of = "node" if comparison.of_nodes else "file"
         advice = f"look for the cause with 'egmctl doctor' on the {of} that is worse"
+        if comparison.causes and (remedy := comparison.causes[0].finding.remedy) is not None:
+            advice = remedy_words(remedy).removesuffix(".")
         if _got_busy(comparison):
             advice = "measure again when the GPUs are idle"
     return Verdict(
@@ -126,6 +131,7 @@ def _counted(comparison: Comparison) -> str:
 
 def _body(comparison: Comparison) -> Iterator[Block]:
     yield verdict(comparison)
+    yield from _causes(comparison)
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
         rows = [one for one in comparison.affected if _unit(comparison, one) == unit]
         if rows:
@@ -149,6 +155,24 @@ def _body(comparison: Comparison) -> Iterator[Block]:
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
     columns = (Column(name="file"), Column(name="when"), Column(name="written by"))
     yield Section(title="Files", body=(Table(columns=columns, rows=files),), level=Level.VERBOSE)
+
+
+def _causes(comparison: Comparison) -> Iterator[Entry]:
+    """Yield what explains the paths that are worse, and what to do; or that nothing that was read does."""
+    worse = {place for place, path in enumerate(comparison.paths) if path.outcome is Outcome.WORSE}
+    for cause in comparison.causes:
+        of = f"{cause.node}: " if comparison.of_nodes else ""
+        rows: list[tuple[str, Words]] = [("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
+        if cause.finding.cause:
+            rows.insert(0, ("cause", cause.finding.cause))
+        if cause.finding.remedy is not None:
+            rows.append(("fix", remedy_words(cause.finding.remedy)))
+        title = (f"{of}{found_words(cause.finding)}", Span(f" [{cause.finding.check}]", Tone.DIM))
+        yield Entry(word="CAUSE", tone=Tone.WARN, title=title, body=(KeyValues(rows=tuple(rows)),), level=Level.SUMMARY)
+    explained = {place for cause in comparison.causes for place in cause.explains}
+    if left := len(worse - explained):
+        words = f"nothing that was read explains {left} of {len(worse)} worse paths"
+        yield Entry(word="CAUSE", tone=Tone.UNKNOWN, title=words)
 
 
 def _unit(comparison: Comparison, row: Affected) -> str:
