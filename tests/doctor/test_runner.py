@@ -57,7 +57,8 @@ class TestVerdict:
         ("findings", "strict", "code", "nagios"),
         [
             ([FINE], False, ExitCode.OK, 0),
-            ([FINE, ABSENT, UNTOLD], False, ExitCode.OK, 0),
+            ([FINE, ABSENT, UNTOLD], False, ExitCode.NOTHING, 3),  # NOT DETERMINED: as much is unknown as is good
+            ([FINE, FINE, ABSENT, UNTOLD], False, ExitCode.OK, 0),
             ([FINE, PERSISTENCE], False, ExitCode.OK, 1),
             ([FINE, PERSISTENCE], True, ExitCode.FAILED, 2),
             ([FINE, PERSISTENCE, REBOOT], False, ExitCode.FAILED, 2),
