@@ -70,7 +70,7 @@ class TestVerdict:
         checks = [check(f"a.{i}", finding) for i, finding in enumerate(findings)]
         result = diagnosis(*checks, strict=strict)
         assert (result.exit_code, result.nagios_state) == (code, nagios)
-        assert (result.nothing is not None) == (code is ExitCode.NOTHING)
+        assert result.undetermined == (code is ExitCode.NOTHING)
 
     def test_without_a_gpu_nothing_was_determined(self) -> None:
         result = diagnosis(check("a.one", FINE), machine=dataclasses.replace(NODE, gpus=()))
