@@ -18,10 +18,12 @@ from egmctl.documents import check_schema, parse_object, read_content, refuse, s
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.journal import read as journal
-from egmctl.model.codec import DecodeError, from_json
+from egmctl.model.bringup import BRINGUP_SCHEMA, Answer, Bringup
+from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.command import Command
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis, counts
+from egmctl.model.finding import Status
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
@@ -30,7 +32,7 @@ from egmctl.report.exports.topo_json import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
 
-Result = RunReport | Diagnosis | TopoResult | Machine
+Result = RunReport | Diagnosis | Bringup | TopoResult | Machine
 
 Digest = Comparison | FleetReport
 """What a command made of several results."""
@@ -150,7 +152,7 @@ def _of_journal(kept: journal.Kept, file: Path) -> Saved:
 
 
 def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
-    known = (*_RESULTS, MACHINE_SCHEMA, *_DIGESTS, ERROR_SCHEMA)
+    known = (*_RESULTS, MACHINE_SCHEMA, BRINGUP_SCHEMA, *_DIGESTS, ERROR_SCHEMA)
     schema = check_schema(document, known, source, "result of egmctl")
     if schema in _DIGESTS:
         digest: Digest = _decode(_DIGESTS[schema], document.get("result"), source, "result")
@@ -167,8 +169,11 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
         )
     envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
     body = document.get("result")
-    kind, result = None, None
-    if schema != ERROR_SCHEMA:
+    kind: Command | None = None
+    result: Result | None = None
+    if schema == BRINGUP_SCHEMA:
+        kind, result = Command.BRINGUP, _bringup(body, source)
+    elif schema != ERROR_SCHEMA:
         kind, cls = _RESULTS[schema]
         if schema == BENCH_SCHEMA_1 and isinstance(body, dict):
             body = upgraded(body)
@@ -206,7 +211,7 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> tuple[Saved, ...]:
     return named
 
 
-def viewed(saved: Saved | Digest) -> RunReport | Diagnosis | Topology | Digest:
+def viewed(saved: Saved | Digest) -> RunReport | Diagnosis | Topology | Bringup | Digest:
     """Return what the views of the command that wrote a file show; a snapshot is shown as its topology.
 
     Raises
@@ -220,7 +225,7 @@ def viewed(saved: Saved | Digest) -> RunReport | Diagnosis | Topology | Digest:
     if saved.result is None:
         why = "; ".join(error.message for error in saved.errors) or "it does not say why"
         refuse(source, f"holds no result: {printable(why)}")
-    if isinstance(saved.result, RunReport):
+    if isinstance(saved.result, (RunReport, Bringup)):
         return saved.result
     if not saved.machines:
         refuse(source, "was written by a version that kept no machine in it: run the command again")
@@ -273,6 +278,47 @@ def _result(cls: type[RunReport] | type[Diagnosis] | type[TopoResult], body: Any
     if isinstance(whole, RunReport) and (fault := _fault(whole)):
         refuse(source, f"is not a valid result: {fault}")
     return whole
+
+
+def _bringup(body: Any, source: str) -> Bringup:
+    """Return a node's bring-up, whose parts are decoded as the documents of their own commands are."""
+    if not isinstance(body, dict):
+        refuse(source, "is not a valid result: result: expected an object")
+    diagnosis = _result(Diagnosis, body.get("diagnosis"), source)
+    run = None if body.get("run") is None else _result(RunReport, body.get("run"), source)
+    found: Bringup = _decode(Bringup, {**body, "diagnosis": to_json(diagnosis), "run": None}, source, "result")
+    if not isinstance(diagnosis, Diagnosis) or not isinstance(run, RunReport | None):
+        raise TypeError("a result of another kind")
+    found = dataclasses.replace(found, diagnosis=diagnosis, run=run)
+    if fault := _joined_fault(found):
+        refuse(source, f"is not a valid result: {fault}")
+    return found
+
+
+def _joined_fault(found: Bringup) -> str | None:
+    """Return which cause names something that is not there, as half a sentence."""
+    counts_of = {
+        "findings": len(found.diagnosis.findings),
+        "slow": 0 if found.run is None else len(found.run.measurements),
+        "waived": 0 if found.run is None else len(found.run.measurements),
+    }
+    if not found.diagnosis.machines:
+        return "result.diagnosis.machines: there is none"
+    for place, cause in enumerate(found.causes):
+        for name, count in counts_of.items():
+            if any(not 0 <= number < count for number in getattr(cause, name)):
+                return f"result.causes[{place}].{name}: one of them is not there"
+        causes = () if found.run is None else found.run.causes
+        if cause.run_cause is not None and not 0 <= cause.run_cause < len(causes):
+            return f"result.causes[{place}].run_cause: it is not there"
+    gaps = [number for gap in found.gaps for number in gap.causes]
+    if any(not 0 <= number < len(found.causes) for number in gaps):
+        return "result.gaps: one is of a cause that is not there"
+    if not found.gaps and found.answer is Answer.INCOMPLETE:
+        return "result.gaps: there is none"
+    if found.answer is Answer.NO_GO and not any(cause.status is Status.FAIL for cause in found.causes):
+        return "result.causes: none failed"
+    return None
 
 
 def _fault(report: RunReport) -> str | None:

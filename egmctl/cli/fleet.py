@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     Word = TypeVar("Word", bound=StrEnum)
 
 CommandArgument = Annotated[
-    str, typer.Argument(metavar="snapshot|topo|doctor|bench", help="What each node is asked.", show_default=False)
+    str,
+    typer.Argument(metavar="snapshot|topo|doctor|bench|bringup", help="What each node is asked.", show_default=False),
 ]
 RemoteArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[-- OPTIONS...]", help="Options of that command, after --.")
@@ -66,7 +67,7 @@ TimeoutOption = Annotated[
         metavar="SECONDS",
         min=1,
         max=30 * 86400,
-        help="For the command on a node; then it is stopped there. Without it 120, of a bench 3600.",
+        help="For the command on a node; then it is stopped there. Without it 120, of a bench 3600, of a bringup 900.",
     ),
 ]
 RemoteCommandOption = Annotated[
@@ -96,7 +97,8 @@ ResumeOption = Annotated[
 ]
 
 USUAL_TIMEOUT_S = 120
-BENCH_TIMEOUT_S = 3600
+TIMEOUTS_S = {"bench": 3600, "bringup": 900}
+"""Commands that measure take longer."""
 
 ListNodesOption = Annotated[
     str | None,
@@ -143,9 +145,9 @@ def fleet(
     quiet: QuietOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
-    """Ask many nodes at once by ssh or srun: snapshot, topo, doctor or bench; alike nodes are shown together.
+    """Ask many nodes at once by ssh or srun: snapshot, topo, doctor, bench or bringup; each cause is told once.
 
-    egmctl fleet doctor -w node[01-72] -- --for egm
+    egmctl fleet bringup -w node[01-72]
     """
     from egmctl.model.command import Command
     from egmctl.model.fleet import Launcher, State
@@ -170,7 +172,7 @@ def fleet(
         options=options,
         fanout=fanout,
         connect_timeout_s=connect_timeout,
-        timeout_s=timeout or (BENCH_TIMEOUT_S if what is Command.BENCH else USUAL_TIMEOUT_S),
+        timeout_s=timeout or TIMEOUTS_S.get(what.value, USUAL_TIMEOUT_S),
     )
     if shutil.which(launch.launcher) is None:
         raise UsageError(f"--launcher {launch.launcher}: there is no {launch.launcher} in the PATH")

@@ -21,7 +21,7 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import BENCH, COMPARISON, DOCTOR, FLEET, TOPO, Form, render
+from egmctl.report.forms import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Form, render
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,7 +32,7 @@ FileArgument = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="What egmctl bench, doctor, topo, snapshot, compare or fleet wrote as JSON, or the journal of a bench.",
+        help="A JSON result of egmctl bringup, bench, doctor, topo, snapshot, compare or fleet, or a bench's journal.",
     ),
 ]
 
@@ -85,4 +85,5 @@ def _forms(saved: Saved | Digest) -> Sequence[Form]:
         return COMPARISON
     if isinstance(saved, FleetReport):
         return FLEET
-    return BENCH if saved.kind is Command.BENCH else DOCTOR if saved.kind is Command.DOCTOR else TOPO
+    of = {Command.BENCH: BENCH, Command.DOCTOR: DOCTOR, Command.BRINGUP: BRINGUP}
+    return TOPO if saved.kind is None else of.get(saved.kind, TOPO)

@@ -15,6 +15,7 @@ from egmctl.comparison.matching import GpuNames, points
 from egmctl.comparison.spread import TOLERANCE, SpreadOf, default_spread
 from egmctl.comparison.words import Judge, Statement, Subject
 from egmctl.errors import UsageError
+from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Node, WordDifference
 from egmctl.model.diagnosis import Diagnosis
@@ -59,6 +60,10 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
         return whole
     if kind is Command.BENCH:
         whole = _bench(whole, names, [one.result for one in useful if isinstance(one.result, RunReport)], spread)
+    elif kind is Command.BRINGUP:
+        runs = [one.result.run for one in useful if isinstance(one.result, Bringup) and one.result.run is not None]
+        if len(runs) == len(useful):
+            whole = _bench(whole, names, runs, spread)
     elif kind is Command.DOCTOR:
         whole = _doctor(whole, names, [one.result for one in useful if isinstance(one.result, Diagnosis)])
     machines = [one.machines for one in useful]
@@ -100,7 +105,7 @@ def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machin
     sections = facts.sections_of(machines)
     files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
     told = _words(names, files, facts.judge, whole.of_nodes)
-    if whole.kind in (Command.BENCH, Command.DOCTOR):
+    if whole.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
         return replace(whole, machines=told, notes=(*whole.notes, *_swapped(machines, whole.of_nodes)))
     return replace(
         whole,

@@ -9,19 +9,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from egmctl.model import finding, measurement
+from egmctl.model import finding, fleet, measurement
+from egmctl.model.bringup import Answer, Bringup
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import Answer, Group, Line
+from egmctl.model.fleet import Group, Line
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import Grade
+from egmctl.report.document import plain
+from egmctl.report.views.bringup import root_of, verdict
 from egmctl.saved import Saved
 from egmctl.topology.missing import missing
 from egmctl.topology.platform import platform
 
 
 def groups(
-    answers: Sequence[Answer], lines_of: Mapping[str, tuple[Line, ...]], fold: Callable[[Iterable[str]], str]
+    answers: Sequence[fleet.Answer], lines_of: Mapping[str, tuple[Line, ...]], fold: Callable[[Iterable[str]], str]
 ) -> tuple[Group, ...]:
     """Return nodes whose lines are the same together, the largest group first, those that did not answer last.
 
@@ -32,7 +35,7 @@ def groups(
     fold
         Writes nodes in short.
     """
-    alike: dict[tuple[Line, ...], list[Answer]] = {}
+    alike: dict[tuple[Line, ...], list[fleet.Answer]] = {}
     for answer in answers:
         alike.setdefault(lines_of.get(answer.node) or _silence(answer, _nameless(answer)), []).append(answer)
     found = []
@@ -50,15 +53,17 @@ def lines_of(saved: Saved) -> tuple[Line, ...]:
             return _doctor_lines(result)
         case RunReport() as report:
             return _bench_lines(report)
+        case Bringup() as found:
+            return _bringup_lines(found)
     return tuple(line for machine in saved.machines for line in _machine_lines(machine))
 
 
-def _silence(answer: Answer, reason: str) -> tuple[Line, ...]:
+def _silence(answer: fleet.Answer, reason: str) -> tuple[Line, ...]:
     """Return the line of a node that has no document."""
     return (Line(key="", value=reason, status=answer.reach.value),)
 
 
-def _nameless(answer: Answer) -> str:
+def _nameless(answer: fleet.Answer) -> str:
     """Return why there is no document, without what makes it another reason on every node: its name and address."""
     return re.sub(r"\bhost \S+ port\b", "host NODE port", answer.reason.replace(answer.node, "NODE"))
 
@@ -116,6 +121,22 @@ def _cause_lines(report: RunReport) -> Iterator[Line]:
         yield Line(key=key, value=value, status="" if cause.status is finding.Status.NOTE else cause.status.value)
     if report.verdict is not None and report.verdict.grade is Grade.FAIL and not report.causes:
         yield Line(key="cause", value="nothing that was read explains it", status="fail")
+
+
+def _bringup_lines(found: Bringup) -> tuple[Line, ...]:
+    """Return the causes of a node that may not be handed over, the gravest first, then the answer."""
+    lines = []
+    for cause in found.causes:
+        root = root_of(found, cause)
+        if root is not None and cause.status in (finding.Status.FAIL, finding.Status.WARN):
+            key = " ".join(filter(None, (root.check, root.place.label)))
+            lines.append(Line(key=key, value=root.summary, check=root.check, status=cause.status.value))
+    told = verdict(found)
+    status = {Answer.NO_GO: "fail", Answer.INCOMPLETE: "warn"}.get(found.answer, "")
+    if not any(line.status == "fail" for line in lines):
+        lines.insert(0, Line(key=told.word, value=plain(told.sentence) if status else "", status=status))
+    lines.append(Line(key="GPUs", value=_counted(gpu.name for gpu in found.machine.gpus or ())))
+    return tuple(lines)
 
 
 def _counted(names: Iterable[str | None]) -> str:

@@ -10,6 +10,7 @@ from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.remote import Output, read_output
+from egmctl.model.bringup import BRINGUP_SCHEMA
 from egmctl.model.command import Command
 from egmctl.model.diagnosis import DOCTOR_SCHEMA
 from egmctl.model.fleet import Answer, Asked, Reach
@@ -26,6 +27,7 @@ SCHEMAS = {
     Command.TOPO: TOPO_SCHEMA,
     Command.DOCTOR: DOCTOR_SCHEMA,
     Command.BENCH: BENCH_SCHEMA,
+    Command.BRINGUP: BRINGUP_SCHEMA,
 }
 
 

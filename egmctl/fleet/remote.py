@@ -42,7 +42,9 @@ _INNER = (
 def remote_words(asked: Asked, timeout_s: int) -> list[str]:
     """Return the words of the command that the launcher is to run on a node."""
     json = [] if asked.command is Command.SNAPSHOT else ["--json"]
-    words = [asked.remote_command, asked.command.value, *json, *asked.arguments]
+    # What a node says of its progress is no reason for anything.
+    quiet = ["--quiet"] if asked.command in (Command.BENCH, Command.BRINGUP) else []
+    words = [asked.remote_command, asked.command.value, *json, *quiet, *asked.arguments]
     return ["sh", "-c", _WATCH, MARK, MARK, str(timeout_s), _INNER, asked.version, *words]
 
 

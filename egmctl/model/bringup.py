@@ -89,6 +89,11 @@ class Bringup:
         return self.diagnosis.machine
 
     @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The node alone."""
+        return (self.machine,)
+
+    @property
     def exit_code(self) -> ExitCode:
         """The command's exit code (``docs/exit-codes.md``): a run that was interrupted or broke outranks the answer."""
         code = ExitCode.OK if self.run is None else self.run.exit_code

@@ -12,3 +12,4 @@ class Command(StrEnum):
     TOPO = "topo"
     DOCTOR = "doctor"
     BENCH = "bench"
+    BRINGUP = "bringup"

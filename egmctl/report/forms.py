@@ -64,7 +64,7 @@ DOCTOR: Sequence[Form] = (
     Form.JUNIT,
 )
 COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
-BRINGUP: Sequence[Form] = (Form.TEXT, Form.JSON, Form.HTML, Form.SVG, Form.MARKDOWN)
+BRINGUP: Sequence[Form] = (Form.TEXT, Form.JSON, Form.HTML, Form.SVG, Form.MARKDOWN, Form.PROM, Form.JUNIT)
 FLEET: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
 
 
@@ -182,10 +182,19 @@ def _doctor(diagnosis: Diagnosis, form: Form, verbose: int, brief: bool, width: 
 
 
 def _bringup(bringup: Bringup, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
-    if form is Form.JSON:
-        from egmctl.report.exports.json import bringup_json
+    match form:
+        case Form.JSON:
+            from egmctl.report.exports.json import bringup_json
 
-        return bringup_json(bringup)
+            return bringup_json(bringup)
+        case Form.PROM:
+            from egmctl.report.exports.bringup import bringup_prom
+
+            return bringup_prom(bringup)
+        case Form.JUNIT:
+            from egmctl.report.exports.bringup import bringup_junit
+
+            return bringup_junit(bringup)
     from egmctl.report.views.bringup import bringup_document
 
     return rendered(bringup_document(bringup), form, verbose=verbose, brief=brief, width=width)

@@ -40,7 +40,7 @@ def test_a_path_that_broke_since_is_named(egmctl: RunEgmctl, runs: Path) -> None
     done = egmctl("compare", runs / "monday.json", runs / "wednesday.json", "--tolerance", "99")
     assert done.code == 1
     assert f"{broken[0]['status']} in wednesday" in done.out
-    assert "Compare bench: monday -> wednesday\n" in done.out
+    assert "\nbench monday -> wednesday: 2 files" in done.out
     assert max(map(len, done.out.splitlines())) <= 80
 
 
@@ -70,7 +70,7 @@ def test_three_nodes_are_folded(egmctl: RunEgmctl, runs: Path) -> None:
         (runs / f"node{number}.json").write_text(text)
     done = egmctl("compare", *(runs / f"node{number}.json" for number in (3, 1, 2)))
     assert done.code == 0
-    assert "SAME       node[1-3]\n" in done.out
+    assert "SAME  node[1-3]\n" in done.out
 
 
 def test_only_more_than_two_files_need_clustershell(egmctl: RunEgmctl, runs: Path, tmp_path: Path) -> None:
@@ -196,5 +196,5 @@ def test_a_broken_profile_does_not_cost_the_comparison(egmctl: RunEgmctl, runs: 
     files = (runs / "monday.json", runs / "tuesday.json")
     done = egmctl("compare", *files, "--tolerance", "99", env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
     assert done.code == 0
-    assert "Compare bench: monday -> tuesday" in done.out
+    assert "\nbench monday -> tuesday: 2 files" in done.out
     assert re.search(r"egmctl: profile \S+/broken\.toml, line 1: .*; the comparison goes on without it\n", done.err)

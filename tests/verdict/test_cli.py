@@ -148,7 +148,9 @@ def test_match_says_why(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:
     )
     none = egmctl("profile", "match", "--machine", "gh200x4", env=home)
     assert none.code == 3
-    assert none.out.startswith("MODELLED from public documents, no such node was read: gh200x4\nProfile: none\n")
+    assert none.out.startswith(
+        "MODEL of gh200x4, built from public documentation, not captured from hardware\nProfile: none: "
+    )
     document = json.loads(egmctl("profile", "match", "--machine", "gh200x4", "--json", env=home).out)
     check("match", document)
     assert (document["exit_code"], document["result"]["profile"]) == (3, None)

@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Status
 from egmctl.units import printable
 
+Suite = tuple[int, int, int, str]
+"""Tests, failures, skipped ones, and the element."""
+
 
 def junit(diagnosis: Diagnosis) -> str:
     """Return JUnit XML: a finding is a test case; ``skip``, ``unknown`` and what
     another one explains are skipped ones, ``warn`` and ``note`` pass."""
+    return document([doctor_suite(diagnosis)])
+
+
+def document(suites: Sequence[Suite]) -> str:
+    """Return whole JUnit XML."""
+    tests, failures, skips = sum(s[0] for s in suites), sum(s[1] for s in suites), sum(s[2] for s in suites)
+    head = f'tests="{tests}" failures="{failures}" errors="0" skipped="{skips}"'
+    body = "".join(suite[3] for suite in suites)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites {head}>\n{body}</testsuites>\n'
+
+
+def suite(name: str, tests: int, failures: int, skips: int, cases: str) -> Suite:
+    """Return a suite of test cases."""
+    head = f'tests="{tests}" failures="{failures}" errors="0" skipped="{skips}"'
+    return tests, failures, skips, f' <testsuite name="{name}" {head}>\n{cases} </testsuite>\n'
+
+
+def doctor_suite(diagnosis: Diagnosis) -> Suite:
+    """Return the findings of a diagnosis."""
     findings = diagnosis.findings
     failing = TOLD if diagnosis.strict else (Status.FAIL,)
     failures = sum(finding.status in failing and not finding.explained_by for finding in findings)
     skips = sum(finding.status in (Status.SKIP, Status.UNKNOWN) or bool(finding.explained_by) for finding in findings)
-    head = f'tests="{len(findings)}" failures="{failures}" errors="0" skipped="{skips}"'
     cases = "".join(_case(finding, failing) for finding in findings)
-    return (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f'<testsuites {head}>\n <testsuite name="egmctl doctor" {head}>\n{cases} </testsuite>\n</testsuites>\n'
-    )
+    return suite("egmctl doctor", len(findings), failures, skips, cases)
 
 
 def _case(finding: Finding, failing: tuple[Status, ...]) -> str:
     area = finding.check.partition(".")[0]
     place = f" [{finding.place.label}]" if finding.place.label else ""
-    message = f'message="{_xml(finding.summary)}"'
+    message = f'message="{escaped(finding.summary)}"'
     if finding.explained_by:
-        by = _xml(f"explained by {', '.join(finding.explained_by)}: {finding.summary}")
+        by = escaped(f"explained by {', '.join(finding.explained_by)}: {finding.summary}")
         inside = f'<skipped type="explained" message="{by}"/>'
     elif finding.status in failing:
-        inside = f'<failure type="{finding.status}" {message}>{_xml(_advice(finding))}</failure>'
+        inside = f'<failure type="{finding.status}" {message}>{escaped(_advice(finding))}</failure>'
     elif finding.status in (Status.SKIP, Status.UNKNOWN):
         inside = f'<skipped type="{finding.status}" {message}/>'
     else:
         told = f"{finding.status}: {finding.summary}{_advice(finding, before='. ')}"
-        inside = f"<system-out>{_xml(told)}</system-out>"
-    return f'  <testcase classname="doctor.{_xml(area)}" name="{_xml(finding.check + place)}">{inside}</testcase>\n'
+        inside = f"<system-out>{escaped(told)}</system-out>"
+    return (
+        f'  <testcase classname="doctor.{escaped(area)}" name="{escaped(finding.check + place)}">{inside}</testcase>\n'
+    )
 
 
 def _advice(finding: Finding, before: str = "") -> str:
@@ -48,5 +69,6 @@ def _advice(finding: Finding, before: str = "") -> str:
     return before + remedy.text + (f" $ {remedy.command}" if remedy.command else "")
 
 
-def _xml(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a text as XML holds it."""
     return html.escape(printable(text))

@@ -121,7 +121,8 @@ def _go(bringup: Bringup) -> Verdict:
     )
 
 
-def _root(bringup: Bringup, cause: JoinedCause) -> Finding | None:
+def root_of(bringup: Bringup, cause: JoinedCause) -> Finding | None:
+    """Return the finding that a cause begins with; ``None`` where nothing that was read explains what is slow."""
     if cause.run_cause is not None and bringup.run is not None:
         return bringup.run.causes[cause.run_cause].finding
     return bringup.diagnosis.findings[cause.findings[0]] if cause.findings else None
@@ -129,7 +130,7 @@ def _root(bringup: Bringup, cause: JoinedCause) -> Finding | None:
 
 def _words(bringup: Bringup, cause: JoinedCause) -> str:
     """Return a cause in a sentence, with how much of the bench it explains."""
-    root = _root(bringup, cause)
+    root = root_of(bringup, cause)
     if root is None:
         return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
     told = [title(root)]
@@ -141,7 +142,7 @@ def _words(bringup: Bringup, cause: JoinedCause) -> str:
 
 
 def _advice(bringup: Bringup, cause: JoinedCause) -> str:
-    root = _root(bringup, cause)
+    root = root_of(bringup, cause)
     if root is not None and root.remedy is not None:
         return remedy_words(replace(root.remedy, text=_sentence(root.remedy.text)))
     if root is not None or bringup.run is None:
@@ -178,12 +179,12 @@ def _because(bringup: Bringup, gap: Gap) -> str:
     """Return the root cause where doctor knows it, else the bench's own reason."""
     if gap.reason and gap.kind is GapKind.NOT_MEASURED:
         return gap.reason
-    roots = [root for place in gap.causes if (root := _root(bringup, bringup.causes[place])) is not None]
+    roots = [root for place in gap.causes if (root := root_of(bringup, bringup.causes[place])) is not None]
     return title(roots[0]) if roots else gap.reason
 
 
 def _next_step(bringup: Bringup, gap: Gap) -> str:
-    roots = [cause for place in gap.causes if _root(bringup, cause := bringup.causes[place]) is not None]
+    roots = [cause for place in gap.causes if root_of(bringup, cause := bringup.causes[place]) is not None]
     if roots:
         return f"{_advice(bringup, roots[0])}; then run it again"
     match gap.kind:
@@ -204,7 +205,7 @@ def _next_step(bringup: Bringup, gap: Gap) -> str:
 
 
 def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -> Entry:
-    root = _root(bringup, cause)
+    root = root_of(bringup, cause)
     rows: list[tuple[str, Words]] = []
     command: tuple[Command, ...] = ()
     if root is not None and root.remedy is not None:

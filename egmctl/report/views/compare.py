@@ -31,7 +31,8 @@ from egmctl.report.views.doctor import title as found_words
 from egmctl.units import format_size
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
-_THINGS = {Command.BENCH: "path", Command.DOCTOR: "finding", Command.TOPO: "fact", Command.SNAPSHOT: "fact"}
+_THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "finding"}
+"""Of others facts are compared."""
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
 _CASES_SHOWN = 3
 _SHOWN = 40
@@ -124,7 +125,7 @@ def _or(labels: Sequence[str], word: str = "or") -> str:
 
 def _counted(comparison: Comparison) -> str:
     counts = {outcome: comparison.outcomes.count(outcome) for outcome in Outcome}
-    thing = _THINGS[comparison.kind]
+    thing = _THINGS.get(comparison.kind, "fact")
     told = [f"{counts[outcome]} {outcome}" for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)]
     return f"{comparison.compared} {thing}{'s' * (comparison.compared != 1)} compared: {', '.join(told)}"
 
@@ -145,7 +146,7 @@ def _body(comparison: Comparison) -> Iterator[Block]:
         yield Section(title="Paths on one side, unstable, or over another link", body=(Bullets(items=lines),))
     yield from _told(comparison, comparison.machines, "Machine differences", outcomes=False)
     notes = [*_problems(comparison), *comparison.notes]
-    if comparison.kind is Command.BENCH:
+    if comparison.kind in (Command.BENCH, Command.BRINGUP):
         of = "the median of the nodes" if comparison.of_nodes else "the first run"
         notes.append(
             f"told are changes against {of} above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
+from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.fleet import FleetReport, Group, Line, Reach, State
 from egmctl.report.document import (
@@ -85,12 +86,18 @@ def verdict(report: FleetReport) -> Verdict:
         if told:
             number = list(states.values()).count(state)
             names = ", ".join(f"{names} ({why})" if why else names for names, why in told)
-            parts.append((f"{state} {number}", names))
+            parts.append((f"{_name(report, state)} {number}", names))
     bad = set(states.values()) - {State.HEALTHY}
     tone = Tone.BAD if State.FAILED in bad else Tone.WARN if bad else Tone.GOOD
     (word, first), *others = parts or [("no node", "none was asked")]
     sentence = " \N{MIDDLE DOT} ".join([first, *(f"{name}: {told}" for name, told in others)])
     return Verdict(word=word, tone=tone, sentence=sentence, advice=_advice(bad))
+
+
+def _name(report: FleetReport, state: State) -> str:
+    """Return what a state is called: of bring-ups by their answers."""
+    answers = {State.HEALTHY: "GO", State.FAILED: "NO-GO", State.NOT_DETERMINED: "INCOMPLETE"}
+    return answers.get(state, state.value) if report.asked.command is Command.BRINGUP else state.value
 
 
 def _advice(bad: set[State]) -> str:

@@ -1,0 +1,99 @@
+"""A rack is brought up: which nodes go, which do not, and each cause once; and a node's own record shown again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from egmctl.fleet.folding import groups, lines_of
+from egmctl.model.bringup import Bringup
+from egmctl.model.command import Command
+from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Reach, counts
+from egmctl.nodesets import fold
+from egmctl.report.forms import BRINGUP, FLEET, Form, render
+from egmctl.saved import load, viewed
+from egmctl.verdict.bringup import bringup
+from tests.report.texts import text_of
+from tests.verdict.test_bringup import LINKS, healthy, measured, sick, touching
+
+
+def go() -> Bringup:
+    return bringup(healthy(), measured())
+
+
+def no_go() -> Bringup:
+    return bringup(sick(("nvlink.links", LINKS)), measured(value=touching("GPU2")))
+
+
+def saved(folder: Path, name: str, found: Bringup) -> Path:
+    path = folder / f"{name}.json"
+    path.write_text(str(render(found, Form.JSON)))
+    return path
+
+
+def rack(folder: Path) -> FleetReport:
+    """Return 72 nodes, of which two have links down, one was not measured, and one is silent."""
+    nodes = [f"node{n:02}" for n in range(1, 73)]
+    kinds = {"go": go(), "no-go": no_go(), "incomplete": bringup(healthy(), None, not_measured="no idle GPU")}
+    lines = {name: lines_of(load(saved(folder, name, one))) for name, one in kinds.items()}
+    odd = {"node05": "no-go", "node23": "no-go", "node40": "incomplete"}
+    answers = tuple(
+        Answer(node=node, reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: no route to host")
+        if node == "node71"
+        else Answer(node=node, reach=Reach.ANSWERED, exit_code=kinds[odd.get(node, "go")].exit_code, file=node)
+        for node in nodes
+    )
+    return FleetReport(
+        asked=Asked(command=Command.BRINGUP, nodes=tuple(nodes), remote_command="egmctl", version=""),
+        folded=fold(nodes),
+        launcher=Launcher.SSH,
+        folder="rack",
+        started_at="2026-11-20T22:00:00Z",
+        finished=True,
+        counts=counts(answers),
+        answers=answers,
+        groups=groups(answers, {n: lines[odd.get(n, "go")] for n in nodes if n != "node71"}, fold),
+    )
+
+
+def test_a_rack_says_first_which_nodes_go_and_why_the_others_do_not(tmp_path: Path) -> None:
+    text = " ".join(text_of(rack(tmp_path)).split())
+    assert text.startswith(
+        "GO 68: node[01-04,06-22,24-39,41-70,72] \N{MIDDLE DOT} NO-GO 2: node[05,23] "
+        "(nvlink.links GPU2: 2 of 18 NVLinks down (links 4, 11)) \N{MIDDLE DOT} INCOMPLETE 1: node40 "
+    )
+    assert "unreachable 1: node71 (ssh: no route to host)" in text
+    assert text.count("FAIL nvlink.links GPU2: 2 of 18 NVLinks down (links 4, 11) on node[05,23] (2 nodes)") == 1
+
+
+@pytest.mark.parametrize("form", [form for form in FLEET if form is not Form.TEXT])
+def test_it_has_every_form_of_a_fleet(tmp_path: Path, form: Form) -> None:
+    made = str(render(rack(tmp_path), form))
+    assert "node05" in made or "05,23" in made
+
+
+@pytest.mark.parametrize("form", [form for form in BRINGUP if form not in (Form.JSON, Form.HTML)])
+def test_a_saved_record_shows_what_the_command_showed(tmp_path: Path, form: Form) -> None:
+    again = viewed(load(saved(tmp_path, "node", go())))
+    assert isinstance(again, Bringup)
+    assert str(render(again, form)) == str(render(go(), form))
+
+
+def test_a_cause_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> None:
+    from egmctl.errors import UsageError
+
+    path = saved(tmp_path, "node", no_go())
+    path.write_text(path.read_text().replace('"slow": [', '"slow": [99999, ', 1))
+    with pytest.raises(UsageError, match=r"result\.causes\[0\]\.slow: one of them is not there"):
+        load(path)
+
+
+def test_metrics_and_test_cases_hold_doctor_and_bench() -> None:
+    metrics = str(render(no_go(), Form.PROM))
+    assert 'egmctl_bringup_answer{answer="no-go"} 1\n' in metrics
+    assert 'egmctl_bringup_answer{answer="go"} 0\n' in metrics
+    assert 'egmctl_doctor_check{check="nvlink.links"} 2\n' in metrics
+    junit = str(render(no_go(), Form.JUNIT))
+    assert junit.count("<testsuite ") == 2
+    assert '<failure type="fail"' in junit
