@@ -15,6 +15,17 @@ class End(StrEnum):
     DESTINATION = "destination"
 
 
+class Processes(StrEnum):
+    """Which processes measure a case together."""
+
+    ONE = "one"
+    """The one worker, which works all GPUs."""
+    NODE = "node"
+    """One a GPU of the node; messages by UCX also between the nodes of a job."""
+    JOB = "job"
+    """One a GPU of all nodes of a run, one or many (:mod:`egmctl.bench.plan.fabric`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
     """How many bytes a chase visits."""
@@ -46,11 +57,10 @@ class Case:
     """For a latency."""
     footprint: Footprint | None = None
     """For a latency; a bandwidth's buffers have the size of the run."""
-    processes: bool = False
-    """Measured by several processes, one a GPU (``bench/processes``); without it by the one worker."""
+    processes: Processes = Processes.ONE
     handle: HandleKind | None = None
     """How the process that issues the work opens the memory at the flow's other end, which is another process'."""
     in_process: str | None = None
     """The case that takes the same path within one process."""
     one_path: bool = False
-    """Measured over one path of each wire only: it is about the wire, and takes long or fills tables."""
+    """Measured over one path of each link only: it is about the link, and takes long or fills tables."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from egmctl.bench.case import Processes
 from egmctl.bench.registry import CASES
 from egmctl.model.measurement import Engine, Quantity, Verification
 from tests.bench.test_run import FEW, Bench, bench
@@ -15,7 +16,7 @@ __all__ = ["bench"]
 BANDWIDTHS = [
     case.name
     for case in CASES
-    if case.quantity is Quantity.BANDWIDTH and case.engine is not Engine.CPU and not case.processes
+    if case.quantity is Quantity.BANDWIDTH and case.engine is not Engine.CPU and case.processes is Processes.ONE
 ]
 """Of one process: those of several have their own tests."""
 NODE = ("bench", "--numa", "1", "--gpus", "1-3", *FEW)

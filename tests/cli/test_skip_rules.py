@@ -88,6 +88,6 @@ def test_a_unit_test_that_starts_a_process_fails(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text(
         "import subprocess\ndef test_starts():\n    subprocess.run(['true'], check=True)\n"
     )
-    done = run_suite(tmp_path, "-m", "unit")
+    done = run_suite(tmp_path)
     assert done.returncode == 1
     assert "a unit test starts a process (subprocess.Popen): mark it pytest.mark.processes" in done.stdout

@@ -1,6 +1,8 @@
 """Memory that one process makes and another one works on, one process a GPU: what training and inference really use.
 
-Each case has beside it the one that takes the same path within one process, so that what IPC costs is seen.
+What is done with shared memory is stated once: for :data:`NODE` between the processes of a node, by every kind of
+handle; for :data:`JOB` between those of all nodes of an NVLink domain, by fabric handles (the others end at the node's
+border). A node's cases name the one that takes the same path within one process, so that what IPC costs is seen.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from egmctl.bench.case import Case, End, Footprint
+from egmctl.bench.case import Case, End, Footprint, Processes
 from egmctl.bench.cases.latency import FLAG_BYTES, LAPS, LINE_BYTES, LOADS, UNCACHED
 from egmctl.model.measurement import Chase, ChaseOrder, Engine, HandleKind, MemoryKind, Pattern, Quantity
 from egmctl.units import MIB
@@ -62,7 +64,31 @@ def shared(handle: HandleKind) -> Iterator[Shared]:
         )
 
 
-def copies(of: Shared, prefix: str, family: str) -> tuple[Case, ...]:
+@dataclass(frozen=True, slots=True)
+class Among:
+    """Between which processes memory is shared."""
+
+    processes: Processes
+    family: str
+    prefix: str
+    """Of the names of its cases."""
+
+
+NODE = Among(Processes.NODE, "ipc", "ipc_")
+JOB = Among(Processes.JOB, "fabric", "")
+
+_AT_ONCE = (
+    (Pattern.BOTH_DIRECTIONS, "bidirectional", "two processes to each other's at the same time", (JOB,)),
+    (Pattern.RING, "ring", "each process to the next one's, all at once", (NODE, JOB)),
+    (Pattern.BISECT, "bisect", "each process to that of the one half of them further on, all at once", (JOB,)),
+    (Pattern.ONE_TO_ALL, "one_to_all", "one process to each other one's, all at once", (JOB,)),
+    (Pattern.ALL_TO_ONE, "all_to_one", "each other process to one's, all at once", (JOB,)),
+)
+"""What several processes do at the same time, and between which."""
+_DEVICE_ONLY = ((NODE, Pattern.RING), (JOB, Pattern.BOTH_DIRECTIONS))
+
+
+def copies(of: Shared, among: Among) -> tuple[Case, ...]:
     """Return the copies into and out of shared memory, by the process that has opened it."""
 
     def case(way: str, engine: Engine, suffix: str) -> Case:
@@ -75,15 +101,15 @@ def copies(of: Shared, prefix: str, family: str) -> tuple[Case, ...]:
             counterpart = f"{of.counterpart}_to_device_memcpy_{suffix}"
         by = "by the copy engine" if engine is Engine.COPY_ENGINE else "by a kernel"
         return Case(
-            name=f"{prefix}{of.word}_{way}_{suffix}",
-            family=family,
+            name=f"{among.prefix}{of.word}_{way}_{suffix}",
+            family=among.family,
             source=MemoryKind.DEVICE if writes else of.memory,
             destination=of.memory if writes else MemoryKind.DEVICE,
             engine=engine,
             pattern=Pattern.PAIR,
             initiator=End.SOURCE if writes else End.DESTINATION,
             description=f"{'to' if writes else 'from'} {of.what}, {by}",
-            processes=True,
+            processes=among.processes,
             handle=of.handle,
             in_process=counterpart,
         )
@@ -92,34 +118,34 @@ def copies(of: Shared, prefix: str, family: str) -> tuple[Case, ...]:
     return tuple(case(way, engine, suffix) for engine, suffix in engines for way in ("write", "read"))
 
 
-def at_once(of: Shared, prefix: str, family: str) -> tuple[Case, ...]:
-    """Return the ring over all processes."""
-    if of.memory is not MemoryKind.DEVICE:
-        return ()
-    return (
-        Case(
-            name=f"{prefix}{of.word}_ring_write_ce",
-            family=family,
+def at_once(of: Shared, among: Among) -> Iterator[Case]:
+    """Yield what several processes do at the same time."""
+    device = of.memory is MemoryKind.DEVICE
+    for pattern, word, description, where in _AT_ONCE:
+        if among not in where or ((among, pattern) in _DEVICE_ONLY and not device):
+            continue
+        yield Case(
+            name=f"{among.prefix}{of.word}_{word}_write_ce",
+            family=among.family,
             source=MemoryKind.DEVICE,
-            destination=MemoryKind.DEVICE,
+            destination=of.memory,
             engine=Engine.COPY_ENGINE,
-            pattern=Pattern.RING,
+            pattern=pattern,
             initiator=End.SOURCE,
-            description=f"each process to the next one's, all at once: {of.what}",
-            processes=True,
+            description=f"{description}: {of.what}",
+            processes=among.processes,
             handle=of.handle,
-            in_process="ring_write_ce",
-        ),
-    )
+            in_process="ring_write_ce" if among is NODE else None,
+        )
 
 
-def latency(of: Shared, prefix: str, family: str) -> Case:
+def latency(of: Shared, among: Among) -> Case:
     """Return a pointer chase through shared memory, which its owner has written."""
     # Latencies of pools are measured with the other kinds: there is no case of theirs within one process.
     within = {MemoryKind.DEVICE: "device_to_device", MemoryKind.HOST_NUMA: "host_numa_to_device"}.get(of.memory)
     return Case(
-        name=f"{prefix}{of.word}_latency",
-        family=family,
+        name=f"{among.prefix}{of.word}_latency",
+        family=among.family,
         source=of.memory,
         destination=MemoryKind.REGISTERS,
         engine=Engine.CHASE,
@@ -129,7 +155,7 @@ def latency(of: Shared, prefix: str, family: str) -> Case:
         quantity=Quantity.LATENCY,
         chase=Chase(order=ChaseOrder.RANDOM, stride_bytes=LINE_BYTES, warm=False, loads=LOADS),
         footprint=UNCACHED,
-        processes=True,
+        processes=among.processes,
         handle=of.handle,
         in_process=f"{within}_latency_uncached" if within else None,
     )
@@ -147,7 +173,7 @@ def _life_cycle(of: Shared) -> Case:
         description=f"what each stage costs, from allocating to freeing: {of.what}",
         quantity=Quantity.DURATION,
         footprint=Footprint(least_bytes=LIFE_CYCLE_BYTES),
-        processes=True,
+        processes=Processes.NODE,
         handle=of.handle,
     )
 
@@ -175,7 +201,7 @@ def _round_trip(
         quantity=Quantity.LATENCY,
         chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=LINE_BYTES, warm=True, loads=laps),
         footprint=Footprint(least_bytes=FLAG_BYTES),
-        processes=True,
+        processes=Processes.NODE,
         handle=handle,
         in_process=in_process,
     )
@@ -204,14 +230,17 @@ _SIGNALS = (
 )
 
 _SHARED = tuple(of for handle in HandleKind for of in shared(handle))
+_FABRIC = tuple(of for of in _SHARED if of.handle is HandleKind.FABRIC)
 
 CASES = (
     # One kind after the other, so that of each memory is let go before there is any of the next kind.
-    *(
-        case
-        for of in _SHARED
-        for case in (*copies(of, "ipc_", "ipc"), *at_once(of, "ipc_", "ipc"), latency(of, "ipc_", "ipc"))
-    ),
+    *(case for of in _SHARED for case in (*copies(of, NODE), *at_once(of, NODE), latency(of, NODE))),
     *_SIGNALS,
     *(_life_cycle(of) for of in _SHARED),
+)
+
+FABRIC_CASES = (
+    *(case for of in _FABRIC for case in copies(of, JOB)),
+    *(case for of in _FABRIC for case in at_once(of, JOB)),
+    *(latency(of, JOB) for of in _FABRIC),
 )

@@ -5,7 +5,7 @@ What of it is RDMA, and what GPUDirect RDMA, UCX decides; each measurement says 
 
 from __future__ import annotations
 
-from egmctl.bench.case import Case, End, Footprint
+from egmctl.bench.case import Case, End, Footprint, Processes
 from egmctl.model.measurement import Chase, ChaseOrder, Engine, MemoryKind, Pattern, Quantity
 from egmctl.units import KIB, MIB, format_size
 
@@ -46,7 +46,7 @@ def _case(source: _Memory, destination: _Memory, suffix: str, footprint: Footpri
         quantity=Quantity.BANDWIDTH if chase is None else Quantity.LATENCY,
         chase=chase,
         footprint=footprint,
-        processes=True,
+        processes=Processes.NODE,
     )
 
 

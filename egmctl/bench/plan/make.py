@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from egmctl.bench.case import Case
+from egmctl.bench.case import Case, Processes
 from egmctl.bench.in_process import counterparts
 from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import too_large
@@ -78,7 +78,7 @@ def make_plan(
                     case,
                     machine,
                     _among_ranks(case, machine, ranks, numa_nodes)
-                    if case.processes
+                    if case.processes is not Processes.ONE
                     else _in_one_process(case, machine, gpus, numa_nodes),
                     replace(settings, size_bytes=size),
                     visible,
@@ -88,7 +88,11 @@ def make_plan(
         )
 
     made = {case.name: make(case) for case in cases}
-    by_ranks = [case for case in cases if case.processes and any(task.waiver is None for task in made[case.name])]
+    by_ranks = [
+        case
+        for case in cases
+        if case.processes is not Processes.ONE and any(task.waiver is None for task in made[case.name])
+    ]
     # What is to be set beside them comes first, as in the registry.
     beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
     tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
@@ -111,6 +115,10 @@ def make_plan(
             *_unlisted(gpus),
         ),
     )
+
+
+def _runs(tasks: Iterable[PlannedTask]) -> bool:
+    return any(task.waiver is None for task in tasks)
 
 
 def _unlisted(gpus: Sequence[Gpu]) -> Iterator[str]:
