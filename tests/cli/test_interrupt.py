@@ -14,6 +14,8 @@ import pytest
 
 from tests.conftest import ROOT, command_environment
 
+pytestmark = pytest.mark.processes
+
 COMMAND = "import egmctl.__main__ as command; import os, sys; os.write(int(sys.argv.pop(1)), b'.'); command.main()"
 """As the script of an installed egmctl. Before its first line a signal is the interpreter's, which is still loading."""
 

@@ -167,6 +167,7 @@ def test_a_node_without_anything(tmp_path: Path) -> None:
     assert found.imex.unread["daemon_state"].reason is Reason.NOT_PRESENT
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("script", ["yes READY", "(setsid sh -c 'while :; do echo READY; done' &); sleep 60"])
 def test_a_control_program_that_floods_is_read_no_further(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, script: str

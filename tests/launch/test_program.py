@@ -16,6 +16,8 @@ from egmctl.launch.program import kept, output_of
 from tests.conftest import command_environment
 from tests.launch.start import ROOT, wait_until
 
+pytestmark = pytest.mark.processes
+
 PATH = {"PATH": "/usr/bin:/bin"}
 
 

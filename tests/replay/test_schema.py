@@ -39,6 +39,7 @@ def test_shipped_machines_fit(name: str) -> None:
     VALIDATOR.validate(json.loads((machines_dir() / f"{name}.json").read_text()))
 
 
+@pytest.mark.processes
 def test_this_machine_fits() -> None:
     VALIDATOR.validate(record.document(collect(SECTION_VERSIONS)))
 
