@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
-NAMED = re.compile(r"(?<![\w/-])(?:docs|benchmarks|tests|tools|profiles)/[\w./-]+\.(?:md|json|txt|sh|1|toml)\b")
+NAMED = re.compile(r"(?<![\w/-])(?:docs|benchmarks|tests|tools|profiles)/[\w./-]+\.(?:md|json|txt|sh|1|toml)(?![\w.-])")
 """How code and documents name a file of the repository."""
 
 
