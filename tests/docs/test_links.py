@@ -11,7 +11,9 @@ import pytest
 from tests.conftest import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
-NAMED = re.compile(r"(?<![\w/-])(?:docs|benchmarks|tests|tools|profiles)/[\w./-]+\.(?:md|json|txt|sh|1|toml)(?![\w.-])")
+NAMED = re.compile(
+    r"(?<![\w/-])(?:docs|benchmarks|tests|tools|profiles)/[\w./-]+\.(?:md|json|txt|sh|1|toml)(?!\w|\.\w|-)"
+)
 """How code and documents name a file of the repository."""
 
 
