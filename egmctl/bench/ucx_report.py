@@ -33,6 +33,7 @@ OVER_NETWORK = (UcxRoute.GPUDIRECT_RDMA, UcxRoute.RDMA_STAGED, UcxRoute.RDMA, Uc
 _SHARED_MEMORY = ("posix", "sysv", "cma", "knem", "xpmem")
 _SENDING = "tagged message by ucp_tag_send*"
 _GUESS = "(?)"
+_COUNT = re.compile("[0-9]{1,18}", re.ASCII)
 _FRAGMENTS_ON_GPU = re.compile(r"\bfrag cuda\b")
 _COPIES = re.compile(r"cuda_copy|gdr_copy|copy-in|copy-out|\bfrag\b|fragmented")
 """In the description of a protocol that copies; without fragments on a GPU, through host memory."""
@@ -52,7 +53,7 @@ def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
     for cells in _rows(text):
         if len(cells) == 1:
             operation = cells[0]
-        elif len(cells) == 4 and cells[0].isdigit():
+        elif len(cells) == 4 and _COUNT.fullmatch(cells[0]):
             if line is not None:
                 yield line
             line = UcxProtocol(
@@ -195,7 +196,7 @@ def _holds(sizes: str, size: int) -> bool:
 def _bytes(text: str) -> float:
     if text == "inf":
         return float("inf")
-    match = re.fullmatch(r"([0-9]+)([KMG]?)", text)
+    match = re.fullmatch(r"([0-9]{1,18})([KMG]?)", text, re.ASCII)
     return int(match[1]) * _UNITS[match[2]] if match else float("nan")
 
 

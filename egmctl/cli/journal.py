@@ -16,6 +16,7 @@ from egmctl.units import printable
 
 if TYPE_CHECKING:
     from egmctl.journal.write import Journal
+    from egmctl.model.listing import KeptRun
     from egmctl.model.machine import Machine
 
 
@@ -68,6 +69,24 @@ def _mention(folder: Path) -> None:
             return
 
 
+def _row(path: Path) -> KeptRun:
+    """Return what a list says of a journal: all of 50 of them are more than a node has memory for."""
+    from egmctl.journal.read import read_file
+    from egmctl.model.listing import KeptRun
+    from egmctl.model.measurement import Status
+
+    kept = read_file(path)
+    return KeptRun(
+        file=str(path),
+        started_at=kept.report.started_at,
+        gpus=tuple(gpu.label for gpu in kept.report.gpus),
+        measurements=len(kept.report.measurements),
+        ok=sum(one.status is Status.OK for one in kept.report.measurements),
+        exit_code=kept.exit_code,
+        ending=kept.ending,
+    )
+
+
 def history(
     folder: Annotated[
         Path | None, typer.Option("--journal", metavar="DIR", help="Where bench --journal DIR kept them.")
@@ -76,33 +95,20 @@ def history(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """List the runs of the bench on this node, the latest last, by their journals."""
-    from egmctl.journal.read import Kept, earlier, read_file
+    from egmctl.journal.read import earlier
     from egmctl.model.codec import to_json
-    from egmctl.model.listing import HISTORY_SCHEMA, History, KeptRun
-    from egmctl.model.measurement import Status
+    from egmctl.model.listing import HISTORY_SCHEMA, History
 
-    runs: list[tuple[Path, Kept]] = []
+    rows: list[KeptRun] = []
     for path in earlier(folder):
         try:
-            runs.append((path, read_file(path)))
+            rows.append(_row(path))
         except UsageError as error:
             say(str(error))
-    rows = tuple(
-        KeptRun(
-            file=str(path),
-            started_at=kept.report.started_at,
-            gpus=tuple(gpu.label for gpu in kept.report.gpus),
-            measurements=len(kept.report.measurements),
-            ok=sum(one.status is Status.OK for one in kept.report.measurements),
-            exit_code=kept.exit_code,
-            ending=kept.ending,
-        )
-        for path, kept in runs
-    )
     if json:
         from egmctl.report.exports.json import dump, envelope
 
-        document = envelope(HISTORY_SCHEMA, ExitCode.OK, to_json(History(runs=rows)), machine=None)
+        document = envelope(HISTORY_SCHEMA, ExitCode.OK, to_json(History(runs=tuple(rows))), machine=None)
         emit(dump(document), output=None, force=False)
         return ExitCode.OK
     lines = [

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from egmctl import __version__
+from egmctl.files import read_bounded
 
 
 def versions() -> str:
@@ -31,7 +32,7 @@ def _driver() -> str:
     """Read the version of the loaded kernel module from ``/proc/driver/nvidia/version``."""
     path = Path(os.environ.get("EGMCTL_SYSROOT", "/")) / "proc/driver/nvidia/version"
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_bounded(path, 4096).decode(errors="replace")
     except OSError:
         return "not loaded"
     match = re.search(r"\b[0-9]{3,}\.[0-9]+(?:\.[0-9]+)?\b", text)

@@ -85,6 +85,8 @@ def _word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
     if path is None:
         raise Unreadable(Reason.NOT_PRESENT, f"{IMEX_CONTROL[0]}: ENOENT")
     shown = " ".join((path, *arguments))
+    if not root.runs_programs:
+        raise Unreadable(Reason.NOT_ASKED, f"{shown}: programs of a copied tree are not run")
     found = re.findall(pattern, _output(root.path(path), arguments, shown), re.ASCII)
     if not found:
         raise Unreadable(Reason.FAILED, f"{shown}: no such word in its output")

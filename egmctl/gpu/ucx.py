@@ -23,6 +23,9 @@ INSTALL_UCXX = "pip install 'egmctl[rdma]'"
 PATIENCE_S = 20.0
 """How long a process waits for messages of the other one in one :meth:`Link.wait` before it gives up."""
 
+REPORT_LIMIT = 4 << 20
+"""Bytes of UCX's report that are read: it has some KiB, and whatever UCX_LOG_LEVEL adds to it."""
+
 
 class NoUcx(EgmctlError):
     """UCX cannot be used here; the message says why and what to install."""
@@ -143,7 +146,8 @@ class Link:
         self._endpoint = self._worker = self._context = None
         # The report waits in the C library's buffer.
         ctypes.CDLL(None).fflush(None)
-        return os.pread(_log_fd(), max(0, _log_size() - self._log_start), self._log_start).decode(errors="replace")
+        size = min(max(0, _log_size() - self._log_start), REPORT_LIMIT)
+        return os.pread(_log_fd(), size, self._log_start).decode(errors="replace")
 
     def _call(self, name: str, function: Callable[[], Any]) -> Any:
         breadcrumb.enter(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +24,9 @@ FOLDER_LIMIT = 256 << 20
 """Bytes of all of them."""
 FILE_LIMIT = 32 << 20
 """Bytes of the longest one: what would come after that is not kept."""
+
+
+_OURS = re.compile(rf"bench-[0-9]{{8}}T[0-9]{{6}}Z-[0-9]+{re.escape(events.SUFFIX)}", re.ASCII)
 
 
 def journal_folder() -> Path:
@@ -170,9 +174,12 @@ def at_work(path: Path) -> bool:
 
 
 def prune(folder: Path) -> None:
-    """Remove the oldest journals of a folder that has too many, or too large ones; those at work stay."""
+    """Remove the oldest journals of a folder that has too many, or too large ones; those at work stay.
+
+    Only files that are named as this module names them: others have journals too, systemd among them.
+    """
     kept = size = 0
-    for path in reversed(journals(folder)):
+    for path in reversed([path for path in journals(folder) if _OURS.fullmatch(path.name)]):
         try:
             kept, size = kept + 1, size + path.stat().st_size
             if (kept > FILES_LIMIT or size > FOLDER_LIMIT) and not at_work(path):

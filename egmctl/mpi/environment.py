@@ -5,6 +5,7 @@ A launcher says so in variables of its own, and importing mpi4py without one wou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,11 +21,14 @@ class Launched:
     """The launcher, for people."""
 
 
+_NUMBER = re.compile("[0-9]{1,9}", re.ASCII)
+
+
 def launched(environment: Mapping[str, str]) -> Launched | None:
     """Return what the launcher says of this process; ``None`` if it was started alone, or as the only one."""
     for rank_name, size_name, by in _VARIABLES:
         rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
-        if rank.isascii() and rank.isdigit() and size.isascii() and size.isdigit():
+        if _NUMBER.fullmatch(rank) and _NUMBER.fullmatch(size):
             return Launched(int(rank), int(size), by) if int(size) > 1 else None
     return None
 

@@ -90,9 +90,7 @@ class World:
         """
         sizes = array("i", bytes(4 * self.size))
         self._wait(self._comm.Iallgather(array("i", [len(data)]), sizes), timeout_s)
-        total = sum(sizes)
-        if total > MESSAGE_LIMIT:
-            raise EgmctlError(f"{total} bytes are more than {MESSAGE_LIMIT}, which all ranks together may give at once")
+        total = _total(sizes)
         if not total:
             return [b""] * self.size
         received = bytearray(total)
@@ -104,10 +102,11 @@ class World:
         """Give bytes to rank 0; return there what each rank has given, elsewhere nothing."""
         sizes = array("i", bytes(4 * self.size))
         self._wait(self._comm.Iallgather(array("i", [len(data)]), sizes), timeout_s)
+        total = _total(sizes)
         if self.rank:
             self._wait(self._comm.Igatherv([data, self._mpi.BYTE], None), timeout_s)
             return []
-        received = bytearray(sum(sizes))
+        received = bytearray(total)
         layout = [received, (sizes, _starts(sizes)), self._mpi.BYTE]
         self._wait(self._comm.Igatherv([data, self._mpi.BYTE], layout), timeout_s)
         return _parts(received, sizes)
@@ -116,6 +115,7 @@ class World:
         """Return what ``root`` gives; what others give is not looked at."""
         size = array("q", [len(data)])
         self._wait(self._comm.Ibcast(size, root), timeout_s)
+        _total(size)
         buffer = bytearray(data) if self.rank == root else bytearray(size[0])
         self._wait(self._comm.Ibcast([buffer, self._mpi.BYTE], root), timeout_s)
         return bytes(buffer)
@@ -191,6 +191,20 @@ def _initialised() -> Any:
     if not MPI.Is_initialized():
         MPI.Init()
     return MPI
+
+
+def _total(sizes: Sequence[int]) -> int:
+    """Return how many bytes are to come: every rank sees the same numbers, and all refuse the same.
+
+    Raises
+    ------
+    EgmctlError
+        If that is more than may come at once, or a rank says less than nothing.
+    """
+    total = sum(sizes)
+    if total > MESSAGE_LIMIT or min(sizes, default=0) < 0:
+        raise EgmctlError(f"{total} bytes are more than {MESSAGE_LIMIT}, which all ranks together may give at once")
+    return total
 
 
 def _starts(sizes: Sequence[int]) -> array[int]:

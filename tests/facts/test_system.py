@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import services
+from egmctl.facts.root import PROGRAMS_VARIABLE
 from egmctl.facts.system import system
 from egmctl.model.machine import Reason, System, Unread
 from tests.facts.sysroot import GPU, Tree, grace_hopper
@@ -120,6 +121,21 @@ def test_access_control_services(tree: Tree, config: bytes, control: int | None,
     (bridge,) = [bridge for bridge in read(tree).bridges or () if bridge.bus_id == ROOT_PORT]
     assert bridge.acs_control == control
     assert (bridge.unread["acs_control"].reason if reason else None) is reason
+
+
+@pytest.fixture(autouse=True)
+def _trees_of_these_tests_are_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PROGRAMS_VARIABLE, "1")
+
+
+def test_a_program_of_a_copied_tree_is_not_run(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PROGRAMS_VARIABLE)
+    imex_control(tree, f"echo READY; touch {tree.directory}/ran")
+    imex = read(tree).imex
+    assert imex is not None
+    assert imex.unread["daemon_state"].reason is Reason.NOT_ASKED
+    assert imex.unread["daemon_state"].detail.endswith("-q: programs of a copied tree are not run")
+    assert not (tree.directory / "ran").exists()
 
 
 def imex_control(tree: Tree, script: str) -> None:

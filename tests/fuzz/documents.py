@@ -68,7 +68,7 @@ def _bench(_folder: Path) -> str:
 
 
 def _old_bench(_folder: Path) -> str:
-    return read_content(ROOT / "tests/data/bench-1/gb200-nvl4.json.gz", "it").decode()
+    return read_content(ROOT / "tests/data/bench-1/two-nodes-without-egm.json.gz", "it").decode()
 
 
 def _doctor(_folder: Path) -> str:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import time
@@ -240,3 +241,25 @@ def test_earlier_runs_are_listed_and_compared_without_their_names(
     assert all(run["ok"] == run["measurements"] > 0 for run in listed)
     assert str(second) in egmctl("history", env=env).out
     assert egmctl("compare", first, "last", "--tolerance", "99", env=env).out == compared
+
+
+@pytest.mark.parametrize(
+    ("name", "piece"),
+    [("objects", b"{},"), ("numbers", b"0,"), ("lines", b"\n"), ("lists", b"[" * 3), ("text", b"x" * 9)],
+)
+def test_what_calls_itself_a_journal_costs_little(name: str, piece: bytes) -> None:
+    head = b'{"event":"begin","schema":"egmctl.journal/1","x":['
+    content = head + piece * ((write.FILE_LIMIT - 100) // len(piece)) + b"0]}\n"
+    assert is_journal(content), name
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError, match=r"journal x (is larger than any journal|ends before its first line)"):
+        read(content, "journal x")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 << 10
+
+
+def test_journals_of_others_are_never_removed(tmp_path: Path) -> None:
+    for number in range(write.FILES_LIMIT + 9):
+        (tmp_path / f"system@{number:03}.journal").write_text("systemd's")
+    (tmp_path / "bench-mine.journal").write_text("a copy that somebody keeps")
+    write.prune(tmp_path)
+    assert len(list(tmp_path.iterdir())) == write.FILES_LIMIT + 10

@@ -57,6 +57,8 @@ def test_a_launcher_of_another_mpi_is_a_usage_error() -> None:
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
         ({"PMI_RANK": "no", "PMI_SIZE": "2"}, None),
+        ({"PMI_RANK": "0", "PMI_SIZE": "9" * 5000}, None),
+        ({"PMI_RANK": "0", "PMI_SIZE": "\u0662"}, None),
     ],
 )
 def test_the_environment_says_whether_there_are_several(

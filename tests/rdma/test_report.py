@@ -193,3 +193,10 @@ def test_the_shortest_messages_from_host_memory_are_found_although_ucx_does_not_
     assert [one.sizes for one in found.protocols] == ["0..92"]
     # From a GPU all are counted: what the line for host memory says is about something else.
     assert path(task(DEVICE, DEVICE, round_trip=True), reports.HOST_SENDER, size=16).route is UcxRoute.UNKNOWN
+
+
+@pytest.mark.parametrize("count", ["\u00b2", "9" * 5000, "\u0663", "-1", "1e9"])
+def test_a_count_that_is_no_number_is_no_line(count: str) -> None:
+    text = f"| tagged message by ucp_tag_send* from host |\n| {count} | 0..inf | copy | tcp/lo |\n"
+    assert list(parse(text, 0)) == []
+    assert next(iter(parse(text.replace(count, "3"), 0))).messages == 3
