@@ -13,6 +13,7 @@ compiler, and everything is slow there. ``make prove`` runs this machine's; with
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from proof import stick
 from proof.portable import faults, unpack
 from proof.systems import EMULATED, NODE, SYSTEMS, Inside, emulate, left_in, make_root, overlay
 
@@ -87,8 +89,9 @@ def main() -> None:
         print(f"{asked.arch} was looked at and not run: {why}")
         _end(tally)
     (wheel,) = dist.glob("egmctl-*.whl")
-    with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(wheel) as packed:
+    with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(wheel) as packed, contextlib.ExitStack() as after:
         packed.extractall(place)
+        after.callback(shutil.rmtree, NODE)
         reference = Reference(Path(place), _fake_node())
         print(f"virtual environment: {_words(reference.expected)}", flush=True)
         if not native:
@@ -218,6 +221,13 @@ def prove(tally: Tally, label: str, root: Path, artefact: Artefact, reference: R
         done = inside.run(f"{artefact.command} docs installing", 1000, {})
         page = (ROOT / "docs/installing.md").read_text().partition("\n")[0]
         tally.check(f"{label}: egmctl docs", done.stdout.partition("\n")[0] == page, done.stderr[-300:])
+        if artefact.form == "folder" and timed:
+            began = time.monotonic()
+            for command, code, seconds, said in stick.timed(ROOT / "docs/installing.md", inside, reference.node):
+                tally.check(f"{label}: {command}", code == 0, said)
+                print(f"  {seconds:5.1f} s  {command}\n           {said}")
+            inside.run("rm -rf ~/egmctl-*", 1000, {})
+            print(f"  {time.monotonic() - began:5.1f} s from the stick to there, as a user", flush=True)
         done = inside.run(artefact.remove, 0, {})
         left = sorted(left_in(written) - kept)
         tally.check(f"{label}: leaves nothing", done.returncode == 0 and not left, f"{done.stderr[-200:]} {left[:5]}")
@@ -257,8 +267,7 @@ def _fake_node() -> dict[str, str]:
     from tests.fake.node import FakeNode
 
     place = Path(NODE)
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
+    place.mkdir(parents=True)
     node = FakeNode("gb200-nvl4", place)
     environment = {name: value for name, value in node.environment().items() if value is not None}
     folder = Path(environment["LD_LIBRARY_PATH"].split(os.pathsep)[0])

@@ -21,6 +21,13 @@ HOMES = {
 """Where a kind of system looks for something elsewhere below /usr/share."""
 
 
+DEPENDS = {
+    "deb": ["libc6 (>= 2.30)", "libgcc-s1", "libstdc++6"],
+    "rpm": ["glibc >= 2.30", "libgcc", "libstdc++"],
+}
+"""The libraries of C and C++: all that is taken from the system but the driver. tools/proof/portable.py holds it."""
+
+
 def make_package(kind: str, folder: Path, target: Path, version: str, arch: str, epoch: int, nfpm: Path) -> None:
     """Write a ``deb`` or ``rpm`` of the folder to ``target``."""
     links = {"/usr/bin/egmctl": f"{PLACE}/bin/egmctl", "/usr/share/doc/egmctl/guide": f"{PLACE}/{GUIDE}"}
@@ -41,7 +48,7 @@ def make_package(kind: str, folder: Path, target: Path, version: str, arch: str,
         "maintainer": "The egmctl authors <egmctl@localhost>",
         "description": "Maps, measures and diagnoses NVIDIA GPU nodes during bring-up",
         "license": "Apache-2.0",
-        "depends": ["libc6 (>= 2.30)"] if kind == "deb" else ["glibc >= 2.30"],
+        "depends": DEPENDS[kind],
         "contents": contents,
         "deb": {"compression": "zstd"},
         "rpm": {"compression": "zstd", "buildhost": "localhost"},

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NODE = "/srv/egmctl-proof"
+NODE = f"/srv/egmctl-proof-{os.getpid()}"
 """Where the fake node is, in each system: the libraries' path is in its environment."""
 
 
@@ -66,7 +66,7 @@ def make_root(name: str, arch: str, cache: Path) -> Path:
 
 def _bootstrap(system: System, new: Path) -> list[str | Path]:
     # No key of Ubuntu's is in Debian, and the other way round: what runs in these roots has no network.
-    command: list[str | Path] = ["debootstrap", "--variant=minbase", "--no-check-gpg", "--include=python3,rpm"]
+    command: list[str | Path] = ["debootstrap", "--variant=minbase", "--no-check-gpg", "--include=python3,rpm,xz-utils"]
     if not system.ubuntu:
         return [*command, system.suite, new]
     # All releases of Ubuntu are made alike; an older debootstrap does not know the names of newer ones.
@@ -111,7 +111,7 @@ class Inside:
             (
                 "set -e",
                 f"cd {root}",
-                "mkdir -p artefacts home/u tmp dev/shm",
+                "mkdir -p artefacts home/u tmp proc dev",
                 "mount -t proc proc proc",
                 "mount --rbind /dev dev",
                 f"mount --bind {files} artefacts && mount -o remount,bind,ro artefacts",
