@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -51,8 +50,9 @@ from egmctl.cli.options import (
     QuietOption,
     VerboseOption,
 )
-from egmctl.cli.output import Color, shows_progress
+from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
+from egmctl.cli.progress import Beside, show_progress
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.forms import BENCH, Form, render
 from egmctl.units import printable
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from egmctl.api.bench import Bench
-    from egmctl.bench.supervisor import Progress
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
 
@@ -201,7 +200,7 @@ def bench(
             return
         kept = open_journal(journal, no_journal, outputs.files, seen, quiet=quiet)
         with show_progress(quiet) as on_progress:
-            report = asked.run(plan, seen, on_progress=on_progress, worker=worker, recorder=kept)
+            report = asked.run(plan, seen, on_progress=on_progress, worker=worker, recorder=Beside(kept, on_progress))
     if profiles is not None:
         report = judge_run(report, seen, profiles, strict=strict)
     report = asked.explain(report, seen)
@@ -232,26 +231,3 @@ def _suites(suite: str | None, *, quick: bool, full: bool, sweep: str | None, ca
         return select_suites(suite)
     named = "quick" if quick else "full" if full else "sweep" if sweep and not cases else None
     return (named,) if named else ()
-
-
-@contextlib.contextmanager
-def show_progress(quiet: bool) -> Iterator[Progress]:
-    """Show on standard error what is being measured, if that is a terminal and is wanted."""
-    if not shows_progress(quiet):
-        yield lambda _part, _task: None
-        return
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.percentage:>3.0f} %"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("setting up", total=1)
-        yield lambda part, task: progress.update(
-            bar, completed=part, description=f"{task.case} {task.path}" if task else ""
-        )

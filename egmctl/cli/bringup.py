@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from egmctl.cli.bench import show_progress
 from egmctl.cli.doctor_options import GpusOption, NumaOption
 from egmctl.cli.journal import end_journal, open_journal
 from egmctl.cli.machine import list_machines, read_machine
@@ -21,6 +20,7 @@ from egmctl.cli.options import (
 )
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
+from egmctl.cli.progress import Beside, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import NothingToDo
 from egmctl.report.forms import BRINGUP, render
@@ -106,7 +106,7 @@ def _measured(bench: Bench, machine: Machine, files: Sequence[Path], *, quiet: b
     plan = bench.plan(machine)
     with start_worker() as worker, show_progress(quiet) as on_progress:
         kept = open_journal(None, False, files, machine, quiet=quiet)
-        run = bench.run(plan, machine, on_progress=on_progress, worker=worker, recorder=kept)
+        run = bench.run(plan, machine, on_progress=on_progress, worker=worker, recorder=Beside(kept, on_progress))
         report = bench.explain(judge_run(run, machine, profiles), machine)
     end_journal(kept, report.exit_code, quiet=quiet)
     return report

@@ -244,6 +244,11 @@ def shows_progress(quiet: bool) -> bool:
     return not (quiet or os.environ.get("EGMCTL_NO_PROGRESS")) and sys.stderr is not None and is_terminal(sys.stderr)
 
 
+def logs_progress(quiet: bool) -> bool:
+    """Say whether a long run writes lines to standard error: where that is a log, unless the user wants none."""
+    return not (quiet or muted or os.environ.get("EGMCTL_NO_PROGRESS")) and sys.stderr is not None
+
+
 def settle_stdout() -> None:
     """Let go of what standard output did not take: failing on it once more at its end, Python would end with 120."""
     try:

@@ -257,6 +257,11 @@ _Row = tuple[str, str, Sequence[Measurement], ClassVerdict | None]
 """Case, link, its measurements, and what was judged of them."""
 
 
+def path_classes(measurements: Sequence[Measurement]) -> Matrix:
+    """Return a row for each class of paths of which something is measured, without a verdict."""
+    return _summary(_unjudged(measurements))
+
+
 def _rows(report: RunReport) -> list[_Row]:
     verdict = report.verdict
     if verdict is not None:
@@ -269,10 +274,14 @@ def _rows(report: RunReport) -> list[_Row]:
             )
             for one in verdict.classes
         ]
+    return _unjudged(report.measurements)
+
+
+def _unjudged(measurements: Sequence[Measurement]) -> list[_Row]:
     members: dict[object, list[Measurement]] = {}
-    classes = [class_of(m) for m in report.measurements if m.headline is not None]
+    classes = [class_of(m) for m in measurements if m.headline is not None]
     sized = {one: name for one, name in names(classes).items() if ", " in name}
-    for m in report.measurements:
+    for m in measurements:
         if m.headline is not None:
             members.setdefault(class_of(m), []).append(m)
     return [

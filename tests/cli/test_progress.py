@@ -1,0 +1,54 @@
+"""How a run goes: lines for a log, a table for a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from egmctl.cli.progress import Beside, Lines, table_text
+from egmctl.journal.events import NoRecorder
+from tests.report.runs import run
+
+RUN = run(cases=("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"))
+
+
+def test_a_log_has_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 4.0, 11.0, 15.0, 22.0])
+    monkeypatch.setattr("egmctl.cli.progress.time.monotonic", lambda: next(now))
+    shown = Lines()
+    recorder = Beside(None, shown)
+    first = RUN.measurements[0]
+    shown(0.1, first)
+    recorder.measurement(0, first)
+    shown(0.3, first)
+    shown(0.4, None)
+    shown(0.4, first)
+    recorder.measurement(0, first)
+    shown(0.6, first)
+    path = "host_numa_to_device_memcpy_ce NUMA0 -> GPU0"
+    assert capsys.readouterr().err == (
+        f"egmctl: 30 %, 11 s, 1 measured; now {path}\negmctl: 60 %, 22 s, 1 measured; now {path}\n"
+    )
+
+
+def test_the_table_of_a_terminal_fills_with_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "40")
+    half = table_text(RUN.measurements[: len(RUN.measurements) // 4]).plain
+    whole = table_text(RUN.measurements).plain
+    assert "device_to_device_memcpy_write_ce" not in half
+    assert "device_to_device_memcpy_write_ce" in whole
+    monkeypatch.setenv("LINES", "8")
+    assert len(table_text(RUN.measurements).plain.splitlines()) <= 4
+
+
+def test_the_journal_is_told_as_before() -> None:
+    told: list[int] = []
+
+    class Kept(NoRecorder):
+        def measurement(self, number: int, measurement: object) -> None:  # noqa: ARG002
+            told.append(number)
+
+    Beside(Kept(), Lines()).measurement(3, RUN.measurements[0])
+    assert told == [3]
