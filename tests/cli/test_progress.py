@@ -14,18 +14,16 @@ RUN = run(cases=("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy
 def test_a_log_has_a_line_every_ten_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = iter([0.0, 4.0, 11.0, 15.0, 22.0])
-    monkeypatch.setattr("egmctl.cli.progress.time.monotonic", lambda: next(now))
+    clock = [0.0]
+    monkeypatch.setattr("egmctl.cli.progress.time.monotonic", lambda: clock[0])
     shown = Lines()
     recorder = Beside(None, shown)
     first = RUN.measurements[0]
-    shown(0.1, first)
-    recorder.measurement(0, first)
-    shown(0.3, first)
-    shown(0.4, None)
-    shown(0.4, first)
-    recorder.measurement(0, first)
-    shown(0.6, first)
+    for at_s, part in ((4.0, 0.1), (11.0, 0.3), (15.0, 0.4), (22.0, 0.6)):
+        clock[0] = at_s
+        recorder.measurement(0, first)
+        shown(part, first)
+        shown(part, None)
     path = "host_numa_to_device_memcpy_ce NUMA0 -> GPU0"
     assert capsys.readouterr().err == (
         f"egmctl: 30 %, 11 s, 1 measured; now {path}\negmctl: 60 %, 22 s, 1 measured; now {path}\n"
