@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from machine_models import dgx_h100, gb200, gh200
+from machine_models import derived, dgx_h100, gb200, gh200
 
 from egmctl.data import machines_dir
 from egmctl.facts import record
@@ -41,7 +41,15 @@ def main(arguments: list[str]) -> int:
 
 def machines() -> tuple[Machine, ...]:
     """Return every modelled machine."""
-    return (gh200.single(), gh200.quad(), gb200.nvl4(), gb200.nvl72_tray(), dgx_h100.model())
+    models = (gh200.single(), gh200.quad(), gb200.nvl4(), gb200.nvl72_tray(), dgx_h100.model())
+    return (
+        *models,
+        derived.gb300_tray(),
+        derived.gb200_cdmm(),
+        derived.gh200_pair(),
+        derived.station(),
+        derived.hgx_b200(),
+    )
 
 
 def _path(machine: Machine) -> Path:

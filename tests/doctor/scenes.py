@@ -313,10 +313,10 @@ MODELLED: Mapping[str, Scene] = {
     "h200-sick-gpus": Scene(sick_gpus, why="nvml.h: remapped rows, recovery action, clocks event reasons."),
     "h200-mig": Scene(shared_out, ("--for", "p2p,ipc"), why="NVIDIA MIG user guide: no P2P, no CUDA IPC."),
     "h200-driver-updated": Scene(driver_updated, why="nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH."),
-    "gb300-nvl72": Scene(lambda: gb300(healthy()), why="OCI GB300 quickstart: names, memory; else as the GB200 tray."),
+    "gb300-healthy": Scene(lambda: gb300(healthy()), why="OCI GB300 quickstart: names, memory; else the GB200 tray."),
     "gb300-cdmm-old-gdrdrv": Scene(gb300_cdmm_old_gdrdrv, why="os-registry.c: CDMM; GDRCopy's changelog: 2.5.1."),
     "station-gb300-card": Scene(station, why="NVIDIA/dgx-spark-playbooks: a GB300 and an RTX PRO 6000 in one machine."),
-    "gh200x2": Scene(gh200_pair, why="dnhkng.github.io, 2026-04-25: two GH200, nvidia-smi topo -p2p n says NS."),
+    "gh200-pair": Scene(gh200_pair, why="dnhkng.github.io, 2026-04-25: two GH200, nvidia-smi topo -p2p n says NS."),
     "gb200-nvlink-ber": Scene(weak_signal, ("--for", "p2p"), why="DCGM 4.6, DcgmHealthWatch.cpp: effective BER 1e-12."),
     "gb200-nvlink-modes": Scene(mixed_modes, ("--for", "p2p"), why="open-gpu-kernel-modules, mem_fabric_import_v2.c."),
     "nvl72-no-egm-fabric-address": Scene(

@@ -20,6 +20,8 @@ from tests.invariants import broken_invariants
 ROOT = Path(__file__).resolve().parents[2]
 MODELLED = ("dgx-h100", "gb200-nvl4", "gb200-nvl72", "gh200", "gh200x4")
 GRACE = tuple(name for name in MODELLED if name != "dgx-h100")
+DERIVED = ("gb300-nvl72", "gb200-nvl72-cdmm", "gh200x2", "dgx-station-gb300", "hgx-b200")
+"""Another model with what is known to differ (tools/machine_models/derived.py)."""
 
 
 @pytest.fixture(params=replay.names())
@@ -76,8 +78,8 @@ def test_an_edited_file_is_found_and_written_anew(tmp_path: Path) -> None:
 
 
 def test_all_are_there_and_say_that_they_are_models() -> None:
-    assert set(MODELLED) <= set(replay.names())
-    for name in MODELLED:
+    assert {*MODELLED, *DERIVED} <= set(replay.names())
+    for name in (*MODELLED, *DERIVED):
         origin = replay.load(name).origin
         assert origin.kind is OriginKind.MODELLED
         assert origin.name == name
@@ -88,21 +90,21 @@ def test_all_are_there_and_say_that_they_are_models() -> None:
 
 def test_every_source_is_in_the_document() -> None:
     text = (ROOT / "docs" / "machines.md").read_text()
-    for name in MODELLED:
+    for name in (*MODELLED, *DERIVED):
         for source in replay.load(name).origin.sources:
             url = source[source.index("https://") :]
             assert url in text, f"docs/machines.md does not name {url}"
 
 
 def test_no_model_names_a_real_part() -> None:
-    for name in MODELLED:
+    for name in (*MODELLED, *DERIVED):
         for gpu in gpus(replay.load(name)):
             assert gpu.uuid is None
             assert gpu.nvml is not None
             assert gpu.nvml.serial is None
 
 
-@pytest.mark.parametrize("name", MODELLED)
+@pytest.mark.parametrize("name", [*MODELLED, *DERIVED])
 def test_every_null_has_its_reason(name: str) -> None:
     # A recorded machine lacks the fields that were added after its day, and their reasons.
     assert broken_invariants(replay.load(name)) == []
@@ -234,3 +236,18 @@ def test_what_the_part_does_not_have_is_not_supported_rather_than_not_stated() -
         assert gpu.nvml is not None
         assert gpu.nvml.unread["c2c_links"].reason is Reason.NOT_SUPPORTED
         assert gpu.nvml.unread["numa_node"].reason is Reason.NOT_SUPPORTED
+
+
+def test_what_a_derived_model_is_another_one_says() -> None:
+    names = {name: {gpu.nvml.name for gpu in gpus(replay.load(name)) if gpu.nvml} for name in DERIVED}
+    assert names == {
+        "gb300-nvl72": {"NVIDIA GB300"},
+        "gb200-nvl72-cdmm": {"NVIDIA GB200"},
+        "gh200x2": {"NVIDIA GH200 120GB"},
+        "dgx-station-gb300": {"NVIDIA GB300", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"},
+        "hgx-b200": {"NVIDIA B200"},
+    }
+    assert all(gpu.nvml and gpu.nvml.numa_node is None for gpu in gpus(replay.load("gb200-nvl72-cdmm")))
+    assert not any(pair.can_access_peer for pair in replay.load("gh200x2").pairs or ())
+    assert [gpu.nvml.egm_capable for gpu in gpus(replay.load("dgx-station-gb300")) if gpu.nvml] == [True, False]
+    assert replay.load("hgx-b200").switches == ()
