@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from egmctl.journal.read import read_file
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
 from tests.mpi.nodes import QUICK, Place, egmctl_under_mpi, in_domain
@@ -62,6 +63,23 @@ def test_words_name_the_nodes_and_are_written_once(two_nodes: list[Place], tmp_p
     assert text.count("memcpy CE GPU(row)") == 1
     assert "node1 is rack1-n1, node2 is rack1-n2" in text
     assert "node2:GPU1" in text
+
+
+def test_rank_0_keeps_the_journal_and_no_other_does(fake_node: MakeFakeNode, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    nodes = [
+        Place(fake_node(in_domain(f"rack1-n{number}")), 2, env={"EGMCTL_NO_JOURNAL": "", "HOME": str(tmp_path)})
+        for number in (1, 2)
+    ]
+    done = egmctl_under_mpi(nodes, *WRITE, "--json", "--journal", kept)
+    assert done.code == 0, done.err
+    (path,) = kept.iterdir()
+    journal = read_file(path)
+    assert (journal.exit_code, journal.under_way) == (0, ())
+    measured = [(m["case"], m["status"]) for m in result(done.out)["measurements"]]
+    assert [(one.case, one.status.value) for one in journal.report.measurements] == measured
+    assert journal.report.kernel_messages is not None
+    assert not list(tmp_path.rglob("egmctl/journal")), "nothing anywhere else"
 
 
 @pytest.mark.parametrize(
