@@ -15,7 +15,7 @@ from pathlib import Path
 
 from egmctl.bench.registry import CASES
 from egmctl.model.measurement import Engine, MemoryKind, Pattern, Quantity, RunReport
-from egmctl.model.profile import Profile, Source, SourceKind, WireFacts
+from egmctl.model.profile import LinkFacts, Profile, Source, SourceKind
 from egmctl.saved import load_all
 from egmctl.verdict.learn import Run, learn
 from egmctl.verdict.write import dump
@@ -42,7 +42,7 @@ def main(paths: list[str]) -> None:
 
 
 def of_the_board(learnt: Profile) -> Profile:
-    """Return a learnt profile with what belongs to the board only, and what its maker says of its wires."""
+    """Return a learnt profile with what belongs to the board only, and what its maker says of its links."""
     kept = {
         case.name
         for case in CASES
@@ -68,9 +68,9 @@ def of_the_board(learnt: Profile) -> Profile:
                 kind=SourceKind.NOMINAL, text="PCI Express Base Specification 5.0: 32 GT/s a lane, 128b/130b"
             ),
         },
-        wires=(
-            WireFacts(wire="nvlink", links=18, rate_gb_s=26.562, payload=0.9412, source="nvlink"),
-            WireFacts(wire="pcie", links=16, rate_gb_s=4.0, payload=0.9846, source="pcie"),
+        links=(
+            LinkFacts(link="nvlink", links=18, rate_gb_s=26.562, payload=0.9412, source="nvlink"),
+            LinkFacts(link="pcie", links=16, rate_gb_s=4.0, payload=0.9846, source="pcie"),
         ),
         references=tuple(reference for reference in learnt.references if reference.case in kept),
     )

@@ -1,4 +1,4 @@
-"""What a kind of machine is known to reach: how it is recognised, its wires, and a typical value for each path.
+"""What a kind of machine is known to reach: how it is recognised, its links, and a typical value for each path.
 
 A profile is a TOML file: one that ships with the tool, or one that a site has made of its own runs
 (``docs/profiles.md``). No number stands in one without the source it comes from.
@@ -14,7 +14,7 @@ from typing import Annotated
 from egmctl.compat import StrEnum
 from egmctl.model.record import Plain, Share, Spelling
 
-PROFILE_SCHEMA = "egmctl.profile/1"
+PROFILE_SCHEMA = "egmctl.profile/2"
 """Of the file, once its TOML is read."""
 PROFILES_SCHEMA = "egmctl.profiles/1"
 MATCH_SCHEMA = "egmctl.match/1"
@@ -33,7 +33,7 @@ class SourceKind(StrEnum):
     PUBLISHED = "published"
     """Somebody else's measurement or threshold."""
     NOMINAL = "nominal"
-    """The wire's rate by its maker: nothing reaches it."""
+    """The link's rate by its maker: nothing reaches it."""
     RULE = "rule"
     """Chosen, and the text says why."""
 
@@ -74,7 +74,7 @@ class Signature:
     nvlinks: int | None = None
     """NVLinks that one GPU has, up or down; ``None`` where that differs or is not published."""
     link: NvLinkSymbol | None = None
-    """The wire between two GPUs, ``NV18``; ``None`` where it is not published."""
+    """The link between two GPUs, ``NV18``; ``None`` where it is not published."""
     c2c: bool
     """Whether the GPUs are joined to their CPU by NVLink-C2C."""
     nvlink_domain: bool | None = None
@@ -89,15 +89,15 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireFacts:
-    """A GPU's wire of one kind, in one direction."""
+class LinkFacts:
+    """A GPU's link of one kind, in one direction."""
 
-    wire: Plain
+    link: Plain
     """``nvlink``, ``c2c`` or ``pcie``."""
     links: int
     """NVLinks, C2C links or PCIe lanes."""
     rate_gb_s: float
-    """Of one of them, on the wire."""
+    """Of one of them, on the link."""
     payload: float
     """The part of the rate that carries data: 16/17 of NVLink, 128/130 of PCIe up to 5.0."""
     source: Plain
@@ -114,7 +114,7 @@ class Reference:
     """What one class of paths reaches."""
 
     case: Plain
-    wire: Plain
+    link: Plain
     """The links, as the bench calls them: ``NV18``, ``PCIe``, ``C2C``, ``NV18>C2C``, ``local``."""
     unit: Unit
     typical: float | None = None
@@ -129,7 +129,7 @@ class Reference:
     """Only of buffers of this size or larger."""
     run_to_run: float | None = None
     """Standard deviation of one path's medians from run to run, as a part of their middle: of the worst path over the
-    same wire."""
+    same link."""
     source: Plain
     """A key of the profile's sources: of the typical value, where there is one."""
     bounds_source: Plain | None = None
@@ -138,7 +138,7 @@ class Reference:
     @property
     def kind(self) -> str:
         """The links without the number of NVLinks, as :attr:`egmctl.model.route.Route.kind`: people write profiles."""
-        return re.sub(r"\bNV[0-9]+", "NV", self.wire)
+        return re.sub(r"\bNV[0-9]+", "NV", self.link)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class Profile:
     """One line for people."""
     match: Signature
     sources: Mapping[Plain, Source]
-    wires: tuple[WireFacts, ...] = ()
+    links: tuple[LinkFacts, ...] = ()
     references: tuple[Reference, ...] = ()
 
 

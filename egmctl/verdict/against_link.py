@@ -1,4 +1,4 @@
-"""Holds a measurement against what its wire can carry: links times rate times payload. Pure."""
+"""Holds a measurement against what its link can carry: links times rate times payload. Pure."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from egmctl.model.profile import Profile
 from egmctl.model.verdict import Grade, Judgement, Yardstick
 
 WARN_BELOW, FAIL_BELOW = 0.5, 0.25
-"""Parts of the wire's payload rate. Chosen: of the healthy paths in docs/profiles.md the least is 55 % (kernels reading
+"""Parts of the link's payload rate. Chosen: of the healthy paths in docs/profiles.md the least is 55 % (kernels reading
 host memory over PCIe on H100); a quarter is what a link of two PCIe generations less, or of a quarter of the lanes,
 carries."""
 MORE_THAN_IT_CARRIES = 1.01
-"""Above this the bytes cannot all have crossed the wire: they came from a cache, or took another way."""
+"""Above this the bytes cannot all have crossed the link: they came from a cache, or took another way."""
 
 _ONE_WAY = (Pattern.PAIR, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
-"""All bytes of these cross one GPU's wire in one direction."""
+"""All bytes of these cross one GPU's link in one direction."""
 
 
 def against_link(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
-    """Judge by the wire's nominal rate, as the driver reports it or, where it does not, the profile."""
+    """Judge by the link's nominal rate, as the driver reports it or, where it does not, the profile."""
     if measurement.quantity is not Quantity.BANDWIDTH:
-        return _none(value, "a wire's rate bounds no latency")
+        return _none(value, "a link's rate bounds no latency")
     if measurement.pattern not in _ONE_WAY:
-        return _none(value, "its flows do not share one wire in one direction")
+        return _none(value, "its flows do not share one link in one direction")
     route = measurement.flows[0].route
     link = route.first_link
     if link is None:
         return _none(value, "it crosses no link that is known")
     limit, source = route.at_most_gb_s, "nominal: the links and their rate as the driver reports them"
-    facts = next((facts for facts in (profile.wires if profile else ()) if facts.wire == link), None)
+    facts = next((facts for facts in (profile.links if profile else ()) if facts.link == link), None)
     if limit is None and facts is not None and profile is not None and len(route.hops) == 1:
         limit, source = facts.gb_s, f"{profile.sources[facts.source].kind}: {profile.sources[facts.source].text}"
     if limit is None:
-        return _none(value, "the wire's rate is not known")
+        return _none(value, "the link's rate is not known")
     part = value / limit
     grade = Grade.FAIL if part < FAIL_BELOW else Grade.WARN if part < WARN_BELOW else Grade.PASS
-    reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of the {limit:.4g} that its wire carries"
+    reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of the {limit:.4g} that its link carries"
     if part > MORE_THAN_IT_CARRIES:
         grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed it"
     return Judgement(

@@ -10,7 +10,7 @@ from egmctl.verdict.classes import class_of, kind_of, unit_of
 
 
 def against_profile(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
-    """Judge by the profile's reference for the case, the wire and the number of flows."""
+    """Judge by the profile's reference for the case, the link and the number of flows."""
     if profile is None:
         return _none(value, "no profile fits this machine")
     reference, why = reference_for(measurement, profile)
@@ -26,7 +26,7 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
     unit = reference.unit
     link = class_of(measurement).link
     usual = "" if reference.typical is None else f"; typical is {reference.typical:.4g}"
-    over = "" if link == reference.wire else f", over {link}, not {reference.wire}"
+    over = "" if link == reference.link else f", over {link}, not {reference.link}"
     return Judgement(
         yardstick=Yardstick.PROFILE,
         grade=grade,
@@ -42,7 +42,7 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
 def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference | None, str]:
     """Return the reference that a measurement is to be held against, or why there is none.
 
-    A pair of GPUs is held against the wire that its platform has between GPUs even where it took another one: fewer
+    A pair of GPUs is held against the link that its platform has between GPUs even where it took another one: fewer
     NVLinks, or none, is what is to be found. Host memory that is farther away is another path.
     """
     of_case = [r for r in profile.references if r.case == measurement.case and r.unit is unit_of(measurement)]

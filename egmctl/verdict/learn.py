@@ -19,14 +19,14 @@ from egmctl.verdict.classes import JUDGED_FROM_BYTES, class_of, not_judged, unit
 from egmctl.verdict.match import pci_id
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
-"""A warning begins so many times as far from the typical value as the worst path over the same wire was in any run, and
+"""A warning begins so many times as far from the typical value as the worst path over the same link was in any run, and
 not before so much of it."""
 SPREADS_FAIL, LEAST_FAIL = 2.5, 0.05
 """The same of a fault. One NVLink of 18 carries 5.6 %."""
 LATENCY_WARN, LATENCY_FAIL = 0.1, 0.25
 """In place of the least, for latencies: where GPU and SM sit makes several per cent, and no two machines are alike."""
 RULE = (
-    f"a warning begins {SPREADS_WARN:g} times as far from the typical value as the worst path over the same wire was "
+    f"a warning begins {SPREADS_WARN:g} times as far from the typical value as the worst path over the same link was "
     f"in any run, a fault {SPREADS_FAIL:g} times as far; at {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % at least, "
     f"for latencies at {100 * LATENCY_WARN:g} and {100 * LATENCY_FAIL:g} %"
 )
@@ -161,28 +161,28 @@ def _is_beside(measurement: Measurement) -> bool:
 
 
 def _references(seen: Mapping[tuple[str, str, int | None], _Seen]) -> Iterator[Reference]:
-    """Yield a reference for each class; how far runs are apart is of the wire, whichever case showed it."""
+    """Yield a reference for each class; how far runs are apart is of the link, whichever case showed it."""
     off: dict[tuple[str, Unit], float] = {}
     run_to_run: dict[tuple[str, Unit], float] = {}
-    for (_, wire, _), one in seen.items():
-        off[wire, one.unit] = max(off.get((wire, one.unit), 0), one.off)
+    for (_, link, _), one in seen.items():
+        off[link, one.unit] = max(off.get((link, one.unit), 0), one.off)
         if one.run_to_run is not None:
-            run_to_run[wire, one.unit] = max(run_to_run.get((wire, one.unit), 0), one.run_to_run)
-    for (case, wire, flows), one in seen.items():
+            run_to_run[link, one.unit] = max(run_to_run.get((link, one.unit), 0), one.run_to_run)
+    for (case, link, flows), one in seen.items():
         latency = one.unit is Unit.NS
-        warn = max(SPREADS_WARN * off[wire, one.unit], LATENCY_WARN if latency else LEAST_WARN)
-        fail = max(SPREADS_FAIL * off[wire, one.unit], LATENCY_FAIL if latency else LEAST_FAIL)
+        warn = max(SPREADS_WARN * off[link, one.unit], LATENCY_WARN if latency else LEAST_WARN)
+        fail = max(SPREADS_FAIL * off[link, one.unit], LATENCY_FAIL if latency else LEAST_FAIL)
         sign = 1 if latency else -1
         yield Reference(
             case=case,
-            wire=wire,
+            link=link,
             unit=one.unit,
             typical=_round(one.typical),
             warn=_round(one.typical * max(0.01, 1 + sign * warn)),
             fail=_round(one.typical * max(0.01, 1 + sign * fail)),
             flows=flows,
             least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (one.least_bytes or 0) // SMALLER),
-            run_to_run=_round(run_to_run[wire, one.unit]) if (wire, one.unit) in run_to_run else None,
+            run_to_run=_round(run_to_run[link, one.unit]) if (link, one.unit) in run_to_run else None,
             source="runs",
             bounds_source="bounds",
         )

@@ -21,6 +21,9 @@ from egmctl.model.profile import PROFILE_SCHEMA, Profile, Unit
 from egmctl.model.route import FORMER_SYMBOLS
 from egmctl.units import printable
 
+PROFILE_SCHEMA_1 = "egmctl.profile/1"
+_KEYS_1 = re.compile(r"^(\s*(?:\[\[\s*)?)wire(s?\b)", re.MULTILINE)
+"""The keys of schema 1 in its text, in which the line of a fault is looked for."""
 FILE_LIMIT = 1 << 20
 """Bytes of the largest file that is read; ``hgx-h200.toml`` has some 20 KiB."""
 
@@ -136,6 +139,8 @@ def parse(text: str, path: Path) -> Profile:
         at = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
         line = int(at[1]) if at and at[1] else text.count("\n") + 1
         _refuse(path, line, f"not TOML: {str(error)[: at.start()] if at else type(error).__name__}")
+    if document.get("schema") == PROFILE_SCHEMA_1:
+        document, text = _upgraded(document), _KEYS_1.sub(r"\1link\2", text)
     if document.get("schema") != PROFILE_SCHEMA:
         _refuse_key(path, text, "schema", f"expected {PROFILE_SCHEMA!r}, found {document.get('schema')!r}")
     for place in _unknown(Profile, document, ""):
@@ -152,10 +157,23 @@ def parse(text: str, path: Path) -> Profile:
     return profile
 
 
+def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a file of ``egmctl.profile/1``, which called a link a wire, as one of today."""
+    found = {("links" if key == "wires" else key): value for key, value in document.items()}
+    for table in ("links", "references"):
+        if isinstance(rows := found.get(table), list):
+            found[table] = [_with_link(row) if isinstance(row, dict) else row for row in rows]
+    return found | {"schema": PROFILE_SCHEMA}
+
+
+def _with_link(row: dict[str, Any]) -> dict[str, Any]:
+    return {("link" if key == "wire" else key): value for key, value in row.items()}
+
+
 def _with_symbols(profile: Profile) -> Profile:
     """Return a profile whose references name links as the bench does today."""
     renamed = (
-        dataclasses.replace(one, wire=FORMER_SYMBOLS[one.wire]) if one.wire in FORMER_SYMBOLS else one
+        dataclasses.replace(one, link=FORMER_SYMBOLS[one.link]) if one.link in FORMER_SYMBOLS else one
         for one in profile.references
     )
     return dataclasses.replace(profile, references=tuple(renamed))
@@ -164,15 +182,15 @@ def _with_symbols(profile: Profile) -> Profile:
 def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
     """Yield the place and the sentence of each thing that the types do not say."""
     cited = [("match.source", profile.match.source)]
-    cited += [(f"wires[{i}].source", wire.source) for i, wire in enumerate(profile.wires)]
+    cited += [(f"links[{i}].source", link.source) for i, link in enumerate(profile.links)]
     seen: set[tuple[str, str, int | None]] = set()
     for i, reference in enumerate(profile.references):
         cited.append((f"references[{i}].source", reference.source))
         if reference.bounds_source is not None:
             cited.append((f"references[{i}].bounds_source", reference.bounds_source))
-        path = reference.case, reference.wire, reference.flows
+        path = reference.case, reference.link, reference.flows
         if path in seen:
-            yield f"references[{i}].case", f"{reference.case} over {reference.wire} is there already"
+            yield f"references[{i}].case", f"{reference.case} over {reference.link} is there already"
         seen.add(path)
         values = (reference.fail, reference.warn, reference.typical)
         if not any(values):

@@ -71,7 +71,7 @@ def _nvlinks(gpus: Sequence[Gpu], signature: Signature) -> Point | None:
 
 
 def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point | None:
-    """Compare the best wire between two GPUs: one whose links are down is still of its kind, and no faster."""
+    """Compare the best link between two GPUs: one whose links are down is still of its kind, and no faster."""
     if signature.link is None or len(gpus) < 2:
         return None
     links = [gpu_link(machine, one, other) for one, other in combinations(gpus, 2)]

@@ -163,7 +163,7 @@ def _polish(good: Mapping[Cell, float]) -> tuple[dict[str, float], dict[str, flo
 def _usual(good: Mapping[Cell, float], rows: Mapping[str, float], columns: Mapping[str, float]) -> float:
     """Return what a path between two ordinary GPUs reaches.
 
-    Of an even number the better of the two in the middle: nothing is faster than its wire, so where half are slow,
+    Of an even number the better of the two in the middle: nothing is faster than its link, so where half are slow,
     those are the odd ones.
     """
     if rows:

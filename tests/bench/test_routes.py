@@ -98,7 +98,7 @@ def test_every_route_comes_back_from_json_and_through_every_view(routes: list[Ro
 def test_routes_over_more_or_fewer_nvlinks_are_of_one_kind(route: Route) -> None:
     fewer = replace(route, hops=tuple(replace(h, nvlinks=None if h.nvlinks is None else 1) for h in route.hops))
     assert route.kind == fewer.kind
-    as_profiles_have_it = Reference(case="c", wire=route.symbol, unit=Unit.GB_S, source="s")
+    as_profiles_have_it = Reference(case="c", link=route.symbol, unit=Unit.GB_S, source="s")
     assert as_profiles_have_it.kind == route.kind
 
 

@@ -43,11 +43,11 @@ def home(tmp_path: Path) -> dict[str, str | None]:
 def profile_of(typical: float, warn: float, fail: float, name: str = "site") -> Profile:
     """Return a profile of the fake node that knows one thing."""
     shipped = load("hgx-h200")
-    reference = Reference(case=WRITE, wire="NV18", unit=Unit.GB_S, typical=typical, warn=warn, fail=fail, source="runs")
+    reference = Reference(case=WRITE, link="NV18", unit=Unit.GB_S, typical=typical, warn=warn, fail=fail, source="runs")
     match = Signature(
         gpu_names=("FAKE NVIDIA H200",), device_ids=("10de:2335",), most_gpus=8, nvlinks=18, c2c=False, source="runs"
     )
-    return replace(shipped, name=name, match=match, references=(reference,), wires=())
+    return replace(shipped, name=name, match=match, references=(reference,), links=())
 
 
 def reached(egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None]) -> float:

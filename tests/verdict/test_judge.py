@@ -116,7 +116,7 @@ def test_what_a_wire_cannot_carry_and_what_is_a_small_part_of_it_is_told() -> No
     for value, grade in ((500.0, Grade.WARN), (396.2, Grade.PASS), (200.0, Grade.WARN), (100.0, Grade.FAIL)):
         found = by(verdict_of(run(WRITE, value=lambda *_, value=value: value), None), Yardstick.LINK)
         assert {j.grade for j in found} == {grade}
-    assert "88 % of the 450 that its wire carries" in by(verdict_of(run(WRITE)), Yardstick.LINK)[0].reason
+    assert "88 % of the 450 that its link carries" in by(verdict_of(run(WRITE)), Yardstick.LINK)[0].reason
 
 
 def test_fewer_links_than_the_platform_has_are_held_against_all_of_them() -> None:
@@ -231,4 +231,4 @@ def test_links_that_are_active_at_no_speed_are_no_measure() -> None:
         if gpu.nvml is not None
     )
     found = by(verdict_of(run(WRITE, machine=replace(H200, gpus=gpus)), None), Yardstick.LINK)
-    assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "the wire's rate is not known")}
+    assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "the link's rate is not known")}

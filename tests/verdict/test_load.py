@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from egmctl import toml
 from egmctl.data import profiles_dir
 from egmctl.errors import UsageError
-from egmctl.model.profile import PROFILE_SCHEMA, Profile, Reference, Signature, Source, SourceKind, Unit, WireFacts
+from egmctl.model.profile import PROFILE_SCHEMA, LinkFacts, Profile, Reference, Signature, Source, SourceKind, Unit
 from egmctl.verdict.load import folders, load, load_all, parse
 from egmctl.verdict.write import dump
 from tests.conftest import ROOT
@@ -23,7 +23,7 @@ SHIPPED = sorted(profiles_dir().glob("*.toml"))
 SCHEMA = json.loads((ROOT / "docs/schemas/profile.schema.json").read_text())
 
 GOOD = """\
-schema = "egmctl.profile/1"
+schema = "egmctl.profile/2"
 name = "site"
 title = "A node"
 
@@ -40,14 +40,14 @@ text = "here"
 
 [[references]]
 case = "device_local_copy"
-wire = "local"
+link = "local"
 unit = "GB/s"
 typical = 2000.0
 source = "us"
 
 [[references]]
 case = "device_to_device_memcpy_write_ce"
-wire = "NV18"
+link = "NV18"
 unit = "GB/s"
 typical = 396.0
 warn = 390.0
@@ -81,7 +81,7 @@ def test_every_shipped_profile_fits_the_schema_and_names_the_source_of_each_numb
         assert len(source.text) > 10
         assert source.kind is not SourceKind.PUBLISHED or (source.url or "").startswith("https://")
         assert source.kind is not SourceKind.MEASURED or (source.machines and source.runs)
-    cited = {profile.match.source, *(w.source for w in profile.wires)}
+    cited = {profile.match.source, *(w.source for w in profile.links)}
     cited |= {name for r in profile.references for name in (r.source, r.bounds_source) if name}
     assert cited == set(profile.sources), "a source that nothing cites says nothing"
 
@@ -96,7 +96,7 @@ def test_all_platforms_have_a_profile() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "what"),
     [
-        ("egmctl.profile/1", "egmctl.profile/2", 1, "schema: expected 'egmctl.profile/1'"),
+        ("egmctl.profile/2", "egmctl.profile/3", 1, "schema: expected 'egmctl.profile/2'"),
         ('name = "site"', 'name = "other"', 2, "name: expected 'site', the file's name, found 'other'"),
         ("10de:2335", "2335", 7, "match.device_ids[0]: expected a spelling such as 10de:2335, found '2335'"),
         ("most_gpus = 8\n", "", 5, "match: the key 'most_gpus' is missing"),
@@ -122,7 +122,7 @@ def test_what_is_broken_is_named_by_file_line_and_key(
     path = tmp_path / "site.toml"
     text = GOOD.replace(old, new)
     if what is None:
-        assert parse(text, path), "the same case over two wires is two references"
+        assert parse(text, path), "the same case over two links is two references"
         return
     with pytest.raises(UsageError) as refused:
         parse(text, path)
@@ -218,7 +218,7 @@ def profiles(draw: st.DrawFn) -> Profile:
             st.builds(
                 Reference,
                 case=texts,
-                wire=texts,
+                link=texts,
                 unit=st.sampled_from(Unit),
                 typical=numbers,
                 flows=st.none() | st.integers(1, 72),
@@ -227,7 +227,7 @@ def profiles(draw: st.DrawFn) -> Profile:
                 bounds_source=st.none() | source,
             ),
             max_size=4,
-            unique_by=lambda r: (r.case, r.wire, r.flows),
+            unique_by=lambda r: (r.case, r.link, r.flows),
         )
     )
     return Profile(
@@ -243,7 +243,7 @@ def profiles(draw: st.DrawFn) -> Profile:
             source=draw(source),
         ),
         sources=sources,
-        wires=(WireFacts(wire="nvlink", links=18, rate_gb_s=draw(numbers), payload=0.94, source=draw(source)),),
+        links=(LinkFacts(link="nvlink", links=18, rate_gb_s=draw(numbers), payload=0.94, source=draw(source)),),
         references=tuple(references),
     )
 
@@ -265,3 +265,25 @@ def test_a_broken_one_is_passed_over_only_where_somebody_is_told() -> None:
     assert "site" in names
     assert len(names) == len(SHIPPED) + 1
     assert [str(error).partition(", line")[0] for error in told] == [f"profile {folder / 'broken.toml'}"]
+
+
+def former(text: str) -> str:
+    """Return a profile as it was in ``egmctl.profile/1``, which called a link a wire."""
+    text = text.replace(PROFILE_SCHEMA, "egmctl.profile/1").replace("[[links]]", "[[wires]]")
+    return re.sub(r"^link = (?=.*\n(?:links|unit) = )", "wire = ", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", sorted(profiles_dir().glob("*.toml")), ids=lambda path: str(path.stem))
+def test_a_profile_of_schema_1_is_read(path: Path) -> None:
+    old = former(path.read_text())
+    assert "[[wires]]" in old or "wire = " in old
+    assert parse(old, path) == parse(path.read_text(), path)
+
+
+def test_a_fault_in_a_profile_of_schema_1_has_its_line() -> None:
+    path = profiles_dir() / "hgx-h200.toml"
+    lines = former(path.read_text()).splitlines()
+    number = next(number for number, line in enumerate(lines) if line == 'wire = "nvlink"')
+    lines[number] = "wire = 7"
+    with pytest.raises(UsageError, match=rf"line {number + 1}: links\[0\].link"):
+        parse("\n".join(lines), path)

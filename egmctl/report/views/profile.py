@@ -50,24 +50,24 @@ def profile_document(profile: Profile) -> Document:
         Paragraph(words=f"{profile.name}: {profile.title}"),
         Section(title="Recognised by", body=(Bullets(items=tuple(_signature(profile.match))),)),
     ]
-    if profile.wires:
+    if profile.links:
         heads = ("", "links", "GB/s each", "payload", "GB/s", "source")
         rows = tuple(
             (
-                wire.wire,
-                str(wire.links),
-                f"{wire.rate_gb_s:g}",
-                f"{100 * wire.payload:.1f} %",
-                f"{wire.gb_s:.1f}",
-                marks[wire.source],
+                link.link,
+                str(link.links),
+                f"{link.rate_gb_s:g}",
+                f"{100 * link.payload:.1f} %",
+                f"{link.gb_s:.1f}",
+                marks[link.source],
             )
-            for wire in profile.wires
+            for link in profile.links
         )
         body.append(Section(title="Links, one direction", body=(_table(heads, rows),)))
     if profile.references:
-        links = dict.fromkeys(reference.wire for reference in profile.references)
+        links = dict.fromkeys(reference.link for reference in profile.references)
         tables = tuple(
-            _references(link, [one for one in profile.references if one.wire == link], marks) for link in links
+            _references(link, [one for one in profile.references if one.link == link], marks) for link in links
         )
         body.append(Section(title="References (GB/s, latencies in ns)", body=tables))
     sources = tuple(
