@@ -134,7 +134,7 @@ def _bringup_lines(found: Bringup) -> tuple[Line, ...]:
     told = verdict(found)
     status = {Answer.NO_GO: "fail", Answer.INCOMPLETE: "warn"}.get(found.answer, "")
     if not any(line.status == "fail" for line in lines):
-        lines.insert(0, Line(key=told.word, value=plain(told.sentence) if status else "", status=status))
+        lines.insert(0, Line(key="", value=plain(told.sentence) if status else told.word, status=status))
     lines.append(Line(key="GPUs", value=_counted(gpu.name for gpu in found.machine.gpus or ())))
     return tuple(lines)
 

@@ -60,10 +60,10 @@ def test_it_says_which_nodes_are_well_and_each_cause_once() -> None:
     text = text_of(REPORT)
     assert text.splitlines()[:6] == [
         "healthy 2: node[01-02] \N{MIDDLE DOT} failed 1: node03 (check.0 [bold]: no) \N{MIDDLE DOT} unreachable 1:",
-        "  node04 (ssh: \\x1b[2Jdown)",
+        "node04 (ssh: \\x1b[2Jdown)",
         "Next: the causes are below; 'egmctl show' reads each node's file; --list failed",
-        "      prints the node set",
-        "4 nodes node[01-04] by ssh: egmctl doctor --for egm",
+        "prints the node set",
+        "4 nodes node[01-04] by ssh: egmctl doctor --for egm; results: results",
         "",
     ]
     assert "UNREACHABLE  ssh: \\x1b[2Jdown\n             on  node04\n" in text
@@ -126,7 +126,7 @@ def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(egmctl: Ru
     found = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
     file = tmp_path / "fleet.json"
     file.write_text(fleet_json(replace(REPORT, comparison=found)))
-    head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\nhealthy 2: "
+    head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\n\nhealthy 2: "
     assert egmctl("show", file).out.startswith(head)
 
 

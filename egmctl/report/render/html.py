@@ -146,7 +146,8 @@ def _verdict(block: Verdict) -> Element:
 
 
 def _entry(block: Entry) -> Element:
-    label = element("span", block.word.lower(), class_=f"word-{_LOOKS.get(block.tone, 'plain')}")
+    look = _LOOKS.get(block.tone, "plain")
+    label = element("span", block.word.lower(), class_=f"word-{look}") if block.word else None
     check = element("code", block.id) if block.id else None
     body: list[Child] = []
     for one in block.body:

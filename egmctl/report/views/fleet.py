@@ -22,8 +22,8 @@ from egmctl.report.document import (
     Paragraph,
     Section,
     Series,
+    Span,
     Tone,
-    Verdict,
 )
 from egmctl.report.views.compare import banners, compare_document
 from egmctl.units import natural
@@ -42,20 +42,20 @@ _STATES = {
 
 def fleet_document(report: FleetReport) -> Document:
     """Return what there is to say of many nodes."""
-    asked = report.asked
-    words = " ".join(("egmctl", asked.command.value, *asked.arguments))
     return Document(
         command="egmctl fleet",
-        subject=f"{_nodes(len(asked.nodes))} {report.folded}",
-        subtitle=f"{_nodes(len(asked.nodes))} {report.folded} by {report.launcher}: {words}",
+        subject=f"{_nodes(len(report.asked.nodes))} {report.folded}",
         banners=() if report.comparison is None else tuple(banners(report.comparison)),
         body=tuple(_body(report)),
     )
 
 
 def _body(report: FleetReport) -> Iterator[Block]:
-    yield verdict(report)
-    yield Paragraph(words=f"Results: {report.folder}", tone=Tone.DIM)
+    yield from answer(report)
+    asked = report.asked
+    words = " ".join(("egmctl", asked.command.value, *asked.arguments))
+    how = f"{_nodes(len(asked.nodes))} {report.folded} by {report.launcher}: {words}; results: {report.folder}"
+    yield Paragraph(words=how, tone=Tone.DIM)
     causes = list(_causes(report))
     if causes:
         body: tuple[Block, ...] = tuple(causes[:CAUSES_SHOWN])
@@ -71,27 +71,26 @@ def _body(report: FleetReport) -> Iterator[Block]:
         yield Section(title="Nodes that are alike", body=groups, level=Level.VERBOSE)
 
 
-def verdict(report: FleetReport) -> Verdict:
-    """Return how many nodes are in which state, which they are, and the first thing that is wrong with each group."""
-    states = {answer.node: answer.state for answer in report.answers}
+def answer(report: FleetReport) -> Iterator[Paragraph]:
+    """Yield how many nodes are in which state, which they are, and the first thing that is wrong with each group."""
+    states = {one.node: one.state for one in report.answers}
     groups = report.groups or tuple(Group(nodes=(one.node,), folded=one.node, lines=()) for one in report.answers)
-    parts: list[tuple[str, str]] = []
+    parts: list[str | Span] = []
     for state in State:
         told = []
         for group in groups:
             nodes = [node for node in group.nodes if states.get(node) is state]
             if nodes:
                 names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
-                told.append((names, "" if state is State.HEALTHY else _first(group)))
+                why = "" if state is State.HEALTHY else _first(group)
+                told.append(f"{names} ({why})" if why else names)
         if told:
             number = list(states.values()).count(state)
-            names = ", ".join(f"{names} ({why})" if why else names for names, why in told)
-            parts.append((f"{_name(report, state)} {number}", names))
-    bad = set(states.values()) - {State.HEALTHY}
-    tone = Tone.BAD if State.FAILED in bad else Tone.WARN if bad else Tone.GOOD
-    (word, first), *others = parts or [("no node", "none was asked")]
-    sentence = " \N{MIDDLE DOT} ".join([first, *(f"{name}: {told}" for name, told in others)])
-    return Verdict(word=word, tone=tone, sentence=sentence, advice=_advice(bad))
+            between = " \N{MIDDLE DOT} " if parts else ""
+            parts += [between, Span(f"{_name(report, state)} {number}", _STATES[state]), f": {', '.join(told)}"]
+    yield Paragraph(words=tuple(parts) or "no node was asked", level=Level.SUMMARY)
+    if advice := _advice(set(states.values()) - {State.HEALTHY}):
+        yield Paragraph(words=(Span("Next: ", Tone.STRONG), advice), level=Level.SUMMARY)
 
 
 def _name(report: FleetReport, state: State) -> str:
