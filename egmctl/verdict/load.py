@@ -235,7 +235,7 @@ def _refuse_key(path: Path, text: str, place: str, what: str) -> NoReturn:
 
 
 def _refuse(path: Path, line: int, what: str) -> NoReturn:
-    raise UsageError(f"profile {printable(str(path))}, line {line}: {printable(what)}")
+    raise UsageError(f"profile {printable(str(path))}, line {line}: {short(printable(what))}")
 
 
 def line_of(text: str, place: str) -> int:

@@ -43,7 +43,8 @@ def test_any_document(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     content = original(kind, tmp_path)
     good = tmp_path / f"good{SUFFIX.get(kind, '.json')}"
     good.write_bytes(content)
-    path = tmp_path / "at" / f"bad{SUFFIX.get(kind, '.json')}"
+    # A profile has the name of its file.
+    path = tmp_path / "at" / f"hgx-h200{SUFFIX.get(kind, '.json')}"
     faults: list[str] = []
     ended: Counter[int] = Counter()
     for number in range(ROUNDS):

@@ -287,3 +287,14 @@ def test_a_fault_in_a_profile_of_schema_1_has_its_line() -> None:
     lines[number] = "wire = 7"
     with pytest.raises(UsageError, match=rf"line {number + 1}: links\[0\].link"):
         parse("\n".join(lines), path)
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 5000 + " = 1\n", 'name = "' + "x" * 5000 + '"\n', "a = " + "[" * 5000, "a = " + "9" * 5000]
+)
+def test_what_is_long_is_cut_in_the_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "long.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(str(path))
+    assert len(str(caught.value)) < 400 + len(str(path))
