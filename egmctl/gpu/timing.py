@@ -153,14 +153,6 @@ class Stream:
         self._undo.close()
 
 
-def time_together(gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> tuple[Timing, ...]:
-    """Queue work on several streams behind one gate, let all of it run at once, and return how long it took.
-
-    Parameters, result: see :class:`GatedWork`.
-    """
-    return GatedWork(gate, groups).run()
-
-
 class GatedWork:
     """Work on several streams that waits behind a gate.
 

@@ -146,13 +146,6 @@ class Flow:
         return self.destination.memory is not MemoryKind.REGISTERS and self.pushed
 
     @property
-    def stays(self) -> bool:
-        """Whether both ends are the GPU that issues the work."""
-        if self.initiator_rank is not None:
-            return self.source.rank == self.destination.rank == self.initiator_rank
-        return {self.source.bus_id, self.destination.bus_id} == {self.initiator}
-
-    @property
     def path(self) -> str:
         """The two ends, for people."""
         return f"{self.source.label} -> {self.destination.label}"

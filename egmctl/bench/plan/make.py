@@ -117,10 +117,6 @@ def make_plan(
     )
 
 
-def _runs(tasks: Iterable[PlannedTask]) -> bool:
-    return any(task.waiver is None for task in tasks)
-
-
 def _unlisted(gpus: Sequence[Gpu]) -> Iterator[str]:
     """Say of which GPUs NVML tells nothing: what is missing in their results, and that other users were not seen."""
     labels = [f"GPU{gpu.index}" for gpu in gpus if gpu.nvml is None and gpu.cuda is not None]
