@@ -91,7 +91,7 @@ def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: Make
     text = egmctl("show", path)
     assert text.code == 0
     assert text.out.startswith("FAKE GPUs, nothing of this is hardware\nNO REFERENCE: 8 measurements")
-    assert "EGM over NV18>C2C" in text.out
+    assert "EGM over NV18>C2C" in egmctl("show", path, "-v").out
     assert egmctl("show", path, "--json").out == path.read_text()
     rows = list(csv.DictReader(io.StringIO(egmctl("show", path, "--csv").out)))
     assert len(rows) == len(document(tmp_path, "run")["result"]["measurements"])  # type: ignore[index]
