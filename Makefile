@@ -15,7 +15,7 @@ GENERATED_BY_TESTS = $(shell grep -rlE "EGMCTL_UPDATE_README|from tests.golden i
 
 # What `make run` shows where there is no driver: a recorded machine if one ships, else a modelled one.
 RECORDED := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json)))
-MACHINE ?= $(or $(lastword $(RECORDED)),gb200-nvl4)
+MACHINE ?= $(or $(lastword $(RECORDED)),gb200-tray)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-unit test-long test-all regenerate test-gpu test-ucx lint format wheel dist prove clean

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 def machines() -> tuple[Machine, ...]:
     """Return every modelled machine."""
-    models = (gh200.single(), gh200.quad(), gb200.nvl4(), gb200.nvl72_tray(), dgx_h100.model())
+    models = (gh200.single(), gh200.quad(), gb200.tray(), gb200.nvl72_tray(), dgx_h100.model())
     return (
         *models,
         derived.gb300_tray(),

@@ -268,7 +268,7 @@ def _fake_node() -> dict[str, str]:
 
     place = Path(NODE)
     place.mkdir(parents=True)
-    node = FakeNode("gb200-nvl4", place)
+    node = FakeNode("gb200-tray", place)
     environment = {name: value for name, value in node.environment().items() if value is not None}
     folder = Path(environment["LD_LIBRARY_PATH"].split(os.pathsep)[0])
     _put_libraries(folder, "cc")

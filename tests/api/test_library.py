@@ -75,22 +75,22 @@ def test_a_library_call_says_what_the_command_says() -> None:
     with pytest.raises(egmctl.EgmctlError, match=r"^--samples 0: it must be from 1 to 1000$"):
         egmctl.Bench(samples=0)
     with pytest.raises(egmctl.EgmctlError, match="srun or mpirun"):
-        egmctl.Bench(suites=["fabric"]).plan(egmctl.read_machine("gb200-nvl4"))
+        egmctl.Bench(suites=["fabric"]).plan(egmctl.read_machine("gb200-tray"))
     with pytest.raises(egmctl.EgmctlError, match="9"):
-        egmctl.topology_of(egmctl.read_machine("gb200-nvl4"), gpus="9")
+        egmctl.topology_of(egmctl.read_machine("gb200-tray"), gpus="9")
 
 
 def test_a_recorded_machine_is_planned_for_and_not_measured() -> None:
-    machine = egmctl.read_machine("gb200-nvl4")
+    machine = egmctl.read_machine("gb200-tray")
     bench = egmctl.Bench(suites=["quick"])
     plan = bench.plan(machine)
     assert plan.runnable
-    with pytest.raises(egmctl.EgmctlError, match="gb200-nvl4 is not this node"):
+    with pytest.raises(egmctl.EgmctlError, match="gb200-tray is not this node"):
         bench.run(plan, machine)
 
 
 def test_redacted_is_without_the_names_of_the_machine() -> None:
-    machine = egmctl.read_machine("gb200-nvl4")
+    machine = egmctl.read_machine("gb200-tray")
     assert egmctl.Doctor().diagnose(machine, redacted=True).machine.origin.redacted
     assert egmctl.topology_of(machine, gpus="2,3", redacted=True).machine.origin.redacted
     assert list(egmctl.topology_of(machine, gpus="2,3", redacted=True).gpus) == ["GPU2", "GPU3"]

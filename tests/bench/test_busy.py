@@ -12,7 +12,7 @@ from egmctl.model.machine import Gpu, GpuProcess, Machine
 from egmctl.model.measurement import Settings
 from tests.bench.four import FOUR
 
-MACHINE = replay.load("gb200-nvl4")
+MACHINE = replay.load("gb200-tray")
 SETTINGS = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=1)
 
 

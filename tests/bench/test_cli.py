@@ -32,7 +32,7 @@ def plan_of(suite: str, *, serial: bool = False, gpus: int = 8) -> Plan:
 
 
 def test_a_dry_run_of_the_gb200_has_every_family_and_touches_nothing(egmctl: RunEgmctl) -> None:
-    ended = egmctl("bench", "--machine", "gb200-nvl4", "--dry-run", "--full", "--numa", "1", "--gpus", "0-3")
+    ended = egmctl("bench", "--machine", "gb200-tray", "--dry-run", "--full", "--numa", "1", "--gpus", "0-3")
     assert ended.code == 0
     for family in {case.family for case in CASES}:
         assert any(f"\n{case.name}\n" in f"\n{ended.out}" for case in CASES if case.family == family)
@@ -78,7 +78,7 @@ def test_a_list_of_another_machine_has_its_reasons(egmctl: RunEgmctl) -> None:
 
 def test_a_sweep_measures_every_case_at_every_size(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     options = ("--gpus", "0", "--numa", "0", "--samples", "1", "--json")
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     ended = egmctl("bench", "--sweep", "size", "--size", "1M", "--case", NAMES[0], *options, env=node.environment())
     measurements = json.loads(ended.out)["result"]["measurements"]
     assert [m["size_bytes"] for m in measurements] == [4096, 16384, 65536, 262144, 1048576]
@@ -87,7 +87,7 @@ def test_a_sweep_measures_every_case_at_every_size(egmctl: RunEgmctl, fake_node:
 
 
 def test_by_itself_it_measures_every_family_of_a_gb200(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     small = ("--size", "1M", "--samples", "1", "--copies", "1", "--json")
     ended = egmctl("bench", "--numa", "1", "--gpus", "0-3", *small, env=node.environment(), timeout_s=110)
     assert ended.code == 0

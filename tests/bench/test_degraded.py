@@ -29,7 +29,7 @@ from tests.doctor.machines import patched, with_gpu_denied
 from tests.doctor.real_node import Node, hgx_node, without_driver
 from tests.verdict.runs import measured
 
-GB200 = replay.load("gb200-nvl4")
+GB200 = replay.load("gb200-tray")
 NUMA, PINNED = "host_numa_to_device_memcpy_ce", "host_to_device_memcpy_ce"
 KINDS = (NUMA, PINNED, "registered_to_device_memcpy_ce", "system_to_device_memcpy_ce")
 SETTINGS = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=1)
@@ -135,7 +135,7 @@ def test_it_is_a_warning_that_its_cause_explains_and_no_reference_judges() -> No
 
 @pytest.fixture
 def grace() -> Iterator[Node]:
-    with hgx_node("gb200-nvl4") as made:
+    with hgx_node("gb200-tray") as made:
         made.allow_memory_of("0-1")
         yield made
 

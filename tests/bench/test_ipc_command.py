@@ -31,7 +31,7 @@ SMALL = ("bench", "--gpus", "0-1", "--numa", "1", "--size", "1M", "--samples", "
 
 
 def test_text_has_the_ratio_the_round_trips_and_the_stages(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     ended = egmctl(*SMALL, "-v", env=node.environment(), timeout_s=110)
     assert ended.code == 0, ended.err
     assert "Between processes, beside the same path within one" in ended.out
@@ -43,7 +43,7 @@ def test_text_has_the_ratio_the_round_trips_and_the_stages(egmctl: RunEgmctl, fa
 
 
 def test_json_fits_its_schema_and_names_the_ranks(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL, "--json", env=fake_node("gb200-nvl4").environment(), timeout_s=110)
+    ended = egmctl(*SMALL, "--json", env=fake_node("gb200-tray").environment(), timeout_s=110)
     document = json.loads(ended.out)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     result = document["result"]
@@ -54,7 +54,7 @@ def test_json_fits_its_schema_and_names_the_ranks(egmctl: RunEgmctl, fake_node: 
 
 
 def test_csv_says_who_opened_what_and_how(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL, "--csv", env=fake_node("gb200-nvl4").environment(), timeout_s=110)
+    ended = egmctl(*SMALL, "--csv", env=fake_node("gb200-tray").environment(), timeout_s=110)
     rows = list(csv.DictReader(io.StringIO(ended.out)))
     copies = [row for row in rows if row["case"] == "ipc_posix_fd_device_write_ce"]
     assert [(row["handle"], row["source_rank"], row["destination_rank"], row["initiator_rank"]) for row in copies] == [
@@ -68,7 +68,7 @@ def test_csv_says_who_opened_what_and_how(egmctl: RunEgmctl, fake_node: MakeFake
 
 
 def test_list_and_dry_run_start_nothing(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     listed = egmctl("bench", "--list", "--suite", "ipc", env=node.environment())
     assert listed.code == 0
     assert "ipc_pool_host_numa_read_sm  [ipc]" in listed.out
@@ -80,7 +80,7 @@ def test_list_and_dry_run_start_nothing(egmctl: RunEgmctl, fake_node: MakeFakeNo
 
 
 def test_a_soak_measures_in_both_kinds_of_processes_again_and_again(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL[:-2], "--duration", "6", "--json", env=fake_node("gb200-nvl4").environment(), timeout_s=110)
+    ended = egmctl(*SMALL[:-2], "--duration", "6", "--json", env=fake_node("gb200-tray").environment(), timeout_s=110)
     result = json.loads(ended.out)["result"]
     assert ended.code == 0, result["problems"]
     assert {m["status"] for m in result["measurements"]} <= {"ok", "unstable"}
@@ -91,7 +91,7 @@ def test_a_soak_measures_in_both_kinds_of_processes_again_and_again(egmctl: RunE
 def test_however_it_is_stopped_no_process_is_left(
     fake_node: MakeFakeNode, tmp_path: Path, number: signal.Signals
 ) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     # It has none beside it within one process: the ranks are the first to measure, for minutes.
     lives = ("bench", "--gpus", "0-1", "--numa", "1", "--case", "ipc_legacy_device_life_cycle", "--samples", "1000")
     arguments = [sys.executable, "-m", "egmctl", *lives, "--json"]

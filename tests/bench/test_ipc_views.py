@@ -17,7 +17,7 @@ from egmctl.report.views.bench_ipc import beside, life_cycles
 from egmctl.report.views.bench_notes import exceptions
 from tests.bench.reports import report
 
-MACHINE = replay.load("gb200-nvl4")
+MACHINE = replay.load("gb200-tray")
 
 
 def plan_of(*names: str) -> Plan:

@@ -31,7 +31,7 @@ from tests.fake.plugin import MakeFakeNode
 from tests.report.texts import matrices_text
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
-GB200 = replay.load("gb200-nvl4")
+GB200 = replay.load("gb200-tray")
 H200 = replay.load("hgx-h200x4")
 DGX = replay.load("dgx-h100")
 

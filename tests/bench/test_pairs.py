@@ -17,7 +17,7 @@ from egmctl.model.measurement import Settings
 from egmctl.units import MIB
 from tests.conftest import ROOT, RunEgmctl
 
-MACHINE = replay.load("gb200-nvl4")
+MACHINE = replay.load("gb200-tray")
 GPUS, NODES = MACHINE.gpus or (), (0, 1)
 SETTINGS = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
 
@@ -74,13 +74,13 @@ def test_a_pair_that_no_chosen_case_measures_is_refused() -> None:
 
 
 def test_a_dry_run_in_json_is_the_plan(egmctl: RunEgmctl) -> None:
-    ended = egmctl("bench", "--dry-run", "--machine", "gb200-nvl4", "--pair", "0:1", "--quick", "--json")
+    ended = egmctl("bench", "--dry-run", "--machine", "gb200-tray", "--pair", "0:1", "--quick", "--json")
     assert ended.code == 0
     document = json.loads(ended.out)
     schema = json.loads((ROOT / "docs/schemas/plan.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
     result = document["result"]
-    assert document["machine"]["name"] == "gb200-nvl4"
+    assert document["machine"]["name"] == "gb200-tray"
     assert {m["case"]: len(m["flows"]) for m in result["measurements"]} == {
         "device_to_device_memcpy_write_ce": 1,
         "device_to_device_memcpy_read_ce": 1,

@@ -25,7 +25,7 @@ from egmctl.model.route import Egm
 from egmctl.units import GIB, MIB
 from tests.bench.four import FOUR
 
-GB200 = replay.load("gb200-nvl4")
+GB200 = replay.load("gb200-tray")
 DGX = replay.load("dgx-h100")
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
 

@@ -92,7 +92,7 @@ def test_what_a_rank_reports_is_what_a_machine_lets_a_rank_use() -> None:
 
 
 def test_a_node_is_put_together_of_what_each_rank_sees_of_its_own_gpu() -> None:
-    machine = load("gb200-nvl4")
+    machine = load("gb200-tray")
     gpus = machine.gpus or ()
     # Under a device cgroup each rank sees one GPU, and NVML counts from 0.
     seen = replace(machine, gpus=(gpus[2],))
@@ -103,7 +103,7 @@ def test_a_node_is_put_together_of_what_each_rank_sees_of_its_own_gpu() -> None:
 
 
 def test_ranks_are_named_by_their_node_where_there_are_several() -> None:
-    machine = load("gb200-nvl4")
+    machine = load("gb200-tray")
     first, second = (gpu.bus_id for gpu in (machine.gpus or ())[:2])
     one_node = [at("a", first, second)] * 2
     assert [rank.label for rank in ranks_of(one_node, (first, second), {"a": machine})] == ["GPU0", "GPU1"]

@@ -20,7 +20,7 @@ from egmctl.model.measurement import HandleKind, Pattern, Quantity, Settings, St
 from egmctl.model.rank import Rank
 from egmctl.units import MIB
 
-GB200 = replay.load("gb200-nvl4")
+GB200 = replay.load("gb200-tray")
 SETTINGS = Settings(size_bytes=64 * MIB, copies=4, samples=3, timeout_s=60)
 
 

@@ -40,7 +40,7 @@ from tests.report.texts import document_text, matrices_text, text_of
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/bench.schema.json").read_text())
-GB200, DGX = replay.load("gb200-nvl4"), replay.load("dgx-h100")
+GB200, DGX = replay.load("gb200-tray"), replay.load("dgx-h100")
 
 
 def plan_of(name: str, gpus: int) -> Plan:
@@ -76,7 +76,7 @@ def report_of(plan: Plan, *measurements: Measurement) -> RunReport:
 
 def test_the_matrices_of_an_egm_node() -> None:
     assert (
-        matrices_text(report_of(plan_of("gb200-nvl4", 3)))
+        matrices_text(report_of(plan_of("gb200-tray", 3)))
         == """\
 memcpy CE NUMA(row) -> GPU(column) bandwidth (GB/s)
 host_numa_to_device_memcpy_ce
@@ -188,7 +188,7 @@ def test_notes_and_problems_are_told() -> None:
 
 
 def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
-    plan = plan_of("gb200-nvl4", 2)
+    plan = plan_of("gb200-tray", 2)
     first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
     rest = [finish(planned.task, Status.WAIVED, reason="not here") for planned in plan.tasks[1:]]
     document = json.loads(bench_json(report_of(plan, first, *rest), GB200))
@@ -222,7 +222,7 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
 
 
 def test_csv_is_tidy_one_row_a_measurement() -> None:
-    plan = plan_of("gb200-nvl4", 2)
+    plan = plan_of("gb200-tray", 2)
     first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
     rest = [finish(planned.task, Status.WAIVED, reason='not "here", yet') for planned in plan.tasks[1:]]
     rows = list(csv.DictReader(io.StringIO(bench_csv(report_of(plan, first, *rest)))))

@@ -136,7 +136,7 @@ def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
     """Run the bench on a fake node and return its JSON result."""
 
     def run(
-        *arguments: str, faults: str = "", machine: Machine | str = "gb200-nvl4", env: dict[str, str] | None = None
+        *arguments: str, faults: str = "", machine: Machine | str = "gb200-tray", env: dict[str, str] | None = None
     ) -> Run:
         node = fake_node(machine)
         ended = egmctl(*arguments, "--json", env=node.environment(faults) | (env or {}))
@@ -258,7 +258,7 @@ def test_on_a_pcie_node_the_same_calls_are_not_called_egm(bench: Bench) -> None:
 
 
 def test_without_nvml_copies_are_measured_and_nobody_claims_egm(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    node = fake_node("gb200-nvl4", libraries=(CUDA,))
+    node = fake_node("gb200-tray", libraries=(CUDA,))
     ended = egmctl(*TWO_GPUS, "--json", env=node.environment())
     measurements = json.loads(ended.out)["result"]["measurements"]
     assert ended.code == 0, ended.out
@@ -307,7 +307,7 @@ class TestCorruption:
         assert {m["status"] for m in others} == {"ok"}
 
     def test_the_text_names_the_pair_and_the_place(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        faulty = fake_node("gb200-nvl4").environment("cuMemcpyAsync@4=corrupt:524291")
+        faulty = fake_node("gb200-tray").environment("cuMemcpyAsync@4=corrupt:524291")
         ended = egmctl(*TWO_GPUS, "-v", env=faulty)
         assert ended.code == 1
         assert re.search(r"\nFAIL: 1 of \d+ measurements failed: sample 0: 1 of 262144", ended.out)
@@ -426,7 +426,7 @@ class TestSelection:
     def test_what_makes_no_sense_is_one_sentence_and_exit_2(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, arguments: list[str], sentence: str
     ) -> None:
-        node = fake_node("gb200-nvl4")
+        node = fake_node("gb200-tray")
         ended = egmctl("bench", *arguments, env=node.environment())
         assert ended.code == 2
         assert sentence in ended.err
@@ -434,7 +434,7 @@ class TestSelection:
         assert not node.calls("cuDevicePrimaryCtxRetain")
 
     def test_the_list_measures_nothing(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        node = fake_node("gb200-nvl4")
+        node = fake_node("gb200-tray")
         ended = egmctl("bench", "--list", "--full", "--gpus", "0", env=node.environment())
         assert ended.code == 0
         assert [line.split()[0] for line in ended.out.splitlines() if "  [" in line] == [case.name for case in CASES]
@@ -456,7 +456,7 @@ class TestForms:
     def test_files_get_the_form_of_their_suffix(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
     ) -> None:
-        node = fake_node("gb200-nvl4")
+        node = fake_node("gb200-tray")
         for suffix, beginning in (
             (".txt", "FAKE GPUs, nothing of this is hardware"),
             (".csv", "case,family,"),
@@ -469,7 +469,7 @@ class TestForms:
     def test_an_existing_file_is_refused_before_anything_runs(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
     ) -> None:
-        node = fake_node("gb200-nvl4")
+        node = fake_node("gb200-tray")
         (tmp_path / "out.json").write_text("mine")
         ended = egmctl(*TWO_GPUS, "-o", tmp_path / "out.json", env=node.environment())
         assert ended.code == 2
@@ -477,14 +477,14 @@ class TestForms:
         assert not node.calls()
 
     def test_progress_is_for_terminals(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        assert egmctl(*TWO_GPUS, env=fake_node("gb200-nvl4").environment()).err == ""
+        assert egmctl(*TWO_GPUS, env=fake_node("gb200-tray").environment()).err == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_with_a_partial_report(
     fake_node: MakeFakeNode, tmp_path: Path, number: signal.Signals
 ) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     environment = command_environment(node.environment("cuMemMap@2=hang"))
     with (tmp_path / "out.json").open("w+") as out:
         command = subprocess.Popen(

@@ -37,7 +37,7 @@ def measured(task: Task, gb_s: float) -> Measurement:
     )
 
 
-def report_of(*cases: str, machine: str = "gb200-nvl4", gpus: int = 3, sizes: Sequence[int] = ()) -> RunReport:
+def report_of(*cases: str, machine: str = "gb200-tray", gpus: int = 3, sizes: Sequence[int] = ()) -> RunReport:
     """Return a report in which the n-th task of some cases reaches 100 + 10 n GB/s."""
     node = replay.load(machine)
     chosen = [case for case in CASES if case.name in cases or not cases]
@@ -178,7 +178,7 @@ def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None
     assert "WAIVED  device_to_device_memcpy_write_ce, ring_write_ce: no peer access" in text_of(waived_run, verbose=1)
 
 
-@pytest.mark.parametrize("machine", ["gb200-nvl4", pytest.param("dgx-h100", marks=pytest.mark.long)])
+@pytest.mark.parametrize("machine", ["gb200-tray", pytest.param("dgx-h100", marks=pytest.mark.long)])
 def test_every_case_fits_the_page(machine: str) -> None:
     text = text_of(report_of(machine=machine, gpus=8), verbose=1)
     assert max(map(len, text.splitlines())) <= WIDTH

@@ -23,7 +23,7 @@ def test_on_a_node_it_checks_and_measures_and_writes_everything(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
     # Little memory makes small buffers, which a fake copies fast.
-    small = patched(shipped("gb200-nvl4"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
+    small = patched(shipped("gb200-tray"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
     node = fake_node(small)
     kept, page = tmp_path / "node.json", tmp_path / "node.html"
     options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-o", page)

@@ -23,7 +23,7 @@ BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "
 @pytest.fixture
 def runs(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> Path:
     """A folder with a run of the bench, another one, and one in which a copy went wrong."""
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     for name, faults in (("monday", ""), ("tuesday", ""), ("wednesday", "cuMemcpyAsync@9=corrupt:64")):
         egmctl(*BENCH, "-o", tmp_path / f"{name}.json", env=node.environment(faults))
     return tmp_path
@@ -85,7 +85,7 @@ def test_only_more_than_two_files_need_clustershell(egmctl: RunEgmctl, runs: Pat
 
 
 def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     path = tmp_path / "run.json"
     egmctl(*BENCH, "-o", path, env=node.environment())
     text = egmctl("show", path)
@@ -102,7 +102,7 @@ def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: Make
     [
         *((name, ()) for name in replay.names()),
         ("gb200-nvl72", ("-v",)),
-        ("gb200-nvl4", ("--gpus", "1,0", "--numa", "1")),
+        ("gb200-tray", ("--gpus", "1,0", "--numa", "1")),
         ("hgx-h200x4", ("--csv",)),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_topology_shown_again_is_the_same_bytes(
     assert re.sub(r"cluster [0-9a-f-]+", "", shown) == re.sub(r"cluster [0-9a-f-]+", "", printed)
 
 
-@pytest.mark.parametrize("machine", ["gb200-nvl4", "hgx-h200x4"])
+@pytest.mark.parametrize("machine", ["gb200-tray", "hgx-h200x4"])
 @pytest.mark.parametrize("views", [(), ("-v",), ("--brief",), ("--format", "nagios"), ("--format", "junit")])
 def test_a_diagnosis_shown_again_is_the_same_bytes(
     egmctl: RunEgmctl, tmp_path: Path, machine: str, views: tuple[str, ...]

@@ -36,9 +36,9 @@ def test_a_fault_is_told_with_what_to_do_and_ends_with_1(egmctl: RunEgmctl, mism
 
 
 def test_a_healthy_machine_ends_with_0(egmctl: RunEgmctl) -> None:
-    done = egmctl("doctor", "--machine", "gb200-nvl4", "--check", ANY)
+    done = egmctl("doctor", "--machine", "gb200-tray", "--check", ANY)
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("MODEL of gb200-nvl4, built from public documentation, not captured from hardware\nOK: ")
+    assert done.out.startswith("MODEL of gb200-tray, built from public documentation, not captured from hardware\nOK: ")
 
 
 def test_list_and_explain(egmctl: RunEgmctl) -> None:
@@ -144,7 +144,7 @@ def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -
     ],
 )
 def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], words: str) -> None:
-    done = egmctl("doctor", "--machine", "gb200-nvl4", *arguments)
+    done = egmctl("doctor", "--machine", "gb200-tray", *arguments)
     assert done.code == 2
     assert words in done.err
     assert done.err.count("\n") == 1
@@ -152,7 +152,7 @@ def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...]
 
 
 def test_bad_input_is_unknown_in_nagios_terms_and_a_document_in_json(egmctl: RunEgmctl) -> None:
-    options = ("doctor", "--machine", "gb200-nvl4", "--gpus", "9")
+    options = ("doctor", "--machine", "gb200-tray", "--gpus", "9")
     assert egmctl(*options, "--exit-style", "nagios").code == 3
     assert json.loads(egmctl(*options, "--format", "json").out)["errors"][0]["code"] == "usage"
 
@@ -163,7 +163,7 @@ def test_the_machines_that_ship_are_listed(egmctl: RunEgmctl) -> None:
 
 class TestLive:
     def test_a_fake_node_without_loading_cuda(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        node = fake_node("gb200-nvl4")
+        node = fake_node("gb200-tray")
         done = egmctl("doctor", "--check", ANY, env=node.environment())
         assert (done.code, done.err) == (0, "")
         assert "4 FAKE NVIDIA GB200" in done.out, "NVML was asked"

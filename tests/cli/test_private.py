@@ -28,7 +28,7 @@ def uuid_of(index: int) -> str:
 
 def planted() -> Machine:
     """Return a machine that has a secret wherever a real one could have one."""
-    machine = load("gb200-nvl4")
+    machine = load("gb200-tray")
     assert machine.gpus is not None
     assert machine.host is not None
     assert machine.driver is not None

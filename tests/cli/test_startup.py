@@ -28,7 +28,7 @@ RUNS = (
     ("docs",),
     ("compare", "idle.json", "idle-again.json"),
     ("profile", "list"),
-    ("profile", "match", "--machine", "gb200-nvl4"),
+    ("profile", "match", "--machine", "gb200-tray"),
     ("fleet", "doctor", "-w", "no-such-host.invalid", "--timeout", "1", "-o", "answers"),
 )
 """Every command at work, as far as it goes on a machine without a driver."""

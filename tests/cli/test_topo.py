@@ -24,9 +24,9 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_a_shipped_machine_as_text(egmctl: RunEgmctl) -> None:
-    done = egmctl("topo", "--machine", "gb200-nvl4")
+    done = egmctl("topo", "--machine", "gb200-tray")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("MODEL of gb200-nvl4, built from public documentation")
+    assert done.out.startswith("MODEL of gb200-tray, built from public documentation")
     assert "NV18>C2C" in done.out
 
 
@@ -58,14 +58,14 @@ def test_the_suffix_of_the_output_file_says_the_form(
 
 
 def test_gpus_and_numa_choose_rows_and_columns(egmctl: RunEgmctl) -> None:
-    out = egmctl("topo", "--machine", "gb200-nvl4", "--gpus", "2,0", "--numa", "1", "--json").out
+    out = egmctl("topo", "--machine", "gb200-tray", "--gpus", "2,0", "--numa", "1", "--json").out
     result = json.loads(out)["result"]
     assert [gpu["label"] for gpu in result["gpus"]] == ["GPU2", "GPU0"]
     assert [(route["gpu"], route["numa_node"]) for route in result["routes"]] == [("GPU2", 1), ("GPU0", 1)]
 
 
 def test_local_is_the_node_of_the_chosen_gpus(egmctl: RunEgmctl) -> None:
-    out = egmctl("topo", "--machine", "gb200-nvl4", "--gpus", "2", "--numa", "local", "--json").out
+    out = egmctl("topo", "--machine", "gb200-tray", "--gpus", "2", "--numa", "local", "--json").out
     assert [route["numa_node"] for route in json.loads(out)["result"]["routes"]] == [1]
 
 
@@ -82,7 +82,7 @@ def test_local_is_the_node_of_the_chosen_gpus(egmctl: RunEgmctl) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], words: str) -> None:
-    done = egmctl("topo", "--machine", "gb200-nvl4", *arguments)
+    done = egmctl("topo", "--machine", "gb200-tray", *arguments)
     assert done.code == 2
     assert words in done.err
     assert done.err.count("\n") == 1
@@ -91,7 +91,7 @@ def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...]
 
 
 def test_bad_input_with_json_is_a_document_too(egmctl: RunEgmctl) -> None:
-    done = egmctl("topo", "--machine", "gb200-nvl4", "--gpus", "9", "--json")
+    done = egmctl("topo", "--machine", "gb200-tray", "--gpus", "9", "--json")
     document = json.loads(done.out)
     assert (done.code, document["exit_code"], document["errors"][0]["code"]) == (2, 2, "usage")
 

@@ -44,7 +44,7 @@ def test_two_runs_of_one_node_show_no_regression() -> None:
 
 
 @settings(max_examples=10)
-@given(seed=st.integers(), spread=st.floats(0, 0.5), machine=st.sampled_from(["hgx-h200x4", "gb200-nvl4", "gh200"]))
+@given(seed=st.integers(), spread=st.floats(0, 0.5), machine=st.sampled_from(["hgx-h200x4", "gb200-tray", "gh200"]))
 def test_a_run_with_itself_finds_nothing(seed: int, spread: float, machine: str) -> None:
     report = run(machine, seed=seed, spread=spread)
     found = two(report, report)

@@ -190,7 +190,7 @@ def test_a_source_that_does_not_know_a_gpu_is_one_difference() -> None:
 
 
 def test_a_list_that_was_read_is_there_whatever_is_in_it() -> None:
-    before, after = replay.load("gb200-nvl4"), replay.load("gb200-nvl72")
+    before, after = replay.load("gb200-tray"), replay.load("gb200-nvl72")
     found = {one.what: (one.reference, one.value) for one in snapshots(after, before).words}
     assert found["driver imex_channels"] == ("not read (not-stated)", "there")
 

@@ -41,7 +41,7 @@ def test_every_metric_is_told_and_none_else() -> None:
     assert named - {"egmctl_bench_stage_seconds"} == set(re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize(("name", "machine"), [("topo", "hgx-h200x4"), ("topo-egm", "gb200-nvl4")])
+@pytest.mark.parametrize(("name", "machine"), [("topo", "hgx-h200x4"), ("topo-egm", "gb200-tray")])
 def test_the_pictures_are_what_the_command_draws(egmctl: RunEgmctl, tmp_path: Path, name: str, machine: str) -> None:
     """``EGMCTL_UPDATE_README=1 pytest tests/docs`` has the command draw them anew."""
     picture, drawn = ROOT / f"docs/images/{name}.svg", tmp_path / "drawn.svg"

@@ -40,10 +40,10 @@ def diagnosis(
     *checks: Check, machine: Machine | None = None, scope: Scope = EVERYTHING, strict: bool = False
 ) -> Diagnosis:
     """What these checks say of a machine."""
-    return diagnose(machine or shipped("gb200-nvl4"), scope, checks, strict=strict)
+    return diagnose(machine or shipped("gb200-tray"), scope, checks, strict=strict)
 
 
-GPUS = shipped("gb200-nvl4").gpus or ()
+GPUS = shipped("gb200-tray").gpus or ()
 
 DENIED = failed(
     "the device cgroup denies /dev/nvidia3",

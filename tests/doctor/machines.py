@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @functools.cache
 def shipped(name: str) -> Machine:
-    """Return a machine that ships with the tool: gh200, gh200x4, gb200-nvl4, gb200-nvl72, dgx-h100, ..."""
+    """Return a machine that ships with the tool: gh200, gh200x4, gb200-tray, gb200-nvl72, dgx-h100, ..."""
     return replay.load(name)
 
 

@@ -24,7 +24,7 @@ from egmctl.model.machine import (
 from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")
-NVL4 = shipped("gb200-nvl4")
+NVL4 = shipped("gb200-tray")
 """Two owners a NUMA node."""
 GH200X4 = shipped("gh200x4")
 """One owner a NUMA node."""

@@ -22,7 +22,7 @@ from tests.fake.plugin import MakeFakeNode
 
 ONLY_ACTIVE = tuple(word for check in KINDS for word in ("--check", check))
 
-GPUS = [gpu.bus_id for gpu in shipped("gb200-nvl4").gpus or ()]
+GPUS = [gpu.bus_id for gpu in shipped("gb200-tray").gpus or ()]
 
 
 def active(
@@ -166,7 +166,7 @@ class TestJudgement:
         ],
     )
     def test_an_owner_out_of_reach_is_named_as_the_cause(self, kind: ProbeKind, call: str, number: int) -> None:
-        finding = judged(shipped("gb200-nvl4"), failing(kind, call, number))
+        finding = judged(shipped("gb200-tray"), failing(kind, call, number))
         assert finding.status is Status.FAIL
         assert "device cgroup or container denies it" in finding.cause
         assert finding.remedy is not None
@@ -176,12 +176,12 @@ class TestJudgement:
         died = replace(
             failing(ProbeKind.POOL, "cuMemPoolImportFromShareableHandle", 0), outcome=Outcome.CRASHED, error_number=None
         )
-        finding = judged(shipped("gb200-nvl4"), died)
+        finding = judged(shipped("gb200-tray"), died)
         assert finding.summary.endswith("ended its process in cuMemPoolImportFromShareableHandle")
         assert "device cgroup or container denies it" in finding.cause
 
     def test_an_event_that_cannot_be_opened_fails(self) -> None:
-        finding = judged(shipped("gb200-nvl4"), failing(ProbeKind.IPC_EVENT, "cuIpcOpenEventHandle", 201))
+        finding = judged(shipped("gb200-tray"), failing(ProbeKind.IPC_EVENT, "cuIpcOpenEventHandle", 201))
         assert (finding.status, finding.check) == (Status.FAIL, "ipc.event-active")
 
     def test_without_an_imex_channel_only_those_who_need_one_fail(self) -> None:
@@ -194,23 +194,23 @@ class TestJudgement:
 
     def test_host_memory_that_a_cpuset_or_seccomp_forbids(self) -> None:
         probe = failing(ProbeKind.HOST_NUMA, "cuMemCreate", 1, node=1)
-        machine = patched(shipped("gb200-nvl4"), "host", allowed_numa_nodes="0")
+        machine = patched(shipped("gb200-tray"), "host", allowed_numa_nodes="0")
         assert "cpuset" in judged(machine, probe).cause
-        machine = patched(shipped("gb200-nvl4"), "confinement", system_calls={"mbind": "EPERM"})
+        machine = patched(shipped("gb200-tray"), "confinement", system_calls={"mbind": "EPERM"})
         assert "mbind is forbidden" in judged(machine, probe).cause
 
     def test_what_the_driver_does_not_have_is_no_fault(self) -> None:
-        machine = shipped("gb200-nvl4")
+        machine = shipped("gb200-tray")
         assert judged(machine, failing(ProbeKind.POOL, "cuMemPoolCreate", 801)).status is Status.SKIP
         assert judged(machine, failing(ProbeKind.P2P, "cuCtxEnablePeerAccess", 217)).status is Status.SKIP
 
     def test_yama_forbids_taking_descriptors(self) -> None:
-        finding = judged(shipped("gb200-nvl4"), failing(ProbeKind.PIDFD, "pidfd_getfd", 1, name="EPERM"))
+        finding = judged(shipped("gb200-tray"), failing(ProbeKind.PIDFD, "pidfd_getfd", 1, name="EPERM"))
         assert finding.status is Status.FAIL
         assert "ptrace" in finding.cause
 
     def test_a_gpu_that_the_machine_does_not_have_is_no_traceback(self) -> None:
         probe = Probe(kind=ProbeKind.P2P, gpus=("0009:01:00.0", "0009:02:00.0"), outcome=Outcome.OK)
-        assert judged(shipped("gb200-nvl4"), probe).status is Status.PASS
+        assert judged(shipped("gb200-tray"), probe).status is Status.PASS
         probe = Probe(kind=ProbeKind.HOST_NUMA, gpus=(), outcome=Outcome.CORRUPT)
-        assert judged(shipped("gb200-nvl4"), probe).status is Status.SKIP
+        assert judged(shipped("gb200-tray"), probe).status is Status.SKIP

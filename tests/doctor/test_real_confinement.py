@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount"), without_driver
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    return Node(replay.load("gb200-nvl4"), tmp_path / "root")
+    return Node(replay.load("gb200-tray"), tmp_path / "root")
 
 
 def test_a_filter_that_refuses_memory_policies(node: Node) -> None:

@@ -12,7 +12,7 @@ from egmctl.model.machine import Reason, SectionStatus, Unread
 from tests.doctor.builders import ABSENT, DENIED, FINE, PERSISTENCE, REBOOT, UNTOLD, broken, check, diagnosis
 from tests.doctor.machines import shipped
 
-NODE = shipped("gb200-nvl4")
+NODE = shipped("gb200-tray")
 
 
 def test_findings_come_in_the_order_of_the_checks_and_say_which_made_them() -> None:

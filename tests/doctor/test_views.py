@@ -47,7 +47,7 @@ def doctor_text(diagnosis: Diagnosis, *, level: Level = Level.NORMAL, width: int
 class TestText:
     def test_the_answer_comes_first_then_each_problem_with_what_to_do(self) -> None:
         assert doctor_text(SICK) == (
-            "MODEL of gb200-nvl4, built from public documentation, not captured from hardware\n"
+            "MODEL of gb200-tray, built from public documentation, not captured from hardware\n"
             "PROBLEMS: 2 failures and 1 warning; 1 check passed, 1 not determined, 2 do not\n"
             "  apply\n"
             "EGM, single-node multi-GPU: 4 NVIDIA GB200 on aarch64\n"

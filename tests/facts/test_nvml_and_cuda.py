@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.fake.plugin"]
 
 SECTIONS = ("gpus", "pairs", "driver", "process")
-SHIPPED = ("gh200", "gh200x4", "gb200-nvl4", "gb200-nvl72")
+SHIPPED = ("gh200", "gh200x4", "gb200-tray", "gb200-nvl72")
 
 Collect = Callable[..., Machine]
 
@@ -98,7 +98,7 @@ def test_links_masked_by_a_virtual_machine_and_values_kept_from_us_come_back_wit
         NvLink(link=i, active=i != 2, version=6, remote_type="switch", **counters, unread={**masked, **no_answer})
         for i in range(3)
     )
-    machine = load("gb200-nvl4")
+    machine = load("gb200-tray")
     for index in (0, 1):
         machine = changed(
             machine,
@@ -133,7 +133,7 @@ def first_pair(machine: Machine) -> Pair:
 def test_an_attribute_that_the_driver_does_not_know_is_null_and_the_others_are_there(
     fake_node: MakeFakeNode, on: Collect
 ) -> None:
-    machine = load("gb200-nvl4")
+    machine = load("gb200-tray")
     gpu = gpus_of(machine)[0]
     assert gpu.cuda is not None
     older = {name: value for name, value in gpu.cuda.attributes.items() if name != "HOST_NUMA_MULTINODE_IPC_SUPPORTED"}
@@ -154,7 +154,7 @@ def test_an_attribute_that_the_driver_does_not_know_is_null_and_the_others_are_t
 
 @pytest.mark.parametrize("hidden", ["1", "", "GPU-none"])
 def test_cuda_visible_devices_hides_no_facts(fake_node: MakeFakeNode, on: Collect, hidden: str) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
 
     found = on(node, CUDA_VISIBLE_DEVICES=hidden, CUDA_DEVICE_ORDER="FASTEST_FIRST")
 
@@ -167,7 +167,7 @@ def test_cuda_visible_devices_hides_no_facts(fake_node: MakeFakeNode, on: Collec
 def test_reading_makes_no_context_lets_go_of_nvml_and_asks_for_field_values_in_bulk(
     fake_node: MakeFakeNode, on: Collect
 ) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
 
     on(node)
 
@@ -182,7 +182,7 @@ def test_reading_makes_no_context_lets_go_of_nvml_and_asks_for_field_values_in_b
 def test_a_command_that_needs_no_pairs_does_not_ask_for_them(
     fake_node: MakeFakeNode, on: Collect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     monkeypatch.setattr(f"{__name__}.SECTIONS", ("gpus",))
 
     assert on(node).pairs is None
@@ -211,7 +211,7 @@ def test_without_the_libraries_the_gpus_are_there_and_each_source_says_why_not(
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         Path(tmp_path, name).touch()
 
-    found = on(fake_node("gb200-nvl4"), LD_LIBRARY_PATH=str(tmp_path))
+    found = on(fake_node("gb200-tray"), LD_LIBRARY_PATH=str(tmp_path))
 
     assert broken_invariants(found) == []
     for gpu in gpus_of(found):
@@ -226,7 +226,7 @@ def test_without_the_libraries_the_gpus_are_there_and_each_source_says_why_not(
 def test_nvml_without_its_kernel_module_is_the_drivers_word_and_cuda_is_still_there(
     fake_node: MakeFakeNode, on: Collect
 ) -> None:
-    found = on(fake_node("gb200-nvl4"), "nvmlInit=error:9")
+    found = on(fake_node("gb200-tray"), "nvmlInit=error:9")
 
     assert driver_of(found).nvml_error == "NVML_ERROR_DRIVER_NOT_LOADED"
     for gpu in gpus_of(found):
@@ -240,7 +240,7 @@ def test_nvml_without_its_kernel_module_is_the_drivers_word_and_cuda_is_still_th
 def test_cuda_without_a_device_is_the_drivers_word_and_nvml_is_still_there(
     fake_node: MakeFakeNode, on: Collect
 ) -> None:
-    found = on(fake_node("gb200-nvl4"), "cuInit=error:100")
+    found = on(fake_node("gb200-tray"), "cuInit=error:100")
 
     assert driver_of(found).cuda_error == "CUDA_ERROR_NO_DEVICE"
     assert driver_of(found).cuda_driver_version == 13000
@@ -251,7 +251,7 @@ def test_cuda_without_a_device_is_the_drivers_word_and_nvml_is_still_there(
 
 def test_functions_that_an_older_driver_lacks_cost_only_their_values(fake_node: MakeFakeNode, on: Collect) -> None:
     found = on(
-        fake_node("gb200-nvl4"),
+        fake_node("gb200-tray"),
         "nvmlDeviceGetCapabilities=missing;nvmlDeviceGetPlatformInfo=missing;cuDeviceGetP2PAttribute=missing",
     )
 
@@ -273,7 +273,7 @@ def test_bindings_newer_than_the_driver_are_one_sentence_and_the_version_is_kept
     ours = cuda.bindings().CUDA_VERSION // 1000
     older = (ours - 1) * 1000 + 80
 
-    found = on(fake_node(with_cuda_version(load("gb200-nvl4"), older)))
+    found = on(fake_node(with_cuda_version(load("gb200-tray"), older)))
 
     why = gpus_of(found)[0].unread["cuda"]
     assert why.reason is Reason.DRIVER_TOO_OLD
@@ -306,7 +306,7 @@ def test_bindings_newer_than_the_driver_are_one_sentence_and_the_version_is_kept
 def test_a_library_that_hangs_or_dies_costs_its_own_facts_and_names_the_last_call(
     fake_node: MakeFakeNode, on: Collect, faults: str, source: str, other: str, reason: Reason, detail: str
 ) -> None:
-    found = on(fake_node("gb200-nvl4"), faults, deadline_s=3.0 if "hang" in faults else 60.0)
+    found = on(fake_node("gb200-tray"), faults, deadline_s=3.0 if "hang" in faults else 60.0)
 
     assert broken_invariants(found) == []
     for gpu in gpus_of(found):
@@ -315,7 +315,7 @@ def test_a_library_that_hangs_or_dies_costs_its_own_facts_and_names_the_last_cal
 
 
 def test_a_gpu_that_fell_off_the_bus_keeps_its_place_and_says_so(fake_node: MakeFakeNode, on: Collect) -> None:
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
 
     found = on(node, "nvmlDeviceGetHandleByIndex@2=error:15")
 
@@ -329,7 +329,7 @@ def test_a_gpu_that_fell_off_the_bus_keeps_its_place_and_says_so(fake_node: Make
 
 
 def test_a_gpu_that_the_device_cgroup_denies_is_known_to_files_only(fake_node: MakeFakeNode, on: Collect) -> None:
-    machine = load("gb200-nvl4")
+    machine = load("gb200-tray")
     first, *others = gpus_of(machine)
     denied = dataclasses.replace(first, node=DeviceNode(path="/dev/nvidia0", exists=True, access="EPERM"))
 
@@ -344,7 +344,7 @@ def test_a_gpu_that_the_device_cgroup_denies_is_known_to_files_only(fake_node: M
 
 def test_the_records_of_the_children_name_fields_of_the_model(fake_node: MakeFakeNode, on: Collect) -> None:
     """The decoder passes over keys that it does not know: a misspelt field would be a value lost in silence."""
-    nvml = gpus_of(on(fake_node("gb200-nvl4")))[0].nvml
+    nvml = gpus_of(on(fake_node("gb200-tray")))[0].nvml
 
     assert isinstance(nvml, GpuNvml)
     nulls = {f.name for f in dataclasses.fields(nvml) if getattr(nvml, f.name) is None}

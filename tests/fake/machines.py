@@ -25,7 +25,7 @@ from tests.fake.node import load
 
 def nvl4() -> Machine:
     """Return two Grace CPUs (NUMA nodes 0 and 1) with two GPUs each, all joined by NVLink; modelled."""
-    return load("gb200-nvl4")
+    return load("gb200-tray")
 
 
 def everything_stated() -> Machine:

@@ -2,7 +2,7 @@
 
 ::
 
-    node = FakeNode("gb200-nvl4", tmp_path)
+    node = FakeNode("gb200-tray", tmp_path)
     egmctl("bench", "--numa", "1", env=node.environment(faults="cuMemCreate@2=error:2"))
     assert not node.leaks()
 

@@ -17,7 +17,7 @@ MakeFakeNode = Callable[..., FakeNode]
 
 @pytest.fixture
 def fake_node(tmp_path_factory: pytest.TempPathFactory) -> MakeFakeNode:
-    """Make a :class:`FakeNode`: ``fake_node("gb200-nvl4")``. Skips the test where there is no C compiler."""
+    """Make a :class:`FakeNode`: ``fake_node("gb200-tray")``. Skips the test where there is no C compiler."""
     try:
         build()
     except NoCompiler:

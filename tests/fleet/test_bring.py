@@ -52,7 +52,7 @@ def archive(folder: Path, script: str, arch: str = ARCH, version: str = __versio
 def test_a_node_without_egmctl_runs_what_was_brought_and_has_it_the_next_time(
     lab: Lab, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
-    variables = {name: value for name, value in fake_node("gb200-nvl4").environment().items() if value is not None}
+    variables = {name: value for name, value in fake_node("gb200-tray").environment().items() if value is not None}
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     script = f'{exports}export PYTHONPATH={ROOT}\nexec {sys.executable} -m egmctl "$@"'
     home = {name: lab.folder / f"home-{name}" for name in ("node01", "other")}

@@ -67,10 +67,10 @@ def finished(process: subprocess.Popen[bytes]) -> Ended:
 
 
 def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, fake_node: MakeFakeNode) -> None:
-    real = on(fake_node("gb200-nvl4").environment())
+    real = on(fake_node("gb200-tray").environment())
     lab.host("node01", real)
     lab.host("node02", real)
-    lab.host("node03", on(fake_node(without_a_link(load("gb200-nvl4"))).environment()))
+    lab.host("node03", on(fake_node(without_a_link(load("gb200-tray"))).environment()))
     lab.host("other", f'[ "$1" = --version ] || touch {lab.folder}/was-run; echo egmctl 0.0.1')
     lab.host("hangs", f"{SAYS_VERSION}; exec sleep 1000")
     lab.host("lacks", None)
@@ -310,7 +310,7 @@ def test_another_version_is_welcome_where_that_was_said(lab: Lab) -> None:
 
 
 def test_a_command_that_ended_without_a_result_says_why(lab: Lab, fake_node: MakeFakeNode) -> None:
-    lab.host("node01", on(fake_node("gb200-nvl4").environment()))
+    lab.host("node01", on(fake_node("gb200-tray").environment()))
     ended = lab.run("fleet", "bench", "-w", "node01", "--json", "--", "--gpus", "9")
     (answer,) = answers(ended).values()
     assert (ended.code, answer["reach"], answer["exit_code"]) == (2, "failed", 2)

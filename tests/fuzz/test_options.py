@@ -57,7 +57,7 @@ FILES = (
     ".",
     "@",
 )
-MACHINES = ("gh200", "gb200-nvl4", "hgx-h200x4", "list", "none", "", "good.json")
+MACHINES = ("gh200", "gb200-tray", "hgx-h200x4", "list", "none", "", "good.json")
 LOOKS = {
     "topo": ("--machine",),
     "doctor": ("--machine",),

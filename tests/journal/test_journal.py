@@ -35,7 +35,7 @@ KILLS = int(os.environ.get("EGMCTL_TEST_KILLS", "3"))
 
 @pytest.fixture
 def node(fake_node: MakeFakeNode) -> FakeNode:
-    return fake_node("gb200-nvl4")
+    return fake_node("gb200-tray")
 
 
 @pytest.fixture

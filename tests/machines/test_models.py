@@ -18,7 +18,7 @@ from egmctl.units import parse_kernel_list
 from tests.invariants import broken_invariants
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELLED = ("dgx-h100", "gb200-nvl4", "gb200-nvl72", "gh200", "gh200x4")
+MODELLED = ("dgx-h100", "gb200-tray", "gb200-nvl72", "gh200", "gh200x4")
 GRACE = tuple(name for name in MODELLED if name != "dgx-h100")
 DERIVED = ("gb300-nvl72", "gb200-nvl72-cdmm", "gh200x2", "dgx-station-gb300", "hgx-b200")
 """Another model with what is known to differ (tools/machine_models/derived.py)."""
@@ -202,7 +202,7 @@ def test_gh200_nodes_are_those_of_numactl() -> None:
     ("name", "nodes", "own", "host_nodes", "nvlinks", "through"),
     [
         ("gh200x4", 36, [4, 12, 20, 28], [0, 1, 2, 3], 6, "direct"),
-        ("gb200-nvl4", 34, [2, 10, 18, 26], [0, 0, 1, 1], 18, "switch"),
+        ("gb200-tray", 34, [2, 10, 18, 26], [0, 0, 1, 1], 18, "switch"),
         ("gb200-nvl72", 34, [2, 10, 18, 26], [0, 0, 1, 1], 18, "switch"),
     ],
 )

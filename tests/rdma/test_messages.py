@@ -37,7 +37,7 @@ Measure = Callable[..., list[Measurement]]
 
 @pytest.fixture
 def node(fake_node: MakeFakeNode) -> FakeNode:
-    return fake_node("gb200-nvl4")
+    return fake_node("gb200-tray")
 
 
 @pytest.fixture

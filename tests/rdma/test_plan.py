@@ -28,7 +28,7 @@ def test_the_suite_has_every_pair_of_memories_in_sizes_and_as_a_round_trip() -> 
 
 
 def test_each_end_is_memory_of_its_own_rank_and_each_pair_is_measured_both_ways() -> None:
-    machine = load("gb200-nvl4")
+    machine = load("gb200-tray")
     assert machine.gpus is not None
     plan = make_plan(machine, [machine.gpus[0], machine.gpus[2]], [0, 1], rdma.CASES, SETTINGS)
     flows = [planned.task.flows[0] for planned in plan.tasks if planned.task.case == "ucx_device_to_host_numa"]
@@ -56,7 +56,7 @@ def test_without_ucxx_nothing_is_measured_and_the_reason_says_what_to_install(
 ) -> None:
     (tmp_path / "ucxx").mkdir()
     (tmp_path / "ucxx" / "__init__.py").write_text("raise ImportError(\"No module named 'ucxx'\")\n")
-    node = fake_node("gb200-nvl4")
+    node = fake_node("gb200-tray")
     ended = egmctl(
         *("bench", "--gpus", "0-1", "--numa", "0", "--no-verdict", "--case", "ucx_host_to_host_64k"),
         env=node.environment() | {"PYTHONPATH": str(tmp_path)},

@@ -28,21 +28,21 @@ def test_text(egmctl: RunEgmctl, machine: str) -> None:
 
 
 def test_json(egmctl: RunEgmctl) -> None:
-    done = egmctl("topo", "--machine", "gb200-nvl4", "--json")
+    done = egmctl("topo", "--machine", "gb200-tray", "--json")
     assert done.code == 0
     document = json.loads(done.out.replace(f"egmctl {__version__}", "egmctl VERSION"))
     # The machine itself is in profiles/machines/ already.
     document["result"]["machines"] = []
-    compare(dump(document), FOLDER / "gb200-nvl4" / "topo.json")
+    compare(dump(document), FOLDER / "gb200-tray" / "topo.json")
 
 
 def test_csv(egmctl: RunEgmctl) -> None:
-    done = egmctl("topo", "--machine", "gb200-nvl4", "--csv")
+    done = egmctl("topo", "--machine", "gb200-tray", "--csv")
     assert done.code == 0
-    compare(done.out, FOLDER / "gb200-nvl4" / "topo.csv")
+    compare(done.out, FOLDER / "gb200-tray" / "topo.csv")
 
 
 def test_verbose_text(egmctl: RunEgmctl) -> None:
-    done = egmctl("topo", "--machine", "gb200-nvl4", "-v", "--gpus", "0")
+    done = egmctl("topo", "--machine", "gb200-tray", "-v", "--gpus", "0")
     assert done.code == 0
-    compare(done.out, FOLDER / "gb200-nvl4" / "topo-v-gpu0.txt")
+    compare(done.out, FOLDER / "gb200-tray" / "topo-v-gpu0.txt")

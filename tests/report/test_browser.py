@@ -27,7 +27,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "hostile.html": lambda: str(render(hostile_run(), Form.HTML)),
     "hostile.svg": lambda: str(render(hostile_run(), Form.SVG)),
     "bench.svg": lambda: str(render(run(cases=CASES), Form.SVG)),
-    "topo.html": lambda: str(render(topology(replay.load("gb200-nvl4")), Form.HTML)),
+    "topo.html": lambda: str(render(topology(replay.load("gb200-tray")), Form.HTML)),
     "topo.svg": lambda: str(render(topology(replay.load("gh200x4")), Form.SVG)),
     "doctor.html": lambda: str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
     "compare.html": lambda: str(render(comparisons.two_runs(), Form.HTML)),
@@ -101,7 +101,7 @@ def test_even_a_script_that_got_into_a_page_would_not_run(tab: Tab, folder: Path
     added = f'<script>{run}</script><img src=x.png onerror="{run}"><b style="top:1px">'
     page.write_text((folder / "topo.html").read_text().replace("<main", f"{added}<main"))
     seen = tab.open(page)
-    assert tab.evaluate("document.title") == "egmctl topo: gb200-nvl4"
+    assert tab.evaluate("document.title") == "egmctl topo: gb200-tray"
     assert seen.requests == [page.as_uri()]
     assert sum("Content Security Policy" in one for one in seen.complaints) >= 3
 

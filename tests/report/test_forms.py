@@ -120,7 +120,7 @@ class TestHeat:
         assert step(100, value, Better.LOW) == expected
 
     def test_each_wire_is_set_against_its_own_best(self) -> None:
-        made = run("gb200-nvl4", cases=("host_numa_to_device_memcpy_ce",))
+        made = run("gb200-tray", cases=("host_numa_to_device_memcpy_ce",))
         (grid,) = tables_of(made)
         assert isinstance(grid, Matrix)
         assert best(grid) == {"C2C": 107.0, "NV18>C2C": 105.0}

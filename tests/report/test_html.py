@@ -33,7 +33,7 @@ ESCAPED = HOSTILE.replace("\x00", r"\x00").replace("\x1b", r"\x1b").replace("\u2
 SWEEP = [1 << power for power in range(12, 34, 4)]
 PAGES: Mapping[str, Callable[[], str]] = {
     "eight GPUs, every case": lambda: str(render(judged(run("dgx-h100")), Form.HTML)),
-    "EGM": lambda: str(render(judged(run("gb200-nvl4", gpus=2)), Form.HTML)),
+    "EGM": lambda: str(render(judged(run("gb200-tray", gpus=2)), Form.HTML)),
     "sweep": lambda: str(render(run(cases=("device_to_device_memcpy_write_ce",), sizes=SWEEP), Form.HTML)),
     "hostile": lambda: str(render(hostile_run(), Form.HTML)),
     "topo": lambda: str(render(topology(replay.load("dgx-h100")), Form.HTML)),
@@ -235,7 +235,7 @@ def test_nothing_to_compare_is_no_pass() -> None:
 @pytest.mark.parametrize(
     ("made", "banner"),
     [
-        (lambda: str(render(run("gb200-nvl4", gpus=2), Form.HTML)), "MODEL of gb200-nvl4"),
+        (lambda: str(render(run("gb200-tray", gpus=2), Form.HTML)), "MODEL of gb200-tray"),
         (lambda: str(render(topology(replay.load("dgx-h100")), Form.HTML)), "MODEL of dgx-h100"),
         (
             lambda: str(render(diagnose(replay.load("gh200"), Scope(), CHECKS), Form.HTML)),
@@ -256,7 +256,7 @@ def test_a_recorded_machine_says_when_it_was_recorded_in_the_heading() -> None:
 def test_a_run_of_the_command_on_a_fake_node_is_a_page_that_says_fake(
     egmctl: RunEgmctl, fake_node: object, tmp_path: Path
 ) -> None:
-    node = fake_node("gb200-nvl4")  # type: ignore[operator]
+    node = fake_node("gb200-tray")  # type: ignore[operator]
     page = tmp_path / "report.html"
     case = ("--case", "device_to_device_memcpy_write_ce", "--size", "1M", "--samples", "3", "--no-verdict")
     done = egmctl("bench", *case, "-o", page, "-q", env=node.environment())

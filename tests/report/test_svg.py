@@ -98,7 +98,7 @@ class TestTheTopology:
         assert "blocked: " in told
 
     def test_in_words_it_tells_who_sits_where_and_what_joins_them(self) -> None:
-        (told,) = elements(drawing(topology(replay.load("gb200-nvl4"))), "desc")
+        (told,) = elements(drawing(topology(replay.load("gb200-tray"))), "desc")
         assert "NUMA node 0 with GPU0, GPU1" in words(told)
         assert "NV18 through switches between" in words(told)
 

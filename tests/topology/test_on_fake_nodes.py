@@ -23,7 +23,7 @@ def blocks(text: str) -> dict[str, str]:
     return {block.partition("\n")[0]: block for block in text.strip().split("\n\n")}
 
 
-@pytest.mark.parametrize("name", ["gb200-nvl4", "gb200-nvl72", "gh200x4"])
+@pytest.mark.parametrize("name", ["gb200-tray", "gb200-nvl72", "gh200x4"])
 def test_a_live_node_looks_like_its_model(egmctl: RunEgmctl, fake_node: MakeFakeNode, name: str) -> None:
     done = egmctl("topo", env=fake_node(name).environment())
     assert (done.code, done.err) == (0, "")
@@ -44,13 +44,13 @@ def test_a_recording_of_it_gives_the_same_text(egmctl: RunEgmctl, fake_node: Mak
 
 class TestWhatIsMissing:
     def test_nvml_finds_no_driver(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        done = egmctl("topo", env=fake_node("gb200-nvl4").environment(faults="nvmlInit=error:9"))
+        done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="nvmlInit=error:9"))
         assert done.code == 3
         assert "NVML: NVML_ERROR_DRIVER_NOT_LOADED" in done.out
         assert "GPU3  " in done.out
 
     def test_the_libraries_are_not_there(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        done = egmctl("topo", env=fake_node("gb200-nvl4", libraries=()).environment())
+        done = egmctl("topo", env=fake_node("gb200-tray", libraries=()).environment())
         assert done.code == 3
         assert " ".join(done.out.split()).startswith(
             "NOT DETERMINED: 4 NVIDIA GPUs are on the PCI bus and the driver is loaded, but its library NVML "
@@ -58,13 +58,13 @@ class TestWhatIsMissing:
         assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in done.out
 
     def test_cuda_has_no_device(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        done = egmctl("topo", env=fake_node("gb200-nvl4").environment(faults="cuInit=error:100"))
+        done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="cuInit=error:100"))
         assert done.code == 0
         assert "CUDA does not work here (CUDA_ERROR_NO_DEVICE)" in done.out
         assert "NV18>C2C" in done.out
 
     def test_nvml_is_too_old_for_the_egm_bit(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        done = egmctl("topo", env=fake_node("gb200-nvl4").environment(faults="nvmlDeviceGetCapabilities=missing"))
+        done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="nvmlDeviceGetCapabilities=missing"))
         assert done.code == 0
         words = " ".join(done.out.split())
         assert "4 FAKE NVIDIA GB200 on aarch64, EGM unknown: NVML is too old" in words
@@ -72,7 +72,7 @@ class TestWhatIsMissing:
     def test_a_call_that_hangs_costs_only_what_it_would_have_said(
         self, fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name, value in fake_node("gb200-nvl4").environment(faults="cuInit=hang").items():
+        for name, value in fake_node("gb200-tray").environment(faults="cuInit=hang").items():
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
         seen: Machine = collect(("host", "gpus", "pairs", "driver"), deadline_s=5)
         words = " ".join(str(render(topology(seen), Form.TEXT)).split())

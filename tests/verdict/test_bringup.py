@@ -193,7 +193,7 @@ def test_what_is_not_known_is_a_gap(report: RunReport | None, kind: GapKind, cod
 
 
 def test_a_machine_of_which_most_is_unknown_is_incomplete() -> None:
-    found = bringup(healthy(replay.load("gb200-nvl4")), measured())
+    found = bringup(healthy(replay.load("gb200-tray")), measured())
     assert [gap.kind for gap in found.gaps] == [GapKind.NOT_DETERMINED]
 
 

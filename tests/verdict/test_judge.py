@@ -209,7 +209,7 @@ def test_numbers_of_fake_gpus_are_called_that() -> None:
     assert verdict_of(fake).reason.startswith("FAKE GPUs, nothing of this is hardware")
 
 
-@pytest.mark.parametrize("name", ["gb200-nvl4", "gb200-nvl72", "gh200", "gh200x4", "dgx-h100"])
+@pytest.mark.parametrize("name", ["gb200-tray", "gb200-nvl72", "gh200", "gh200x4", "dgx-h100"])
 def test_every_machine_can_be_judged_without_a_profile(name: str) -> None:
     machine = replay.load(name)
     report = run(*ALL, machine=machine, value=lambda task, _: 834.0 if task.case == LATENCY else 50.0)

@@ -89,7 +89,7 @@ def test_every_shipped_profile_fits_the_schema_and_names_the_source_of_each_numb
 def test_all_platforms_have_a_profile() -> None:
     assert {path.stem for path in SHIPPED} == {
         *("hgx-a100", "hgx-h100", "hgx-h200", "hgx-b200"),
-        *("gh200", "gh200x4", "gb200-nvl4", "gb200-nvl72", "gb300-nvl72"),
+        *("gh200", "gh200x4", "gb200-tray", "gb200-nvl72", "gb300-nvl72"),
     }
 
 
@@ -183,7 +183,7 @@ def test_a_broken_profile_is_not_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_profile_that_there_is_none_of_names_those_that_are() -> None:
-    with pytest.raises(UsageError, match=r"there is no profile 'dgx'; there are gb200-nvl4, .*hgx-h200"):
+    with pytest.raises(UsageError, match=r"there is no profile 'dgx'; there are gb200-tray, .*hgx-h200"):
         load("dgx")
     with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
         load("./nowhere.toml")

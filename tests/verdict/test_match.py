@@ -40,7 +40,7 @@ def changed(machine: Machine, changes: dict[str, Any]) -> Machine:
         ("hgx-h200x4", "hgx-h200"),
         ("dgx-h100", "hgx-h100"),
         ("gh200", "gh200"),
-        ("gb200-nvl4", "gb200-nvl4"),
+        ("gb200-tray", "gb200-tray"),
         ("gb200-nvl72", "gb200-nvl72"),
     ],
 )
@@ -56,7 +56,7 @@ def test_a_machine_whose_pci_ids_are_not_known_is_of_none() -> None:
     assert "PCI device id unknown, not 10de:2342" in why
 
 
-@pytest.mark.parametrize("machine", ["hgx-h200x4", "dgx-h100", "gb200-nvl4"])
+@pytest.mark.parametrize("machine", ["hgx-h200x4", "dgx-h100", "gb200-tray"])
 def test_a_node_of_which_one_gpu_is_denied_is_still_of_its_kind(machine: str) -> None:
     """The profile that fits what is known: NVML says nothing of the denied one."""
     denied = with_gpu_denied(replay.load(machine), 1)

@@ -69,7 +69,7 @@ def gb200_cdmm() -> Machine:
         machine, gpus=gpus, host=replace(host, numa_nodes=cpus, allowed_numa_nodes=",".join(str(n.id) for n in cpus))
     )
     driver = _known(machine.driver)
-    parameters = {"CoherentGPUMemoryMode": '"driver"'}
+    parameters = {"CoherentGPUMemoryMode": "driver"}
     unread = {name: why for name, why in driver.unread.items() if name != "module_parameters"}
     return _called(
         replace(machine, driver=replace(driver, module_parameters=parameters, unread=unread)),
@@ -117,6 +117,9 @@ def station() -> Machine:
     machine = _of(gh200.single(), STATION_GB300)
     (gpu,) = machine.gpus or ()
     card = _card(gpu)
+    nvml = _known(gpu.nvml)
+    unread = {name: why for name, why in nvml.unread.items() if name not in ("nvlinks", "nvlink_count")}
+    gpu = replace(gpu, nvml=replace(nvml, nvlinks=(), nvlink_count=0, unread=unread))
     none = {"read": "CNS", "write": "CNS", "nvlink": "NS", "atomics": "CNS", "pci": "CNS"}
     pairs = tuple(
         stated(
@@ -134,7 +137,8 @@ def station() -> Machine:
         replace(machine, gpus=(gpu, card), pairs=pairs),
         "dgx-station-gb300",
         "A DGX Station: one GB300 on its Grace CPU over NVLink-C2C, and an RTX PRO 6000 card in a PCIe slot, which has "
-        "neither NVLink-C2C nor EGM. The GB300's place is the GH200's (gh200); the card's bus id is made up.",
+        "neither NVLink-C2C nor EGM. The GB300's place is the GH200's (gh200); the card's bus id is made up. That "
+        "neither has an NVLink is the model's assumption.",
         "a GB300 and an RTX PRO 6000 in one machine: https://github.com/NVIDIA/dgx-spark-playbooks",
         PCI_IDS,
         OCI,
@@ -220,7 +224,7 @@ def _without(record: Any, why: Unread, *names: str) -> Any:
 
 def _card(beside: Gpu) -> Gpu:
     """Return an RTX PRO 6000 on PCIe, beside a GPU of the same CPU."""
-    name, bus_id, index = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "0002:01:00.0", 1
+    name, bus_id, index = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "000a:01:00.0", 1
     node = beside.host_numa_id
     absent = Unread(reason=Reason.NOT_SUPPORTED, detail="the card has none")
     return stated(
@@ -232,7 +236,7 @@ def _card(beside: Gpu) -> Gpu:
             bus_id=bus_id,
             vendor_id=NVIDIA,
             class_code=CLASS_3D,
-            path=("pci0002:00", "0002:00:00.0"),
+            path=("pci000a:00", "000a:00:00.0"),
             numa_node=node,
             driver="nvidia",
             responds=True,
@@ -246,7 +250,9 @@ def _card(beside: Gpu) -> Gpu:
             capabilities=0,
             addressing_mode="hmm",
             cpu_affinity=beside.nvml.cpu_affinity if beside.nvml else NOT_STATED,
-            **dict.fromkeys(("c2c_enabled", "c2c_links", "nvlinks", "nvlink_count", "numa_node", "fabric"), absent),
+            nvlinks=(),
+            nvlink_count=0,
+            **dict.fromkeys(("c2c_enabled", "c2c_links", "numa_node", "fabric"), absent),
         ),
         cuda=stated(GpuCuda, ordinal=index, name=name, attributes={"HOST_NUMA_ID": node}),
     )

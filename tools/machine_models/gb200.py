@@ -66,11 +66,11 @@ MODELLED_CLIQUE_ID = 1
 """No rack's: constants of the model, chosen to look like none."""
 
 
-def nvl4() -> Machine:
-    """Return ``gb200-nvl4``: the four GPUs of one node, in no multi-node NVLink domain."""
+def tray() -> Machine:
+    """Return ``gb200-tray``: the four GPUs of one node, in no multi-node NVLink domain."""
     fabric = Unread(reason=Reason.NOT_STATED, detail="no public nvidia-smi -q of a node outside a rack's NVLink domain")
     return machine(
-        "gb200-nvl4",
+        "gb200-tray",
         "A GB200 node with two Grace CPUs and four GPUs, NV18 between all of them, EGM on, taken by itself: the "
         "single-node, multi-GPU platform of the EGM guide. The outputs it is made from are of NVLink-switch trays; the "
         "link counts of the GB200 NVL4 board, which has no switch, are not published. The EGM bit is the model's "
