@@ -183,7 +183,7 @@ def test_a_broken_profile_is_not_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_profile_that_there_is_none_of_names_those_that_are() -> None:
-    with pytest.raises(UsageError, match=r"there is no profile 'dgx'; there are gb200-tray, .*hgx-h200"):
+    with pytest.raises(UsageError, match=r"there is no profile 'dgx'; there are gb200-nvl72, gb200-tray, .*hgx-h200"):
         load("dgx")
     with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
         load("./nowhere.toml")
