@@ -155,7 +155,7 @@ def journal_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": JOURNAL_SCHEMA,
-        "description": "One line of the journal of a bench: docs/journal.md. The first line is the event begin, whose "
+        "description": "One line of the journal of a bench: docs/bench.md. The first line is the event begin, whose "
         "result is a report without measurements; the last is end where the run came to its end.",
         "oneOf": [
             event(events.BEGIN, **first, result=of_bench("RunReport")),

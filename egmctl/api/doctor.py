@@ -121,7 +121,7 @@ def purposes_of(text: str | None) -> tuple[Guard, ...] | None:
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in set(Guard):
-            raise UsageError(f"--for {printable(word[:40])!r}: there is no such purpose; valid are {', '.join(Guard)}")
+            raise UsageError(f"--for {printable(word[:40])!r}: no such purpose; valid are {', '.join(Guard)}")
     return tuple(guard for guard in Guard if guard in words)
 
 

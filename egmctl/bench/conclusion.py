@@ -63,9 +63,9 @@ def of_latency(
         Further fields of it.
     """
     if not samples:
-        return finish(task, Status.FAILED, reason="one side waited in vain for the other in every sample")
+        return finish(task, Status.FAILED, reason="timed out waiting for the peer in every sample")
     if discarded:
-        remark = f"{discarded} samples were thrown away: one side had waited in vain for the other"
+        remark = f"{discarded} samples were discarded: timed out waiting for the peer"
     latency = summarize([sample.latency_ns or 0 for sample in samples])
     status, reason = judged(latency, wrong, remark)
     return finish(task, status, reason=reason, samples=tuple(samples), latency_ns=latency, **more)
@@ -112,8 +112,8 @@ def describe(mismatch: Mismatch, task: Task) -> str:
         where += f", {task.flows[mismatch.flow].path}"
     if mismatch.words == 0:
         return (
-            f"{where}: the sum of what was read is {mismatch.found}, not {mismatch.expected}; "
-            "all words were right when they were read again"
+            f"{where}: the checksum is {mismatch.found}, not {mismatch.expected}; all words were correct when read "
+            "again"
         )
     looked_at = window(task.size_bytes, task.copies, mismatch.sample).size_bytes // WORD_BYTES
     return (
@@ -126,4 +126,4 @@ def chain_error(sample: int, offset: int | None) -> str | None:
     """Say in one sentence that a walk ended where its chain does not lead; ``None`` if it did not."""
     if offset is None:
         return None
-    return f"sample {sample}: the walk ended at offset {offset}, where its chain does not lead"
+    return f"sample {sample}: the pointer chase ended at the wrong offset {offset}"

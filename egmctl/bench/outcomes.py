@@ -16,7 +16,7 @@ class GateExpired(EgmctlError):
     """The gate gave up again and again before the host had queued the work."""
 
     def __init__(self) -> None:
-        super().__init__(f"the host did not queue the work in time, {EXPIRED_LIMIT} times: it is overloaded")
+        super().__init__(f"the host failed {EXPIRED_LIMIT} times to queue the work in time: it is overloaded")
 
 
 FAILURES = (DriverCallError, NoCompiler, GateExpired, ImpossibleTime)

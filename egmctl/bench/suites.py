@@ -32,7 +32,7 @@ class Suite:
 
 SUITES: Mapping[str, Suite] = {
     "standard": Suite(
-        "every family, what 'egmctl bench' measures by itself",
+        "every family: the default of 'egmctl bench'",
         (
             "host_numa_to_device_memcpy_??",
             "device_to_host_numa_memcpy_??",
@@ -90,13 +90,13 @@ SUITES: Mapping[str, Suite] = {
         samples=3,
     ),
     "full": Suite("every case there is", ("*",)),
-    "egm": Suite("memory of host NUMA nodes: EGM where the platform has it", family="egm"),
+    "egm": Suite("memory of host NUMA nodes (EGM where the platform has it)", family="egm"),
     "host": Suite("pinned, registered and system memory", family="host"),
     "p2p": Suite("between GPUs and within one", family="p2p"),
     "latency": Suite("latencies", family="latency"),
-    "ipc": Suite("memory that one process makes and another one works on, one a GPU", family="ipc", samples=3),
-    "rdma": Suite("messages by UCX between processes, and which way they took", family="rdma", samples=3),
-    "fabric": Suite("fabric handles between all GPUs of this node, under MPI of all nodes", family="fabric", samples=3),
+    "ipc": Suite("memory shared between processes, one process per GPU", family="ipc", samples=3),
+    "rdma": Suite("UCX messages between processes, and their transport", family="rdma", samples=3),
+    "fabric": Suite("fabric handles between all GPUs of the node; under MPI of all nodes", family="fabric", samples=3),
     "matrices": Suite(
         "the seven GPU matrices of nvbandwidth",
         (
@@ -111,7 +111,7 @@ SUITES: Mapping[str, Suite] = {
         samples=3,
     ),
     "sweep": Suite(
-        "what '--sweep size' measures by itself",
+        "the default of '--sweep size'",
         (
             "host_numa_to_device_memcpy_??",
             "device_to_host_numa_memcpy_??",
@@ -168,5 +168,5 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = ()) -> tuple[C
             alike = get_close_matches(pattern[:100], [case.name for case in cases])
             whole = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
             hint = f"did you mean {' or '.join(alike)}?" if alike else whole
-            raise UsageError(f"--case {printable(pattern[:100])!r} fits no case; {hint}")
+            raise UsageError(f"--case {printable(pattern[:100])!r} matches no case; {hint}")
     return tuple(case for case in cases if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns))

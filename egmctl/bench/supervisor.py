@@ -118,7 +118,7 @@ def supervise(
             run.work(start)
     except KeyboardInterrupt:
         interrupted = True
-    run.waive_rest("interrupted before it was over" if interrupted else None)
+    run.waive_rest("interrupted before it was done" if interrupted else None)
     run.tell()
     watch.close()
     return replace(
@@ -205,7 +205,7 @@ class _Run:
         for number, task in enumerate(self._tasks):
             if number not in self.found:
                 them = "groups of processes" if task.ranks else "workers"
-                reason = why or f"not run: {WORKER_LIMIT} {them} have failed before it"
+                reason = why or f"not run: {WORKER_LIMIT} {them} had failed before"
                 self.found[number] = finish(task, Status.WAIVED, reason=reason)
                 self._recorder.measurement(number, self.found[number])
 
@@ -344,8 +344,8 @@ class _Run:
             return
         steps = [Step(tasks=(n,)) for s in self._plan.steps if s.group == group and not s.proof for n in s.tasks]
         self.notes.append(
-            f"{group}: a pair alone differs by {100 * difference:.1f} % from the same pair among others, "
-            "so they were measured one at a time"
+            f"{group}: a pair alone differs by {100 * difference:.1f} % from the same pair among others, so they were "
+            "measured again one at a time"
         )
         for single in reversed(steps):
             self._lifetimes.add(self._of(single))

@@ -114,7 +114,7 @@ def path_of(
         route = UcxRoute.SHARED_MEMORY
     else:
         route = UcxRoute.UNKNOWN
-    guessed = "; the receiver's report is missing, this is what the sender expected" if used and not known else ""
+    guessed = "; the receiver's report is missing; this is what the sender expected" if used and not known else ""
     return UcxPath(
         route=route,
         staging=staging,
@@ -148,7 +148,7 @@ def _staging(known: Sequence[UcxProtocol], received: Sequence[UcxProtocol], on_g
 
 
 def _verdict(route: UcxRoute, staging: UcxStaging | None, on_gpu: bool, transports: Sequence[str]) -> str:
-    by = ", ".join(transports) or "nothing that its report names"
+    by = ", ".join(transports) or "no transport in its report"
     detour = {
         UcxStaging.HOST: ", copied through host memory",
         UcxStaging.GPU: ", through fragments of GPU memory",
@@ -168,7 +168,7 @@ def _verdict(route: UcxRoute, staging: UcxStaging | None, on_gpu: bool, transpor
         case UcxRoute.SHARED_MEMORY:
             return f"{'no GPUDirect RDMA: ' * on_gpu}shared memory within the node{detour} ({by})"
         case _:
-            return "UCX's report does not tell which way it was"
+            return "UCX's report does not name the transport"
 
 
 def _was_used(protocol: UcxProtocol, message_bytes: int, uncounted: Collection[int]) -> bool:

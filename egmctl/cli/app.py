@@ -40,15 +40,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Each fits its line of 80 columns, where a command's own first sentence would be cut.
-app.command(short_help="Say whether this node can be handed over: GO or NO-GO.")(bringup)
+app.command(short_help="Judge whether this node can be handed over: GO or NO-GO.")(bringup)
 app.command(short_help="Show how GPUs, NICs and host memory are connected.")(topo)
 app.command(short_help="Measure the paths between GPUs and to host memory.")(bench)
-app.command(short_help="Say what stops EGM, P2P, IPC and RDMA, and what to do about it.")(doctor)
-app.command(short_help="Record this node into one file, to look at anywhere.")(snapshot)
-app.command(short_help="Show a saved result again, in any form.")(show)
-app.command(short_help="Say what differs between saved results, and what is worse.")(compare)
-app.command(short_help="List the runs of the bench on this node.")(history)
-app.add_typer(profile, name="profile", help="What kinds of machines reach, and which kind this one is.")
+app.command(short_help="Find what stops EGM, P2P, IPC and RDMA, and what to do.")(doctor)
+app.command(short_help="Record this node in one file, to replay anywhere.")(snapshot)
+app.command(short_help="Show a saved result in any format.")(show)
+app.command(short_help="Compare saved results: what differs, and what is worse.")(compare)
+app.command(short_help="List earlier bench runs of this node.")(history)
+app.add_typer(profile, name="profile", help="List, match and learn profiles: the expected performance.")
 app.command(short_help="Run snapshot, topo, doctor or bench on many nodes.")(fleet)
 app.command(short_help="Print a page of the guide.")(docs)
 
@@ -168,5 +168,5 @@ def _sentence(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "egmctl"
     if command == "egmctl fleet" and message.startswith("No such option"):
-        message += "; options of the command on the nodes stand after --"
+        message += "; put options of the command on the nodes after --"
     return f"{message[:1].lower()}{message[1:]}; '{command} --help' says what is valid"

@@ -117,7 +117,7 @@ def bench(
     if job is None:
         outputs.check()
     if machine is not None and measuring:
-        raise UsageError("--machine is not this node: only --list and --dry-run go with it")
+        raise UsageError("--machine cannot be measured: use it with --list or --dry-run")
     if no_verdict and (strict or profile is not None):
         raise UsageError(f"--no-verdict and {'--strict' if strict else '--profile'} exclude each other")
     if no_journal and journal is not None:
@@ -131,9 +131,14 @@ def bench(
     fabric = is_fabric(suites, job, ranks=ranks, sample=sample, dry_run=dry_run)
     if fabric and suites == (FABRIC,) and (sweep is not None or numa != "all"):
         option = "--numa" if sweep is None else "--sweep"
-        raise UsageError(f"{option} does not go with --suite {FABRIC}: one size, and each GPU's nearest NUMA node")
+        raise UsageError(
+            f"{option} cannot be combined with --suite {FABRIC}, which measures one size and each GPU's "
+            "nearest NUMA node"
+        )
     if fabric and pair is not None:
-        raise UsageError(f"--pair does not go with --suite {FABRIC} nor in an MPI job: those measure between all ranks")
+        raise UsageError(
+            f"--pair cannot be combined with --suite {FABRIC} or an MPI job: those measure between all ranks"
+        )
     asked = Bench(
         suites=suites,
         cases=case or (),
@@ -183,7 +188,7 @@ def bench(
         try:
             plan = asked.plan(seen, fit=not list_cases, check=measuring)
         except NothingToDo as error:
-            elsewhere = "" if measuring or machine else "; --machine NAME asks it of a machine that is not here"
+            elsewhere = "" if measuring or machine else "; --machine NAME answers for another machine"
             raise NothingToDo(f"{error}{elsewhere}") from error
         if not measuring:
             from egmctl.report.exports.plan_json import plan_json
@@ -226,7 +231,7 @@ def _suites(suite: str | None, *, quick: bool, full: bool, sweep: str | None, ca
     if sum((suite is not None, quick, full)) > 1:
         raise UsageError("--suite, --quick and --full exclude each other")
     if sweep not in (None, "size"):
-        raise UsageError(f"--sweep {printable(sweep or '')!r}: the only thing to sweep is size")
+        raise UsageError(f"--sweep {printable(sweep or '')!r}: the only valid sweep is size")
     if suite is not None:
         return select_suites(suite)
     named = "quick" if quick else "full" if full else "sweep" if sweep and not cases else None

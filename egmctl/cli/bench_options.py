@@ -9,13 +9,13 @@ import typer
 
 CaseOption = Annotated[
     list[str] | None,
-    typer.Option("--case", metavar="GLOB", help="Only cases whose names match; may be given several times."),
+    typer.Option("--case", metavar="GLOB", help="Only cases whose names match; can be given several times."),
 ]
 SuiteOption = Annotated[
-    str | None, typer.Option("--suite", metavar="NAME[,..]", help="Sets of cases; --list shows which there are.")
+    str | None, typer.Option("--suite", metavar="NAME[,..]", help="Suites of cases; --list names them.")
 ]
-QuickOption = Annotated[bool, typer.Option("--quick", help="One look at every link: --suite quick.")]
-FullOption = Annotated[bool, typer.Option("--full", help="Every case there is: --suite full.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A quick look at every link: --suite quick.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Every case: --suite full.")]
 PairOption = Annotated[
     str | None,
     typer.Option(
@@ -31,7 +31,7 @@ SweepOption = Annotated[
     typer.Option(
         "--sweep",
         metavar="size",
-        help="Measure sizes from 4 KiB to --size, else to the largest that fits, up to 8 GiB.",
+        help="Measure sizes from 4 KiB to --size (default: the largest that fits, up to 8 GiB).",
     ),
 ]
 SamplesOption = Annotated[
@@ -43,55 +43,51 @@ CopiesOption = Annotated[
 ]
 DurationOption = Annotated[
     float | None,
-    typer.Option("--duration", metavar="SECONDS", help="Soak: measure everything again and again for this long."),
+    typer.Option("--duration", metavar="SECONDS", help="Soak test: repeat all measurements for this long."),
 ]
 SerialOption = Annotated[
-    bool, typer.Option("--serial", help="One pair at a time, also where pairs share neither GPU nor link.")
+    bool, typer.Option("--serial", help="Measure one pair at a time, even if pairs share no GPU or link.")
 ]
 NoGateOption = Annotated[bool, typer.Option("--no-gate", help="Do not queue work behind a gate kernel: for profilers.")]
 AllowBusyOption = Annotated[
     bool, typer.Option("--allow-busy", help="Measure GPUs that other processes use, and mark the results.")
 ]
 MemoryOption = Annotated[
-    int, typer.Option("--memory", metavar="PERCENT", help="How much of the free memory the buffers may take, 1 to 95.")
+    int, typer.Option("--memory", metavar="PERCENT", help="Share of the free memory that buffers may take, 1 to 95.")
 ]
 JournalOption = Annotated[
     Path | None,
     typer.Option(
         "--journal",
         metavar="DIR",
-        help="Keep the run's journal in DIR; without it in ~/.local/state/egmctl/journal.",
+        help="Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.",
     ),
 ]
 NoJournalOption = Annotated[
     bool,
-    typer.Option("--no-journal", help="Keep no journal: what a killed run has measured is then lost."),
+    typer.Option("--no-journal", help="Keep no journal; a killed run then loses its results."),
 ]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="Give up a step after this time and go on.")
+    float, typer.Option("--timeout", metavar="SECONDS", help="Give up a step after this long and continue.")
 ]
 ProfileOption = Annotated[
     str | None,
     typer.Option(
         "--profile",
         metavar="FILE|NAME",
-        help="Judge by this profile, not by the one that matches; 'egmctl profile list' names them.",
+        help="Judge by this profile instead of the matching one; 'egmctl profile list' names them.",
     ),
 ]
-NoVerdictOption = Annotated[bool, typer.Option("--no-verdict", help="Only measure: judge nothing.")]
-StrictOption = Annotated[bool, typer.Option("--strict", help="End with 1 for warnings of the verdict too.")]
-ListOption = Annotated[
-    bool, typer.Option("--list", help="Show the cases, whether each would run here, and why not; measure nothing.")
-]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show the steps, the bytes, the memory and the time; measure nothing.")
-]
+NoVerdictOption = Annotated[bool, typer.Option("--no-verdict", help="Measure without a verdict.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Treat warnings as failures (exit code 1).")]
+ListOption = Annotated[bool, typer.Option("--list", help="Show the cases and whether each can run here, then exit.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show steps, bytes, memory and time, then exit.")]
 RanksOption = Annotated[
     int | None,
     typer.Option(
         "--ranks",
         metavar="N",
-        help="With --dry-run --suite fabric: what N GPUs cost, on nodes that are all like this machine.",
+        help="With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.",
     ),
 ]
 SampleOption = Annotated[
@@ -99,6 +95,6 @@ SampleOption = Annotated[
     typer.Option(
         "--sample",
         metavar="K",
-        help="With --suite fabric: measure each GPU with K others, chosen at random, in place of all.",
+        help="With --suite fabric: measure each GPU with K random others instead of all.",
     ),
 ]

@@ -70,7 +70,7 @@ def bringup(
     bench = Bench(suites=(SUITE,), gpus=gpus, numa=numa or "all")
     seen = read_machine(machine, dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections)), quiet=quiet)
     run: RunReport | None = None
-    why = "a recorded machine is not here to measure"
+    why = "a recorded machine cannot be measured"
     if machine is None:
         seen = doctor.probe(seen)
         try:

@@ -31,8 +31,8 @@ FilesArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE...",
-        help="Two results: the second against the first. More: nodes of one kind against each other. 'last' is this "
-        "node's latest bench, 'last~1' the one before; alone, it is held against that.",
+        help="Two results: the second against the first. More: nodes against each other. 'last' is this node's latest "
+        "bench run, 'last~1' the one before; 'last' alone compares the two.",
     ),
 ]
 ToleranceOption = Annotated[
@@ -40,7 +40,7 @@ ToleranceOption = Annotated[
     typer.Option(
         "--tolerance",
         metavar="PERCENT",
-        help="What a median may differ by; a little less than one lost NVLink of 18 costs.",
+        help="How far a median may differ; one lost NVLink of 18 costs 5.6.",
     ),
 ]
 
@@ -62,7 +62,8 @@ def _with_last(files: list[Path]) -> list[Path]:
             runs = [path for path in earlier() if _is_over(read_file, path)]
         back = int(match[1] or 0)
         if back >= len(runs):
-            raise UsageError(f"{file}: {len(runs)} runs of the bench that came to their end are kept on this node")
+            kept = f"{len(runs)} finished bench run{'s' * (len(runs) != 1)}"
+            raise UsageError(f"{file}: there is no such run: {kept} of this node are kept (egmctl history)")
         found.append(runs[-1 - back])
     return found
 
@@ -100,7 +101,7 @@ def compare(
     if len(files) > 2:
         require_clustershell("comparing more than two files")
     saved = load_all(_with_last(files))
-    known = profiles.load_all(lambda error: say(f"{error}; the comparison goes on without it"))
+    known = profiles.load_all(lambda error: say(f"{error}; continuing without it"))
     spread = known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
     found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
     outputs.write(lambda target: render(found, target.form, verbose=verbose, brief=target.brief, width=target.width))

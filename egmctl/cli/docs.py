@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from egmctl.units import printable
 
 TopicArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[TOPIC]", help="A page or an example; without it, which there are."),
+    typer.Argument(metavar="[TOPIC]", help="A page or an example; without it, list them."),
 ]
 
 
@@ -22,7 +23,7 @@ def docs(topic: TopicArgument = None) -> int:
     """Print a page of the guide, or an example to adapt; without a topic, list them."""
     pages = topics()
     if topic is None:
-        text = "".join(f"{name:{max(map(len, pages))}}  {_title(path)}".rstrip() + "\n" for name, path in pages.items())
+        text = _listed(pages)
     elif topic in pages:
         text = pages[topic].read_text(encoding="utf-8")
     else:
@@ -32,14 +33,42 @@ def docs(topic: TopicArgument = None) -> int:
 
 
 def topics() -> Mapping[str, Path]:
-    """Return the files of the guide under the names by which they are asked for: pages first, then examples."""
+    """Return the files of the guide by topic: pages in the order of the index, then examples and decisions."""
     from egmctl.data import docs_dir
 
     folder = docs_dir()
-    pages = {path.stem: path for path in sorted(folder.glob("*.md"))}
+    pages = {name: folder / f"{name}.md" for names in _index(folder).values() for name in names}
     examples = sorted(path for path in folder.glob("examples/**/*") if path.is_file())
     decisions = sorted(folder.glob("decisions/*.md"))
     return pages | {path.relative_to(folder).as_posix(): path for path in (*examples, *decisions)}
+
+
+INDEX = "README.md"
+"""The page that lists all others, in groups."""
+
+
+def _index(folder: Path) -> Mapping[str, Sequence[str]]:
+    """Return the pages that the index links to, under its headings."""
+    found: dict[str, list[str]] = {}
+    for line in (folder / INDEX).read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            found[line[3:]] = []
+        elif link := re.match(r"\* \[([a-z-]+)\]\(\1\.md\)", line):
+            found[list(found)[-1]].append(link[1])
+    return found
+
+
+def _listed(pages: Mapping[str, Path]) -> str:
+    """Return the topics with their titles, under the headings of the index."""
+    from egmctl.data import docs_dir
+
+    groups = dict(_index(docs_dir()))
+    groups["Examples and decisions"] = [name for name in pages if "/" in name]
+    width = {heading: max(map(len, names)) for heading, names in groups.items()}
+    return "\n".join(
+        f"{heading}\n" + "".join(f"  {name:{width[heading]}}  {_title(pages[name])}".rstrip() + "\n" for name in names)
+        for heading, names in groups.items()
+    )
 
 
 def _title(path: Path) -> str:

@@ -89,7 +89,7 @@ def doctor(
         if pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
         if active and (pid or machine is not None):
-            raise UsageError("--active tries things from this process on this node: without --pid and --machine")
+            raise UsageError("--active works on this node and process only: leave out --pid and --machine")
         if machine == "list":
             return list_machines(outputs)
         if list_checks and explain is not None:

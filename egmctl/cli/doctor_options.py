@@ -18,47 +18,47 @@ class ExitStyle(StrEnum):
 
 PurposeOption = Annotated[
     str | None,
-    typer.Option("--for", metavar="LIST", help="Only what these need: egm, p2p, ipc, fabric, rdma, perf."),
+    typer.Option("--for", metavar="LIST", help="Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf."),
 ]
 GpusOption = Annotated[
     str | None,
     typer.Option(
         "--gpus",
         metavar="LIST",
-        help="GPUs that are to work: all, 0-3,5, a UUID (or its start), a PCI bus id. A named GPU that cannot be used "
+        help="GPUs that must work: all, 0-3,5, a UUID (or its start), a PCI bus id. A named GPU that cannot be used "
         "is a failure.",
     ),
 ]
 NumaOption = Annotated[
     str | None,
-    typer.Option("--numa", metavar="LIST", help="CPU NUMA nodes whose memory is to be used: all, local, 1, 0-1."),
+    typer.Option("--numa", metavar="LIST", help="CPU NUMA nodes whose memory must work: all, local, 1, 0-1."),
 ]
 CheckOption = Annotated[
     list[str] | None,
-    typer.Option("--check", metavar="ID", help="Only this check or glob (numa.*); may be given several times."),
+    typer.Option("--check", metavar="ID", help="Only this check or glob (numa.*); can be given several times."),
 ]
 SkipOption = Annotated[
-    list[str] | None, typer.Option("--skip", metavar="ID", help="Not this check or glob; may be given several times.")
+    list[str] | None, typer.Option("--skip", metavar="ID", help="Skip this check or glob; can be given several times.")
 ]
 ActiveOption = Annotated[
     bool,
     typer.Option(
         "--active",
-        help="Also try what can only be tried: HOST_NUMA memory, copies between GPUs, memory shared by two processes. "
-        "Takes seconds, a little GPU memory, and loads CUDA.",
+        help="Also run tests: HOST_NUMA memory, copies between GPUs, memory shared by two processes. Loads CUDA; "
+        "takes seconds and a little GPU memory.",
     ),
 ]
-ListOption = Annotated[bool, typer.Option("--list", help="List the checks and what each guards; check nothing.")]
+ListOption = Annotated[bool, typer.Option("--list", help="List the checks and their purposes, then exit.")]
 ExplainOption = Annotated[
     str | None,
-    typer.Option("--explain", metavar="ID", help="Say why a check matters, how it is read, and how to fix it."),
+    typer.Option("--explain", metavar="ID", help="Explain a check: why it matters, how it is read, how to fix it."),
 ]
 ExpectOption = Annotated[
     str | None,
     typer.Option(
         "--expect",
         metavar="gpus=N|FILE",
-        help="What should be here: counts (gpus=8,nics=4,numa=2) or a recorded or shipped machine.",
+        help="What must be here: counts (gpus=8,nics=4,numa=2), or a recorded or shipped machine.",
     ),
 ]
 PidOption = Annotated[
@@ -68,7 +68,7 @@ PidOption = Annotated[
         metavar="PID",
         min=0,
         show_default=False,
-        help="Judge what that process may use (a running job); as root, its access to GPUs too.",
+        help="Judge what that process (a running job) may use; as root, also its access to GPUs.",
     ),
 ]
 SinceOption = Annotated[
@@ -77,11 +77,11 @@ SinceOption = Annotated[
         "--since",
         metavar="AGE",
         show_default=False,
-        help="Only what the kernel logged within this time: 30m, 2h, 1d. Default: since boot.",
+        help="Kernel messages of this long only: 30m, 2h, 1d. Default: since boot.",
     ),
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="A warning is a failure.")]
-BriefOption = Annotated[bool, typer.Option("--brief", help="One line per problem and the counts, nothing else.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Treat warnings and notes as failures (exit code 1).")]
+BriefOption = Annotated[bool, typer.Option("--brief", help="Only one line per problem, and the counts.")]
 ExitStyleOption = Annotated[
     ExitStyle,
     typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),

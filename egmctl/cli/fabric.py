@@ -50,11 +50,11 @@ def is_fabric(
     if tuple(suites) != (FABRIC,):
         if found is not None:
             raise UsageError(
-                f"{found.by} has started {found.size} processes, which measure --suite {FABRIC} or {RDMA} together; "
-                "with --mpi off each measures for itself"
+                f"{found.by} started {found.size} processes, which can only measure --suite {FABRIC} or {RDMA} "
+                "together; with --mpi off each measures by itself"
             )
         if ranks is not None or sample is not None:
-            raise UsageError(f"--{'ranks' if ranks is not None else 'sample'} goes with --suite {FABRIC} only")
+            raise UsageError(f"--{'ranks' if ranks is not None else 'sample'} works with --suite {FABRIC} only")
         return False
     if ranks is not None and not dry_run:
         raise UsageError("--ranks is for --dry-run; a real run has as many ranks as mpirun or srun starts")
@@ -101,7 +101,7 @@ class FabricRun:
         from egmctl.report.views.bench_plan import cost_document
 
         if not seen.gpus:
-            raise NothingToDo("there is no GPU that nodes could be like; --machine names a machine that has some")
+            raise NothingToDo("no GPU here to scale from; --machine names a machine that has GPUs")
         layout = modelled(seen, ranks)
         cost = job_cost(make_fabric_plan(layout, self.cases, self.settings, self.sample), layout)
         return lambda target: (
@@ -139,7 +139,7 @@ class FabricRun:
     def _facts(self) -> tuple[Machine, Sequence[Gpu]]:
         seen = read_machine(None, self.sections, quiet=True)
         if not seen.gpus:
-            raise NothingToDo("there is no GPU to measure; 'egmctl topo' shows what was found")
+            raise NothingToDo("no GPU to measure; 'egmctl topo' shows what was found")
         return seen, self._chosen(seen)
 
     def _chosen(self, machine: Machine) -> Sequence[Gpu]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CommandArgument = Annotated[
     str,
-    typer.Argument(metavar="snapshot|topo|doctor|bench|bringup", help="What each node is asked.", show_default=False),
+    typer.Argument(metavar="snapshot|topo|doctor|bench|bringup", help="What to run on each node.", show_default=False),
 ]
 RemoteArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[-- OPTIONS...]", help="Options of that command, after --.")
@@ -38,14 +38,15 @@ NodesOption = Annotated[
         "--nodes",
         "-w",
         metavar="NODESET",
-        help="Nodes as ClusterShell writes them: node[01-72], @gpu; may be given several times.",
+        help="Nodes in ClusterShell syntax: node[01-72], @gpu; can be given several times.",
     ),
 ]
 ExcludeOption = Annotated[
-    list[str] | None, typer.Option("--exclude", "-x", metavar="NODESET", help="Not these; may be given several times.")
+    list[str] | None,
+    typer.Option("--exclude", "-x", metavar="NODESET", help="Nodes to leave out; can be given several times."),
 ]
 LauncherOption = Annotated[
-    str, typer.Option("--launcher", metavar="ssh|srun", help="What starts the command on a node.")
+    str, typer.Option("--launcher", metavar="ssh|srun", help="How to start the command on a node.")
 ]
 LauncherOptionsOption = Annotated[
     str,
@@ -55,10 +56,10 @@ LauncherOptionsOption = Annotated[
         help="More options for ssh or srun: '-l root -i KEY', '--partition=gpu --gpus-per-node=4'.",
     ),
 ]
-FanoutOption = Annotated[int, typer.Option("--fanout", metavar="N", min=1, max=200, help="Nodes at once.")]
+FanoutOption = Annotated[int, typer.Option("--fanout", metavar="N", min=1, max=200, help="Nodes in parallel.")]
 ConnectOption = Annotated[
     int,
-    typer.Option("--connect-timeout", metavar="SECONDS", min=1, max=3600, help="For reaching a node."),
+    typer.Option("--connect-timeout", metavar="SECONDS", min=1, max=3600, help="Time limit to reach a node."),
 ]
 TimeoutOption = Annotated[
     int | None,
@@ -72,27 +73,27 @@ TimeoutOption = Annotated[
 ]
 RemoteCommandOption = Annotated[
     str | None,
-    typer.Option("--remote-command", metavar="PATH", help="egmctl on the nodes, if it is not in the PATH there."),
+    typer.Option("--remote-command", metavar="PATH", help="Path of egmctl on the nodes. Default: found in PATH."),
 ]
 BringOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--bring",
         metavar="FILE",
-        help="Copy this folder of make dist (.tar.xz) to nodes that lack it, and run it there; one per architecture.",
+        help="Copy this egmctl folder (.tar.xz) to nodes that lack it and run it there; one per architecture.",
     ),
 ]
-AnyVersionOption = Annotated[
-    bool, typer.Option("--any-version", help="Ask nodes that have another version of egmctl, too.")
-]
+AnyVersionOption = Annotated[bool, typer.Option("--any-version", help="Accept nodes with another version of egmctl.")]
 FolderOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="DIR", help="A new folder for the results; without it one with the date."),
+    typer.Option(
+        "--output", "-o", metavar="DIR", help="New folder for the results. Default: named by command and time."
+    ),
 ]
 ResumeOption = Annotated[
     Path | None,
     typer.Option(
-        "--resume", metavar="DIR", help="Go on in the folder of an earlier run: ask the nodes without an answer again."
+        "--resume", metavar="DIR", help="Continue in the folder of an earlier run: retry nodes without a result."
     ),
 ]
 
@@ -105,7 +106,7 @@ ListNodesOption = Annotated[
     typer.Option(
         "--list",
         metavar="STATE",
-        help="Print only the nodes of a state as a node set: healthy, failed, not-determined or unreachable.",
+        help="Print only the nodes in this state, as a node set: healthy, failed, not-determined or unreachable.",
     ),
 ]
 
@@ -159,7 +160,7 @@ def fleet(
     from egmctl.fleet.run import Launch
     from egmctl.fleet.session import ask, new_session, old_session
 
-    what = _word(Command, command, "there is no such command for a fleet")
+    what = _word(Command, command, "fleet has no such command")
     wanted = None if list_nodes is None else _word(State, list_nodes, "--list: there is no such state")
     if wanted is not None and json:
         raise UsageError("--list and --json exclude each other; give one of them")
@@ -199,7 +200,7 @@ def fleet(
     else:
         given = {"-w": nodes, "-x": exclude, "-o": output, "an option after --": remote}
         if wrong := next((name for name, value in given.items() if value), None):
-            raise UsageError(f"--resume asks what was asked before: {wrong} does not go with it")
+            raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
         session = old_session(what, resume, remote_command=remote_command, any_version=any_version)
         _check_remote(what, session.asked.arguments)
     if folders is not None:
@@ -218,7 +219,7 @@ def fleet(
         words = ["egmctl", "fleet", what.value, "--resume", report.folder]
         words += ["--launcher", launcher] if launch.launcher is not Launcher.SSH else []
         words += ["--launcher-options", launcher_options] if launcher_options else []
-        say(f"to ask the nodes without an answer again: {shlex.join(words)}")
+        say(f"retry missing nodes: {shlex.join(words)}")
     if asking.failure is not None and asking.written:
         raise asking.failure
     if not asking.written:
@@ -231,7 +232,7 @@ def _bring(folders: Folders, nodes: Sequence[str], launch: Launch) -> None:
     from egmctl.fleet.bring import bring
 
     # A node without a copy is asked all the same, and is a result: it has no egmctl.
-    bring(folders, nodes, launch, lambda node, reason: say(f"{node}: egmctl could not be brought there: {reason}"))
+    bring(folders, nodes, launch, lambda node, reason: say(f"{node}: egmctl could not be copied there: {reason}"))
 
 
 def _word(kind: type[Word], text: str, sentence: str) -> Word:
@@ -261,7 +262,7 @@ def _check_remote(command: Command, arguments: Sequence[str]) -> None:
         usual = {parameter.name: parameter.get_default(context) for parameter in one.params}
         for name, option in NO_DOCUMENT.items():
             if name in context.params and (context.params[name] or None) != (usual[name] or None):
-                raise UsageError(f"after --, {option} has no place: a node's answer is its result as JSON")
+                raise UsageError(f"after --, {option} is not allowed: fleet collects JSON from each node")
 
 
 @contextlib.contextmanager
@@ -300,5 +301,5 @@ def _told(progress: Progress) -> str:
     if failed:
         told.append(f"{len(failed)} failed, the last {printable(failed[-1])}")
     if progress.stopping:
-        told.append("stopping them; once more to leave at once")
+        told.append("stopping them; press Ctrl-C again to leave at once")
     return ", ".join(told)

@@ -65,7 +65,7 @@ def _mention(folder: Path) -> None:
             continue
         if kept.exit_code is None and not kept.mentioned:
             mention(path)
-            say(f"an earlier bench {kept.ending}; 'egmctl show {path}' shows what it has measured until then")
+            say(f"an earlier bench {kept.ending}; 'egmctl show {path}' shows its results")
             return
 
 
@@ -89,7 +89,7 @@ def _row(path: Path) -> KeptRun:
 
 def history(
     folder: Annotated[
-        Path | None, typer.Option("--journal", metavar="DIR", help="Where bench --journal DIR kept them.")
+        Path | None, typer.Option("--journal", metavar="DIR", help="Folder given to bench --journal.")
     ] = None,
     json: JsonOption = False,
     color: ColorOption = Color.AUTO,
@@ -115,5 +115,5 @@ def history(
         printable(f"{row.started_at}  {row.ok} of {row.measurements} ok, {row.ending}") + f"\n  {printable(row.file)}\n"
         for row in rows
     ]
-    emit("".join(lines) or "no runs are kept here\n", output=None, force=False, color=color)
+    emit("".join(lines) or "no bench runs of this node are kept\n", output=None, force=False, color=color)
     return ExitCode.OK

@@ -34,7 +34,7 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
 
     seen = api.read_machine(name, sections=sections, cuda=cuda, pid=pid)
     if seen.origin.kind is OriginKind.RECORDED and not quiet:
-        say(f"recorded: {seen.origin.name}, this is not the live node")
+        say(f"replaying the recorded machine {seen.origin.name}, not this node")
     return seen
 
 

@@ -31,7 +31,7 @@ MpiOption = Annotated[
     Mpi,
     typer.Option(
         "--mpi",
-        help="auto: be one rank of the job that mpirun or srun has started, if it has; off: each process for itself.",
+        help="auto: join the MPI job if mpirun or srun started this process; off: run alone.",
     ),
 ]
 

@@ -32,7 +32,7 @@ MachineOption = Annotated[
     typer.Option(
         "--machine",
         metavar="FILE|NAME",
-        help="A recorded or shipped machine in place of this one; 'list' names those that ship.",
+        help="A recorded or shipped machine instead of this node; 'list' names the shipped ones.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document, also on failure.")]
@@ -42,7 +42,7 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="FORM",
-        help="The format: text, json, csv, html, svg, md, prom, nagios, junit, as far as a command has it.",
+        help="Output format: text, json, csv, html, svg, md, prom, nagios, junit, as far as a command has it.",
     ),
 ]
 OutputOption = Annotated[
@@ -57,7 +57,7 @@ OutputOption = Annotated[
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 ColorOption = Annotated[
-    Color, typer.Option("--color", help="When to colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.")
+    Color, typer.Option("--color", help="When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.")
 ]
 VerboseOption = Annotated[
     int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Show more detail.")

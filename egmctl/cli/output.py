@@ -59,7 +59,7 @@ def choose_form(
         raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
     asked = next(iter(given.values()), None)
     if asked is not None and asked not in valid:
-        raise UsageError(f"{next(iter(given))}: there is no such form of this; valid are {', '.join(valid)}")
+        raise UsageError(f"{next(iter(given))}: no such format here; valid are {', '.join(valid)}")
     output = file_of(output)
     if output is None:
         return asked or Form.TEXT
@@ -71,7 +71,7 @@ def choose_form(
     if asked is None and by_suffix is None:
         if os.path.isdir(output):
             raise UsageError(f"{_name(output)} is a directory; give a file to write the result to")
-        found = f"the suffix {output.suffix!r} names no form" if output.suffix else "no suffix names the form"
+        found = f"the suffix {output.suffix!r} names no format" if output.suffix else "no suffix names the format"
         suffixes = ", ".join(suffix for suffix, one in SUFFIXES.items() if one in valid)
         raise UsageError(f"{_name(output)}: {found}; valid are {suffixes}, or any with --format")
     return asked or by_suffix or Form.TEXT

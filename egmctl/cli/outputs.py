@@ -101,7 +101,7 @@ class Outputs:
         """
         for target in self.targets:
             if target.form not in valid:
-                raise UsageError(f"{what} is {' or '.join(valid)}: it has no form {target.form}")
+                raise UsageError(f"{what} has no format {target.form}; valid are {', '.join(valid)}")
 
     def check(self) -> None:
         """Refuse, before any work is done, to write where :meth:`write` could not or must not.

@@ -29,13 +29,14 @@ SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or its file NAME.toml.")]
-RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="What egmctl bench wrote as JSON.")]
+RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="JSON results of egmctl bench.")]
 TomlOption = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE.toml", help="Write to FILE.toml, which gives the name.")
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE.toml", help="Write to FILE.toml; its stem is the profile's name."),
 ]
 
 
-@app.command("list", short_help="Show the profiles there are.")
+@app.command("list", short_help="List the profiles.")
 def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
     """Show the profiles there are: the user's, the system's (/etc/egmctl/profiles), those that ship."""
     from egmctl.data import profiles_dir
@@ -65,7 +66,7 @@ def show_profile(name: NameArgument, json: JsonOption = False, color: ColorOptio
     return ExitCode.OK
 
 
-@app.command("match", short_help="Say which profile this machine is of, and why.")
+@app.command("match", short_help="Show which profile matches this machine, and why.")
 def match_profiles(
     machine: MachineOption = None, json: JsonOption = False, quiet: QuietOption = False, color: ColorOption = Color.AUTO
 ) -> int:
@@ -90,7 +91,7 @@ def match_profiles(
     return code
 
 
-@app.command("learn", short_help="Make a profile of your own runs.")
+@app.command("learn", short_help="Make a profile from your own runs.")
 def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOption = False) -> int:
     """Make a profile of your own runs: each path's median, and bounds from how far runs and paths are apart."""
     output = file_of(output)
@@ -122,9 +123,9 @@ def _run(saved: Saved) -> Run:
 
     report = saved.result
     if not isinstance(report, RunReport):
-        raise UsageError(f"file {saved.path} is no run of egmctl bench: it is of egmctl {saved.kind}")
+        raise UsageError(f"file {saved.path} is not a bench result: it is a result of egmctl {saved.kind}")
     if len(report.machines) != 1:
-        raise UsageError(f"file {saved.path} holds {len(report.machines)} machines: give runs of one each")
+        raise UsageError(f"file {saved.path} holds {len(report.machines)} machines: give runs of one machine each")
     (machine,) = report.machines
     # A node's name is not in the file; its GPUs have pseudonyms that stay the same.
     node = ",".join(sorted(gpu.uuid or gpu.bus_id for gpu in machine.gpus or ()))

@@ -1,7 +1,7 @@
 """What a bench shows while it measures: on a terminal the table of path classes as it fills, in a log a line at times.
 
-All of it goes to standard error. The table is made anew at most once a second and where a step ends, so that it takes
-no CPU from what is being measured.
+All of it goes to standard error. The table is drawn at most once a second and where a step ends, so that it takes no
+CPU from what is being measured.
 """
 
 from __future__ import annotations

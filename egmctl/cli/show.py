@@ -56,7 +56,7 @@ def show(
     valid = _forms(saved)
     outputs = Outputs.chosen(valid, output, json=json, csv=csv, form=format, force=force, color=color)
     if brief and valid is not DOCTOR:
-        raise UsageError(f"--brief is for a result of egmctl doctor, and {file} holds none")
+        raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
     if brief and verbose:
         raise UsageError("--brief and --verbose exclude each other; give one of them")
     outputs.check()

@@ -35,7 +35,7 @@ def snapshot(
     """Record this node into one JSON document that 'egmctl topo --machine FILE' shows anywhere."""
     output = file_of(output)
     if output is not None and output.suffix.lower() != ".json":
-        raise UsageError(f"a snapshot is JSON: give it a name that ends in .json in place of {str(output)!r}")
+        raise UsageError(f"a snapshot is JSON: give a name that ends in .json instead of {str(output)!r}")
     check_output(output, force)
 
     from egmctl.facts import record

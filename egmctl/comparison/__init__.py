@@ -199,7 +199,7 @@ def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...
         if len(set(values)) > 1:
             by_value = {value: fold(n for n, v in zip(names, values, strict=True) if v == value) for value in values}
             each = ", ".join(f"{value} in {nodes}" for value, nodes in by_value.items())
-            told.append(f"not measured alike: {field.name.replace('_', ' ')} is {each}")
+            told.append(f"settings differ: {field.name.replace('_', ' ')} is {each}")
     return tuple(told)
 
 

@@ -64,5 +64,5 @@ def skipped(why: str, **more: Any) -> Finding:
 
 
 def unknown(why: str, **more: Any) -> Finding:
-    """It concerns this machine and could not be told."""
+    """It concerns this machine and is unknown."""
     return Finding(status=Status.UNKNOWN, summary=why, **more)

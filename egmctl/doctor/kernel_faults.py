@@ -109,7 +109,7 @@ def _sxids(events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
             title=f"{where}: {name}",
             blame=Blame.SWITCH,
             remedy=Remedy(
-                text="Look the number up in the Fabric Manager guide; reset all GPUs and NVSwitches of the node "
+                text="Look up the number in the Fabric Manager guide; reset all GPUs and NVSwitches of the node "
                 "together, then inspect or replace the switch or the GPU at that link.",
                 needs_root=True,
             ),

@@ -19,7 +19,7 @@ SLURM_PROGRAM, SYSTEMD_PROGRAM = "Slurm_Cgroup_v2", "sd_devices"
 _ALL_DEVICES = "a *:* rwm"
 _CHOOSE = "and choose among them with CUDA_VISIBLE_DEVICES"
 _LOST_RULES = (
-    "Make the container anew. So that systemd keeps its device rules over a daemon-reload: "
+    "Re-create the container. To keep its device rules across a systemd daemon-reload: "
     "nvidia-ctk system create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
 )
 
@@ -236,7 +236,7 @@ _RUNTIME_FILES = (("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman"), (
 _PROGRAMS = "bpf(BPF_PROG_QUERY)"
 
 MAKE_NODES = Remedy(
-    text="Have the driver's tool make the device nodes; nvidia-persistenced does so at boot.",
+    text="Create the device nodes with nvidia-modprobe; nvidia-persistenced does so at boot.",
     command="nvidia-modprobe -c 0",
     needs_root=True,
 )
@@ -245,7 +245,7 @@ _POD = Remedy(text=f"Request all GPUs of the node (or a DRA claim for all) {_CHO
 _CONTAINER = Remedy(
     text=f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}."
 )
-_LSF_JOB = Remedy(text=f"Ask for all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}.")
+_LSF_JOB = Remedy(text=f"Request all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}.")
 _ANYBODY = Remedy(
-    text=f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who made the cgroup that is named here."
+    text=f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who created the cgroup named here."
 )

@@ -25,7 +25,7 @@ _EGM_FABRIC = Remedy(
     text="Make EGM equal on all trays (firmware) and in Fabric Manager, then restart Fabric Manager.", needs_root=True
 )
 _FABRIC = Remedy(
-    text="Look at Fabric Manager (nvlsm, nvidia-fabricmanager) and its log, then reset the GPU.", needs_root=True
+    text="Check Fabric Manager (nvlsm, nvidia-fabricmanager) and its log, then reset the GPU.", needs_root=True
 )
 _RESET = Remedy(
     text="Drain and reset the GPU; inspect the NVLink cable or board if it returns.",
@@ -38,7 +38,7 @@ _IMEX = Remedy(
     needs_root=True,
 )
 _REGKEY = Remedy(
-    text="Take the registry key out of the driver's NVreg_RegistryDwords and load it anew.", needs_root=True
+    text="Remove the registry key from the driver's NVreg_RegistryDwords and reload the driver.", needs_root=True
 )
 _ONLINE = Remedy(text="Boot with memhp_default_state=online_movable.", needs_root=True, needs_reboot=True)
 _POWER = Remedy(text="Drain and power-cycle the node; inspect or replace the GPU if it returns.", needs_reboot=True)
@@ -54,13 +54,13 @@ MESSAGES: dict[M, Meaning] = {
         _FAIL, "a GPU with EGM has no EGM fabric address, which turns its whole NVLink P2P off", _EGM_FABRIC
     ),
     M.EGM_UNEXPECTED_FABRIC_ADDRESS: Meaning(_FAIL, "a GPU without NVSwitch has an EGM fabric address", _EGM_FABRIC),
-    M.EGM_NOT_ENABLED: Meaning(_FAIL, "Fabric Manager wants EGM and the GPU has it off", _EGM_FABRIC),
+    M.EGM_NOT_ENABLED: Meaning(_FAIL, "Fabric Manager requires EGM, but the GPU has it off", _EGM_FABRIC),
     M.EGM_FABRIC_BASE: Meaning(_FAIL, "two GPUs were given one EGM fabric address", _EGM_FABRIC),
     M.EGM_INVALID_FABRIC_ADDRESS: Meaning(_FAIL, "an invalid EGM fabric address", _EGM_FABRIC),
     M.EGM_PEER_MISSING: Meaning(_FAIL, "a GPU has no EGM route to the owner of host memory", _CGROUP),
     M.NO_P2P_FOR_SYSTEM_MEMORY: Meaning(
         _WARN,
-        "a GPU was to map another's host memory, which is no EGM",
+        "a GPU tried to map another GPU's host memory that is not EGM",
         Remedy(text="Turn EGM on in the firmware, or allocate host memory at a HOST_NUMA node.", needs_reboot=True),
     ),
     M.NO_FABRIC_ADDRESS: Meaning(_FAIL, "a GPU has no fabric address", _FABRIC),

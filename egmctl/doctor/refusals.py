@@ -85,9 +85,7 @@ def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> Refusal
         return Refusal(cause, _EGM_ADDRESS, Confidence.MEDIUM, evidence)
     if (1, 1) in bits:
         return None
-    return Refusal(
-        f"perhaps: {cause}; nothing that was read tells whether these have one", _EGM_ADDRESS, Confidence.LOW
-    )
+    return Refusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)
 
 
 def _events(machine: Machine) -> tuple[KernelEvent, ...]:

@@ -54,7 +54,7 @@ def _findings(check: Check, machine: Machine, scope: Scope) -> Iterable[Finding]
         if getattr(machine, section) is None:
             return (_without(machine, section),)
     try:
-        return tuple(check.judge(machine, scope)) or (unknown("the check found nothing to say"),)
+        return tuple(check.judge(machine, scope)) or (unknown("the check reported nothing"),)
     except Exception as error:
         # A recorded machine can hold what no real one does: that must not cost the other checks.
         return (unknown(f"the check itself failed ({type(error).__name__}); please report it"),)
@@ -74,4 +74,4 @@ def _without(machine: Machine, section: str) -> Finding:
         return unknown(f"this machine was recorded without the section {section}")
     if status.unread is not None and status.unread.reason is not Reason.NOT_ASKED:
         return unknown(f"the section {section} could not be read ({status.unread.reason.value})")
-    return skipped(f"the section {section} was not asked for")
+    return skipped(f"the section {section} was not requested")

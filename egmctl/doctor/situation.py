@@ -18,7 +18,7 @@ _NVLINK_5, _BLACKWELL = 7, 10
 """``NVML_NVLINK_VERSION_5_0`` of nvml.h, and the compute capability's major number."""
 
 NOT_EGM = "not an EGM platform: no GPU has NVLink-C2C"
-NO_GPU = "no GPU that was asked for can be used from here; the checks of device access say why"
+NO_GPU = "no required GPU can be used from here; the dev.* checks say why"
 NOT_COHERENT = "no GPU has NVLink-C2C"
 NO_COHERENT_GPU = "none of these GPUs has NVLink-C2C, though others of this node have"
 
@@ -56,7 +56,7 @@ def fabric(gpu: Gpu) -> Fabric | None:
 
 
 def in_domain(machine: Machine) -> bool:
-    """Say whether a GPU is in an NVLink domain of several nodes: then its fabric has a cluster UUID."""
+    """Say whether a GPU is in a multi-node NVLink domain: then its fabric has a cluster UUID."""
     found = (fabric(gpu) for gpu in machine.gpus or ())
     return any(one is not None and one.cluster_uuid not in (None, "", _NO_CLUSTER) for one in found)
 

@@ -152,6 +152,6 @@ def remedy(meaning_: Xid) -> Remedy:
         case Action.APPLICATION:
             return Remedy(text="Restart the application, and look for its out-of-bounds access with compute-sanitizer.")
         case Action.REPORTED:
-            return Remedy(text="Do what the line asks for; nvidia-smi -q shows the recovery action that is due now.")
+            return Remedy(text="Do what the line requires; nvidia-smi -q shows the pending recovery action.")
         case Action.NONE:
             return Remedy(text="Look the number up in NVIDIA's Xid catalogue.")

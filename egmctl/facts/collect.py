@@ -97,7 +97,7 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
         read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
         read("driver", node.driver)
     if pid and _attempt(lambda: process.start_time(root, pid)) != started:
-        raise UsageError(f"process {pid} ended while it was looked at: name one that goes on")
+        raise UsageError(f"process {pid} ended while it was read: name one that keeps running")
     statuses["probes"] = SectionStatus(
         version=SECTION_VERSIONS["probes"],
         unread=Unread(reason=Reason.NOT_ASKED, detail="egmctl doctor --active makes them"),

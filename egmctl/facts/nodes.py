@@ -43,7 +43,7 @@ class Place(Protocol):
         """See :meth:`egmctl.facts.root.Root.status`."""
 
     def access(self, path: str) -> str:
-        """See :meth:`egmctl.facts.root.Root.access`; raises Unreadable where it cannot be told."""
+        """See :meth:`egmctl.facts.root.Root.access`; raises Unreadable where it is unknown."""
 
     def file_system(self, path: str) -> os.statvfs_result:
         """See :meth:`egmctl.facts.root.Root.file_system`."""

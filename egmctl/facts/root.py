@@ -240,7 +240,7 @@ class Root:
     def access(self, path: str) -> str:
         """Return whether access(2) lets this process read and write: ``"ok"``, or the name of its error number.
 
-        ``os.access`` does not tell which. access(2) asks the device cgroup (``devcgroup_inode_permission``) as open(2)
+        ``os.access`` does not say which. access(2) asks the device cgroup (``devcgroup_inode_permission``) as open(2)
         does, but not the driver.
         """
         if _LIBC.access(os.fsencode(self.path(path)), os.R_OK | os.W_OK) == 0:

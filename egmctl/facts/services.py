@@ -98,7 +98,7 @@ def _output(program: str, arguments: tuple[str, ...], shown: str) -> str:
     try:
         output = output_of([program, *arguments], timeout_s=IMEX_TIMEOUT_S, limit=_MOST_OUTPUT, environment=environment)
     except TimeoutError:
-        raise Unreadable(Reason.TIMED_OUT, f"{shown}: no answer within {IMEX_TIMEOUT_S:g} s") from None
+        raise Unreadable(Reason.TIMED_OUT, f"{shown}: no response within {IMEX_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise Unreadable.from_os_error(error, shown) from None
     return output.decode(errors="replace")

@@ -1,6 +1,6 @@
 """System calls that have no other wrapper: what answers this process gets, and who programmed its device cgroup.
 
-Run in child processes, because a filter of system calls may kill who makes them: systemd's ``SystemCallFilter`` does,
+Run in child processes, because a system call filter may kill who makes them: systemd's ``SystemCallFilter`` does,
 container runtimes answer EPERM. The breadcrumb names the call under way.
 """
 

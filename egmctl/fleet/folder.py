@@ -51,7 +51,7 @@ class Folder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise UsageError(f"another egmctl fleet is at work in {printable(str(self.path))}") from error
+                raise UsageError(f"another egmctl fleet is using {printable(str(self.path))}") from error
             yield
         finally:
             os.close(lock)
@@ -149,7 +149,7 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
     try:
         path.mkdir(exist_ok=True)
         if any(path.iterdir()):
-            raise UsageError(f"{name} exists; give a new folder, or --resume {name} to go on")
+            raise UsageError(f"{name} exists; give a new folder, or --resume {name} to continue")
         (path / NODES).mkdir()
     except OSError as error:
         raise UsageError(f"{name} cannot be made: {error.strerror}") from error
@@ -165,7 +165,7 @@ def old_folder(path: Path) -> Folder:
         If there is none, or it cannot be read or written to, or is of another user: what it says is run on the nodes.
     """
     if not os.access(path / REPORT, os.R_OK):
-        raise UsageError(f"{printable(str(path))} is no folder of egmctl fleet: it has no {REPORT} that can be read")
+        raise UsageError(f"{printable(str(path))} is not a folder of egmctl fleet: it has no readable {REPORT}")
     if (owner := (path / REPORT).stat().st_uid) not in (os.geteuid(), 0):
         raise UsageError(
             f"{printable(str(path / REPORT))} belongs to user {owner}: --resume would run what it says on the nodes"

@@ -63,10 +63,10 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> Answe
     elif reach is Reach.TIMED_OUT and output.document:
         has_result = _document(asked, ended, output)[0] in (Reach.ANSWERED, Reach.INTERRUPTED)
     if ended.interrupted and reach is not Reach.ANSWERED:
-        reach, reason, code = Reach.INTERRUPTED, "stopped by the interruption", int(ExitCode.INTERRUPTED)
+        reach, reason, code = Reach.INTERRUPTED, "stopped by Ctrl-C", int(ExitCode.INTERRUPTED)
     if has_result:
         file = folder.keep(ended.node, output.document)
-        reason += "; what it has until then is kept" if reach is not Reach.ANSWERED else ""
+        reason += "; its results so far are kept" if reach is not Reach.ANSWERED else ""
     else:
         file = ""
         folder.discard(ended.node)
@@ -92,7 +92,7 @@ def _without_document(
         what = "the command did not end" if output.begun else "no command was started there"
         return Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s"
     if not output.begun:
-        return Reach.UNREACHABLE, words or f"the launcher {_how(ended.code)} without a word"
+        return Reach.UNREACHABLE, words or f"the launcher {_how(ended.code)} without a message"
     if output.code is None:
         return Reach.LOST, words or "the connection ended before the command"
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
@@ -100,7 +100,7 @@ def _without_document(
     if output.lacks:
         where = "there" if "/" in asked.remote_command else "in the PATH of a session without a login"
         what = f"there is no {printable(asked.remote_command)} {where}"
-        return Reach.NO_EGMCTL, f"{what}; --remote-command says where it is"
+        return Reach.NO_EGMCTL, f"{what}; give its path with --remote-command"
     if output.version is None:
         return Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version"
     if not output.version.startswith("egmctl "):
@@ -119,7 +119,7 @@ def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, i
     code = output.code if output.code is not None and output.code in known else crashed
     words = _words(ended.errors)
     if not output.document:
-        return Reach.FAILED, words or f"the command ended with {output.code} without a word", code or crashed
+        return Reach.FAILED, words or f"the command ended with {output.code} without a message", code or crashed
     source = "what it sent"
     try:
         document = parse_object(output.document, source, "result of egmctl")

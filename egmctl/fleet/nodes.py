@@ -58,7 +58,7 @@ def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, .
     left_out = set(_expand("-x", excluded))
     nodes = tuple(node for node in chosen if node not in left_out)
     if not nodes:
-        raise UsageError("there is no node to ask: -w names none, or -x excludes all of them")
+        raise UsageError("no nodes: -w names none, or -x excludes all of them")
     check_names(nodes)
     return nodes
 
@@ -190,7 +190,7 @@ def _size(digits: str, inner: str) -> int:
 
 def _check_count(count: int, what: str) -> None:
     if count > NODES_LIMIT:
-        raise UsageError(f"{what}: more than {NODES_LIMIT} nodes cannot be asked at once")
+        raise UsageError(f"{what}: at most {NODES_LIMIT} nodes can be queried at once")
 
 
 def _quoted(text: str) -> str:

@@ -49,7 +49,7 @@ class Launch:
     options: tuple[str, ...]
     """More options for ssh or srun; they come first, and of an option given twice ssh takes the first."""
     fanout: int
-    """Nodes at once."""
+    """Nodes in parallel."""
     connect_timeout_s: int
     timeout_s: int
     """What the command may take on a node."""

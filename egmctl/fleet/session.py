@@ -180,7 +180,7 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
     comparison: Comparison | None = None
     if len(loaded) > 1:
         machines = [machine for saved in loaded.values() for machine in saved.machines]
-        known = profiles.load_all(lambda error: warn(f"{error}; the comparison goes on without it"))
+        known = profiles.load_all(lambda error: warn(f"{error}; continuing without it"))
         spread = known_spread(machines, [profile for profile, _ in known])
         comparison = compare(list(loaded.values()), spread=spread)
     return dataclasses.replace(
@@ -209,4 +209,4 @@ def _report(session: Session, launcher: Launcher, new: dict[str, Answer]) -> Fle
 
 
 def _not_asked(node: str) -> Answer:
-    return Answer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="its turn did not come")
+    return Answer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")

@@ -130,7 +130,7 @@ class Link:
                 self._worker.progress()
                 if time.monotonic() > deadline:
                     raise DriverCallError(
-                        "ucp_worker_progress", None, f"nothing came from the other process in {PATIENCE_S:g} s"
+                        "ucp_worker_progress", None, f"no message from the other process for {PATIENCE_S:g} s"
                     )
         finally:
             breadcrumb.leave()

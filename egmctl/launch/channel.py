@@ -83,7 +83,7 @@ class Channel:
             Nothing complete came within ``timeout_s``; what came so far is kept.
         """
         if self._await_frame(timeout_s) != MESSAGE:
-            raise ChannelClosed("the other side has sent its last message")
+            raise ChannelClosed("the peer has sent its last message")
         _, message, fds = self._take_frame()
         return message, fds
 
@@ -121,7 +121,7 @@ class Channel:
                 except BlockingIOError:
                     self._wait(select.POLLOUT, deadline)
                 except ConnectionError:
-                    raise ChannelClosed("the other side is gone") from None
+                    raise ChannelClosed("the peer is gone") from None
                 else:
                     rest, rights = rest[sent:], []
 
@@ -172,7 +172,7 @@ class Channel:
                 fds.frombytes(rights[: len(rights) // fds.itemsize * fds.itemsize])
                 self._fds.extend(fds)
             if not data:
-                raise ChannelClosed("the other side is gone")
+                raise ChannelClosed("the peer is gone")
             self._data += data
             return
 
@@ -181,7 +181,9 @@ class Channel:
         poll.register(self._socket, event)
         remaining = None if deadline is None else deadline - time.monotonic()
         if not poll.poll(None if remaining is None else max(remaining, 0) * 1000):
-            raise TimeoutError("nothing came in time" if event == select.POLLIN else "the other side does not read")
+            raise TimeoutError(
+                "timed out waiting for a message" if event == select.POLLIN else "the peer does not read"
+            )
 
 
 def _deadline(timeout_s: float | None) -> float | None:

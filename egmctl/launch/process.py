@@ -294,7 +294,7 @@ class Child:
                 raise self._crashed() from None
             except MalformedMessage as error:
                 self.kill()
-                raise self._failed(f"{self._target} sent garbage: {error}", "crashed") from None
+                raise self._failed(f"{self._target} sent an invalid message: {error}", "crashed") from None
             else:
                 if kind in (MESSAGE, RESULT):
                     return kind, content, fds
@@ -309,7 +309,7 @@ class Child:
 
     def _timed_out(self, timeout_s: float) -> ChildFailed:
         call = self.last_call()
-        message = f"{self._target} gave no result within {timeout_s:g} s{f', it is in {call}' if call else ''}"
+        message = f"{self._target}: no result within {timeout_s:g} s{f', it is in {call}' if call else ''}"
         if not self.kill():
             message += f"; process {self.pid} {_STUCK}"
         return self._failed(message, "timed-out")
@@ -328,7 +328,7 @@ class Child:
                 error.code, error.exit_code = code, ExitCode(exit_code)
                 return error
         self.kill()
-        return self._failed(f"{self._target} sent garbage: not the description of an exception", "crashed")
+        return self._failed(f"{self._target} sent an invalid message: not the description of an exception", "crashed")
 
     def _failed(
         self, message: str, how: str, kind: str | None = None, details: dict[str, Any] | None = None

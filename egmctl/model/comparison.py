@@ -23,7 +23,7 @@ class Outcome(StrEnum):
     WORSE = "worse"
     BETTER = "better"
     DIFFERENT = "different"
-    """Neither, or it cannot be told: what was measured on one side only."""
+    """Neither, or it is unknown: what was measured on one side only."""
     SAME = "same"
     """Within the bound; of more than two nodes such paths are not listed."""
 

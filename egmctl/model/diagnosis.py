@@ -69,7 +69,7 @@ class Diagnosis:
         if not self.machine.gpus:
             return "There is no NVIDIA GPU on this machine."
         if not any(self.counts.get(status) for status in (Status.PASS, Status.NOTE, Status.WARN)):
-            return "None of the checks could tell anything here."
+            return "No check could determine anything here."
         return None
 
     @property

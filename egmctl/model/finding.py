@@ -19,7 +19,7 @@ class Status(StrEnum):
     WARN = "warn"
     """It works, and harm that was measured or documented is to be expected."""
     UNKNOWN = "unknown"
-    """It concerns this machine and could not be told; the summary says why."""
+    """It concerns this machine and is unknown; the summary says why."""
     NOTE = "note"
     """It is as somebody set it up, and something does not work because of that: no fault for who does not need it.
     Exit code 0, with ``--strict`` 1."""

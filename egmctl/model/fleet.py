@@ -55,7 +55,7 @@ class State(StrEnum):
 
 
 class Launcher(StrEnum):
-    """What starts the command on a node."""
+    """How to start the command on a node."""
 
     SSH = "ssh"
     SRUN = "srun"

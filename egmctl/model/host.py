@@ -119,7 +119,7 @@ class LibraryFailure:
         match self.how:
             case "error":
                 call = f"{self.call}{of}: " if self.call else ""
-                return f"does not work ({call}{self.name or self.detail or 'no reason given'}{number})"
+                return f"fails ({call}{self.name or self.detail or 'no reason given'}{number})"
             case "crashed":
                 return f"crashed{where}{of}"
             case "timed-out":
@@ -129,7 +129,7 @@ class LibraryFailure:
             case "too-old":
                 return f"does not fit ({self.detail})" if self.detail else "does not fit the installed bindings"
             case "not-started":
-                return "could not be asked: no child process can be started"
+                return "could not be queried: no child process can be started"
             case _:
                 return f"failed ({self.how})"
 

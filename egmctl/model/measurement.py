@@ -274,7 +274,7 @@ class RunReport:
     problems: tuple[Plain, ...] = ()
     """What went wrong outside of any measurement."""
     kernel_messages: KernelMessages | None = None
-    """What the kernel logged meanwhile; ``None`` where nobody looked: in documents of older versions."""
+    """What the kernel logged meanwhile; ``None`` where not read: in documents of older versions."""
     ranks: tuple[Rank, ...] = ()
     """The processes of the measurements by several."""
     measurements: tuple[Measurement, ...]

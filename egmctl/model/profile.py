@@ -78,7 +78,7 @@ class Signature:
     c2c: bool
     """Whether the GPUs are joined to their CPU by NVLink-C2C."""
     nvlink_domain: bool | None = None
-    """Whether the GPUs belong to an NVLink domain of several nodes; ``None`` where both do."""
+    """Whether the GPUs belong to a multi-node NVLink domain; ``None`` where both do."""
     source: Plain
     """A key of the profile's sources."""
 

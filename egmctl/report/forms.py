@@ -242,7 +242,7 @@ def rendered(
             from egmctl.report.render.markdown import markdown
 
             return markdown(document)
-    raise ValueError(f"a result of {document.command} has no form {form}")
+    raise ValueError(f"a result of {document.command} has no format {form}")
 
 
 def _comparison(comparison: Comparison, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:

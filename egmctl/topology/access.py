@@ -121,7 +121,7 @@ _MAJOR = 195
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What stands in the way; :attr:`cause` is the words for it."""
+    """What blocks it; :attr:`cause` is the words for it."""
 
     block: Block
     detail: str = ""
@@ -148,7 +148,7 @@ class Obstacle:
             case Block.EXCLUDED:
                 return "excluded by the driver's configuration"
             case Block.UNKNOWN:
-                return f"whether it may be used is unknown{f' ({self.detail})' if self.detail else ''}"
+                return f"whether it is accessible is unknown{f' ({self.detail})' if self.detail else ''}"
             case Block.NOT_IN_CONTAINER:
                 return f"not passed into this container{answered}"
             case Block.NO_DEVICE_NODE:
@@ -205,7 +205,7 @@ def classify(machine: Machine, gpu: Gpu, through: Step = Step.CUDA) -> Obstacle 
 
 
 def node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> Obstacle | None:
-    """Return what is wrong with a device node that is there; ``None`` where nothing is, or nobody looked.
+    """Return what is wrong with a device node that is there; ``None`` where nothing is, or it was not read.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ def _libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
             return Obstacle(Block.NVML_FAILED, failed.words)
         why = gpu.unread.get("nvml")
         if why is not None and why.reason is Reason.NOT_ASKED:
-            return Obstacle(Block.UNKNOWN, "NVML was not asked")
+            return Obstacle(Block.UNKNOWN, "NVML was not queried")
         if why is not None and why.reason is not Reason.NOT_PRESENT:
             return Obstacle(Block.GPU_LOST, why.detail or why.reason.value)
         return Obstacle(Block.NOT_LISTED)

@@ -75,7 +75,7 @@ def egm(machine: Machine, gpu: Gpu) -> Egm:
             return Egm(None, "NVML is too old for nvmlDeviceGetCapabilities")
         return Egm(None, f"nvmlDeviceGetCapabilities did not answer ({reason.value if reason else 'no reason given'})")
     if state is C2c.UNKNOWN:
-        return Egm(None, "NVML does not tell the state of NVLink-C2C")
+        return Egm(None, "NVML does not report the state of NVLink-C2C")
     return Egm(True)
 
 

@@ -101,7 +101,7 @@ def _pci_link(machine: Machine, first: _Location, second: _Location) -> Link:
 
 
 def _pci_class(machine: Machine, first: _Location, second: _Location) -> tuple[LinkClass, str]:
-    """Derive nvidia-smi's class from two sysfs paths; the second value says why where it cannot be told.
+    """Derive nvidia-smi's class from two sysfs paths; the second value says why where it is unknown.
 
     In sysfs a PCIe switch is two bridges, its upstream port and one downstream port for each device; nvidia-smi's
     "single bridge" is one such switch (nvml.h: NVML_TOPOLOGY_SINGLE, "all devices that only need traverse a single

@@ -20,13 +20,13 @@ _ONE_WAY = (Pattern.PAIR, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 def against_link(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
     """Judge by the link's nominal rate, as the driver reports it or, where it does not, the profile."""
     if measurement.quantity is not Quantity.BANDWIDTH:
-        return _none(value, "a link's rate bounds no latency")
+        return _none(value, "a link's rate does not bound a latency")
     if measurement.pattern not in _ONE_WAY:
         return _none(value, "its flows do not share one link in one direction")
     route = measurement.flows[0].route
     link = route.first_link
     if link is None:
-        return _none(value, "it crosses no link that is known")
+        return _none(value, "it crosses no known link")
     limit, source = route.at_most_gb_s, "nominal: the links and their rate as the driver reports them"
     facts = next((facts for facts in (profile.links if profile else ()) if facts.link == link), None)
     if limit is None and facts is not None and profile is not None and len(route.hops) == 1:
@@ -35,9 +35,9 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
         return _none(value, "the link's rate is not known")
     part = value / limit
     grade = Grade.FAIL if part < FAIL_BELOW else Grade.WARN if part < WARN_BELOW else Grade.PASS
-    reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of the {limit:.4g} that its link carries"
+    reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of its link's {limit:.4g} GB/s"
     if part > MORE_THAN_IT_CARRIES:
-        grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed it"
+        grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed the link"
     return Judgement(
         yardstick=Yardstick.LINK,
         grade=grade,

@@ -93,7 +93,7 @@ def _judgement(
     return Judgement(
         yardstick=Yardstick.PEERS,
         grade=tolerance.grade(ratio),
-        reason=f"{measurements[cell.measurement].path}: {100 * ratio:.0f} % of its siblings' {typical:.4g}",
+        reason=f"{measurements[cell.measurement].path}: {100 * ratio:.0f} % of its peers' {typical:.4g}",
         value=value,
         expected=typical,
         warn=tolerance.bound(typical, tolerance.warn),
@@ -104,20 +104,20 @@ def _judgement(
 
 def _none(value: float, measurement: Measurement) -> Judgement:
     few = measurement.pattern in _OF_GPUS
-    why = f"no siblings: fewer than {LEAST_GPUS} GPUs" if few else "no siblings: several GPUs at the same time"
+    why = f"no peers: fewer than {LEAST_GPUS} GPUs" if few else "no peers: several GPUs at the same time"
     if is_by_host(measurement):
-        why = "no siblings: where the host runs the processes is in a round trip by message"
+        why = "no peers: a round trip by message depends on where the host runs the processes"
     return Judgement(yardstick=Yardstick.PEERS, grade=Grade.NO_REFERENCE, reason=why, value=value)
 
 
 def _culprit(
     outlier: Outlier, fitted: Fit, path_class: str, bus_ids: Mapping[str, str | None], tolerance: Tolerance
 ) -> Culprit:
-    side = {Direction.EGRESS: "what leaves it", Direction.INGRESS: "what arrives at it", None: "it"}
+    side = {Direction.EGRESS: "traffic from it", Direction.INGRESS: "traffic to it", None: "it"}
     takes = "takes" if tolerance.latency else "reaches"
     reason = (
         f"{side[outlier.direction] if len(outlier.gpus) == 1 else 'this pair alone'} {takes} "
-        f"{100 * outlier.ratio:.0f} % of its siblings' {fitted.typical:.4g}"
+        f"{100 * outlier.ratio:.0f} % of its peers' {fitted.typical:.4g}"
     )
     return Culprit(
         path_class=path_class,

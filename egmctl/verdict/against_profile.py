@@ -12,7 +12,7 @@ from egmctl.verdict.classes import class_of, kind_of, unit_of
 def against_profile(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
     """Judge by the profile's reference for the case, the link and the number of flows."""
     if profile is None:
-        return _none(value, "no profile fits this machine")
+        return _none(value, "no profile matches this machine")
     reference, why = reference_for(measurement, profile)
     if reference is None:
         return _none(value, why)
@@ -58,10 +58,10 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
     count = len(measurement.flows)
     fitting = [r for r in over_link if r.flows in (None, count)]
     if not fitting:
-        return None, f"{profile.name} knows it of {over_link[0].flows} flows, these are {count}"
+        return None, f"{profile.name} has it for {over_link[0].flows} flows, not {count}"
     reference = fitting[0]
     if measurement.size_bytes < reference.least_bytes:
-        return None, f"{profile.name} knows it of buffers of {format_size(reference.least_bytes)} or more"
+        return None, f"{profile.name} has it for buffers of {format_size(reference.least_bytes)} or more"
     return reference, ""
 
 

@@ -33,7 +33,7 @@ class PathClass:
     size_bytes: int
 
 
-SEVERAL = "several ways at once"
+SEVERAL = "several routes at once"
 """In place of a symbol, of flows that take different routes at the same time."""
 
 

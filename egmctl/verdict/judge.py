@@ -162,7 +162,7 @@ def _used(judgements: Sequence[Judgement], measurement: Measurement, profile: Pr
 
 def _class_reason(grade: Grade, broken: Sequence[Measurement], judgements: Sequence[Judgement], count: int) -> str:
     if broken:
-        return f"{len(broken)} of {count} broke: {broken[0].path} is {broken[0].status}"
+        return f"{len(broken)} of {count} failed: {broken[0].path} is {broken[0].status}"
     gravest = [j for j in judgements if j.grade is grade]
     if grade in (Grade.FAIL, Grade.WARN):
         first = gravest[0]

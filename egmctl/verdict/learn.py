@@ -26,9 +26,9 @@ SPREADS_FAIL, LEAST_FAIL = 2.5, 0.05
 LATENCY_WARN, LATENCY_FAIL = 0.1, 0.25
 """In place of the least, for latencies: where GPU and SM sit makes several per cent, and no two machines are alike."""
 RULE = (
-    f"a warning begins {SPREADS_WARN:g} times as far from the typical value as the worst path over the same link was "
-    f"in any run, a fault {SPREADS_FAIL:g} times as far; at {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % at least, "
-    f"for latencies at {100 * LATENCY_WARN:g} and {100 * LATENCY_FAIL:g} %"
+    f"warns at {SPREADS_WARN:g}x and fails at {SPREADS_FAIL:g}x the largest deviation seen over the same link, but not "
+    f"below {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % (latencies {100 * LATENCY_WARN:g} and "
+    f"{100 * LATENCY_FAIL:g} %)"
 )
 
 SMALLER = 4
@@ -121,9 +121,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
         for measurement in run.report.measurements:
             _add(seen, run, measurement)
     if not seen:
-        raise UsageError(
-            "the runs hold nothing to learn from: no measurement is ok, large enough and alone on its GPUs"
-        )
+        raise UsageError("the runs hold nothing to learn from: no measurement is ok, large enough and from idle GPUs")
     nodes = len({run.node for run in runs})
     base = f"{_many(len(runs), 'run')} on {_many(nodes, 'machine')}"
     source = Source(kind=SourceKind.MEASURED, text=f"by egmctl, {base}, learnt {date}", machines=nodes, runs=len(runs))

@@ -194,7 +194,7 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
         seen.add(path)
         values = (reference.fail, reference.warn, reference.typical)
         if not any(values):
-            yield f"references[{i}].case", "there is neither a typical value nor a bound"
+            yield f"references[{i}].case", "it has neither a typical value nor a bound"
         for key, value in zip(("fail", "warn", "typical"), values, strict=True):
             if value is not None and not value > 0:
                 yield f"references[{i}].{key}", "expected a number above 0"

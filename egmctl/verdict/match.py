@@ -28,8 +28,8 @@ def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | Non
     kinds = Counter(f"{gpu.name or 'GPU of unknown name'} ({pci_id(gpu) or 'PCI id unknown'})" for gpu in machine.gpus)
     found = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     near = [m for p in profiles if (m := match_profile(machine, p)).points[0].fits]
-    why = "".join(f"; {match.profile} does not fit: {match.reason}" for match in near)
-    return None, f"no profile fits {found}{why}"
+    why = "".join(f"; {match.profile} does not match: {match.reason}" for match in near)
+    return None, f"no profile matches {found}{why}"
 
 
 def match_profile(machine: Machine, profile: Profile) -> Match:
@@ -67,7 +67,7 @@ def _nvlinks(gpus: Sequence[Gpu], signature: Signature) -> Point | None:
     counts = {nvml.nvlink_count for nvml in listed}
     found = sorted("unknown" if count is None else str(count) for count in counts)
     words = ", ".join(found) or ("unknown" if gpus else "no GPU")
-    return _point("NVLinks a GPU", counts == {signature.nvlinks}, words, str(signature.nvlinks))
+    return _point("NVLinks per GPU", counts == {signature.nvlinks}, words, str(signature.nvlinks))
 
 
 def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point | None:
@@ -95,7 +95,7 @@ def _domain(machine: Machine, signature: Signature) -> Point | None:
     if signature.nvlink_domain is None:
         return None
     found = platform(machine).clique_id is not None
-    words = {True: "an NVLink domain of several nodes", False: "no NVLink domain of several nodes"}
+    words = {True: "a multi-node NVLink domain", False: "no multi-node NVLink domain"}
     fits = found is signature.nvlink_domain
     reason = words[found] if fits else f"{words[found]}, expected {words[signature.nvlink_domain]}"
     return Point(what="NVLink domain", fits=fits, reason=reason)

@@ -126,7 +126,7 @@ def _slowed(gpu: GpuEvidence) -> tuple[str, Remedy] | None:
     slow = [SLOWDOWNS[reason] for reason in gpu.throttle_reasons or () if reason in SLOWDOWNS]
     if not slow:
         return None
-    words = f"the clocks were held down while it was measured: {'; '.join(slow)}"
+    words = f"clocks throttled while it was measured: {'; '.join(slow)}"
     command = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
     return words, Remedy(text="Check fans, coolant and power supplies, then measure again.", command=command)
 

@@ -46,9 +46,9 @@ def explained(report: RunReport) -> RunReport:
     components = on_gpu[0].components
     if "ib" not in components:
         notes.append(
-            f"UCX {on_gpu[0].version} has found no InfiniBand transport (it has {', '.join(components)}): that takes a "
-            "NIC, and a build of UCX that supports it. The wheels of libucx do not; with "
-            "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=1 ucxx takes the system's UCX"
+            f"UCX {on_gpu[0].version} found no InfiniBand transport (only {', '.join(components)}): it needs a NIC "
+            "and a UCX build with InfiniBand. The libucx wheels have none; RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=1 "
+            "makes ucxx use the system's UCX"
         )
     return replace(report, notes=(*report.notes, *dict.fromkeys(notes)))
 

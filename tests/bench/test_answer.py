@@ -86,7 +86,9 @@ def test_a_failed_run_says_what_the_outliers_have_in_common_and_what_was_seen_th
 def test_clocks_that_were_throttled_are_the_cause_and_power_and_cooling_the_next_step() -> None:
     report = with_causes(evident(judged(WRITE, value=busy), throttle_reasons=("hw-thermal-slowdown",)))
     verdict = answer(report)
-    assert "the clocks were held down while it was measured: it is too hot; explains 5 paths" in str(verdict.sentence)
+    assert "clocks throttled while it was measured: hardware thermal slowdown; explains 5 paths" in str(
+        verdict.sentence
+    )
     assert "fans, coolant and power supplies" in str(verdict.advice)
 
 

@@ -40,7 +40,7 @@ def test_paths_of_a_gpu_with_a_process_are_waived_with_its_pid_and_the_others_ru
     busy = with_nvml(1, processes=(GpuProcess(pid=4711, name="python3", used_memory_bytes=None),))
     plan = plan_of(busy)
     waived = {planned.waiver for planned in plan.tasks if planned.waiver}
-    assert waived == {"GPU1 is in use by process 4711; --allow-busy measures it all the same"}
+    assert waived == {"GPU1 is in use by process 4711; --allow-busy measures it anyway"}
     assert {flow.initiator_label for task in plan.runnable for flow in task.flows} == {"GPU0"}
     assert all("numa" in task.case for task in plan.runnable)
 
@@ -48,12 +48,12 @@ def test_paths_of_a_gpu_with_a_process_are_waived_with_its_pid_and_the_others_ru
 def test_it_is_measured_when_asked_for_and_the_report_says_so() -> None:
     plan = plan_of(with_nvml(1, processes=(GpuProcess(pid=4711),)), allow_busy=True)
     assert len(plan.runnable) == len(plan.tasks)
-    assert plan.notes == ("measured all the same: GPU1 is in use by process 4711",)
+    assert plan.notes == ("measured anyway: GPU1 is in use by process 4711",)
 
 
 def test_memory_that_no_visible_process_holds_belongs_to_another() -> None:
     used = with_nvml(0, processes=(), memory_used_bytes=12 << 30, numa_node=None)
-    assert in_use(gpu(used, 0)) == "12 GiB of GPU0 are in use, by no process that can be seen from here"
+    assert in_use(gpu(used, 0)) == "12 GiB of GPU0 are in use, by no process that is visible from here"
 
 
 def test_the_drivers_own_memory_and_that_of_a_numa_node_are_nobodys() -> None:

@@ -54,10 +54,7 @@ def test_a_dry_run_fits_the_page(egmctl: RunEgmctl) -> None:
 def test_a_dry_run_names_places_in_their_order(egmctl: RunEgmctl, suite: str, seed: str) -> None:
     plan = ("bench", "--machine", "gb200-nvl72", "--dry-run", "--suite", suite)
     held = (
-        egmctl(*plan, env={"PYTHONHASHSEED": seed})
-        .out.partition("Memory held at most\n")[2]
-        .partition("\n\n")[0]
-        .splitlines()
+        egmctl(*plan, env={"PYTHONHASHSEED": seed}).out.partition("Peak memory\n")[2].partition("\n\n")[0].splitlines()
     )
     labels = [line.strip().partition(": ")[0] for line in held]
     assert labels == [*(f"GPU{number}" for number in range(4)), "NUMA0", "NUMA1", "host, all nodes"]

@@ -16,7 +16,7 @@ TASK = (
     .tasks[0]
     .task
 )
-WRONG = "sample 0: the walk ended at offset 128, where its chain does not lead"
+WRONG = "sample 0: the pointer chase ended at the wrong offset 128"
 STEADY, VARYING = (600.0, 601.0), (600.0, 900.0)
 
 
@@ -29,7 +29,7 @@ def concluded(values: tuple[float, ...], wrong: str | None = None, discarded: in
     ("values", "wrong", "discarded", "status", "reason"),
     [
         (STEADY, None, 0, Status.OK, "a remark"),
-        (STEADY, None, 3, Status.OK, "3 samples were thrown away: one side had waited in vain for the other"),
+        (STEADY, None, 3, Status.OK, "3 samples were discarded: timed out waiting for the peer"),
         (VARYING, None, 3, Status.UNSTABLE, "the samples vary by 28.3 % (CV)"),
         (VARYING, WRONG, 3, Status.CORRUPT, WRONG),
     ],
@@ -45,4 +45,4 @@ def test_the_gravest_is_the_reason(
 def test_a_task_whose_samples_were_all_thrown_away_has_failed() -> None:
     measurement = concluded((), discarded=5)
     assert (measurement.status, measurement.latency_ns) == (Status.FAILED, None)
-    assert measurement.reason == "one side waited in vain for the other in every sample"
+    assert measurement.reason == "timed out waiting for the peer in every sample"

@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_said(egmctl: RunEgmctl) -> None:
     assert done.code == 0, done.err
     assert "Cost: 576 GPUs on 144 nodes like gb200-nvl72" in done.out
     assert "Nothing was measured" in done.out
-    assert "--size has to be smaller for fabric_device_all_to_one_write_ce, fabric_host_numa_all_to_one_write_ce" in (
+    assert "use a smaller --size for fabric_device_all_to_one_write_ce, fabric_host_numa_all_to_one_write_ce" in (
         " ".join(done.out.split())
     )
 
@@ -70,12 +70,12 @@ def test_a_run_that_would_be_refused_is_refused_with_what_is_left_to_do(egmctl: 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--ranks", "8"), "--ranks goes with --suite fabric only"),
+        (("--ranks", "8"), "--ranks works with --suite fabric only"),
         (("--suite", "fabric", "--ranks", "8"), "--ranks is for --dry-run"),
         (("--suite", "fabric", "--dry-run", "--ranks", "1"), "--ranks 1: it must be from 2 to"),
         (("--suite", "fabric", "--dry-run", "--sample", "0"), "--sample 0: it must be 1 or more"),
-        (("--suite", "fabric", "--sweep", "size"), "--sweep does not go with --suite fabric"),
-        (("--suite", "fabric", "--numa", "1"), "--numa does not go with --suite fabric"),
+        (("--suite", "fabric", "--sweep", "size"), "--sweep cannot be combined with --suite fabric"),
+        (("--suite", "fabric", "--numa", "1"), "--numa cannot be combined with --suite fabric"),
         (("--suite", "fabric,egm"), "--suite fabric is a run of its own"),
     ],
 )

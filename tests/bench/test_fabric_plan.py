@@ -103,7 +103,7 @@ def test_nodes_that_cannot_share_host_memory_say_why() -> None:
 
 
 def test_one_rank_has_nobody_to_share_with() -> None:
-    with pytest.raises(NothingToDo, match="there is one GPU only"):
+    with pytest.raises(NothingToDo, match="there is only one GPU"):
         make_fabric_plan(layout("gb200-nvl72", 1), FABRIC_CASES, SETTINGS)
 
 

@@ -93,7 +93,7 @@ def test_a_rank_that_hangs_is_killed_when_its_time_is_up(group: Group) -> None:
     assert 2 <= time.monotonic() - started < 8
     assert (failed.value.rank, failed.value.how) == (2, "timed-out")
     assert failed.value.last_call == "cuIpcOpenMemHandle"
-    assert str(failed.value) == "rank 2: gave no sign within 2 s, it is in cuIpcOpenMemHandle"
+    assert str(failed.value) == "rank 2: no response for 2 s, it is in cuIpcOpenMemHandle"
 
 
 def test_a_death_explains_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_death_explains_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
         """A rank 0 of another command, which waited in vain for the dead one."""
 
         def all_gather(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
-            hung = {"rank": 0, "how": "timed-out", "reason": "gave no sign", "last_call": None}
+            hung = {"rank": 0, "how": "timed-out", "reason": "no response", "last_call": None}
             failed = any(message.kind is group_module.Kind.FAILED for message in messages)
             mine = RankMessage(rank=0, kind=group_module.Kind.FAILED, data=hung) if failed else messages[0]
             return [mine, *messages[1:]]

@@ -231,7 +231,7 @@ def test_a_rank_that_hangs_costs_its_case_and_the_timeout(run: RunIpc, case: str
     assert len(hung) == 1, [(m.status, m.reason) for m in ended.of(case)]
     assert hung[0].failed_rank is not None
     assert hung[0].last_call == call.partition("@")[0]
-    assert f"gave no sign within 3 s, it is in {hung[0].last_call}" in (hung[0].reason or "")
+    assert f"no response for 3 s, it is in {hung[0].last_call}" in (hung[0].reason or "")
     assert {m.status for m in ended.of(other)} <= set(GOOD)
 
 
@@ -357,7 +357,7 @@ def test_a_channel_without_permission_is_named(run: RunIpc) -> None:
 def test_one_gpu_has_nobody_to_share_with(run: RunIpc) -> None:
     ended = run("ipc_posix_fd_device_write_ce", gpus=1)
     assert ended.report.measurements == ()
-    assert ended.report.notes == ("these need two GPUs: ipc_posix_fd_device_write_ce",)
+    assert ended.report.notes == ("these cases need two GPUs: ipc_posix_fd_device_write_ce",)
     assert ended.node.calls() == ()
 
 

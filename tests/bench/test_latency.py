@@ -203,7 +203,7 @@ class TestOnAFakeNode:
         assert run.code == 1
         assert Counter(m["status"] for m in run.measurements) == {"corrupt": 1, "ok": 1}
         (bad,) = (m for m in run.measurements if m["status"] == "corrupt")
-        assert "sample 0: the walk ended at offset " in bad["reason"]
+        assert "sample 0: the pointer chase ended at the wrong offset " in bad["reason"]
         assert "where its chain does not lead" in bad["reason"]
 
     @pytest.mark.parametrize("call", ["cuMemAlloc@3", "cuLaunchKernel@2", "cuMemsetD32Async@1", "cuMemcpyAsync@2"])

@@ -48,7 +48,7 @@ def test_to_host_memory_and_within_a_gpu() -> None:
     assert paths(plan, "host_numa_to_device_memcpy_ce") == ["NUMA0 -> GPU3"]
     assert paths(plan, "device_local_copy") == ["GPU2 -> GPU2"]
     assert paths(plan, "device_to_device_memcpy_write_ce") == []
-    assert any("these measure none of the pairs" in note for note in plan.notes)
+    assert any("these cases measure none of the pairs" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_to_host_memory_and_within_a_gpu() -> None:
         ("0", "expected two ends such as 0:1 or GPU0:NUMA1"),
         ("0:1:2", "expected two ends"),
         ("0:x", "'x' is neither a GPU (0, GPU0) nor a NUMA node (NUMA0)"),
-        ("0:9", "GPU9 is none of those that are measured: GPU0, GPU1, GPU2, GPU3"),
-        ("NUMA7:0", "NUMA node 7 is none of those that are measured: 0, 1"),
+        ("0:9", "GPU9 is not among those measured: GPU0, GPU1, GPU2, GPU3"),
+        ("NUMA7:0", "NUMA node 7 is not among those measured: 0, 1"),
         ("", "expected two ends"),
     ],
 )
@@ -69,7 +69,7 @@ def test_what_is_no_path_is_refused_with_what_is_one(text: str, sentence: str) -
 
 
 def test_a_pair_that_no_chosen_case_measures_is_refused() -> None:
-    with pytest.raises(UsageError, match="none of the chosen cases measures such a path"):
+    with pytest.raises(UsageError, match="none of the chosen cases measures a single path"):
         plan_of("0:1", "host")
 
 

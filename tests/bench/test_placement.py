@@ -27,7 +27,7 @@ def memory() -> tuple[mmap.mmap, int]:
 
 
 def allowed() -> bool:
-    """Say whether a filter of system calls lets move_pages through."""
+    """Say whether a system call filter lets move_pages through."""
     pages = mmap.mmap(-1, SIZE)
     try:
         page_nodes(ctypes.addressof(ctypes.c_char.from_buffer(pages)), SIZE)

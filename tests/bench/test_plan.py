@@ -89,7 +89,9 @@ class TestPaths:
     def test_one_gpu_makes_no_pair_and_the_plan_says_so(self) -> None:
         plan = plan_of(DGX, gpus=[3])
         assert {p.task.case for p in plan.tasks} == {"host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"}
-        assert plan.notes == ("these need two GPUs: device_to_device_memcpy_write_ce, device_to_device_memcpy_read_ce",)
+        assert plan.notes == (
+            "these cases need two GPUs: device_to_device_memcpy_write_ce, device_to_device_memcpy_read_ce",
+        )
 
 
 class TestRoute:
@@ -343,7 +345,7 @@ class TestCases:
 
     def test_a_glob_within_a_suite_chooses_from_it(self) -> None:
         assert {case.family for case in select_cases(["*_ce"], ["p2p"])} == {"p2p"}
-        with pytest.raises(UsageError, match="fits no case; 'egmctl bench --list --suite p2p,host' shows all"):
+        with pytest.raises(UsageError, match="matches no case; 'egmctl bench --list --suite p2p,host' shows all"):
             select_cases(["rdma_*"], ["p2p", "host"])
 
     @pytest.mark.parametrize("name", SUITES)
@@ -360,8 +362,8 @@ class TestCases:
 
     def test_a_glob_that_fits_nothing_is_refused_with_what_is_alike_or_shows_all(self) -> None:
         with pytest.raises(
-            UsageError, match=r"--case 'h2d' fits no case; 'egmctl bench --list --suite full' shows all"
+            UsageError, match=r"--case 'h2d' matches no case; 'egmctl bench --list --suite full' shows all"
         ):
             select_cases(["host_*", "h2d"])
-        with pytest.raises(UsageError, match="fits no case; did you mean device_to_device_memcpy_write_sm or "):
+        with pytest.raises(UsageError, match="matches no case; did you mean device_to_device_memcpy_write_sm or "):
             select_cases(["device_to_device_memcpy_write_sn"])

@@ -31,7 +31,7 @@ def test_ranks_that_a_launcher_has_bound_take_what_they_were_given() -> None:
 @pytest.mark.parametrize(
     ("infos", "error", "words"),
     [
-        ([at("a", "1b"), at("a", "1b")], UsageError, "a has 2 ranks and 1 GPU that they may use"),
+        ([at("a", "1b"), at("a", "1b")], UsageError, "a has 2 ranks and 1 usable GPU"),
         ([at("a", "1b"), at("b")], NothingToDo, "b has no GPU to measure: no GPU was found"),
         (
             [at("a", "1b"), replace(at("b"), waivers=("CUDA_VISIBLE_DEVICES hides GPU0",))],
@@ -60,12 +60,12 @@ def test_cliques_matter_between_nodes_only() -> None:
     [
         (
             at("b", "1b", driver="590.10"),
-            r"the driver's version is not the same everywhere: 580.95.05 on a; 590.10 on b",
+            r"the driver's version differs between nodes: 580.95.05 on a; 590.10 on b",
         ),
-        (replace(at("b", "1b"), tool="0.2.0"), r"the version of egmctl is not .*0.1.0 on a; 0.2.0 on b"),
+        (replace(at("b", "1b"), tool="0.2.0"), r"the version of egmctl differs .*0.1.0 on a; 0.2.0 on b"),
         (
             at("b", "1b", domain=NvlinkDomain(cluster="x", clique=8)),
-            r"the NVLink domain is not .*clique 7 on a; cluster x, clique 8 on b",
+            r"the NVLink domain differs .*clique 7 on a; cluster x, clique 8 on b",
         ),
     ],
 )

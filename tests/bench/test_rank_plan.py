@@ -144,7 +144,7 @@ def test_an_attribute_that_forbids_it_is_shown_with_its_value(name: str, attribu
 @pytest.mark.parametrize(
     ("channels", "seen"),
     [
-        ((), "/dev/nvidia-caps-imex-channels has none"),
+        ((), "/dev/nvidia-caps-imex-channels is empty"),
         ((DeviceNode(path="/dev/nvidia-caps-imex-channels/channel0", exists=True, access="EPERM"),), "channel0: EPERM"),
     ],
 )

@@ -237,7 +237,7 @@ def test_the_list_says_what_would_run_and_why_not() -> None:
     gpu = replace(DGX.gpus[0], cuda=None)  # type: ignore[index]
     text = document_text(cases_document(make_plan(DGX, [gpu], [0], FOUR, SETTINGS), FOUR))
     assert "host_numa_to_device_memcpy_ce  [egm]\n" in text
-    assert "  would run: 0 of 1\n  skipped: 1 (GPU0: CUDA was not asked)\n" in text
+    assert "  would run: 0 of 1\n  skipped: 1 (GPU0: CUDA was not queried)\n" in text
     assert text.count("  would not run: it needs two GPUs\n") == 2
 
 

@@ -409,7 +409,7 @@ class TestSelection:
             (["--copies", "129"], "--copies 129: it must be from 1 to 128"),
             (["--timeout", "0"], "--timeout 0: it must be above 0"),
             (["--timeout", "nan"], "--timeout nan: it must be above 0"),
-            (["--case", "h2d"], "--case 'h2d' fits no case"),
+            (["--case", "h2d"], "--case 'h2d' matches no case"),
             (["--json", "--csv"], "--json and --csv exclude each other"),
             (["--list", "--csv"], "--list is text"),
             (["--dry-run", "--csv"], "--dry-run is text or json: it has no form csv"),
@@ -417,10 +417,10 @@ class TestSelection:
             (["--dry-run", "--profile", "nosuch"], "there is no profile 'nosuch'"),
             (["--quick", "--full"], "--suite, --quick and --full exclude each other"),
             (["--suite", "fast"], "--suite 'fast': there are standard, quick, full, egm"),
-            (["--sweep", "copies"], "--sweep 'copies': the only thing to sweep is size"),
+            (["--sweep", "copies"], "--sweep 'copies': the only valid sweep is size"),
             (["--sweep", "size", "--size", "1K"], "--size 1024: a sweep begins at 4096 bytes"),
             (["--duration", "0"], "--duration 0: it must be above 0"),
-            (["--machine", "gh200"], "--machine is not this node"),
+            (["--machine", "gh200"], "--machine cannot be measured"),
         ],
     )
     def test_what_makes_no_sense_is_one_sentence_and_exit_2(
@@ -449,7 +449,7 @@ class TestSelection:
         assert "--machine" not in ended.err
         planned = egmctl("bench", "--dry-run", env={"EGMCTL_SYSROOT": str(tmp_path)})
         assert planned.code == 3
-        assert planned.err.endswith("; --machine NAME asks it of a machine that is not here\n")
+        assert planned.err.endswith("; --machine NAME answers for another machine\n")
 
 
 class TestForms:

@@ -100,7 +100,7 @@ def test_a_broken_context_is_left_to_a_new_worker(run: Supervise) -> None:
 def test_workers_are_not_replaced_for_ever(run: Supervise) -> None:
     report = run(",".join(f"{number}:crash" for number in range(8)))
     assert statuses(report) == [Status.CRASHED] * WORKER_LIMIT + [Status.WAIVED] * (8 - WORKER_LIMIT)
-    assert report.measurements[-1].reason == f"not run: {WORKER_LIMIT} workers have failed before it"
+    assert report.measurements[-1].reason == f"not run: {WORKER_LIMIT} workers had failed before"
     assert report.exit_code is ExitCode.CRASHED
 
 
@@ -134,7 +134,7 @@ def test_sigterm_ends_the_run_with_what_there_is(run: Supervise) -> None:
         report = run("3:interrupt")
     assert report.interrupted
     assert statuses(report) == [*[Status.OK] * 3, *[Status.WAIVED] * 5]
-    assert {m.reason for m in report.measurements[3:]} == {"interrupted before it was over"}
+    assert {m.reason for m in report.measurements[3:]} == {"interrupted before it was done"}
     assert report.exit_code is ExitCode.INTERRUPTED
 
 

@@ -207,7 +207,7 @@ class TestWarnings:
         [
             ({"errors": {"nvlink-replays": 3}}, "nvlink-replays of GPU0 rose by 3"),
             ({"other_processes": (4711,)}, "other processes used GPU0 meanwhile (4711)"),
-            ({"throttle_reasons": ("sw-power-cap",)}, "the clocks of GPU0 were held down: sw-power-cap"),
+            ({"throttle_reasons": ("sw-power-cap",)}, "clocks of GPU0 throttled: sw-power-cap"),
         ],
     )
     def test_what_was_seen_is_told_with_the_path(self, seen: dict[str, object], told: str) -> None:
@@ -228,7 +228,7 @@ class TestWarnings:
         first, *others = report.measurements
         report = replace(report, measurements=(replace(first, placements=(wrong,)), *others))
         (warning,) = warnings(report)
-        assert warning.startswith("memory of NUMA0 does not lie there (256 on node 1): ")
+        assert warning.startswith("memory of NUMA0 is elsewhere (256 on node 1): ")
 
     def test_how_many_routes_were_shown_is_one_sentence(self) -> None:
         verdicts = (Verdict.PROVEN, Verdict.PROVEN, Verdict.BY_EXCLUSION, Verdict.UNKNOWN)

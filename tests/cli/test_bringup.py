@@ -49,7 +49,7 @@ def test_on_a_node_it_checks_and_measures_and_writes_everything(
 def test_of_a_machine_that_is_not_here_nothing_is_measured(egmctl: RunEgmctl) -> None:
     ended = egmctl("bringup", "--machine", "hgx-h200x4", "-q")
     assert (ended.code, ended.err) == (3, "")
-    assert ended.out.startswith("INCOMPLETE: nothing was measured: a recorded machine is not here to measure\nNext: ")
+    assert ended.out.startswith("INCOMPLETE: nothing was measured: a recorded machine cannot be measured\nNext: ")
 
 
 def test_a_recorded_fault_is_no_go(egmctl: RunEgmctl, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_diagnosis_shown_again_is_the_same_bytes(
 
 
 def test_brief_is_for_diagnoses_only(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    none = "--brief is for a result of egmctl doctor, and "
+    none = "--brief works with a result of egmctl doctor, which "
     for command, machine, sentence in (
         ("topo", "gh200", none),
         ("doctor", "gh200", "--brief and --verbose exclude each other"),
@@ -197,4 +197,4 @@ def test_a_broken_profile_does_not_cost_the_comparison(egmctl: RunEgmctl, runs: 
     done = egmctl("compare", *files, "--tolerance", "99", env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
     assert done.code == 0
     assert "\nbench monday -> tuesday: 2 files" in done.out
-    assert re.search(r"egmctl: profile \S+/broken\.toml, line 1: .*; the comparison goes on without it\n", done.err)
+    assert re.search(r"egmctl: profile \S+/broken\.toml, line 1: .*; continuing without it\n", done.err)

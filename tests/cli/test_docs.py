@@ -8,11 +8,22 @@ from tests.conftest import ROOT, RunEgmctl
 def test_every_page_and_example_is_a_topic(egmctl: RunEgmctl) -> None:
     ended = egmctl("docs")
     assert ended.code == 0
-    listed = {line.split()[0] for line in ended.out.splitlines()}
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    listed = {line.split()[0] for line in ended.out.splitlines() if line.startswith("  ")}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"}
     examples = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs/examples").rglob("*.*")}
     assert listed >= pages | examples
-    assert "doctor      " in ended.out, "a topic stands beside its title"
+    assert "  start       Five-minute start\n" in ended.out, "a topic stands beside its title"
+
+
+def test_the_guide_comes_first_as_the_index_has_it(egmctl: RunEgmctl) -> None:
+    headings = [line for line in egmctl("docs").out.splitlines() if line and not line.startswith(" ")]
+    assert [heading.split(":")[0] for heading in headings] == [
+        "Guide",
+        "Reference",
+        "Method",
+        "Examples and decisions",
+    ]
+    assert egmctl("docs").out.splitlines()[1].split()[0] == "start"
 
 
 def test_a_topic_is_printed_as_it_is_written(egmctl: RunEgmctl) -> None:

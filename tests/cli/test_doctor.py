@@ -127,7 +127,7 @@ def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -
     [
         (
             ("--for", "egm,speed"),
-            "--for 'speed': there is no such purpose; valid are egm, p2p, ipc, fabric, rdma, perf",
+            "--for 'speed': no such purpose; valid are egm, p2p, ipc, fabric, rdma, perf",
         ),
         (("--check", "drv.version"), "--check 'drv.version': there is no such check; did you mean drv.versions"),
         (("--skip", "*"), "leave no check"),
@@ -140,7 +140,7 @@ def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -
         (("--brief", "-v"), "--brief and --verbose exclude each other"),
         (("--list", "--format", "prom"), "--list is text or json: it has no form prom"),
         (("--list", "--explain", "numa.mode"), "--list and --explain exclude each other"),
-        (("-o", "found.csv"), "found.csv: the suffix '.csv' names no form; valid are .txt, .json, .html, .svg, .md"),
+        (("-o", "found.csv"), "found.csv: the suffix '.csv' names no format; valid are .txt, .json, .html, .svg, .md"),
     ],
 )
 def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], words: str) -> None:

@@ -55,15 +55,15 @@ def test_the_form_is_said_by_the_option_or_the_suffix(asked: dict[str, Any], nam
         (
             {"form": Form.JUNIT},
             None,
-            "--format junit: there is no such form of this; valid are text, json, csv, html, svg, md, prom",
+            "--format junit: no such format here; valid are text, json, csv, html, svg, md, prom",
         ),
         *(
             ({}, name, f"{name}: {found}; valid are {SUFFIXES_OF_BENCH}, or any with --format")
             for name, found in (
-                ("a.yaml", "the suffix '.yaml' names no form"),
-                ("a.xml", "the suffix '.xml' names no form"),
-                ("result", "no suffix names the form"),
-                ("/dev/null", "no suffix names the form"),
+                ("a.yaml", "the suffix '.yaml' names no format"),
+                ("a.xml", "the suffix '.xml' names no format"),
+                ("result", "no suffix names the format"),
+                ("/dev/null", "no suffix names the format"),
             )
         ),
         ({}, "/usr/lib", "/usr/lib is a directory; give a file to write the result to"),

@@ -32,7 +32,7 @@ def test_a_shipped_machine_as_text(egmctl: RunEgmctl) -> None:
 
 def test_a_recorded_machine_says_so_on_standard_error_only(egmctl: RunEgmctl, recorded: Path) -> None:
     done = egmctl("topo", "--machine", recorded)
-    assert (done.code, done.err) == (0, "egmctl: recorded: node7, this is not the live node\n")
+    assert (done.code, done.err) == (0, "egmctl: replaying the recorded machine node7, not this node\n")
     assert "recorded" not in done.out
     assert egmctl("topo", "--machine", recorded, "--quiet").err == ""
 

@@ -45,7 +45,7 @@ def commands() -> list[tuple[str, list[str]]]:
             text = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
         for line in text.splitlines():
             for match in re.finditer(
-                r"(?:^|[ '])egmctl ((?:topo|doctor|bench|snapshot|fleet|compare|show)\b[^|>;]*)", line
+                r"(?:^|[ '])egmctl ((?:bringup|topo|doctor|bench|snapshot|fleet|compare|history|show)\b[^|>;]*)", line
             ):
                 if not line.lstrip().startswith("#"):
                     command = re.split(r" #|'$|\|\||&&", match[1])[0]
@@ -62,7 +62,7 @@ def test_a_command_of_the_examples_is_one(name: str, words: list[str]) -> None:
 
 def test_commands_are_found() -> None:
     """Guards the pattern above: a command that it does not find is one that nobody checks."""
-    texts = {"README.md", "compare.md", "doctor.md", "fleet.md", "running.md", "fabric.sbatch", "kubernetes.yaml"}
+    texts = {"README.md", "compare.md", "doctor.md", "fleet.md", "slurm.md", "fabric.sbatch", "kubernetes.yaml"}
     assert {name for name, _ in commands()} >= texts
     assert len(commands()) >= 40
 

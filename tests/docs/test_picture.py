@@ -10,11 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-from egmctl.facts import record
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING
+from egmctl.facts import record, replay
 from egmctl.model.measurement import RunReport
 from egmctl.report.forms import Form, render
 from egmctl.saved import load
 from egmctl.verdict import load as profiles
+from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
 from egmctl.verdict.match import choose
 from tests.comparison.test_real_runs import unpacked
@@ -39,6 +43,21 @@ def test_bench(egmctl: RunEgmctl, tmp_path: Path) -> None:
     if os.environ.get("EGMCTL_UPDATE_README"):
         picture.write_text(drawn.read_text())
     assert picture.read_text() == drawn.read_text()
+
+
+def test_the_answer_of_bringup_is_that_of_the_recorded_checks_and_the_real_run(tmp_path: Path) -> None:
+    run = load(unpacked("idle", tmp_path)).result
+    assert isinstance(run, RunReport)
+    profile, why = choose(run.machines[0], [profiles.load("hgx-h200")])
+    judged = replace(run, verdict=judge(run, profile, profile_reason=why))
+    found = bringup(diagnose(replay.load("hgx-h200x4"), EVERYTHING, CHECKS), judged)
+    said = str(render(found, Form.TEXT))
+    readme = README.read_text()
+    shown = "GO" + readme.partition("```text\nGO")[2].partition("```")[0]
+    if os.environ.get("EGMCTL_UPDATE_README"):
+        README.write_text(readme.replace(f"```text\n{shown}```", f"```text\n{said}```"))
+    else:
+        assert shown == said
 
 
 def test_the_text_of_the_bench_is_what_the_command_says_by_the_profile_that_ships(tmp_path: Path) -> None:

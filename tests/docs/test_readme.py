@@ -1,4 +1,4 @@
-"""The README shows what the command really prints, and names only what exists.
+"""The README and the guide show what the command really prints, and name only what exists.
 
 ``EGMCTL_UPDATE_README=1 pytest tests/docs`` writes down what the examples print now.
 """
@@ -8,41 +8,58 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
+from egmctl.facts import record
 from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.scenes import scenes
 
-README = ROOT / "README.md"
+DOCUMENTS = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
 EXAMPLE = re.compile(r"```console\n\$ egmctl (?P<arguments>[^\n]+)\n(?P<shown>.*?)```\n", re.DOTALL)
+CALLED_FROM_ELSEWHERE = frozenset({"fleet.md", "rdma.md"})
+"""Documents whose consoles need several nodes: tests/fleet has fleet.md's."""
 
 
-def examples() -> list[re.Match[str]]:
-    return list(EXAMPLE.finditer(README.read_text()))
+def examples() -> list[tuple[Path, str]]:
+    return [(path, match["arguments"]) for path in DOCUMENTS for match in EXAMPLE.finditer(path.read_text())]
 
 
-@pytest.mark.parametrize("arguments", [match["arguments"] for match in examples() if "--machine" in match["arguments"]])
-def test_an_example_shows_what_the_command_prints(egmctl: RunEgmctl, arguments: str) -> None:
-    ended = egmctl(*shlex.split(arguments))
-    assert ended.code == 0, ended.err
-    (shown,) = [match["shown"] for match in examples() if match["arguments"] == arguments]
+@pytest.mark.parametrize(("document", "arguments"), examples(), ids=lambda one: getattr(one, "name", one))
+def test_an_example_shows_what_the_command_prints(
+    egmctl: RunEgmctl, tmp_path: Path, document: Path, arguments: str
+) -> None:
+    """A file ``NAME.json`` is the machine of the corpus of that name (tests/doctor/scenes.py)."""
+    words: list[str | Path] = []
+    for word in shlex.split(arguments):
+        if word.endswith(".json"):
+            (tmp_path / word).write_text(record.text(scenes()[word.removesuffix(".json")].machine()))
+        words.append(tmp_path / word if word.endswith(".json") else word)
+    ended = egmctl(*words)
+    assert ended.out, ended.err
+    head = f"```console\n$ egmctl {arguments}\n"
+    shown = document.read_text().partition(head)[2].partition("```")[0]
     if os.environ.get("EGMCTL_UPDATE_README"):
-        head = f"```console\n$ egmctl {arguments}\n"
-        README.write_text(README.read_text().replace(f"{head}{shown}```", f"{head}{ended.out}```"))
+        document.write_text(document.read_text().replace(f"{head}{shown}```", f"{head}{ended.out}```"))
     else:
         assert shown == ended.out
 
 
 def test_examples_are_there() -> None:
     """Guards the pattern above: an example it does not find is an example nobody checks."""
-    assert len(examples()) == README.read_text().count("$ egmctl ") >= 2
+    for document in DOCUMENTS:
+        if document.name not in CALLED_FROM_ELSEWHERE:
+            shown = sum(path == document for path, _ in examples())
+            assert shown == document.read_text().count("```console"), document.name
+    assert len(examples()) >= 7
 
 
 def test_every_make_target_that_is_named_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document in ("README.md", "CONTRIBUTING.md"):
         named = set(re.findall(r"\bmake ([a-z-]+)\b(?=[`\s]*(?:#|`|$))", (ROOT / document).read_text(), re.MULTILINE))
-        assert named
+        assert named or document == "README.md"
         assert named <= targets
 
 

@@ -376,7 +376,7 @@ def hgx_b200() -> Machine:
 
 
 def without_umad() -> Machine:
-    """HGX B200 whose fabric is in progress for ever, because ib_umad is not loaded."""
+    """HGX B200 whose fabric is in progress forever, because ib_umad is not loaded."""
     machine = patched(hgx_b200(), "gpus[*].nvml.fabric", state="in-progress", status=None)
     return patched(machine, "system", module_versions={"mlx5_core": "", "mlx5_ib": "", "ib_core": ""})
 

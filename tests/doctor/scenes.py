@@ -152,7 +152,7 @@ def untuned() -> Machine:
 
 
 def stale_channel() -> Machine:
-    """NVL72 tray whose IMEX channel was made before the driver was loaded anew."""
+    """NVL72 tray whose IMEX channel was made before the driver was reloaded."""
     return patched(healthy(), "driver.imex_channels[0]", major=240)
 
 
@@ -237,7 +237,7 @@ def gh200_pair() -> Machine:
 
 
 def weak_signal() -> Machine:
-    """GB200 of which one NVLink has a bit error rate above DCGM's limit, and another was trained anew."""
+    """GB200 of which one NVLink has a bit error rate above DCGM's limit, and another was retrained."""
     machine = patched(healthy(), "gpus[2].nvml.nvlinks[7].counters", effective_ber=4e-11, effective_errors=912)
     return patched(machine, "gpus[1].nvml.nvlinks[0].counters", recoveries=3, successful_recoveries=3)
 
@@ -263,7 +263,7 @@ def no_egm_fabric_address() -> Machine:
 
 
 def b200_without_nvlsm() -> Machine:
-    """HGX B200 whose fabric is in progress for ever, because nvlsm does not run; CUDA ends with 802."""
+    """HGX B200 whose fabric is in progress forever, because nvlsm does not run; CUDA ends with 802."""
     machine = patched(hgx_b200(), "gpus[*].nvml.fabric", state="in-progress", status=None)
     machine = patched(machine, "driver", cuda_error="CUDA_ERROR_SYSTEM_NOT_READY")
     return patched(machine, "system", daemons=("nv-fabricmanager",))

@@ -76,7 +76,7 @@ class TestSeverity:
         assert found.status is Status.NOTE
         assert found.summary == "the device cgroup denies /dev/nvidia1"
         assert "normal for a partial allocation" in found.note
-        assert "GPU0-2 cannot open memory of GPU3 by legacy, descriptor, pool or fabric handle" in found.note
+        assert "GPU0-2 cannot import memory of GPU3 by legacy, descriptor, pool or fabric handle" in found.note
         assert found.place.ids == (denied,)
         (access,) = [evidence for evidence in found.evidence if evidence.source == "access(/dev/nvidia1)"]
         assert (access.value, access.errno) == ("EPERM", "EPERM")
@@ -85,7 +85,7 @@ class TestSeverity:
         denied = bus_id(HGX, 1)
         found = run_one(CGROUP, with_gpu_denied(HGX, 1), Scope(gpus=(denied,)))
         assert found.status is Status.FAIL
-        assert found.summary == "the device cgroup denies /dev/nvidia1, and GPU3 was asked for"
+        assert found.summary == "the device cgroup denies /dev/nvidia1, but GPU3 is required (--gpus, --expect)"
         assert found.remedy is not None
         assert "CUDA_VISIBLE_DEVICES" in found.remedy.text
 
@@ -132,7 +132,7 @@ class TestSeverity:
         machine = patched(HGX, "process", environment={"CUDA_VISIBLE_DEVICES": "0"})
         found = run_one(CGROUP, machine, Scope(gpus=(bus_id(HGX, 1),)))
         assert found.status is Status.PASS
-        assert "keeps them as routes" in found.note
+        assert "EGM routes over them stay" in found.note
 
     def test_nvidiactl_denied_too_is_a_container_that_lost_its_rules(self) -> None:
         machine = with_gpu_denied(HGX, 0, 1, 2, 3)
@@ -180,13 +180,15 @@ class TestSeverity:
         found = run(CGROUP, machine)
         why = "/dev/nvidia1: ELOOP" if unread else f"/dev/nvidia1: access(2) answers {access}"
         assert (found[0].status, found[0].place.ids) == (Status.UNKNOWN, (bus_id(HGX, 1),))
-        assert found[0].summary == f"whether these GPUs may be used: {why}"
+        assert found[0].summary == f"whether these GPUs are accessible is unknown: {why}"
 
     def test_root_that_could_not_look_says_why(self) -> None:
         untold = {"node": Unread(reason=Reason.FAILED, detail="/proc/42: the child in its cgroup crashed")}
         machine = patched(patched(HGX, "gpus[*]", node=None, unread=untold), "process", pid=42)
         found = run_one(CGROUP, machine)
-        assert found.summary == "whether these GPUs may be used: /proc/42: the child in its cgroup crashed"
+        assert (
+            found.summary == "whether these GPUs are accessible is unknown: /proc/42: the child in its cgroup crashed"
+        )
 
 
 JOB = "/system.slice/slurmstepd.scope/job_42/step_0/user/task_3"
@@ -328,7 +330,7 @@ class TestNodesMissing:
             environment={"ENROOT_RESTRICT_DEV": "y", "NVIDIA_VISIBLE_DEVICES": "0"},
         )
         found = run_one(NODES, machine, Scope(gpus=(bus_id(HGX, 1),)))
-        assert found.cause == "enroot passes in only the device nodes that were asked for; NVIDIA_VISIBLE_DEVICES=0"
+        assert found.cause == "enroot passes in only the requested device nodes; NVIDIA_VISIBLE_DEVICES=0"
         assert found.remedy is not None
         assert "ENROOT_RESTRICT_DEV" in found.remedy.text
 

@@ -80,7 +80,7 @@ class TestOnFakeNodes:
         assert "bytes are wrong" in failure["summary"]
         assert "written to the peer: 1 of 262144 words differ, the first at offset 4096" in json.dumps(failure)
 
-    @pytest.mark.parametrize(("fault", "words"), [("kill:11", "ended its process"), ("abort", "ended its process")])
+    @pytest.mark.parametrize(("fault", "words"), [("kill:11", "killed its process"), ("abort", "killed its process")])
     def test_a_crash_costs_one_probe(self, egmctl: RunEgmctl, fake_node: MakeFakeNode, fault: str, words: str) -> None:
         faults = f"cuCtxEnablePeerAccess@2={fault},once"
         code, findings = active(egmctl, fake_node(nvl4()), "--check", "p2p.verify", faults=faults)
@@ -108,7 +108,7 @@ class TestOnFakeNodes:
         assert code == 1
         assert sorted(statuses(findings, "ipc.vmm-active")) == ["fail", "pass", "pass"]
         (failure,) = [finding for finding in findings if finding["status"] == "fail"]
-        assert failure["summary"].endswith("did not come to an end in cuMemImportFromShareableHandle")
+        assert failure["summary"].endswith("did not end in time in cuMemImportFromShareableHandle")
 
     def test_without_a_driver_nothing_can_be_told(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         options = ("--check", "egm.alloc-active", "--check", "ipc.legacy-active")
@@ -131,7 +131,7 @@ class TestOnFakeNodes:
     def test_it_is_about_this_process_on_this_node(self, egmctl: RunEgmctl, other: tuple[str, ...]) -> None:
         done = egmctl("doctor", "--active", *other)
         assert done.code == 2
-        assert "--active tries things from this process on this node" in done.err
+        assert "--active works on this node and process only" in done.err
 
 
 def judged(machine: Machine, *probes: Probe, scope: Scope = EVERYTHING) -> Finding:
@@ -177,7 +177,7 @@ class TestJudgement:
             failing(ProbeKind.POOL, "cuMemPoolImportFromShareableHandle", 0), outcome=Outcome.CRASHED, error_number=None
         )
         finding = judged(shipped("gb200-tray"), died)
-        assert finding.summary.endswith("ended its process in cuMemPoolImportFromShareableHandle")
+        assert finding.summary.endswith("killed its process in cuMemPoolImportFromShareableHandle")
         assert "device cgroup or container denies it" in finding.cause
 
     def test_an_event_that_cannot_be_opened_fails(self) -> None:

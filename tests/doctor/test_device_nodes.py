@@ -33,8 +33,8 @@ class TestPermissions:
         machine = as_user(with_gpu_denied(HGX, 1, access="EACCES"), 1000)
         machine = patched(machine, "gpus[3].node", mode=0o660, uid=0, gid=44)
         found = run_one(PERMISSIONS, machine)
-        assert (found.status, found.summary) == (Status.FAIL, "this user may not use the device nodes")
-        assert found.cause.startswith("the mode bits (mode 0660, uid 0, gid 44) do not let uid 1000 in")
+        assert (found.status, found.summary) == (Status.FAIL, "this user may not open the device nodes")
+        assert found.cause.startswith("the mode bits (mode 0660, uid 0, gid 44) or a security module deny uid 1000")
         assert [(seen.value, seen.errno) for seen in found.evidence] == [("EACCES", "EACCES")]
 
     def test_root_is_stopped_by_a_security_module_only(self) -> None:
@@ -117,7 +117,7 @@ class TestControlNodes:
 
     def test_mode_bits(self) -> None:
         found = run_one(CONTROL, with_control(HGX, "nvidiactl", "EACCES"))
-        assert (found.status, found.summary) == (Status.FAIL, "this user may not use /dev/nvidiactl")
+        assert (found.status, found.summary) == (Status.FAIL, "this user may not open /dev/nvidiactl")
 
     def test_nvidia_uvm_tools_is_for_profilers_only(self) -> None:
         assert run_one(CONTROL, with_control(HGX, "nvidia-uvm-tools", "EPERM")).status is Status.PASS
@@ -131,7 +131,7 @@ class TestControlNodes:
     def test_not_looked_at(self) -> None:
         unread = {"nodes": Unread(reason=Reason.NOT_STATED)}
         found = run_one(CONTROL, patched(HGX, "driver", nodes=None, unread=unread))
-        assert found.summary == "the driver's device nodes were not looked at (not-stated)"
+        assert found.summary == "the driver's device nodes were not read (not-stated)"
 
     def test_of_another_process(self) -> None:
         untold = DeviceNode(path="/dev/nvidiactl", exists=True, access=None)

@@ -26,7 +26,7 @@ class TestVisibleDevices:
     def test_choosing_with_it_passes_and_says_why(self, value: str) -> None:
         found = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
         assert found.status is Status.PASS
-        assert "the way to choose GPUs where EGM matters" in found.note
+        assert "to choose GPUs where EGM matters" in found.note
 
     def test_by_uuid(self) -> None:
         machine = patched(HGX, "gpus[0].nvml", uuid="GPU-11111111-2222-3333-4444-555555555555")
@@ -38,7 +38,7 @@ class TestVisibleDevices:
         [
             ("0,4", "entry 2 is 4, the last GPU is 3"),
             ("all", "entry 1 is neither a number nor a UUID"),
-            ("0,0", "entry 2 is there twice"),
+            ("0,0", "entry 2 is listed twice"),
         ],
     )
     def test_what_is_not_there(self, value: str, words: str) -> None:
@@ -79,12 +79,12 @@ class TestBadEnvironment:
 class TestContainer:
     def test_none(self) -> None:
         found = run_one(CONTAINER, patched(HGX, "process", container_signs=()))
-        assert (found.status, found.summary) == (Status.PASS, "this process is in no container")
+        assert (found.status, found.summary) == (Status.PASS, "this process is not in a container")
 
     def test_what_kind(self) -> None:
         machine = patched(HGX, "process", container_signs=("/.dockerenv",))
         for confinement, words in (
-            (Confinement(seccomp="filter", capabilities=0), "a container, with a filter of system calls"),
+            (Confinement(seccomp="filter", capabilities=0), "a container, with a system call filter"),
             (Confinement(seccomp="none", capabilities=2**40 - 1), "a privileged container"),
             (Confinement(uid_map=((0, 1000, 1),)), "a container, with user namespace"),
         ):

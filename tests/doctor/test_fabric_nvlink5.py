@@ -25,14 +25,14 @@ def in_progress(**system: Any) -> Machine:
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [
-        ({}, Status.PASS, "the way to the NVLink switches"),
+        ({}, Status.PASS, "the NVLink 5 switches"),
         ({"module_versions": {"mlx5_core": "", "mlx5_ib": ""}}, Status.FAIL, "ib_umad not loaded"),
         ({"module_versions": {}}, Status.FAIL, "mlx5_core and mlx5_ib and ib_umad"),
         ({"module_versions": None}, Status.UNKNOWN, "not read"),
         ({"daemons": ("nv-fabricmanager",)}, Status.FAIL, "nvlsm"),
         ({"daemons": None}, Status.UNKNOWN, "processes"),
         ({"nvlink_management": (Nic(name="mlx5_8", ports=(NicPort(number=1, state="DOWN"),)),)}, Status.FAIL, "port"),
-        ({"nvlink_management": None}, Status.PASS, "the way"),
+        ({"nvlink_management": None}, Status.PASS, "the NVLink 5 switches"),
     ],
 )
 def test_what_the_switches_need(changes: dict[str, Any], status: Status, words: str) -> None:

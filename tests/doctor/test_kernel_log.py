@@ -40,7 +40,7 @@ def test_an_application_fault_is_no_fault_of_the_gpu() -> None:
     one = run_one(
         "kernel.xid", node(xid(31, "pid=2228, name=python3, MMU Fault"), xid(43, "pid=2228, name=python3, Ch 1"))
     )
-    assert (one.status, one.summary) == (Status.PASS, "no Xid that calls for an operator")
+    assert (one.status, one.summary) == (Status.PASS, "no Xid that needs an operator")
     assert "1 x Xid 31 on GPU2 (GPU memory page fault; application)" in one.note
 
 
@@ -80,7 +80,7 @@ def test_a_gpu_that_was_not_asked_about_stays_out() -> None:
 def test_a_driver_message_is_explained() -> None:
     one = run_one("kernel.driver-messages", node("NVRM: GPU1 x: EGM is not enabled in RM for GPU 1"))
     assert one.status is Status.FAIL
-    assert one.summary == "the driver logged: Fabric Manager wants EGM and the GPU has it off, 11 min ago"
+    assert one.summary == "the driver logged: Fabric Manager requires EGM, but the GPU has it off, 11 min ago"
 
 
 def test_corrected_pcie_errors_count_where_they_are_many() -> None:
@@ -94,7 +94,7 @@ def test_a_restricted_log_is_unknown_with_what_to_do() -> None:
     status = SectionStatus(version=1, unread=Unread(reason=Reason.NO_PERMISSION, detail="/dev/kmsg: EPERM"))
     machine = dataclasses.replace(machine, sections={**machine.sections, "kernel_log": status}, kernel_log=None)
     one = run_one("kernel.xid", machine)
-    assert (one.status, one.summary) == (Status.UNKNOWN, "the kernel's log was not read (/dev/kmsg: EPERM)")
+    assert (one.status, one.summary) == (Status.UNKNOWN, "the kernel log was not read (/dev/kmsg: EPERM)")
     assert one.remedy is not None
 
 

@@ -55,14 +55,14 @@ class TestCount:
     @pytest.mark.parametrize(
         ("expectation", "remedy"),
         [
-            (Expectation(gpus=4), "The other checks of device access say where each was lost"),
-            (Expectation(gpus=8), "What is missing on PCI was removed, has no power"),
+            (Expectation(gpus=4), "The other dev.* checks say where each was lost"),
+            (Expectation(gpus=8), "A GPU missing on PCI was removed, has no power"),
         ],
     )
     def test_fewer_than_expected(self, expectation: Expectation, remedy: str) -> None:
         found = run_one(COUNT, with_gpu_denied(HGX, 1), Scope(expectation=expectation))
         assert found.status is Status.FAIL
-        assert found.summary == f"3 of the {expectation.gpus} GPUs that were expected can be used from here"
+        assert found.summary == f"3 of the {expectation.gpus} expected GPUs can be used from here"
         assert found.remedy is not None
         assert found.remedy.text.startswith(remedy)
 
@@ -75,7 +75,7 @@ class TestCount:
 
     def test_listed_by_nvml_and_not_by_cuda(self) -> None:
         found = run_one(COUNT, lost_by(HGX, 1, "cuda"))
-        assert (found.status, found.summary) == (Status.FAIL, "NVML lists them and CUDA does not")
+        assert (found.status, found.summary) == (Status.FAIL, "NVML lists them but CUDA does not")
 
     @pytest.mark.parametrize("why", list(Reason))
     def test_no_gpu_that_can_be_used_is_never_a_pass_whatever_the_reason(self, why: Reason) -> None:
@@ -112,7 +112,7 @@ class TestBus:
         found = run_one(BUS, rest, Scope(expectation=Expectation(reference=HGX, gpus=4)))
         assert (found.status, found.place.ids) == (Status.FAIL, (bus_id(HGX, 3),))
         count = run_one(COUNT, rest, Scope(expectation=Expectation(gpus=4)))
-        assert count.summary == "3 of the 4 GPUs that were expected can be used from here"
+        assert count.summary == "3 of the 4 expected GPUs can be used from here"
 
 
 class TestBinding:

@@ -111,7 +111,7 @@ def test_expectation(node: Node) -> None:
     with denying_v2(1) as cgroup:
         code, found = node.doctor("--expect", "gpus=4", before=cgroup.join)
     assert_denies(node, 1, code, found)
-    assert found[COUNT]["summary"] == "3 of the 4 GPUs that were expected can be used from here"
+    assert found[COUNT]["summary"] == "3 of the 4 expected GPUs can be used from here"
 
 
 def test_mode_bits(node: Node) -> None:

@@ -65,7 +65,7 @@ def test_a_jobs_cgroup_is_seen_from_outside(
 def test_the_text_says_which_process_it_is_about(node: Node, egmctl: RunEgmctl) -> None:
     with job(node, lambda: None) as pid:
         done = egmctl("doctor", "--pid", str(pid), env={"EGMCTL_SYSROOT": str(node.root)})
-    assert f"\nProcess {pid}; NVML and CUDA were asked from outside of it.\n" in done.out
+    assert f"\nProcess {pid}; NVML and CUDA were queried from outside of it.\n" in done.out
 
 
 def test_its_environment_and_its_user_count(node: Node) -> None:
@@ -105,7 +105,8 @@ def test_without_a_system_call_its_access_is_unknown(node: Node, call: str, numb
     finding = found[CGROUP]
     assert finding["status"] == "unknown"
     assert finding["summary"] == (
-        f"whether these GPUs may be used: /proc/{pid}/root is not looked at without {call}, which answers {name}"
+        f"whether these GPUs are accessible is unknown: /proc/{pid}/root is not looked at without {call}, which "
+        f"answers {name}"
     )
 
 

@@ -40,7 +40,7 @@ class TestEgmFabricAddress:
     def test_without_either_it_is_a_guess_and_says_so(self) -> None:
         machine = patched(refused(), "gpus[*]", cuda=None)
         finding = run_one("p2p.status", machine)
-        assert ("perhaps: " in finding.cause, finding.confidence) == (True, Confidence.LOW)
+        assert ("possibly: " in finding.cause, finding.confidence) == (True, Confidence.LOW)
 
     def test_it_is_not_blamed_where_host_memory_has_an_address_or_egm_is_off(self) -> None:
         for machine in (with_bits(refused(), 1, 1), patched(refused(), "gpus[*].nvml", capabilities=0)):

@@ -36,7 +36,7 @@ def test_a_check_that_says_nothing_is_unknown() -> None:
     ("status", "expected", "words"),
     [
         (None, Status.UNKNOWN, "this machine was recorded without the section nics"),
-        (Unread(reason=Reason.NOT_ASKED), Status.SKIP, "the section nics was not asked for"),
+        (Unread(reason=Reason.NOT_ASKED), Status.SKIP, "the section nics was not requested"),
         (Unread(reason=Reason.FAILED), Status.UNKNOWN, "the section nics could not be read (failed)"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
 from egmctl.model.finding import Guard, Status
 from egmctl.model.machine import (
     DeviceNode,
+    Driver,
     Imex,
     Machine,
     NicPort,
@@ -47,10 +49,10 @@ class TestEgm:
     @pytest.mark.parametrize(
         ("part", "changes", "words"),
         [
-            ("system", {"acpi_egm": False}, "firmware has set no memory aside"),
+            ("system", {"acpi_egm": False}, "firmware reserved no memory"),
             ("system", {"kernel_configuration": {"ACPI_NUMA": "n"}}, "CONFIG_ACPI_NUMA"),
             ("driver", {"module_flavour": "proprietary"}, "proprietary"),
-            ("gpus[*].pci", {"numa_node": -1}, "on which NUMA node"),
+            ("gpus[*].pci", {"numa_node": -1}, "NUMA node of these GPUs"),
         ],
     )
     def test_what_is_missing_is_named(self, part: str, changes: dict[str, Any], words: str) -> None:
@@ -305,3 +307,12 @@ def test_the_healthy_h200_node_has_no_fault_whatever_is_asked_but_fabric_handles
         # That node's shell may open 20000 files.
         expected = {Guard.FABRIC: {"imex.channel"}, Guard.IPC: {"ipc.limits"}, Guard.RDMA: {"ipc.limits"}}
         assert problems == expected.get(guard, set()), guard
+
+
+def test_a_node_without_a_gpu_fails_no_check_of_gpus_whatever_is_asked() -> None:
+    """A prolog runs on every node of a cluster, and must not drain those that have no GPU."""
+    bare = dataclasses.replace(HGX, gpus=(), pairs=(), switches=(), driver=Driver(majors={}))
+    for guard in (Guard.EGM, Guard.P2P, Guard.FABRIC):
+        findings = [f for check in CHECKS if guard in check.guards for f in run(check.id, bare, asked(guard))]
+        failed = {found.check for found in findings if found.status is Status.FAIL}
+        assert failed == set(), guard

@@ -188,7 +188,7 @@ class TestNagios:
     def test_other_states(self) -> None:
         assert nagios(diagnosis(check("a.one", FINE))).startswith("EGMCTL OK - ")
         assert nagios(diagnosis(check("a.one", PERSISTENCE))).startswith("EGMCTL WARNING - ")
-        assert nagios(diagnosis(check("a.one", UNTOLD))).startswith("EGMCTL UNKNOWN - None of the checks could tell")
+        assert nagios(diagnosis(check("a.one", UNTOLD))).startswith("EGMCTL UNKNOWN - No check could determine")
 
     def test_a_bar_in_a_string_begins_no_data(self) -> None:
         lines = nagios(diagnosis(check("a.one", failed(HOSTILE, Remedy(text="x"))))).splitlines()

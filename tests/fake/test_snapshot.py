@@ -97,7 +97,7 @@ def _for_our_bindings(machine: Machine) -> Machine:
 
 
 def _no_cluster(place: str) -> bool:
-    """Say whether it is a cluster UUID of zeros, which is recorded as null: in no NVLink domain of several nodes."""
+    """Say whether it is a cluster UUID of zeros, which is recorded as null: in no multi-node NVLink domain."""
     return "fabric.cluster_uuid: '00000000-0000-0000-0000-000000000000' came back as None" in place
 
 

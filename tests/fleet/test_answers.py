@@ -56,8 +56,8 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> An
         (sent(end=1), "", {}, Reach.ANSWERED, "", 1),
         (sent(document=ERROR, end=2), "", {}, Reach.FAILED, "no", 2),
         (sent(document="", end=3), "egmctl: no GPU\n", {}, Reach.FAILED, "no GPU", 3),
-        (sent(document="", end=130), "", {}, Reach.FAILED, "the command ended with 130 without a word", 4),
-        (sent(document="", end=0), "", {}, Reach.FAILED, "the command ended with 0 without a word", 4),
+        (sent(document="", end=130), "", {}, Reach.FAILED, "the command ended with 130 without a message", 4),
+        (sent(document="", end=0), "", {}, Reach.FAILED, "the command ended with 0 without a message", 4),
         (sent(document="{}"), "", {}, Reach.GARBAGE, "what it sent is not a result of egmctl: it states no schema", 4),
         (sent(document='{"schema": "egmctl.topo/1"}'), "", {}, Reach.GARBAGE, "egmctl.doctor/1", 4),
         (sent("1.0"), "", {}, Reach.GARBAGE, "'egmctl --version' says '1.0'", 4),
@@ -69,12 +69,12 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> An
         (sent(end=None), "", {"out_of_time": True, "duration_s": 85.0}, Reach.TIMED_OUT, "did not end in 85 s", 4),
         ("", "", {"out_of_time": True}, Reach.TIMED_OUT, "no command was started there in 1 s", 4),
         ("", "ssh: no route\n", {"code": 255}, Reach.UNREACHABLE, "ssh: no route", 4),
-        ("", "", {"code": 255}, Reach.UNREACHABLE, "the launcher ended with 255 without a word", 4),
+        ("", "", {"code": 255}, Reach.UNREACHABLE, "the launcher ended with 255 without a message", 4),
         ("\negmctl-fleet begin\negmctl-fleet lacks\n\negmctl-fleet end 127\n", "", {}, Reach.NO_EGMCTL, "no egmctl", 4),
         ("\negmctl-fleet begin\n\negmctl-fleet end 127\n", "sh: timeout: not found", {}, Reach.GARBAGE, "timeout", 4),
-        (sent(document=PARTIAL, end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "is kept", 130),
-        (sent(document=PARTIAL, end=130), "", {}, Reach.INTERRUPTED, "interrupted there; what it has until then", 4),
-        (sent(document=PARTIAL, end=124), "", {}, Reach.TIMED_OUT, "stopped; what it has until then is kept", 4),
+        (sent(document=PARTIAL, end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "are kept", 130),
+        (sent(document=PARTIAL, end=130), "", {}, Reach.INTERRUPTED, "interrupted there; its results so far", 4),
+        (sent(document=PARTIAL, end=124), "", {}, Reach.TIMED_OUT, "stopped; its results so far are kept", 4),
         (sent(end=0), "", {"interrupted": True}, Reach.ANSWERED, "", 0),
         (sent(document="", end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "stopped", 130),
         ("", "", {"flooded": True}, Reach.FLOODED, "more than 64 MiB", 4),
@@ -97,7 +97,7 @@ def test_where_egmctl_was_looked_for_is_said(folder: Folder) -> None:
     folder.part("node01").write_text("\negmctl-fleet begin\negmctl-fleet lacks\n\negmctl-fleet end 127\n")
     asked = replace(ASKED, remote_command="/opt/egmctl")
     answer = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
-    assert answer.reason == "there is no /opt/egmctl there; --remote-command says where it is"
+    assert answer.reason == "there is no /opt/egmctl there; give its path with --remote-command"
 
 
 def test_the_document_is_found_between_whatever_else_was_printed() -> None:
@@ -164,8 +164,8 @@ def test_node_sets() -> None:
 @pytest.mark.parametrize(
     ("wanted", "excluded", "sentence"),
     [
-        ([], [], "there is no node to ask: -w names none, or -x excludes all of them"),
-        (["a"], ["a"], "there is no node to ask"),
+        ([], [], "no nodes: -w names none, or -x excludes all of them"),
+        (["a"], ["a"], "no nodes"),
         (["node[1-"], [], "-w cannot be read: "),
         (["a"], ["b["], "-x cannot be read: "),
         (["-oProxyCommand=touch"], [], "is no name of a node"),
@@ -191,7 +191,7 @@ def test_a_folder_that_holds_something_is_not_taken(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     names = [new_folder(None, Command.TOPO, now).path.name for _ in range(2)]
     assert names == ["egmctl-fleet-topo-20260102T030405Z", "egmctl-fleet-topo-20260102T030405Z-2"]
-    with pytest.raises(UsageError, match=r"has no fleet\.json"):
+    with pytest.raises(UsageError, match=r"has no readable fleet\.json"):
         old_folder(tmp_path / "empty")
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be made: File exists"):

@@ -105,7 +105,7 @@ def test_a_node_of_another_architecture_says_so_and_is_asked_all_the_same(lab: L
     other = "aarch64" if ARCH == "x86_64" else "x86_64"
     ended = lab.run("fleet", "topo", "-w", "node01", "--bring", str(archive(tmp_path, "exit", other)), "--json")
     assert (
-        f"node01: egmctl could not be brought there: it is {ARCH}, and --bring has a folder for {other} only"
+        f"node01: egmctl could not be copied there: it is {ARCH}, and --bring has a folder for {other} only"
         in ended.err
     )
     assert [one["reach"] for one in json.loads(ended.out)["result"]["answers"]] == ["no-egmctl"]

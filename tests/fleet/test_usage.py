@@ -14,25 +14,25 @@ from tests.conftest import ROOT, RunEgmctl, command_environment
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("doctor",), "there is no node to ask: -w names none"),
-        (("nonsense", "-w", "a"), "there is no such command for a fleet as 'nonsense'; valid are snapshot, topo"),
+        (("doctor",), "no nodes: -w names none"),
+        (("nonsense", "-w", "a"), "fleet has no such command as 'nonsense'; valid are snapshot, topo"),
         (
             ("doctor", "-w", "a", "--launcher", "rsh"),
             "--launcher: there is no such launcher as 'rsh'; valid are ssh, srun",
         ),
         (("doctor", "-w", "a", "--launcher-options", "'"), '--launcher-options "\'": No closing quotation'),
         (("doctor", "-w", "a", "--", "--quick"), "no such option: --quick"),
-        (("bench", "-w", "a", "--quick"), "options of the command on the nodes stand after --; 'egmctl fleet --help'"),
+        (("bench", "-w", "a", "--quick"), "put options of the command on the nodes after --; 'egmctl fleet --help'"),
         (
             ("bench", "-w", "a", "--", "-o", "x.json"),
-            "after --, -o has no place: a node's answer is its result as JSON",
+            "after --, -o is not allowed: fleet collects JSON from each node",
         ),
         (("topo", "-w", "a", "--", "--machine", "gh200"), "after --, --machine has no place"),
         (("doctor", "-w", "a", "--", "--format", "prom"), "after --, --format has no place"),
         (("bench", "-w", "a", "--", "--list"), "after --, --list has no place"),
         (("doctor", "-w", "a", "--fanout", "0"), "0 is not in the range"),
         (("doctor", "--resume", "x", "-w", "a"), "-w does not go with it"),
-        (("doctor", "--resume", "x"), "x is no folder of egmctl fleet: it has no fleet.json"),
+        (("doctor", "--resume", "x"), "x is no folder of egmctl fleet: it has no readable fleet.json"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

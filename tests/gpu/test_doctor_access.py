@@ -129,7 +129,7 @@ def test_a_gpu_that_was_not_asked_for_and_is_denied(gpus: tuple[Gpu, ...]) -> No
     found = run.of(CGROUP)
     assert (run.code, found["status"], found["place"]["ids"]) == (0, "note", [gpus[1].bus_id])
     assert found["place"]["label"] == "GPU1", "a GPU's number does not move"
-    assert "cannot open memory of GPU1 by legacy, descriptor, pool or fabric handle" in found["note"]
+    assert "cannot import memory of GPU1 by legacy, descriptor, pool or fabric handle" in found["note"]
     assert found["cause"].startswith("owner unknown")
     with denying_v2(minor(gpus[1])) as cgroup:
         assert doctor("--strict", before=cgroup.join).code == 1
@@ -139,7 +139,7 @@ def test_a_gpu_that_cuda_visible_devices_hides(gpus: tuple[Gpu, ...]) -> None:
     run = doctor("--gpus", gpus[1].bus_id, CUDA_VISIBLE_DEVICES="0")
     assert run.code == 0
     assert run.of(CGROUP)["status"] == "pass"
-    assert "keeps them as routes" in run.of(CGROUP)["note"]
+    assert "EGM routes over them stay" in run.of(CGROUP)["note"]
     assert run.of("env.visible-devices")["status"] == "pass"
 
 

@@ -77,7 +77,7 @@ def test_the_text_of_a_recording_is_the_live_text(egmctl: RunEgmctl, tmp_path: P
     live, replayed = egmctl("topo"), egmctl("topo", "--machine", recording)
     assert (live.code, replayed.code) == (0, 0)
     assert live.out == replayed.out
-    assert replayed.err == "egmctl: recorded: node, this is not the live node\n"
+    assert replayed.err == "egmctl: replaying the recorded machine node, not this node\n"
 
 
 def test_it_takes_at_most_06_s_more_than_starting_the_libraries(egmctl: RunEgmctl) -> None:

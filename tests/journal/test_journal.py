@@ -154,7 +154,7 @@ def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str |
     (path,) = earlier(folder)
     path.write_bytes(content[:-20_000])
     ending = read_file(path).ending
-    sentence = f"egmctl: an earlier bench {ending}; 'egmctl show {path}' shows what it has measured until then\n"
+    sentence = f"egmctl: an earlier bench {ending}; 'egmctl show {path}' shows its results\n"
     assert egmctl(*BENCH, env=env).err == sentence
     assert egmctl(*BENCH, env=env).err == ""
     assert read_file(path).mentioned
@@ -224,11 +224,11 @@ def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder:
 def test_earlier_runs_are_listed_and_compared_without_their_names(
     egmctl: RunEgmctl, env: dict[str, str | None], folder: Path
 ) -> None:
-    assert egmctl("history", env=env).out == "no runs are kept here\n"
+    assert egmctl("history", env=env).out == "no bench runs of this node are kept\n"
     none = egmctl("compare", "last", env=env)
     assert (none.code, none.err) == (
         2,
-        "egmctl: last~1: 0 runs of the bench that came to their end are kept on this node\n",
+        "egmctl: last~1: there is no such run: 0 finished bench runs of this node are kept (egmctl history)\n",
     )
     for _ in range(2):
         egmctl(*BENCH, "-q", env=env)

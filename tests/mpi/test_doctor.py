@@ -46,7 +46,7 @@ def test_nodes_that_are_alike_pass_and_open_each_others_memory_both_ways(two_nod
         "peers.fabric-active": {"pass"},
     }
     assert [one["summary"].partition(" ")[0] for one in found["peers.fabric-active"]] == ["device", "HOST_NUMA"]
-    assert all("2 ways between ranks" in one["summary"] for one in found["peers.fabric-active"])
+    assert all("2 directions between ranks" in one["summary"] for one in found["peers.fabric-active"])
 
 
 def test_what_differs_is_told_by_node(fake_node: MakeFakeNode) -> None:

@@ -165,7 +165,7 @@ def recorded_path(case: str, message_bytes: int, protocols: list[dict[str, Any]]
 def test_what_the_sender_only_expects_of_the_receiver_is_called_so() -> None:
     alone = path(task(DEVICE, DEVICE), reports.IPC_SENDER)
     assert alone.route is UcxRoute.CUDA_IPC
-    assert alone.verdict.endswith("the receiver's report is missing, this is what the sender expected")
+    assert alone.verdict.endswith("the receiver's report is missing; this is what the sender expected")
     assert "expected" not in path(task(DEVICE, DEVICE), reports.IPC_SENDER, reports.IPC_RECEIVER).verdict
 
 

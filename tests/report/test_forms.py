@@ -63,7 +63,7 @@ def results() -> list[tuple[Result, Form, bool]]:
 @pytest.mark.parametrize(("result", "form", "valid"), results(), ids=lambda value: str(value)[:20])
 def test_a_result_has_exactly_the_forms_of_its_kind(result: Result, form: Form, valid: bool) -> None:
     if not valid:
-        with pytest.raises(ValueError, match=f"has no form {form}"):
+        with pytest.raises(ValueError, match=f"has no format {form}"):
             render(result, form)
         return
     made = render(result, form)

@@ -190,7 +190,7 @@ def test_a_matrix_of_a_large_system_is_left_to_programs_and_the_page_says_so() -
     told = [words(one).strip() for one in elements(figure, "p")]
     assert told == [
         "memcpy CE GPU(row) → GPU(column)",
-        "10000 cells are too many to be looked at: JSON and CSV have them.",
+        "10000 cells are too many to show: JSON and CSV have them.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""EGM routes: which GPU reaches which CPU's memory, how, and what stands in the way."""
+"""EGM routes: which GPU reaches which CPU's memory, how, and what blocks it."""
 
 from __future__ import annotations
 

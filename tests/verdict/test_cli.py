@@ -67,7 +67,7 @@ def check(schema: str, document: object) -> None:
 def test_fake_gpus_are_of_no_shipped_profile(egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None]) -> None:
     ended = egmctl(*BENCH, env=node.environment() | home)
     told = " ".join(ended.out.split())
-    assert "NO REFERENCE: 2 measurements and nothing to judge them by: no profile fits 4 x FAKE NVIDIA H200" in told
+    assert "NO REFERENCE: 2 measurements and nothing to judge them by: no profile matches 4 x FAKE NVIDIA H200" in told
     assert "PASS" not in ended.out
 
 
@@ -164,7 +164,7 @@ def test_the_machines_that_can_be_matched_are_listed(egmctl: RunEgmctl, home: di
 def test_the_live_node_is_matched_too(egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None]) -> None:
     ended = egmctl("profile", "match", env=node.environment() | home)
     assert ended.code == 3
-    assert "no profile fits 4 x FAKE NVIDIA H200 (10de:2335)" in ended.out
+    assert "no profile matches 4 x FAKE NVIDIA H200 (10de:2335)" in ended.out
 
 
 def test_what_is_learnt_of_a_nodes_runs_judges_its_next_run(
@@ -190,7 +190,7 @@ def test_what_is_learnt_of_a_nodes_runs_judges_its_next_run(
     ("arguments", "sentence"),
     [
         (("learn", "{tmp}/nothing.json"), "cannot be read: No such file or directory"),
-        (("learn", "{tmp}/topo.json"), "is no run of egmctl bench: it is of egmctl topo"),
+        (("learn", "{tmp}/topo.json"), "is not a bench result: it is a result of egmctl topo"),
         (("learn", "{tmp}/topo.json", "-o", "{tmp}/site.json"), "a profile is a file NAME.toml"),
         (("show", "dgx"), "there is no profile 'dgx'; there are"),
         (("match", "--machine", "dgx"), "dgx"),

@@ -107,7 +107,7 @@ def test_links_down_do_not_explain_what_is_not_slow() -> None:
 @pytest.mark.parametrize(
     ("seen", "check", "words"),
     [
-        ({"throttle_reasons": ("hw-thermal-slowdown",)}, "bench.throttled", "it is too hot"),
+        ({"throttle_reasons": ("hw-thermal-slowdown",)}, "bench.throttled", "hardware thermal slowdown"),
         ({"other_processes": (1066, 1067)}, "bench.other-processes", "process 1066, 1067 used it"),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_fabric_that_is_not_ready_explains_what_goes_over_its_handles(check: s
 
 
 def test_a_stale_device_node_of_a_container_explains_what_was_not_measured() -> None:
-    """As after the driver was loaded anew: the node has another device's numbers."""
+    """As after the driver was reloaded: the node has another device's numbers."""
     gone = with_gpu_denied(H200, 3)
     machine = patched(gone, "gpus[3].node", access="ok", exists=True, major=195, minor=9)
 

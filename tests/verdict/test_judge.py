@@ -116,7 +116,7 @@ def test_what_a_wire_cannot_carry_and_what_is_a_small_part_of_it_is_told() -> No
     for value, grade in ((500.0, Grade.WARN), (396.2, Grade.PASS), (200.0, Grade.WARN), (100.0, Grade.FAIL)):
         found = by(verdict_of(run(WRITE, value=lambda *_, value=value: value), None), Yardstick.LINK)
         assert {j.grade for j in found} == {grade}
-    assert "88 % of the 450 that its link carries" in by(verdict_of(run(WRITE)), Yardstick.LINK)[0].reason
+    assert "88 % of its link's 450 GB/s" in by(verdict_of(run(WRITE)), Yardstick.LINK)[0].reason
 
 
 def test_fewer_links_than_the_platform_has_are_held_against_all_of_them() -> None:
@@ -144,7 +144,7 @@ def test_what_depends_on_the_number_of_gpus_is_known_for_that_number_only() -> N
     assert verdict_of(run(RING)).grade is Grade.PASS
     three = verdict_of(run(RING, gpus=3))
     assert three.grade is Grade.NO_REFERENCE
-    assert by(three, Yardstick.PROFILE)[0].reason == "hgx-h200 knows it of 4 flows, these are 3"
+    assert by(three, Yardstick.PROFILE)[0].reason == "hgx-h200 has it for 4 flows, not 3"
 
 
 def test_small_buffers_are_not_judged() -> None:
@@ -157,7 +157,7 @@ def test_small_buffers_are_not_judged() -> None:
 
 def test_fewer_than_four_gpus_have_no_siblings() -> None:
     found = by(verdict_of(run(WRITE, gpus=3)), Yardstick.PEERS)
-    assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "no siblings: fewer than 4 GPUs")}
+    assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "no peers: fewer than 4 GPUs")}
 
 
 @pytest.mark.parametrize("case", ["ipc_event_round_trip", "ipc_socket_round_trip"])
@@ -167,7 +167,7 @@ def test_what_the_host_carries_is_not_held_against_peers(case: str) -> None:
     assert verdict.grade is Grade.NO_REFERENCE
     assert verdict.culprits == ()
     assert {j.reason for j in by(verdict, Yardstick.PEERS)} == {
-        "no siblings: where the host runs the processes is in a round trip by message"
+        "no peers: a round trip by message depends on where the host runs the processes"
     }
 
 

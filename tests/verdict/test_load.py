@@ -106,7 +106,7 @@ def test_all_platforms_have_a_profile() -> None:
         ("warn = 390.0", "warn = -1.0", 28, "references[1].warn: expected a number above 0"),
         ("warn = 390.0", "warn = 397.0", 24, "references[1].case: the bounds have to be fail <= warn <= typical"),
         ("warn = 390.0", "warn = [", 29, "not TOML"),
-        ("typical = 2000.0\n", "", 17, "references[0].case: there is neither a typical value nor a bound"),
+        ("typical = 2000.0\n", "", 17, "references[0].case: it has neither a typical value nor a bound"),
         ("device_to_device_memcpy_write_ce", "device_local_copy", 25, None),
         (
             'fail = 380.0\nsource = "us"',

@@ -69,17 +69,17 @@ def test_a_node_of_which_one_gpu_is_denied_is_still_of_its_kind(machine: str) ->
 def test_a_node_of_which_all_gpus_are_denied_is_of_no_known_kind() -> None:
     chosen, why = choose(with_gpu_denied(replay.load("hgx-h200x4"), 0, 1, 2, 3), PROFILES)
     assert chosen is None
-    assert "NVLinks a GPU unknown, not 18" in why
+    assert "NVLinks per GPU unknown, not 18" in why
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"name": "NVIDIA H200 NVL"}, "no profile fits 4 x NVIDIA H200 NVL (10de:2335)"),
-        ({"name": "FAKE NVIDIA H200"}, "no profile fits 4 x FAKE NVIDIA H200 (10de:2335)"),
-        ({"device_id": 0x233B}, "hgx-h200 does not fit: PCI device id 10de:233b, not 10de:2335"),
-        ({"nvlink_count": 12}, "hgx-h200 does not fit: NVLinks a GPU 12, not 18"),
-        ({"c2c_enabled": True}, "hgx-h200 does not fit: NVLink-C2C up, expected no NVLink-C2C"),
+        ({"name": "NVIDIA H200 NVL"}, "no profile matches 4 x NVIDIA H200 NVL (10de:2335)"),
+        ({"name": "FAKE NVIDIA H200"}, "no profile matches 4 x FAKE NVIDIA H200 (10de:2335)"),
+        ({"device_id": 0x233B}, "hgx-h200 does not match: PCI device id 10de:233b, not 10de:2335"),
+        ({"nvlink_count": 12}, "hgx-h200 does not match: NVLinks per GPU 12, not 18"),
+        ({"c2c_enabled": True}, "hgx-h200 does not match: NVLink-C2C up, expected no NVLink-C2C"),
     ],
 )
 def test_no_one_thing_is_enough(changes: dict[str, Any], why: str) -> None:

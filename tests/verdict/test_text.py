@@ -40,7 +40,7 @@ CASES = {
 
 def shown(report: RunReport, profile: Profile | None) -> str:
     """Return the verdict's text."""
-    why = "GPU name NVIDIA H200" if profile else "no profile fits"
+    why = "GPU name NVIDIA H200" if profile else "no profile matches"
     return text_of(replace(report, verdict=judge(report, profile, profile_reason=why)), verbose=1)
 
 
@@ -72,7 +72,7 @@ def test_where_no_class_is_judged_there_is_no_table_to_explain() -> None:
     text = shown(run("ipc_event_round_trip", value=lambda *_: 24700.0), None)
     assert text.startswith("NO REFERENCE: ")
     assert "Measured vs expected" not in text
-    assert "References\n  none: no profile fits\n" in text
+    assert "References\n  none: no profile matches\n" in text
 
 
 def test_a_hostile_name_does_not_steer_the_terminal() -> None:

@@ -142,7 +142,7 @@ def one_sided(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Ca
         (Engine.ATOMIC, f"{word}_atomic_add", "a kernel on the GPU that adds to every word"),
         (Engine.CPU, f"{word}_write_cpu", "CPU threads"),
     )
-    bound = " of each NUMA node: a lower bound of what they can do"
+    bound = " of each NUMA node: a lower bound"
     return (
         *(
             Case(

@@ -80,9 +80,9 @@ JOB = Among(Processes.JOB, "fabric", "")
 _AT_ONCE = (
     (Pattern.BOTH_DIRECTIONS, "bidirectional", "two processes to each other's at the same time", (JOB,)),
     (Pattern.RING, "ring", "each process to the next one's, all at once", (NODE, JOB)),
-    (Pattern.BISECT, "bisect", "each process to that of the one half of them further on, all at once", (JOB,)),
-    (Pattern.ONE_TO_ALL, "one_to_all", "one process to each other one's, all at once", (JOB,)),
-    (Pattern.ALL_TO_ONE, "all_to_one", "each other process to one's, all at once", (JOB,)),
+    (Pattern.BISECT, "bisect", "each process to the one halfway around the ring, all at once", (JOB,)),
+    (Pattern.ONE_TO_ALL, "one_to_all", "one process to all others', all at once", (JOB,)),
+    (Pattern.ALL_TO_ONE, "all_to_one", "all other processes to one's, all at once", (JOB,)),
 )
 """What several processes do at the same time, and between which."""
 _DEVICE_ONLY = ((NODE, Pattern.RING), (JOB, Pattern.BOTH_DIRECTIONS))
@@ -170,7 +170,7 @@ def _life_cycle(of: Shared) -> Case:
         engine=Engine.LIFE_CYCLE,
         pattern=Pattern.PAIR,
         initiator=End.DESTINATION,
-        description=f"what each stage costs, from allocating to freeing: {of.what}",
+        description=f"cost of each stage, from allocation to free: {of.what}",
         quantity=Quantity.DURATION,
         footprint=Footprint(least_bytes=LIFE_CYCLE_BYTES),
         processes=Processes.NODE,
@@ -226,7 +226,7 @@ _SIGNALS = (
     _round_trip(
         "ipc_event_round_trip", Engine.EVENT, "round trip of interprocess events and the messages that announce them"
     ),
-    _round_trip("ipc_socket_round_trip", Engine.SOCKET, "round trip of a message alone: the floor of what events take"),
+    _round_trip("ipc_socket_round_trip", Engine.SOCKET, "round trip of a message alone: the lower bound for events"),
 )
 
 _SHARED = tuple(of for handle in HandleKind for of in shared(handle))

@@ -102,7 +102,7 @@ def _idle(word: str, memory: MemoryKind, pattern: Pattern, what: str) -> tuple[C
             f"{word}_latency_cached",
             memory,
             pattern,
-            f"latency of {what}: random lines of 2 MiB that were read before",
+            f"latency of {what}: random lines of 2 MiB, read once before",
             _chase(warm=True),
             CACHED,
         ),

@@ -106,7 +106,7 @@ _AT_ONCE = tuple(
         (f"one_to_all_read_{suffix}", Pattern.ONE_TO_ALL, End.DESTINATION, "one GPU to each other one, pulled"),
         (f"all_to_one_write_{suffix}", Pattern.ALL_TO_ONE, End.SOURCE, "each other GPU to one, pushed"),
         (f"all_to_one_read_{suffix}", Pattern.ALL_TO_ONE, End.DESTINATION, "each other GPU to one, pulled"),
-        (f"bisect_write_{suffix}", Pattern.BISECT, End.SOURCE, "each GPU to the one half of the GPUs further on,"),
+        (f"bisect_write_{suffix}", Pattern.BISECT, End.SOURCE, "each GPU to the one halfway around the ring,"),
         (f"all_pairs_write_{suffix}", Pattern.ALL_PAIRS, End.SOURCE, "each GPU to each other one, all at once,"),
     )
 )

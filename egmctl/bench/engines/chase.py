@@ -181,7 +181,7 @@ class Walker:
             self.task,
             self.samples,
             self._chain_error,
-            f"{self._beside} warps of the load ran on the multiprocessor of the chase" if self._beside else None,
+            f"{self._beside} warps of the load ran on the chase's multiprocessor" if self._beside else None,
             discarded=self._expired,
             bandwidth_gb_s=summarize(loads) if loads else None,
             verification=verification,

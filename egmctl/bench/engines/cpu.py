@@ -102,7 +102,7 @@ def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measuremen
     return finish(
         task,
         Status.OK if mismatch is None else Status.CORRUPT,
-        reason=None if mismatch is None else f"sample {mismatch.sample}: the sum over all words is not as expected",
+        reason=None if mismatch is None else f"sample {mismatch.sample}: the checksum over all words is wrong",
         samples=tuple(samples),
         bandwidth_gb_s=summary,
         flows_gb_s=(summary,),

@@ -87,7 +87,7 @@ class Messages(Pair):
 
     def _hear(self) -> None:
         if not self._socket.recv(1):
-            raise EOFError("the other side has closed its end")
+            raise EOFError("the peer has closed its end")
 
     def _keep(self, end: socket.socket) -> None:
         end.settimeout(SILENCE_S)

@@ -48,7 +48,7 @@ HEAD_START_S = 0.002
 """From when the last process of a node has queued its work until all open their gates: what it takes to tell them."""
 SPIN_S = 0.0005
 """A sleeping process wakes up this much too late at most, as a rule: the rest of the time it looks at the clock."""
-_NO_GATE = "measured without a gate: copies of memory that is not pinned keep the host until they are done"
+_NO_GATE = "measured without a gate: copies of pageable memory block the host until they are done"
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:

@@ -24,5 +24,5 @@ def in_use(gpu: Gpu) -> str | None:
         return f"{label} is in use by process {', '.join(who)}{more}"
     used = gpu.nvml.memory_used_bytes or 0
     if used > IDLE_MEMORY_BYTES and gpu.nvml.numa_node is None:
-        return f"{format_size(used)} of {label} are in use, by no process that can be seen from here"
+        return f"{format_size(used)} of {label} are in use, by no process that is visible from here"
     return None

@@ -52,7 +52,7 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     """
     ranks = layout.ranks
     if len(ranks) < 2:
-        raise NothingToDo("fabric handles are measured between ranks, and there is one GPU only")
+        raise NothingToDo("fabric handles are measured between ranks, but there is only one GPU")
     there_are = len(ranks) * min(len(ranks) - 1, sample or len(ranks)) // 2
     if there_are * len(cases) > TASK_LIMIT:
         raise NothingToDo(
@@ -211,7 +211,7 @@ def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings:
         machine = replace(machine, driver=replace(machine.driver, imex_channels=layout.channels[rank.number]))
     why = handle_waiver(machine, handle, gpu)
     if why is None and not settings.allow_busy and (busy := in_use(gpu)):
-        why = f"{busy}; --allow-busy measures it all the same"
+        why = f"{busy}; --allow-busy measures it anyway"
     return why and f"{rank.label}: {why}"
 
 
@@ -226,4 +226,4 @@ def _notes(layout: RankLayout, settings: Settings, sample: int | None, pairs: in
         yield f"a sample: {pairs} of the {of} pairs of {count} ranks, chosen at random (seed {SEED})"
     for rank in layout.ranks:
         if settings.allow_busy and (busy := in_use(layout.gpu(rank))):
-            yield f"measured all the same: {rank.label}: {busy}"
+            yield f"measured anyway: {rank.label}: {busy}"

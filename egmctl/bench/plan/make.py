@@ -97,9 +97,9 @@ def make_plan(
     beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
     tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
     none = [name for name, of_case in made.items() if not of_case]
-    why_none = "these measure none of the pairs" if pairs else "these need two GPUs"
+    why_none = "these cases measure none of the pairs" if pairs else "these cases need two GPUs"
     if pairs and not tasks:
-        raise UsageError("--pair: none of the chosen cases measures such a path by itself")
+        raise UsageError("--pair: none of the chosen cases measures a single path")
     return Plan(
         settings=settings,
         gpus=tuple(
@@ -111,7 +111,7 @@ def make_plan(
         steps=isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial)),
         notes=(
             *((f"{why_none}: {', '.join(none)}",) if none else ()),
-            *(f"measured all the same: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
+            *(f"measured anyway: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
             *_unlisted(gpus),
         ),
     )
@@ -191,7 +191,7 @@ def _planned_tasks(
         waivers += [made.waiver, *(capability_waiver(case.engine, gpu) for gpu in made.gpus)]
         waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
         if not settings.allow_busy:
-            waivers += [f"{busy}; --allow-busy measures it all the same" for busy in map(in_use, made.gpus) if busy]
+            waivers += [f"{busy}; --allow-busy measures it anyway" for busy in map(in_use, made.gpus) if busy]
         planned = planned_task(case, made, settings, next((waiver for waiver in waivers if waiver), None))
         if case.footprint is not None and planned.waiver is None:
             planned = replace(planned, waiver=too_large(machine, planned.task, settings.memory_percent))

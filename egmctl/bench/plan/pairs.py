@@ -78,10 +78,10 @@ def _end(text: str, pair: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> End
     if (found["kind"] or "GPU").upper() == "NUMA":
         if number not in nodes:
             known = ", ".join(map(str, nodes)) or "none"
-            raise UsageError(f"{what}: NUMA node {number} is none of those that are measured: {known}")
+            raise UsageError(f"{what}: NUMA node {number} is not among those measured: {known}")
         return End(None, number)
     gpu = next((gpu for gpu in gpus if gpu.index == number), None)
     if gpu is None:
         known = ", ".join(f"GPU{gpu.index}" for gpu in gpus)
-        raise UsageError(f"{what}: GPU{number} is none of those that are measured: {known}")
+        raise UsageError(f"{what}: GPU{number} is not among those measured: {known}")
     return End(gpu.bus_id, None)

@@ -102,7 +102,7 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path
     )
 
 
-_NEVER = "EGM is allocated on a NUMA node by number"
+_NEVER = "EGM needs a NUMA node's number"
 """Why pinned, registered and plain memory is no EGM on any platform."""
 
 
@@ -141,7 +141,7 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     missing = next((gpu for gpu in (initiator, owner) if _attribute(gpu, name) == 0), None)
     refused = None
     if missing is not None:
-        refused = f"GPU{missing.index} shares no host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
+        refused = f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
     able = egm(owner_machine, owner)
     hops = (nvlinks, rates.c2c(owner))
     return Path(
@@ -187,7 +187,7 @@ def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> st
         return f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}"
     if stopped is not None:
         return f"GPU{gpu.index}: {stopped.cause}"
-    return None if gpu.cuda is not None else f"GPU{gpu.index}: CUDA was not asked"
+    return None if gpu.cuda is not None else f"GPU{gpu.index}: CUDA was not queried"
 
 
 def cuda_visible(machine: Machine) -> frozenset[str] | None:

@@ -135,8 +135,8 @@ def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
             bus_id = next((bus_id for bus_id in infos[rank].gpus if bus_id in free), None)
             if bus_id is None:
                 raise UsageError(
-                    f"{printable(host)} has {len(ranks)} ranks and {there} GPU{'s' * (there != 1)} that they may use: "
-                    "start one rank for each GPU (--ntasks-per-node, mpirun --map-by ppr:N:node)"
+                    f"{printable(host)} has {len(ranks)} ranks and {there} usable GPU{'s' * (there != 1)}: start one "
+                    "rank per GPU (--ntasks-per-node, mpirun --map-by ppr:N:node)"
                 )
             free.discard(bus_id)
             taken[rank] = bus_id
@@ -258,4 +258,4 @@ def _difference(what: str, infos: Sequence[RankInfo], value: Callable[[int], str
         having.setdefault(value(rank), {})[of.host] = None
     if len(having) > 1:
         told = [f"{found} on {', '.join(map(printable, on))}" for found, on in having.items()]
-        yield f"{what} is not the same everywhere: {'; '.join(told)}"
+        yield f"{what} differs between nodes: {'; '.join(told)}"

@@ -162,7 +162,7 @@ def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> str 
     attributes = {} if gpu.cuda is None else gpu.cuda.attributes
     needed = _NEEDS_ATTRIBUTE.get(handle) if handle is not None else None
     if needed is not None and attributes.get(needed) == 0:
-        return f"GPU{gpu.index} has no such handles: CU_DEVICE_ATTRIBUTE_{needed} is 0"
+        return f"GPU{gpu.index} does not support these handles: CU_DEVICE_ATTRIBUTE_{needed} is 0"
     mask = attributes.get(_POOL_HANDLES)
     if handle is HandleKind.POOL and mask is not None and not mask & _POSIX_FD_BIT:
         return f"GPU{gpu.index} exports no pools by file descriptor: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}"
@@ -174,7 +174,7 @@ def _imex_waiver(machine: Machine) -> str | None:
     if channels is None or any(channel.access == "ok" for channel in channels):
         return None
     seen = ", ".join(f"{channel.path}: {channel.access}" for channel in channels) or (
-        "/dev/nvidia-caps-imex-channels has none"
+        "/dev/nvidia-caps-imex-channels is empty"
     )
     return f"{cause_of('cuMemCreate', 800)} ({seen})"
 

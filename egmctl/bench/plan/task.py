@@ -103,7 +103,7 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> str | None:
 
 
 def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> str | None:
-    """Say why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or the driver did not tell."""
+    """Say why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or the driver did not report it."""
     if engine is not Engine.ATOMIC or flow.initiator is None or flow.destination.bus_id is None:
         return None
     pair = machine.pair(flow.initiator, flow.destination.bus_id)

@@ -118,7 +118,7 @@ class WorkerContext:
             self.kernels = {bus_id: self._keep(Kernels(context)) for bus_id, context in self._contexts.items()}
         except NoCompiler as error:
             self._no_kernels = error
-            self.note = f"measured without kernels, which takes longer and checks less: {error}"
+            self.note = f"measured without kernels: slower, and fewer samples are verified: {error}"
         words = self._keep(PinnedWords(2))
         if self._gated:
             self._gate = choose_gate(words, list(self._contexts.values()), self.kernels)

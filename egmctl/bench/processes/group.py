@@ -237,9 +237,7 @@ def _message_of(
     except ChildFailed as error:
         reason = str(error)
         if error.how == "timed-out":
-            reason = f"gave no sign within {timeout_s:g} s" + (
-                f", it is in {error.last_call}" if error.last_call else ""
-            )
+            reason = f"no response for {timeout_s:g} s" + (f", it is in {error.last_call}" if error.last_call else "")
         return RankMessage(rank=rank, kind=Kind.FAILED, data=_fields(rank, error.how, reason, error.last_call))
     event = message.get("event")
     if event == Event.EXCHANGE and isinstance(message.get("call"), str):

@@ -72,8 +72,8 @@ class Coordinator:
     def failed(self, ranks: tuple[int, ...]) -> GroupFailed:
         """Note that commands are gone; return what that makes of a request."""
         self.lost = ranks
-        gone = ", ".join(f"rank {rank} ({self.name(rank)})" for rank in ranks) or "a rank that cannot be told"
-        reason = f"the process that MPI started is gone or does not answer: {gone}"
+        gone = ", ".join(f"rank {rank} ({self.name(rank)})" for rank in ranks) or "an unknown rank"
+        reason = f"the process that MPI started is gone or does not respond: {gone}"
         return GroupFailed(Failure(rank=min(ranks, default=0), how="crashed", reason=reason))
 
 

@@ -44,7 +44,7 @@ def open_buffers(
 ) -> OpenBuffers:
     """Have all processes make what they own of the tasks' buffers, and open those of others that they issue work on.
 
-    What a process has open already stays open. A buffer that its owner has made anew has another seed.
+    What a process has open already stays open. A buffer that its owner has created again has another seed.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ _DRIVER_SOURCE = (
 )
 
 
-_NO_NODE = "there is no device node of a GPU"
+_NO_NODE = "no GPU has a device node"
 
 
 def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -69,8 +69,8 @@ def _untold(machine: Machine, gpus: list[Gpu]) -> Finding:
     if pid and why is not None and why.reason is Reason.NO_PERMISSION:
         words = f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup"
     else:
-        told = f"{node.path}: access(2) answers {node.access}" if node is not None and node.access else "nobody looked"
-        words = f"whether these GPUs may be used: {why.detail or why.reason.value if why else told}"
+        told = f"{node.path}: access(2) answers {node.access}" if node is not None and node.access else "not read"
+        words = f"whether these GPUs are accessible is unknown: {why.detail or why.reason.value if why else told}"
     return unknown(words, place=on_gpus(gpus))
 
 
@@ -91,7 +91,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 for gpu in masked
                 if gpu.node
             ),
-            cause="somebody hides the GPU from this process",
+            cause="something hides the GPU from this process",
         )
     environment = (machine.process or Process()).environment or {}
     if kept:
@@ -99,7 +99,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
         remedy, cause = by.remedy, f"set by {by.name}" if by.name else "the container was started without them"
         if environment.get("ENROOT_RESTRICT_DEV", "n").lower() not in ("n", "no", "0", "false", ""):
             remedy = Remedy(text="Start the step without ENROOT_RESTRICT_DEV, and choose with CUDA_VISIBLE_DEVICES.")
-            cause = "enroot passes in only the device nodes that were asked for"
+            cause = "enroot passes in only the requested device nodes"
         if "NVIDIA_VISIBLE_DEVICES" in environment:
             cause += f"; NVIDIA_VISIBLE_DEVICES={environment['NVIDIA_VISIBLE_DEVICES']}"
         mounts = tuple(Evidence(source="/proc/self/mountinfo", value=path) for path in node_mounts(machine))
@@ -120,7 +120,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
             Remedy(text=MAKE_NODES.text, command=f"nvidia-modprobe {numbers}" if numbers else None, needs_root=True),
             place=on_gpus(unmade),
             evidence=accesses(unmade),
-            cause="nothing has made it yet, or ModifyDeviceFiles=0 keeps the driver's tools from it",
+            cause="it was not created yet, or ModifyDeviceFiles=0 stops the driver's tools from creating it",
         )
     if not kept and not unmade and not masked:
         there = [gpu for gpu in machine.gpus if gpu.node is not None and gpu.node.exists]
@@ -150,7 +150,7 @@ def _by_severity(
     more = {"place": on_gpus(gone), "evidence": evidence, "cause": cause, "confidence": confidence}
     asked = [gpu for gpu in gone if requested(machine, scope, gpu)]
     if asked:
-        return failed(f"{words}, and {on_gpus(asked).label} was asked for", remedy, **more)
+        return failed(f"{words}, but {on_gpus(asked).label} is required (--gpus, --expect)", remedy, **more)
     if all(loss(machine, gpu) is not None for gpu in machine.gpus or ()):
         return failed(f"{words}: no GPU can be used", remedy, **more)
     if may_have_egm(machine) and not _local_only(machine, scope):
@@ -166,7 +166,7 @@ def _by_severity(
             return warned(f"{words}: EGM to NUMA {', '.join(fewer)} has fewer GPUs to go through", remedy, **more)
     here = on_gpus(gpu for gpu in machine.gpus or () if loss(machine, gpu) is None).label
     note = (
-        f"normal for a partial allocation (--gpus and --expect ask for more). Here, {here} cannot open memory of "
+        f"normal for a partial allocation (--gpus or --expect make it a fault). {here} cannot import memory of "
         f"{on_gpus(gone).label} by legacy, descriptor, pool or fabric handle, and EGM is not routed through it"
     )
     return noted(words, remedy=remedy, note=note, **more)
@@ -183,13 +183,13 @@ def _hidden(machine: Machine) -> str:
     chosen = ((machine.process or Process()).environment or {}).get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return ""
-    return "CUDA_VISIBLE_DEVICES is set: unlike a cgroup it hides GPUs from CUDA's count and keeps them as routes"
+    return "CUDA_VISIBLE_DEVICES is set: unlike a cgroup it only hides GPUs from CUDA, and EGM routes over them stay"
 
 
 CHECKS = (
     Check(
         id="dev.cgroup-restricted",
-        title="no device cgroup keeps a GPU away",
+        title="the device cgroup denies no GPU",
         guards=(Guard.EGM, Guard.P2P, Guard.IPC, Guard.FABRIC),
         sections=("gpus",),
         judge=_cgroup_restricted,
@@ -197,13 +197,14 @@ CHECKS = (
         f"{_DRIVER_SOURCE}, and one that a cgroup denies cannot be opened. Imports of that GPU's memory fail too: "
         "on H200, legacy IPC with INVALID_VALUE, file descriptors with INVALID_DEVICE, fabric handles with "
         "NOT_SUPPORTED.",
-        read="access(2) of each /dev/nvidiaN, which asks the device cgroup and opens nothing: EPERM is the cgroup, "
-        "EACCES is mode bits or a security module. Who set it is told by the cgroup's path and, as root, by the "
-        "names of its BPF programs. devices.list of version 1 is shown and never believed: a list of denials "
-        "prints a *:* rwm.",
-        fix="Give the process all GPUs of the node and choose among them with CUDA_VISIBLE_DEVICES, which hides them "
-        "from CUDA's count and keeps the routes. How to ask for that depends on the manager, and the finding "
-        "says it. Without --gpus or --expect a share of a node is a note and no fault (--strict makes it one), as long "
+        read="access(2) of each /dev/nvidiaN, which asks the device cgroup without opening the node: EPERM is the "
+        "cgroup, "
+        "EACCES is mode bits or a security module. The cgroup's path and, as root, the names of its BPF programs say "
+        "who set it. devices.list of cgroup version 1 is shown but not trusted: a list of denials prints a *:* rwm.",
+        fix="Give the process all GPUs of the node and choose among them with CUDA_VISIBLE_DEVICES, which hides the "
+        "others from CUDA and keeps EGM routes over them. How depends on the resource manager; the finding says it. "
+        "Without --gpus or --expect, having some of a node's GPUs is a note and no fault (--strict makes it one), as "
+        "long "
         "as a GPU is left and no NUMA node's EGM memory is cut off.",
     ),
     Check(

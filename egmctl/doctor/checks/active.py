@@ -14,7 +14,7 @@ from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, Pl
 from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, Outcome, Probe, ProbeKind
 from egmctl.units import format_kernel_list, parse_kernel_list
 
-NOT_ASKED = "only --active tries it"
+NOT_ASKED = "only with --active"
 NOT_PERMITTED, NOT_SUPPORTED, PEER_UNSUPPORTED = 800, 801, 217
 """CUDA_ERROR_NOT_PERMITTED, _NOT_SUPPORTED, _PEER_ACCESS_UNSUPPORTED (cuda.h)."""
 _SAFE_HOST_NUMA_DRIVER = (595,)
@@ -28,11 +28,11 @@ SILENT = Remedy(
     needs_root=True,
 )
 HANGING = Remedy(
-    text="Look for the driver's own words, and whether another process resets or holds the GPU.",
+    text="Look for driver messages in the kernel log, and check whether another process resets or holds the GPU.",
     command="dmesg | grep -iE 'NVRM|Xid'",
     needs_root=True,
 )
-FAILING = Remedy(text="Look for a failure of another check that explains it, and for the driver's own words in dmesg.")
+FAILING = Remedy(text="Look for a failed check that explains it, and for driver messages in dmesg.")
 
 KINDS: Mapping[str, tuple[ProbeKind, ...]] = {
     "egm.alloc-active": (ProbeKind.HOST_NUMA,),
@@ -64,7 +64,7 @@ def _judging(check_id: str) -> Judge:
             if probe.kind in kinds and _is_whole(probe):
                 groups.setdefault(_sameness(probe), []).append(probe)
         if not groups:
-            yield skipped("no GPU here that it could be tried on")
+            yield skipped("no GPU to try it on")
         for probes in groups.values():
             yield replace(_verdict(machine, scope, probes), place=_place(machine, probes))
 
@@ -99,7 +99,7 @@ def _verdict(machine: Machine, scope: Scope, probes: list[Probe]) -> Finding:
         case Outcome.CORRUPT:
             return failed(f"{what}: bytes are wrong, though every call succeeded", SILENT, evidence=evidence)
         case Outcome.TIMED_OUT | Outcome.CRASHED:
-            how = "did not come to an end" if first.outcome is Outcome.TIMED_OUT else "ended its process"
+            how = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
             where = f" in {first.call}" if first.call else ""
             cause = _crash(machine, first) if first.outcome is Outcome.CRASHED else None
             return failed(
@@ -146,7 +146,7 @@ def _error(machine: Machine, scope: Scope, probe: Probe, what: str, evidence: tu
         and not scope.asked_purpose(Guard.FABRIC)
     ):
         return skipped(
-            f"{what}: no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric asks all the same",
+            f"{what}: no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway",
             evidence=evidence,
         )
     if probe.error_number is None:
@@ -184,8 +184,8 @@ _WORKS = {ProbeKind.IPC_EVENT: "one process waits for another one's", ProbeKind.
 """What those probes show that move no bytes."""
 
 _PTRACE = Cause(
-    "taking descriptors of another process needs the rights of ptrace(2): Yama or a missing CAP_SYS_PTRACE forbids it",
-    "Have the other side allow it (PR_SET_PTRACER), add CAP_SYS_PTRACE, or pass descriptors over a socket.",
+    "taking descriptors of another process needs ptrace(2) rights: Yama or a missing CAP_SYS_PTRACE denies it",
+    "Let the other process allow it (PR_SET_PTRACER), add CAP_SYS_PTRACE, or pass descriptors over a socket.",
 )
 
 
@@ -253,7 +253,7 @@ def _pairs(probes: Iterable[Probe]) -> set[tuple[str, str]]:
 CHECKS = (
     Check(
         id="egm.alloc-active",
-        title="HOST_NUMA memory on each node (--active)",
+        title="HOST_NUMA memory works on each NUMA node (--active)",
         guards=(Guard.EGM,),
         sections=("gpus", "host"),
         judge=_judging("egm.alloc-active"),
@@ -266,19 +266,19 @@ CHECKS = (
     ),
     Check(
         id="p2p.verify",
-        title="every byte of copies between peers (--active)",
+        title="copies between GPUs deliver every byte (--active)",
         guards=(Guard.P2P,),
         sections=("gpus",),
         judge=_judging("p2p.verify"),
         why="Behind a translating IOMMU or a redirecting PCIe switch, peer writes can be dropped while every call "
-        "succeeds: only the bytes tell.",
+        "succeeds: only comparing the bytes shows it.",
         read="With --active: each GPU writes 2 MiB into each peer's memory and reads them back, with peer access "
         "enabled; every destination is overwritten first and every byte compared.",
         fix="Look for pcie.acs, pcie.iommu and the GPUs' errors; do not compute over a path that corrupts.",
     ),
     Check(
         id="fabric.alloc-active",
-        title="fabric handles between two processes (--active)",
+        title="fabric handles work between two processes (--active)",
         guards=(Guard.FABRIC,),
         sections=("gpus",),
         judge=_judging("fabric.alloc-active"),
@@ -290,7 +290,7 @@ CHECKS = (
     ),
     Check(
         id="ipc.legacy-active",
-        title="legacy CUDA IPC between two processes (--active)",
+        title="legacy CUDA IPC works between two processes (--active)",
         guards=(Guard.IPC,),
         sections=("gpus",),
         judge=_judging("ipc.legacy-active"),
@@ -301,7 +301,7 @@ CHECKS = (
     ),
     Check(
         id="ipc.vmm-active",
-        title="memory by file descriptor between two processes (--active)",
+        title="file descriptors work between two processes (--active)",
         guards=(Guard.IPC, Guard.EGM),
         sections=("gpus",),
         judge=_judging("ipc.vmm-active"),
@@ -313,7 +313,7 @@ CHECKS = (
     ),
     Check(
         id="ipc.pool-active",
-        title="memory pools shared between two processes (--active)",
+        title="memory pools work between two processes (--active)",
         guards=(Guard.IPC,),
         sections=("gpus",),
         judge=_judging("ipc.pool-active"),
@@ -323,25 +323,25 @@ CHECKS = (
     ),
     Check(
         id="ipc.event-active",
-        title="interprocess events between two processes (--active)",
+        title="interprocess events work between two processes (--active)",
         guards=(Guard.IPC,),
         sections=("gpus",),
         judge=_judging("ipc.event-active"),
-        why="Processes that share memory by CUDA IPC tell each other by interprocess events when it may be used. Under "
-        "a device cgroup that denies the owner's GPU these can be opened all the same, while its memory cannot "
-        "(measured on H200): an event that works proves nothing of memory.",
+        why="Processes that share memory by CUDA IPC signal by interprocess events when it is ready. Under "
+        "a device cgroup that denies the owner's GPU these can still be opened, while its memory cannot "
+        "(measured on H200): a working event says nothing about memory.",
         read="With --active: along a ring of the GPUs one process makes an event and records it, another one opens it "
         "(cuIpcOpenEventHandle) and waits for it.",
         fix="As for ipc.legacy-active; look at the PID namespaces of both processes (ipc.pid-namespace).",
     ),
     Check(
         id="ipc.pidfd-active",
-        title="descriptors taken with pidfd_getfd (--active)",
+        title="pidfd_getfd works between two processes (--active)",
         guards=(Guard.IPC,),
         sections=("gpus",),
         judge=_judging("ipc.pidfd-active"),
         why="UCX and PyTorch take another process' memory descriptors with pidfd_getfd(2), which needs the rights of "
-        "ptrace(2): Yama forbids it between siblings.",
+        "ptrace(2): Yama denies it between unrelated processes.",
         read="With --active: one probing process takes a descriptor of the other one, both started alike.",
         fix="PR_SET_PTRACER in the process that gives, or CAP_SYS_PTRACE; descriptors over sockets need neither.",
     ),

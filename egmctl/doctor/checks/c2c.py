@@ -37,7 +37,7 @@ def _c2c(machine: Machine, scope: Scope) -> Iterator[Finding]:
             yield failed(
                 "NVLink-C2C to the CPU is down" if state is C2c.DOWN else "some links of NVLink-C2C are down",
                 Remedy(
-                    text="Power the node off and on; if it stays so, have the superchip replaced.",
+                    text="Power-cycle the node; if it persists, replace the superchip.",
                     command="nvidia-smi c2c -s",
                 ),
                 place=on_gpus(down),
@@ -46,7 +46,7 @@ def _c2c(machine: Machine, scope: Scope) -> Iterator[Finding]:
         elif state is C2c.UP:
             yield from _c2c_up(gpus)
         elif state is C2c.UNKNOWN:
-            yield unknown("NVML does not tell the state of NVLink-C2C", place=on_gpus(gpus))
+            yield unknown("NVML does not report the state of NVLink-C2C", place=on_gpus(gpus))
 
 
 def _c2c_inactive(gpu: Gpu) -> bool:
@@ -62,7 +62,7 @@ def _c2c_up(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
             yield warned(
                 f"NVLink-C2C has counted {errors} errors",
                 Remedy(
-                    text="Watch whether the count rises; if it does, have the superchip looked at.",
+                    text="Watch whether the count rises; if it does, inspect or replace the superchip.",
                     command="nvidia-smi c2c -s",
                 ),
                 place=on_gpus([gpu]),
@@ -75,9 +75,7 @@ def _c2c_up(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         elif stopped := without_speed(gpu).get(LinkKind.C2C):
             yield warned(
                 "NVML calls links of NVLink-C2C active at 0 MB/s",
-                Remedy(
-                    text="Update the driver; if it stays so, have the superchip replaced.", command="nvidia-smi c2c -s"
-                ),
+                Remedy(text="Update the driver; if it persists, replace the superchip.", command="nvidia-smi c2c -s"),
                 place=on_gpus([gpu]),
                 evidence=(
                     Evidence(
@@ -118,6 +116,6 @@ CHECKS = (
         judge=_c2c,
         why="Everything between a Grace CPU and its GPU goes over NVLink-C2C, EGM of all other GPUs too.",
         read="NVML: C2C mode, and state, errors and power state of each link (fields 170 to 172 and 231 to 234).",
-        fix="Power the node off and on. If it stays so, the superchip has to be replaced.",
+        fix="Power-cycle the node. If it persists, replace the superchip.",
     ),
 )

@@ -21,7 +21,7 @@ def _governor(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         if why is not None and why.reason is Reason.NOT_PRESENT and virtual(machine):
             yield skipped("a virtual machine without cpufreq: its host sets the frequency")
         else:
-            yield unknown(f"the kernel's frequency governor is {why.reason if why else 'not read'} here")
+            yield unknown(f"the CPU frequency governor is unknown ({why.reason if why else 'not read'})")
         return
     slow = [cpus for cpus in host.cpu_frequencies if cpus.governor not in (None, "performance") or cpus.limited]
     evidence = tuple(_seen(cpus) for cpus in host.cpu_frequencies)
@@ -36,7 +36,7 @@ def _governor(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
         )
     elif any(cpus.governor is None or cpus.limited is None for cpus in host.cpu_frequencies):
-        yield unknown("the governor or the limit of some CPUs could not be read", evidence=evidence)
+        yield unknown("the governor or frequency limit of some CPUs was not read", evidence=evidence)
     else:
         yield passed("all CPUs may run at their maximum frequency", evidence=evidence)
 
@@ -56,7 +56,7 @@ def _seen(cpus: CpuFrequencies) -> Evidence:
 CHECKS = (
     Check(
         id="cpu.governor",
-        title="CPUs may run at their maximum frequency",
+        title="CPU frequency is not limited",
         guards=(Guard.PERF,),
         sections=("host", "gpus"),
         judge=_governor,

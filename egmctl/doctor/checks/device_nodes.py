@@ -13,7 +13,7 @@ from egmctl.model.finding import NODE, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process
 from egmctl.topology.access import Block, classify, elsewhere, given_some, node_obstacle
 
-_NOT_LOOKED = "the driver's device nodes were not looked at"
+_NOT_LOOKED = "the driver's device nodes were not read"
 
 
 def _control_nodes(machine: Machine, _scope: Scope) -> Iterator[Finding]:
@@ -21,7 +21,7 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     nodes = {node.path.rpartition("/")[2]: node for node in driver.nodes or ()}
     if driver.nodes is None:
         why = driver.unread.get("nodes")
-        yield unknown(f"the driver's device nodes were not looked at ({why.reason.value})" if why else _NOT_LOOKED)
+        yield unknown(f"the driver's device nodes were not read ({why.reason.value})" if why else _NOT_LOOKED)
         return
     if not machine.gpus and "nvidia" not in (driver.modules or ()):
         yield skipped("there is no NVIDIA GPU")
@@ -37,7 +37,7 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         note = (
             f"{', '.join(absent)}: not there; the driver's libraries make it when they first need it" if absent else ""
         )
-        yield passed("nvidiactl and nvidia-uvm may be used", evidence=evidence, note=note)
+        yield passed("nvidiactl and nvidia-uvm are accessible", evidence=evidence, note=note)
     yield from _caps_denied(machine, evidence)
 
 
@@ -90,7 +90,7 @@ def _control_node(machine: Machine, node: DeviceNode, evidence: tuple[Evidence, 
             return failed(
                 f"{stopped.cause}, and {user} cannot do without it",
                 _MAKE_ANEW,
-                cause="something else was made in its place, or the driver's numbers have changed since",
+                cause="another file took its place, or the driver's device numbers have changed since",
                 **more,
             )
 
@@ -107,7 +107,7 @@ def _control_node_missing(
             cause=f"NVIDIA_DRIVER_CAPABILITIES is {capabilities}",
         )
     if node.path == "/dev/nvidiactl":
-        return failed(f"{node.path} is not there", MAKE_NODES, evidence=evidence, cause="nothing has made it yet")
+        return failed(f"{node.path} is not there", MAKE_NODES, evidence=evidence, cause="it was not created yet")
     return None
 
 
@@ -115,7 +115,7 @@ _MOUNT_WITH_DEV = Remedy(
     text="Mount that file system with dev (mount -o remount,dev), or bind the nodes of the host's /dev.",
     needs_root=True,
 )
-_MAKE_ANEW = Remedy(text="Remove it and have it made anew.", command="nvidia-modprobe -c 0 -u", needs_root=True)
+_MAKE_ANEW = Remedy(text="Remove it and create it again.", command="nvidia-modprobe -c 0 -u", needs_root=True)
 _UNMASK = Remedy(text="Start the container, or the service, without the mount that hides it.")
 
 
@@ -141,7 +141,7 @@ def _permissions(machine: Machine, scope: Scope) -> Iterator[Finding]:
             yield _no_permission(machine, gpus, node, accesses(gpus))
     if gpus := by_kind[Block.NODEV]:
         yield failed(
-            "the device nodes lie on a mount with the option nodev: opening them fails with EACCES",
+            "the device nodes are on a mount with the option nodev: opening them fails with EACCES",
             _MOUNT_WITH_DEV,
             place=on_gpus(gpus),
             evidence=(*accesses(gpus), *_dev_mounts(machine)),
@@ -149,31 +149,31 @@ def _permissions(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if gpus := by_kind[Block.STALE_NODE]:
         yield failed(
             "the device nodes have the numbers of other devices",
-            Remedy(text="Remove them and have them made anew.", command="nvidia-modprobe -c 0", needs_root=True),
+            Remedy(text="Remove them and create them again.", command="nvidia-modprobe -c 0", needs_root=True),
             place=on_gpus(gpus),
             evidence=tuple(
                 Evidence(source=f"stat({gpu.node.path})", value=f"{gpu.node.major}:{gpu.node.minor}")
                 for gpu in gpus
                 if gpu.node
             ),
-            cause="they were made before the driver's numbers changed",
+            cause="they were created before the driver's device numbers changed",
         )
     if gpus := by_kind[Block.NOT_A_DEVICE]:
         yield failed(
             f"something else is in the place of the device nodes: {_what_is_there(machine, gpus)}",
-            Remedy(text="Remove it and have the nodes made anew.", command="nvidia-modprobe -c 0", needs_root=True),
+            Remedy(text="Remove it and create the nodes again.", command="nvidia-modprobe -c 0", needs_root=True),
             place=on_gpus(gpus),
             evidence=tuple(
                 Evidence(source=f"stat({gpu.node.path})", value=gpu.node.kind or "") for gpu in gpus if gpu.node
             ),
-            cause="a mount or a program made it before the driver could",
+            cause="a mount or a program created it before the driver did",
         )
     if not any(by_kind.values()):
         usable = [gpu for gpu in scope.gpus_of(machine) if gpu.node is not None and gpu.node.access == "ok"]
         if usable:
-            yield passed("mode bits, security modules and mounts let this process in", place=on_gpus(usable))
+            yield passed("device nodes are accessible to this user", place=on_gpus(usable))
         else:
-            yield skipped("no device node is open here, for reasons that other checks tell")
+            yield skipped("no device node is accessible; other checks say why")
 
 
 def _what_is_there(machine: Machine, gpus: list[Gpu]) -> str:
@@ -191,14 +191,10 @@ def _no_permission(machine: Machine, gpus: list[Gpu], node: DeviceNode, evidence
         needs_root=True,
     )
     if confinement.uid_map is not None and outside:
-        cause = (
-            "in this user namespace the nodes belong to users that it does not know: only their mode for others counts"
-        )
-        remedy = Remedy(
-            text="Let the nodes be used by others (mode 0666), or run outside of the user namespace.", needs_root=True
-        )
+        cause = "the nodes' owner is not mapped into this user namespace: only the mode for others applies"
+        remedy = Remedy(text="Give the nodes mode 0666, or run outside of the user namespace.", needs_root=True)
     elif process.effective_uid == 0:
-        cause = "root passes over mode bits, so this is a security module (SELinux, AppArmor)"
+        cause = "mode bits do not stop root, so this is a security module (SELinux, AppArmor)"
         remedy = Remedy(
             text="Look for the denial in the audit log, and allow it.",
             command="ausearch -m avc -ts recent",
@@ -206,9 +202,9 @@ def _no_permission(machine: Machine, gpus: list[Gpu], node: DeviceNode, evidence
         )
     else:
         user = "this user" if process.effective_uid is None else f"uid {process.effective_uid}"
-        cause = f"the mode bits{mode} do not let {user} in, or a security module does not"
+        cause = f"the mode bits{mode} or a security module deny {user}"
     return failed(
-        "this user may not use the device nodes" if gpus else f"this user may not use {node.path}",
+        "this user may not open the device nodes" if gpus else f"this user may not open {node.path}",
         remedy,
         place=on_gpus(gpus) if gpus else NODE,
         evidence=evidence,
@@ -237,7 +233,7 @@ def _dev_mounts(machine: Machine) -> tuple[Evidence, ...]:
 CHECKS = (
     Check(
         id="dev.permissions",
-        title="users, modes and mounts let this process in",
+        title="device nodes are accessible to this user",
         guards=tuple(Guard),
         sections=("gpus",),
         judge=_permissions,
@@ -250,16 +246,16 @@ CHECKS = (
     ),
     Check(
         id="dev.control-nodes",
-        title="nvidiactl and nvidia-uvm can be used",
+        title="nvidiactl and nvidia-uvm are accessible",
         guards=tuple(Guard),
         sections=("driver",),
         judge=_control_nodes,
-        why="NVML and CUDA open /dev/nvidiactl first, CUDA then /dev/nvidia-uvm: without them no GPU is found. A "
+        why="NVML and CUDA open /dev/nvidiactl first, then CUDA opens /dev/nvidia-uvm: without them no GPU is found. A "
         "container can lose them long after its start, when systemd reloads its units and drops the rules that "
         "the runtime added.",
         read="Type, numbers (against /proc/devices) and access(2) of /dev/nvidiactl, /dev/nvidia-uvm, "
         "/dev/nvidia-uvm-tools and /dev/nvidia-caps/*.",
-        fix="Ask who set the cgroup: the finding says what tells. A container that lost its rules is made anew; "
+        fix="Ask who set the cgroup (the finding names it). Re-create a container that lost its rules; "
         "nvidia-ctk system create-dev-char-symlinks --create-all, CDI, or the cgroupfs driver prevent that. Where they "
         "were never given, add the driver capabilities compute,utility.",
     ),

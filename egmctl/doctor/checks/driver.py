@@ -31,7 +31,7 @@ def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     elif module is None and driver.modules is not None and "nvidia" not in driver.modules:
         yield skipped("the NVIDIA kernel module is not loaded", evidence=evidence)
     else:
-        yield unknown("not both versions could be read", evidence=evidence)
+        yield unknown("one of the two versions was not read", evidence=evidence)
 
 
 PARAMS = "/proc/driver/nvidia/params"
@@ -59,21 +59,21 @@ def _parameters(machine: Machine, scope: Scope) -> Iterator[Finding]:
             "(DmaRemapPeerMmio is 0)",
             _take_out("NVreg_DmaRemapPeerMmio"),
             evidence=(Evidence(source=f"{PARAMS}: DmaRemapPeerMmio", value="0"),),
-            cause="with an IOMMU that translates, P2P and GPUDirect RDMA then go to addresses that lead nowhere",
+            cause="with a translating IOMMU, P2P and GPUDirect RDMA then use invalid addresses",
         )
     words = parameters.get("RegistryDwords", "").strip('"')
     keys = [key for key in REGISTRY_KEYS if key in words]
     evidence = (Evidence(source=f"{PARAMS}: RegistryDwords", value=words or "empty"),)
     if keys:
         yield passed(
-            "the driver's registry is changed",
+            "registry keys of the driver are set",
             evidence=evidence,
-            note=f"{', '.join(keys)} decide over P2P; p2p.status says with what result",
+            note=f"{', '.join(keys)} affect P2P; p2p.status shows the result",
         )
     elif not found:
         note = "EnableStreamMemOPs is 0, the default: stream memory operations of the first version are off"
         yield passed(
-            "no module parameter stands in the way",
+            "no driver parameter disables a feature",
             evidence=evidence,
             note=note if parameters.get("EnableStreamMemOPs") == "0" and scope.asked_purpose(Guard.RDMA) else "",
         )
@@ -94,16 +94,18 @@ def _nouveau(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     taken = [gpu for gpu in machine.gpus or () if gpu.pci is not None and gpu.pci.driver == "nouveau"]
     evidence = (Evidence(source="/sys/module/nouveau", value="loaded" if loaded else "not loaded"),)
     remedy = Remedy(
-        text="Blacklist nouveau, make the initial file system anew and reboot.",
+        text="Blacklist nouveau, rebuild the initramfs and reboot.",
         command="echo 'blacklist nouveau' > /etc/modprobe.d/nouveau.conf",
         needs_root=True,
         needs_reboot=True,
     )
     if taken or (loaded and "nvidia" not in driver.modules):
         place = {"place": on_gpus(taken)} if taken else {}
-        yield failed("the driver nouveau holds the GPUs, so that NVIDIA's cannot", remedy, evidence=evidence, **place)
+        yield failed(
+            "nouveau is bound to the GPUs, so NVIDIA's driver cannot use them", remedy, evidence=evidence, **place
+        )
     elif loaded:
-        yield passed("nouveau is loaded, and holds none of these GPUs", evidence=evidence)
+        yield passed("nouveau is loaded but bound to none of these GPUs", evidence=evidence)
     else:
         yield passed("nouveau is not loaded", evidence=evidence)
 
@@ -122,27 +124,27 @@ def _mps(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     )
     if runs:
         yield passed(
-            "MPS runs",
+            "an MPS server runs",
             evidence=evidence,
             note="its clients share the server's context: CUDA_VISIBLE_DEVICES counts among the server's GPUs, and "
             "what the server cannot open, no client has",
         )
     elif named and daemons is not None and not services_hidden(machine):
         yield passed(
-            "CUDA_MPS_PIPE_DIRECTORY is set, and no MPS server runs",
+            "CUDA_MPS_PIPE_DIRECTORY is set, but no MPS server runs",
             evidence=evidence,
-            note="CUDA works without it then, as if the variable were not set",
+            note="CUDA then works without MPS, as if the variable were not set",
         )
     elif daemons is None or services_hidden(machine):
-        yield skipped("whether MPS runs: the host's processes cannot be seen from here", evidence=evidence)
+        yield skipped("whether an MPS server runs: the host's processes are not visible from here", evidence=evidence)
     else:
-        yield passed("MPS does not run", evidence=evidence)
+        yield passed("no MPS server runs", evidence=evidence)
 
 
 CHECKS = (
     Check(
         id="drv.versions",
-        title="kernel module and libraries of one version",
+        title="kernel module and libraries have the same version",
         guards=tuple(Guard),
         sections=("driver",),
         judge=_versions,
@@ -154,7 +156,7 @@ CHECKS = (
     ),
     Check(
         id="drv.params",
-        title="the driver's module parameters",
+        title="no driver parameter disables a feature",
         guards=(Guard.RDMA, Guard.P2P, Guard.PERF),
         sections=("driver",),
         judge=_parameters,
@@ -165,22 +167,22 @@ CHECKS = (
     ),
     Check(
         id="drv.nouveau",
-        title="nouveau does not hold the GPUs",
+        title="nouveau is not bound to a GPU",
         guards=tuple(Guard),
         sections=("gpus", "driver"),
         judge=_nouveau,
-        why="A GPU has one kernel driver. Where nouveau was there first, NVIDIA's cannot have it.",
+        why="A GPU has one kernel driver. Where nouveau was loaded first, NVIDIA's driver cannot bind to it.",
         read="/sys/module/nouveau and the driver of each GPU.",
-        fix="Blacklist nouveau, make the initial file system anew, reboot.",
+        fix="Blacklist nouveau, rebuild the initramfs, reboot.",
     ),
     Check(
         id="mps.env",
-        title="MPS",
+        title="the MPS server (information)",
         guards=(Guard.IPC,),
         sections=("process", "system"),
         judge=_mps,
-        why="Under MPS a server holds the context of all its clients: what it was started with decides over them.",
+        why="Under MPS one server holds the contexts of all its clients: its own GPUs and rights limit them.",
         read="CUDA_MPS_PIPE_DIRECTORY, and whether an MPS process runs.",
-        fix="Nothing: this says what is so.",
+        fix="Nothing to fix: this check informs.",
     ),
 )

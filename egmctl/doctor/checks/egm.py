@@ -14,7 +14,7 @@ from egmctl.topology.platform import PlatformKind, platform
 
 BIT = "nvmlDeviceGetCapabilities"
 FIRMWARE = Remedy(
-    text="Turn EGM on in the system firmware's setup (the vendor names the entry), then look again.",
+    text="Turn EGM on in the system firmware setup (the vendor names the entry), then look again.",
     command="nvidia-smi -q | grep -A1 Capabilities",
     needs_root=True,
     needs_reboot=True,
@@ -34,7 +34,7 @@ def _platform(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         has = found.kind not in (PlatformKind.NO_EGM, PlatformKind.UNKNOWN)
         yield passed(found.line if has else "a platform that can have EGM: its GPUs have NVLink-C2C", evidence=states)
     elif able is None:
-        yield unknown("whether this is an EGM platform: NVML does not tell the state of NVLink-C2C", evidence=states)
+        yield unknown("whether this is an EGM platform: NVML does not report the state of NVLink-C2C", evidence=states)
     else:
         yield skipped(NOT_EGM, evidence=states)
 
@@ -45,7 +45,7 @@ def _capability(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if c2c(machine, gpu) is C2c.UP]
     if not gpus:
-        yield skipped("NVLink-C2C of no GPU that can be used from here is up; c2c.link and device access say why")
+        yield skipped("NVLink-C2C of no GPU that can be used from here is up; c2c.link and dev.* say why")
         return
     on = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable]
     off = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable is False]
@@ -54,19 +54,19 @@ def _capability(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield passed("EGM is on", place=on_gpus(on), evidence=_bits(on))
     if off:
         yield failed(
-            "EGM is off" if not on else f"EGM is off, while it is on on {on_gpus(on).label}",
+            "EGM is off" if not on else f"EGM is off, but on for {on_gpus(on).label}",
             FIRMWARE,
             place=on_gpus(off),
             evidence=_bits(gpus),
-            cause="the driver turns it on where the firmware has set memory aside, NVLink-C2C is up and its routes "
-            "could be programmed; egm.preconditions says which of these is missing",
+            cause="the driver turns EGM on if the firmware reserved memory, NVLink-C2C is up and the routes were "
+            "programmed; egm.preconditions says which is missing",
         )
     for gpu in untold:
         why = gpu.nvml.unread.get("capabilities") if gpu.nvml else None
         if why is not None and why.reason is Reason.DRIVER_TOO_OLD:
-            yield unknown("the driver is too old to tell whether EGM is on", place=on_gpus([gpu]))
+            yield unknown("the driver is too old to report whether EGM is on", place=on_gpus([gpu]))
         else:
-            said = f"NVML did not tell ({why.reason.value})" if why else "NVML did not tell"
+            said = f"NVML did not report it ({why.reason.value})" if why else "NVML did not report it"
             yield unknown(f"whether EGM is on: {said}", place=on_gpus([gpu]))
 
 
@@ -88,14 +88,14 @@ def _preconditions(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
         return
     if all(gpu.nvml and gpu.nvml.egm_capable and c2c(machine, gpu) is C2c.UP for gpu in gpus):
-        yield passed("all of them hold: EGM is on", place=on_gpus(gpus))
+        yield passed("all are met: EGM is on", place=on_gpus(gpus))
         return
     broken = list(_broken_links(machine, gpus))
     yield from broken or [
         unknown(
-            "every precondition that could be read holds; the kernel log may say more",
+            "every precondition that was read is met; the kernel log may say more",
             remedy=Remedy(
-                text="Look for what the driver said of EGM while it loaded.",
+                text="Look for driver messages about EGM in the kernel log.",
                 command="dmesg | grep -iE 'EGM|HSHUB'",
                 needs_root=True,
             ),
@@ -123,10 +123,10 @@ def _broken_links(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         )
     if system.acpi_egm is False:
         yield failed(
-            "the firmware has set no memory aside for EGM",
+            "the firmware reserved no memory for EGM",
             FIRMWARE,
             evidence=tuple(_firmware_evidence(machine)),
-            cause="EGM is off in the firmware's setup, or the firmware has none",
+            cause="EGM is off in the firmware setup, or the firmware has none",
         )
     if driver.module_flavour == "proprietary":
         yield failed(
@@ -137,7 +137,7 @@ def _broken_links(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     nowhere = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.numa_node is not None and gpu.pci.numa_node < 0]
     if nowhere:
         yield failed(
-            "the firmware does not say on which NUMA node these GPUs sit",
+            "the firmware does not report the NUMA node of these GPUs",
             Remedy(text="Update the system firmware.", needs_root=True, needs_reboot=True),
             place=on_gpus(nowhere),
             evidence=(Evidence(source="/sys/bus/pci/devices/*/numa_node", value="-1"),),
@@ -189,7 +189,10 @@ def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
         )
     else:
-        yield unknown("whether host memory can be shared across the domain: only CUDA tells, and it was not asked")
+        yield unknown(
+            "whether host memory can be shared across the domain is unknown: only CUDA reports it, and it "
+            "was not queried (--active)"
+        )
 
 
 def _hypervisor_mode(machine: Machine, _scope: Scope) -> Iterator[Finding]:
@@ -204,10 +207,10 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     )
     if modules or system.egm_regions:
         yield warned(
-            "the EGM memory is kept for virtual machines, so this system has less memory than is built in",
+            "EGM memory is reserved for virtual machines, so the host has less memory than installed",
             Remedy(
-                text="If no virtual machines are run here, turn the hypervisor mode of EGM off in the firmware's setup "
-                "and unload nvgrace_egm.",
+                text="If this node runs no virtual machines, turn EGM's hypervisor mode off in the firmware setup and "
+                "unload nvgrace_egm.",
                 needs_root=True,
                 needs_reboot=True,
             ),
@@ -218,7 +221,7 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     elif driver.modules is None and system.egm_regions is None:
         yield unknown("neither the loaded modules nor /sys/class/egm could be read")
     else:
-        yield passed("no EGM memory is kept for virtual machines", evidence=evidence)
+        yield passed("no EGM memory is reserved for virtual machines", evidence=evidence)
 
 
 def _override_key(machine: Machine, _scope: Scope) -> Iterator[Finding]:
@@ -230,7 +233,7 @@ def _override_key(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     evidence = (Evidence(source="/proc/driver/nvidia/params: RegistryDwords", value=words or "empty"),)
     if "RMEnableLocalEgmPeerId" in words:
         yield warned(
-            "EGM's peer id is forced by RMEnableLocalEgmPeerId, which is meant for verification of hardware",
+            "RMEnableLocalEgmPeerId, a hardware verification key, forces EGM's peer id",
             Remedy(
                 text="Take RMEnableLocalEgmPeerId out of NVreg_RegistryDwords in /etc/modprobe.d and reload the "
                 "driver.",
@@ -240,20 +243,20 @@ def _override_key(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
         )
     else:
-        yield passed("EGM is not overridden", evidence=evidence)
+        yield passed("no registry key overrides EGM", evidence=evidence)
 
 
 CHECKS = (
     Check(
         id="egm.platform",
-        title="a platform that has EGM",
+        title="the platform has EGM",
         guards=(Guard.EGM,),
         sections=("gpus",),
         judge=_platform,
         why="EGM is a CPU's memory reached over the NVLink-C2C of a GPU on it: GH200, GB200 and GB300 have it, GPUs on "
         "PCIe do not. Elsewhere the same calls work over PCIe, at its speed, and the other egm.* checks are skipped.",
         read="NVML's C2C mode and the state of each C2C link; x86-64 means that there is none.",
-        fix="Nothing: this says what the machine is.",
+        fix="Nothing to fix: this check informs.",
     ),
     Check(
         id="egm.capability",
@@ -261,58 +264,57 @@ CHECKS = (
         guards=(Guard.EGM,),
         sections=("gpus",),
         judge=_capability,
-        why="The driver turns EGM on for a GPU only if the firmware set memory aside and its routes could be "
-        "programmed. Every GPU of a node must have it: a mapping between two GPUs is made only where both do "
+        why="The driver turns EGM on for a GPU only if the firmware reserved memory and the routes were programmed. "
+        "Every GPU of a node must have it: a mapping between two GPUs is made only where both do "
         "(open-gpu-kernel-modules, p2p_api.c).",
         read="Bit 0 (NVML_DEV_CAP_EGM) of nvmlDeviceGetCapabilities; nvidia-smi -q shows it as Capabilities / EGM. "
-        "Drivers before about 580 do not tell.",
-        fix="Turn EGM on in the firmware's setup and reboot. If it is on there, egm.preconditions names what is "
-        "missing.",
+        "Drivers before about 580 do not report it.",
+        fix="Turn EGM on in the firmware setup and reboot. If it is on there, egm.preconditions names what is missing.",
     ),
     Check(
         id="egm.preconditions",
-        title="what the driver needs to turn EGM on",
+        title="the preconditions of EGM are met",
         guards=(Guard.EGM,),
         sections=("gpus", "system"),
         judge=_preconditions,
         why="Where EGM is off, one of these is missing: NVLink-C2C up, ACPI properties nvidia,egm-pxm, -base-pa and "
         "-size, a kernel with CONFIG_ACPI_NUMA, a NUMA node for the GPU (open-gpu-kernel-modules, mem_mgr.c, nv.c).",
-        read="NVML; the kernel's configuration; as root the firmware's DSDT and SSDT. The kernel log, where the driver "
-        "says that the routes could not be programmed, is not read.",
-        fix="What is named. Most often: EGM is off in the firmware's setup.",
+        read="NVML; the kernel's configuration; as root the firmware's DSDT and SSDT. The kernel.* checks read the "
+        "kernel log.",
+        fix="Fix what the finding names; most often EGM is off in the firmware setup.",
     ),
     Check(
         id="egm.fabric-address",
-        title="EGM across the NVLink domain",
+        title="EGM works across the NVLink domain",
         guards=(Guard.EGM, Guard.FABRIC),
         sections=("gpus",),
         judge=_fabric_address,
         why="To share HOST_NUMA memory with another node by fabric handle, the domain's fabric manager must have EGM "
         "on and give the GPU an EGM address (open-gpu-kernel-modules, gpu_fabric_probe.c). NCCL and others then fail "
         "on host buffers only.",
-        read="CUDA's HANDLE_TYPE_FABRIC_SUPPORTED against HOST_NUMA_MULTINODE_IPC_SUPPORTED; without --active CUDA is "
-        "not asked.",
+        read="CUDA's HANDLE_TYPE_FABRIC_SUPPORTED against HOST_NUMA_MULTINODE_IPC_SUPPORTED; CUDA is queried with "
+        "--active only.",
         fix="Turn EGM on in the domain's fabric manager.",
     ),
     Check(
         id="egm.hypervisor-mode",
-        title="EGM memory is not kept for virtual machines",
+        title="EGM memory is not reserved for virtual machines",
         guards=(Guard.EGM,),
         sections=("driver", "system"),
         judge=_hypervisor_mode,
         why="For virtual machines the firmware hides the EGM regions from the kernel: most of a node's memory is then "
         "missing from MemTotal, and CUDA on the host has no EGM (Linux RFC 'vfio/nvgrace-egm').",
         read="The module nvgrace_egm and the devices in /sys/class/egm.",
-        fix="Turn that mode off in the firmware's setup where no virtual machines are run.",
+        fix="Turn that mode off in the firmware setup if the node runs no virtual machines.",
     ),
     Check(
         id="egm.override-key",
-        title="no override of EGM in the driver's registry",
+        title="no registry key overrides EGM",
         guards=(Guard.EGM,),
         sections=("driver",),
         judge=_override_key,
-        why="RMEnableLocalEgmPeerId is a key for verification of hardware (open-gpu-kernel-modules, nvrm_registry.h). "
-        "With it the capability bit says nothing about the firmware any more.",
+        why="RMEnableLocalEgmPeerId is a hardware verification key (open-gpu-kernel-modules, nvrm_registry.h). With "
+        "it the EGM capability bit no longer reflects the firmware.",
         read="RegistryDwords in /proc/driver/nvidia/params.",
         fix="Take the key out of the module's options and reload the driver.",
     ),

@@ -21,7 +21,7 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     nodes = [node for node in scope.numa_of(machine) if owners(machine, node)]
     if not nodes:
-        yield unknown("no GPU is known to sit on any of these NUMA nodes")
+        yield unknown("no GPU is known to be on any of these NUMA nodes")
         return
     whole: list[int] = []
     for node in nodes:
@@ -35,20 +35,20 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
             continue
         evidence = tuple(Evidence(source=f"GPU{gpu.index}", value=stopped.cause) for gpu, stopped in lost)
         names = on_gpus(gpu for gpu, _ in lost).label
-        cause = "EGM memory belongs to a GPU on its node, its owner, and other GPUs go over NVLink to it; a GPU that "
-        cause += "this process cannot open can own none, a hidden one (CUDA_VISIBLE_DEVICES) can"
+        cause = "EGM memory belongs to one GPU of its node, the owner; other GPUs reach it over NVLink. A GPU that "
+        cause += "this process cannot open cannot be an owner; one hidden by CUDA_VISIBLE_DEVICES can"
         denied = all(stopped.block in DENIED for _, stopped in lost)
         remedy = Remedy(
             text="Give this process all of the node's GPUs and choose among them with CUDA_VISIBLE_DEVICES; "
             "dev.cgroup-restricted says how for this manager."
             if denied
-            else "Bring the GPU back: the checks of device access say what is wrong with it."
+            else "Bring the GPU back: the dev.* checks say what is wrong with it."
         )
         if len(lost) == len(attached) or any(scope.asked_for(gpu) for gpu, _ in lost):
             yield failed(
                 f"no GPU here can route EGM to this memory ({names} cannot be used)"
                 if len(lost) == len(attached)
-                else f"{names} was asked for and cannot route EGM to this memory",
+                else f"{names} is required (--gpus, --expect) and cannot route EGM to this memory",
                 remedy,
                 place=on_numa([node]),
                 evidence=evidence,
@@ -57,8 +57,8 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
         else:
             left = on_gpus(usable(machine, attached)).label
             yield warned(
-                f"EGM memory of this node can belong to {left} only, whose NVLink-C2C carries it all: {names} cannot "
-                "be used",
+                f"{names} cannot be used, so only {left} can own EGM memory of this node, and its NVLink-C2C carries "
+                "all of it",
                 remedy,
                 place=on_numa([node]),
                 evidence=evidence,
@@ -68,10 +68,10 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
         table = ", ".join(f"NUMA {node}: {on_gpus(owners(machine, node)).label}" for node in whole)
         hidden = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
         yield passed(
-            "every GPU that EGM may be routed through can be used",
+            "all GPUs on EGM routes are accessible",
             place=on_numa(whole),
             evidence=(Evidence(source="GPUs of each NUMA node", value=table),),
-            note="CUDA_VISIBLE_DEVICES hides GPUs from CUDA's count and keeps the routes" if hidden else "",
+            note="CUDA_VISIBLE_DEVICES hides GPUs from CUDA; EGM routes over them stay" if hidden else "",
         )
 
 
@@ -89,7 +89,7 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     far = [(gpu, node) for gpu in gpus for node in scope.numa_of(machine) if gpu.host_numa_id != node]
     if not far:
-        yield skipped("no GPU here has memory of another NUMA node to reach")
+        yield skipped("no other NUMA node to reach")
         return
     if not any(active_nvlinks(gpu) for gpu in machine.gpus or ()) and not any(map(fabric, machine.gpus or ())):
         yield skipped("no NVLink joins these GPUs: another node's memory is ordinary system memory to them")
@@ -114,15 +114,15 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 cause="remote EGM goes over NVLink to a GPU of that node, as its peer",
             )
     if good:
-        yield passed("reaches the other NUMA nodes' memory over NVLink and a peer's C2C", place=on_gpus(good.values()))
+        yield passed("reaches the other NUMA nodes over NVLink and a peer's C2C", place=on_gpus(good.values()))
     elif not told:
-        yield skipped("no remote EGM route is left to judge; other checks say what stops them")
+        yield skipped("no remote EGM route to judge; other checks say why")
 
 
 CHECKS = (
     Check(
         id="egm.cgroup-route",
-        title="GPUs that EGM is routed through can be used",
+        title="GPUs on EGM routes are accessible",
         guards=(Guard.EGM,),
         sections=("host", "gpus", "process"),
         judge=_cgroup_route,
@@ -138,7 +138,7 @@ CHECKS = (
     ),
     Check(
         id="egm.peer-route",
-        title="NVLink from each GPU to the other NUMA nodes' GPUs",
+        title="every GPU has an NVLink route to the other NUMA nodes",
         guards=(Guard.EGM, Guard.P2P),
         sections=("host", "gpus", "pairs"),
         judge=_peer_route,

@@ -48,14 +48,14 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     )
     text = environment.get(VISIBLE)
     if text is None:
-        yield passed(f"{VISIBLE} is not set: CUDA shows every GPU that it can open", evidence=evidence)
+        yield passed(f"{VISIBLE} is not set: CUDA shows every accessible GPU", evidence=evidence)
         return
     usable = [gpu for gpu in machine.gpus or () if loss(machine, gpu) in (None, Block.UNKNOWN)]
     wrong = _first_wrong(text, usable)
     if wrong is not None and usable:
         position, entry, why = wrong
         yield warned(
-            f"{VISIBLE} names what is not there, and CUDA ends the list at it: entry {position} {why}",
+            f"{VISIBLE}: entry {position} {why}; CUDA ignores it and everything after it",
             Remedy(
                 text="Name GPUs by UUIDs, or by numbers from 0 among those that this process may open.",
                 command=f"unset {VISIBLE}",
@@ -69,8 +69,8 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     yield passed(
         f"{VISIBLE} chooses {len([part for part in text.split(',') if part.strip()])} of {len(usable)} usable GPUs",
         evidence=evidence,
-        note="this is the way to choose GPUs where EGM matters: hidden GPUs stay open to this process, so that their "
-        "memory can be imported and routed through (shown on H200: every kind of import works with the owner hidden)",
+        note="use this to choose GPUs where EGM matters: hidden GPUs stay accessible, so their memory can be imported "
+        "and EGM routed through them (measured on H200: every kind of import works with the owner hidden)",
     )
 
 
@@ -90,7 +90,7 @@ def _first_wrong(text: str, usable: list[Gpu]) -> tuple[int, str, str] | None:
         elif text.strip() not in ("", "-1", "NoDevFiles"):
             return position, part, "is neither a number nor a UUID"
         if part in seen:
-            return position, part, "is there twice, and then CUDA shows no GPU"
+            return position, part, "is listed twice, so CUDA shows no GPU"
         seen.add(part)
     return None
 
@@ -110,11 +110,11 @@ def _bad_environment(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         value = process.environment[name] if _HARMFUL[name][0] is not None else "(set)"
         yield warned(
             f"{name} is set: {harm}",
-            Remedy(text="Unset it, unless that is meant.", command=f"unset {name}"),
+            Remedy(text="Unset it, unless it is intended.", command=f"unset {name}"),
             evidence=(Evidence(source="environment", value=f"{name}={value}"),),
         )
     if not harmful:
-        yield passed("no variable that is known to slow down or to disable something is set")
+        yield passed("no environment variable slows down or disables CUDA or NCCL")
 
 
 def _container(machine: Machine, _scope: Scope) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def _container(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if confinement.uid_map is not None and confinement.uid_map != ((0, 0, 2**32 - 1),):
         words.append("user namespace")
     if confinement.seccomp == "filter":
-        words.append("a filter of system calls")
+        words.append("a system call filter")
     privileged = bool(signs) and confinement.seccomp == "none" and confinement.capable("SYS_ADMIN")
     evidence = (
         *(Evidence(source="signs of a container", value=sign) for sign in signs),
@@ -141,7 +141,7 @@ def _container(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         ),
     )
     if not signs and not words:
-        yield passed("this process is in no container", evidence=evidence)
+        yield passed("this process is not in a container", evidence=evidence)
         return
     kind = "a privileged container" if privileged else "a container" if signs else "no container"
     yield passed(f"this process is in {kind}" + (f", with {' and '.join(words)}" if words else ""), evidence=evidence)
@@ -150,38 +150,38 @@ def _container(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 CHECKS = (
     Check(
         id="env.visible-devices",
-        title="CUDA_VISIBLE_DEVICES names GPUs that are there",
+        title="CUDA_VISIBLE_DEVICES names existing GPUs",
         guards=(Guard.EGM, Guard.P2P, Guard.IPC),
         sections=("process",),
         judge=_visible_devices,
-        why="CUDA_VISIBLE_DEVICES is the way to choose GPUs that keeps EGM routes: it hides the others from CUDA's "
-        "count and leaves them open. Its numbers count the GPUs that the process may open, so under a device "
-        "cgroup they are not the node's; the first entry that names nothing ends the list.",
+        why="CUDA_VISIBLE_DEVICES chooses GPUs and keeps EGM routes: the others are hidden from CUDA but stay "
+        "accessible. Its numbers count the GPUs that the process may open, so under a device cgroup they are not the "
+        "node's; the list ends at the first entry that names no GPU.",
         read="The environment of this process, or of --pid P as it was at its start. Its numbers are in CUDA's "
         "order, which CUDA_DEVICE_ORDER=PCI_BUS_ID makes that of nvidia-smi.",
         fix="Use UUIDs (nvidia-smi -L), or numbers from 0 with CUDA_DEVICE_ORDER=PCI_BUS_ID.",
     ),
     Check(
         id="env.bad-cuda-env",
-        title="no variable disables or slows something down",
+        title="no environment variable slows down or disables CUDA or NCCL",
         guards=(Guard.PERF, Guard.P2P, Guard.FABRIC),
         sections=("process",),
         judge=_bad_environment,
-        why="Variables that were set while looking for a fault stay in profiles and job scripts, and take NVLink, "
-        "fabric handles or the overlap of launches away from everything that runs later.",
-        read="A fixed list of variables of CUDA and NCCL; no other is looked at, and paths are not shown.",
+        why="Debugging variables are left behind in profiles and job scripts, and then disable NVLink, fabric handles "
+        "or overlapping launches for every later run.",
+        read="A fixed list of CUDA and NCCL variables; no other is read, and paths are not shown.",
         fix="Unset them where they are set: job script, container image, /etc/environment.",
     ),
     Check(
         id="ns.container",
-        title="which container this process is in",
+        title="the container of this process (information)",
         guards=(Guard.IPC,),
         sections=("process",),
         judge=_container,
         why="Namespaces and filters decide what can be shared between processes and which system calls work; ipc.* "
         "and numa.* judge what follows from them.",
-        read="Files and variables that container managers leave, /proc/self/mountinfo, /proc/self/uid_map, Seccomp "
+        read="Files and variables that container runtimes set, /proc/self/mountinfo, /proc/self/uid_map, Seccomp "
         "and CapEff in /proc/self/status.",
-        fix="Nothing is wrong with a container by itself; the other checks say what is missing in it.",
+        fix="Nothing to fix: this check informs. Other checks say what the container lacks.",
     ),
 )

@@ -29,24 +29,24 @@ MASK = {
     "route_unhealthy": ("true", True, "a route through the fabric is unhealthy"),
     "degraded_bandwidth": ("true", False, "the fabric has less than its bandwidth"),
     "route_recovery": ("true", False, "a route through the fabric is being recovered"),
-    "access_timeout_recovery": ("true", False, "the fabric recovers from an access that timed out"),
+    "access_timeout_recovery": ("true", False, "the fabric is recovering from an access timeout"),
     "fabric_manager": ("disconnected", True, "the fabric manager is disconnected"),
 }
 """Fields of the health mask: the word that is a fault, whether it stops work, and what it means (nvml.h)."""
 
 CONFIGURATION = {
-    "system-guid": "the system's GUID is wrong",
-    "chassis-serial": "the chassis' serial number is wrong",
+    "system-guid": "the system GUID is wrong",
+    "chassis-serial": "the chassis serial number is wrong",
     "no-partition": "the GPU is in no partition",
     "insufficient-nvlinks": "too few NVLinks are up",
-    "incompatible-gpu-firmware": "the GPU's firmware does not fit",
-    "invalid-location": "the GPU's place is wrong",
+    "incompatible-gpu-firmware": "the GPU firmware does not match",
+    "invalid-location": "the GPU's position is wrong",
     "gpu-state-invalid": "the GPU's state is invalid",
 }
 """Of the mask's field ``incorrect_configuration``."""
 
 MANAGER = Remedy(
-    text="Start the fabric manager of the driver's version, and look into its log.",
+    text="Start the fabric manager of the driver's version, and read its log.",
     command="systemctl status nvidia-fabricmanager",
     needs_root=True,
 )
@@ -58,7 +58,7 @@ RACK_MANAGER = Remedy(
     command="nvidia-smi -q | grep -A12 Fabric",
 )
 NVLINK5_MANAGER = Remedy(
-    text="See fabric.management and fabric.manager, restart nvidia-fabricmanager and look into its log; with a "
+    text="See fabric.management and fabric.manager, restart nvidia-fabricmanager and read its log; with a "
     "partition mode (FABRIC_MODE=1), activate a partition. Then reset the GPUs.",
     command="systemctl status nvidia-fabricmanager",
     needs_root=True,
@@ -98,7 +98,7 @@ def _state_of(
         if word in ("not-supported", "driver-too-old"):
             yield skipped(NO_FABRIC, place=place)
         else:
-            yield unknown(f"NVML does not tell the state of the fabric ({word})", place=place)
+            yield unknown(f"NVML does not report the state of the fabric ({word})", place=place)
         return
     status = "-" if found.status is None else str(found.status)
     evidence = (Evidence(source=f"{INFO}: state, status", value=f"{found.state}, {status}"),)
@@ -110,7 +110,7 @@ def _state_of(
         if uptime is not None and uptime < BOOT_GRACE_S:
             yield warned(
                 f"the fabric is not ready yet ({found.state}, {uptime:.0f} s after boot)",
-                Remedy(text=f"Look again {BOOT_GRACE_S} s after boot."),
+                Remedy(text=f"Check again {BOOT_GRACE_S} s after boot."),
                 place=place,
                 evidence=evidence,
             )
@@ -120,8 +120,8 @@ def _state_of(
                 _manager_of(machine),
                 place=place,
                 evidence=(*evidence, *_since_boot(machine)),
-                cause="the fabric manager (on this node, or of the rack) has not registered the GPUs, and "
-                f"{BOOT_GRACE_S} s after boot it will not by itself"
+                cause="the fabric manager (on this node, or of the rack) has not registered the GPUs, and will not do "
+                "so by itself {BOOT_GRACE_S} s after boot"
                 if uptime is not None
                 else "the fabric manager (on this node, or of the rack) has not registered the GPUs",
             )
@@ -165,8 +165,8 @@ def _health(found: Fabric, gpus: tuple[Gpu, ...], evidence: tuple[Evidence, ...]
         yield (failed if any(grave for grave, _ in faults) else warned)(
             f"the fabric's registration is complete, but {'; '.join(words for _, words in faults)}",
             Remedy(
-                text="Look into the fabric manager's view of these GPUs (NMX-C, or nvidia-fabricmanager's log); "
-                "drain the node while a route is unhealthy.",
+                text="Check these GPUs in the fabric manager (NMX-C, or nvidia-fabricmanager's log); drain the node "
+                "while a route is unhealthy.",
                 command="nvidia-smi -q | grep -A12 Fabric",
             ),
             place=on_gpus(gpus),
@@ -238,16 +238,16 @@ def _manager(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
         )
     elif not on_board:
-        yield skipped("no NVSwitch belongs to this node: its fabric, if any, is managed elsewhere", evidence=evidence)
+        yield skipped("this node has no NVSwitch: its fabric, if any, is managed elsewhere", evidence=evidence)
     elif runs:
         yield passed("the fabric manager runs", evidence=evidence)
     elif complete:
         yield passed("every GPU is registered in the fabric", evidence=evidence)
     elif daemons is None or services_hidden(machine):
-        yield unknown("the host's processes cannot be seen from here", evidence=evidence)
+        yield unknown("the host's processes are not visible from here", evidence=evidence)
     else:
         yield failed(
-            "this node's NVSwitches have no fabric manager that runs",
+            "no fabric manager runs for this node's NVSwitches",
             Remedy(
                 text="Install and start the fabric manager of exactly the driver's version.",
                 command="systemctl enable --now nvidia-fabricmanager",
@@ -261,14 +261,14 @@ def _manager(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 def _isolation(machine: Machine, scope: Scope) -> Iterator[Finding]:
     away = kept_away(machine)
     if not away:
-        yield passed("no GPU is kept from this process")
+        yield passed("this process can import memory of every GPU")
         return
     evidence = tuple(
         Evidence(source=f"access({gpu.node.path})", value=gpu.node.access or "not read", errno=gpu.node.access)
         for gpu in away
         if gpu.node is not None
     )
-    words = f"memory of {on_gpus(away).label} cannot be imported from another process, by fabric handle neither"
+    words = f"memory of {on_gpus(away).label} cannot be imported from another process, not even by fabric handle"
     if scope.asked_purpose(Guard.FABRIC) or scope.asked_purpose(Guard.IPC):
         yield warned(
             words,
@@ -282,55 +282,55 @@ def _isolation(machine: Machine, scope: Scope) -> Iterator[Finding]:
             "IPC) where the device cgroup denies the owner",
         )
     else:
-        yield passed("some GPUs are kept from this process", evidence=evidence, note=words)
+        yield passed("this process cannot open some GPUs", evidence=evidence, note=words)
 
 
 CHECKS = (
     Check(
         id="fabric.state",
-        title="registration and health in the NVLink fabric",
+        title="GPUs are registered in the NVLink fabric and healthy",
         guards=(Guard.FABRIC, Guard.P2P, Guard.EGM),
         sections=("gpus",),
         judge=_state,
         why="On systems with NVSwitches a GPU has peers only once the fabric manager has registered it; until then "
-        "CUDA ends with 802. The health mask tells what became worse since.",
+        "CUDA ends with 802. The health mask shows what has degraded since.",
         read="nvmlDeviceGetGpuFabricInfoV: state, status (valid once completed), every field of the health mask, "
         "and the "
         f"summary. A fabric that is not ready is a warning within {BOOT_GRACE_S} s of boot, later a failure.",
-        fix="Start the fabric manager, or look into it: nvidia-fabricmanager on HGX, NMX-C in a rack.",
+        fix="Start the fabric manager or read its log: nvidia-fabricmanager on HGX, NMX-C in a rack.",
     ),
     Check(
         id="fabric.consistency",
-        title="one NVLink domain, one clique",
+        title="all GPUs are in one NVLink domain and clique",
         guards=(Guard.FABRIC, Guard.P2P, Guard.EGM),
         sections=("gpus",),
         judge=_consistency,
         why="Only GPUs of one clique of one domain reach each other over NVLink; a node's GPUs belong together.",
-        read="clusterUuid and cliqueId of each GPU. Other nodes are not asked. A UUID of zeros is a fabric of one "
+        read="clusterUuid and cliqueId of each GPU. Other nodes are not queried. A UUID of zeros is a fabric of one "
         "node.",
         fix="Correct the partition in the fabric manager.",
     ),
     Check(
         id="fabric.manager",
-        title="the fabric manager",
+        title="the fabric manager runs where it is needed",
         guards=(Guard.FABRIC, Guard.P2P),
         sections=("gpus", "switches", "system"),
         judge=_manager,
         why="A node that has the NVSwitches itself (HGX) needs nvidia-fabricmanager; a tray of an NVLink rack does "
         "not, and must not run it (https://github.com/Azure/AgentBaker/pull/8839). Switches of NVLink 5 are no PCI "
-        "devices: there GPUs with NVLink 5 and without NVLink-C2C tell.",
+        "devices: they are recognised by GPUs with NVLink 5 and without NVLink-C2C.",
         read="NVSwitches in sysfs, the GPUs' NVLinks, the names of running processes, and whether the GPUs are "
         "registered. A container does not see the host's processes.",
         fix="systemctl enable --now nvidia-fabricmanager, in the driver's version.",
     ),
     Check(
         id="fabric.same-node-isolation",
-        title="processes of one node that see different GPUs",
+        title="this process can import memory of every GPU of the node",
         guards=(Guard.FABRIC, Guard.IPC),
         sections=("gpus",),
         judge=_isolation,
-        why="A process can import memory only of GPUs that it may open itself. Ranks with one GPU each by device "
-        "cgroup share nothing within the node, though they do between nodes "
+        why="A process can import memory only of GPUs that it may open itself. Ranks limited to one GPU each by "
+        "device cgroup cannot share memory within the node, though they can between nodes "
         "(https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/294).",
         read="access(2) of each GPU's device node. It is a warning where --for names fabric or ipc.",
         fix="Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES.",

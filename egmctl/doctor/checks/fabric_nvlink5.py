@@ -31,11 +31,11 @@ def _management(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         Evidence(source="management devices (SW_MNG)", value=_device_words(machine)),
     )
     if states == {"completed"}:
-        yield passed("the fabric is managed: every GPU is registered", evidence=evidence)
+        yield passed("the NVLink 5 switches are reachable: every GPU is registered", evidence=evidence)
     elif virtual(machine) and not devices:
-        yield skipped("in a virtual machine without the switches' management devices the host manages them")
+        yield skipped("in a virtual machine without management devices the host manages the switches")
     elif modules is None:
-        yield unknown("which kernel modules are loaded was not read", evidence=evidence)
+        yield unknown("the loaded kernel modules were not read", evidence=evidence)
     elif missing:
         yield failed(
             f"{' and '.join(missing)} not loaded: nothing reaches the NVLink switches",
@@ -46,10 +46,10 @@ def _management(machine: Machine, _scope: Scope) -> Iterator[Finding]:
                 needs_root=True,
             ),
             evidence=evidence,
-            cause=f"the fabric then stays in progress for ever, and CUDA ends with 802 ({_SOURCE})",
+            cause=f"the fabric then stays in progress forever, and CUDA ends with 802 ({_SOURCE})",
         )
     elif daemons is None or services_hidden(machine):
-        yield unknown("the host's processes cannot be seen from here", evidence=evidence)
+        yield unknown("the host's processes are not visible from here", evidence=evidence)
     elif SUBNET_MANAGER not in daemons:
         yield failed(
             "nvlsm, the NVLink subnet manager, does not run",
@@ -66,14 +66,14 @@ def _management(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield failed(
             "no port of the switches' management devices is active",
             Remedy(
-                text="Look at these devices and their switches; nvlsm brings their ports up.",
+                text="Check these devices and their switches; nvlsm brings their ports up.",
                 command="ibstat",
                 needs_root=True,
             ),
             evidence=evidence,
         )
     else:
-        yield passed("the way to the NVLink switches is there", evidence=evidence)
+        yield passed("the NVLink 5 switches are reachable", evidence=evidence)
 
 
 def _missing_words(unread: bool, missing: list[str]) -> str:
@@ -87,7 +87,7 @@ def _daemon_words(daemons: tuple[str, ...] | None) -> str:
 def _device_words(machine: Machine) -> str:
     devices = (machine.system or System()).nvlink_management
     if devices is None:
-        return "not read (only root can tell them from NICs)"
+        return "not read (only root can distinguish them from NICs)"
     states = [f"{device.name} {port.state or '?'}" for device in devices for port in device.ports]
     return ", ".join(states) or "none seen"
 
@@ -95,16 +95,15 @@ def _device_words(machine: Machine) -> str:
 CHECKS = (
     Check(
         id="fabric.management",
-        title="the way to the NVLink switches of NVLink 5",
+        title="the NVLink 5 switches are reachable",
         guards=(Guard.FABRIC, Guard.P2P),
         sections=("gpus", "system"),
         judge=_management,
         why="On HGX B200 and newer the NVLink switches are reached through a ConnectX-7 on the board, by ib_umad and "
-        "the subnet manager nvlsm. Where one of these is missing the GPUs look well, their fabric stays in progress "
-        f"for ever, and CUDA ends with 802 ({_SOURCE}).",
+        "the subnet manager nvlsm. If one of these is missing the GPUs look healthy, their fabric stays in progress "
+        "forever, and CUDA ends with 802 ({_SOURCE}).",
         read="/sys/module, the names of running processes, and as root the Vital Product Data of each ConnectX-7: "
-        "SW_MNG marks those that are no NICs, which topo, bench and rdma.* leave out. Others than root see them as "
-        "NICs.",
+        "SW_MNG marks management devices, which topo, bench and rdma.* leave out. Without root they look like NICs.",
         fix="modprobe -a mlx5_ib ib_umad, install nvlsm, restart nvidia-fabricmanager, then reset the GPUs.",
     ),
 )

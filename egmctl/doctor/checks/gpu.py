@@ -17,12 +17,12 @@ RECOVERY = {
     "node-reboot": ("reboot of the node", "Drain the node and reboot it.", True),
     "drain-p2p": (
         "stop of the work that uses it as a peer",
-        "Drain the work that reaches this GPU from others.",
+        "Stop jobs on other GPUs that use this GPU as a peer.",
         False,
     ),
     "drain-and-reset": (
         "drain of the node, then a reset",
-        "Let the work finish, take no more, then reset the GPU.",
+        "Drain the GPU: let its work finish, start no more, then reset it.",
         False,
     ),
     "recover-imex-domain": ("recovery of the IMEX domain", "Restart nvidia-imex on the domain's nodes.", False),
@@ -32,10 +32,10 @@ RECOVERY = {
 """Of NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: what is asked for, how it is done, whether it needs a reboot."""
 
 SLOWDOWNS = {
-    "hw-slowdown": "the hardware slows the clocks down (heat or power)",
-    "hw-thermal-slowdown": "it is too hot",
-    "sw-thermal-slowdown": "it is too warm",
-    "hw-power-brake-slowdown": "the power supply asks for less",
+    "hw-slowdown": "hardware slowdown (heat or power)",
+    "hw-thermal-slowdown": "hardware thermal slowdown",
+    "sw-thermal-slowdown": "software thermal slowdown",
+    "hw-power-brake-slowdown": "power brake (the power supply limits power)",
 }
 """Clocks event reasons that stand for a fault of cooling or power; a power cap under load is none."""
 
@@ -58,15 +58,15 @@ def _health(machine: Machine, scope: Scope) -> Iterator[Finding]:
     ]
     untold = [gpu for gpu in good if gpu not in told]
     if told:
-        yield passed("no uncorrected error, no row to be remapped, no recovery asked for", place=on_gpus(told))
+        yield passed("no uncorrected errors, no pending row remapping, no recovery action", place=on_gpus(told))
     if untold:
-        yield unknown("NVML tells neither remapped rows nor a recovery action", place=on_gpus(untold))
+        yield unknown("NVML reports neither remapped rows nor a recovery action", place=on_gpus(untold))
 
 
 def _faults(gpu: Gpu, nvml: GpuNvml) -> Iterator[Finding]:
     place = on_gpus([gpu])
     reset = Remedy(
-        text="Drain the node and reset the GPU; if the errors come again, have it replaced.",
+        text="Drain the node and reset the GPU; if the errors return, replace it.",
         command=f"nvidia-smi --gpu-reset -i {gpu.bus_id}",
         needs_root=True,
     )
@@ -87,17 +87,17 @@ def _faults(gpu: Gpu, nvml: GpuNvml) -> Iterator[Finding]:
     if nvml.remapped_rows_failure:
         yield failed(
             "a row of the GPU's memory could not be remapped",
-            Remedy(text="Have the GPU replaced.", command="nvidia-smi -q -d ROW_REMAPPER"),
+            Remedy(text="Replace the GPU.", command="nvidia-smi -q -d ROW_REMAPPER"),
             place=place,
             evidence=(Evidence(source="nvmlDeviceGetRemappedRows", value="failure occurred"),),
         )
     elif nvml.remapped_rows_pending:
         yield warned(
-            "rows of the GPU's memory wait for a reset to be remapped",
+            "rows of the GPU's memory will be remapped at the next reset",
             reset,
             place=place,
             evidence=(Evidence(source="nvmlDeviceGetRemappedRows", value="remapping pending"),),
-            cause="an uncorrectable error was found; until the reset it may be met again",
+            cause="an uncorrectable error was found; it can recur until the reset",
         )
     if nvml.ecc_uncorrected_volatile and not nvml.remapped_rows_pending:
         yield failed(
@@ -119,7 +119,7 @@ def _mig(machine: Machine, scope: Scope) -> Iterator[Finding]:
     ):
         evidence = (Evidence(source="nvmlDeviceGetMigMode", value=f"current {_on(mode)}, pending {_on(pending)}"),)
         off = Remedy(
-            text="Turn MIG off where GPUs are to work together, then reset them.",
+            text="Turn MIG off if GPUs work together, then reset them.",
             command="nvidia-smi -mig 0",
             needs_root=True,
         )
@@ -143,7 +143,7 @@ def _mig(machine: Machine, scope: Scope) -> Iterator[Finding]:
         elif mode is False:
             yield passed("MIG is off", place=on_gpus(group), evidence=evidence)
         else:
-            yield _untold(group, "mig_mode", "MIG", "these GPUs have no MIG")
+            yield _untold(group, "mig_mode", "MIG", "these GPUs do not support MIG")
 
 
 def _on(value: bool | None) -> str:
@@ -154,7 +154,7 @@ def _untold(gpus: tuple[Gpu, ...], name: str, what: str, not_supported: str) -> 
     why = next((why for gpu in gpus if gpu.nvml and (why := gpu.nvml.unread.get(name))), None)
     if why is not None and why.reason.value == "not-supported":
         return skipped(not_supported, place=on_gpus(gpus))
-    return unknown(f"{what}: NVML did not tell" + (f" ({why.reason.value})" if why else ""), place=on_gpus(gpus))
+    return unknown(f"{what}: NVML did not report it" + (f" ({why.reason.value})" if why else ""), place=on_gpus(gpus))
 
 
 def _confidential(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -166,15 +166,15 @@ def _confidential(machine: Machine, scope: Scope) -> Iterator[Finding]:
     elif mode is None:
         why = driver.unread.get("confidential_compute")
         if why is not None and why.reason.value in ("not-supported", "driver-too-old"):
-            yield skipped("this driver has no confidential computing", evidence=evidence)
+            yield skipped("this driver does not support confidential computing", evidence=evidence)
         else:
-            yield unknown("NVML does not tell whether confidential computing is on", evidence=evidence)
+            yield unknown("NVML does not report whether confidential computing is on", evidence=evidence)
     elif mode == "on":
         asked = scope.asked_purpose(Guard.P2P) or scope.asked_purpose(Guard.RDMA)
         yield (failed if asked else warned)(
             "confidential computing is on for single GPUs: no P2P, no GPUDirect RDMA",
             Remedy(
-                text="Set the GPUs' multi-GPU mode for confidential computing, or turn it off where it is not meant.",
+                text="Set the multi-GPU mode of confidential computing, or turn confidential computing off.",
                 needs_root=True,
                 needs_reboot=True,
             ),
@@ -184,7 +184,7 @@ def _confidential(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield passed(
             "confidential computing is on for several GPUs together",
             evidence=evidence,
-            note="transfers are encrypted and slower than without",
+            note="transfers are encrypted and slower",
         )
 
 
@@ -196,8 +196,10 @@ def _vgpu(machine: Machine, scope: Scope) -> Iterator[Finding]:
         evidence = (Evidence(source="nvmlDeviceGetVirtualizationMode", value=mode or "not read"),)
         if mode == "vgpu":
             yield warned(
-                "these are virtual GPUs: what P2P and fabric handles they have is up to their profiles",
-                Remedy(text="Use whole GPUs handed into the machine, or time-sliced profiles with NVLink."),
+                "these are vGPUs: their profiles decide whether P2P and fabric handles work",
+                Remedy(
+                    text="Pass physical GPUs through to the virtual machine, or use time-sliced profiles with NVLink."
+                ),
                 place=on_gpus(group),
                 evidence=evidence,
                 cause="MIG-backed profiles have no P2P, and none has it over PCIe (NVIDIA vGPU user guide)",
@@ -205,8 +207,8 @@ def _vgpu(machine: Machine, scope: Scope) -> Iterator[Finding]:
         elif mode is None:
             yield _untold(group, "virtualization", "virtualisation", "no virtualisation mode")
         else:
-            note = "the GPUs are handed into this virtual machine whole" if mode == "passthrough" else ""
-            yield passed("whole GPUs", place=on_gpus(group), evidence=evidence, note=note)
+            note = "passed through to this virtual machine" if mode == "passthrough" else ""
+            yield passed("physical GPUs", place=on_gpus(group), evidence=evidence, note=note)
 
 
 def _compute_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -220,7 +222,7 @@ def _compute_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
             yield failed("no process may use these GPUs with CUDA", back, place=on_gpus(group), evidence=evidence)
         elif mode in ("exclusive-process", "exclusive-thread"):
             yield warned(
-                "one process at a time may use each GPU: two ranks cannot share one, nor can one look at another's",
+                "one process at a time may use each GPU: two ranks cannot share a GPU, nor import each other's memory",
                 back,
                 place=on_gpus(group),
                 evidence=evidence,
@@ -228,7 +230,7 @@ def _compute_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 "it",
             )
         elif mode == "default":
-            yield passed("any number of processes may use each GPU", place=on_gpus(group), evidence=evidence)
+            yield passed("compute mode allows any number of processes", place=on_gpus(group), evidence=evidence)
         else:
             yield _untold(group, "compute_mode", "the compute mode", "no compute mode")
 
@@ -240,7 +242,7 @@ def _persistence(machine: Machine, scope: Scope) -> Iterator[Finding]:
     for mode, group in by_value(gpus, lambda gpu: gpu.nvml.persistence_mode if gpu.nvml else None):
         evidence = (Evidence(source="nvmlDeviceGetPersistenceMode", value=_on(mode)),)
         if mode:
-            yield passed("the driver stays initialised", place=on_gpus(group), evidence=evidence)
+            yield passed("persistence mode is on", place=on_gpus(group), evidence=evidence)
         elif mode is False:
             yield warned(
                 "persistence mode is off: each first use initialises the GPU, which takes seconds and drops its "
@@ -273,37 +275,35 @@ def _throttle(machine: Machine, scope: Scope) -> Iterator[Finding]:
         slow = [SLOWDOWNS[reason] for reason in reasons or () if reason in SLOWDOWNS]
         if slow:
             yield warned(
-                f"the clocks are held down: {'; '.join(slow)}",
+                f"clocks throttled: {'; '.join(slow)}",
                 Remedy(
-                    text="Look at fans, coolant and power supplies.", command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
+                    text="Check fans, coolant and power supplies.", command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
                 ),
                 place=on_gpus(group),
                 evidence=evidence,
             )
         elif reasons is None:
-            yield _untold(group, "throttle_reasons", "what holds the clocks down", "NVML tells no reasons here")
+            yield _untold(group, "throttle_reasons", "throttle reasons", "NVML does not report throttle reasons")
         else:
-            yield passed(
-                "neither heat nor power supplies hold the clocks down", place=on_gpus(group), evidence=evidence
-            )
+            yield passed("clocks are not throttled by heat or power supplies", place=on_gpus(group), evidence=evidence)
 
 
 CHECKS = (
     Check(
         id="gpu.health",
-        title="memory errors and what the driver asks for",
+        title="no memory errors and no recovery action pending",
         guards=tuple(Guard),
         sections=("gpus",),
         judge=_health,
-        why="A GPU with uncorrected errors ends jobs (Xid 48, 63, 64, 94, 95) or waits for a reset; the driver says "
-        "so itself as a recovery action.",
-        read="NVML: recovery action (field 230), remapped rows, uncorrected volatile ECC errors. Xids are in the "
-        "kernel log, which is not read.",
-        fix="Do what the driver asks for; replace a GPU whose rows cannot be remapped.",
+        why="A GPU with uncorrected errors ends jobs (Xid 48, 63, 64, 94, 95) or needs a reset; the driver reports "
+        "this as a recovery action.",
+        read="NVML: recovery action (field 230), remapped rows, uncorrected volatile ECC errors. kernel.xid reads the "
+        "Xids.",
+        fix="Do what the recovery action says; replace a GPU whose rows cannot be remapped.",
     ),
     Check(
         id="gpu.mig",
-        title="MIG",
+        title="MIG is off",
         guards=SHARING,
         sections=("gpus",),
         judge=_mig,
@@ -314,39 +314,39 @@ CHECKS = (
     ),
     Check(
         id="gpu.cc-mode",
-        title="confidential computing",
+        title="confidential computing allows P2P",
         guards=(Guard.P2P, Guard.RDMA),
         sections=("driver",),
         judge=_confidential,
-        why="Under confidential computing a GPU talks to nobody but its own virtual machine, unless a mode for "
-        "several GPUs is set (NVIDIA confidential computing deployment guide).",
+        why="Under confidential computing a GPU communicates with its own virtual machine only, unless a multi-GPU "
+        "mode is set (NVIDIA confidential computing deployment guide).",
         read="nvmlSystemGetConfComputeSettings.",
         fix="Choose the multi-GPU mode, or turn confidential computing off.",
     ),
     Check(
         id="gpu.vgpu",
-        title="whole GPUs, not virtual ones",
+        title="GPUs are physical, not vGPUs",
         guards=(Guard.P2P, Guard.FABRIC),
         sections=("gpus",),
         judge=_vgpu,
         why="Virtual GPUs have P2P over NVLink only with some profiles, and none over PCIe (NVIDIA vGPU user guide).",
         read="nvmlDeviceGetVirtualizationMode.",
-        fix="Hand whole GPUs into the virtual machine.",
+        fix="Pass physical GPUs through to the virtual machine.",
     ),
     Check(
         id="gpu.compute-mode",
-        title="compute mode",
+        title="compute mode allows several processes",
         guards=(Guard.IPC,),
         sections=("gpus",),
         judge=_compute_mode,
         why="In an exclusive mode a second process gets no context on the GPU, which ranks that share memory need. In "
-        "prohibited mode nobody gets one.",
+        "prohibited mode no process gets one.",
         read="nvmlDeviceGetComputeMode.",
         fix="nvidia-smi -c DEFAULT, or run MPS.",
     ),
     Check(
         id="gpu.persistence",
-        title="persistence mode",
+        title="persistence mode is on",
         guards=(Guard.PERF,),
         sections=("gpus",),
         judge=_persistence,
@@ -357,13 +357,13 @@ CHECKS = (
     ),
     Check(
         id="gpu.throttle",
-        title="clocks that are held down",
+        title="clocks are not throttled",
         guards=(Guard.PERF,),
         sections=("gpus",),
         judge=_throttle,
-        why="Heat and weak power supplies cost more bandwidth than any setting.",
-        read="nvmlDeviceGetCurrentClocksEventReasons at this moment. A power cap under load is ordinary and is not "
+        why="Heat and weak power supplies cost more bandwidth than any wrong setting.",
+        read="nvmlDeviceGetCurrentClocksEventReasons at this moment. A power cap under load is normal and is not "
         "judged.",
-        fix="Look at cooling and power.",
+        fix="Check cooling and power.",
     ),
 )

@@ -12,7 +12,7 @@ from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, System
 
 MAJOR = "nvidia-caps-imex-channels"
 CHANNELS = f"/dev/{MAJOR}"
-UNUSED = "fabric handles were not asked for, and this node has no others to share them with"
+UNUSED = "not needed: the node is in no multi-node NVLink domain and --for fabric was not given"
 
 CREATE = Remedy(
     text="Make a channel: on a host with nvidia-modprobe (or NVreg_CreateImexChannel0=1), in a container by asking "
@@ -29,6 +29,9 @@ def _wanted(machine: Machine, scope: Scope) -> bool:
 
 def _module(machine: Machine, scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
+    if not machine.gpus:
+        yield skipped("there is no NVIDIA GPU")
+        return
     if not _wanted(machine, scope):
         yield skipped(UNUSED)
         return
@@ -63,8 +66,11 @@ def _module(machine: Machine, scope: Scope) -> Iterator[Finding]:
 def _channel(machine: Machine, scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
     channels = driver.imex_channels
+    if not machine.gpus:
+        yield skipped("there is no NVIDIA GPU")
+        return
     if channels is None:
-        yield unknown(f"{CHANNELS} was not looked at")
+        yield unknown(f"{CHANNELS} was not read")
         return
     major = (driver.majors or {}).get(MAJOR)
     good = [node for node in channels if node.access == "ok" and not _stale(node, major)]
@@ -73,18 +79,18 @@ def _channel(machine: Machine, scope: Scope) -> Iterator[Finding]:
         Evidence(source=CHANNELS, value="empty or not there"),
     )
     if good:
-        others = f"{len(bad)} other channels cannot be used from here" if bad else ""
-        yield passed(f"an IMEX channel can be used ({_name(good[0])})", evidence=evidence, note=others)
+        others = f"{len(bad)} other channels are not accessible" if bad else ""
+        yield passed(f"an IMEX channel is accessible ({_name(good[0])})", evidence=evidence, note=others)
     elif bad:
         tell = failed if _wanted(machine, scope) else warned
         yield tell(_why_not(bad[0], major), _remedy(bad[0], major), evidence=evidence, cause=REFUSED)
     elif scope.asked_purpose(Guard.FABRIC):
-        yield failed("no IMEX channel: fabric handles are refused", CREATE, evidence=evidence, cause=REFUSED)
+        yield failed("no IMEX channel: fabric handles fail", CREATE, evidence=evidence, cause=REFUSED)
     elif in_domain(machine):
         yield warned("no IMEX channel on a node of an NVLink domain", CREATE, evidence=evidence, cause=REFUSED)
     else:
         yield skipped(
-            "no IMEX channel: fabric handles would be refused, which --for fabric makes a fault", evidence=evidence
+            "no IMEX channel, so fabric handles would fail; --for fabric makes that a fault", evidence=evidence
         )
 
 
@@ -102,19 +108,19 @@ def _name(node: DeviceNode) -> str:
 def _why_not(node: DeviceNode, major: int | None) -> str:
     if _stale(node, major):
         return f"the node of IMEX {_name(node)} is stale: its major is {node.major}, the driver's is {major}"
-    words = {"EPERM": "the device cgroup denies it", "EACCES": "its mode or a security module denies it"}
-    return f"IMEX {_name(node)} cannot be used: {words.get(node.access or '', node.access or 'not told why')}"
+    words = {"EPERM": "the device cgroup denies it", "EACCES": "mode bits or a security module deny it"}
+    return f"IMEX {_name(node)} cannot be used: {words.get(node.access or '', node.access or 'unknown reason')}"
 
 
 def _remedy(node: DeviceNode, major: int | None) -> Remedy:
     if _stale(node, major):
         return Remedy(
-            text="Remove the node and make it again: majors change when the driver is loaded anew.",
+            text="Remove the node and create it again: its major can change when the driver is reloaded.",
             command="rm -r /dev/nvidia-caps-imex-channels && nvidia-modprobe -c 0",
             needs_root=True,
         )
     if node.access == "EPERM":
-        return Remedy(text="Have the channel given to this job or container: see the IMEX guide and its manager.")
+        return Remedy(text="Assign the channel to this job or container: see the IMEX guide and the resource manager.")
     return Remedy(
         text="Make the channel readable and writable for its users.", command=f"chmod 0666 {node.path}", needs_root=True
     )
@@ -131,7 +137,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     system = machine.system or System()
     imex = system.imex or Imex()
     if not in_domain(machine):
-        yield skipped("the GPUs are in no multi-node NVLink domain: within a node the channel is enough")
+        yield skipped("the GPUs are in no multi-node NVLink domain: within a node a channel is enough")
         return
     runs = "nvidia-imex" in (system.daemons or ())
     state = imex.daemon_state
@@ -144,7 +150,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         Evidence(source="nvidia-imex-ctl -q", value=state or (why.detail or why.reason.value if why else "not asked")),
     )
     restart = Remedy(
-        text="Restart the service on every node of the domain, and look into /var/log/nvidia-imex.log.",
+        text="Restart the service on every node of the domain, and read /var/log/nvidia-imex.log.",
         command="systemctl restart nvidia-imex",
         needs_root=True,
     )
@@ -152,21 +158,21 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield passed("the IMEX service is ready", evidence=evidence)
     elif state is not None and state.startswith("WAITING"):
         yield warned(
-            f"the IMEX service waits ({state})",
+            f"the IMEX service is waiting ({state})",
             restart,
             evidence=evidence,
             cause="peers of nodes_config.cfg do not answer",
         )
     elif state == "UNAVAILABLE" and not runs and services_hidden(machine):
-        yield unknown("the IMEX service of the host cannot be seen from this container", evidence=evidence)
+        yield unknown("the host's IMEX service is not visible from this container", evidence=evidence)
     elif state is not None:
         yield failed(f"the IMEX service is not ready ({state})", restart, evidence=evidence)
     elif runs and why is not None and why.reason.value == "timed-out":
-        yield failed("the IMEX service runs and does not answer", restart, evidence=evidence)
+        yield failed("the IMEX service runs but does not answer", restart, evidence=evidence)
     elif runs:
-        yield passed("the IMEX service runs", evidence=evidence, note="its state could not be asked for")
+        yield passed("the IMEX service runs", evidence=evidence, note="its state could not be queried")
     elif system.daemons is None or services_hidden(machine):
-        yield unknown("the IMEX service of the host cannot be seen from here", evidence=evidence)
+        yield unknown("the host's IMEX service is not visible from here", evidence=evidence)
     else:
         yield failed(
             "the IMEX service does not run on a node of an NVLink domain",
@@ -209,7 +215,7 @@ def _domain(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield warned("the IMEX domain is degraded: some nodes are not in it", remedy, evidence=evidence)
     elif imex.duplicate_nodes:
         yield warned(
-            "IMEX' list of nodes names an address twice",
+            "nodes_config.cfg lists an address twice",
             Remedy(
                 text="Correct /etc/nvidia-imex/nodes_config.cfg, the same on all nodes, and restart the service.",
                 needs_root=True,
@@ -219,7 +225,7 @@ def _domain(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     elif imex.domain_status == "UP":
         yield passed("the IMEX domain is up", evidence=evidence)
     else:
-        yield unknown("the state of the IMEX domain could not be asked for", evidence=evidence)
+        yield unknown("the state of the IMEX domain could not be queried", evidence=evidence)
 
 
 def _recovery(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -229,7 +235,7 @@ def _recovery(machine: Machine, scope: Scope) -> Iterator[Finding]:
     source = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
     if waiting:
         yield failed(
-            "the driver has turned fabric allocations off until the IMEX domain is recovered",
+            "the driver has disabled fabric allocations until the IMEX domain is recovered",
             Remedy(
                 text="Restart nvidia-imex on the domain's nodes, after the jobs that share memory have ended.",
                 command="systemctl restart nvidia-imex",
@@ -237,22 +243,22 @@ def _recovery(machine: Machine, scope: Scope) -> Iterator[Finding]:
             ),
             place=on_gpus(waiting),
             evidence=(Evidence(source=source, value="recover-imex-domain"),),
-            cause="an IMEX daemon ended while memory of other nodes was in use",
+            cause="an IMEX daemon stopped while memory of other nodes was in use",
         )
     elif not in_domain(machine):
         yield skipped("the GPUs are in no multi-node NVLink domain")
     elif not gpus:
         yield skipped(NO_GPU)
     elif told:
-        yield passed("no recovery of the IMEX domain is asked for", place=on_gpus(told))
+        yield passed("no IMEX recovery is pending", place=on_gpus(told))
     else:
-        yield unknown("NVML does not tell whether a recovery is asked for")
+        yield unknown("NVML does not report whether a recovery is pending")
 
 
 CHECKS = (
     Check(
         id="imex.module",
-        title="the driver's IMEX channels",
+        title="the driver has IMEX channels",
         guards=(Guard.FABRIC,),
         sections=("gpus", "driver"),
         judge=_module,
@@ -263,50 +269,50 @@ CHECKS = (
     ),
     Check(
         id="imex.channel",
-        title="an IMEX channel that may be used",
+        title="an IMEX channel is accessible",
         guards=(Guard.FABRIC,),
         sections=("gpus", "driver"),
         judge=_channel,
         why="Without a channel that the user may read and write, every fabric handle ends with 800 NOT_PERMITTED, "
-        "within one node too. Channels are not made by default and do not outlive a reboot "
+        "within one node too. Channels are not created by default and do not survive a reboot "
         "(https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide).",
-        read=f"access(2) of the nodes in {CHANNELS}, and their major against /proc/devices. That there is none is a "
-        f"failure with --for fabric, a warning in an NVLink domain of several nodes, and else nothing.",
-        fix="nvidia-modprobe -c 0 on a host; containers and jobs ask their manager for a channel.",
+        read=f"access(2) of the nodes in {CHANNELS}, and their major against /proc/devices. Having none is a failure "
+        "with --for fabric, a warning in a multi-node NVLink domain, and otherwise no finding.",
+        fix="nvidia-modprobe -c 0 on a host; containers and jobs request a channel from their manager.",
     ),
     Check(
         id="imex.daemon",
-        title="the IMEX service",
+        title="the IMEX service is ready",
         guards=(Guard.FABRIC,),
         sections=("gpus", "system"),
         judge=_daemon,
         why="Memory of another node is imported with the help of nvidia-imex on both (IMEX guide).",
-        read="Names of running processes, and nvidia-imex-ctl -q, with a time limit because it may hang. A "
-        "container sees neither, where the service runs on the host.",
+        read="Names of running processes, and nvidia-imex-ctl -q, with a time limit because it may hang. Where the "
+        "service runs on the host, a container sees neither.",
         fix="systemctl enable --now nvidia-imex on every node; under Kubernetes' DRA driver the host's service must "
         "be off.",
     ),
     Check(
         id="imex.domain",
-        title="the IMEX domain",
+        title="the IMEX domain is up",
         guards=(Guard.FABRIC, Guard.EGM),
         sections=("gpus", "system"),
         judge=_domain,
         why="All nodes of nodes_config.cfg must be up and of one version for the domain to be up; a node that is "
         "missing cannot share memory.",
-        read="nvidia-imex-ctl -N -j with a time limit; in nodes_config.cfg only the number of addresses and of "
-        "doubles. Whether the addresses can be reached is not tried. Only a handshake with a peer proves membership.",
+        read="nvidia-imex-ctl -N -j with a time limit; in nodes_config.cfg only the number of addresses and "
+        "duplicates. The addresses are not contacted; only a handshake with a peer would prove membership.",
         fix="nvidia-imex-ctl -N shows which node is not connected, or of another version (V).",
     ),
     Check(
         id="imex.recovery",
-        title="no recovery of the IMEX domain is due",
+        title="no IMEX recovery is pending",
         guards=(Guard.FABRIC,),
         sections=("gpus",),
         judge=_recovery,
-        why="When an IMEX daemon ends abruptly the driver turns fabric allocations off (open-gpu-kernel-modules, "
+        why="When an IMEX daemon stops abruptly the driver disables fabric allocations (open-gpu-kernel-modules, "
         "imex_session_api.c).",
-        read="NVML's recovery action of each GPU. The kernel log, where the driver says it too, is not read.",
+        read="NVML's recovery action of each GPU. The driver also logs it (kernel.driver-messages).",
         fix="Restart nvidia-imex on the domain's nodes; else reboot.",
     ),
 )

@@ -33,7 +33,7 @@ def _pid_namespace(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 def _ipc_namespace(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     yield _namespace(
-        machine, "ipc", "its System V shared memory and usually its /dev/shm are not those of processes outside of it"
+        machine, "ipc", "System V shared memory and usually /dev/shm are not shared with processes outside it"
     )
 
 
@@ -44,7 +44,7 @@ def _namespace(machine: Machine, name: str, note: str) -> Finding:
         return unknown(f"/proc/self/ns/{name} was not read")
     evidence = (Evidence(source=f"/proc/self/ns/{name}", value=str(number)),)
     if number == INITIAL_NAMESPACES[name]:
-        return passed(f"in the {name.upper()} namespace that the kernel started with", evidence=evidence)
+        return passed(f"in the {name.upper()} namespace of the host", evidence=evidence)
     return passed(f"in a {name.upper()} namespace of its own", evidence=evidence, note=note)
 
 
@@ -68,24 +68,25 @@ def _ptrace(machine: Machine, scope: Scope) -> Iterator[Finding]:
     absent = value is None and why is not None and why.reason.value == "not-present"
     if call not in (None, "ok"):
         tell = warned if scope.asked_purpose(Guard.IPC) else None
-        words = "pidfd_open is refused: descriptors cannot be taken from another process"
+        words = "pidfd_open is refused, so pidfd_getfd cannot work"
         yield (
             tell(words, remedy, evidence=evidence)
             if tell
-            else passed("descriptors can be passed over sockets", evidence=evidence, note=words)
+            else passed("descriptors can still be passed over sockets", evidence=evidence, note=words)
         )
     elif value is None and not absent:
         yield unknown("Yama's ptrace_scope was not read", evidence=evidence)
     elif absent or value == 0 or confinement.capable("SYS_PTRACE"):
-        yield passed("descriptors can be taken from other processes of the same user", evidence=evidence)
+        yield passed("pidfd_getfd works between processes of the same user", evidence=evidence)
     elif value == 1 or not scope.asked_purpose(Guard.IPC):
         yield passed(
-            "descriptors can be passed over sockets",
+            "descriptors can still be passed over sockets",
             evidence=evidence,
-            note="pidfd_getfd(2) between siblings needs PR_SET_PTRACER or CAP_SYS_PTRACE under this ptrace_scope",
+            note="pidfd_getfd(2) between these processes needs PR_SET_PTRACER or CAP_SYS_PTRACE under this "
+            "ptrace_scope",
         )
     else:
-        yield warned("only root may take descriptors from another process", remedy, evidence=evidence)
+        yield warned("only root may use pidfd_getfd", remedy, evidence=evidence)
 
 
 def _shm(machine: Machine, _scope: Scope) -> Iterator[Finding]:
@@ -93,9 +94,7 @@ def _shm(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     total, free = confinement.shm_total_bytes, confinement.shm_free_bytes
     if total is None:
         why = confinement.unread.get("shm_total_bytes")
-        yield unknown(
-            f"the size of /dev/shm was not read ({why.reason.value})" if why else "/dev/shm was not looked at"
-        )
+        yield unknown(f"the size of /dev/shm was not read ({why.reason.value})" if why else "/dev/shm was not read")
         return
     words = f"{format_size(max(total, 0))}, {'?' if free is None else format_size(max(free, 0))} free"
     keeps = (machine.system or System()).remove_ipc
@@ -108,7 +107,7 @@ def _shm(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         "on a host mount -o remount,size=50% /dev/shm."
     )
     if total < SHM_FAIL:
-        yield failed("/dev/shm is too small for any library that shares memory", remedy, evidence=evidence)
+        yield failed("/dev/shm is too small for libraries that share memory", remedy, evidence=evidence)
     elif total < SHM_WARN or (free is not None and free < SHM_FAIL):
         yield warned(
             f"/dev/shm is small ({words})",
@@ -118,7 +117,7 @@ def _shm(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             "Docker gives 64 MiB by default",
         )
     else:
-        note = "RemoveIPC=yes: shared memory of a user goes when the last session ends, also of jobs that still run"
+        note = "RemoveIPC=yes: a user's shared memory is removed when the last session ends, even while jobs run"
         yield passed("/dev/shm is large enough", evidence=evidence, note=note if keeps else "")
 
 
@@ -140,14 +139,14 @@ def _limits(machine: Machine, scope: Scope) -> Iterator[Finding]:
     faulty = False
     privileged = confinement.capabilities is not None and bool(confinement.capabilities >> IPC_LOCK & 1)
     if memlock not in (None, UNLIMITED) and not privileged:
-        words = f"no more than {_bytes(memlock)} may be locked, and RDMA locks all that it registers"
+        words = f"locked memory is limited to {_bytes(memlock)}, and RDMA locks all memory that it registers"
         if scope.asked_purpose(Guard.RDMA):
             faulty = True
             yield failed(words, _raise("memlock"), evidence=evidence)
         else:
             notes.append(words)
     if nofile is not None and nofile != UNLIMITED and nofile < NOFILE:
-        words = f"no more than {nofile} descriptors may be open, which large jobs use up"
+        words = f"open files are limited to {nofile}, too few for large jobs"
         if scope.asked_purpose(Guard.IPC) or scope.asked_purpose(Guard.RDMA):
             faulty = True
             yield warned(words, _raise("nofile"), evidence=evidence)
@@ -156,14 +155,14 @@ def _limits(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if stack == UNLIMITED:
         faulty = True
         yield warned(
-            "the stack is unlimited, which makes the stacks of threads small",
+            "the stack is unlimited, which makes thread stacks small",
             Remedy(text="Set a limit of 8 MiB.", command="ulimit -s 8192"),
             evidence=evidence,
             cause="glibc then gives each thread 2 MiB, and NCCL's threads overflow it (NCCL user guide, "
             "troubleshooting)",
         )
     if not faulty:
-        summary = "the limits are those of a plain shell" if notes else "the limits are no obstacle"
+        summary = "the limits of this shell are not judged" if notes else "the limits are high enough"
         yield passed(summary, evidence=evidence, note="; ".join(notes))
 
 
@@ -185,60 +184,60 @@ def _raise(name: str) -> Remedy:
 CHECKS = (
     Check(
         id="ipc.pid-namespace",
-        title="PID namespace",
+        title="the PID namespace is shared",
         guards=(Guard.IPC,),
         sections=("confinement",),
         judge=_pid_namespace,
         why="Legacy CUDA IPC (cuIpcOpenMemHandle) names the exporter by its process id and works within one PID "
         "namespace only. Ranks in different containers need file descriptors or fabric handles.",
-        read="/proc/self/ns/pid against the number of the first namespace. Whether a certain peer shares it is not "
-        "looked at.",
+        read="/proc/self/ns/pid against the host's namespace number. Whether a particular peer shares it is not "
+        "checked.",
         fix="Run the ranks in one container, or with a shared PID namespace (docker run --pid, shareProcessNamespace).",
     ),
     Check(
         id="ipc.ipc-namespace",
-        title="IPC namespace",
+        title="the IPC namespace is shared",
         guards=(Guard.IPC,),
         sections=("confinement",),
         judge=_ipc_namespace,
-        why="NCCL and MPI share host buffers through /dev/shm, which containers have one each of. CUDA's own "
+        why="NCCL and MPI share host buffers through /dev/shm, which each container has its own of. CUDA's own "
         "handles do not need the namespace (measured on H200).",
-        read="/proc/self/ns/ipc against the number of the first namespace.",
+        read="/proc/self/ns/ipc against the host's namespace number.",
         fix="docker run --ipc=host, or one container for all ranks of the node.",
     ),
     Check(
         id="ipc.ptrace",
-        title="descriptors of other processes",
+        title="pidfd_getfd may take descriptors of other processes",
         guards=(Guard.IPC,),
         sections=("confinement",),
         judge=_ptrace,
         why="UCX, PyTorch and others take POSIX descriptors from a peer with pidfd_getfd(2), which asks for the "
-        "right to trace it (ptrace(2)). Sockets need no such right.",
+        "right to trace it (ptrace(2)). Passing over sockets needs no such right.",
         read="Yama's ptrace_scope, CAP_SYS_PTRACE, and an answer of pidfd_open(2). A functional test is in doctor "
         "--active.",
         fix="prctl(PR_SET_PTRACER, ...) in the exporter, CAP_SYS_PTRACE, or sockets.",
     ),
     Check(
         id="ipc.shm",
-        title="/dev/shm",
+        title="/dev/shm is large enough",
         guards=(Guard.IPC, Guard.PERF),
         sections=("confinement", "system"),
         judge=_shm,
-        why="Ranks of one node share host buffers in /dev/shm. Docker's 64 MiB are soon used up, and then a rank "
-        "dies of a bus error (NCCL user guide, troubleshooting).",
+        why="Ranks of one node share host buffers in /dev/shm. Docker's 64 MiB run out quickly, and then a rank dies "
+        "with a bus error (NCCL user guide, troubleshooting).",
         read="statvfs(2) of /dev/shm, and RemoveIPC in logind's configuration.",
         fix="docker run --shm-size=1g or more.",
     ),
     Check(
         id="ipc.limits",
-        title="limits of the process",
+        title="resource limits are high enough",
         guards=(Guard.IPC, Guard.RDMA),
         sections=("confinement", "system"),
         judge=_limits,
         why="RDMA locks the memory that it registers, each peer costs descriptors, and an unlimited stack makes "
         "glibc give threads small ones (NCCL user guide, troubleshooting).",
-        read="/proc/self/limits, vm.max_map_count. CAP_IPC_LOCK lifts the limit of locked memory. A plain shell's "
-        "limits are a note; with --for rdma or ipc they are judged.",
+        read="/proc/self/limits, vm.max_map_count. CAP_IPC_LOCK lifts the limit of locked memory. A shell's limits "
+        "are a note; --for rdma or ipc judges them.",
         fix="ulimit, docker --ulimit, or the limits of the unit that starts the jobs.",
     ),
 )

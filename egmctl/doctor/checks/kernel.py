@@ -14,7 +14,7 @@ from egmctl.topology.memory_mode import MemoryMode, memory_mode, own_node
 
 def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not coherent(machine):
-        yield skipped("only GPUs with NVLink-C2C bring memory online")
+        yield skipped("only GPUs with NVLink-C2C add memory to the kernel")
         return
     host = machine.host or Host()
     mode = memory_mode(machine)
@@ -35,16 +35,16 @@ def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
         needs_reboot=True,
     )
     if policy == "online_movable":
-        yield passed("new memory goes online as movable, as the driver demands", evidence=evidence)
+        yield passed("new memory goes online as movable", evidence=evidence)
     elif offline and mode is MemoryMode.UNKNOWN:
         yield unknown(
-            "whether the driver brings the GPUs' memory online: its module parameters were not read",
+            "whether the driver brings GPU memory online is unknown: its module parameters were not read",
             place=on_gpus(offline),
             evidence=evidence,
         )
     elif offline:
         yield failed(
-            f"new memory is {policy}, and the driver brings a GPU's memory online as movable only",
+            f"the policy for new memory is {policy}, but the driver brings GPU memory online as movable only",
             remedy,
             place=on_gpus(offline),
             evidence=evidence,
@@ -54,19 +54,19 @@ def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield passed(
             "the GPUs' memory is online",
             evidence=evidence,
-            note=f"the policy for new memory is {policy}: after the driver is loaded anew it may stay offline",
+            note=f"the policy for new memory is {policy}: after a driver reload it may stay offline",
         )
 
 
 def _balancing(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     host = machine.host or Host()
     if not coherent(machine):
-        yield skipped("its harm is known of Grace only")
+        yield skipped("matters on Grace only")
     elif host.numa_balancing is None:
         yield _unread("numa_balancing", host.unread)
     elif host.numa_balancing:
         yield warned(
-            "automatic NUMA balancing is on: it unmaps pages that GPUs use, to see who touches them",
+            "automatic NUMA balancing is on: it unmaps pages that GPUs use",
             Remedy(
                 text="Turn it off; numa_balancing=disable on the kernel's command line keeps it off.",
                 command="sysctl -w kernel.numa_balancing=0",
@@ -85,14 +85,14 @@ def _balancing(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 def _page_size(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     host = machine.host or Host()
     if not coherent(machine):
-        yield skipped("a matter of Arm kernels on Grace")
+        yield skipped("matters on Grace only")
     elif host.page_size_bytes is None:
         yield _unread("page_size_bytes", host.unread)
     else:
         kib = host.page_size_bytes // 1024
         small = "Grace's tuning guide recommends 64 KiB pages for fewer TLB misses" if kib == 4 else ""
         yield passed(
-            f"the kernel's pages have {kib} KiB",
+            f"kernel pages are {kib} KiB",
             evidence=(Evidence(source="AT_PAGESZ", value=str(host.page_size_bytes)),),
             note=small,
         )
@@ -112,7 +112,7 @@ def _command_line(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         found = True
         tell = failed if grace else warned
         yield tell(
-            "the kernel was started with numa=off: there is one node, and memory cannot be placed",
+            "the kernel was started with numa=off: there is one node, so memory cannot be placed",
             _boot_without("numa=off"),
             evidence=(_word(words, "numa"),),
         )
@@ -128,7 +128,7 @@ def _command_line(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if grace and words.get("init_on_alloc", "").lower() in ("1", "y", "on"):
         found = True
         yield warned(
-            "the kernel clears every page that it hands out (init_on_alloc), a GPU's memory too",
+            "the kernel clears every page that it allocates (init_on_alloc), GPU memory too",
             Remedy(
                 text="Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.",
                 needs_root=True,
@@ -139,7 +139,7 @@ def _command_line(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if not found:
         shown = " ".join(f"{key}={value}" if value else key for key, value in words.items())
         yield passed(
-            "the kernel's command line has nothing that harms",
+            "no known-harmful kernel parameters",
             evidence=(Evidence(source="/proc/cmdline (what matters here)", value=shown or "nothing"),),
         )
 
@@ -160,7 +160,7 @@ def _unread(name: str, reasons: Mapping[str, Unread]) -> Finding:
 CHECKS = (
     Check(
         id="numa.auto-online",
-        title="the kernel's policy for new memory",
+        title="new memory goes online as movable",
         guards=(Guard.EGM,),
         sections=("host", "gpus", "driver"),
         judge=_auto_online,
@@ -171,7 +171,7 @@ CHECKS = (
     ),
     Check(
         id="numa.balancing",
-        title="automatic NUMA balancing",
+        title="automatic NUMA balancing is off",
         guards=(Guard.PERF,),
         sections=("host", "gpus"),
         judge=_balancing,
@@ -182,7 +182,7 @@ CHECKS = (
     ),
     Check(
         id="numa.page-size",
-        title="the kernel's page size on Grace",
+        title="the kernel uses 64 KiB pages on Grace",
         guards=(Guard.PERF,),
         sections=("host", "gpus"),
         judge=_page_size,
@@ -192,14 +192,14 @@ CHECKS = (
     ),
     Check(
         id="numa.cmdline",
-        title="kernel parameters that harm",
+        title="no known-harmful kernel parameters",
         guards=(Guard.EGM, Guard.PERF),
         sections=("host", "gpus"),
         judge=_command_line,
         why="numa=off leaves one node, so that memory cannot be placed. On Grace, iommu.passthrough kept GPUs from "
         "sharing page tables (https://github.com/NVIDIA/NV-Kernels/issues/22), and init_on_alloc clears every page "
         "twice.",
-        read="/proc/cmdline, those parameters that are on a fixed list.",
+        read="/proc/cmdline, against a fixed list of parameters.",
         fix="Take the parameter off the kernel's command line and reboot.",
     ),
 )

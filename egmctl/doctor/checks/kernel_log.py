@@ -17,8 +17,7 @@ ALL = tuple(Guard)
 _SHOWN = 3
 """Events that a finding quotes: the first, and the newest."""
 _MAY_READ = Remedy(
-    text="Run as root, or with CAP_SYSLOG, or as a member of the group adm or systemd-journal; in a container, look on "
-    "the host.",
+    text="Run as root, with CAP_SYSLOG, or in the group adm or systemd-journal; in a container, run it on the host.",
     command="sudo egmctl doctor --check 'kernel.*'",
     needs_root=True,
 )
@@ -38,7 +37,7 @@ def _xid(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not found:
         quoted = [event for event in events if meaning(event).status is Status.PASS]
         yield passed(
-            "no Xid that calls for an operator" if harmless else "no Xid",
+            "no Xid that needs an operator" if harmless else "no Xid",
             evidence=(_covered(log, scope), *_evidence(log, quoted)),
             note="; ".join(
                 f"{len(fault.events)} x Xid {fault.events[0].number} on {fault.where} "
@@ -73,7 +72,7 @@ def _aer(machine: Machine, scope: Scope) -> Iterator[Finding]:
         count = sum(len(fault.events) for fault in faults)
         few = f"{count} corrected PCIe errors, which the links repaired" if count else ""
         yield passed(
-            "no PCIe error of a GPU, its bridges or a NIC" + (" but corrected ones" if count else ""),
+            "no PCIe errors on GPUs, their bridges and NICs" + (" but corrected ones" if count else ""),
             evidence=(_covered(log, scope),),
             note=few,
         )
@@ -90,7 +89,7 @@ def _driver(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield replace(_finding(log, fault), evidence=(Evidence(source=log.source, value=quoted),))
     if not faults:
         yield passed(
-            "no message of the driver that names a fault of EGM, NVLink, C2C, fabric or IMEX",
+            "no driver message about EGM, NVLink, C2C, fabric or IMEX faults",
             evidence=(_covered(log, scope),),
         )
 
@@ -116,11 +115,11 @@ def _log(machine: Machine) -> Generator[Finding, None, KernelLog | None]:
     if machine.origin.kind is OriginKind.MODELLED:
         yield skipped("a model has no kernel log")
     elif status is None or (status.unread and status.unread.reason in (Reason.NOT_ASKED, Reason.NOT_STATED)):
-        yield skipped("recorded without the kernel's log")
+        yield skipped("recorded without the kernel log")
     else:
         why = status.unread
         yield unknown(
-            "the kernel's log was not read" + (f" ({why.detail or why.reason.value})" if why else ""), remedy=_MAY_READ
+            "the kernel log was not read" + (f" ({why.detail or why.reason.value})" if why else ""), remedy=_MAY_READ
         )
     return None
 
@@ -162,51 +161,52 @@ def _line(event: KernelEvent) -> str:
 def _covered(log: KernelLog, scope: Scope) -> Evidence:
     """Return what part of the log was looked at: a ring buffer forgets."""
     first = "empty" if log.first_s is None else f"from {log.first_s:.0f} s to {log.now_s:.0f} s after boot"
-    since = "" if scope.since_s is None else f", only the last {scope.since_s:.0f} s were asked for"
-    lost = ", with lines overwritten meanwhile" if log.overwritten else ""
+    since = "" if scope.since_s is None else f", limited to the last {scope.since_s:.0f} s by --since"
+    lost = ", with lines overwritten in between" if log.overwritten else ""
     return Evidence(source=log.source, value=f"{first}{since}{lost}")
 
 
 CHECKS = (
     Check(
         id="kernel.xid",
-        title="no Xid that calls for an operator",
+        title="no Xid that needs an operator",
         guards=ALL,
         sections=("gpus",),
         wants=("kernel_log",),
         judge=_xid,
-        why="The GPU driver reports errors as numbered Xids in the kernel's log and nowhere else for long. Many are an "
-        "application's fault (13, 31, 43, 45) and no reason to drain a node; some mean a reset, a reboot or a repair. "
+        why="The driver reports GPU errors as numbered Xids in the kernel log. Many are an application's fault (13, "
+        "31, 43, 45) and no reason to drain a node; some need a reset, a reboot or a repair. "
         "Meanings: NVIDIA's Xid catalogue and nverror.h.",
-        read="/dev/kmsg, else journalctl --dmesg --boot; both may need rights. Lines are known by their text, never by "
-        "priority. The ring buffer forgets old lines: the evidence says from when on it was read. --since looks at "
-        "newer ones only.",
-        fix="Do what the Xid asks for: restart the application, reset the GPU, reboot, or inspect the hardware.",
+        read="/dev/kmsg, else journalctl --dmesg --boot; both may need privileges. Lines are known by their text, "
+        "never by "
+        "priority. The ring buffer drops old lines: the evidence says since when it was read. --since limits it to "
+        "newer lines.",
+        fix="Do what the Xid requires: restart the application, reset the GPU, reboot, or inspect the hardware.",
     ),
     Check(
         id="kernel.sxid",
-        title="no SXid of an NVSwitch",
+        title="no SXid from an NVSwitch",
         guards=(Guard.P2P, Guard.IPC, Guard.PERF),
         sections=("gpus",),
         wants=("kernel_log", "switches"),
         judge=_sxid,
         why="NVSwitches report errors as SXids. A fatal one stops NVLink between all GPUs of the node until they "
         "are reset together (NVIDIA Fabric Manager User Guide).",
-        read="The kernel's log, as for kernel.xid. Only HGX-style nodes have their switches' driver; the switches of "
+        read="The kernel log, as for kernel.xid. Only HGX-style nodes have their switches' driver; the switches of "
         "an NVL72 rack log on their own trays.",
         fix="Reset all GPUs and NVSwitches together; inspect or replace what the SXid's link names.",
     ),
     Check(
         id="kernel.aer",
-        title="no PCIe errors of GPUs, bridges and NICs",
+        title="no PCIe errors on GPUs, bridges and NICs",
         guards=(Guard.PERF, Guard.RDMA),
         sections=("gpus",),
         wants=("kernel_log", "system", "nics", "switches"),
         judge=_aer,
-        why="PCIe Advanced Error Reporting logs what links could not or only just deliver. Uncorrected errors end "
-        "jobs; a stream of corrected ones costs bandwidth and announces them.",
-        read="The kernel's log, as for kernel.xid, for the GPUs, the bridges above them, NVSwitches and NICs. Where "
-        "the firmware keeps AER to itself nothing is logged.",
+        why="PCIe Advanced Error Reporting (AER) logs link errors. Uncorrected errors end jobs; many corrected ones "
+        "cost bandwidth and often precede them.",
+        read="The kernel log, as for kernel.xid, for the GPUs, the bridges above them, NVSwitches and NICs. Where the "
+        "firmware handles AER itself nothing is logged.",
         fix="Reseat or replace the card, its riser or its cable.",
     ),
     Check(
@@ -216,10 +216,9 @@ CHECKS = (
         sections=("gpus",),
         wants=("kernel_log",),
         judge=_driver,
-        why="Why EGM is off, a link did not train or an import failed is often said by the driver only, in words and "
-        "without a number.",
-        read="The kernel's log, as for kernel.xid; messages as open-gpu-kernel-modules 595.45.04 spells them. A driver "
-        "that words them otherwise is not understood, so a pass is no proof.",
-        fix="Depends on the message; the finding says it.",
+        why="Often only a driver message says why EGM is off, a link did not train or an import failed.",
+        read="The kernel log, as for kernel.xid; messages as open-gpu-kernel-modules 595.45.04 spells them. Messages "
+        "that a driver words differently are missed, so a pass is no proof.",
+        fix="The finding says it for each message.",
     ),
 )

@@ -14,7 +14,7 @@ from egmctl.topology.access import cuda_failure, nvml_failure
 
 _LOG = "dmesg | grep -iE 'NVRM|Xid'"
 _SICK = Remedy(
-    text="Look for Xids and the driver's own words in the kernel log; end what uses the GPUs, reset them or reboot.",
+    text="Look for Xids and driver messages in the kernel log; stop what uses the GPUs, then reset them or reboot.",
     command=_LOG,
     needs_root=True,
 )
@@ -45,7 +45,7 @@ _BY_NAME: Mapping[str, Remedy] = {
 def _answer(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     ours = [gpu for gpu in machine.gpus or () if gpu.pci is None or gpu.pci.driver in (None, "", "nvidia")]
     if not ours:
-        yield skipped("no GPU here is the NVIDIA driver's" if machine.gpus else "there is no NVIDIA GPU")
+        yield skipped("the NVIDIA driver has no GPU here" if machine.gpus else "there is no NVIDIA GPU")
         return
     driver = machine.driver or Driver()
     answering = []
@@ -58,13 +58,13 @@ def _answer(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         elif any(getattr(gpu, field) is not None for gpu in ours):
             answering.append(library)
         elif library == "NVML" and not _lists_none(ours, field):
-            yield unknown("whether NVML answers: it was not asked")
+            yield unknown("whether NVML works is unknown: it was not queried")
     if answering:
         version = driver.driver_version
         seen = (Evidence(source="nvmlSystemGetDriverVersion", value=version),) if version else ()
-        yield passed(f"{' and '.join(answering)} answer{'s' * (len(answering) == 1)}", evidence=seen)
+        yield passed(f"{' and '.join(answering)} work{'s' * (len(answering) == 1)}", evidence=seen)
     elif nvml_failure(machine) is None and cuda_failure(machine) is None and _lists_none(ours, "nvml"):
-        yield passed("NVML answers, and lists no GPU", note="dev.count-consistency judges that")
+        yield passed("NVML works but lists no GPU", note="dev.count-consistency judges that")
 
 
 def _lists_none(gpus: list[Gpu], field: str) -> bool:
@@ -75,10 +75,10 @@ def _lists_none(gpus: list[Gpu], field: str) -> bool:
 
 def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[Gpu]) -> Finding:
     about = [gpu for gpu in machine.gpus or () if gpu.bus_id == failure.gpu]
-    call = failure.call or f"the child that asks {library}"
+    call = failure.call or f"the child process that queries {library}"
     answer = failure.detail or failure.name or failure.how
     return failed(
-        f"{library} {failure.words}: nothing is known of what only it can tell",
+        f"{library} {failure.words}: what only it reports is unknown",
         _remedy(machine, library, failure),
         place=on_gpus(about or gpus),
         evidence=(Evidence(source=call, value=answer),),
@@ -93,7 +93,7 @@ def _cause(library: str, failure: LibraryFailure) -> str:
         case "crashed":
             return f"a GPU or the driver is in a state that crashes {library}; nvidia-smi will crash as well"
         case "timed-out":
-            return "the driver does not come back from that call: a GPU hangs, or is being reset"
+            return "the driver does not return from that call: a GPU hangs or is being reset"
         case _:
             return ""
 
@@ -120,17 +120,16 @@ def _remedy(machine: Machine, library: str, failure: LibraryFailure) -> Remedy:
 CHECKS = (
     Check(
         id="drv.libraries",
-        title="NVML and CUDA answer",
+        title="NVML and CUDA work",
         guards=tuple(Guard),
         sections=("gpus", "driver"),
         judge=_answer,
-        why="All that is known of a GPU beyond its files comes from NVML, and every CUDA program starts with cuInit. "
-        "Where one of them returns an error, crashes, hangs or is missing, the other checks have nothing to judge, and "
-        "that is no sign of health.",
-        read="nvmlInit and all calls after it, in a child process that may crash or hang; the call under way, and the "
-        "GPU that it was about, are known even then. CUDA is asked with --active only.",
+        why="Most facts about a GPU come from NVML, and every CUDA program starts with cuInit. If one of them fails, "
+        "crashes, hangs or is missing, other checks have nothing to judge, which is no sign of health.",
+        read="nvmlInit and all later NVML calls, in a child process that may crash or hang; even then the failing "
+        "call and its GPU are known. CUDA is queried with --active only.",
         fix="The finding names the call. A denied device node (dev.control-nodes), libraries of another version "
-        "(drv.versions) and a driver that is not loaded (dev.driver-binding) are told there; else look at the kernel "
-        "log.",
+        "(drv.versions) and a driver that is not loaded (dev.driver-binding) are reported there; otherwise read the "
+        "kernel log.",
     ),
 )

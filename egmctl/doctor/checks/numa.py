@@ -36,12 +36,12 @@ def _mempolicy(machine: Machine, scope: Scope) -> Iterator[Finding]:
         tell = warned if scope.purposes is not None and not scope.asked_purpose(Guard.EGM) else failed
         container = in_container(machine)
         yield tell(
-            f"{_words(blocked)} refused, without which HOST_NUMA memory cannot be allocated",
+            f"{_words(blocked)} refused, so HOST_NUMA memory cannot be allocated",
             Remedy(
                 text="Give the container CAP_SYS_NICE (docker run --cap-add SYS_NICE; in Kubernetes "
                 "securityContext.capabilities.add), or a seccomp profile that allows these calls."
                 if container
-                else "Take the filter of system calls off this process (systemd: SystemCallFilter=).",
+                else "Remove the system call filter of this process (systemd: SystemCallFilter=).",
             ),
             evidence=(
                 *evidence,
@@ -49,12 +49,12 @@ def _mempolicy(machine: Machine, scope: Scope) -> Iterator[Finding]:
             ),
             cause="the default seccomp profiles of Docker and Kubernetes allow them with CAP_SYS_NICE only"
             if container
-            else "a filter of system calls",
+            else "a system call filter",
         )
     elif len(told) == len(CALLS):
-        yield passed("memory policies can be set and read", evidence=evidence)
+        yield passed("memory policy system calls are allowed", evidence=evidence)
     else:
-        yield unknown(f"not asked: {', '.join(name for name in CALLS if name not in told)}", evidence=evidence)
+        yield unknown(f"not tried: {', '.join(name for name in CALLS if name not in told)}", evidence=evidence)
 
 
 def _words(names: list[str]) -> str:
@@ -76,10 +76,10 @@ def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
     denied = [node for node in nodes if node not in allowed]
     if denied and scope.numa is not None:
         yield failed(
-            "memory of this NUMA node was asked for, and the cpuset does not allow it",
+            "memory of this NUMA node is required (--numa), but the cpuset does not allow it",
             Remedy(
-                text="Ask the job's manager for memory of that node (Slurm: --mem-bind=none and whole nodes; "
-                "Kubernetes: memory manager policy; systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or take it "
+                text="Request memory of that node from the resource manager (Slurm: --mem-bind=none and whole nodes; "
+                "Kubernetes: memory manager policy; systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or leave it "
                 "out of --numa."
             ),
             place=on_numa(denied),
@@ -88,13 +88,13 @@ def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
     elif denied:
         yield passed(
-            "the cpuset allows a part of the NUMA nodes",
+            "the cpuset allows only some NUMA nodes",
             evidence=evidence,
             note=f"HOST_NUMA memory on NUMA {', '.join(map(str, denied))} cannot be allocated here; --numa makes that "
             f"a fault",
         )
     elif nodes:
-        yield passed("memory of every CPU NUMA node is allowed", place=on_numa(nodes), evidence=evidence)
+        yield passed("the cpuset allows the memory of every CPU NUMA node", place=on_numa(nodes), evidence=evidence)
     else:
         yield unknown("no NUMA node with CPUs was read", evidence=evidence)
 
@@ -111,19 +111,17 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
     evidence = tuple(
         Evidence(source=f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", value=str(node)) for gpu, node in told
     )
-    remedy = Remedy(
-        text="Update the system firmware, which has to say so in ACPI (_PXM).", needs_root=True, needs_reboot=True
-    )
+    remedy = Remedy(text="Update the system firmware: ACPI (_PXM) must report it.", needs_root=True, needs_reboot=True)
     if not without:
         yield passed(
-            "the firmware says on which NUMA node each GPU sits",
+            "the NUMA node of each GPU is known",
             place=on_gpus(gpu for gpu, _ in told),
             evidence=evidence,
         )
         return
     if cut_off:
         yield failed(
-            "the firmware does not say on which NUMA node these GPUs sit, and EGM is not used without",
+            "the firmware does not report the NUMA node of these GPUs, and EGM needs it",
             remedy,
             place=on_gpus(cut_off),
             evidence=evidence,
@@ -131,15 +129,15 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
     if others and len(Scope().numa_of(machine)) > 1:
         yield warned(
-            "the firmware does not say on which of the NUMA nodes these GPUs sit",
+            "the firmware does not report the NUMA node of these GPUs",
             remedy,
             place=on_gpus(others),
             evidence=evidence,
-            cause="NCCL, MPI and job managers place processes by it, and then place them anywhere",
+            cause="NCCL, MPI and job managers place processes by it",
         )
     elif others:
         yield passed(
-            "the firmware does not say on which NUMA node the GPUs sit, and there is only one",
+            "the firmware does not report the NUMA node of the GPUs; there is only one node",
             place=on_gpus(others),
             evidence=evidence,
             note="usual in virtual machines",
@@ -148,7 +146,7 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not coherent(machine):
-        yield skipped("only GPUs with NVLink-C2C have memory that can be a NUMA node")
+        yield skipped("only memory of GPUs with NVLink-C2C can be a NUMA node")
         return
     usable_gpus = usable(machine, scope.gpus_of(machine))
     gpus = coherent_gpus(machine, usable_gpus)
@@ -171,7 +169,7 @@ def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield failed(
             "the kernel failed to bring the GPU's memory online as a NUMA node",
             Remedy(
-                text="See numa.auto-online, then look for what the driver said.",
+                text="See numa.auto-online, then look for driver messages.",
                 command="dmesg | grep -i NVRM",
                 needs_root=True,
             ),
@@ -191,7 +189,7 @@ def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield warned(
             f"their memory is no NUMA node, while that of {on_gpus(with_node).label} is",
             Remedy(
-                text="Reload the driver, and look for what it said of onlining memory.",
+                text="Reload the driver, and look for driver messages about onlining memory.",
                 command="dmesg | grep -i NVRM",
                 needs_root=True,
             ),
@@ -201,7 +199,7 @@ def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
     elif with_node:
         yield passed("each GPU's memory is a NUMA node", place=on_gpus(with_node), evidence=evidence)
     else:
-        yield unknown("whether the GPUs' memory is a NUMA node", evidence=evidence)
+        yield unknown("whether GPU memory is a NUMA node is unknown", evidence=evidence)
 
 
 def mode_evidence(machine: Machine) -> tuple[Evidence, ...]:
@@ -236,7 +234,7 @@ def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
         if mode is None:
             yield unknown(
-                "NVML does not tell how the GPUs address host memory", place=on_gpus(group), evidence=evidence
+                "NVML does not report how the GPUs address host memory", place=on_gpus(group), evidence=evidence
             )
         elif mode == "ats":
             yield passed("the GPUs use the CPU's page tables (ATS)", place=on_gpus(group), evidence=evidence)
@@ -251,7 +249,7 @@ def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 ),
                 place=on_gpus(group),
                 evidence=evidence,
-                cause="a GPU with NVLink-C2C is made for ATS; without it malloc'ed memory is out of its reach",
+                cause="GPUs with NVLink-C2C need ATS to reach malloc'ed memory",
             )
         else:
             words = {
@@ -264,27 +262,28 @@ def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
 CHECKS = (
     Check(
         id="numa.mempolicy-syscalls",
-        title="memory policies can be set and read",
+        title="memory policy system calls are allowed",
         guards=(Guard.EGM, Guard.PERF),
         sections=("confinement",),
         judge=_mempolicy,
         why="CUDA places HOST_NUMA memory, which is what EGM is allocated with, by get_mempolicy(2) and mbind(2). The "
         "default seccomp profiles of Docker and Kubernetes refuse both without CAP_SYS_NICE: cuMemCreate then fails, "
-        "and NCCL falls back without a word (NCCL user guide, troubleshooting of runtime issues).",
-        read="A child makes each call without effect. The error number, or that the call killed it, is what it got.",
+        "and NCCL falls back silently (NCCL user guide, troubleshooting of runtime issues).",
+        read="A child process makes each call in a form that changes nothing, and reports the error number, or that "
+        "the call killed it.",
         fix="docker run --cap-add SYS_NICE; in Kubernetes, securityContext.capabilities.add: [SYS_NICE].",
     ),
     Check(
         id="numa.cpuset-mems",
-        title="the cpuset allows the NUMA nodes' memory",
+        title="the cpuset allows the memory of every NUMA node",
         guards=(Guard.EGM, Guard.PERF),
         sections=("host",),
         judge=_cpuset,
         why="Memory can come only from the NUMA nodes in the process' cpuset. HOST_NUMA memory on another fails, "
         "however much of it is free.",
-        read="Mems_allowed_list in /proc/self/status against the NUMA nodes with CPUs. Only nodes named with --numa "
-        "are a fault: a part of a node is an ordinary allocation.",
-        fix="Ask the job's manager for the node's memory, or use another node.",
+        read="Mems_allowed_list in /proc/self/status against the NUMA nodes with CPUs. Only nodes required by --numa "
+        "are a fault: a partial allocation is normal.",
+        fix="Request the node's memory from the resource manager, or use another node.",
     ),
     Check(
         id="numa.gpu-affinity",
@@ -293,34 +292,34 @@ CHECKS = (
         sections=("host", "gpus"),
         judge=_gpu_affinity,
         why="EGM is used only for a GPU whose closest CPU node is known (open-gpu-kernel-modules, uvm_gpu.c). "
-        "Elsewhere processes and host buffers are placed by it.",
+        "Other platforms place processes and host buffers by it.",
         read="numa_node of each GPU in sysfs; -1 where the firmware does not say. Virtual machines with one NUMA node "
-        "have nothing to say.",
+        "pass.",
         fix="Update the firmware; in a virtual machine, let the hypervisor pass the topology on.",
     ),
     Check(
         id="numa.mode",
-        title="how a coherent GPU's memory is managed",
+        title="coherent GPU memory is managed the same way on all GPUs",
         guards=(Guard.EGM, Guard.PERF),
         sections=("gpus", "driver"),
         judge=_mode,
         why="On coherent platforms a GPU's memory is either a NUMA node of the kernel, or managed by the driver "
-        "(CDMM, from driver 580 on meant for Kubernetes). Both are right; a GPU that differs from its siblings, or "
-        "whose memory failed to go online, is not. GPUs on PCIe beside them have no such memory.",
+        "(CDMM, from driver 580 on meant for Kubernetes). Both are valid; a GPU that differs from the others, or "
+        "whose memory failed to go online, is a fault. GPUs on PCIe beside them have no such memory.",
         read="CoherentGPUMemoryMode and EnableUserNUMAManagement in /proc/driver/nvidia/params, either of which turns "
         "CDMM on (open-gpu-kernel-modules, os-registry.c), numa_status of each GPU, NVML's GPU NUMA id.",
-        fix="See numa.auto-online; the kernel log says why memory was refused.",
+        fix="See numa.auto-online; the kernel log says why.",
     ),
     Check(
         id="uvm.addressing-mode",
-        title="how the GPUs address host memory",
+        title="coherent GPUs use the CPU's page tables (ATS)",
         guards=(Guard.EGM, Guard.PERF),
         sections=("gpus", "driver", "system"),
         judge=_addressing,
         why="Coherent GPUs share the CPU's page tables (ATS). Where the kernel lacks the SMMU's shared virtual "
         "addressing, CUDA does not even start (https://github.com/siderolabs/talos/issues/14087).",
-        read="nvmlDeviceGetAddressingMode; for the reason uvm_ats_mode and the kernel's configuration. Elsewhere "
-        "than on Grace it is only told.",
+        read="nvmlDeviceGetAddressingMode; for the reason uvm_ats_mode and the kernel's configuration. Outside Grace "
+        "it is information only.",
         fix="Boot a kernel with CONFIG_ARM_SMMU_V3_SVA and without iommu.passthrough.",
     ),
 )

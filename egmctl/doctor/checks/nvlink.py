@@ -64,7 +64,7 @@ def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 RESET,
                 place=on_gpus(group),
                 evidence=tuple(_inactive(gpu) for gpu in group),
-                cause="other GPUs of this node have more",
+                cause="other GPUs of this node have more active links",
             )
         else:
             yield from _as_usual(count, group)
@@ -90,20 +90,20 @@ def _as_usual(count: int, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     silent = tuple(gpu for gpu in gpus if gpu not in stopped and _in_state(gpu, "active-traffic-disabled"))
     if silent:
         yield warned(
-            "NVLinks are up and carry no traffic: it is disabled",
+            "NVLinks are up, but their traffic is disabled",
             Remedy(
-                text="Look at what the fabric manager did with these links, then reset the GPU.",
+                text="Check these links in the fabric manager's log, then reset the GPU.",
                 command="nvidia-smi nvlink -s",
             ),
             place=on_gpus(silent),
             evidence=tuple(_state_evidence(gpu, "active-traffic-disabled") for gpu in silent),
-            cause="NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h); no document says when the driver does so",
+            cause="NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h); when the driver does so is not documented",
         )
     well = tuple(gpu for gpu in gpus if gpu not in (*silent, *stopped))
     if not well:
         return
     part = max((gpu.nvml.nvlink_count or 0) for gpu in well if gpu.nvml)
-    notes = [f"the part has {part}, on all GPUs alike {part - count} are not used"] if part > count else []
+    notes = [f"the GPU has {part}; {part - count} are unused on every GPU"] if part > count else []
     if asleep := [gpu for gpu in well if _in_state(gpu, "sleep")]:
         notes.append(f"{on_gpus(asleep).label}: links asleep to save power, they wake by traffic")
     yield passed(
@@ -141,7 +141,7 @@ def _all_down(machine: Machine, gpus: tuple[Gpu, ...]) -> Finding:
     states = {gpu.nvml.fabric.state for gpu in gpus if gpu.nvml and gpu.nvml.fabric}
     if machine.switches or states & {"not-started", "in-progress", "completed"}:
         return failed(
-            "no NVLink is active, and these GPUs are made for a fabric of NVSwitches",
+            "no NVLink is active, though these GPUs belong on NVSwitches",
             Remedy(
                 text="See fabric.manager and fabric.state: the fabric manager brings the links up.",
                 command=RESET.command,
@@ -178,16 +178,16 @@ def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if untold:
         yield unknown("NVML does not report the NVLinks' error counters", place=on_gpus(untold))
     if clean:
-        yield passed("no NVLink has counted an error", place=on_gpus(clean))
+        yield passed("no NVLink errors", place=on_gpus(clean))
     for gpu in noted:
         yield passed(
-            "no NVLink had to be trained anew",
+            "no NVLink retrains",
             place=on_gpus([gpu]),
             evidence=_counters(gpu, links_of(gpu)),
-            note="what counts is whether errors rise quickly: DCGM calls a link of Blackwell bad whose effective or "
-            "symbol errors rise within a minute"
+            note="only a fast rise matters: DCGM fails a Blackwell link whose effective or symbol errors rise within "
+            "a minute"
             if any(link.counters for link in links_of(gpu))
-            else "CRC errors and replays were corrected by the link; what counts is whether they rise quickly",
+            else "the link corrected CRC errors and replays; only a fast rise matters",
         )
 
 
@@ -216,7 +216,7 @@ def _bad_signal(gpu: Gpu, links: list[NvLink]) -> Finding:
 
 def _retrained(gpu: Gpu, recoveries: int) -> Finding:
     return warned(
-        f"NVLinks were trained anew {recoveries} times since the driver was loaded",
+        f"{recoveries} NVLink retrains since the driver was loaded",
         Remedy(
             text="Watch whether the count rises under load; if it does, inspect or replace the GPU, its board or the "
             "cable.",
@@ -224,12 +224,12 @@ def _retrained(gpu: Gpu, recoveries: int) -> Finding:
         ),
         place=on_gpus([gpu]),
         evidence=_counters(gpu, [link for link in links_of(gpu) if _recoveries(link) or _corrected(link)]),
-        cause="a link that loses its signal stops all traffic on it until it is trained again",
+        cause="a link that loses its signal carries no traffic until it is retrained",
     )
 
 
 def _recoveries(link: NvLink) -> int | None:
-    """Return how often a link was trained anew, by the counter that its generation has."""
+    """Return how often a link was retrained, by the counter that its generation has."""
     if link.counters is not None:
         return link.counters.recoveries
     return link.recovery_errors
@@ -275,30 +275,30 @@ def _rate(value: float | None) -> str:
 CHECKS = (
     Check(
         id="nvlink.links",
-        title="all NVLinks are up",
+        title="all NVLinks are active",
         guards=(Guard.P2P, Guard.FABRIC, Guard.EGM),
         sections=("gpus",),
         judge=_links,
-        why="Remote EGM, P2P and fabric handles go over NVLink. A GPU with fewer links than its siblings slows every "
+        why="Remote EGM, P2P and fabric handles go over NVLink. A GPU with fewer links than the others slows every "
         "collective down to its own speed, and its fabric may refuse to register it.",
         read="nvmlDeviceGetNvLinkState and NVML_FI_DEV_NVLINK_GET_STATE of each link, against the GPU of the same "
         "product that has the most. Links that no GPU uses are left out by the board's design; one that sleeps is up; "
         "one whose traffic is disabled is not.",
-        fix="Drain the node, reset the GPU; if that does not help it is the hardware.",
+        fix="Drain the node, reset the GPU; if that does not help, replace the hardware.",
     ),
     Check(
         id="nvlink.errors",
-        title="NVLink error counters",
+        title="no NVLink errors",
         guards=(Guard.P2P, Guard.PERF),
         sections=("gpus",),
         judge=_errors,
-        why="A link that is trained anew (a recovery) stops its traffic for that long, and a rising count is a link "
-        "about to be lost. Single CRC errors and replays are corrected by the link. NVLink 5 counts differently: a "
+        why="A link carries no traffic while it retrains (a recovery), and a rising count announces a failing link. "
+        "Single CRC errors and replays are corrected by the link. NVLink 5 counts differently: a "
         f"recovery that failed, or an effective bit error rate above {MAX_EFFECTIVE_BER:g}, from which on DCGM 4.6 "
         "fails the link, is a failure.",
         read="Up to NVLink 4 NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY, _CRC and _REPLAY of each link; from NVLink 5 on "
         "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_*, _EFFECTIVE_*, _SYMBOL_*, the packet errors and _FEC_HISTORY_*. All "
-        "count since the driver was loaded: one look tells no rate. Xids are told by kernel.xid.",
-        fix="Compare two looks some minutes apart; where recoveries rise, the hardware wants attention.",
+        "count since the driver was loaded, so one reading gives no rate. kernel.xid reads the Xids.",
+        fix="Compare two readings some minutes apart; where recoveries rise, inspect or replace the hardware.",
     ),
 )

@@ -12,7 +12,7 @@ from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine
 
 FULL = Remedy(
-    text="Set the mode back to FULL, unless saving power was meant.",
+    text="Set the mode to FULL, unless you want to save power.",
     command="nvidia-smi nvlink -sBwMode FULL",
     needs_root=True,
 )
@@ -55,9 +55,9 @@ def _bandwidth_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
     elif mode is None:
         why = driver.unread.get("nvlink_bandwidth_mode")
         tell = skipped if why and why.reason.value in ("not-supported", "driver-too-old") else unknown
-        yield tell("NVML does not tell a bandwidth mode", evidence=evidence)
+        yield tell("NVML does not report a bandwidth mode", evidence=evidence)
     else:
-        yield passed("the NVLinks have their full bandwidth", evidence=evidence)
+        yield passed("the NVLinks run at full bandwidth", evidence=evidence)
 
 
 def _of_gpus(gpus: tuple[Gpu, ...], evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
@@ -92,12 +92,12 @@ def _of_gpus(gpus: tuple[Gpu, ...], evidence: tuple[Evidence, ...]) -> Iterator[
                 ALIKE,
                 place=on_gpus(group),
                 evidence=found,
-                cause="the driver says that P2P is not supported, and logs nothing (open-gpu-kernel-modules, "
+                cause="the driver reports that P2P is not supported, and logs nothing (open-gpu-kernel-modules, "
                 "kernel_nvlink.c)",
             )
         elif mode == "full" or is_best:
             note = "" if mode == "full" else f"{mode} is the most that the GPUs and their fabric can do"
-            yield passed("the NVLinks have their full bandwidth", place=on_gpus(group), evidence=found, note=note)
+            yield passed("the NVLinks run at full bandwidth", place=on_gpus(group), evidence=found, note=note)
         else:
             yield warned(
                 f"the NVLinks are set to less than their bandwidth ({mode})",
@@ -116,7 +116,7 @@ def _disabled(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     evidence = (Evidence(source="/proc/driver/nvidia/params: NvLinkDisable", value=value),)
     if value not in ("0", ""):
         yield failed(
-            "NVLink is turned off by a module parameter",
+            "a module parameter disables NVLink",
             Remedy(
                 text="Take NVreg_NvLinkDisable=1 out of /etc/modprobe.d and reload the driver.",
                 needs_root=True,
@@ -125,19 +125,19 @@ def _disabled(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
         )
     else:
-        yield passed("NVLink is not turned off", evidence=evidence)
+        yield passed("NVLink is not disabled", evidence=evidence)
 
 
 CHECKS = (
     Check(
         id="nvlink.bw-mode",
-        title="NVLink bandwidth mode",
+        title="NVLinks run at full bandwidth",
         guards=(Guard.PERF, Guard.P2P, Guard.FABRIC),
         sections=("gpus", "driver"),
         judge=_bandwidth_mode,
         why="From Hopper on the NVLinks of a system, from Blackwell on those of each GPU can be set to half of their "
         "bandwidth, fewer links or none, to save power. GPUs of different modes cannot import each other's memory, and "
-        "with the mode OFF there is no P2P over NVLink, without a word in the kernel's log (open-gpu-kernel-modules, "
+        "with the mode OFF there is no P2P over NVLink, without a kernel log message (open-gpu-kernel-modules, "
         "mem_fabric_import_v2.c, kernel_nvlink.c).",
         read="nvmlDeviceGetNvlinkBwMode of each GPU; before Blackwell nvmlSystemGetNvlinkBwMode and the module "
         "parameter NVreg_RmNvlinkBandwidthLinkCount.",
@@ -145,7 +145,7 @@ CHECKS = (
     ),
     Check(
         id="nvlink.disabled",
-        title="NVLink is not turned off",
+        title="NVLink is not disabled",
         guards=(Guard.P2P, Guard.EGM, Guard.FABRIC),
         sections=("driver",),
         judge=_disabled,

@@ -15,7 +15,7 @@ P2P_STATUS = "nvmlDeviceGetP2PStatus"
 MEANINGS = {
     "CNS": "the chipset does not support it",
     "GNS": "the GPU does not support it",
-    "TNS": "the place of the two on PCIe does not allow it",
+    "TNS": "their PCIe positions do not allow it",
     "DR": "a registry key of the driver turns it off",
     "NS": "not supported",
     "U": "the driver does not know",
@@ -26,7 +26,7 @@ MEANINGS = {
 def _status(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     if len(gpus) < 2:
-        yield skipped("less than two GPUs can be used from here")
+        yield skipped("fewer than two GPUs can be used from here")
         return
     pairs = [
         (one, other, pair)
@@ -73,7 +73,7 @@ def _verdict(
     )
     words = {word for _, word in wrong}
     if "?" in words:
-        return unknown("NVML did not tell the state of P2P", place=place, evidence=evidence)
+        return unknown("NVML did not report it the state of P2P", place=place, evidence=evidence)
     why = "; ".join(dict.fromkeys(MEANINGS.get(word, word) for _, word in wrong))
     summary = f"no P2P {' and '.join(name for name, _ in wrong)}: {why}"
     if "DR" in words:
@@ -130,7 +130,7 @@ def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if untold:
         yield unknown("the width of the PCIe link was not read", place=on_gpus(untold))
     if good_gpus:
-        yield passed("the GPUs' PCIe links have their full width", place=on_gpus(good_gpus))
+        yield passed("the GPUs' PCIe links run at full width", place=on_gpus(good_gpus))
     good_nics = []
     for name, pci in nics:
         link = pci.link or PcieLink()
@@ -149,13 +149,13 @@ def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
         elif link.width is not None:
             good_nics.append(name)
     if good_nics:
-        yield passed("the NICs' PCIe links have their full width and speed", place=on_nics(good_nics))
+        yield passed("the NICs' PCIe links run at full width and speed", place=on_nics(good_nics))
     if not functions and not nics:
-        yield skipped("neither a GPU nor a NIC is known to PCIe")
+        yield skipped("no GPU or NIC was read on PCIe")
 
 
 RESEAT = Remedy(
-    text="Look into the system's event log for PCIe errors, then have the card, riser or cable reseated.",
+    text="Look for PCIe errors in the system event log, then reseat the card, riser or cable.",
     command="dmesg | grep -iE 'pcieport|AER'",
     needs_root=True,
 )
@@ -222,14 +222,14 @@ def _acs(machine: Machine, scope: Scope) -> Iterator[Finding]:
         Evidence(source=f"ACS control of {bus_id}", value=f"{control:#06x}") for bus_id, control in redirecting.items()
     )
     if not what:
-        yield skipped("nothing here goes from device to device over PCIe")
+        yield skipped("no traffic goes from device to device over PCIe here")
     elif virtual(machine):
-        yield skipped("in a virtual machine the host decides over Access Control Services")
+        yield skipped("in a virtual machine the host controls Access Control Services")
     elif redirecting:
         yield warned(
             f"{len(redirecting)} PCIe bridges send {what} up to the root complex",
             Remedy(
-                text="Turn ACS off in the firmware's setup where no virtual machines are run, or for each bridge with "
+                text="Turn ACS off in the firmware setup where no virtual machines are run, or for each bridge with "
                 "setpci -s BRIDGE ECAP_ACS+0x6.w=0000.",
                 needs_root=True,
                 needs_reboot=True,
@@ -239,10 +239,10 @@ def _acs(machine: Machine, scope: Scope) -> Iterator[Finding]:
             "cause of slow or hanging GPUDirect",
         )
     elif closed:
-        yield unknown("whether bridges redirect traffic between devices: only root may read it")
+        yield unknown("whether bridges redirect P2P traffic is unknown: only root may read it")
     elif told:
         yield passed(
-            "no PCIe bridge redirects traffic between devices",
+            "no PCIe bridge redirects P2P traffic",
             evidence=(Evidence(source="bridges read", value=str(len(told))),),
         )
     else:
@@ -267,13 +267,13 @@ def _iommu(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if coherent(machine):
         yield skipped("on Grace the SMMU translates by design: GPUs use ATS")
     elif not what:
-        yield skipped("nothing here goes from device to device over PCIe")
+        yield skipped("no traffic goes from device to device over PCIe here")
     elif translating and not virtual(machine):
         yield warned(
             f"an IOMMU translates the addresses that {what} uses",
             Remedy(
-                text="Boot with iommu=pt, or turn the IOMMU off in the firmware's setup; let doctor --active compare "
-                "the bytes.",
+                text="Boot with iommu=pt, or turn the IOMMU off in the firmware setup; verify with 'egmctl doctor "
+                "--active'.",
                 needs_root=True,
                 needs_reboot=True,
             ),
@@ -283,7 +283,7 @@ def _iommu(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
     elif translating:
         yield passed(
-            "the virtual machine has an IOMMU", evidence=evidence, note="whether it translates is up to the host"
+            "the virtual machine has an IOMMU", evidence=evidence, note="the host decides whether it translates"
         )
     else:
         yield passed("no IOMMU translates these devices' addresses", evidence=evidence)
@@ -292,51 +292,52 @@ def _iommu(machine: Machine, scope: Scope) -> Iterator[Finding]:
 CHECKS = (
     Check(
         id="p2p.status",
-        title="P2P between the GPUs",
+        title="the driver allows P2P between the GPUs",
         guards=(Guard.P2P, Guard.IPC, Guard.EGM),
         sections=("gpus", "pairs"),
         judge=_status,
-        why="Peer access is what P2P copies, CUDA IPC between GPUs and remote EGM are made of. Where NVLink joins two "
-        "GPUs the driver refuses it for a reason, mostly without a line in the kernel's log: the bandwidth mode is "
+        why="P2P copies, CUDA IPC between GPUs and remote EGM need peer access. Where NVLink joins two "
+        "GPUs the driver refuses it for a reason, mostly without a kernel log message: the bandwidth mode is "
         "OFF, their cliques differ, the fabric calls one unhealthy, or EGM is on and a GPU on NVSwitches got no EGM "
         "fabric address (open-gpu-kernel-modules 595.45.04, kernel_nvlink.c).",
         read="nvmlDeviceGetP2PStatus for read, write and, where links are active, NVLink, for each ordered pair. It "
-        "says what the driver allows; whether the bytes arrive only doctor --active can tell.",
+        "shows what the driver allows; only doctor --active shows whether the bytes arrive.",
         fix="By its code: DR is a registry key; CNS and TNS are the board; GNS is the GPU or a mode of it.",
     ),
     Check(
         id="pcie.link",
-        title="width and speed of PCIe links",
+        title="PCIe links run at full width and speed",
         guards=(Guard.PERF, Guard.RDMA),
         sections=("gpus", "nics", "system"),
         judge=_link,
         why="A link that trained narrow stays narrow until it is reset, and halves every copy to and from the host.",
         read="current_link_* and max_link_* of GPUs and NICs in sysfs, against what the slot can do. A GPU's speed is "
-        "judged only while it is busy, because it slows its link down when idle. Links further up are not judged.",
+        "judged only while it is busy, because it slows its link down when idle. Links further upstream are not "
+        "judged.",
         fix="Look for PCIe errors in the event log; reseat the card.",
     ),
     Check(
         id="pcie.acs",
-        title="Access Control Services of PCIe bridges",
+        title="no PCIe bridge redirects P2P traffic (ACS)",
         guards=(Guard.P2P, Guard.RDMA, Guard.PERF),
         sections=("gpus", "pairs", "nics", "system"),
         judge=_acs,
         why="With source validation or redirection on, a PCIe switch sends traffic between two of its devices up to "
-        "the root complex: slow, and on some platforms lost (NCCL user guide, GPU troubleshooting).",
+        "the root complex: slow, and on some platforms data is lost (NCCL user guide, GPU troubleshooting).",
         read="As root, the ACS control register of each bridge above a GPU or a NIC. In a virtual machine the host "
         "decides.",
-        fix="Turn ACS off in the firmware's setup where no virtual machines are run.",
+        fix="Turn ACS off in the firmware setup where no virtual machines are run.",
     ),
     Check(
         id="pcie.iommu",
-        title="no IOMMU between devices",
+        title="no IOMMU translates P2P traffic",
         guards=(Guard.P2P, Guard.RDMA),
         sections=("gpus", "pairs", "nics", "system"),
         judge=_iommu,
         why="An IOMMU that translates sends traffic between devices through the root complex, and peer writes can "
         "vanish although every call succeeds.",
-        read="iommu_group/type of GPUs and NICs: identity passes addresses through, DMA and DMA-FQ translate. Faults "
-        "are in the kernel log, which is not read.",
+        read="iommu_group/type of GPUs and NICs: identity passes addresses through, DMA and DMA-FQ translate. Its "
+        "faults are in the kernel log.",
         fix="Boot with iommu=pt on x86. On Grace leave the SMMU as it is.",
     ),
 )

@@ -12,7 +12,7 @@ from egmctl.model.machine import Machine, Outcome, Peer, PeerProbe
 from egmctl.units import printable
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"
-NOT_TRIED = "only --active under mpirun or srun tries it"
+NOT_TRIED = "only with --active under mpirun or srun"
 
 _SHOWN = 4
 
@@ -77,11 +77,11 @@ def _clique(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     yield failed(
         f"the GPUs are in {len(groups)} different NVLink domains or cliques",
         Remedy(
-            text="Ask for nodes of one domain (Slurm's topology/block, a ComputeDomain in Kubernetes), or look at the "
+            text="Request nodes of one domain (Slurm's topology/block, a ComputeDomain in Kubernetes), or look at the "
             "fabric manager's partitions."
         ),
         evidence=_told(groups),
-        cause="fabric handles are good within one clique of one cluster only",
+        cause="fabric handles work within one clique of one cluster only",
     )
 
 
@@ -89,7 +89,7 @@ def _no_domain(nodes: Sequence[Peer]) -> str | None:
     """Say why fabric handles between nodes are no matter here; ``None`` where they are."""
     if not nodes:
         return ALONE
-    return None if any(node.clusters for node in nodes) else "the GPUs are in no NVLink domain of several nodes"
+    return None if any(node.clusters for node in nodes) else "the GPUs are in no multi-node NVLink domain"
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -105,14 +105,14 @@ def _imex(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if bad:
         yield failed(
             f"IMEX is not ready on {len(bad)} of {len(nodes)} nodes",
-            Remedy(text="Look at IMEX on these nodes: the checks imex.* say what is wrong there.", command=None),
+            Remedy(text="Check IMEX on these nodes: the checks imex.* say what is wrong there.", command=None),
             evidence=tuple(Evidence(source=printable(node.host), value=why) for node, why in bad[:_SHOWN]),
             cause="fabric handles of other nodes cannot be opened without it",
         )
     elif all(node.imex_channel is None and node.imex_domain is None for node in nodes):
-        yield unknown("neither channels nor the state of IMEX were read")
+        yield unknown("neither IMEX channels nor the IMEX state were read")
     else:
-        yield passed(f"{len(nodes)} nodes have a channel, and nothing speaks against IMEX between them")
+        yield passed(f"{len(nodes)} nodes have a channel, and no IMEX problem was found")
 
 
 def _imex_fault(node: Peer) -> str | None:
@@ -144,7 +144,7 @@ def _ports(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     usual, odd = next(iter(groups)), [name for names in list(groups.values())[1:] for name in names]
     yield failed(
         f"the active NIC ports of {_names(odd)} are not those of the other nodes ({usual})",
-        Remedy(text="Look at the cables and the switch of the ports that are not active there.", command="ibstat"),
+        Remedy(text="Check the cables and switches of the ports that are not active there.", command="ibstat"),
         evidence=_told(groups),
     )
 
@@ -195,9 +195,9 @@ def _import(probes: Sequence[PeerProbe]) -> Finding:
     paths = [f"{probe.labels[0]} to {probe.labels[1]}" for probe in probes]
     where = f"{_names(paths)} (owner to importer)"
     if first.outcome is Outcome.OK:
-        return passed(f"{what} arrived, and what was written into it came back: {len(probes)} ways between ranks")
+        return passed(f"{what} arrived, and writes came back: {len(probes)} directions between ranks")
     if first.outcome is Outcome.NOT_RUN:
-        return unknown(f"{what} was not tried: {first.detail}")
+        return unknown(f"{what}: not tried: {first.detail}")
     evidence = tuple(
         Evidence(source=f"rank {probe.by} on {printable(_host_of(probe))}", value=probe.detail)
         for probe in probes[:_SHOWN]
@@ -206,8 +206,8 @@ def _import(probes: Sequence[PeerProbe]) -> Finding:
     remedy = Remedy(text=cause.remedy if cause else "Look at peers.imex, peers.clique and dmesg on both nodes.")
     how = {
         Outcome.CORRUPT: "bytes are wrong, though every call succeeded",
-        Outcome.TIMED_OUT: "did not come to an end",
-        Outcome.CRASHED: "ended a process",
+        Outcome.TIMED_OUT: "did not end in time",
+        Outcome.CRASHED: "killed a process",
     }.get(first.outcome, f"{first.call} failed")
     return failed(f"{what}, {where}: {how}", remedy, evidence=evidence, cause=cause.cause if cause else "")
 
@@ -216,23 +216,23 @@ def _host_of(probe: PeerProbe) -> str:
     return probe.hosts[0 if probe.by == probe.owner else 1]
 
 
-_READ = "Each rank tells the others over MPI what it has found on its node; "
+_READ = "Each rank sends its node's findings to the others over MPI; "
 
 CHECKS = (
     Check(
         id="peers.versions",
-        title="one driver and one egmctl on all nodes",
+        title="all nodes have the same driver and egmctl",
         guards=(Guard.FABRIC, Guard.IPC),
         sections=(),
         judge=_versions,
-        why="IMEX and the driver exchange handles and messages whose form belongs to the driver's version; a node that "
-        "was left out of an update shows as imports that fail or hang.",
+        why="IMEX and the driver exchange handles and messages whose form belongs to the driver's version; on a node "
+        "that missed an update imports fail or hang.",
         read=f"{_READ}the driver's version is that of doctor's driver checks.",
         fix="Install one version on all nodes.",
     ),
     Check(
         id="peers.clique",
-        title="all GPUs in one clique of one NVLink domain",
+        title="all nodes' GPUs are in one NVLink domain and clique",
         guards=(Guard.FABRIC,),
         sections=(),
         judge=_clique,
@@ -243,7 +243,7 @@ CHECKS = (
     ),
     Check(
         id="peers.imex",
-        title="IMEX ready on all nodes",
+        title="IMEX is ready on all nodes",
         guards=(Guard.FABRIC,),
         sections=(),
         judge=_imex,
@@ -254,32 +254,32 @@ CHECKS = (
     ),
     Check(
         id="peers.nics",
-        title="the same NIC ports active on all nodes",
+        title="the same NIC ports are active on all nodes",
         guards=(Guard.RDMA,),
         sections=(),
         judge=_ports,
         why="A port that is down on one node makes that node the slow one of every collective.",
         read=f"{_READ}ports as /sys/class/infiniband shows them.",
-        fix="Look at cable and switch of the port.",
+        fix="Check the port's cable and switch.",
     ),
     Check(
         id="peers.nodes",
-        title="no failing checks on the other nodes",
+        title="no check fails on the other nodes",
         guards=tuple(Guard),
         sections=(),
         judge=_others,
-        why="Of the nodes of a job only that of rank 0 is shown; what fails on the others belongs to the same answer.",
+        why="Only rank 0's node is shown in full; this check reports failures on the other nodes.",
         read=f"{_READ}each node's first rank runs the same checks there.",
         fix="Run doctor on the nodes named.",
     ),
     Check(
         id="peers.fabric-active",
-        title="fabric handles opened between ranks, both ways",
+        title="fabric handles work between ranks, both ways (--active)",
         guards=(Guard.FABRIC,),
         sections=(),
         judge=_imports,
-        why="Whether one node can open another one's memory is known only when it has: attributes, channels and a "
-        "domain that is up do not prove it.",
+        why="Only trying it shows whether one node can open another's memory: attributes, channels and a domain that "
+        "is up do not prove it.",
         read="With --active: 2 MiB of device and of HOST_NUMA memory are exported by one rank of each node, opened, "
         "compared and written by that of each other one, and compared by the owner; within one node between all ranks.",
         fix="See the cause: a device cgroup that denies the owner's GPU, no channel, or IMEX.",

@@ -20,13 +20,13 @@ _WORDS = {
     Step.CUDA: "CUDA",
 }
 _POWER = Remedy(
-    text="Drain the node and power-cycle it; if the GPU stays away, have it replaced.",
+    text="Drain the node and power-cycle it; if the GPU stays away, replace it.",
     needs_root=True,
     needs_reboot=True,
 )
 _ABSENT = Remedy(
-    text="What is missing on PCI was removed, has no power, did not come up at boot, or was not given to this virtual "
-    "machine. Power-cycle the node, and have replaced what stays away.",
+    text="A GPU missing on PCI was removed, has no power, did not come up at boot, or was not passed to this virtual "
+    "machine. Power-cycle the node, and replace a GPU that stays away.",
     command="lspci -d 10de:",
     needs_root=True,
     needs_reboot=True,
@@ -117,7 +117,7 @@ def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle, evidence: tuple[Evid
     match block:
         case Block.NOT_LISTED:
             return failed(
-                "the driver has them and their device nodes are open to this process, yet NVML does not list them",
+                "the driver has them and their device nodes are accessible, but NVML does not list them",
                 _KERNEL_LOG,
                 place=place,
                 evidence=of_nvml,
@@ -136,12 +136,12 @@ def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle, evidence: tuple[Evid
                 ),
                 place=place,
                 evidence=of_nvml,
-                cause="the GPU answers no more, or the driver has given it up",
+                cause="the GPU no longer answers, or the driver gave it up",
                 confidence=Confidence.MEDIUM,
             )
         case Block.NOT_SEEN_BY_CUDA:
             return failed(
-                "NVML lists them and CUDA does not",
+                "NVML lists them but CUDA does not",
                 Remedy(text="See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this."),
                 place=place,
                 evidence=(*evidence, *_why(gpus, "cuda")),
@@ -167,10 +167,10 @@ def _too_few(
     on_pci = counts[Step.PCI]
     return (
         failed(
-            f"{usable} of the {wanted} GPUs that were expected can be used from here",
+            f"{usable} of the {wanted} expected GPUs can be used from here",
             _ABSENT
             if on_pci is not None and on_pci < wanted
-            else Remedy(text="The other checks of device access say where each was lost and what to do."),
+            else Remedy(text="The other dev.* checks say where each was lost and what to do."),
             evidence=evidence,
             cause=line,
         ),
@@ -240,9 +240,12 @@ def _not_bound(machine: Machine, scope: Scope, driver: str, gpus: list[Gpu]) -> 
         )
         if any(requested(machine, scope, gpu) for gpu in gpus):
             return failed(
-                f"{words}, and it was asked for", give_back, cause="it is set aside for a virtual machine", **more
+                f"{words}, but it is required (--gpus, --expect)",
+                give_back,
+                cause="it is reserved for a virtual machine",
+                **more,
             )
-        return noted(words, remedy=give_back, cause="it is set aside for a virtual machine", **more)
+        return noted(words, remedy=give_back, cause="it is reserved for a virtual machine", **more)
     if driver:
         return failed(
             words,
@@ -256,11 +259,11 @@ def _not_bound(machine: Machine, scope: Scope, driver: str, gpus: list[Gpu]) -> 
         )
     if "nvidia" in modules:
         remedy = Remedy(
-            text="Look for why the driver refused it in the kernel log.",
+            text="Look in the kernel log for why the driver refused it.",
             command="dmesg | grep -i NVRM",
             needs_root=True,
         )
-        return failed(words, remedy, cause="the module is loaded and did not take it", **more)
+        return failed(words, remedy, cause="the module is loaded but did not bind to it", **more)
     remedy = Remedy(text="Load the driver's kernel module, or install it.", command="modprobe nvidia", needs_root=True)
     return failed(words, remedy, cause="the NVIDIA kernel module is not loaded", **more)
 
@@ -271,7 +274,7 @@ def _excluded(machine: Machine, scope: Scope) -> Iterator[Finding]:
     listed = {name: parameters[name] for name in ("ExcludedGpus", "GpuBlacklist") if parameters.get(name)}
     evidence = tuple(Evidence(source=f"/proc/driver/nvidia/params {name}", value=text) for name, text in listed.items())
     remedy = Remedy(
-        text="If it is not to be so, take it out of NVreg_ExcludedGpus in /etc/modprobe.d and reload the driver.",
+        text="If that is not intended, remove it from NVreg_ExcludedGpus in /etc/modprobe.d and reload the driver.",
         needs_root=True,
     )
     if excluded:
@@ -280,14 +283,16 @@ def _excluded(machine: Machine, scope: Scope) -> Iterator[Finding]:
             for gpu in excluded
         )
         asked = [gpu for gpu in excluded if requested(machine, scope, gpu)]
-        more = {"place": on_gpus(excluded), "evidence": evidence, "cause": "the administrator took it out of use"}
+        more = {"place": on_gpus(excluded), "evidence": evidence, "cause": "the administrator excluded it"}
         if asked:
             yield failed(
-                f"excluded by the driver's configuration, and {on_gpus(asked).label} was asked for", remedy, **more
+                f"excluded by the driver's configuration, but {on_gpus(asked).label} is required (--gpus, --expect)",
+                remedy,
+                **more,
             )
         else:
             yield warned(
-                "excluded by the driver's configuration: neither a peer nor a route of EGM for the others",
+                "excluded by the driver's configuration: other GPUs can use it neither as a peer nor as an EGM route",
                 remedy,
                 **more,
             )
@@ -305,16 +310,16 @@ def _why(gpus: list[Gpu], library: str) -> tuple[Evidence, ...]:
 CHECKS = (
     Check(
         id="dev.count-consistency",
-        title="no GPU is lost between PCI and CUDA unexplained",
+        title="every GPU on PCI can be used",
         guards=tuple(Guard),
         sections=("gpus",),
         judge=_count,
-        why="A GPU that a program cannot see is lost at one of five steps, and each has causes of its own.",
+        why="A GPU that a program cannot see is lost at one of five steps, each with its own causes.",
         read="How many GPUs are on PCI, bound to the driver, have a device node, are accessible to this process, are "
         "listed by NVML and by CUDA (which only --active asks). NVML ignores CUDA_VISIBLE_DEVICES and honours "
         "the device cgroup.",
-        fix="The finding names the step. A share of a node is a note, unless --expect says how many there should be; "
-        "that no GPU can be used is a fault whatever the reason.",
+        fix="The finding names the step. A partial allocation is a note, unless --expect says how many GPUs there "
+        "should be; no usable GPU at all is always a fault.",
     ),
     Check(
         id="dev.fell-off-bus",
@@ -331,18 +336,18 @@ CHECKS = (
     ),
     Check(
         id="dev.driver-binding",
-        title="every GPU is bound to the driver nvidia",
+        title="every GPU is bound to the nvidia driver",
         guards=tuple(Guard),
         sections=("gpus",),
         judge=_binding,
-        why="CUDA and NVML see only GPUs that the kernel module nvidia has. vfio-pci gives a GPU to a virtual "
+        why="CUDA and NVML see only GPUs bound to the kernel module nvidia. vfio-pci gives a GPU to a virtual "
         "machine, nouveau and others take it for the display.",
         read="The link driver in /sys/bus/pci/devices/<bus id>.",
         fix="Load the module; keep nouveau from loading; unbind from vfio-pci what is to be used here.",
     ),
     Check(
         id="dev.excluded",
-        title="no GPU is excluded by configuration",
+        title="the driver excludes no GPU",
         guards=(Guard.P2P, Guard.EGM),
         sections=("gpus",),
         judge=_excluded,

@@ -23,7 +23,7 @@ def no_nics(machine: Machine, scope: Scope) -> Finding | None:
     if machine.nics:
         return None
     if scope.asked_purpose(Guard.RDMA):
-        return unknown(f"{NO_NIC} is known to the kernel, though RDMA was asked for")
+        return unknown(f"{NO_NIC} was found, though RDMA is required (--for rdma)")
     return skipped(NO_NIC)
 
 
@@ -47,9 +47,9 @@ def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
     )
     if peermem or dma_buf:
         ways = [*peermem, *(["dma-buf"] if dma_buf else [])]
-        yield passed(f"NICs reach GPU memory by {' and '.join(ways)}", evidence=evidence)
+        yield passed(f"NICs can reach GPU memory through {' and '.join(ways)}", evidence=evidence)
     elif dma_buf is None or system.module_versions is None:
-        yield unknown("whether NICs reach GPU memory: not all of it was read", evidence=evidence)
+        yield unknown("whether NICs reach GPU memory is unknown: some facts were not read", evidence=evidence)
     else:
         tell = failed if scope.asked_purpose(Guard.RDMA) else warned
         yield tell(
@@ -74,10 +74,10 @@ def _affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
         classes = {nic.name: gpu_nic_link(machine, gpu, nic).kind for nic in machine.nics or ()}
         known = [kind for kind in classes.values() if kind in CLASSES]
         if not known:
-            yield unknown("where the NICs are, seen from it, could not be told", place=on_gpus([gpu]))
+            yield unknown("the distance to the NICs is unknown", place=on_gpus([gpu]))
         elif min(known, key=CLASSES.index) is LinkClass.SYS:
             yield warned(
-                "every NIC is beyond the interconnect between NUMA nodes",
+                "every NIC is on another NUMA node",
                 Remedy(
                     text="Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC."
                 ),
@@ -125,7 +125,7 @@ def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     verbs = (machine.system or System()).verbs
     if verbs is None:
-        yield unknown("the nodes in /dev/infiniband were not looked at")
+        yield unknown("the nodes in /dev/infiniband were not read")
         return
     asked = scope.asked_purpose(Guard.RDMA)
     if not verbs:
@@ -146,28 +146,28 @@ def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
         for one in (denied or verbs)
     )
     if not denied:
-        yield passed("the verbs devices may be used", evidence=evidence)
+        yield passed("the verbs devices are accessible", evidence=evidence)
         return
     container = in_container(machine)
     kinds = {one.node.access for one in denied}
     words = {
         "EPERM": "the device cgroup denies them",
-        "EACCES": "modes or a security module deny them",
+        "EACCES": "mode bits or a security module deny them",
         "ENOENT": "they are not there",
     }
     names = ", ".join(dict.fromkeys(one.nic or one.node.path.rpartition("/")[2] for one in denied))
-    why = "; ".join(words.get(kind or "", kind or "not told why") for kind in sorted(kinds, key=str))
-    summary = f"RDMA devices cannot be used ({names}): {why}"
+    why = "; ".join(words.get(kind or "", kind or "unknown reason") for kind in sorted(kinds, key=str))
+    summary = f"verbs devices are not accessible ({names}): {why}"
     if not asked and kinds == {"ENOENT"} and not container:
-        yield passed("the nodes in /dev/infiniband are not there", evidence=evidence, note=summary)
+        yield passed("the nodes in /dev/infiniband are missing", evidence=evidence, note=summary)
         return
     yield (failed if asked else warned)(
         summary,
         Remedy(
-            text="Hand the devices into the container: docker run --device=/dev/infiniband, or the RDMA device "
+            text="Pass the devices into the container: docker run --device=/dev/infiniband, or the RDMA device "
             "plugin of Kubernetes."
             if container
-            else "Let the job's manager allow /dev/infiniband/*, or have udev make it readable and writable for all.",
+            else "Let the resource manager allow /dev/infiniband/*, or let udev make it readable and writable for all.",
         ),
         evidence=evidence,
     )
@@ -176,18 +176,19 @@ def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
 CHECKS = (
     Check(
         id="rdma.gdr-path",
-        title="a way from the NICs to GPU memory",
+        title="NICs can reach GPU memory",
         guards=(Guard.RDMA,),
         sections=("nics", "driver", "system"),
         judge=_gdr_path,
         why="GPUDirect RDMA needs nvidia_peermem, or dma-buf: the open kernel modules on Linux 5.12 or newer (NCCL, "
         "net_ib/gdr.cc).",
-        read="/sys/module, the driver's flavour, the kernel's version; CUDA's DMA_BUF_SUPPORTED where CUDA was asked.",
+        read="/sys/module, the driver's flavour, the kernel's version; CUDA's DMA_BUF_SUPPORTED where CUDA was "
+        "queried.",
         fix="modprobe nvidia_peermem, or the open kernel modules.",
     ),
     Check(
         id="rdma.affinity",
-        title="NICs near the GPUs",
+        title="every GPU has a NIC nearby",
         guards=(Guard.RDMA, Guard.PERF),
         sections=("host", "gpus", "nics"),
         judge=_affinity,
@@ -198,23 +199,22 @@ CHECKS = (
     ),
     Check(
         id="rdma.ofed",
-        title="the RDMA stack",
+        title="RDMA modules and NIC firmware are consistent",
         guards=(Guard.RDMA,),
         sections=("nics", "system"),
         judge=_ofed,
         why="nvidia_peermem must have been built against the RDMA stack that runs. This says which one that is.",
-        read="Versions of the modules in /sys/module, firmware of the NICs. Errors of loading are in the kernel "
-        "log, which is not read.",
-        fix="Nothing: this says what is so.",
+        read="Versions of the modules in /sys/module, firmware of the NICs. Load errors are in the kernel log.",
+        fix="Nothing to fix: this check informs.",
     ),
     Check(
         id="rdma.devices-cgroup",
-        title="the verbs devices may be used",
+        title="verbs devices are accessible",
         guards=(Guard.RDMA,),
         sections=("nics", "system"),
         judge=_devices,
-        why="Programs reach a NIC through /dev/infiniband/uverbsN. Containers and device cgroups keep it from them "
-        "as they do with GPUs.",
+        why="Programs reach a NIC through /dev/infiniband/uverbsN. Containers and device cgroups can deny it, as with "
+        "GPUs.",
         read="access(2) of the nodes that the kernel has devices for: EPERM is the cgroup, EACCES mode bits, ENOENT "
         "not passed in.",
         fix="docker run --device=/dev/infiniband; the RDMA device plugin in Kubernetes.",

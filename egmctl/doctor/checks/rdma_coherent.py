@@ -97,7 +97,7 @@ def _gdrcopy(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         return
     versions = (machine.system or System()).module_versions
     if versions is None:
-        yield unknown("whether gdrdrv is loaded: /sys/module was not read", evidence=evidence)
+        yield unknown("whether gdrdrv is loaded is unknown: /sys/module was not read", evidence=evidence)
         return
     loaded = versions.get("gdrdrv")
     evidence = (*evidence, Evidence(source="/sys/module/gdrdrv/version", value=_shown(loaded)))
@@ -110,11 +110,11 @@ def _gdrcopy(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             "2.6 on a CUDA 13.3 driver, which needs no module",
         )
     elif version is None:
-        yield unknown("which gdrdrv is loaded: the module does not tell its version", evidence=evidence)
+        yield unknown("the version of gdrdrv is unknown: the module does not report it", evidence=evidence)
     elif version < CDMM_GDRDRV:
         yield warned(
             f"gdrdrv {loaded} does not support CDMM: GDRCopy cannot map GPU memory",
-            Remedy(text="Install gdrdrv 2.5.1 or newer and load it anew.", needs_root=True),
+            Remedy(text="Install gdrdrv 2.5.1 or newer and reload it.", needs_root=True),
             evidence=evidence,
             cause="GDRCopy, CHANGELOG.md: 2.5.1 is the first to 'Support the CDMM mode'",
         )
@@ -129,7 +129,7 @@ def _shown(loaded: str | None) -> str:
 CHECKS = (
     Check(
         id="rdma.coherent-dmabuf",
-        title="dma-buf of coherent GPUs' memory",
+        title="dma-buf works for coherent GPU memory",
         guards=(Guard.RDMA,),
         sections=("gpus", "nics", "driver", "host"),
         judge=_coherent_dmabuf,
@@ -142,7 +142,7 @@ CHECKS = (
     ),
     Check(
         id="rdma.gdrcopy",
-        title="GDRCopy fits how the GPUs' memory is managed",
+        title="GDRCopy supports the GPUs' memory mode",
         guards=(Guard.RDMA, Guard.PERF),
         sections=("gpus", "driver", "system"),
         judge=_gdrcopy,

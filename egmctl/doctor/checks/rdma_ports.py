@@ -39,7 +39,7 @@ def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
         elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
             yield warned(
                 f"port {port.number} has a link and is {port.state}: no subnet manager has configured it",
-                Remedy(text="Look after the subnet manager of that fabric.", command="sminfo", needs_root=True),
+                Remedy(text="Check the subnet manager of that fabric.", command="sminfo", needs_root=True),
                 place=on_nics([nic.name]),
                 evidence=evidence,
             )
@@ -59,7 +59,7 @@ def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
         slow = list(_slow(active))
         for nic, port, usual in slow:
             yield warned(
-                f"port {port.number} runs at {port.rate_gbit_s:g} Gbit/s, its siblings at {usual:g}",
+                f"port {port.number} runs at {port.rate_gbit_s:g} Gbit/s, the others at {usual:g}",
                 CABLE,
                 place=on_nics([nic.name]),
                 evidence=(_port_evidence(nic, port),),
@@ -71,7 +71,7 @@ def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
             yield passed("ports are active", place=on_nics(good), note=note)
 
 
-CABLE = Remedy(text="Look at the cable, the switch's port and the port's configuration.", command="ibstat")
+CABLE = Remedy(text="Check the cable, the switch port and the port's configuration.", command="ibstat")
 
 
 def _expected(scope: Scope) -> set[tuple[str, int]]:
@@ -108,11 +108,11 @@ def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
 CHECKS = (
     Check(
         id="rdma.ports",
-        title="the NICs' ports",
+        title="NIC ports are active",
         guards=(Guard.RDMA,),
         sections=("nics",),
         judge=_ports,
-        why="A rank whose NIC is down or slow holds up all others. A port that nothing is plugged into is no fault.",
+        why="A rank whose NIC is down or slow holds up all others. An unplugged port is no fault.",
         read="state, phys_state, rate and link_layer of each port in sysfs. Ports that are not active are findings "
         "with --for rdma, and failures where a recorded machine given with --expect had them active.",
         fix="Cable, switch port, subnet manager, in this order.",

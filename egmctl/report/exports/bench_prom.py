@@ -13,7 +13,7 @@ from egmctl.report.exports.prometheus import Sample, gauge
 from egmctl.units import GB
 
 GRADES = {Grade.PASS: 0, Grade.WARN: 1, Grade.FAIL: 2, Grade.NO_REFERENCE: 3}
-"""As in ``egmctl_doctor_check``: 3 is what could not be told."""
+"""As in ``egmctl_doctor_check``: 3 is what is unknown."""
 _NS = 1e-9
 
 

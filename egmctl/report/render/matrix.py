@@ -18,7 +18,7 @@ which a heat map does and can be scrolled by keyboard."""
 def matrix_html(matrix: Matrix) -> Element:
     """Return a figure with the table of a matrix."""
     if cells_of(matrix) > DRAWN_CELLS:
-        told = f"{cells_of(matrix)} cells are too many to be looked at: JSON and CSV have them."
+        told = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
         return element("figure", element("p", list(_caption(matrix))), element("p", told, class_="dim"))
     series, best_of = columns(matrix), best(matrix)
     depth = max((len(one.header) for one in series), default=1)

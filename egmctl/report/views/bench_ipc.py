@@ -63,8 +63,7 @@ def life_cycles(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
     yield Matrix(
         caption=f"Life of {format_size(first.size_bytes)} of shared memory, stage by stage (us)",
         notes=(
-            f"The median over up to {count} ordered pairs of what each gave, by the host's clock; a dash where a kind "
-            "has no such stage.",
+            f"Median over up to {count} ordered pairs, by the host's clock; a dash where a kind has no such stage.",
         ),
         rows=tuple(_shared(those[0]) for those in cases.values()),
         groups=tuple(

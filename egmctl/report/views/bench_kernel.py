@@ -37,7 +37,7 @@ def kernel_sentences(report: RunReport) -> Iterator[str]:
 
 
 def kernel_line(report: RunReport) -> str | None:
-    """Say in one sentence what else the log held, or why it was not read; ``None`` where nobody looked."""
+    """Say in one sentence what else the log held, or why it was not read; ``None`` where not read."""
     logged = report.kernel_messages
     if logged is None:
         return None

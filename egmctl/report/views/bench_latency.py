@@ -117,7 +117,7 @@ def _loaded(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matri
     found = sorted(measurements, key=lambda m: _chase(m).load_blocks)
     reader = found[0].flows[0].initiator_label
     note = (
-        f"Other SMs of {reader} read the same memory meanwhile: blocks of 128 threads with 8 KiB under way each, and "
+        f"Other SMs of {reader} read the same memory meanwhile: blocks of 128 threads with 8 KiB in flight each, and "
         "the GB/s that they reached."
     )
     load = [Cell(text=f"{m.bandwidth_gb_s.median:.1f}") if m.bandwidth_gb_s else EMPTY for m in found]

@@ -189,7 +189,7 @@ def _sizes(measurements: Sequence[Measurement]) -> Iterator[Matrix | Chart]:
     for (name, words), curve in groups.items():
         count = max(map(len, curve.values()))
         values = {size: [m.bandwidth_gb_s.median for m in those if m.bandwidth_gb_s] for size, those in curve.items()}
-        notes.append(f"{words}: median, least and most of {count} paths")
+        notes.append(f"{words}: median, min and max of {count} paths")
         columns.append(
             tuple(
                 Series(

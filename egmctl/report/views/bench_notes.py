@@ -11,15 +11,15 @@ from egmctl.units import format_size
 _FEW = 3
 """Numbers of copies that are told one by one."""
 _GATING = {
-    "kernel": "held back by a gate kernel until all are queued",
-    "stream-wait": "held back by a stream wait until all are queued",
-    "none": "not held back: the time holds their queueing",
+    "kernel": "queued behind a gate kernel",
+    "stream-wait": "queued behind a stream wait",
+    "none": "no gate: the time includes queueing",
 }
 _VERIFICATION = {
     Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
     Verification.HOST_FIRST_AND_LAST_SAMPLE: "verified after the first and the last sample on the host",
-    Verification.CHECKSUM_EVERY_SAMPLE: "what is only read or only written by its checksum",
-    Verification.WALK_EVERY_SAMPLE: "each walk verified by where it ended",
+    Verification.CHECKSUM_EVERY_SAMPLE: "reads and writes alone by checksum",
+    Verification.WALK_EVERY_SAMPLE: "pointer chases verified by their final index",
 }
 
 

@@ -74,7 +74,7 @@ def _plan(plan: Plan) -> Iterator[Block]:
     held = {_place(peak.place): peak.bytes for peak in plan.peaks}
     if held:
         told = tuple(f"{place}: {format_size(held[place])}" for place in sorted(held, key=natural))
-        yield Section(title="Memory held at most", body=(Bullets(items=told),))
+        yield Section(title="Peak memory", body=(Bullets(items=told),))
     yield Paragraph(
         words=f"{len(plan.runnable)} measurements in {len(plan.steps)} steps, {plan_bytes(plan) / 1e12:.2f} TB, "
         f"about {plan_seconds(plan):.0f} s"
@@ -102,7 +102,7 @@ def cost_document(cost: JobCost, machine: Machine) -> Document:
         format_size(max(one.held_bytes for one in costs)),
     )
     columns = tuple(Column(name=head, align=Align.RIGHT if head else Align.LEFT) for head in heads)
-    nothing = "Nothing was measured; all nodes together are taken to be one NVLink domain."
+    nothing = "Nothing was measured; all nodes are assumed to be one NVLink domain."
     return Document(
         command="egmctl bench --dry-run",
         subject=f"{cost.ranks} GPUs",
@@ -136,7 +136,7 @@ def _breaks(costs: Sequence[CaseCost]) -> Iterator[str]:
     """Say what does not work at this size."""
     large = [one.case for one in costs if one.too_large]
     if large:
-        yield f"more than may be held at one place: --size has to be smaller for {', '.join(large)}"
+        yield f"more than one place may hold: use a smaller --size for {', '.join(large)}"
     for reason in dict.fromkeys(one.reason for one in costs if one.reason):
         waived = sum(one.waived for one in costs if one.reason == reason)
         yield f"skipped: {waived} ({reason})"

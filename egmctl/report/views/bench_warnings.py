@@ -51,7 +51,7 @@ def route_line(report: RunReport) -> str | None:
 def _of(measurement: Measurement) -> Iterator[str]:
     for placement in measurement.placements:
         if placement.right is False:
-            yield f"memory of {placement.label} does not lie there ({printable(placement.detail)})"
+            yield f"memory of {placement.label} is elsewhere ({printable(placement.detail)})"
     evidence = measurement.evidence
     if measurement.measured and any(flow.route.degraded for flow in measurement.flows):
         yield _degraded(measurement)
@@ -64,7 +64,7 @@ def _of(measurement: Measurement) -> Iterator[str]:
             pids = ", ".join(map(str, gpu.other_processes[:_SHOWN]))
             yield f"other processes used {gpu.label} meanwhile ({pids})"
         if slowed := sorted(set(gpu.throttle_reasons or ()) - HARMLESS):
-            yield f"the clocks of {gpu.label} were held down: {', '.join(slowed)}"
+            yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
     if evidence.route is not None and evidence.route.verdict is Verdict.REFUTED:
         yield _refuted(evidence.route)
 
@@ -73,7 +73,7 @@ def _degraded(measurement: Measurement) -> str:
     route = measurement.evidence.route if measurement.evidence is not None else None
     why = next(flow.route.egm_reason for flow in measurement.flows if flow.route.degraded)
     if route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
-        carried = "no counter tells which link carried the bytes"
+        carried = "no counter shows which link carried the bytes"
     else:
         how = "by its counters" if route.verdict is Verdict.PROVEN else "by exclusion"
         carried = f"{_LINKS[route.link]} carried the bytes, {how}"
@@ -85,6 +85,6 @@ _LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe"}
 
 def _refuted(route: LinkEvidence) -> str:
     if route.carried_bytes is None:
-        return f"another wire than {route.link} carried the bytes"
+        return f"another link than {route.link} carried the bytes"
     share = 100 * route.carried_bytes / route.expected_bytes
     return f"{route.link} carried only {share:.0f} % of the bytes"

@@ -149,7 +149,7 @@ def _body(comparison: Comparison) -> Iterator[Block]:
     if comparison.kind in (Command.BENCH, Command.BRINGUP):
         of = "the median of the nodes" if comparison.of_nodes else "the first run"
         notes.append(
-            f"told are changes against {of} above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
+            f"shown are changes from {of} above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
         )
     if notes:
         yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))

@@ -107,7 +107,7 @@ def _body(diagnosis: Diagnosis) -> Iterator[Block]:
     yield verdict(diagnosis)
     process = diagnosis.machine.process
     if process is not None and process.pid:
-        yield Paragraph(words=f"Process {process.pid}; NVML and CUDA were asked from outside of it.", tone=Tone.DIM)
+        yield Paragraph(words=f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
     found = causes(diagnosis.findings)
     for cause in found:
         yield _problem(cause)

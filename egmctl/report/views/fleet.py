@@ -103,7 +103,7 @@ def _advice(bad: set[State]) -> str:
     if State.FAILED in bad:
         return "the causes are below; 'egmctl show' reads each node's file; --list failed prints the node set"
     if State.UNREACHABLE in bad:
-        return "ask the silent nodes again with --resume"
+        return "retry the silent nodes with --resume"
     return "see what keeps them from an answer with 'egmctl doctor' there" if bad else ""
 
 

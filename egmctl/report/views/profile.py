@@ -114,7 +114,7 @@ def _signature(match: Signature) -> list[str]:
         lines.append(f"{match.link} between GPUs, or fewer links")
     lines.append("NVLink-C2C" if match.c2c else "no NVLink-C2C")
     if match.nvlink_domain is not None:
-        lines.append(f"{'an' if match.nvlink_domain else 'no'} NVLink domain of several nodes")
+        lines.append(f"{'a' if match.nvlink_domain else 'no'} multi-node NVLink domain")
     return lines
 
 
