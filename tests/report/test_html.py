@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from xml.etree.ElementTree import Element
 
 import pytest
@@ -17,6 +18,7 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
+from egmctl.model.fleet import FleetReport
 from egmctl.model.gpu import FAKE
 from egmctl.model.measurement import Status
 from egmctl.report.document import Better, Cell, Matrix, Series
@@ -25,12 +27,21 @@ from egmctl.report.render.matrix import matrix_html
 from egmctl.report.render.page import style
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
+from tests.fleet.test_bringup_view import no_go
+from tests.fleet.test_bringup_view import rack as rack_in
 from tests.report import comparisons
 from tests.report.pages import elements, parse, words
 from tests.report.runs import HOSTILE, hostile_run, judged, run
 
 ESCAPED = HOSTILE.replace("\x00", r"\x00").replace("\x1b", r"\x1b").replace("\u202e", r"\u202e").replace("\n", r"\n")
 SWEEP = [1 << power for power in range(12, 34, 4)]
+
+
+def rack() -> FleetReport:
+    with TemporaryDirectory() as folder:
+        return rack_in(Path(folder))
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "eight GPUs, every case": lambda: str(render(judged(run("dgx-h100")), Form.HTML)),
     "EGM": lambda: str(render(judged(run("gb200-tray", gpus=2)), Form.HTML)),
@@ -39,6 +50,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "topo": lambda: str(render(topology(replay.load("dgx-h100")), Form.HTML)),
     "topo of direct links": lambda: str(render(topology(replay.load("gh200x4")), Form.HTML)),
     "doctor": lambda: str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
+    "a rack brought up": lambda: str(render(rack(), Form.HTML)),
+    "bring-up": lambda: str(render(no_go(), Form.HTML)),
     "compare of two runs": lambda: str(render(comparisons.two_runs(), Form.HTML)),
     "compare of nodes": lambda: str(render(comparisons.nodes(), Form.HTML)),
     "compare of findings": lambda: str(render(comparisons.findings(), Form.HTML)),
