@@ -209,6 +209,8 @@ def prove(tally: Tally, label: str, root: Path, artefact: Artefact, reference: R
             for name, words in COMMANDS.items():
                 done = inside.run(f"{artefact.command} {' '.join(words)}", number, environment(reference.node, name))
                 got, expected = outcome(name, done), reference.expected[name]
+                if not timed:
+                    got, expected = emulated(got), emulated(expected)
                 tally.check(f"{label}: {name} as {user}", got == expected, _difference(expected, got, done))
         if timed:
             took = start_up(lambda script: inside.run(script, 1000, {}), f"{artefact.command} --version")
@@ -232,6 +234,18 @@ def prove(tally: Tally, label: str, root: Path, artefact: Artefact, reference: R
         left = sorted(left_in(written) - kept)
         tally.check(f"{label}: leaves nothing", done.returncode == 0 and not left, f"{done.stderr[-200:]} {left[:5]}")
     print(line, flush=True)
+
+
+UNEMULATED = ("numa.mempolicy-syscalls", "ipc.vmm-active", "ipc.pool-active", "ipc.event-active", "ipc.pidfd-active")
+"""Checks of system calls that qemu-user does not have (mbind(2), get_mempolicy(2), pidfd_getfd(2)), or not as Linux."""
+
+
+def emulated(result: Any) -> Any:
+    """Return an outcome without what depends on system calls that the emulator lacks, and so without the exit code."""
+    _, found = result
+    if not isinstance(found, dict):
+        return result
+    return None, {key: number for key, number in found.items() if key[0] not in UNEMULATED}
 
 
 def outcome(name: str, done: subprocess.CompletedProcess[str]) -> Any:
