@@ -24,11 +24,13 @@ class System:
     ubuntu: bool = False
     forms: Sequence[str] = ("folder", "slim", "deb", "rpm", "pex")
     """What can be installed there."""
+    fake_node: bool = True
+    """Whether the fake driver runs there, which is compiled here, for this machine's glibc."""
 
 
 SYSTEMS = {
     # Its glibc, 2.31, is older than that of RHEL 9 (2.34). Its dpkg does not read zstd, its Python is 3.9.
-    "debian11": System("bullseye", forms=("folder", "slim")),
+    "debian11": System("bullseye", forms=("folder", "slim"), fake_node=False),
     "debian12": System("bookworm"),
     "debian13": System("trixie"),
     "ubuntu22.04": System("jammy", ubuntu=True),
