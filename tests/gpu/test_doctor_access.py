@@ -115,7 +115,7 @@ def test_a_gpu_that_was_asked_for_and_is_denied(gpus: tuple[Gpu, ...], which: in
         run = doctor("--gpus", gpu.bus_id, before=cgroup.join)
     found = run.of(CGROUP)
     assert (run.code, found["status"], found["place"]["ids"]) == (1, "fail", [gpu.bus_id])
-    assert found["summary"].startswith(f"the device cgroup denies /dev/nvidia{minor(gpu)}, and GPU")
+    assert found["summary"].startswith(f"the device cgroup denies /dev/nvidia{minor(gpu)}, but GPU")
     assert found["cause"].startswith("set by Slurm for this job (bpf(BPF_PROG_QUERY): Slurm_Cgroup_v2 on ")
     assert "CUDA_VISIBLE_DEVICES" in found["remedy"]["text"]
     rest = len(gpus) - 1

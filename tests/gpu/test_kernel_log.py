@@ -75,7 +75,7 @@ def test_an_out_of_bounds_store_is_the_applications_fault(egmctl: RunEgmctl) -> 
 
 
 def test_a_bench_says_which_messages_came_while_it_ran(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "egmctl", "bench", "--quick", "--allow-busy", "--samples", "100", "--json"]
+    command = [sys.executable, "-m", "egmctl", "bench", "--quick", "--allow-busy", "--samples", "20", "--json"]
     with subprocess.Popen(
         [*command, "--journal", str(tmp_path)],
         cwd=ROOT,
@@ -90,7 +90,7 @@ def test_a_bench_says_which_messages_came_while_it_ran(tmp_path: Path) -> None:
         store_out_of_bounds()
         out, _ = bench.communicate(timeout=110)
     result = json.loads(out)["result"]
-    assert result["kernel_messages"]["unread"] is None
+    assert result["kernel_messages"].get("unread") is None
     assert 31 in [one["number"] for one in result["kernel_messages"]["events"]]
     (journal,) = tmp_path.glob("*.journal")
     kinds = [json.loads(line)["event"] for line in journal.read_text().splitlines()]

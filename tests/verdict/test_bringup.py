@@ -230,12 +230,19 @@ def test_text(name: str, found: Bringup) -> None:
     compare(text, GOLDEN / f"{name}.txt")
 
 
+ANSWERS = {
+    Form.JSON: '"no-go"',
+    Form.PROM: 'egmctl_bringup_answer{answer="no-go"} 1',
+    Form.JUNIT: '<failure type="fail" message="2 of 18 NVLinks down',
+}
+
+
 @pytest.mark.parametrize("form", BRINGUP)
 def test_every_format_has_the_answer(form: Form) -> None:
     found = bringup(sick(("nvlink.links", LINKS)), measured(value=touching("GPU2")))
     told = str(render(found, form))
-    assert ("NO-GO" if form is not Form.JSON else '"no-go"') in told
-    assert "18 NVLinks down" in told or form is Form.SVG
+    assert ANSWERS.get(form, "NO-GO") in told
+    assert "18 NVLinks down" in told or form in (Form.SVG, Form.PROM)
 
 
 def test_the_page_holds_all_three_and_each_anchor_once() -> None:
