@@ -124,7 +124,7 @@ def test_no_verdict_goes_with_nothing_that_is_about_the_verdict(egmctl: RunEgmct
 def test_list_names_every_profile_with_what_it_knows(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:
     ended = egmctl("profile", "list", env=home)
     assert ended.code == 0
-    assert "hgx-b200  no references\n" in ended.out
+    assert "hgx-b200     HGX B200 and DGX B200: B200 on NVSwitch\n             no references\n" in ended.out
     assert max(map(len, ended.out.splitlines())) <= 80
     document = json.loads(egmctl("profile", "list", "--json", env=home).out)
     check("profiles", document)
@@ -142,9 +142,9 @@ def test_show_has_each_number_and_its_source(egmctl: RunEgmctl, home: dict[str, 
 
 def test_match_says_why(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:
     ended = egmctl("profile", "match", "--machine", "hgx-h200x4", "--quiet", env=home)
-    assert (ended.code, ended.out.splitlines()[:3]) == (
+    assert (ended.code, ended.out.splitlines()[:4]) == (
         0,
-        ["Profile: hgx-h200", "  GPU name NVIDIA H200", "  PCI device id 10de:2335"],
+        ["Profile: hgx-h200", "", "  GPU name NVIDIA H200", "  PCI device id 10de:2335"],
     )
     none = egmctl("profile", "match", "--machine", "gh200x4", env=home)
     assert none.code == 3
