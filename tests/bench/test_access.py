@@ -58,7 +58,7 @@ class TestADeniedGpu:
         assert first(out).startswith(
             "INCOMPLETE: GPU1: the device cgroup denies /dev/nvidia1; 6 measurements not made; the 6 measurements made "
         )
-        assert first(told).startswith("INCOMPLETE: GPU1: the device cgroup denies /dev/nvidia1, and GPU1 was asked for")
+        assert first(told).startswith("INCOMPLETE: GPU1: the device cgroup denies /dev/nvidia1, but GPU1 is required (--gpus, --expect)")
         assert cgroup.path in out, "the policy, by the name that it has here"
         assert "6 ok, 6 waived" in out
 
@@ -148,7 +148,7 @@ class TestBusyGpus:
     ("fault", "told"),
     [
         ("nvmlInit=abort", "NVML crashed in nvmlInit"),
-        ("nvmlInit=error:999", "NVML does not work (nvmlInit: NVML_ERROR_UNKNOWN (999))"),
+        ("nvmlInit=error:999", "NVML fails (nvmlInit: NVML_ERROR_UNKNOWN (999))"),
     ],
 )
 def test_a_dead_nvml_is_told_first_and_no_rate_is_invented(

@@ -71,7 +71,7 @@ def test_the_same_processes_serve_many_steps_and_no_file_stays_open(group: Group
         ("raise", "raised", "ValueError: a bug in the rank"),
         ("leave", "crashed", "out of step: it is through with the step, and rank 0 is in barrier, call 3"),
         ("skip", "crashed", "out of step: it is in barrier, call 77, and rank 0 is in barrier, call 3"),
-        ("garbage", "crashed", "sent garbage"),
+        ("garbage", "crashed", "sent an invalid message"),
     ],
 )
 def test_a_rank_that_fails_releases_the_others_at_once_and_is_named(fault: str, how: str, reason: str) -> None:

@@ -314,7 +314,7 @@ class TestCorruption:
         assert "\nNext: drain the node: data arrived corrupt" in ended.out
         assert "NUMA1  corrupt" in ended.out
         told = " ".join(ended.out.split())
-        assert "host_numa_to_device_memcpy_ce NUMA1 -> GPU0: corrupt: sample 0: 1 of 262144 words differ" in told
+        assert "CORRUPT host_numa_to_device_memcpy_ce NUMA1 -> GPU0: sample 0: 1 of 262144 words differ" in told
 
 
 class TestFailure:
@@ -384,7 +384,7 @@ class TestFailure:
 class TestSelection:
     def test_a_hidden_gpu_is_waived(self, bench: Bench) -> None:
         run = bench("bench", "--numa", "0", "--gpus", "0-1", *SMALL, env={"CUDA_VISIBLE_DEVICES": "1"})
-        assert run.code == 0
+        assert run.code == 1, "GPU0 was asked for by name"
         assert run.reasons() == {"CUDA_VISIBLE_DEVICES hides GPU0"}
         assert run.statuses().count("ok") == 2
         # GPU1 is the only one that the worker sees: its ordinal there is 0.
@@ -411,8 +411,8 @@ class TestSelection:
             (["--timeout", "nan"], "--timeout nan: it must be above 0"),
             (["--case", "h2d"], "--case 'h2d' matches no case"),
             (["--json", "--csv"], "--json and --csv exclude each other"),
-            (["--list", "--csv"], "--list is text"),
-            (["--dry-run", "--csv"], "--dry-run is text or json: it has no form csv"),
+            (["--list", "--csv"], "--list has no format csv; valid are text"),
+            (["--dry-run", "--csv"], "--dry-run has no format csv; valid are text, json"),
             (["--dry-run", "--list"], "--list and --dry-run exclude each other"),
             (["--dry-run", "--profile", "nosuch"], "there is no profile 'nosuch'"),
             (["--quick", "--full"], "--suite, --quick and --full exclude each other"),

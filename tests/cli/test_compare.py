@@ -171,7 +171,7 @@ def test_a_run_that_had_no_result_is_told(egmctl: RunEgmctl, tmp_path: Path) -> 
         (("compare", "README.md", "README.md"), "file README.md is not JSON"),
         (("compare", "a.json", "b.json", "--tolerance", "100"), "it must be from 0 to below 100 per cent"),
         (("show", "none.json"), "file none.json cannot be read: No such file or directory"),
-        (("show", "profiles/machines/gh200.json", "--format", "nagios"), "there is no such form of this"),
+        (("show", "profiles/machines/gh200.json", "--format", "nagios"), "no such format here"),
     ],
 )
 def test_wrong_use_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], sentence: str) -> None:

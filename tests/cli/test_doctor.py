@@ -138,7 +138,7 @@ def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -
         (("--expect", "nonesuch"), "there is no machine 'nonesuch'"),
         (("--json", "--format", "prom"), "--json and --format prom exclude each other"),
         (("--brief", "-v"), "--brief and --verbose exclude each other"),
-        (("--list", "--format", "prom"), "--list is text or json: it has no form prom"),
+        (("--list", "--format", "prom"), "--list has no format prom; valid are text, json"),
         (("--list", "--explain", "numa.mode"), "--list and --explain exclude each other"),
         (("-o", "found.csv"), "found.csv: the suffix '.csv' names no format; valid are .txt, .json, .html, .svg, .md"),
     ],

@@ -41,8 +41,9 @@ def test_in_its_first_moments(tmp_path: Path, part: int) -> None:
     choice = random.Random(part)  # noqa: S311
     for _ in range(5):
         code, err = interrupted(tmp_path, 0.01 + choice.random() * 0.4, "topo", "--machine", "gh200", "-q")
-        assert code in (0, 130)
-        assert err in ("", "egmctl: interrupted\n")
+        # After its last line the signal is the interpreter's again, which a shell calls 130, too.
+        assert code in (0, 130, -signal.SIGINT)
+        assert err in (("",) if code == -signal.SIGINT else ("", "egmctl: interrupted\n"))
 
 
 def test_while_it_loads(tmp_path: Path) -> None:

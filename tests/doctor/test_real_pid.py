@@ -77,7 +77,7 @@ def test_its_environment_and_its_user_count(node: Node) -> None:
     with job(node, before, CUDA_VISIBLE_DEVICES="0,2", AWS_SESSION="hunter2") as pid:
         _, found = node.doctor("--pid", str(pid))
     assert found["dev.permissions"]["place"]["ids"] == [node.bus_id(2)]
-    assert f"do not let uid {confined.NOBODY} in" in found["dev.permissions"]["cause"]
+    assert f"or a security module deny uid {confined.NOBODY}" in found["dev.permissions"]["cause"]
     assert evidence(found["env.visible-devices"])["environment"] == "CUDA_VISIBLE_DEVICES=0,2"
     assert "hunter2" not in repr(found)
 

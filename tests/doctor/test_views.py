@@ -13,6 +13,7 @@ from egmctl.doctor.check import failed, passed
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
@@ -93,7 +94,7 @@ class TestText:
             "",
             "Not determined (-v says why): a.0, a.1, a.2, a.3, a.4, a.5",
         ]
-        assert many.exit_code == 0
+        assert many.exit_code == ExitCode.NOTHING
 
     def test_advice_on_what_is_unknown_is_shown(self) -> None:
         advised = dataclasses.replace(UNTOLD, remedy=Remedy(text="Ask the kernel log."))

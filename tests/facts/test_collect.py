@@ -69,14 +69,14 @@ def test_a_process_that_ends_meanwhile_is_not_reported(monkeypatch: pytest.Monke
             job.wait()
 
         monkeypatch.setattr(confinement, "confinement", end)
-        with pytest.raises(UsageError, match=f"process {job.pid} ended while it was looked at"):
+        with pytest.raises(UsageError, match=f"process {job.pid} ended while it was read"):
             collect(("process", "confinement"), pid=job.pid)
 
 
 def test_another_process_of_the_same_number_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((4711, 4712))
     monkeypatch.setattr(process, "start_time", lambda *_: next(times))
-    with pytest.raises(UsageError, match="ended while it was looked at"):
+    with pytest.raises(UsageError, match="ended while it was read"):
         collect(("host",), pid=os.getpid())
 
 

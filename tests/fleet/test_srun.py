@@ -95,7 +95,7 @@ def test_ctrl_c_ends_the_step_through_its_standard_input(cluster: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert re.search(r"again: egmctl fleet bench --resume \S+ --launcher srun\n", err.decode())
+    assert re.search(r"retry missing nodes: egmctl fleet bench --resume \S+ --launcher srun\n", err.decode())
     assert json.loads(out)["result"]["counts"] == {"interrupted": 1}
     assert (cluster / "ended").exists()
 

@@ -27,12 +27,12 @@ from tests.conftest import ROOT, RunEgmctl, command_environment
             ("bench", "-w", "a", "--", "-o", "x.json"),
             "after --, -o is not allowed: fleet collects JSON from each node",
         ),
-        (("topo", "-w", "a", "--", "--machine", "gh200"), "after --, --machine has no place"),
-        (("doctor", "-w", "a", "--", "--format", "prom"), "after --, --format has no place"),
-        (("bench", "-w", "a", "--", "--list"), "after --, --list has no place"),
+        (("topo", "-w", "a", "--", "--machine", "gh200"), "after --, --machine is not allowed"),
+        (("doctor", "-w", "a", "--", "--format", "prom"), "after --, --format is not allowed"),
+        (("bench", "-w", "a", "--", "--list"), "after --, --list is not allowed"),
         (("doctor", "-w", "a", "--fanout", "0"), "0 is not in the range"),
-        (("doctor", "--resume", "x", "-w", "a"), "-w does not go with it"),
-        (("doctor", "--resume", "x"), "x is no folder of egmctl fleet: it has no readable fleet.json"),
+        (("doctor", "--resume", "x", "-w", "a"), "--resume repeats the earlier command: leave out -w"),
+        (("doctor", "--resume", "x"), "x is not a folder of egmctl fleet: it has no readable fleet.json"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

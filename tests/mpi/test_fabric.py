@@ -61,7 +61,7 @@ def test_words_name_the_nodes_and_are_written_once(two_nodes: list[Place], tmp_p
     assert done.out.count(f"written: {report}") == 1
     text = report.read_text()
     assert text.count("memcpy CE GPU(row)") == 1
-    assert "node1 is rack1-n1, node2 is rack1-n2" in text
+    assert "node1 is rack1-n1\n  node2 is rack1-n2\n" in text
     assert "node2:GPU1" in text
 
 
@@ -146,7 +146,7 @@ def test_different_drivers_end_the_run_before_it_begins(fake_node: MakeFakeNode)
     nodes = [Place(fake_node(in_domain("rack1-n1")), 3), Place(fake_node(in_domain("rack1-n2", driver="590.10")), 1)]
     done = egmctl_under_mpi(nodes, *WRITE)
     assert done.code == 3
-    assert "the driver's version is not the same everywhere: " in done.err
+    assert "the driver's version differs between nodes: " in done.err
     assert "590.10 on rack1-n2" in done.err
     assert done.err.count("egmctl: ") == 1
 
@@ -155,7 +155,7 @@ def test_different_cliques_end_the_run_where_handles_would_cross_them(fake_node:
     nodes = [Place(fake_node(in_domain(f"rack1-n{clique}", clique=clique)), 1) for clique in (7, 8)]
     done = egmctl_under_mpi(nodes, *WRITE)
     assert done.code == 3
-    assert "the NVLink domain is not the same everywhere: " in done.err
+    assert "the NVLink domain differs between nodes: " in done.err
     assert "clique 8 on rack1-n8" in done.err
 
 
@@ -163,7 +163,7 @@ def test_more_ranks_than_gpus_is_a_usage_error_that_names_the_node(fake_node: Ma
     nodes = [Place(fake_node(in_domain("rack1-n1")), 1), Place(fake_node(in_domain("rack1-n2")), 5)]
     done = egmctl_under_mpi(nodes, *WRITE)
     assert done.code == 2
-    assert "rack1-n2 has 5 ranks and 4 GPUs that they may use" in done.err
+    assert "rack1-n2 has 5 ranks and 4 usable GPUs" in done.err
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_command_that_is_killed_is_named_in_the_report_and_the_job_ends(
     report = json.loads(written.read_text())
     assert report["exit_code"] == 4
     said = report["result"]["problems"] + [m["reason"] or "" for m in report["result"]["measurements"]]
-    assert any("gone or does not answer: rank 2 (node2:GPU0 on rack1-n2)" in words for words in said), said
+    assert any("gone or does not respond: rank 2 (node2:GPU0 on rack1-n2)" in words for words in said), said
 
 
 def test_an_interruption_of_all_commands_is_a_report_of_what_there_is(fake_node: MakeFakeNode, tmp_path: Path) -> None:

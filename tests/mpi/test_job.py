@@ -58,7 +58,7 @@ def test_a_command_that_is_killed_is_named_in_time() -> None:
     # Without the option mpirun itself ends the job.
     (failed,) = run({"calls": 1_000_000, "timeout_s": 1}, kill=2, options=("--enable-recovery",))
     assert failed["failed"] == 2
-    assert "gone or does not answer: rank 2 (node1:GPU2)" in failed["words"]
+    assert "gone or does not respond: rank 2 (node1:GPU2)" in failed["words"]
 
 
 def test_what_was_measured_is_not_lost_where_a_command_is_gone_at_the_very_end() -> None:

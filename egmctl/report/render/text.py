@@ -229,10 +229,16 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Words]], widt
 
 
 def _matrix_lines(matrix: Matrix, width: int) -> Iterator[Text]:
-    """Yield the lines of a matrix, in as many blocks of columns as the width asks for."""
+    """Yield the lines of a matrix, in as many blocks of columns as the width asks for.
+
+    Where one block alone is too wide for its names, the longest names stand on lines of their own.
+    """
     names = [printable(name) for name in matrix.rows]
     label = max(map(len, names), default=0)
     wide = {id(series): _width_of(series) for group in matrix.groups for series in group}
+    left = width - sum(1 + size for size in wide.values())
+    if len(matrix.groups) == 1 and label > left:
+        label = max(left, _LEAST_WRAPPED)
 
     def blocks(gap: int) -> list[list[Series]]:
         found: list[list[Series]] = [[]]
@@ -255,7 +261,11 @@ def _matrix_lines(matrix: Matrix, width: int) -> Iterator[Text]:
             yield Text()
         height = max((len(series.header) for series in block), default=0)
         for row in range(-height, len(names)):
-            line = Text((names[row] if row >= 0 else "").ljust(label))
+            name = names[row] if row >= 0 else ""
+            if len(name) > label:
+                yield Text(name)
+                name = ""
+            line = Text(name.ljust(label))
             for series in block:
                 line.append(" " * gap)
                 if row >= 0:
