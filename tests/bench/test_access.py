@@ -58,7 +58,9 @@ class TestADeniedGpu:
         assert first(out).startswith(
             "INCOMPLETE: GPU1: the device cgroup denies /dev/nvidia1; 6 measurements not made; the 6 measurements made "
         )
-        assert first(told).startswith("INCOMPLETE: GPU1: the device cgroup denies /dev/nvidia1, but GPU1 is required (--gpus, --expect)")
+        assert first(told).startswith(
+            "INCOMPLETE: GPU1: the device cgroup denies /dev/nvidia1, but GPU1 is required (--gpus, --expect)"
+        )
         assert cgroup.path in out, "the policy, by the name that it has here"
         assert "6 ok, 6 waived" in out
 

@@ -120,7 +120,9 @@ def test_mode_bits(node: Node) -> None:
     code, found = node.doctor(before=confined.become_nobody)
     assert (code, found[PERMISSIONS]["status"]) == (1, "fail")
     assert found[PERMISSIONS]["place"]["ids"] == [node.bus_id(1)]
-    assert found[PERMISSIONS]["cause"].startswith("the mode bits (mode 0000, uid 0, gid 0) or a security module deny uid 65534")
+    assert found[PERMISSIONS]["cause"].startswith(
+        "the mode bits (mode 0000, uid 0, gid 0) or a security module deny uid 65534"
+    )
     assert found[CGROUP]["status"] == "pass"
 
 
