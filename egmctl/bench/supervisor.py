@@ -33,7 +33,7 @@ from egmctl.journal.events import NoRecorder, Recorder
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Summary, Task, finish
+from egmctl.model.measurement import BROKEN, Flow, Measurement, RunReport, Status, Summary, Task, finish
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
@@ -309,6 +309,9 @@ class _Run:
                 self._compare(step, number, before, measurement)
         elif self._soak is not None:
             self.found[number] = self._soak.merge(before, measurement)
+        elif before is not None and before.status in BROKEN:
+            # Measured again, alone or because others were unstable: what broke once is broken.
+            self.found[number] = replace(before, attempts=before.attempts + 1)
         elif before is not None and before.status is Status.UNSTABLE and measurement.status in _STEADINESS:
             better = min(before, measurement, key=lambda m: _STEADINESS[m.status])
             self.found[number] = replace(better, attempts=before.attempts + 1)
@@ -318,7 +321,10 @@ class _Run:
             self._recorder.measurement(number, self.found[number])
 
     def _compare(self, step: Step, number: int, among: Measurement, proof: Measurement) -> None:
-        """Note how a pair that was measured among others does alone."""
+        """Note how a pair that was measured among others does alone; that it breaks alone counts."""
+        if proof.status in BROKEN and among.status not in BROKEN:
+            self.found[number] = proof
+            return
         summary, alone = _headline(among), _headline(proof)
         self.found[number] = replace(among, alone=alone.median if alone else None)
         if summary and alone and step.group is not None:

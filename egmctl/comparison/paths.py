@@ -9,9 +9,8 @@ from statistics import mode
 from egmctl.comparison.matching import Key, PathClass, Point
 from egmctl.comparison.spread import OUTLIER, TIMES, Spread, SpreadOf
 from egmctl.model.comparison import Outcome, PathDifference
-from egmctl.model.measurement import Status
+from egmctl.model.measurement import BROKEN, Status
 from egmctl.model.route import Egm
-from egmctl.verdict.classes import BROKEN
 
 NORMAL = 1.4826
 """Standard deviation of a normal distribution by its median absolute deviation."""

@@ -85,6 +85,10 @@ class Status(StrEnum):
     """The worker process did not finish in time and was killed."""
 
 
+BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
+"""What was tried and gave no result that can be used."""
+
+
 class Verification(StrEnum):
     """What was compared with what was sent."""
 

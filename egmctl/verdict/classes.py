@@ -14,8 +14,6 @@ JUDGED_FROM_BYTES = 64 * MIB
 """Bandwidths of smaller buffers say what it costs to begin a copy, and are not judged. On HGX H200 copies of 64 MiB
 reach 98 % of what copies of 512 MiB do (docs/profiles.md)."""
 
-BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
-
 
 def is_lost(measurement: Measurement) -> bool:
     """Say whether a measurement ended for no cause that is known: the command ends with 4 then."""

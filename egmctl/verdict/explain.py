@@ -20,13 +20,13 @@ from egmctl.model.cause import RunCause
 from egmctl.model.finding import Finding, Place, PlaceKind
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport, Status
+from egmctl.model.measurement import BROKEN, Flow, HandleKind, Measurement, RunReport, Status
 from egmctl.model.route import Carrier, LinkKind
 from egmctl.model.verdict import Grade
 from egmctl.topology.access import nvml_failure
 from egmctl.verdict import seen
 from egmctl.verdict.causes import Cause, causes
-from egmctl.verdict.classes import BROKEN, is_degraded, is_lost
+from egmctl.verdict.classes import is_degraded, is_lost
 
 SECTIONS = ("switches", "confinement", "system")
 """The facts that causes are found in, besides those that a plan is made from."""
@@ -178,7 +178,8 @@ def _left_out(run: RunReport) -> frozenset[str]:
         return frozenset()
     machine = run.machines[0]
     gpus = _gpus(run, machine)
-    return frozenset({*seen.unusable_gpus(machine, gpus), *(seen.busy_gpus(machine, gpus))})
+    busy = () if run.settings.allow_busy else seen.busy_gpus(machine, gpus)
+    return frozenset({*seen.unusable_gpus(machine, gpus), *busy})
 
 
 def _is_blind(machine: Machine) -> bool:
@@ -208,7 +209,7 @@ def _can_stop(cause: Cause, measurement: Measurement, left_out: Collection[str])
         if gone and _fits(finding.check, _STOPS_GPU):
             if finding.place.kind is not PlaceKind.GPU or gone & set(finding.place.ids):
                 return True
-        elif not gone and _fits(finding.check, (*_STOPS_GPU, *_STOPS)):
+        elif not gone and _fits(finding.check, _STOPS):
             return True
     return False
 
@@ -296,7 +297,7 @@ _REACH: Mapping[str, tuple[_Holds, ...]] = {
 }
 """By check, or glob of checks: what a flow has to cross for its faults to concern it. Other checks explain no speed."""
 
-_STOPS_GPU = ("dev.*", "drv.*", "env.visible-devices", "gpu.mig", "gpu.compute-mode", "gpu.health")
+_STOPS_GPU = ("dev.*", "drv.*", "env.visible-devices", "gpu.mig", "gpu.compute-mode")
 """Checks whose faults take a whole GPU away."""
 _STOPS = ("p2p.*", "egm.*", "c2c.link", "nvlink.*", "fabric.*", "imex.*", "numa.cpuset-mems", "numa.mempolicy-syscalls")
 """Checks whose faults keep a path from being tried at all."""

@@ -12,14 +12,13 @@ from statistics import median
 from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.finding import Status
 from egmctl.model.gpu import FAKE, are_fake
-from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judged, Judgement, RunVerdict, Yardstick
 from egmctl.verdict.against_link import against_link
 from egmctl.verdict.against_peers import against_peers
 from egmctl.verdict.against_profile import against_profile, cite, reference_for
 from egmctl.verdict.classes import (
-    BROKEN,
     PathClass,
     class_of,
     is_degraded,

@@ -198,6 +198,22 @@ class TestPairsAtOnce:
         assert crashed == [steps[0][1]]
         assert report.measurements[steps[0][0]].status is Status.OK
 
+    def test_data_that_is_wrong_in_the_proof_alone_is_the_result(self, run: Supervise) -> None:
+        (proof,) = next(step.tasks for step in plan(gpus=4).steps if step.proof)
+        report = run(f"{proof}p:corrupt", gpus=4)
+        assert [n for n, m in enumerate(report.measurements) if m.status is Status.CORRUPT] == [proof]
+        assert report.exit_code is ExitCode.FAILED
+
+    def test_data_that_is_wrong_among_others_stays_wrong_though_it_is_right_alone(
+        self, run: Supervise, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("EGMCTL_TEST_TOGETHER", "90")
+        steps = [step.tasks for step in plan(gpus=4).steps if len(step.tasks) > 1]
+        report = run(f"{steps[0][1]}t:corrupt", gpus=4)
+        assert any("one at a time" in note for note in report.notes)
+        assert [n for n, m in enumerate(report.measurements) if m.status is Status.CORRUPT] == [steps[0][1]]
+        assert report.exit_code is ExitCode.FAILED
+
     def test_a_crash_in_the_proof_costs_no_result_but_is_told(self, run: Supervise) -> None:
         (proof,) = next(step.tasks for step in plan(gpus=4).steps if step.proof)
         report = run(f"{proof}p:crash", gpus=4)

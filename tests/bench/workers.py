@@ -21,7 +21,8 @@ from egmctl.model.measurement import Sample, Status, finish
 def run(parent: Channel, _arguments: dict[str, Any]) -> None:
     """Measure nothing, but say so; EGMCTL_TEST_FAULT names a task's number and what happens there, e.g. ``2:crash``.
 
-    A task alone has 100 GB/s, several at once have what EGMCTL_TEST_TOGETHER says.
+    ``2p`` is its proof alone, ``2t`` the task among others. A task alone has 100 GB/s, several at once have what
+    EGMCTL_TEST_TOGETHER says.
     """
     message, _ = parent.receive()
     from_json(Preparation, message["preparation"])
@@ -35,10 +36,13 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
         value = together if len(step.tasks) > 1 else 100.0
         for ordered in step.tasks:
             fault = faults.get(f"{ordered.number}{'p' * step.proof}", "")
+            if len(step.tasks) > 1:
+                fault = faults.get(f"{ordered.number}t", fault)
             _misbehave(fault, "cuStreamSynchronize")
             broken = fault == "break"
             # The process that measured is in the reason, so that tests see where a new one took over.
             status = Status.UNSTABLE if os.environ.get("EGMCTL_TEST_UNSTABLE") else Status.OK
+            status = Status.CORRUPT if fault == "corrupt" else status
             measurement = finish(
                 ordered.task,
                 Status.FAILED if broken else status,

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from egmctl.model.cause import RunCause
 from egmctl.model.finding import Status as Found
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import BROKEN, Measurement, RunReport, Status
 from egmctl.model.route import LinkKind
 from egmctl.model.verdict import Culprit, Grade, RunVerdict
 from egmctl.report.document import Tone, Verdict
 from egmctl.report.views.bench_kernel import grave
 from egmctl.report.views.causes import cause_advice, cause_words
 from egmctl.report.views.doctor import title
-from egmctl.verdict.classes import BROKEN, is_lost
+from egmctl.verdict.classes import is_lost
 from egmctl.verdict.seen import HIDDEN
 
 _PATHS = 3
@@ -93,7 +93,9 @@ def answer(
 
 
 def _missing(report: RunReport) -> RunCause | None:
-    """Return what makes a run incomplete: a GPU that was not measured, or links that nobody knows; ``None``: nothing.
+    """Return what makes a run incomplete; ``None``: nothing.
+
+    It is a GPU that was not measured, paths that a fault kept from being measured, or links that nobody knows.
 
     That CUDA_VISIBLE_DEVICES hides a GPU was somebody's choice: it counts only where the GPU was asked for.
     """
@@ -101,7 +103,8 @@ def _missing(report: RunReport) -> RunCause | None:
         explained = [report.measurements[number] for number in cause.explains]
         blind = any(hop.link is LinkKind.UNKNOWN for m in explained for flow in m.flows for hop in flow.route.hops)
         chosen = cause.finding.check == HIDDEN and cause.status is not Found.FAIL
-        left_out = any(m.status is Status.WAIVED for m in explained) and _is_of_gpus(cause) and not chosen
+        stops = _is_of_gpus(cause) or cause.status is Found.FAIL
+        left_out = any(m.status is Status.WAIVED for m in explained) and stops and not chosen
         if left_out or (blind and _is_of_libraries(cause)):
             return cause
     return None
@@ -109,7 +112,7 @@ def _missing(report: RunReport) -> RunCause | None:
 
 def _is_of_gpus(cause: RunCause) -> bool:
     """Say whether a cause takes GPUs away, and not single paths."""
-    return cause.finding.check.startswith(("bench.gpu-", "dev.", "drv.", "gpu."))
+    return cause.finding.check.startswith(("bench.gpu-", "dev.", "drv.", "env.visible-devices", "gpu."))
 
 
 def _is_of_libraries(cause: RunCause) -> bool:
