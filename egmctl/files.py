@@ -56,7 +56,7 @@ def _write(target: Path, content: bytes, replace: bool) -> None:
             raise OSError(errno.EINVAL, "it is not a regular file")
         with temporary.open("xb") as file:
             if earlier is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(earlier.st_mode))
+                os.fchmod(file.fileno(), _mode_after(earlier))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -66,6 +66,14 @@ def _write(target: Path, content: bytes, replace: bool) -> None:
             _link(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _mode_after(earlier: os.stat_result) -> int:
+    """Return the mode of the file that replaces another.
+
+    It may have a new owner, for whom setuid was not meant, nor that others may write.
+    """
+    return earlier.st_mode & (0o777 if earlier.st_uid == os.geteuid() else 0o755)
 
 
 def _link(temporary: Path, target: Path) -> None:

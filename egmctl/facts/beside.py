@@ -103,7 +103,7 @@ def look_at_file_system(_parent: Channel, arguments: dict[str, Any]) -> Any:
 
 def _write(path: str, content: bytes) -> None:
     # No text file: its codec would have to be imported.
-    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.write(file, content)
     finally:

@@ -52,6 +52,9 @@ class Folder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UsageError(f"another egmctl fleet is using {printable(str(self.path))}") from error
+            except OSError:
+                # A network file system without locks: then nothing keeps others out.
+                pass
             yield
         finally:
             os.close(lock)
@@ -97,7 +100,8 @@ class Folder:
 
     def discard(self, node: str) -> None:
         """Remove what a node sent."""
-        self.part(node).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.part(node).unlink(missing_ok=True)
 
     def write_report(self, text: str) -> None:
         """Put ``fleet.json`` in its place, over an earlier one of this run."""

@@ -8,6 +8,7 @@ an orderly way (``remote.py``), before anything is killed.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -186,11 +187,16 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         try:
             talk.file.write(chunk)
         except OSError as error:
-            self._talks.pop(node).file.close()
-            self._folder.discard(node)
-            self._fail(node, EgmctlError(f"cannot write {printable(str(self._folder.part(node)))}: {error.strerror}"))
+            with contextlib.suppress(OSError):
+                self._talks.pop(node).file.close()
+            self._lose(node, error)
             return False
         return True
+
+    def _lose(self, node: str, error: OSError) -> None:
+        """Take it that what a node sent could not be written."""
+        self._folder.discard(node)
+        self._fail(node, EgmctlError(f"cannot write {printable(str(self._folder.part(node)))}: {error.strerror}"))
 
     def _fail(self, node: str, error: EgmctlError) -> None:
         """Take it that the folder takes no more: raised here it would tear down the engine under the other nodes."""
@@ -204,7 +210,12 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         talk = self._talks.pop(node, None)
         if talk is None:
             return
-        talk.file.close()
+        try:
+            talk.file.close()
+        except OSError as error:
+            # NFS tells of a full disk here.
+            self._lose(node, error)
+            return
         ended = Ended(
             node=node,
             code=code,

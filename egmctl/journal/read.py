@@ -140,7 +140,7 @@ def _put_together(skeleton: RunReport, entries: Iterator[dict[str, Any]]) -> Kep
                     exit_code, under_way = code, {}
                 case {"event": events.MENTIONED}:
                     mentioned = True
-    except (DecodeError, KeyError, TypeError, ValueError):
+    except (DecodeError, KeyError, OverflowError, TypeError, ValueError):
         # What is damaged, and all after it, is passed over.
         problems.append("the rest of the journal cannot be read")
     kept = Kept(report=skeleton, exit_code=exit_code, under_way=tuple(under_way.values()), mentioned=mentioned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -106,8 +107,10 @@ class Journal:
             except OSError as error:
                 self.failure = f"{folder}: {error.strerror}"
                 continue
-            # Who holds the lock is at work: others neither remove the file nor tell of its end.
-            fcntl.flock(file, fcntl.LOCK_EX)
+            # Who holds the lock is at work: others neither remove the file nor tell of its end. On network file systems
+            # that have no locks nobody knows.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
             _flush_folder(folder)
             self.path, self.failure = folder / name, None
             return file
@@ -137,7 +140,8 @@ class Journal:
     def _fail(self, why: str, last: bytes = b"") -> None:
         self.failure = f"{self.path}: {why}"
         if self._file is not None and last:
-            os.write(self._file, last)
+            with contextlib.suppress(OSError):
+                os.write(self._file, last)
         self.close()
 
 

@@ -106,7 +106,7 @@ def converse(process: subprocess.Popen[bytes], feed: BinaryIO, *, timeout_s: flo
         try:
             while {process.stdout, process.stderr} & {key.fileobj for key in selector.get_map().values()}:
                 ready = selector.select(max(0.0, until - time.monotonic()))
-                if not ready and time.monotonic() >= until:
+                if time.monotonic() >= until:
                     raise TimeoutError
                 for key, _ in ready:
                     if key.fileobj is process.stdin:

@@ -142,6 +142,22 @@ def test_what_cannot_be_written_leaves_the_earlier_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize(("owner", "mode"), [(os.geteuid(), 0o777), (NOBODY, 0o755)])
+def test_a_file_that_replaces_another_is_no_setuid_program_and_no_strangers_to_write(
+    tmp_path: Path, owner: int, mode: int
+) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    if owner != os.geteuid():
+        if os.geteuid() != 0:
+            pytest.skip("only root replaces a stranger's file here")
+        os.chown(path, owner, owner)
+    path.chmod(0o6777)
+    write_whole(path, b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert path.stat().st_uid == os.geteuid()
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 

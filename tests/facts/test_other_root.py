@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -219,3 +220,20 @@ def test_a_cgroup_that_cannot_be_joined_is_no_missing_node(tree: Tree, own: str,
         inside.read_all(tree.root, 77, [])
     assert caught.value.unread.reason is Reason.FAILED
     assert "is not mounted here" in caught.value.unread.detail
+
+
+@pytest.mark.processes
+def test_into_a_copied_tree_nothing_is_written(tree: Tree, tmp_path: Path) -> None:
+    """Its ``cgroup.procs`` may be a link to whatever its maker likes."""
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    tree.write("/proc/self/mountinfo", "30 1 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    tree.write("/proc/self/cgroup", "0::/\n")
+    tree.write("/proc/77/cgroup", "0::/job\n")
+    tree.write("/sys/fs/cgroup/job/cgroup.procs", "")
+    procs = tree.root.path("/sys/fs/cgroup/job/cgroup.procs")
+    os.unlink(procs)
+    os.symlink(victim, procs)
+    with contextlib.suppress(Unreadable):
+        inside.read_all(tree.root, 77, [])
+    assert victim.read_text() == "untouched"

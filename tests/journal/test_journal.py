@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 
 from egmctl import saved
 from egmctl.errors import UsageError
+from egmctl.fleet.folder import Folder
 from egmctl.journal import write
 from egmctl.journal.events import what
 from egmctl.journal.read import earlier, is_journal, read, read_file
@@ -139,7 +141,14 @@ def test_cut_at_any_byte_it_is_read_up_to_there(egmctl: RunEgmctl, env: dict[str
 
 
 @pytest.mark.parametrize(
-    "damage", [b"\xff\x00", b"{", b"[]\n", b'{"event":"measurement","number":1,"measurement":1}\n']
+    "damage",
+    [
+        b"\xff\x00",
+        b"{",
+        b"[]\n",
+        b'{"event":"measurement","number":1,"measurement":1}\n',
+        b'{"event":"step","tasks":[{"number":1e999,"task":{}}]}\n',
+    ],
 )
 def test_what_is_damaged_costs_no_more_than_itself(
     egmctl: RunEgmctl, env: dict[str, str | None], folder: Path, damage: bytes
@@ -263,3 +272,17 @@ def test_journals_of_others_are_never_removed(tmp_path: Path) -> None:
     (tmp_path / "bench-mine.journal").write_text("a copy that somebody keeps")
     write.prune(tmp_path)
     assert len(list(tmp_path.iterdir())) == write.FILES_LIMIT + 10
+
+
+def test_on_a_file_system_without_locks_it_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    journal = write.Journal([tmp_path], str)
+    journal._file = journal._made()
+    assert journal.failure is None
+    journal.close()
+    assert len(list(tmp_path.glob("bench-*.journal"))) == 1
+    with Folder(tmp_path).alone():
+        pass
