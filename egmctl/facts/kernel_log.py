@@ -30,6 +30,8 @@ _RECORD_BYTES = 1 << 16
 """More than the kernel's largest record; a smaller buffer makes read(2) fail with EINVAL."""
 _RECORDS_LIMIT = 1 << 18
 _JOURNAL_BYTES = 64 << 20
+_JOURNAL_LINES = 100_000
+"""The newest lines of the journal that are read: some 40 MiB as JSON."""
 _TEXT_LIMIT = 200
 
 Line = tuple[float, str]
@@ -232,7 +234,15 @@ def _record(text: str) -> Line | None:
 def _journal(root: Root) -> tuple[Iterable[Line], float, bool]:
     if not root.exists(JOURNAL):
         raise Unreadable(Reason.NOT_PRESENT, f"{JOURNAL}: ENOENT")
-    command = [root.path(JOURNAL), "--dmesg", "--boot", "--output=json", "--no-pager", "--quiet"]
+    command = [
+        root.path(JOURNAL),
+        "--dmesg",
+        "--boot",
+        "--output=json",
+        "--no-pager",
+        "--quiet",
+        f"--lines={_JOURNAL_LINES}",
+    ]
     command.append("--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP,SYSLOG_FACILITY")
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
     try:
@@ -241,10 +251,12 @@ def _journal(root: Root) -> tuple[Iterable[Line], float, bool]:
         raise Unreadable(Reason.TIMED_OUT, f"{JOURNAL}: no end within {JOURNAL_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise Unreadable.from_os_error(error, JOURNAL) from None
-    lines = [line for raw in output.splitlines() if (line := _journal_entry(raw)) is not None]
+    entries = output.splitlines()
+    cut = len(entries) >= _JOURNAL_LINES or len(output) >= _JOURNAL_BYTES
+    lines = [line for raw in entries if (line := _journal_entry(raw)) is not None]
     if not lines:
         raise Unreadable(Reason.NO_PERMISSION, f"{JOURNAL}: no kernel message may be read")
-    return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), False
+    return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), cut
 
 
 def _journal_entry(raw: bytes) -> Line | None:

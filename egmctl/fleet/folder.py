@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -62,7 +63,9 @@ class Folder:
     def spool(self, node: str) -> BinaryIO:
         """Return a file for what a node sends while it sends it; :meth:`discard` or :meth:`keep` end it."""
         try:
-            return self.part(node).open("wb", buffering=0)
+            self.part(node).unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.fdopen(os.open(self.part(node), flags, 0o666), "wb", buffering=0)
         except OSError as error:
             raise EgmctlError(f"cannot write {printable(str(self.part(node)))}: {error.strerror}") from error
 
@@ -152,6 +155,8 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
     name = printable(str(path))
     try:
         path.mkdir(exist_ok=True)
+        if (owner := path.stat().st_uid) != os.geteuid():
+            raise UsageError(f"{name} belongs to user {owner}, who could redirect what is written there")
         if any(path.iterdir()):
             raise UsageError(f"{name} exists; give a new folder, or --resume {name} to continue")
         (path / NODES).mkdir()
@@ -170,10 +175,14 @@ def old_folder(path: Path) -> Folder:
     """
     if not os.access(path / REPORT, os.R_OK):
         raise UsageError(f"{printable(str(path))} is not a folder of egmctl fleet: it has no readable {REPORT}")
-    if (owner := (path / REPORT).stat().st_uid) not in (os.geteuid(), 0):
-        raise UsageError(
-            f"{printable(str(path / REPORT))} belongs to user {owner}: --resume would run what it says on the nodes"
-        )
     if not os.access(path / NODES, os.W_OK | os.X_OK):
         raise UsageError(f"{printable(str(path / NODES))} cannot be written to")
+    # The owner of a folder can exchange what is in it, and where a link leads is its owner's choice.
+    for one in (path / REPORT, path, path / NODES):
+        status = one.stat() if one == path else one.lstat()
+        name = printable(str(one))
+        if stat.S_ISLNK(status.st_mode):
+            raise UsageError(f"{name} is a link: --resume takes the folder that the earlier run made")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise UsageError(f"{name} belongs to user {status.st_uid}: --resume would run what it says on the nodes")
     return Folder(path)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl.facts import kernel_log as module
 from egmctl.facts.kernel_log import EVENTS_LIMIT, event, kernel_log
 from egmctl.facts.kernel_watch import KernelLogWatch
 from egmctl.facts.root import Root, Unreadable
@@ -139,3 +140,20 @@ def test_the_real_log_of_this_kernel() -> None:
     assert watch.events() == ()
     watch.close()
     assert watch.events() == ()
+
+
+@pytest.mark.parametrize(("lines", "cut"), [(3, False), (2, True)])
+def test_a_journal_of_which_only_the_newest_was_read_has_a_gap(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, lines: int, cut: bool
+) -> None:
+    tree.write("/usr/bin/journalctl", "")
+    said: list[str] = []
+
+    def output_of(command: list[str], **_: object) -> bytes:
+        said.extend(command)
+        return b'{"MESSAGE":"NVRM: nothing","__MONOTONIC_TIMESTAMP":"1"}\n' * 2
+
+    monkeypatch.setattr(module, "output_of", output_of)
+    monkeypatch.setattr(module, "_JOURNAL_LINES", lines)
+    assert module._journal(tree.root)[2] is cut
+    assert f"--lines={lines}" in said

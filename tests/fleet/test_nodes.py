@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 from egmctl.errors import UsageError
 from egmctl.fleet import nodes as module
+from egmctl.fleet.folder import Folder, new_folder
 from egmctl.fleet.nodes import check_names, select_nodes
 from egmctl.fleet.session import old_session
 from egmctl.model.command import Command
@@ -185,9 +187,30 @@ def test_an_earlier_run_of_somebody_else_is_not_gone_on_with(tmp_path: Path) -> 
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a file away")
     folder = _folder(tmp_path / "run")
-    os.chown(folder / "fleet.json", 12345, 12345)
-    with pytest.raises(UsageError, match="belongs to user 12345: --resume would run what it says on the nodes"):
+    for owned in (folder / "fleet.json", folder / "nodes", folder):
+        os.chown(owned, 12345, 12345)
+        with pytest.raises(UsageError, match="belongs to user 12345: --resume would run what it says on the nodes"):
+            _resume(folder)
+        os.chown(owned, 0, 0)
+
+
+def test_results_are_written_into_ones_own_folder_only_and_through_no_link(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "run")
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    (folder / "nodes/.node01.part").symlink_to(victim)
+    with Folder(folder).spool("node01") as file:
+        file.write(b"what a node sent")
+    assert victim.read_text() == "untouched"
+    (folder / "fleet.json").rename(tmp_path / "elsewhere.json")
+    (folder / "fleet.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(UsageError, match="is a link"):
         _resume(folder)
+    if os.geteuid() == 0:
+        (tmp_path / "given").mkdir()
+        os.chown(tmp_path / "given", 12345, 12345)
+        with pytest.raises(UsageError, match="belongs to user 12345, who could redirect what is written there"):
+            new_folder(tmp_path / "given", Command.DOCTOR, datetime.now(timezone.utc))
 
 
 def test_options_of_an_earlier_run_are_checked_as_new_ones_are(egmctl: RunEgmctl, tmp_path: Path) -> None:
