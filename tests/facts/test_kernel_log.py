@@ -144,8 +144,9 @@ def test_the_real_log_of_this_kernel() -> None:
 
 @pytest.mark.parametrize(("lines", "cut"), [(3, False), (2, True)])
 def test_a_journal_of_which_only_the_newest_was_read_has_a_gap(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch, lines: int, cut: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, cut: bool
 ) -> None:
+    tree = Tree(tmp_path)
     tree.write("/usr/bin/journalctl", "")
     said: list[str] = []
 
