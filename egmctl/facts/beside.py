@@ -7,6 +7,7 @@ data, which its parent does not trust (``egmctl.facts.inside``).
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -105,9 +106,23 @@ def _write(path: str, content: bytes) -> None:
     # No text file: its codec would have to be imported.
     file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        # A copied tree may have anything under this name.
+        if not _is_of_cgroups(os.fstat(file).st_dev):
+            raise OSError(errno.EINVAL, "not of a cgroup file system")
         os.write(file, content)
     finally:
         os.close(file)
+
+
+def _is_of_cgroups(device: int) -> bool:
+    file = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = b"".join(iter(lambda: os.read(file, 1 << 16), b""))
+    finally:
+        os.close(file)
+    number = b"%d:%d" % (os.major(device), os.minor(device))
+    mounts = (line.split() for line in content.splitlines())
+    return any(words[2] == number and words[words.index(b"-") + 1] in (b"cgroup", b"cgroup2") for words in mounts)
 
 
 def _entered() -> OtherRoot:

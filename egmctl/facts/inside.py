@@ -185,8 +185,6 @@ def _known(root: Root, path: str) -> list[tuple[int, int]]:
 def _joinable(root: Root, folder: str) -> list[str]:
     """Return the files by which the process' device cgroups are joined; none where we are in the same ones.
 
-    A copied tree has none either: nothing is written to where its files, and the links among them, say.
-
     Raises
     ------
     Unreadable
@@ -200,8 +198,7 @@ def _joinable(root: Root, folder: str) -> list[str]:
             except Unreadable as error:
                 # Not "not-present": that a cgroup cannot be joined does not mean that there are no nodes.
                 raise Unreadable(Reason.FAILED, error.unread.detail) from None
-            if root.is_live:
-                found.append(procs)
+            found.append(procs)
     return found
 
 
