@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 
 from egmctl.bench.buffers import Lifetimes
 from egmctl.bench.in_process import set_beside
@@ -42,8 +43,8 @@ Progress = Callable[[float, Task | None], None]
 """Called with the part of the run that is over, 0 to 1, and a task that is under way, ``None`` between two."""
 
 WORKER_LIMIT = 4
-"""Workers, and groups, that may fail in one run. What makes the fourth one end would end the next one too, each time
-after a whole timeout."""
+"""Processes of each kind (:class:`_Processes`) that may fail in one run. What makes the fourth one end would end the
+next one too, each time after a whole timeout."""
 
 PROOF_TOLERANCE = 0.01
 """How much a pair that is measured alone may differ from the same pair measured with others; if one of a group differs
@@ -132,6 +133,14 @@ def supervise(
     )
 
 
+class _Processes(Enum):
+    """Who measures a step: what fails in one kind says nothing of the others."""
+
+    WORKERS = "workers"
+    GROUPS = "groups of processes"
+    ISOLATED = "processes that tried blocked EGM routes"
+
+
 class _Run:
     """The state of one run."""
 
@@ -147,8 +156,7 @@ class _Run:
         self.notes: list[str] = []
         self.problems: list[str] = []
         self._plan = plan
-        self._failures = {False: 0, True: 0}
-        """Of workers, and of groups of ranks."""
+        self._failures = dict.fromkeys(_Processes, 0)
         nodes = (machine.host and machine.host.numa_nodes) or ()
         failed = nvml_failure(machine)
         self._no_counters = None if failed is None else f"NVML {failed.words}"
@@ -171,7 +179,7 @@ class _Run:
         """Whether there is something to measure; a soak begins again when it has come to the end."""
         if self._soak and not self.pending and not self._soak.over:
             self.pending.extend(step for step in self._plan.steps if not step.proof)
-        self.pending = deque(s for s in self.pending if self._failures[self._by_ranks(s)] < WORKER_LIMIT)
+        self.pending = deque(step for step in self.pending if self._failures[self._processes(step)] < WORKER_LIMIT)
         return bool(self.pending)
 
     def work(self, start: Callable[[bool], WorkerPool]) -> None:
@@ -184,28 +192,26 @@ class _Run:
         """
         by_ranks, isolated = self._kind(self.pending[0])
         under_way: Step | None = None
-        # What was expected to fail says nothing of the rest.
-        costs = isolated is None
+        processes = self._processes(self.pending[0])
         try:
             with start(by_ranks) as pool:
                 self._prepare(pool, by_ranks, isolated)
                 while self.goes_on and self._kind(self.pending[0]) == (by_ranks, isolated):
                     under_way = self.pending.popleft()
                     if not self._measure(pool, under_way):
-                        self._failures[by_ranks] += costs
+                        self._failures[processes] += 1
                         return
                     under_way = None
                 pool.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
         except ChildFailed as error:
-            self._failures[by_ranks] += costs
+            self._failures[processes] += 1
             self._blame(error, under_way, by_ranks, isolated)
 
     def waive_rest(self, why: str | None) -> None:
         """Give every task that has no outcome one; without a reason, that too much has failed before it."""
         for number, task in enumerate(self._tasks):
             if number not in self.found:
-                them = "groups of processes" if task.ranks else "workers"
-                reason = why or f"not run: {WORKER_LIMIT} {them} had failed before"
+                reason = why or f"not run: {WORKER_LIMIT} {_processes_of(task).value} had failed before"
                 self.found[number] = finish(task, Status.WAIVED, reason=reason)
                 self._recorder.measurement(number, self.found[number])
 
@@ -221,6 +227,9 @@ class _Run:
 
     def _by_ranks(self, step: Step) -> bool:
         return bool(self._tasks[step.tasks[0]].ranks)
+
+    def _processes(self, step: Step) -> _Processes:
+        return _processes_of(self._tasks[step.tasks[0]])
 
     def _kind(self, step: Step) -> tuple[bool, str | None]:
         """Return what steps of one pool have in common."""
@@ -302,8 +311,7 @@ class _Run:
 
     def _keep(self, step: Step, number: int, measurement: Measurement) -> None:
         before = self.found.get(number)
-        if step.isolated and measurement.status is Status.FAILED:
-            measurement = _refused(measurement, measurement.reason or "")
+        measurement = _by_blocked_route(measurement)
         if step.proof:
             if before is not None:
                 self._compare(step, number, before, measurement)
@@ -382,8 +390,7 @@ class _Run:
                 last_call=error.last_call,
                 failed_rank=error.rank if isinstance(error, GroupFailed) else None,
             )
-            if isolated is not None:
-                outcome = _refused(outcome, str(error))
+            outcome = _by_blocked_route(outcome)
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
             self._recorder.measurement(number, self.found[number])
 
@@ -391,10 +398,34 @@ class _Run:
         return [self._tasks[number] for number in step.tasks]
 
 
-def _refused(measurement: Measurement, why: str) -> Measurement:
-    """Return a degraded measurement that failed, in whatever way: it was tried, and its cause is known."""
+def _processes_of(task: Task) -> _Processes:
+    if task.ranks:
+        return _Processes.GROUPS
+    return _Processes.ISOLATED if any(flow.route.degraded for flow in task.flows) else _Processes.WORKERS
+
+
+_MAKE_NUMA_MEMORY = frozenset(
+    {
+        *("cuMemCreate", "cuMemMap", "cuMemSetAccess"),
+        *("cuMemPoolCreate", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync"),
+    }
+)
+"""The calls that make HOST_NUMA memory and map it to a GPU: the driver looks for a route there
+(open-gpu-kernel-modules, ``system_mem.c`` and ``uvm_map_external.c``)."""
+
+
+def _by_blocked_route(measurement: Measurement) -> Measurement:
+    """Return a measurement with a blocked EGM route as its cause, where the facts and the call that failed say so.
+
+    The route is blocked by the facts, the memory was refused, and nothing else is known to make that call fail: not
+    documented is whether the driver then returns an error, ends the process or hangs. What else fails there, the start
+    of CUDA or the kernel that reads, is not the route's doing.
+    """
     blocked = next((flow.route.egm_reason for flow in measurement.flows if flow.route.degraded), "")
-    reason = f"{why}; {blocked}" if blocked else why
+    tried = measurement.status in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT) and not measurement.known_cause
+    if not blocked or not tried or measurement.last_call not in _MAKE_NUMA_MEMORY:
+        return measurement
+    reason = f"{measurement.reason}; {blocked}"
     return replace(measurement, status=Status.FAILED, reason=reason, known_cause=True)
 
 

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.bench import supervisor
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes import pool
+from egmctl.bench.registry import CASES
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.measurement import RunReport, Settings, Status, Task
 from egmctl.signals import stopping
 from tests.bench.four import FOUR
+from tests.doctor.machines import with_gpu_denied
 
 pytestmark = pytest.mark.processes
 
@@ -251,3 +254,51 @@ def test_the_worker_has_the_environment_that_the_gate_needs(monkeypatch: pytest.
     assert given == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MODULE_LOADING": "EAGER", "CUDA_LAUNCH_BLOCKING": None}
     assert "CUDA_VISIBLE_DEVICES" not in given
     assert os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+
+
+DEGRADED = ("host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce")
+
+
+class TestBlockedEgmRoutes:
+    """Tried in processes of their own: two GPUs of a Grace CPU, memory of another, whose GPUs are denied."""
+
+    @pytest.fixture
+    def tried(self, monkeypatch: pytest.MonkeyPatch) -> Supervise:
+        """Run only the four tasks that are tried so."""
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        machine = with_gpu_denied(replay.load("gb200-tray"), 2, 3)
+        cases = [case for case in CASES if case.name in DEGRADED]
+
+        def run(fault: str, timeout_s: float = 30, of: int = 2) -> RunReport:
+            monkeypatch.setenv("EGMCTL_TEST_FAULT", fault)
+            settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=timeout_s)
+            plan = make_plan(machine, (machine.gpus or ())[:2], [1], cases[:of], settings)
+            assert all(step.isolated for step in plan.steps)
+            return supervise(plan, machine, on_progress=lambda _done, _task: None, target=TARGET)
+
+        return run
+
+    @pytest.mark.parametrize("how", ["crash", "hang"])
+    def test_explain_what_fails_where_the_memory_is_made(self, tried: Supervise, how: str) -> None:
+        first = tried(f"0:{how}@cuMemCreate", timeout_s=3, of=1).measurements[0]
+        assert (first.status, first.known_cause, first.last_call) == (Status.FAILED, True, "cuMemCreate")
+        assert "; the EGM route is blocked: GPU2: denied by the device cgroup" in (first.reason or "")
+
+    @pytest.mark.parametrize(
+        ("fault", "status"),
+        [("0:crash", Status.CRASHED), ("0:hang", Status.TIMED_OUT), ("0:break", Status.FAILED)],
+    )
+    def test_explain_nothing_that_fails_elsewhere(self, tried: Supervise, fault: str, status: Status) -> None:
+        report = tried(fault, timeout_s=3, of=1)
+        assert statuses(report) == [status, Status.OK]
+        assert "EGM" not in (report.measurements[0].reason or "")
+        assert report.exit_code is ExitCode.CRASHED
+
+    def test_are_not_waited_for_one_after_the_other_for_ever(
+        self, tried: Supervise, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(supervisor, "WORKER_LIMIT", 2)
+        report = tried(",".join(f"{number}:hang@cuMemCreate" for number in range(4)), timeout_s=2)
+        assert [m.status for m in report.measurements].count(Status.FAILED) == 2
+        waived = [m.reason for m in report.measurements if m.status is Status.WAIVED]
+        assert waived == ["not run: 2 processes that tried blocked EGM routes had failed before"] * 2

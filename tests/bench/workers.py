@@ -21,8 +21,8 @@ from egmctl.model.measurement import Sample, Status, finish
 def run(parent: Channel, _arguments: dict[str, Any]) -> None:
     """Measure nothing, but say so; EGMCTL_TEST_FAULT names a task's number and what happens there, e.g. ``2:crash``.
 
-    ``2p`` is its proof alone, ``2t`` the task among others. A task alone has 100 GB/s, several at once have what
-    EGMCTL_TEST_TOGETHER says.
+    ``2:crash@cuMemCreate`` names the driver call that is under way. ``2p`` is its proof alone, ``2t`` the task among
+    others. A task alone has 100 GB/s, several at once have what EGMCTL_TEST_TOGETHER says.
     """
     message, _ = parent.receive()
     from_json(Preparation, message["preparation"])
@@ -60,6 +60,8 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
 
 
 def _misbehave(fault: str, call: str) -> None:
+    fault, _, named = fault.partition("@")
+    call = named or call
     if fault in ("crash", "hang", "interrupt"):
         breadcrumb.enter(call)
     if fault == "crash":
