@@ -25,6 +25,7 @@ from egmctl.bench.processes.pool import SingleWorker, WorkerPool, start_group, s
 from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
 from egmctl.bench.registry import CASES
 from egmctl.bench.soak import Soak
+from egmctl.bench.spent import Spent
 from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed
 from egmctl.facts.kernel_watch import KernelLogWatch
@@ -122,9 +123,11 @@ def supervise(
     run.waive_rest("interrupted before it was done" if interrupted else None)
     run.tell()
     watch.close()
+    wall_s = time.perf_counter() - started
     return replace(
         report,
-        wall_s=time.perf_counter() - started,
+        wall_s=wall_s,
+        seconds=run.spent.of_run(wall_s),
         interrupted=interrupted,
         notes=(*plan.notes, *run.notes),
         problems=tuple(run.problems),
@@ -155,6 +158,7 @@ class _Run:
         self.pending = deque(plan.steps)
         self.notes: list[str] = []
         self.problems: list[str] = []
+        self.spent = Spent()
         self._plan = plan
         self._failures = dict.fromkeys(_Processes, 0)
         nodes = (machine.host and machine.host.numa_nodes) or ()
@@ -193,16 +197,20 @@ class _Run:
         by_ranks, isolated = self._kind(self.pending[0])
         under_way: Step | None = None
         processes = self._processes(self.pending[0])
+        started = time.perf_counter()
         try:
             with start(by_ranks) as pool:
                 self._prepare(pool, by_ranks, isolated)
+                self.spent.starting_s += time.perf_counter() - started
                 while self.goes_on and self._kind(self.pending[0]) == (by_ranks, isolated):
                     under_way = self.pending.popleft()
                     if not self._measure(pool, under_way):
                         self._failures[processes] += 1
                         return
                     under_way = None
+                ending = time.perf_counter()
                 pool.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
+            self.spent.ending_s += time.perf_counter() - ending
         except ChildFailed as error:
             self._failures[processes] += 1
             self._blame(error, under_way, by_ranks, isolated)
@@ -294,6 +302,7 @@ class _Run:
             timeout_s,
             lambda message: self._keep(step, message["task"], from_json(Measurement, message["measurement"])),
         )
+        self.spent.add(self._tasks[step.tasks[0]].case, over[0].get("spent"))
         self._on_progress(self._part_over(), None)
         self.tell()
         self.problems += [message["problem"] for message in over if message["problem"]]

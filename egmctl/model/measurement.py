@@ -31,6 +31,7 @@ from egmctl.model.task import (
     Quantity,
     Task,
 )
+from egmctl.model.timing import RunSeconds
 from egmctl.model.ucx import UcxPath
 from egmctl.model.verdict import RunVerdict
 
@@ -286,6 +287,8 @@ class RunReport:
     """``None`` where none was asked for."""
     causes: tuple[RunCause, ...] = ()
     """What explains that measurements are slow, broke or were not made, the gravest first."""
+    seconds: RunSeconds | None = None
+    """Where the time went; ``None`` in documents of older versions and in what is left of a run that did not end."""
     machines: tuple[Machine, ...] = ()
     """The nodes that were measured, with the facts that the plan was made from and pseudonyms for what is private."""
 

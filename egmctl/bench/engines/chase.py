@@ -34,6 +34,7 @@ from egmctl.model.measurement import (
     Task,
     Verification,
 )
+from egmctl.model.timing import Phase
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
@@ -64,7 +65,7 @@ class PointerChase(BenchEngine):
             for walker, items in zip(walkers, collective.do(lambda place: walkers[place].write_chain()), strict=True):
                 walker.hear_seed(items)
             collective.do(lambda place: walkers[place].get_ready())
-            with worker.link_counters.watch(tasks) as watch:
+            with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(tasks) as watch:
                 for _ in range(settings.samples):
                     told = collective.do(lambda place: walkers[place].end(), begin=lambda place: walkers[place].start())
                     for walker, items in zip(walkers, told, strict=True):

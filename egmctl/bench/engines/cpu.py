@@ -26,6 +26,7 @@ from egmctl.model.measurement import (
     Verification,
     finish,
 )
+from egmctl.model.timing import Phase
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
@@ -83,17 +84,21 @@ def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measuremen
         raise ValueError(f"{task.case} has no memory at {end.label}")
     # The buffer is larger where the size is small: copies then go from place to place.
     memory = _Part(worker.destination(buffer).address, task.size_bytes)
-    threads.write(memory, WARM_UP_PASSES, _word(0))
+    with worker.stopwatch.phase(Phase.WARM_UP):
+        threads.write(memory, WARM_UP_PASSES, _word(0))
     samples: list[Sample] = []
     mismatch: Mismatch | None = None
     for number in range(settings.samples):
         if reads:
             word = _word(0)
-            elapsed_ms, total = threads.read(memory, task.copies)
+            with worker.stopwatch.phase(Phase.MEASURING):
+                elapsed_ms, total = threads.read(memory, task.copies)
         else:
             word = _word(number + 1)
-            elapsed_ms = threads.write(memory, task.copies, word)
-            _, total = threads.read(memory, 1)
+            with worker.stopwatch.phase(Phase.MEASURING):
+                elapsed_ms = threads.write(memory, task.copies, word)
+            with worker.stopwatch.phase(Phase.VERIFYING):
+                _, total = threads.read(memory, 1)
         gb_s = bandwidth_gb_s(task.copies * task.size_bytes, elapsed_ms)
         samples.append(Sample(bandwidth_gb_s=gb_s, flows_gb_s=(gb_s,), elapsed_ms=elapsed_ms, wall_ms=elapsed_ms))
         if total != word * (memory.size_bytes // 8) & _MASK and mismatch is None:

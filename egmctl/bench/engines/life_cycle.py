@@ -35,6 +35,7 @@ from egmctl.model.measurement import (
     Verification,
     finish,
 )
+from egmctl.model.timing import Phase
 
 LIVES = 20
 """Timed lives of each task: enough for percentiles."""
@@ -89,7 +90,9 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], lives: int = LIVES) ->
     timed: list[list[dict[str, float]]] = [[] for _ in tasks]
     for seed in seeds:
         if None in collective.outcomes:
-            for place, stages_ms in enumerate(_live(collective, worker, seed)):
+            with worker.stopwatch.phase(Phase.MEASURING):
+                lived = _live(collective, worker, seed)
+            for place, stages_ms in enumerate(lived):
                 timed[place].append(stages_ms)
     return [
         outcome or _conclude(task, timed[place][WARM_UP_LIVES:], worker, seeds[-1])

@@ -18,6 +18,7 @@ from egmctl.gpu.clock import ms_since
 from egmctl.gpu.timing import Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Sample, Settings, Task
+from egmctl.model.timing import Phase
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
@@ -47,7 +48,7 @@ class RoundTripEngine(BenchEngine):
         with resource_scopes(collective) as held:
             pairs = [self.pair(collective, worker, task, one) for task, one in zip(tasks, held, strict=True)]
             connect(collective, pairs)
-            with worker.link_counters.watch(watched) as watch:
+            with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(watched) as watch:
                 samples = [sample(collective, pairs) for _ in range(settings.samples)]
         gathered = collective.do(lambda _place: evidence.told(watch, worker)) if watched else [()] * len(tasks)
         found = []

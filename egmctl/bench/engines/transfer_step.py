@@ -38,6 +38,7 @@ from egmctl.model.measurement import (
     Task,
     Verification,
 )
+from egmctl.model.timing import Phase
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
@@ -58,7 +59,8 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
     step.prepare()
     gate = worker.gate(pageable=step.pageable)
     try:
-        step.warm_up()
+        with worker.stopwatch.phase(Phase.WARM_UP):
+            step.warm_up()
         with worker.link_counters.watch(tasks) as watch:
             for number in range(settings.samples):
                 if None in collective.outcomes:
@@ -117,6 +119,7 @@ class _Step:
     def __init__(self, collective: CollectiveStep, worker: WorkerContext) -> None:
         self._collective = collective
         self._worker = worker
+        self._phase = worker.stopwatch.phase
         self._tasks = collective.tasks
         self._engines = [transfers(task) for task in collective.tasks]
         self._buffers = assign(collective.tasks)
@@ -147,11 +150,13 @@ class _Step:
     def sample(self, gate: Gate, watch: Watch, number: int, *, check: bool) -> None:
         """Take one sample of each task."""
         for attempt in range(EXPIRED_LIMIT):
-            self._collective.do(self._synchronize, begin=lambda place: self._poison(place, number))
-            queued = self._collective.do_at_once(lambda places: self._queue(places, number, gate))
-            start_s = self._start_s(queued)
-            last = attempt == EXPIRED_LIMIT - 1
-            timed = self._collective.do_at_once(partial(self._run, start_s=start_s, last=last))
+            with self._phase(Phase.VERIFYING):
+                self._collective.do(self._synchronize, begin=lambda place: self._poison(place, number))
+            with self._phase(Phase.MEASURING):
+                queued = self._collective.do_at_once(lambda places: self._queue(places, number, gate))
+                start_s = self._start_s(queued)
+                last = attempt == EXPIRED_LIMIT - 1
+                timed = self._collective.do_at_once(partial(self._run, start_s=start_s, last=last))
             if not any(item.data and item.data["expired"] for items in timed for item in items):
                 break
         watch.count()
@@ -159,7 +164,8 @@ class _Step:
             if self._collective.outcomes[place] is None:
                 self._parts[place].samples.append(self._joined(place, items))
         if check:
-            found = self._collective.do(self._finish_checks, begin=lambda place: self._begin_checks(place, number))
+            with self._phase(Phase.VERIFYING):
+                found = self._collective.do(self._finish_checks, begin=lambda place: self._begin_checks(place, number))
             self._keep_mismatches(number, found)
 
     def told(self, place: int) -> dict[str, Any]:

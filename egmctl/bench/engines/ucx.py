@@ -14,6 +14,7 @@ from egmctl.bench.processes.collective import CollectiveStep
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.ucx_report import OVER_NETWORK
 from egmctl.model.measurement import Measurement, Settings, Status, Task, Verification, finish
+from egmctl.model.timing import Phase
 from egmctl.model.ucx import UcxDevice
 
 BY_DEVICE_BYTES = 64 << 20
@@ -52,9 +53,11 @@ def _measure(
         side.connect()
         if side.missing is not None:
             return side, finish(task, Status.WAIVED, reason=side.missing)
-        side.warm_up()
-        for number in range(samples):
-            side.sample(number)
+        with worker.stopwatch.phase(Phase.WARM_UP):
+            side.warm_up()
+        with worker.stopwatch.phase(Phase.MEASURING):
+            for number in range(samples):
+                side.sample(number)
         told = collective.do(lambda _: side.told())[0]
     finally:
         side.close()

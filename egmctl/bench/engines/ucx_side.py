@@ -30,6 +30,7 @@ from egmctl.model.measurement import (
     Sample,
     Task,
 )
+from egmctl.model.timing import Phase
 from egmctl.model.ucx import UcxProtocol
 
 IN_FLIGHT = 16
@@ -152,7 +153,8 @@ class Side:
             part = Window(0, 1, chase.stride_bytes)
             self._collective.do(lambda _: self._aim(part))
             timed = self._collective.do(lambda _: self._laps(chase.loads))[0]
-        found = self._collective.do(lambda _: self._check(part))[0]
+        with self._worker.stopwatch.phase(Phase.VERIFYING):
+            found = self._collective.do(lambda _: self._check(part))[0]
         if self._collective.outcomes[0] is not None:
             return
         taken = timed[self._sender].data

@@ -12,6 +12,7 @@ from egmctl.bench.buffers import Buffer
 from egmctl.bench.evidence import LinkCounters
 from egmctl.bench.processes.exchange import Exchange
 from egmctl.bench.processes.protocol import Preparation
+from egmctl.bench.processes.stopwatch import Stopwatch
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
 from egmctl.facts.placement import Before
@@ -71,12 +72,15 @@ class WorkerContext:
     ----------
     ranks
         All processes; none where there is one.
+    stopwatch
+        What the process spends its time on.
     """
 
     def __init__(
         self, preparation: Preparation, counters: Callable[[Iterable[str]], GpuCounters], exchange: Exchange
     ) -> None:
         self.exchange = exchange
+        self.stopwatch = Stopwatch()
         self.ranks = preparation.ranks
         self._nodes = {access.numa_node: access for access in preparation.host_access}
         self.gpus = preparation.gpus

@@ -27,6 +27,7 @@ from egmctl.gpu.telemetry import Telemetry
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Settings, Status, Task
+from egmctl.model.timing import Phase
 
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
@@ -49,10 +50,12 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         step = from_json(OrderedStep, message["step"])
         settings = replace(preparation.settings, samples=1) if step.proof else preparation.settings
         try:
-            found = measure(worker, [ordered.task for ordered in step.tasks], settings)
-            broken = any(measurement.status is Status.FAILED for measurement in found) and not worker.works()
-            broken = any(item.data for item in exchange.all_gather(broken))
-            problem = None if broken else release(worker, step.release)
+            with worker.stopwatch.phase(Phase.SET_UP):
+                found = measure(worker, [ordered.task for ordered in step.tasks], settings)
+            with worker.stopwatch.phase(Phase.TEAR_DOWN):
+                broken = any(measurement.status is Status.FAILED for measurement in found) and not worker.works()
+                broken = any(item.data for item in exchange.all_gather(broken))
+                problem = None if broken else release(worker, step.release)
         except Abandoned:
             # What has been made for the step is let go of with this process: its group is of no more use.
             parent.send({"event": Event.OVER, "broken": True, "problem": None})
@@ -60,7 +63,8 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         if exchange.rank == 0:
             for ordered, measurement in zip(step.tasks, found, strict=True):
                 parent.send({"event": Event.MEASURED, "task": ordered.number, "measurement": to_json(measurement)})
-        parent.send({"event": Event.OVER, "broken": broken, "problem": problem})
+        spent = to_json(worker.stopwatch.take())
+        parent.send({"event": Event.OVER, "broken": broken, "problem": problem, "spent": spent})
         if broken:
             # Nothing can be released any more through a broken context; the end of the process does it.
             return

@@ -35,7 +35,7 @@ from egmctl.report.views.bench_answer import answer, was_run
 from egmctl.report.views.bench_cells import GRADE_MARKS, GRADE_TONES, STATUS_TONES
 from egmctl.report.views.bench_judged import judged_sections
 from egmctl.report.views.bench_kernel import grave, kernel_line, sentence
-from egmctl.report.views.bench_notes import exceptions, how, tally
+from egmctl.report.views.bench_notes import exceptions, how, tally, where_time_went
 from egmctl.report.views.bench_rates import rates
 from egmctl.report.views.bench_soak import soak_lines, worst_paths
 from egmctl.report.views.bench_tables import families
@@ -142,7 +142,7 @@ def _details(report: RunReport) -> Iterator[Section]:
     how_line = f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
     nodes = node_names(rank.host for rank in report.ranks)
     where = tuple(f"{node} is {host or 'unknown'}" for host, node in nodes.items())
-    told_notes = (how_line, *filter(None, [kernel_line(report)]), *report.notes, *where)
+    told_notes = (how_line, *filter(None, [where_time_went(report), kernel_line(report)]), *report.notes, *where)
     yield Section(title="How it was measured", body=(Bullets(items=told_notes),), level=Level.VERBOSE)
 
 

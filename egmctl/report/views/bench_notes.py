@@ -39,6 +39,29 @@ def how(report: RunReport) -> list[str]:
     return told
 
 
+_CASES = 3
+"""Cases that took longest that are named."""
+
+
+def where_time_went(report: RunReport) -> str | None:
+    """Return in one line what a run spent its time on, and the cases that took longest; ``None`` where not known."""
+    spent = report.seconds
+    if spent is None:
+        return None
+    phases = (
+        ("starting", spent.starting_s),
+        ("set-up", spent.set_up_s),
+        ("warm-up", spent.warm_up_s),
+        ("measuring", spent.measuring_s),
+        ("verifying", spent.verifying_s),
+        ("tear-down", spent.tear_down_s),
+        ("waiting", spent.waiting_s),
+    )
+    longest = sorted(spent.cases, key=lambda one: -one.sum_s)[:_CASES]
+    cases = f"; longest: {', '.join(f'{one.case} {one.sum_s:.2f} s' for one in longest)}" if longest else ""
+    return f"Time: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in phases)}{cases}."
+
+
 def exceptions(report: RunReport) -> Iterator[tuple[Status, str, list[str]]]:
     """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths.
 
