@@ -77,6 +77,14 @@ class Paragraph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What ``-v`` would add: shown only by text without it; a page and a ticket have what it is about."""
+
+    words: Words
+    level: Level = Level.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bullets:
     """A list of sentences."""
 
@@ -250,7 +258,19 @@ class Section:
 
 
 Block = (
-    Verdict | Paragraph | Bullets | KeyValues | Command | Entry | Table | Matrix | Chart | Diagram | Details | Section
+    Verdict
+    | Paragraph
+    | Hint
+    | Bullets
+    | KeyValues
+    | Command
+    | Entry
+    | Table
+    | Matrix
+    | Chart
+    | Diagram
+    | Details
+    | Section
 )
 
 
@@ -282,7 +302,9 @@ def parts(words: Words) -> tuple[Span, ...]:
 
 def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
     """Yield the blocks that are shown at a level."""
-    return (block for block in blocks if block.level <= level)
+    return (
+        block for block in blocks if block.level <= level and not (isinstance(block, Hint) and level >= Level.VERBOSE)
+    )
 
 
 def columns(matrix: Matrix) -> Sequence[Series]:

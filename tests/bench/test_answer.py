@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -155,6 +156,23 @@ def test_the_matrices_come_with_v_behind_the_answer() -> None:
     assert verbose.startswith(usual_text.rpartition("\nMatrices")[0])
     assert "198.10!" in verbose, "a failed cell has a sign"
     assert len(brief.splitlines()) <= 15
+
+
+def test_with_v_nothing_is_told_twice_and_no_v_is_offered() -> None:
+    report = judged(WRITE, value=busy)
+    states = (Status.FAILED, Status.TIMED_OUT, Status.UNSTABLE, Status.WAIVED)
+    numbered = enumerate(report.measurements)
+    broken = tuple(replace(m, status=states[n % 4], reason=f"reason {n % 4}") if n < 8 else m for n, m in numbered)
+    report = evident(replace(report, measurements=broken), other_processes=(1066,), errors={"nvlink-replays": 3})
+    brief, usual_text, verbose = shown(report, brief=True), shown(report), shown(report, verbose=1)
+    for text in (usual_text, verbose):
+        assert [text.count(f"\n{title}\n") for title in ("Failed or unstable", "Warnings")] == [1, 1]
+        assert text.count("FAILED    ") == 1
+    assert "(-v)" in usual_text
+    assert "\nSkipped\n" in verbose
+    for text in (verbose, str(render(report, Form.HTML)), str(render(report, Form.MARKDOWN))):
+        assert not re.search(r"\(-v\)|: -v\b", text)
+    assert "Failed or unstable" not in brief
 
 
 def test_a_cell_is_branded_for_its_own_value_only() -> None:

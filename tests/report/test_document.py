@@ -22,6 +22,7 @@ from egmctl.report.document import (
     Diagram,
     Document,
     Entry,
+    Hint,
     KeyValues,
     Level,
     Matrix,
@@ -198,6 +199,15 @@ def test_levels(level: Level) -> None:
     body = tuple(Paragraph(words=f"{one.name.lower()}-words", level=one) for one in Level)
     shown = text(Document(command="x", subject="y", body=body), level=level).plain
     assert [f"{one.name.lower()}-words" in shown for one in Level] == [one <= level for one in Level]
+
+
+def test_a_hint_stands_below_what_it_continues_and_goes_with_what_it_promises() -> None:
+    entries = (Entry(word="FAIL", tone=Tone.BAD, title="one"), Entry(word="FAIL", tone=Tone.BAD, title="two"))
+    document = Document(command="x", subject="y", body=(*entries, Hint(words="and 3 more (-v)")))
+    assert text(document).plain == "FAIL  one\nFAIL  two\n      and 3 more (-v)\n"
+    for shown in (text(document, level=Level.VERBOSE).plain, markdown(document), html(document)):
+        assert "one" in shown
+        assert "and 3 more" not in shown
 
 
 def _all(blocks: tuple[Block, ...]) -> list[Block]:

@@ -20,6 +20,7 @@ from egmctl.report.document import (
     Diagram,
     Document,
     Entry,
+    Hint,
     KeyValues,
     Level,
     Matrix,
@@ -108,6 +109,8 @@ def _block(block: Block) -> Child:
             return _verdict(block)
         case Paragraph():
             return element("p", _words(block.words), class_="dim" if block.tone is Tone.DIM else _class(block.tone))
+        case Hint():
+            return []
         case Bullets():
             return element("ul", (element("li", _words(item)) for item in block.items), class_="sentences")
         case KeyValues():

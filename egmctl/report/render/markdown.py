@@ -15,6 +15,7 @@ from egmctl.report.document import (
     Diagram,
     Document,
     Entry,
+    Hint,
     KeyValues,
     Level,
     Matrix,
@@ -111,7 +112,7 @@ def _block(block: Block, depth: int) -> str:
             return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(block.body, depth + 1)}"
         case Details():
             return details(block.title, _blocks(block.body, depth + 1))
-        case Chart() | Diagram():
+        case Chart() | Diagram() | Hint():
             return ""
         case _:
             assert_never(block)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from rich.text import Text
 
@@ -24,6 +23,7 @@ from egmctl.report.document import (
     Diagram,
     Document,
     Entry,
+    Hint,
     KeyValues,
     Level,
     Matrix,
@@ -106,15 +106,15 @@ class _Page:
         names = [name for one in shown(blocks, self._level) if isinstance(one, KeyValues) for name, _ in one.rows]
         if close:
             self._names = max(map(len, names), default=0)
-        for place, (kind, run) in enumerate(groupby(shown(blocks, self._level), key=type)):
-            those = list(run)
+        for place, those in enumerate(_runs(shown(blocks, self._level))):
             if place and not close:
                 self.gap()
             label = max((len(one.word) for one in those if isinstance(one, Entry)), default=0)
             for number, block in enumerate(those):
-                if number and kind in (Section, Details, Matrix, Table):
+                if number and isinstance(block, (Section, Details, Matrix, Table)):
                     self.gap()
-                self._block(block, indent, label)
+                # A hint stands below what it continues.
+                self._block(block, indent + label + 2 if number and isinstance(block, Hint) else indent, label)
 
     def words(
         self, words: Words, indent: int = 0, *, style: str = "", head: Text | None = None, further: int = 0
@@ -136,6 +136,8 @@ class _Page:
                 self._verdict(block, indent)
             case Paragraph():
                 self.words(block.words, indent, style=STYLES[block.tone])
+            case Hint():
+                self.words(block.words, indent, style=STYLES[Tone.DIM])
             case Bullets():
                 for item in block.items:
                     self.words(item, indent + 2, further=2)
@@ -196,6 +198,19 @@ class _Page:
             self.text.append_text(line).append("\n")
         for after in block.after:
             self.words(after)
+
+
+def _runs(blocks: Iterator[Block]) -> Iterator[list[Block]]:
+    """Yield the blocks of one kind that follow each other; a hint belongs to the entries and bullets before it."""
+    run: list[Block] = []
+    for block in blocks:
+        joins = isinstance(block, Hint) and run and isinstance(run[-1], (Entry, Bullets))
+        if run and type(block) is not type(run[0]) and not joins:
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Words]], width: int) -> Iterator[Text]:

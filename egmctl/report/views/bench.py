@@ -22,6 +22,7 @@ from egmctl.report.document import (
     Diagram,
     Document,
     Entry,
+    Hint,
     KeyValues,
     Level,
     Matrix,
@@ -103,14 +104,20 @@ def _body(report: RunReport) -> Iterator[Block]:
     if notes:
         yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     yield from _details(report)
-    yield Paragraph(words="Matrices, settings and references: -v; all of it as a page: -o run.html", tone=Tone.DIM)
+    yield Hint(words="Matrices, settings and references: -v; all of it as a page: -o run.html")
 
 
 def _warnings(report: RunReport) -> Iterator[Section]:
     told = [f"{sentence} ({len(paths)} path{'s' * (len(paths) != 1)})" for sentence, paths in seen(report).items()]
     if told:
-        more = (f"and {len(told) - _WARNINGS} more (-v)",) if len(told) > _WARNINGS else ()
-        yield Section(title="Warnings", body=(Bullets(items=(*told[:_WARNINGS], *more)),))
+        yield Section(title="Warnings", body=tuple(_first(told)))
+
+
+def _first(sentences: Sequence[str]) -> Iterator[Bullets | Hint]:
+    yield Bullets(items=tuple(sentences[:_WARNINGS]))
+    if len(sentences) > _WARNINGS:
+        yield Bullets(items=tuple(sentences[_WARNINGS:]), level=Level.VERBOSE)
+        yield Hint(words=f"and {len(sentences) - _WARNINGS} more (-v)")
 
 
 def _details(report: RunReport) -> Iterator[Section]:
@@ -127,16 +134,13 @@ def _details(report: RunReport) -> Iterator[Section]:
         yield Section(title=title, body=blocks, level=Level.VERBOSE)
     if report.verdict is not None:
         yield from judged_sections(report, report.verdict)
-    exceptional = tuple(
-        Entry(
-            word=status.upper(),
-            tone=STATUS_TONES.get(status, Tone.BAD),
-            title=f"{', '.join(paths[:_MANY])}{_more(paths)}: {reason}" if reason else ", ".join(paths[:_MANY]),
-        )
+    skipped = tuple(
+        Entry(word=status.upper(), tone=STATUS_TONES.get(status, Tone.BAD), title=f"{_some(paths, _MANY)}: {reason}")
         for status, reason, paths in exceptions(report)
+        if status is Status.WAIVED
     )
-    if exceptional:
-        yield Section(title="Failed, skipped or unstable", body=exceptional, level=Level.VERBOSE)
+    if skipped:
+        yield Section(title="Skipped", body=skipped, level=Level.VERBOSE)
     if all_warnings := tuple(warnings(report)):
         yield Section(title="Each warning", body=(Bullets(items=all_warnings),), level=Level.VERBOSE)
     how_line = f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
@@ -144,10 +148,6 @@ def _details(report: RunReport) -> Iterator[Section]:
     where = tuple(f"{node} is {host or 'unknown'}" for host, node in nodes.items())
     told_notes = (how_line, *filter(None, [where_time_went(report), kernel_line(report)]), *report.notes, *where)
     yield Section(title="How it was measured", body=(Bullets(items=told_notes),), level=Level.VERBOSE)
-
-
-def _more(paths: Sequence[str]) -> str:
-    return f" and {len(paths) - _MANY} more" if len(paths) > _MANY else ""
 
 
 def topology_section(judged: Topology, report: RunReport) -> Section:
@@ -165,7 +165,7 @@ def topology_section(judged: Topology, report: RunReport) -> Section:
     return Section(title="Topology", body=body, level=Level.PAGE)
 
 
-def _kernel(report: RunReport) -> Iterator[Entry]:
+def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
     """Yield what the kernel logged meanwhile that calls for an operator."""
     found = grave(report)
     for fault in found[:_FAULTS]:
@@ -178,15 +178,10 @@ def _kernel(report: RunReport) -> Iterator[Entry]:
             level=Level.SUMMARY,
         )
     if len(found) > _FAULTS:
-        yield Entry(
-            word="",
-            tone=Tone.PLAIN,
-            title=Span(f"{len(found) - _FAULTS} more in the kernel's log (-v)", Tone.DIM),
-            level=Level.SUMMARY,
-        )
+        yield Hint(words=f"and {len(found) - _FAULTS} more in the kernel's log (-v)", level=Level.SUMMARY)
 
 
-def _worst_paths(report: RunReport) -> Iterator[Entry]:
+def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
     """Yield the paths that are farthest from what is expected."""
     verdict = report.verdict
     if verdict is None:
@@ -217,31 +212,34 @@ def _worst_paths(report: RunReport) -> Iterator[Entry]:
             level=Level.SUMMARY,
         )
     if len(found) > _WORST:
-        more = f"{len(found) - _WORST} more paths are slow (-v)"
-        yield Entry(word="", tone=Tone.PLAIN, title=Span(more, Tone.DIM), level=Level.SUMMARY)
+        yield Hint(words=f"and {len(found) - _WORST} more paths are slow (-v)", level=Level.SUMMARY)
 
 
 def _broken(report: RunReport) -> Iterator[Section]:
-    """Yield what was not measured, or not steadily, with why."""
+    """Yield what was not measured, or not steadily, with why; all paths of it with ``-v``."""
     told = [one for one in exceptions(report) if one[0] not in (Status.WAIVED, Status.UNSTABLE)]
-    entries = [
-        Entry(word=status.upper(), tone=Tone.BAD, title=f"{_few(paths)}: {reason}")
-        for status, reason, paths in told[:_REASONS]
-    ]
-    if len(told) > _REASONS:
-        more = Span(f"{len(told) - _REASONS} more reasons (-v)", Tone.DIM)
-        entries.append(Entry(word="", tone=Tone.PLAIN, title=more))
     unstable = [f"{m.case} {m.path}" for m in report.measurements if m.status is Status.UNSTABLE]
     if unstable:
-        title = f"{_few(unstable)}: the samples differ too much"
-        entries.append(Entry(word="UNSTABLE", tone=Tone.WARN, title=title))
+        told.append((Status.UNSTABLE, "the samples differ too much", unstable))
+    entries: list[Block] = [
+        Entry(
+            word=status.upper(),
+            tone=STATUS_TONES.get(status, Tone.BAD),
+            title=f"{_some(paths, _PATHS)}: {reason}",
+            body=(KeyValues(rows=(("paths", ", ".join(paths)),), level=Level.VERBOSE),) if len(paths) > _PATHS else (),
+            level=Level.NORMAL if place < _REASONS else Level.VERBOSE,
+        )
+        for place, (status, reason, paths) in enumerate(told)
+    ]
+    if len(told) > _REASONS:
+        entries.append(Hint(words=f"and {len(told) - _REASONS} more reasons (-v)"))
     if entries:
         yield Section(title="Failed or unstable", body=tuple(entries))
 
 
-def _few(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _PATHS} more" if len(paths) > _PATHS else ""
-    return f"{', '.join(paths[:_PATHS])}{more}"
+def _some(paths: Sequence[str], number: int) -> str:
+    more = f" and {len(paths) - number} more" if len(paths) > number else ""
+    return f"{', '.join(paths[:number])}{more}"
 
 
 def _skipped(report: RunReport) -> Iterator[str]:

@@ -13,9 +13,9 @@ from egmctl.report.document import (
     Command,
     Document,
     Entry,
+    Hint,
     KeyValues,
     Level,
-    Paragraph,
     Section,
     Tone,
     Verdict,
@@ -70,7 +70,7 @@ def summary(bringup: Bringup) -> Iterator[Block]:
     for place, cause in enumerate(told):
         yield _entry(bringup, cause, Level.SUMMARY if place < _CAUSES else Level.VERBOSE, first=place == 0)
     if len(told) > _CAUSES:
-        yield Paragraph(words=f"and {len(told) - _CAUSES} more (-v)", tone=Tone.DIM)
+        yield Hint(words=f"and {len(told) - _CAUSES} more (-v)")
     found = doctor_verdict(bringup.diagnosis)
     rows: list[tuple[str, Words]] = [
         ("doctor", f"{found.word}: {plain(found.sentence)}"),
@@ -82,7 +82,7 @@ def summary(bringup: Bringup) -> Iterator[Block]:
         answered = bench_answer(bringup.run, alone=False)
         rows.append(("bench", f"{answered.word}: {plain(answered.sentence)}"))
     yield KeyValues(rows=tuple(rows))
-    yield Paragraph(words="All checks and paths: -v; all of it as a page: -o node.html", tone=Tone.DIM)
+    yield Hint(words="All checks and paths: -v; all of it as a page: -o node.html")
 
 
 def verdict(bringup: Bringup) -> Verdict:

@@ -8,7 +8,7 @@ from egmctl.model.cause import RunCause
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import LinkKind
-from egmctl.report.document import Command, Entry, KeyValues, Level, Span, Tone, Words
+from egmctl.report.document import Command, Entry, Hint, KeyValues, Level, Span, Tone, Words
 from egmctl.report.views.doctor import TONES, remedy_words, title
 
 _PATHS = 3
@@ -39,7 +39,7 @@ def cause_advice(cause: RunCause) -> str:
     return remedy_words(remedy).removesuffix(".")
 
 
-def cause_entries(report: RunReport) -> Iterator[Entry]:
+def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
     """Yield each cause once: what was found, why, what it explains, and what to do unless the answer says it."""
     for place, cause in enumerate(report.causes):
         finding, rows = cause.finding, list[tuple[str, Words]]()
@@ -64,6 +64,8 @@ def cause_entries(report: RunReport) -> Iterator[Entry]:
             ),
             level=Level.SUMMARY if place < _CAUSES else Level.VERBOSE,
         )
+    if len(report.causes) > _CAUSES:
+        yield Hint(words=f"and {_several(len(report.causes) - _CAUSES, 'more cause')} (-v)", level=Level.SUMMARY)
 
 
 def _crosses_unknown_links(measurement: Measurement) -> bool:

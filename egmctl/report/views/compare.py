@@ -16,6 +16,7 @@ from egmctl.report.document import (
     Column,
     Document,
     Entry,
+    Hint,
     KeyValues,
     Level,
     Paragraph,
@@ -227,7 +228,7 @@ def _told(
 
     body = block(differences[:_SHOWN], Level.NORMAL)
     if further := differences[_SHOWN:]:
-        more = Paragraph(words=f"and {len(further)} more (-v)", tone=Tone.DIM)
+        more = Hint(words=f"and {len(further)} more (-v)")
         body = (*body, more, *block(further, Level.VERBOSE))
     yield Section(title=title, body=body)
 

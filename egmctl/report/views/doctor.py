@@ -17,6 +17,7 @@ from egmctl.report.document import (
     Command,
     Document,
     Entry,
+    Hint,
     KeyValues,
     Level,
     Paragraph,
@@ -198,7 +199,7 @@ def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
     rest = list(dict.fromkeys(one.check for one in unknown if one.remedy is None))
     if rest:
         more = f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
-        yield Paragraph(words=f"Not determined (-v says why): {', '.join(rest[:_NAMED])}{more}", tone=Tone.DIM)
+        yield Hint(words=f"Not determined (-v says why): {', '.join(rest[:_NAMED])}{more}")
 
 
 def _table(findings: Sequence[Finding]) -> Table:

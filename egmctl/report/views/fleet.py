@@ -16,6 +16,7 @@ from egmctl.report.document import (
     Cell,
     Document,
     Entry,
+    Hint,
     KeyValues,
     Level,
     Matrix,
@@ -60,7 +61,7 @@ def _body(report: FleetReport) -> Iterator[Block]:
     if causes:
         body: tuple[Block, ...] = tuple(causes[:CAUSES_SHOWN])
         if more := tuple(replace(cause, level=Level.VERBOSE) for cause in causes[CAUSES_SHOWN:]):
-            body = (*body, Paragraph(words=f"and {len(more)} more (-v)", tone=Tone.DIM), *more)
+            body = (*body, Hint(words=f"and {len(more)} more (-v)"), *more)
         yield Section(title="Causes", body=body)
     if report.comparison is not None:
         yield from heat_maps(report)
