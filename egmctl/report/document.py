@@ -81,6 +81,8 @@ class Hint:
     """What ``-v`` would add: shown only by text without it; a page and a ticket have what it is about."""
 
     words: Words
+    more: bool = False
+    """Whether it ends the list of entries or bullets before it: "and 3 more"."""
     level: Level = Level.NORMAL
 
 

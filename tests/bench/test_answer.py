@@ -162,13 +162,13 @@ def test_with_v_nothing_is_told_twice_and_no_v_is_offered() -> None:
     report = judged(WRITE, value=busy)
     states = (Status.FAILED, Status.TIMED_OUT, Status.UNSTABLE, Status.WAIVED)
     numbered = enumerate(report.measurements)
-    broken = tuple(replace(m, status=states[n % 4], reason=f"reason {n % 4}") if n < 8 else m for n, m in numbered)
+    broken = tuple(replace(m, status=states[n % 4], reason=f"reason {n}") if n < 12 else m for n, m in numbered)
     report = evident(replace(report, measurements=broken), other_processes=(1066,), errors={"nvlink-replays": 3})
     brief, usual_text, verbose = shown(report, brief=True), shown(report), shown(report, verbose=1)
     for text in (usual_text, verbose):
         assert [text.count(f"\n{title}\n") for title in ("Failed or unstable", "Warnings")] == [1, 1]
-        assert text.count("FAILED    ") == 1
-    assert "(-v)" in usual_text
+        assert text.count(": reason 4\n") == 1
+    assert "and 3 more reasons (-v)" in usual_text
     assert "\nSkipped\n" in verbose
     for text in (verbose, str(render(report, Form.HTML)), str(render(report, Form.MARKDOWN))):
         assert not re.search(r"\(-v\)|: -v\b", text)

@@ -203,7 +203,7 @@ def test_levels(level: Level) -> None:
 
 def test_a_hint_stands_below_what_it_continues_and_goes_with_what_it_promises() -> None:
     entries = (Entry(word="FAIL", tone=Tone.BAD, title="one"), Entry(word="FAIL", tone=Tone.BAD, title="two"))
-    document = Document(command="x", subject="y", body=(*entries, Hint(words="and 3 more (-v)")))
+    document = Document(command="x", subject="y", body=(*entries, Hint(words="and 3 more (-v)", more=True)))
     assert text(document).plain == "FAIL  one\nFAIL  two\n      and 3 more (-v)\n"
     for shown in (text(document, level=Level.VERBOSE).plain, markdown(document), html(document)):
         assert "one" in shown

@@ -201,10 +201,10 @@ class _Page:
 
 
 def _runs(blocks: Iterator[Block]) -> Iterator[list[Block]]:
-    """Yield the blocks of one kind that follow each other; a hint belongs to the entries and bullets before it."""
+    """Yield the blocks of one kind that follow each other; a hint at more of them belongs to them."""
     run: list[Block] = []
     for block in blocks:
-        joins = isinstance(block, Hint) and run and isinstance(run[-1], (Entry, Bullets))
+        joins = isinstance(block, Hint) and block.more and run and isinstance(run[-1], (Entry, Bullets))
         if run and type(block) is not type(run[0]) and not joins:
             yield run
             run = []

@@ -117,7 +117,7 @@ def _first(sentences: Sequence[str]) -> Iterator[Bullets | Hint]:
     yield Bullets(items=tuple(sentences[:_WARNINGS]))
     if len(sentences) > _WARNINGS:
         yield Bullets(items=tuple(sentences[_WARNINGS:]), level=Level.VERBOSE)
-        yield Hint(words=f"and {len(sentences) - _WARNINGS} more (-v)")
+        yield Hint(words=f"and {len(sentences) - _WARNINGS} more (-v)", more=True)
 
 
 def _details(report: RunReport) -> Iterator[Section]:
@@ -178,7 +178,7 @@ def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
             level=Level.SUMMARY,
         )
     if len(found) > _FAULTS:
-        yield Hint(words=f"and {len(found) - _FAULTS} more in the kernel's log (-v)", level=Level.SUMMARY)
+        yield Hint(words=f"and {len(found) - _FAULTS} more in the kernel's log (-v)", more=True, level=Level.SUMMARY)
 
 
 def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
@@ -212,7 +212,7 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
             level=Level.SUMMARY,
         )
     if len(found) > _WORST:
-        yield Hint(words=f"and {len(found) - _WORST} more paths are slow (-v)", level=Level.SUMMARY)
+        yield Hint(words=f"and {len(found) - _WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
 def _broken(report: RunReport) -> Iterator[Section]:
@@ -232,7 +232,7 @@ def _broken(report: RunReport) -> Iterator[Section]:
         for place, (status, reason, paths) in enumerate(told)
     ]
     if len(told) > _REASONS:
-        entries.append(Hint(words=f"and {len(told) - _REASONS} more reasons (-v)"))
+        entries.append(Hint(words=f"and {len(told) - _REASONS} more reasons (-v)", more=True))
     if entries:
         yield Section(title="Failed or unstable", body=tuple(entries))
 

@@ -70,7 +70,7 @@ def summary(bringup: Bringup) -> Iterator[Block]:
     for place, cause in enumerate(told):
         yield _entry(bringup, cause, Level.SUMMARY if place < _CAUSES else Level.VERBOSE, first=place == 0)
     if len(told) > _CAUSES:
-        yield Hint(words=f"and {len(told) - _CAUSES} more (-v)")
+        yield Hint(words=f"and {len(told) - _CAUSES} more (-v)", more=True)
     found = doctor_verdict(bringup.diagnosis)
     rows: list[tuple[str, Words]] = [
         ("doctor", f"{found.word}: {plain(found.sentence)}"),

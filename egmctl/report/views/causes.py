@@ -65,7 +65,9 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
             level=Level.SUMMARY if place < _CAUSES else Level.VERBOSE,
         )
     if len(report.causes) > _CAUSES:
-        yield Hint(words=f"and {_several(len(report.causes) - _CAUSES, 'more cause')} (-v)", level=Level.SUMMARY)
+        yield Hint(
+            words=f"and {_several(len(report.causes) - _CAUSES, 'more cause')} (-v)", more=True, level=Level.SUMMARY
+        )
 
 
 def _crosses_unknown_links(measurement: Measurement) -> bool:

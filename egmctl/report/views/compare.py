@@ -228,7 +228,7 @@ def _told(
 
     body = block(differences[:_SHOWN], Level.NORMAL)
     if further := differences[_SHOWN:]:
-        more = Hint(words=f"and {len(further)} more (-v)")
+        more = Hint(words=f"and {len(further)} more (-v)", more=True)
         body = (*body, more, *block(further, Level.VERBOSE))
     yield Section(title=title, body=body)
 

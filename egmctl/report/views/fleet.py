@@ -61,7 +61,7 @@ def _body(report: FleetReport) -> Iterator[Block]:
     if causes:
         body: tuple[Block, ...] = tuple(causes[:CAUSES_SHOWN])
         if more := tuple(replace(cause, level=Level.VERBOSE) for cause in causes[CAUSES_SHOWN:]):
-            body = (*body, Hint(words=f"and {len(more)} more (-v)"), *more)
+            body = (*body, Hint(words=f"and {len(more)} more (-v)", more=True), *more)
         yield Section(title="Causes", body=body)
     if report.comparison is not None:
         yield from heat_maps(report)
