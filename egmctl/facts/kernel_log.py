@@ -40,9 +40,20 @@ Line = tuple[float, str]
 _XID = re.compile(
     r"NVRM: Xid \(PCI:([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): "
     r"(\d{1,6})(?:, |$)(.*)",
-    re.ASCII | re.IGNORECASE,
+    re.ASCII | re.IGNORECASE | re.DOTALL,
 )
-_PROCESS = re.compile(r"pid=(?:'?<unknown>'?|(\d{1,10})), name=(.{0,64}?)(?:, |$)", re.ASCII)
+_PROCESS = re.compile(
+    r"pid=(?:'?<unknown>'?|(\d{1,10})), name="
+    r"((?:\\x[0-9a-f]{2}|(?!\\x[0-9a-f]{2}).){0,15}(?=, |,$)|.*?(?=, |$))(?:, ?)?",
+    re.ASCII | re.DOTALL,
+)
+"""Whom the driver blames: ``pid=%s, name=%s, TEXT`` (open-gpu-kernel-modules, kernel_rc.c, krcReportXid).
+
+A process names itself, by 15 bytes (proc_pid_comm(5)) that may be anything, ``", "`` too; the kernel's log has some of
+them as ``\\x2c``. So the name ends at the last comma that so many bytes allow: nothing of it is ever in the text.
+"""
+_CHANNEL = re.compile(r", Ch [0-9a-f]{8}$", re.ASCII)
+"""What the text most often begins with, and short enough to be taken for a part of a name of one or two letters."""
 _CAUSED_BY = re.compile(r" caused by previous Xid (\d{1,6})", re.ASCII)
 _SXID = re.compile(
     r"nvidia-nvswitch\d+: SXid \(PCI:([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\): (\d{1,6}), (.*)",
@@ -89,16 +100,19 @@ def event(time_s: float, message: str) -> KernelEvent | None:
     time_s
         Seconds since boot.
     message
-        The line without time and priority. Where the kernel escaped a line feed (``\\x0a``) only what is before counts.
+        The line without time and priority. Of a text with a line feed, which the kernel escapes (``\\x0a``), only what
+        is before counts.
     """
-    message = message.partition("\\x0a")[0].partition("\n")[0]
     if not any(word in message for word in _SOURCES):
         return None
     if match := _XID.match(message):
         domain, bus, slot, number, rest = match.groups()
+        name = ""
         process = _PROCESS.search(rest)
         if process is not None:
+            name = _CHANNEL.sub("", process[2])
             rest = rest[: process.start()] + rest[process.end() :]
+        rest = _first_line(rest)
         caused = _CAUSED_BY.search(rest)
         return KernelEvent(
             kind=EventKind.XID,
@@ -108,10 +122,11 @@ def event(time_s: float, message: str) -> KernelEvent | None:
             fatal=_fatal(rest) if 144 <= int(number) <= 150 else None,
             link=_link(rest),
             pid=int(process[1]) if process and process[1] else None,
-            process=process[2] if process and process[2] not in ("", "<unknown>") else None,
+            process=name if name not in ("", "<unknown>") else None,
             caused_by=int(caused[1]) if caused else None,
             text=rest[:_TEXT_LIMIT],
         )
+    message = _first_line(message)
     if match := _SXID.match(message):
         return KernelEvent(
             kind=EventKind.SXID,
@@ -139,6 +154,10 @@ def event(time_s: float, message: str) -> KernelEvent | None:
                 kind=EventKind.DRIVER, time_s=time_s, message=known, bus_id=_bus_id(found[0]) if found else None
             )
     return None
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\\x0a")[0].partition("\n")[0]
 
 
 def _kept(source: str, read: tuple[Iterable[Line], float, bool]) -> KernelLog:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egmctl.api.doctor import Doctor
 from egmctl.facts import kernel_log as module
 from egmctl.facts.kernel_log import EVENTS_LIMIT, event, kernel_log
 from egmctl.facts.kernel_watch import KernelLogWatch
 from egmctl.facts.root import Root, Unreadable
-from egmctl.model.kernel_log import DriverMessage, EventKind, KernelLog
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
+from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.report.forms import DOCTOR, render
 from tests.facts.sysroot import Tree
+from tests.fake.node import load
 
 # As an H200 logged it for a kernel that stores out of bounds (driver 580.159.04).
 REAL = (
@@ -127,6 +133,90 @@ def test_no_line_is_too_odd(line: str, time_s: float) -> None:
     for head in ("", "NVRM: ", "NVRM: Xid (PCI:0000:00:06): ", "nvidia-nvswitch0: SXid (PCI:0000:00:06.0): "):
         found = event(time_s, head + line)
         assert found is None or len(found.text) <= 200
+
+
+TEXTS = (
+    "Ch 00000001, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC1 faulted @ 0x400_00000000",
+    "Ch 00000001 caused by previous Xid 149",
+    "channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS",
+    "Graphics SM Warp Exception on (GPC 0, TPC 0, SM 0): Out Of Range Address",
+    "RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x0 0x0)",
+    "",
+)
+SECRET = b"s3cret"
+"""What the hostile names hold: six of their fifteen bytes."""
+PIECES = (
+    b", ",
+    b",",
+    b" ",
+    b"name=",
+    b"pid=1, ",
+    *(b"(", b"]", b"\n", b"\\", b"\\x0a", b"7", b"\x1b[31m", b"\xe2\x82", b"\xff"),
+)
+
+
+def escaped(name: bytes) -> str:
+    """Return a name as ``/dev/kmsg`` has it (Documentation/ABI/testing/dev-kmsg; printk.c, msg_add_ext_text)."""
+    return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in name)
+
+
+def both_ways(name: bytes, text: str) -> tuple[KernelEvent, KernelEvent]:
+    """Return what is read of an Xid that blames a process of this name: of the kernel's records, and of the journal."""
+    head, tail = "NVRM: Xid (PCI:0000:1b:00): 48, pid=4711, name=", f", {text}"
+    message = head.encode() + name + tail.encode()
+    entry = json.dumps({"MESSAGE": list(message), "__MONOTONIC_TIMESTAMP": "1"}).encode()
+    line = module._journal_entry(entry)
+    assert line is not None
+    found = event(1.0, head + escaped(name) + tail), event(*line)
+    assert found[0] is not None
+    assert found[1] is not None
+    return found[0], found[1]
+
+
+any_name = st.lists(st.sampled_from(PIECES) | st.binary(max_size=5)).map(lambda parts: b"".join(parts)[:15])
+
+
+@given(any_name.filter(lambda name: 0 not in name), st.sampled_from(TEXTS))
+def test_nothing_of_a_process_name_is_in_the_text(name: bytes, text: str) -> None:
+    for found in both_ways(name, text):
+        assert text.endswith(found.text), "the driver's own words, and no other"
+        assert found.pid == 4711
+
+
+@pytest.mark.parametrize("name", ["python3", "sh", "R", "a.out", "cuda-EvtHandlr", "my job, really", "a,b", "x" * 15])
+@pytest.mark.parametrize("text", TEXTS)
+def test_usual_names_are_read_whole_and_cost_no_more_than_the_channel(name: str, text: str) -> None:
+    for found in both_ways(name.encode(), text):
+        assert found.process == name
+        assert found.text in (text, text.partition("Ch 00000001, ")[2])
+
+
+hostile = st.lists(st.sampled_from(PIECES)).map(b"".join)
+"""What stands before and after the secret."""
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    found = load("hgx-h200x4")
+    assert found.gpus is not None
+    return replace(found, gpus=found.gpus[:1], pairs=(), nics=(), origin=replace(found.origin, redacted=False))
+
+
+@settings(max_examples=10)
+@given(
+    st.tuples(hostile, hostile).filter(lambda around: sum(map(len, around)) <= 15 - len(SECRET)), st.sampled_from(TEXTS)
+)
+def test_no_form_of_a_redacted_diagnosis_holds_a_hostile_name(
+    machine: Machine, around: tuple[bytes, bytes], text: str
+) -> None:
+    events = both_ways(around[0] + SECRET + around[1], text)
+    log = KernelLog(source="/dev/kmsg", now_s=9.0, events=events)
+    whole = replace(machine, kernel_log=log)
+    doctor = Doctor(check=["kernel.xid"])
+    assert SECRET.decode() in render(doctor.diagnose(whole), DOCTOR[0], verbose=2), "it is there to be found"
+    diagnosis = doctor.diagnose(whole, redacted=True)
+    for form in DOCTOR:
+        assert SECRET.decode() not in render(diagnosis, form, verbose=2), form
 
 
 @pytest.mark.needs_root
