@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.facts.collect import collect
+from egmctl.model.machine import Gpu
 from tests.conftest import ROOT, Ended, RunEgmctl, ended
 
 
@@ -21,3 +23,12 @@ def egmctl() -> RunEgmctl:
         return ended([sys.executable, "-m", "egmctl", *map(str, arguments)], env=env, cwd=cwd, timeout_s=timeout_s)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def gpus() -> tuple[Gpu, ...]:
+    """Return the node's GPUs, two or more."""
+    found = collect(("gpus",)).gpus or ()
+    if len(found) < 2:
+        pytest.skip("needs two GPUs")
+    return found

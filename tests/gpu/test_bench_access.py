@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from egmctl.facts.collect import collect
 from egmctl.model.machine import Gpu
-from tests.conftest import ROOT, command_environment
 from tests.doctor.cgroups import denying_v1, denying_v2
+from tests.gpu.node import minor, started
 from tests.gpu.traffic import pushing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_root]
@@ -43,35 +40,13 @@ class Run(NamedTuple):
         return {one["status"] for one in self.result["measurements"]}
 
 
-@pytest.fixture(scope="module")
-def gpus() -> tuple[Gpu, ...]:
-    found = collect(("gpus",), cuda=False).gpus or ()
-    if len(found) < 2:
-        pytest.skip("needs two GPUs")
-    return found
-
-
-def minor(gpu: Gpu) -> int:
-    assert gpu.proc is not None
-    assert gpu.proc.minor is not None
-    return gpu.proc.minor
-
-
 def bench(folder: Path, *arguments: str, before: Callable[[], None] | None = None, **variables: str) -> Run:
     file = folder / "run.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "egmctl", *QUICK, *arguments, "-o", "-", "-o", str(file), "--force"],
-        env=command_environment(variables),
-        preexec_fn=before,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    done = started(
+        *QUICK, *arguments, "-o", "-", "-o", file, "--force", before=before, variables=variables, timeout_s=300
     )
-    assert done.stdout, done.stderr
-    assert "Traceback" not in done.stderr
-    return Run(done.returncode, done.stdout, json.loads(file.read_text())["result"])
+    assert done.out, done.err
+    return Run(done.code, done.out, json.loads(file.read_text())["result"])
 
 
 def test_a_healthy_node_has_no_cause(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from egmctl.facts.collect import collect
-from egmctl.model.machine import Gpu, Machine
+from egmctl.model.machine import Machine
 from egmctl.verdict.load import load
 from egmctl.verdict.match import match_profile
-from tests.conftest import ROOT, command_environment
 from tests.doctor.cgroups import denying_v2
+from tests.gpu.node import minor, started
 
 pytestmark = [pytest.mark.gpu]
 
@@ -49,20 +47,11 @@ def machine() -> Machine:
 
 def bringup(folder: Path, *arguments: str, before: Callable[[], None] | None = None) -> Run:
     json_file, page = folder / "node.json", folder / "node.html"
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "egmctl", "bringup", "-o", "-", "-o", json_file, "-o", page, *arguments],
-        env=command_environment({}),
-        preexec_fn=before,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    seconds = time.perf_counter() - started
-    assert json_file.exists(), done.stderr
-    return Run(done.returncode, done.stdout, json.loads(json_file.read_text())["result"], page.read_text(), seconds)
+    begun = time.perf_counter()
+    done = started("bringup", "-o", "-", "-o", json_file, "-o", page, *arguments, before=before, timeout_s=120)
+    seconds = time.perf_counter() - begun
+    assert json_file.exists(), done.err
+    return Run(done.code, done.out, json.loads(json_file.read_text())["result"], page.read_text(), seconds)
 
 
 def test_a_healthy_node_goes_in_less_than_30_seconds(machine: Machine, tmp_path: Path) -> None:
@@ -74,12 +63,6 @@ def test_a_healthy_node_goes_in_less_than_30_seconds(machine: Machine, tmp_path:
     assert len(run.text.splitlines()) <= 25
     assert run.seconds < 30
     assert 'id="bench"' in run.page
-
-
-def minor(gpu: Gpu) -> int:
-    assert gpu.proc is not None
-    assert gpu.proc.minor is not None
-    return gpu.proc.minor
 
 
 @pytest.mark.needs_root

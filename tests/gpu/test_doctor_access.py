@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from egmctl.facts.collect import collect
 from egmctl.model.machine import Gpu
-from tests.conftest import ROOT, command_environment
 from tests.doctor.cgroups import denying_v1, denying_v2
+from tests.gpu.node import minor, started
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_root]
 
@@ -41,44 +39,17 @@ class Run(NamedTuple):
         return {one["check"]: one["explains"] for one in roots}
 
 
-@pytest.fixture(scope="module")
-def gpus() -> tuple[Gpu, ...]:
-    found = collect(("gpus",), cuda=False).gpus or ()
-    if len(found) < 2:
-        pytest.skip("needs two GPUs")
-    return found
-
-
 def doctor(*arguments: str, before: Callable[[], None] | None = None, **variables: str) -> Run:
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "egmctl", "doctor", "--json", *arguments],
-        env=command_environment(variables),
-        preexec_fn=before,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    seconds = time.perf_counter() - started
-    assert done.stdout, done.stderr
-    return Run(done.returncode, json.loads(done.stdout)["result"]["findings"], seconds)
+    begun = time.perf_counter()
+    done = started("doctor", "--json", *arguments, before=before, variables=variables)
+    seconds = time.perf_counter() - begun
+    assert done.out, done.err
+    return Run(done.code, json.loads(done.out)["result"]["findings"], seconds)
 
 
 def told(*arguments: str) -> str:
     """What it says as text."""
-    command = [sys.executable, "-m", "egmctl", "doctor", *arguments]
-    done = subprocess.run(
-        command, env=command_environment({}), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    return done.stdout
-
-
-def minor(gpu: Gpu) -> int:
-    assert gpu.proc is not None
-    assert gpu.proc.minor is not None
-    return gpu.proc.minor
+    return started("doctor", *arguments).out
 
 
 def test_a_healthy_node(gpus: tuple[Gpu, ...]) -> None:

@@ -21,7 +21,6 @@ from egmctl.doctor.checks.active import CHECKS
 from egmctl.doctor.probes import Part, share
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
-from egmctl.facts.collect import collect
 from egmctl.model.finding import Status
 from egmctl.model.machine import Gpu, Machine, Origin, OriginKind, Outcome, Probe, ProbeKind
 from tests.conftest import ROOT, RunEgmctl
@@ -54,14 +53,6 @@ UNDER_A_CGROUP = {
 """Measured on H200, driver 580. What pools answer is shown and not asserted."""
 
 Table = dict[tuple[ProbeKind, int | None], Probe]
-
-
-@pytest.fixture(scope="module")
-def gpus() -> tuple[Gpu, ...]:
-    found = collect(("gpus",)).gpus or ()
-    if len(found) < 2:
-        pytest.skip("two GPUs are needed")
-    return found
 
 
 @pytest.fixture

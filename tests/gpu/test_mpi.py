@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,15 +14,20 @@ from typing import Any
 
 import pytest
 
-from egmctl.facts.collect import collect
 from egmctl.model.machine import Gpu
 from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
 from tests.doctor.cgroups import denying_v2
+from tests.gpu.node import minor
 from tests.gpu.test_doctor_active import imex_channel
 
 __all__ = ["imex_channel"]
 
-pytestmark = [pytest.mark.gpu, pytest.mark.needs_root, pytest.mark.usefixtures("imex_channel")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.needs_root,
+    pytest.mark.needs("mpirun"),
+    pytest.mark.usefixtures("imex_channel"),
+]
 
 FEW = ("bench", "--suite", "fabric", "--case", "fabric_device_write_ce", "--no-verdict", "--json")
 MEASURING_MIB = 900
@@ -34,16 +38,6 @@ SAME = {
     "fabric_device_read_ce": "device_to_device_memcpy_read_ce",
 }
 """Cases, and those that take the same paths within one process."""
-
-
-@pytest.fixture(scope="module")
-def gpus() -> tuple[Gpu, ...]:
-    if shutil.which("mpirun") is None:
-        pytest.skip("there is no mpirun here")
-    found = collect(("gpus",)).gpus or ()
-    if len(found) < 2:
-        pytest.skip("two GPUs are needed")
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -152,9 +146,7 @@ def test_a_rank_without_a_channel_is_named(gpus: tuple[Gpu, ...]) -> None:
 
 
 def test_a_rank_in_a_cgroup_that_denies_its_neighbours_gpu_is_named_with_the_cause(gpus: tuple[Gpu, ...]) -> None:
-    assert gpus[0].proc is not None
-    assert gpus[0].proc.minor is not None
-    with denying_v2(gpus[0].proc.minor) as cgroup:
+    with denying_v2(minor(gpus[0])) as cgroup:
         join = f'echo $$ > {cgroup.directory}/cgroup.procs && exec "$@"'
         confined = ["sh", "-c", join, "sh", *egmctl_words(*FEW)]
         done = mpirun(egmctl_words(*FEW), confined, *[egmctl_words(*FEW)] * (len(gpus) - 2))
