@@ -9,11 +9,13 @@ of the bench): every document that a command writes went through here.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from egmctl.model.codec import field_types
@@ -152,9 +154,9 @@ class _Redaction:
 
     def result(self, kind: Any, value: Any, name: str) -> Any:
         """Return a part of a result, of the type ``kind``, redacted: its strings are ours, and may quote a machine."""
-        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if value is None or kind is Machine:
+        if value is None or kind is Machine or not _has_text(kind):
             return value
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if isinstance(kind, type) and issubclass(kind, Record):
             # A fact of the machine, such as what the kernel logged meanwhile.
             return self.value(kind, value, name)
@@ -171,12 +173,9 @@ class _Redaction:
             return tuple(self.result(item_kind, item, name) for item_kind, item in zip(kinds, value, strict=True))
         if origin is Mapping:
             return {key: self.result(arguments[1], item, name) for key, item in value.items()}
-        if dataclasses.is_dataclass(kind):
-            given = {field.name for field in dataclasses.fields(kind) if field.init}
-            hints = {name: hint for name, hint in field_types(kind).items() if name in given}  # type: ignore[arg-type]
-            return dataclasses.replace(
-                value, **{field: self.result(hint, getattr(value, field), field) for field, hint in hints.items()}
-            )
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changed = {field: self.result(hint, getattr(value, field), field) for field, hint in _texts(type(value))}
+            return dataclasses.replace(value, **changed)
         return value
 
     def _sentence(self, text: str) -> str:
@@ -246,6 +245,23 @@ class _Redaction:
             if len(meant) == 1:
                 return _replace_uuids(meant[0])[: len(word)]
         return self._numbered("environment", word)
+
+
+@functools.cache
+def _texts(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of a dataclass that may hold text, and their types."""
+    given = {field.name for field in dataclasses.fields(kind) if field.init}
+    return tuple((name, hint) for name, hint in field_types(kind).items() if name in given and _has_text(hint))
+
+
+@functools.cache
+def _has_text(kind: Any) -> bool:
+    """Say whether values of a type may hold text: most of a measurement is numbers."""
+    if kind in (int, float, bool, type(None), Ellipsis) or (isinstance(kind, type) and issubclass(kind, Enum)):
+        return False
+    if typing.get_origin(kind) in (tuple, typing.Union, types.UnionType):
+        return any(map(_has_text, typing.get_args(kind)))
+    return True
 
 
 def known_words(value: str) -> str:

@@ -40,11 +40,11 @@ def to_json(value: Any) -> Any:
     ValueError
         For a float that JSON has no number for.
     """
+    if value is None or type(value) in (str, int, bool):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            f.name: to_json(item)
-            for f in sorted(dataclasses.fields(value), key=lambda f: f.name == "unread")
-            if (item := getattr(value, f.name)) or f.name != "unread"
+            name: to_json(item) for name in _written(type(value)) if (item := getattr(value, name)) or name != "unread"
         }
     if isinstance(value, Enum):
         return value.value
@@ -55,6 +55,12 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} has no place in JSON")
     return value
+
+
+@functools.cache
+def _written(kind: type) -> tuple[str, ...]:
+    """Return the names of a dataclass' fields as they are written, ``unread`` last."""
+    return tuple(f.name for f in sorted(dataclasses.fields(kind), key=lambda f: f.name == "unread"))
 
 
 def from_json(cls: type[T], data: Any, where: str = "") -> T:
