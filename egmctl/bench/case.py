@@ -62,5 +62,7 @@ class Case:
     """How the process that issues the work opens the memory at the flow's other end, which is another process'."""
     in_process: str | None = None
     """The case that takes the same path within one process."""
+    staged: bool = False
+    """Between two GPUs, without the peer access that they have: the driver copies through host memory."""
     one_path: bool = False
     """Measured over one path of each link only: it is about the link, and takes long or fills tables."""

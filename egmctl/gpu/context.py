@@ -54,6 +54,13 @@ class Context:
                 raise
         self._peers.add(peer.bus_id)
 
+    def disable_access_to(self, peer: Context) -> None:
+        """Take back what :meth:`enable_access_to` gave."""
+        if peer.bus_id in self._peers:
+            self.make_current()
+            call("cuCtxDisablePeerAccess", peer.handle)
+            self._peers.discard(peer.bus_id)
+
     def close(self) -> None:
         """Release the primary context; with the last release the driver frees everything in it."""
         call("cuDevicePrimaryCtxRelease", self.device)

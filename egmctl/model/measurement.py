@@ -218,6 +218,11 @@ class Measurement(Task):
         return self.status in (Status.OK, Status.UNSTABLE)
 
     @property
+    def missed_path(self) -> bool:
+        """Whether the path that it is about was not measured: waived, or staged through host memory in its place."""
+        return self.status is Status.WAIVED or any(flow.route.staged_reason for flow in self.flows)
+
+    @property
     def headline(self) -> Summary | None:
         """The figure that it is about: a latency (ns), or the bandwidth of all flows together (GB/s).
 
@@ -306,7 +311,7 @@ class RunReport:
 
     def _is_fault(self, cause: RunCause, strict: bool) -> bool:
         """Say whether a cause kept something from being measured that was asked for, or by a fault."""
-        if not any(self.measurements[number].status is Status.WAIVED for number in cause.explains):
+        if not any(self.measurements[number].missed_path for number in cause.explains):
             return False
         return cause.status is Found.FAIL or strict
 

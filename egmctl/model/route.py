@@ -96,7 +96,8 @@ class Route:
 
     symbol: Plain = field(init=False)
     """The links in a word: ``NV18``, ``PHB``, ``PCIe>SMP``, ``C2C-sys``, ``NV18>C2C across nodes``, ``local``, ``CPU``,
-    ``socket``, ``UCX, tcp``, ``blocked``, ``?``. It follows from the rest: written for readers, and not read back."""
+    ``PCIe>host>PCIe`` (staged), ``socket``, ``UCX, tcp``, ``blocked``, ``?``. It follows from the rest: written for
+    readers, and not read back."""
     carrier: Carrier = Carrier.LINKS
     memory: MemoryKind | None = None
     """Of the host's end; ``None`` where no end is host memory."""
@@ -112,6 +113,11 @@ class Route:
     degraded: bool = False
     """The EGM route to NUMA memory is blocked, as :attr:`egm_reason` says: the hops are the way that is left, over
     which the memory is ordinary system memory. It is tried, and slower than EGM where it works."""
+    staged: bool = False
+    """Between two GPUs without peer access: the driver copies through host memory. The hops are the links of the source
+    and of the destination to it."""
+    staged_reason: Plain = ""
+    """Why there is no peer access; empty where it is there, and kept off to see what it is worth."""
     ucx: UcxRoute | None = None
     """What UCX reported that it did."""
 
@@ -146,6 +152,8 @@ class Route:
             case Carrier.CPU:
                 return ">".join(("CPU", *map(name, self.hops)))
             case Carrier.LINKS:
+                if self.staged:
+                    return ">host>".join(map(name, self.hops))
                 # The same C2C is EGM or ordinary system memory, by how the memory was allocated and by the platform.
                 system = self.memory in NUMA_MEMORY and self.egm is Egm.NO and not self.across_nodes
                 links = symbol_of(self.hops, system=system, name=name) or "local"

@@ -22,6 +22,8 @@ def route_words(route: Route) -> str:
         case Carrier.NONE:
             return "blocked" if route.memory is None else f"{HOST_NAMES[route.memory]}, blocked"
         case Carrier.LINKS:
+            if route.staged:
+                return f"{printable(route.symbol)}, staged through host memory"
             return printable(route.symbol if route.memory is None else _to_host(route, HOST_NAMES[route.memory]))
         case _:
             assert_never(route.carrier)

@@ -24,6 +24,8 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
     if measurement.pattern not in _ONE_WAY:
         return _none(value, "its flows do not share one link in one direction")
     route = measurement.flows[0].route
+    if any(flow.route.staged for flow in measurement.flows):
+        return _none(value, "staged through host memory: what that reaches of its links is not known")
     link = route.first_link
     if link is None:
         return _none(value, "it crosses no known link")

@@ -20,7 +20,7 @@ from egmctl.model.cause import RunCause
 from egmctl.model.finding import Finding, Place, PlaceKind
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BROKEN, Flow, HandleKind, Measurement, RunReport, Status
+from egmctl.model.measurement import BROKEN, Flow, HandleKind, Measurement, RunReport
 from egmctl.model.route import Carrier, LinkKind
 from egmctl.model.verdict import Grade
 from egmctl.topology.access import nvml_failure
@@ -41,6 +41,7 @@ class Shortfalls:
     warned: frozenset[int] = frozenset()
     """A little slow, or without EGM where its route is blocked."""
     waived: frozenset[int] = frozenset()
+    """Of which the path that was asked for was not measured."""
 
     @property
     def slow(self) -> frozenset[int]:
@@ -104,7 +105,7 @@ def shortfalls(run: RunReport) -> Shortfalls:
         elif Grade.WARN in grades:
             warned.add(judged.measurement)
     warned |= {number for number, one in enumerate(run.measurements) if one.measured and is_degraded(one)}
-    waived = () if run.interrupted else (n for n, one in enumerate(run.measurements) if one.status is Status.WAIVED)
+    waived = () if run.interrupted else (n for n, one in enumerate(run.measurements) if one.missed_path)
     return Shortfalls(frozenset(failing), frozenset(warned - failing), frozenset(waived))
 
 
@@ -269,12 +270,13 @@ def _by_fabric_handle(flow: Flow) -> bool:
 
 
 def _over(link: LinkKind, otherwise: _Holds) -> _Holds:
-    """Return whether a flow crosses a link; of a blocked route, which has none, whether it would."""
+    """Return whether a flow crosses a link; of a blocked or staged route, where it is missing, whether it would."""
 
     def holds(flow: Flow) -> bool:
         if flow.route.carrier is Carrier.NONE:
             return otherwise(flow)
-        return any(hop.link is link for hop in flow.route.hops)
+        missing = bool(flow.route.staged_reason) and otherwise(flow)
+        return missing or any(hop.link is link for hop in flow.route.hops)
 
     return holds
 

@@ -155,7 +155,7 @@ class TestWaivers:
         machine = with_gpu(DGX, 0, replace(gpu, nvml=replace(gpu.nvml, mig_mode=True)))
         assert waivers(plan_of(machine)) == {"GPU0: MIG is on: it can only be used in parts"}
 
-    def test_a_pair_without_peer_access_says_what_nvml_says(self) -> None:
+    def test_a_pair_without_peer_access_is_staged_and_says_what_nvml_says(self) -> None:
         first, second = (gpu.bus_id for gpu in DGX.gpus[:2])  # type: ignore[index]
         pairs = tuple(
             replace(pair, can_access_peer=False, p2p_status={"read": "CNS", "write": "OK", "pci": None})
@@ -164,9 +164,11 @@ class TestWaivers:
             for pair in DGX.pairs or ()
         )
         plan = plan_of(replace(DGX, pairs=pairs), gpus=[0, 1])
-        waived = [flow_of(p) for p in plan.tasks if p.waiver == "GPU0 has no peer access to GPU1: P2P read is CNS"]
-        assert [(flow.initiator_label, flow.source.label) for flow in waived] == [("GPU0", "GPU0"), ("GPU0", "GPU1")]
-        assert len(plan.runnable) == len(plan.tasks) - 2
+        why = "GPU0 has no peer access to GPU1: P2P read is CNS"
+        staged = [flow_of(p) for p in plan.tasks if flow_of(p).route.staged_reason == why]
+        assert [(flow.initiator_label, flow.source.label) for flow in staged] == [("GPU0", "GPU0"), ("GPU0", "GPU1")]
+        assert sum(flow_of(p).route.staged for p in plan.tasks) == 2
+        assert len(plan.runnable) == len(plan.tasks)
 
     def test_a_node_that_the_cpuset_does_not_allow(self) -> None:
         assert DGX.host is not None

@@ -19,6 +19,7 @@ def _case(
     initiator: End = End.SOURCE,
     source: MemoryKind = MemoryKind.DEVICE,
     destination: MemoryKind = MemoryKind.DEVICE,
+    staged: bool = False,
 ) -> Case:
     return Case(
         name=name,
@@ -29,6 +30,7 @@ def _case(
         pattern=pattern,
         initiator=initiator,
         description=description,
+        staged=staged,
     )
 
 
@@ -54,6 +56,21 @@ _BOTH = tuple(
     for engine, suffix, how in _ENGINES
     for way, end, whose in _WAYS
 )
+_STAGED = (
+    _case(
+        "device_to_device_staged_memcpy_ce",
+        Pattern.PAIR,
+        "device memory to another GPU's without peer access, through host memory, every ordered pair",
+        staged=True,
+    ),
+    _case(
+        "device_to_device_staged_bidirectional_memcpy_ce",
+        Pattern.BOTH_DIRECTIONS,
+        "device memory to another GPU's and back at the same time without peer access, through host memory",
+        staged=True,
+    ),
+)
+"""What cuda-samples' p2pBandwidthLatencyTest calls P2P=Disabled; P2P=Enabled is the copy engine's writes above."""
 _ONE_SIDED = (
     _case(
         "device_to_device_read_sm",
@@ -132,4 +149,4 @@ _LOCAL = (
     ),
 )
 
-CASES = (*_PAIRS, *_BOTH, *_LOCAL, *_ONE_SIDED, *_BULK, *_ATOMIC, *_AT_ONCE)
+CASES = (*_PAIRS, *_BOTH, *_STAGED, *_LOCAL, *_ONE_SIDED, *_BULK, *_ATOMIC, *_AT_ONCE)

@@ -198,6 +198,8 @@ class Mover:
         Of the GPU that issues the work, for this flow alone: as many as the task has.
     share
         How many kernels work on that GPU at the same time: each gets its part of the blocks, so that all run at once.
+    staged
+        Whether the driver copies through host memory. That it never waits for this with the host is not documented.
     """
 
     def __init__(
@@ -210,6 +212,7 @@ class Mover:
         *,
         streams: Sequence[Stream],
         share: int,
+        staged: bool = False,
     ) -> None:
         ends = {End.SOURCE: source, End.DESTINATION: destination}
         if {end for end, memory in ends.items() if memory is not None} != engine.carries:
@@ -221,13 +224,16 @@ class Mover:
         self._destination = destination
         self._seed = seed
         self.share = share
+        self._staged = staged
         self._kernels = worker.kernels_of(streams[0].context.bus_id) if engine.needs_kernels else None
 
     @property
-    def pageable(self) -> bool:
-        """Whether queueing the work may take until it is done, so that a gate would never be opened."""
+    def ungated(self) -> str | None:
+        """Why queueing the work may take until it is done, so that a gate would never be opened; ``None`` if not."""
         memories = (self._source, self._destination)
-        return self.engine.blocks_on_pageable and any(m.pageable for m in memories if m is not None)
+        if self.engine.blocks_on_pageable and any(m.pageable for m in memories if m is not None):
+            return "copies of pageable memory block the host until they are done"
+        return "copies that are staged may block the host until they are done" if self._staged else None
 
     @property
     def kernels(self) -> Kernels:

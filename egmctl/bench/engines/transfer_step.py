@@ -49,7 +49,6 @@ HEAD_START_S = 0.002
 """From when the last process of a node has queued its work until all open their gates: what it takes to tell them."""
 SPIN_S = 0.0005
 """A sleeping process wakes up this much too late at most, as a rule: the rest of the time it looks at the clock."""
-_NO_GATE = "measured without a gate: copies of pageable memory block the host until they are done"
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
@@ -57,7 +56,7 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
     collective = CollectiveStep(worker, tasks)
     step = _Step(collective, worker)
     step.prepare()
-    gate = worker.gate(pageable=step.pageable)
+    gate = worker.gate(held=not step.ungated)
     try:
         with worker.stopwatch.phase(Phase.WARM_UP):
             step.warm_up()
@@ -138,9 +137,9 @@ class _Step:
         self._collective.do(lambda place: self._get_ready(place, sharing))
 
     @property
-    def pageable(self) -> bool:
-        """Whether a copy of this process would not be queued before it is done."""
-        return any(mover.pageable for part in self._parts for _, mover in part.moved)
+    def ungated(self) -> bool:
+        """Whether a copy of this process might not be queued before it is done."""
+        return any(mover.ungated is not None for part in self._parts for _, mover in part.moved)
 
     def warm_up(self) -> None:
         """Fill the sources, and move everything a few times."""
@@ -174,7 +173,7 @@ class _Step:
         return {
             "costs": [to_json(cost) for cost in self._open.costs(place)],
             "placements": [to_json(placement) for placement in self._worker.placements(own)],
-            "pageable": any(mover.pageable for _, mover in self._parts[place].moved),
+            "ungated": next((why for _, mover in self._parts[place].moved if (why := mover.ungated)), None),
         }
 
     def conclude(self, place: int, items: Sequence[Item]) -> Measurement:
@@ -185,7 +184,7 @@ class _Step:
             task,
             part.samples,
             part.mismatch,
-            _NO_GATE if any(item.data["pageable"] for item in items) else None,
+            next((f"measured without a gate: {why}" for item in items if (why := item.data["ungated"])), None),
             gating=" and ".join(sorted(gating)),
             verification=self._engines[place].verification(self._worker),
             seeds=tuple(flow.seed for flow in part.flows),
@@ -205,6 +204,9 @@ class _Step:
             self._taken[initiator] += task.streams
             streams = [self._worker.stream(initiator, first + number) for number in range(task.streams)]
             self._parts[place].streams[number] = streams
+            if flow.route.staged:
+                self._worker.disconnect(flow.source.bus_id or "", flow.destination.bus_id or "")
+                continue
             for end in (flow.source, flow.destination):
                 if self._collective.owns(end):
                     self._worker.connect(initiator, end.bus_id)
@@ -224,8 +226,9 @@ class _Step:
                 memories = [worker.held(b).memory if b else None for b in (buffers.source, buffers.destination)]
                 share = sharing.get((flow.initiator_rank, flow.initiator), 1)
                 streams = part.streams[number]
+                ends = memories[0], memories[1]
                 mover = Mover(
-                    worker, self._engines[place], memories[0], memories[1], seed, streams=streams, share=share
+                    worker, self._engines[place], *ends, seed, streams=streams, share=share, staged=flow.route.staged
                 )
             part.flows.append(_FlowPart(number, seed, source, destination, mover))
 

@@ -12,14 +12,14 @@ from egmctl.bench.plan.budget import too_large
 from egmctl.bench.plan.busy import in_use
 from egmctl.bench.plan.flows import Ends, endpoint, initiator, tasks_of
 from egmctl.bench.plan.pairs import Pair, picked
-from egmctl.bench.plan.paths import Path, cuda_visible, gpu_waiver, path_between
+from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.plan.ranks import flow_of, handle_waiver, local_path, node_flows, ranks_of
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
 from egmctl.bench.plan.task import Candidate, atomics_waiver, capability_waiver, planned_task
 from egmctl.bench.registry import CASES
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BenchGpu, Flow, Pattern, Settings
+from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Settings
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
 from egmctl.model.route import Egm
@@ -201,7 +201,7 @@ def _planned_tasks(
 def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow, Path]:
     memory = (case.destination, case.source) if back else (case.source, case.destination)
     gpu = initiator(case, ends)
-    path = path_between(machine, memory, ends, gpu)
+    path = path_between(machine, memory, ends, gpu, staging=_staging(case))
     if gpu is None:
         label = next(f"CPU{place}" for place, kind in zip(ends, memory, strict=True) if kind not in HOST_MEMORY)
     else:
@@ -214,6 +214,12 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
         route=path.route,
     )
     return flow, path
+
+
+def _staging(case: Case) -> Staging:
+    if case.staged:
+        return Staging.ALWAYS
+    return Staging.WITHOUT_ACCESS if case.engine is Engine.COPY_ENGINE else Staging.NEVER
 
 
 def _gpus(flow: Flow) -> tuple[str, ...]:

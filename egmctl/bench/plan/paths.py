@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from egmctl.bench.plan.flows import Place
 from egmctl.model.machine import Gpu, Machine
@@ -32,6 +33,16 @@ _REACHED = 0.88
 _EGM = {True: Egm.YES, False: Egm.NO, None: Egm.UNKNOWN}
 
 
+class Staging(Enum):
+    """Whether copies between two GPUs go through host memory (CUDA driver API, cuMemcpyPeer: they do where peer access
+    is not enabled). Only the driver's copies can: a kernel reaches what is mapped, or nothing."""
+
+    NEVER = 0
+    WITHOUT_ACCESS = 1
+    """Where they have no peer access."""
+    ALWAYS = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
     """The route between two ends, and what a planner has to know of it."""
@@ -45,10 +56,22 @@ class Path:
     """Pairs that share no GPU do not share links either: NVLink, or a GPU's own memory."""
 
 
-def device_path(machine: Machine, initiator: Gpu, other: Gpu) -> Path:
-    """Return the path between the memory of two GPUs, or within one."""
+def device_path(
+    machine: Machine, initiator: Gpu, other: Gpu, *, source: Gpu | None = None, staging: Staging = Staging.NEVER
+) -> Path:
+    """Return the path between the memory of two GPUs, or within one.
+
+    Parameters
+    ----------
+    source
+        Of the two, where the bytes come from; needed only of what may be staged.
+    """
     if initiator is other:
         return Path(route=Route(), rate_gb_s=_LOCAL_GB_S, disjoint=True)
+    missing = _peer_waiver(machine, initiator, other)
+    if staging is Staging.ALWAYS or (staging is Staging.WITHOUT_ACCESS and missing is not None):
+        destination = initiator if source is other else other
+        return _staged_path(machine, source or initiator, destination, missing or "")
     link = gpu_link(machine, initiator, other)
     if link.kind is LinkClass.NVLINK:
         hop = rates.nvlink(initiator, link.nvlinks or 1)
@@ -58,10 +81,18 @@ def device_path(machine: Machine, initiator: Gpu, other: Gpu) -> Path:
         hop = rates.pcie(initiator, link.kind)
     return Path(
         route=Route(hops=(hop,)),
-        waiver=_peer_waiver(machine, initiator, other),
+        waiver=missing,
         rate_gb_s=_planned([hop]),
         disjoint=link.kind is LinkClass.NVLINK,
     )
+
+
+def _staged_path(machine: Machine, source: Gpu, destination: Gpu, missing: str) -> Path:
+    """Return the path through host memory that copies between GPUs take without peer access."""
+    hops = tuple(rates.c2c(gpu) if c2c(machine, gpu) is C2c.UP else rates.pcie(gpu) for gpu in (source, destination))
+    route = Route(hops=hops, staged=True, staged_reason=missing)
+    # Each byte crosses host memory twice, and chunk follows chunk.
+    return Path(route=route, rate_gb_s=_planned(hops) / 2)
 
 
 def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path:
@@ -153,7 +184,12 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
 
 
 def path_between(
-    machine: Machine, memory: tuple[MemoryKind, MemoryKind], ends: tuple[Place, Place], initiator: Gpu | None
+    machine: Machine,
+    memory: tuple[MemoryKind, MemoryKind],
+    ends: tuple[Place, Place],
+    initiator: Gpu | None,
+    *,
+    staging: Staging = Staging.NEVER,
 ) -> Path:
     """Return the path of a flow.
 
@@ -170,7 +206,8 @@ def path_between(
         other = next((place for place in ends if isinstance(place, Gpu) and place is not initiator), initiator)
         if initiator is None or not isinstance(other, Gpu):
             raise ValueError("between GPUs one of them issues the work")
-        return device_path(machine, initiator, other)
+        source = next(place for place in ends if isinstance(place, Gpu))
+        return device_path(machine, initiator, other, source=source, staging=staging)
     return cpu_path(host, *nodes) if initiator is None else host_path(machine, initiator, nodes[0], host)
 
 

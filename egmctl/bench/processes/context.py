@@ -131,16 +131,16 @@ class WorkerContext:
             self.pattern = self.kernel_pattern = KernelPattern(self.kernels, self.results)
             self.verification = Verification.GPU_EVERY_SAMPLE
 
-    def gate(self, *, pageable: bool = False) -> Gate:
+    def gate(self, *, held: bool = True) -> Gate:
         """Return what holds work back.
 
         Parameters
         ----------
-        pageable
-            Copy engines work with memory that is not pinned: queueing such a copy may take until it is done, so that
-            a gate would never be opened.
+        held
+            Whether it does: queueing a copy of memory that is not pinned, or one that is staged, may take until it is
+            done, so that a gate would never be opened.
         """
-        return NoGate() if pageable else self._gate
+        return self._gate if held else NoGate()
 
     def one_more(self, bus_id: str) -> Context:
         """Return the context of a GPU that is none of the run's, opened now if it has not been before."""
@@ -243,6 +243,12 @@ class WorkerContext:
         """Let the GPU that issues work reach the memory of another one."""
         if bus_id is not None and bus_id != initiator:
             self.stream(initiator).context.enable_access_to(self.stream(bus_id).context)
+
+    def disconnect(self, bus_id: str, other: str) -> None:
+        """Keep two GPUs from reaching each other's memory, so that copies between them go through host memory."""
+        one, peer = self.stream(bus_id).context, self.stream(other).context
+        one.disable_access_to(peer)
+        peer.disable_access_to(one)
 
     def works(self) -> bool:
         """Say whether every context still works: some errors leave one that fails every further call."""

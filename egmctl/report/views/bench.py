@@ -40,7 +40,7 @@ from egmctl.report.views.bench_notes import exceptions, how, tally, where_time_w
 from egmctl.report.views.bench_rates import rates
 from egmctl.report.views.bench_soak import soak_lines, worst_paths
 from egmctl.report.views.bench_tables import families
-from egmctl.report.views.bench_warnings import route_line, seen, warnings
+from egmctl.report.views.bench_warnings import route_line, seen, staged_lines, warnings
 from egmctl.report.views.causes import cause_entries
 from egmctl.report.views.machine import banners, machine_section
 from egmctl.report.views.node_scene import node_scene
@@ -58,6 +58,8 @@ _REASONS = 4
 """Reasons for what failed or was skipped that are told without -v."""
 _WARNINGS = 4
 _PATHS = 3
+_STAGED = 2
+"""Pairs without peer access that are named."""
 _FAULTS = 3
 """Faults of the kernel's log that are told without -v."""
 _WHOLE = 1000
@@ -100,7 +102,9 @@ def _body(report: RunReport) -> Iterator[Block]:
         worst = worst_paths(report)
         yield Section(title="Soak", body=(Bullets(items=lines), *([worst] if worst is not None else [])))
     yield from _warnings(report)
-    notes = [*filter(None, [route_line(report)]), *_skipped(report), *report.problems]
+    staged = tuple(staged_lines(report))
+    more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
+    notes = [*filter(None, [route_line(report)]), *staged[:_STAGED], *more, *_skipped(report), *report.problems]
     if notes:
         yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     yield from _details(report)

@@ -104,7 +104,7 @@ def _missing(report: RunReport) -> RunCause | None:
         blind = any(hop.link is LinkKind.UNKNOWN for m in explained for flow in m.flows for hop in flow.route.hops)
         chosen = cause.finding.check == HIDDEN and cause.status is not Found.FAIL
         stops = _is_of_gpus(cause) or cause.status is Found.FAIL
-        left_out = any(m.status is Status.WAIVED for m in explained) and stops and not chosen
+        left_out = any(m.missed_path for m in explained) and stops and not chosen
         if left_out or (blind and _is_of_libraries(cause)):
             return cause
     return None

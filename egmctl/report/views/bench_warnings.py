@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from egmctl.model.evidence import LinkEvidence, Verdict
@@ -46,6 +47,18 @@ def route_line(report: RunReport) -> str | None:
     if refuted := sum(route.verdict is Verdict.REFUTED for route in routes):
         parts.append(f"{refuted} refuted, see the warnings")
     return f"Route confirmed by link counters: {', '.join(parts)}."
+
+
+def staged_lines(report: RunReport) -> Iterator[str]:
+    """Yield in a sentence for each reason how many measurements went through host memory for want of peer access."""
+    reasons = Counter(
+        why
+        for m in report.measurements
+        for why in dict.fromkeys(flow.route.staged_reason for flow in m.flows if flow.route.staged_reason)
+        if m.measured
+    )
+    for why, count in reasons.items():
+        yield f"{count} measurement{'s' * (count != 1)} staged through host memory: {printable(why)}"
 
 
 def _of(measurement: Measurement) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.model.cause import RunCause
 from egmctl.model.finding import Status as Found
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
 from egmctl.report.document import Command, Entry, Hint, KeyValues, Level, Span, Tone, Words
 from egmctl.report.views.doctor import TONES, remedy_words, title
@@ -19,7 +19,7 @@ _CAUSES = 3
 def cause_words(report: RunReport, cause: RunCause) -> str:
     """Return a cause in a sentence, with how much of the run it explains."""
     measurements = [report.measurements[number] for number in cause.explains]
-    waived = sum(m.status is Status.WAIVED for m in measurements)
+    waived = sum(m.missed_path for m in measurements)
     slow = len(measurements) - waived
     told = [title(cause.finding)]
     if slow and all(_crosses_unknown_links(m) for m in measurements):

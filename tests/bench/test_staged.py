@@ -1,0 +1,148 @@
+"""Copies between GPUs without peer access: staged through host memory, called so, and judged by no link's reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from egmctl.bench.cases.p2p import CASES
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
+from egmctl.facts import replay
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Engine, Settings, Status, finish
+from egmctl.model.route import LinkKind
+from egmctl.report.route_words import route_words
+from egmctl.report.views.bench_rates import rates
+from egmctl.report.views.bench_warnings import staged_lines
+from egmctl.verdict.against_link import against_link
+from egmctl.verdict.classes import class_of
+from tests.bench.reports import report
+from tests.bench.test_run import FEW, Bench, bench
+
+pytest_plugins = ["tests.fake.plugin"]
+
+__all__ = ["bench"]
+
+STAGED = ("device_to_device_staged_memcpy_ce", "device_to_device_staged_bidirectional_memcpy_ce")
+WRITE = "device_to_device_memcpy_write_ce"
+SETTINGS = Settings(size_bytes=64 << 20, copies=4, samples=3, timeout_s=60)
+GB200, DGX = replay.load("gb200-tray"), replay.load("dgx-h100")
+WHY = "GPU0 has no peer access to GPU1: P2P read is CNS"
+
+
+def without_access(machine: Machine) -> Machine:
+    """Return a machine whose GPUs do not reach each other's memory, although links join them."""
+    pairs = tuple(replace(one, can_access_peer=False, p2p_status={"read": "CNS"}) for one in machine.pairs or ())
+    return replace(machine, pairs=pairs)
+
+
+def plan(machine: Machine, names: Sequence[str], gpus: int = 2) -> Plan:
+    chosen = [case for case in CASES if case.name in names]
+    return make_plan(machine, (machine.gpus or ())[:gpus], [0], chosen, SETTINGS)
+
+
+class TestPlan:
+    @pytest.mark.parametrize(("machine", "link"), [(GB200, "C2C>host>C2C"), (DGX, "PCIe>host>PCIe")])
+    def test_it_crosses_each_gpu_s_link_to_its_host_and_is_another_class_than_nvlink(
+        self, machine: Machine, link: str
+    ) -> None:
+        tasks = plan(machine, [*STAGED, WRITE]).tasks
+        symbols = {task.task.case: {flow.route.symbol for flow in task.task.flows} for task in tasks}
+        assert symbols == {WRITE: {"NV18"}, **{name: {link} for name in STAGED}}
+        assert {task.waiver for task in tasks} == {None}
+        route = next(flow.route for task in tasks for flow in task.task.flows if flow.route.staged)
+        assert (len(route.hops), route.staged_reason) == (2, "")
+        assert route_words(route) == f"{link}, staged through host memory"
+
+    def test_every_ordered_pair_is_measured_and_none_beside_another(self) -> None:
+        made = plan(DGX, STAGED, gpus=3)
+        assert [len(task.task.flows) for task in made.tasks] == [1] * 6 + [2] * 3
+        assert {len(step.tasks) for step in made.steps} == {1}
+
+    def test_without_peer_access_copy_engines_are_measured_so_with_the_reason_and_kernels_are_waived(self) -> None:
+        made = plan(without_access(DGX), [case.name for case in CASES if "local" not in case.name])
+        for planned in made.tasks:
+            by_copy_engine = planned.task.engine is Engine.COPY_ENGINE
+            assert (planned.waiver is None) is by_copy_engine, planned.task.case
+            for flow in planned.task.flows:
+                assert flow.route.staged is by_copy_engine
+                forced = planned.task.case in STAGED
+                reason = f"{flow.initiator_label} has no peer access to "
+                assert flow.route.staged_reason.startswith(reason) is (by_copy_engine or forced)
+
+    def test_a_gpu_s_own_memory_is_never_staged(self) -> None:
+        tasks = plan(without_access(DGX), ["device_local_copy"]).tasks
+        assert {(task.waiver, task.task.flows[0].route.symbol) for task in tasks} == {(None, "local")}
+
+
+class TestJudged:
+    def test_no_link_and_no_picture_takes_the_number_for_its_own(self) -> None:
+        (planned, _) = plan(without_access(DGX), [WRITE]).tasks
+        measured = finish(planned.task, Status.OK)
+        assert class_of(measured).link == "PCIe>host>PCIe"
+        judged = against_link(measured, 10.0, None)
+        assert (judged.grade, judged.reason) == (
+            "no-reference",
+            "staged through host memory: what that reaches of its links is not known",
+        )
+        assert rates(report(plan(DGX, [WRITE]), [measured])) == ({}, ())
+
+    def test_the_path_that_was_asked_for_counts_as_missed_only_where_access_is_missing(self) -> None:
+        forced, wanted = plan(DGX, STAGED[:1]).tasks[0], plan(without_access(DGX), [WRITE]).tasks[0]
+        assert not finish(forced.task, Status.OK).missed_path
+        assert finish(wanted.task, Status.OK).missed_path
+        found = report(plan(DGX, [WRITE]), [finish(wanted.task, Status.OK), finish(forced.task, Status.OK)])
+        assert list(staged_lines(found)) == [f"1 measurement staged through host memory: {WHY}"]
+
+
+CHOSEN = ("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", WRITE, "--case", STAGED[0], "--case", STAGED[1])
+
+
+class TestOnAFakeNode:
+    def test_peer_access_is_taken_back_before_and_given_again_after(self, bench: Bench) -> None:
+        run = bench(*CHOSEN, "--case", "device_to_device_write_sm")
+        assert run.code == 0, run.reasons()
+        assert set(run.statuses()) == {"ok"}
+        access = [call.name for call in run.worker_calls() if "PeerAccess" in call.name]
+        assert access == ["cuCtxEnablePeerAccess"] * 2 + ["cuCtxDisablePeerAccess"] * 2 + ["cuCtxEnablePeerAccess"] * 2
+        assert run.node.leaks() == []
+        for m in run.result["measurements"]:
+            staged = m["case"] in STAGED
+            assert {flow["route"]["staged"] for flow in m["flows"]} == {staged}
+            assert m["verification"] == "gpu-every-sample"
+            assert m["gating"] == ("none" if staged else "kernel")
+            if staged:
+                assert m["reason"] == (
+                    "measured without a gate: copies that are staged may block the host until they are done"
+                )
+                assert m["flows"][0]["route"]["hops"][0]["link"] == LinkKind.C2C
+
+    def test_a_byte_that_is_damaged_on_the_way_is_found(self, bench: Bench) -> None:
+        run = bench(
+            "bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", STAGED[0], faults="cuMemcpyAsync@4=corrupt:7"
+        )
+        assert run.code == 1
+        assert sorted(run.statuses()) == ["corrupt", "ok"]
+
+    @pytest.mark.parametrize(
+        "call", ["cuCtxDisablePeerAccess@1", "cuCtxDisablePeerAccess@2", "cuCtxEnablePeerAccess@3"]
+    )
+    def test_each_call_for_access_that_fails_is_named_and_everything_is_given_back(
+        self, bench: Bench, call: str
+    ) -> None:
+        run = bench(*CHOSEN, "--case", "device_to_device_write_sm", faults=f"{call}=error:719")
+        assert run.code == 4
+        name = call.partition("@")[0]
+        assert any(f"{name} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in reason for reason in run.reasons())
+        assert run.node.leaks() == []
+
+    def test_a_node_without_peer_access_says_it_and_enables_none(self, bench: Bench) -> None:
+        run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", WRITE, machine=without_access(GB200))
+        assert set(run.statuses()) == {"ok"}
+        assert not [call for call in run.worker_calls() if "PeerAccess" in call.name]
+        assert {m["flows"][0]["route"]["symbol"] for m in run.result["measurements"]} == {"C2C>host>C2C"}
+        assert ("fail", [0, 1]) in [(cause["status"], cause["explains"]) for cause in run.result["causes"]]
+        assert run.code == 1, "a path that a fault kept from being measured makes the run incomplete"
