@@ -3,6 +3,10 @@
 Every node runs what was brought, also one that has an egmctl of its own: then all answers come from the same bytes. Two
 connections a node: the first asks whether the copy is there and for which architecture it is, the second carries it and
 holds it against its sum before it is unpacked. The scripts keep to what ``remote.py`` says about quoting.
+
+Nodes may share the home directory, those of two architectures too: each has its own copy. A copy gets its name when it
+is whole, and loses it before it is removed; one that lost files since (to a crash, or to whoever clears old files) is
+noticed by its list of them (:data:`egmctl.fleet.remote.WHOLE`), moved out of the way, and made anew.
 """
 
 from __future__ import annotations
@@ -18,13 +22,13 @@ from pathlib import Path
 
 from egmctl import __version__
 from egmctl.errors import UsageError
-from egmctl.fleet.remote import MARK
+from egmctl.fleet.remote import CACHE, LIST, MARK, WHOLE
 from egmctl.fleet.run import SSH_OPTIONS, Launch
 from egmctl.launch.program import converse, kept
 from egmctl.units import printable
 
 KEPT = 3
-"""Copies that stay on a node: those used last."""
+"""Copies that stay, of each architecture: those used last."""
 LOOK_S = 60
 BRING_S = 1800
 """Seconds for a look, and for carrying a copy: 100 MB over a slow network."""
@@ -33,19 +37,27 @@ SAID_LIMIT = 1 << 16
 """Bytes that a node may say to a look, and of its errors: a login script may have its say before the mark."""
 
 _NAME = re.compile(r"egmctl-(?P<version>[0-9][^-]*)-linux-(?P<arch>x86_64|aarch64)-.+\.tar\.xz")
-_FOLDER = ".cache/egmctl/fleet"
 _LOOK = (
-    f'cd "$HOME" && mkdir -p -m 700 {_FOLDER} && cd {_FOLDER} || exit 1; '
-    'if test -x "$1/bin/egmctl"; then touch "$1"; echo "$0 has it"; else echo "$0 is $(uname -m)"; fi'
+    f'umask 077; cd "$HOME" && mkdir -p -m 700 {CACHE} && cd {CACHE} || exit 1; {WHOLE}'
+    'arch=$(uname -m); copy=$1-$arch; if whole "$copy"; then touch "$copy"; echo "$0 has it"; exit; fi; '
+    # Between the two another node of the same home may have made it anew.
+    'if test -e "$copy" && old=$(mktemp -d new.XXXXXX) && mv -T "$copy" "$old/copy"; then '
+    'if whole "$old/copy"; then mv -T "$old/copy" "$copy"; fi; rm -rf "$old"; fi; '
+    'echo "$0 is $arch"'
 )
 _TAKE = (
-    f'umask 077; cd "$HOME/{_FOLDER}" || exit 1; new=$(mktemp -d new.XXXXXX) || exit 1; '
+    f'umask 077; cd "$HOME/{CACHE}" || exit 1; {WHOLE}'
+    "arch=$(uname -m); copy=$1-$arch; new=$(mktemp -d new.XXXXXX) || exit 1; "
     'cat > "$new/file"; mkdir "$new/tree"; '
     'if echo "$2  $new/file" | sha256sum -c >/dev/null 2>&1; then '
-    'tar -xJf "$new/file" -C "$new/tree" --strip-components=1 && { mv -T "$new/tree" "$1" || test -d "$1"; }; code=$?; '
-    'else echo "what arrived is not what was sent" >&2; code=1; fi; rm -rf "$new"; '
-    f'ls -t | grep -v "^new" | tail -n +{KEPT + 1} | while read -r old; do rm -rf "./$old"; done; '
-    'find . -maxdepth 1 -name "new.*" -mtime +1 -exec rm -rf "{}" +; '
+    # Not the archive's old times: who clears old files would take them first.
+    'tar -xmJf "$new/file" -C "$new/tree" --strip-components=1 && '
+    f'files "$new/tree" > "$new/list" && test -s "$new/list" && mv "$new/list" "$new/tree/{LIST}" && '
+    # It is there already where another node of the same home was faster.
+    '{ mv -T "$new/tree" "$copy" || whole "$copy"; }; code=$?; '
+    'else echo "what arrived is not what was sent" >&2; code=1; fi; '
+    f'ls -t | grep -e "-$arch$" | tail -n +{KEPT + 1} | while read -r old; do mv -T "$old" "$new/$old"; done; '
+    'rm -rf "$new"; find . -maxdepth 1 -name "new.*" -mtime +1 -exec rm -rf "{}" +; '
     'test $code -eq 0 && echo "$0 took it"'
 )
 
@@ -59,13 +71,13 @@ class Folders:
 
     @property
     def key(self) -> str:
-        """Return the copy's name in a node's cache: the same on every architecture."""
+        """Return what the names of the copies in a node's cache begin with; the architecture is their end."""
         return hashlib.sha256("".join(sorted(self.sums.values())).encode()).hexdigest()[:16]
 
     @property
     def remote_command(self) -> str:
         """Return egmctl's place on every node that it was brought to."""
-        return f"~/{_FOLDER}/{self.key}/bin/egmctl"
+        return f"~/{CACHE}/{self.key}-$(uname -m)/bin/egmctl"
 
 
 def read_folders(paths: Sequence[Path], *, any_version: bool = False) -> Folders:

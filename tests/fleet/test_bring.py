@@ -6,13 +6,15 @@ import hashlib
 import json
 import os
 import platform
-import resource
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,11 @@ import pytest
 from egmctl import __version__
 from egmctl.errors import UsageError
 from egmctl.fleet.bring import _TAKE, KEPT, bring, read_folders
+from egmctl.fleet.remote import LIST, read_output, remote_line
 from egmctl.fleet.run import Launch
 from egmctl.launch.program import converse, kept
-from egmctl.model.fleet import Launcher
+from egmctl.model.command import Command
+from egmctl.model.fleet import Asked, Launcher
 from tests.conftest import ROOT
 from tests.fake.plugin import MakeFakeNode
 from tests.fleet.lab import Lab
@@ -66,15 +70,10 @@ def test_a_node_without_egmctl_runs_what_was_brought_and_has_it_the_next_time(
     answers = json.loads(first.out)["result"]["answers"]
     assert [(one["node"], one["reach"]) for one in answers] == [("node01", "answered"), ("other", "answered")]
     (copy,) = (home["node01"] / ".cache/egmctl/fleet").iterdir()
+    carried = (copy / "bin/egmctl").stat()
     assert (copy / "bin/egmctl").read_text() == f"#!/bin/sh\n{script}\n"
-
-    # The copy that is there is used, whatever has happened to it since: nothing is carried a second time.
-    (copy / "bin/egmctl").write_text("#!/bin/sh\necho egmctl 9\n")
-    second = lab.run(*command)
-    assert {one["node"]: one["reach"] for one in json.loads(second.out)["result"]["answers"]} == {
-        "node01": "wrong-version",
-        "other": "answered",
-    }
+    assert lab.run(*command).code == 0
+    assert (copy / "bin/egmctl").stat().st_ino == carried.st_ino, "nothing is carried a second time"
 
 
 @pytest.mark.needs_root
@@ -89,6 +88,7 @@ def test_copies_are_bounded_and_what_is_damaged_on_the_way_is_not_used(lab: Lab,
         assert len(list(cache.iterdir())) == min(number + 1, KEPT)
     last = max(cache.iterdir(), key=lambda path: path.stat().st_mtime)
     assert (last / "bin/egmctl").read_text().endswith(f"echo {KEPT + 1}\n")
+    assert {path.name[16:] for path in cache.iterdir()} == {f"-{ARCH}"}
 
     for sent in (b"", file.read_bytes()[:-1], b"something else"):
         words = ["sh", "-c", _TAKE, "mark", "key", read_folders([file]).sums[ARCH]]
@@ -115,7 +115,7 @@ def test_only_this_versions_folders_are_brought_one_for_each_architecture(tmp_pa
     both = [archive(tmp_path, "exit", arch) for arch in ("x86_64", "aarch64")]
     folders = read_folders(both)
     assert set(folders.archives) == {"x86_64", "aarch64"}
-    assert folders.remote_command == f"~/.cache/egmctl/fleet/{folders.key}/bin/egmctl"
+    assert folders.remote_command == f"~/.cache/egmctl/fleet/{folders.key}-$(uname -m)/bin/egmctl"
     assert read_folders(both[::-1]).key == folders.key
     with pytest.raises(UsageError, match=r"there is one for x86_64 already"):
         read_folders([both[0], both[0]])
@@ -139,18 +139,175 @@ def _brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, timeo
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setattr("egmctl.fleet.bring.LOOK_S", timeout_s)
     reasons: dict[str, str] = {}
-    bring(read_folders([archive(tmp_path, "exit")]), ["a", "b"], _launch(), reasons.__setitem__)
+    folders = read_folders([archive(tmp_path, "exit")])
+    # Where a test counts memory, not what packing took.
+    tracemalloc.reset_peak()
+    bring(folders, ["a", "b"], _launch(), reasons.__setitem__)
     return reasons
+
+
+class SharedHome:
+    """Two nodes of either architecture with one home directory, behind an ssh that runs what it is given here."""
+
+    NODES = ("x86_64", "aarch64")
+    """Called as their architectures are."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cache = folder / "home/.cache/egmctl/fleet"
+        for path in (folder / "home", folder / "bin"):
+            path.mkdir()
+        # ssh [OPTIONS...] NODE LINE
+        ssh = "for line; do node=$last; last=$line; done\n"
+        ssh += f'PATH={folder}/$node:$PATH HOME={folder}/home exec sh -c "$line"'
+        programs = {"bin/ssh": f'echo "$*" >>{folder}/asked\n{ssh}'}
+        programs |= {f"{node}/uname": f"echo {node}" for node in self.NODES}
+        for name, script in programs.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin")
+        said = 'if [ "$1" = --version ]; then echo egmctl 1; else cat "${{0%/bin/*}}/lib/it"; echo of {arch}; fi'
+        files = []
+        for node in self.NODES:
+            (folder / f"made-{node}/tree/lib/empty").mkdir(parents=True)
+            (folder / f"made-{node}/tree/lib/it").write_text("all of it\n")
+            (folder / f"made-{node}/tree/lib/link").symlink_to("it")
+            files.append(archive(folder / f"made-{node}", said.format(arch=node), node))
+        self.folders = read_folders(files)
+        self._asked = folder / "asked"
+
+    def bring(self, nodes: Sequence[str] = NODES) -> int:
+        """Bring to nodes at once, and return how many copies were carried."""
+        self._asked.unlink(missing_ok=True)
+        reasons: dict[str, str] = {}
+        bring(self.folders, nodes, _launch(), reasons.__setitem__)
+        assert reasons == {}
+        return self._asked.read_text().count("sha256sum -c")
+
+    def run(self, node: str) -> str:
+        """Return what egmctl says on a node."""
+        path = self.folders.remote_command
+        line = remote_line(Asked(command=Command.TOPO, nodes=(node,), remote_command=path, version="egmctl 1"), 20)
+        # Its end would be the end of the command.
+        with subprocess.Popen(["ssh", node, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            output = read_output(process.stdout.read())
+        return "lacks" if output.lacks else output.document.decode()
+
+    def copy(self, node: str) -> Path:
+        return self.cache / f"{self.folders.key}-{node}"
+
+
+@pytest.fixture
+def shared_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedHome:
+    return SharedHome(tmp_path, monkeypatch)
+
+
+@pytest.mark.processes
+def test_nodes_of_two_architectures_that_share_a_home_have_a_copy_each(shared_home: SharedHome) -> None:
+    assert shared_home.bring() == 2
+    assert [shared_home.run(node) for node in shared_home.NODES] == ["all of it\nof x86_64", "all of it\nof aarch64"]
+    assert shared_home.bring() == 0
+
+
+@pytest.mark.processes
+def test_nodes_that_share_a_home_may_be_brought_to_at_once(shared_home: SharedHome) -> None:
+    shared_home.bring(["x86_64"] * 4)
+    assert [path.name for path in shared_home.cache.iterdir()] == [shared_home.copy("x86_64").name]
+    (shared_home.copy("x86_64") / "lib/it").unlink()
+    shared_home.bring(["x86_64"] * 4)
+    assert shared_home.run("x86_64") == "all of it\nof x86_64"
+
+
+def _remove_a_file(copy: Path) -> None:
+    (copy / "lib/it").unlink()
+
+
+def _remove_a_link(copy: Path) -> None:
+    (copy / "lib/link").unlink()
+
+
+def _cut_a_file(copy: Path) -> None:
+    os.truncate(copy / "lib/it", 3)
+
+
+def _remove_the_list(copy: Path) -> None:
+    (copy / LIST).unlink()
+
+
+def _empty_the_list(copy: Path) -> None:
+    os.truncate(copy / LIST, 0)
+
+
+def _keep_the_folder_alone(copy: Path) -> None:
+    shutil.rmtree(copy)
+    copy.mkdir()
+
+
+def _take_a_right(copy: Path) -> None:
+    (copy / "bin/egmctl").chmod(0o600)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _remove_a_file,
+        _remove_a_link,
+        _cut_a_file,
+        _remove_the_list,
+        _empty_the_list,
+        _keep_the_folder_alone,
+        _take_a_right,
+    ],
+)
+def test_a_damaged_copy_is_never_run_and_made_anew(shared_home: SharedHome, damage: Callable[[Path], None]) -> None:
+    shared_home.bring()
+    damage(shared_home.copy("aarch64"))
+    assert shared_home.run("aarch64") == "lacks", "also where nothing is brought, as with --resume"
+    assert shared_home.run("x86_64") == "all of it\nof x86_64"
+    assert shared_home.bring() == 1
+    assert shared_home.run("aarch64") == "all of it\nof aarch64"
+    assert sorted(path.name for path in shared_home.cache.iterdir()) == sorted(
+        shared_home.copy(node).name for node in shared_home.NODES
+    )
+
+
+@pytest.mark.processes
+def test_what_python_adds_to_a_copy_does_it_no_harm(shared_home: SharedHome) -> None:
+    shared_home.bring()
+    (shared_home.copy("x86_64") / "lib/it.pyc").write_text("compiled")
+    assert shared_home.bring() == 0
+
+
+@pytest.mark.processes
+def test_a_copy_that_is_cut_off_while_it_is_written_or_removed_has_no_name(shared_home: SharedHome) -> None:
+    """The shell is killed at each of its steps: what has the copy's name then is whole, or is not run."""
+    (node, *_), folders = shared_home.NODES, shared_home.folders
+    content = folders.archives[node].read_bytes()
+    steps = re.findall(r"(?:tar|mv|rm|sha256sum|mkdir|sort|find|stat) ", _TAKE)
+    for number in range(len(steps)):
+        parts = re.split(r"(?=\b(?:tar|mv|rm|sha256sum|mkdir|sort|find|stat) )", _TAKE)
+        script = "".join([*parts[: number + 1], "kill -9 $$; ", *parts[number + 1 :]])
+        words = ["sh", "-c", script, "mark", folders.key, folders.sums[node]]
+        subprocess.run(["ssh", node, shlex.join(words)], input=content, capture_output=True, timeout=30)
+        assert shared_home.run(node) in ("lacks", f"all of it\nof {node}"), script
+    assert shared_home.bring() <= 2
+    assert shared_home.run(node) == f"all of it\nof {node}"
 
 
 @pytest.mark.processes
 def test_a_node_that_never_stops_talking_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.monotonic()
-    reasons = _brought(tmp_path, monkeypatch, "echo no shell >&2; exec yes", timeout_s=20)
+    tracemalloc.start()
+    try:
+        reasons = _brought(tmp_path, monkeypatch, "echo no shell >&2; exec yes", timeout_s=20)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert reasons == {"a": "no shell", "b": "no shell"}
     assert time.monotonic() - began < 10
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+    assert most < 8 << 20
 
 
 @pytest.mark.processes
