@@ -34,7 +34,7 @@ test: $(TOOLS) lint ## Check style, types and words, and run the tests that need
 test-unit: $(TOOLS) ## Run the tests that start no process: under a minute
 	$(BIN)/pytest -n 2 --dist worksteal -m unit $(PYTEST_ARGS)
 
-test-long: $(TOOLS) ## Run the long tests that `make test` leaves out: thousands of made-up machines, every step that can fail
+test-long: $(TOOLS) ## Run the long tests that `make test` leaves out: jobs of processes, every step that can fail, made-up machines
 	$(BIN)/pytest -n 2 --dist worksteal -m long $(PYTEST_ARGS)
 
 test-all: test test-long ## Run every test that needs no GPU

@@ -2,8 +2,8 @@
 
 * unit: inside the process of the test, which starts no other (`make test-unit`). A test is one unless it uses a
   fixture that starts processes, or says so by the mark ``processes``; it fails if it starts a process all the same.
-* long: the mark of what looks at many thousands of made-up machines, or goes through every step of a long list
-  (`make test-long`). `make test` leaves these out; CI runs them.
+* long: the mark of what takes a second or more by itself: jobs of several processes, all that can fail or die in turn,
+  many thousands of made-up machines (`make test-long`). `make test` leaves these out; CI runs them.
 * A test marked ``needs("sshd")`` is skipped where a program is missing, and says which package has it.
 """
 

@@ -27,6 +27,7 @@ def test_the_sessions_of_the_page_are_what_python_answers() -> None:
     assert (failed, tried >= 8) == (0, True)
 
 
+@pytest.mark.long
 def test_the_scripts_of_the_page_run_on_a_node(fake_node: MakeFakeNode, tmp_path: Path) -> None:
     assert len(SCRIPTS) == 2
     node = fake_node("hgx-h200x4")

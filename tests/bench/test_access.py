@@ -49,6 +49,7 @@ def sections(out: str) -> set[str]:
 class TestADeniedGpu:
     pytestmark = real
 
+    @pytest.mark.long
     @pytest.mark.parametrize("denying", [denying_v1, denying_v2])
     def test_is_incomplete_and_the_rest_is_measured(self, node: Node, denying: Denying) -> None:
         with denying(1) as cgroup:
@@ -64,11 +65,13 @@ class TestADeniedGpu:
         assert cgroup.path in out, "the policy, by the name that it has here"
         assert "6 ok, 6 waived" in out
 
+    @pytest.mark.long
     def test_of_a_nested_cgroup_the_ancestor_is_named(self, node: Node) -> None:
         with denying_v2(1, below="job/step") as cgroup:
             _, out = node.run(*BENCH, before=cgroup.join)
         assert "an ancestor of this process' cgroup" in " ".join(out.split())
 
+    @pytest.mark.long
     def test_a_document_says_what_explains_what_and_names_no_cgroup(self, node: Node) -> None:
         with denying_v2(1) as cgroup:
             _, out = node.run(*BENCH, "--json", before=cgroup.join)
@@ -130,6 +133,7 @@ class TestBusyGpus:
         assert "$ ps -o pid,user,etime,args -p 4711" in done.out
         assert sections(done.out) == set()
 
+    @pytest.mark.long
     def test_one_of_several_makes_it_incomplete_and_a_failure_where_it_was_asked_for(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode
     ) -> None:
@@ -146,6 +150,7 @@ class TestBusyGpus:
         assert "and GPU3 was asked for" in " ".join(asked.out.split())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

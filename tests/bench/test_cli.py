@@ -43,6 +43,7 @@ def test_a_dry_run_of_the_gb200_has_every_family_and_touches_nothing(egmctl: Run
     assert re.search(r"\d+ measurements in \d+ steps, [0-9.]+ TB, about \d+ s\n$", ended.out)
 
 
+@pytest.mark.long
 def test_a_dry_run_fits_the_page(egmctl: RunEgmctl) -> None:
     for options in (("--full",), ("--suite", "ipc", "--gpus", "0")):
         ended = egmctl("bench", "--machine", "dgx-h100", "--dry-run", *options)
@@ -83,6 +84,7 @@ def test_a_sweep_measures_every_case_at_every_size(egmctl: RunEgmctl, fake_node:
     assert {m["copies"] for m in measurements} == {128}
 
 
+@pytest.mark.long
 def test_by_itself_it_measures_every_family_of_a_gb200(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     node = fake_node("gb200-tray")
     small = ("--size", "1M", "--samples", "1", "--copies", "1", "--json")

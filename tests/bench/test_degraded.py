@@ -156,6 +156,7 @@ def bench(node: Node, faults: str = "") -> tuple[int, list[dict[str, Any]], list
 class TestOnAFakeGraceNode:
     """In a real device cgroup, with the fake driver."""
 
+    @pytest.mark.long
     def test_the_path_is_measured_marked_and_explained(self, grace: Node) -> None:
         code, found, causes = bench(grace)
         degraded = [n for n, one in enumerate(found) if one["flows"][0]["route"]["degraded"]]
@@ -165,6 +166,7 @@ class TestOnAFakeGraceNode:
         assert causes[0]["finding"]["check"] == "dev.cgroup-restricted"
         assert code == 0
 
+    @pytest.mark.long
     def test_one_that_crashes_costs_itself_alone(self, grace: Node) -> None:
         """Of the two that are tried the first one's process ends in cuMemCreate: a process makes one allocation."""
         code, found, _ = bench(grace, faults="cuMemCreate@1=abort")

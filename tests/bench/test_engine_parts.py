@@ -59,6 +59,7 @@ def engine_for(engine: Engine) -> str:
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.processes
 def test_an_engine_that_lacks_a_part_is_refused_by_the_type_checker(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ NODE = ("bench", "--numa", "1", "--gpus", "1-3", *FEW)
 """Two of these GPUs have that node as their own."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", sorted({case.family for case in CASES if case.name in BANDWIDTHS}))
 def test_every_bandwidth_is_measured_and_verified_and_everything_given_back(bench: Bench, family: str) -> None:
     names = [case.name for case in CASES if case.family == family and case.name in BANDWIDTHS]
@@ -58,6 +59,7 @@ def test_each_call_for_other_memory_and_streams_that_fails_is_named_and_all_else
     assert run.node.leaks() == []
 
 
+@pytest.mark.long
 def test_a_byte_that_a_kernel_damages_is_found_in_every_way_of_moving(bench: Bench) -> None:
     for case, fault in (
         ("device_to_device_memcpy_write_sm", "cuLaunchKernel@4=corrupt:100"),

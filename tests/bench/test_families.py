@@ -53,6 +53,7 @@ def chosen(*cases: str) -> tuple[str, ...]:
     return tuple(word for case in cases for word in ("--case", case))
 
 
+@pytest.mark.long
 def test_every_family_is_measured_on_a_node_with_egm_and_everything_is_given_back(bench: Bench) -> None:
     run = bench("bench", "--numa", "1", "--gpus", "0-3", *ONCE, *chosen(*CASES))
     assert run.code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import modelled
 from egmctl.bench.registry import FABRIC_CASES
@@ -46,6 +48,7 @@ def test_up_to_sixteen_ranks_there_are_matrices() -> None:
     assert "farthest behind" not in text
 
 
+@pytest.mark.long
 def test_above_that_each_wire_has_a_line_and_the_gpu_that_is_behind_is_named() -> None:
     text = " ".join(matrices_text(report(72, 5)).split())
     assert "memcpy CE GPU(row)" not in text

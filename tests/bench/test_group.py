@@ -86,6 +86,7 @@ def test_a_rank_that_fails_releases_the_others_at_once_and_is_named(fault: str, 
     assert not any(map(is_alive, pids))
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_killed_when_its_time_is_up(group: Group) -> None:
     started = time.monotonic()
     with pytest.raises(GroupFailed) as failed:

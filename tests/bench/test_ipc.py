@@ -118,6 +118,7 @@ def test_every_kind_and_memory_is_measured_and_verified(run: RunIpc, name: str) 
     assert ended.node.leaks() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few([name for name in IPC if name not in BANDWIDTHS], every=2))
 def test_latencies_round_trips_and_lives_are_measured(run: RunIpc, name: str) -> None:
     ended = run(name)
@@ -133,6 +134,7 @@ def test_latencies_round_trips_and_lives_are_measured(run: RunIpc, name: str) ->
     assert ended.node.leaks() == []
 
 
+@pytest.mark.long
 def test_the_processes_live_on_from_case_to_case(run: RunIpc) -> None:
     ended = run("ipc_posix_fd_device_write_ce", "ipc_legacy_device_read_sm", "ipc_pool_device_latency", gpus=3)
     assert {m.status for m in ended.report.measurements} <= set(GOOD)
@@ -147,6 +149,7 @@ def test_each_process_works_one_gpu_only(run: RunIpc) -> None:
     assert len({pid for pid, _ in devices}) == len({device for _, device in devices}) == 2
 
 
+@pytest.mark.long
 def test_clocks_of_other_nodes_are_not_waited_for(run: RunIpc) -> None:
     def start(size: int) -> Group:
         """Start ranks of two nodes, of which the second was booted an hour before the first."""
@@ -196,6 +199,7 @@ STEPS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "case", "call"), few(STEPS, every=4))
 def test_a_rank_killed_at_any_step_costs_its_case_and_a_new_group_goes_on(
     run: RunIpc, step: str, case: str, call: str
@@ -216,6 +220,7 @@ def test_a_rank_killed_at_any_step_costs_its_case_and_a_new_group_goes_on(
     assert ended.report.exit_code is ExitCode.CRASHED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "call"),
     [
@@ -294,6 +299,7 @@ def test_a_failing_call_is_named_and_the_run_comes_to_its_end(run: RunIpc, call:
     assert ended.report.exit_code in (ExitCode.CRASHED, ExitCode.NOTHING)
 
 
+@pytest.mark.long
 def test_a_hundred_lives_leave_nothing_behind(run: RunIpc) -> None:
     ended = run("ipc_posix_fd_device_life_cycle", "ipc_pool_host_numa_life_cycle", samples=100)
     assert {m.status for m in ended.report.measurements} == {Status.OK}

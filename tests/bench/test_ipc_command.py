@@ -30,6 +30,7 @@ CASES = tuple(
 SMALL = ("bench", "--gpus", "0-1", "--numa", "1", "--size", "1M", "--samples", "2", "--copies", "2", *CASES)
 
 
+@pytest.mark.long
 def test_text_has_the_ratio_the_round_trips_and_the_stages(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     node = fake_node("gb200-tray")
     ended = egmctl(*SMALL, "-v", env=node.environment(), timeout_s=110)
@@ -42,6 +43,7 @@ def test_text_has_the_ratio_the_round_trips_and_the_stages(egmctl: RunEgmctl, fa
     assert node.leaks() == []
 
 
+@pytest.mark.long
 def test_json_fits_its_schema_and_names_the_ranks(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     ended = egmctl(*SMALL, "--json", env=fake_node("gb200-tray").environment(), timeout_s=110)
     document = json.loads(ended.out)
@@ -53,6 +55,7 @@ def test_json_fits_its_schema_and_names_the_ranks(egmctl: RunEgmctl, fake_node: 
     assert [m["in_process"] for m in copies] == [m["bandwidth_gb_s"]["median"] for m in beside]
 
 
+@pytest.mark.long
 def test_csv_says_who_opened_what_and_how(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     ended = egmctl(*SMALL, "--csv", env=fake_node("gb200-tray").environment(), timeout_s=110)
     rows = list(csv.DictReader(io.StringIO(ended.out)))
@@ -79,6 +82,7 @@ def test_list_and_dry_run_start_nothing(egmctl: RunEgmctl, fake_node: MakeFakeNo
     assert node.calls("cuDevicePrimaryCtxRetain") == ()
 
 
+@pytest.mark.long
 def test_a_soak_measures_in_both_kinds_of_processes_again_and_again(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     ended = egmctl(*SMALL[:-2], "--duration", "6", "--json", env=fake_node("gb200-tray").environment(), timeout_s=110)
     result = json.loads(ended.out)["result"]
@@ -87,6 +91,7 @@ def test_a_soak_measures_in_both_kinds_of_processes_again_and_again(egmctl: RunE
     assert min(m["attempts"] for m in result["measurements"]) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_it_is_stopped_no_process_is_left(
     fake_node: MakeFakeNode, tmp_path: Path, number: signal.Signals

@@ -160,6 +160,7 @@ class TestOnAnEgmNode:
             "bench", "--numa", "1", "--gpus", "0-3", "--size", "3000K", "--samples", "5", "--copies", "2", *OPTIONS
         )
 
+    @pytest.mark.long
     def test_every_path_is_measured_and_verified(self, run: Run) -> None:
         assert run.code == 0
         assert run.statuses() == ["ok"] * (2 * 4 + 2 * 12)
@@ -168,6 +169,7 @@ class TestOnAnEgmNode:
             assert (measurement["gating"], measurement["verification"]) == ("kernel", "gpu-every-sample")
         assert {gpu["name"] for gpu in run.result["gpus"]} == {"FAKE NVIDIA GB200"}
 
+    @pytest.mark.long
     def test_host_memory_is_created_on_the_chosen_node_padded_to_the_granularity(self, run: Run) -> None:
         created = run.node.calls("cuMemCreate")
         assert {call.arguments["location"] for call in created} == {"HOST_NUMA:1"}
@@ -179,10 +181,12 @@ class TestOnAnEgmNode:
             ("HOST_NUMA:1", "MINIMUM")
         }
 
+    @pytest.mark.long
     def test_the_node_itself_and_each_gpu_get_access(self, run: Run) -> None:
         (access,) = {call.arguments["access"] for call in run.node.calls("cuMemSetAccess")}
         assert access.split(",") == ["HOST_NUMA:1:RW", *(f"DEVICE:{ordinal}:RW" for ordinal in range(4))]
 
+    @pytest.mark.long
     def test_rows_are_called_egm_with_the_way_they_take(self, run: Run) -> None:
         routes = {
             (flow["initiator_label"], flow["route"]["symbol"], flow["route"]["egm"])
@@ -193,6 +197,7 @@ class TestOnAnEgmNode:
         through_a_peer = {(gpu, "NV18>C2C", "yes") for gpu in ("GPU0", "GPU1")}
         assert routes == through_a_peer | {(gpu, "C2C", "yes") for gpu in ("GPU2", "GPU3")}
 
+    @pytest.mark.long
     def test_contexts_kernels_and_buffers_are_made_once_and_given_back(self, run: Run) -> None:
         assert len(run.node.calls("cuDevicePrimaryCtxRetain")) == 4
         assert len(run.node.calls("cuMemCreate")) == 2
@@ -201,6 +206,7 @@ class TestOnAnEgmNode:
         assert sorted(sizes) == [4096] * 4 + [44 * 3000 * 1024] * 8
         assert run.node.leaks() == []
 
+    @pytest.mark.long
     def test_every_kernel_is_loaded_on_every_gpu_before_the_first_gate(self, run: Run) -> None:
         names = [call.name for call in run.worker_calls()]
         first_launch = names.index("cuLaunchKernel")
@@ -208,6 +214,7 @@ class TestOnAnEgmNode:
         assert names[:first_launch].count("cuModuleGetFunction") == 4 * kernels
         assert "cuModuleGetFunction" not in names[first_launch:]
 
+    @pytest.mark.long
     def test_a_sample_is_poison_gate_event_copies_event_check(self, run: Run) -> None:
         calls = run.worker_calls()
         words = {"cuMemsetD32Async": "set", "cuEventRecord": "event", "cuMemcpyAsync": "copy"}
@@ -351,6 +358,7 @@ class TestFailure:
         assert run.statuses() == ["waived"] * 4 + ["ok"] * 4
         assert {reason.startswith("cuMemCreate failed: ") for reason in run.reasons()} == {True}
 
+    @pytest.mark.long
     def test_a_call_that_hangs_costs_its_path_and_no_other(self, bench: Bench) -> None:
         run = bench(*TWO_GPUS, "--timeout", "4", faults="cuMemMap@2=hang,once")
         assert run.code == 4
@@ -453,6 +461,7 @@ class TestSelection:
 
 
 class TestForms:
+    @pytest.mark.long
     def test_files_get_the_form_of_their_suffix(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
     ) -> None:
@@ -476,10 +485,12 @@ class TestForms:
         assert (tmp_path / "out.json").read_text() == "mine"
         assert not node.calls()
 
+    @pytest.mark.long
     def test_progress_is_for_terminals(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         assert egmctl(*TWO_GPUS, env=fake_node("gb200-tray").environment()).err == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_with_a_partial_report(
     fake_node: MakeFakeNode, tmp_path: Path, number: signal.Signals

@@ -95,6 +95,7 @@ def test_every_task_is_measured_exactly_once(slots: list[Slot], serial: bool) ->
     assert sorted(n for step in steps if not step.proof for n in step.tasks) == [slot.number for slot in slots]
 
 
+@pytest.mark.long
 @given(slots_of_some_pairs())
 def test_no_gpu_is_in_a_step_twice_and_what_is_in_no_group_runs_alone(slots: list[Slot]) -> None:
     for step in make_steps(slots):
@@ -105,6 +106,7 @@ def test_no_gpu_is_in_a_step_twice_and_what_is_in_no_group_runs_alone(slots: lis
         assert len(step.tasks) == 1 or None not in groups
 
 
+@pytest.mark.long
 @given(slots_of_some_pairs())
 def test_after_each_step_of_several_tasks_one_of_them_is_measured_alone(slots: list[Slot]) -> None:
     steps = make_steps(slots)
@@ -115,6 +117,7 @@ def test_after_each_step_of_several_tasks_one_of_them_is_measured_alone(slots: l
             assert following.group == step.group == slots[following.tasks[0]].group
 
 
+@pytest.mark.long
 @given(slots_of_some_pairs())
 def test_serial_is_one_task_at_a_time_in_the_order_given(slots: list[Slot]) -> None:
     steps = make_steps(slots, serial=True)

@@ -79,6 +79,7 @@ def test_a_crash_costs_one_task_and_a_new_worker_goes_on(run: Supervise) -> None
     assert report.exit_code is ExitCode.CRASHED
 
 
+@pytest.mark.long
 def test_a_hang_costs_one_task_and_its_timeout(run: Supervise) -> None:
     report = run("5:hang", timeout_s=3)
     assert statuses(report) == [*[Status.OK] * 5, Status.TIMED_OUT, Status.OK, Status.OK]
@@ -107,6 +108,7 @@ def test_workers_are_not_replaced_for_ever(run: Supervise) -> None:
     assert report.exit_code is ExitCode.CRASHED
 
 
+@pytest.mark.long
 def test_a_soak_goes_on_after_a_crash_and_keeps_what_was_found(run: Supervise) -> None:
     report = run("1:crash", gpus=1, duration_s=3)
     assert statuses(report) == [Status.OK, Status.CRASHED]
@@ -114,6 +116,7 @@ def test_a_soak_goes_on_after_a_crash_and_keeps_what_was_found(run: Supervise) -
     assert report.exit_code is ExitCode.CRASHED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "status"), [("crash", Status.CRASHED), ("hang", Status.TIMED_OUT), ("raise", Status.FAILED)]
 )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import pytest
 
 from egmctl.facts import record
 from egmctl.model.gpu import FAKE
@@ -19,6 +20,7 @@ pytest_plugins = ["tests.fake.plugin"]
 SCHEMA = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
 
 
+@pytest.mark.long
 def test_on_a_node_it_checks_and_measures_and_writes_everything(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:

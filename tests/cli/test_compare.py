@@ -34,6 +34,7 @@ def document(folder: Path, name: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.long
 def test_a_path_that_broke_since_is_named(egmctl: RunEgmctl, runs: Path) -> None:
     broken = [m for m in document(runs, "wednesday")["result"]["measurements"] if m["status"] != "ok"]  # type: ignore[index]
     assert broken, "the fault has its effect"
@@ -44,6 +45,7 @@ def test_a_path_that_broke_since_is_named(egmctl: RunEgmctl, runs: Path) -> None
     assert max(map(len, done.out.splitlines())) <= 80
 
 
+@pytest.mark.long
 def test_json_fits_its_schema_and_csv_has_a_row_for_each_path(egmctl: RunEgmctl, runs: Path) -> None:
     files = (runs / "monday.json", runs / "tuesday.json")
     found = json.loads(egmctl("compare", *files, "--json").out)
@@ -54,6 +56,7 @@ def test_json_fits_its_schema_and_csv_has_a_row_for_each_path(egmctl: RunEgmctl,
     assert [row["about"] for row in rows if row["subject"] == "path"] == [path["path"] for path in paths]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [("monday", "wednesday"), ("monday", "tuesday", "wednesday")])
 def test_a_comparison_shown_again_is_the_same_bytes(egmctl: RunEgmctl, runs: Path, names: tuple[str, ...]) -> None:
     asked = ("compare", *(runs / f"{name}.json" for name in names), "--tolerance", "20")
@@ -64,6 +67,7 @@ def test_a_comparison_shown_again_is_the_same_bytes(egmctl: RunEgmctl, runs: Pat
         assert (shown.code, shown.out) == (0, egmctl(*asked, *views).out)
 
 
+@pytest.mark.long
 def test_three_nodes_are_folded(egmctl: RunEgmctl, runs: Path) -> None:
     text = (runs / "monday.json").read_text()
     for number in (1, 2, 3):
@@ -73,6 +77,7 @@ def test_three_nodes_are_folded(egmctl: RunEgmctl, runs: Path) -> None:
     assert "SAME  node[1-3]\n" in done.out
 
 
+@pytest.mark.long
 def test_only_more_than_two_files_need_clustershell(egmctl: RunEgmctl, runs: Path, tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     (hidden / "ClusterShell").mkdir(parents=True)
@@ -84,6 +89,7 @@ def test_only_more_than_two_files_need_clustershell(egmctl: RunEgmctl, runs: Pat
     assert (done.code, "needs ClusterShell: pip install 'egmctl[fleet]'" in done.err) == (2, True)
 
 
+@pytest.mark.long
 def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
     node = fake_node("gb200-tray")
     path = tmp_path / "run.json"
@@ -143,6 +149,7 @@ def test_brief_is_for_diagnoses_only(egmctl: RunEgmctl, tmp_path: Path) -> None:
         assert sentence in shown.err
 
 
+@pytest.mark.long
 def test_a_live_node_shown_again_is_the_same_bytes(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
     node = fake_node("dgx-h100")
     for command in ("topo", "doctor"):
@@ -189,6 +196,7 @@ def test_kinds_do_not_mix(egmctl: RunEgmctl, tmp_path: Path) -> None:
     assert "only results of one kind can be compared" in done.err
 
 
+@pytest.mark.long
 def test_a_broken_profile_does_not_cost_the_comparison(egmctl: RunEgmctl, runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "config/egmctl/profiles"
     folder.mkdir(parents=True)

@@ -101,6 +101,7 @@ def test_a_file_that_cannot_be_written_keeps_the_result_from_no_other(egmctl: Ru
     assert not (tmp_path / "new.html").exists(), "refused before any work"
 
 
+@pytest.mark.long
 def test_packed_files_are_read(egmctl: RunEgmctl, tmp_path: Path) -> None:
     saved = tmp_path / "node7.json"
     egmctl("doctor", "--machine", "hgx-h200x4", "-q", "-o", saved)
@@ -157,6 +158,7 @@ def test_bad_input_is_unknown_in_nagios_terms_and_a_document_in_json(egmctl: Run
     assert json.loads(egmctl(*options, "--format", "json").out)["errors"][0]["code"] == "usage"
 
 
+@pytest.mark.long
 def test_the_machines_that_ship_are_listed(egmctl: RunEgmctl) -> None:
     assert egmctl("doctor", "--machine", "list").out == egmctl("topo", "--machine", "list").out
 
@@ -169,6 +171,7 @@ class TestLive:
         assert "4 FAKE NVIDIA GB200" in done.out, "NVML was asked"
         assert not [call for call in node.calls() if call.name.startswith("cu")]
 
+    @pytest.mark.long
     def test_twice_the_same_text(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         node = fake_node("dgx-h100")
         first, second = (egmctl("doctor", env=node.environment()) for _ in range(2))
@@ -179,6 +182,7 @@ class TestLive:
         done = egmctl("doctor", "--check", ANY, env={"EGMCTL_SYSROOT": str(tmp_path)})
         assert (done.code, done.err) == (3, "egmctl: There is no NVIDIA GPU on this machine.\n")
 
+    @pytest.mark.long
     def test_what_the_environment_holds_is_not_told(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         name = "hunter2"
         private = dict.fromkeys((*ENVIRONMENT_KEYS, "AWS_SECRET_ACCESS_KEY"), f"/home/{name}")

@@ -36,6 +36,7 @@ def interrupted(folder: Path, after_s: float, *arguments: str) -> tuple[int, str
     return process.returncode, err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 def test_in_its_first_moments(tmp_path: Path, part: int) -> None:
     choice = random.Random(part)  # noqa: S311

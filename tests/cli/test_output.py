@@ -318,6 +318,7 @@ def test_where_no_file_can_be_written_the_result_goes_to_standard_output(tmp_pat
     assert [one for one in tmp_path.rglob("*") if one.is_file()] == []
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_of_two_commands_that_write_one_new_file_both_results_are_there(tmp_path: Path) -> None:
     path = tmp_path / "topo.json"

@@ -108,6 +108,7 @@ def test_the_secrets_are_there_to_be_found(egmctl: RunEgmctl, node: FakeNode) ->
     assert "RmMsg" not in whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "forms"), [(("topo",), TOPO), (("doctor",), DOCTOR), (BENCH_RUN, BENCH)], ids=lambda value: value[0]
 )
@@ -140,12 +141,14 @@ def test_a_snapshot_holds_none(egmctl: RunEgmctl, node: FakeNode) -> None:
     assert found["host"]["kernel_command_line"] == {"iommu": "pt", "pci": "kernel_command_line-1"}
 
 
+@pytest.mark.long
 def test_text_and_the_reasons_of_the_bench_quote_no_command_line(egmctl: RunEgmctl, node: FakeNode) -> None:
     ended = egmctl(*BENCH_RUN, env=environment(node))
     assert "GPU1: in use by process 4711," in ended.out
     check(ended.out + ended.err, what="text")
 
 
+@pytest.mark.long
 def test_uuids_of_two_documents_of_one_node_still_join(egmctl: RunEgmctl, node: FakeNode) -> None:
     topo = json.loads(egmctl("topo", "--json", env=environment(node)).out)
     doctor = json.loads(egmctl("doctor", "--json", env=environment(node)).out)

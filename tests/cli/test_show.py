@@ -46,6 +46,7 @@ def test_json_is_ascii_whatever_the_file_holds(egmctl: RunEgmctl, tmp_path: Path
     assert json.loads(shown) == document
 
 
+@pytest.mark.long
 def test_json_of_our_own_is_shown_as_the_bytes_that_were_written(egmctl: RunEgmctl, tmp_path: Path) -> None:
     written = {"snapshot": record.text(machine_of("gh200")), "topo": egmctl("topo", "--machine", "gh200", "--json").out}
     for name, text in written.items():
@@ -54,6 +55,7 @@ def test_json_of_our_own_is_shown_as_the_bytes_that_were_written(egmctl: RunEgmc
         assert egmctl("show", str(path), "--json").out == text
 
 
+@pytest.mark.long
 def test_a_number_that_json_has_no_word_for_is_a_sentence(egmctl: RunEgmctl, tmp_path: Path) -> None:
     document = bench_document(measured_report("hgx-h200x4"))
     path = tmp_path / "run.json"

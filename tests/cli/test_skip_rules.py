@@ -52,6 +52,7 @@ def run_suite(folder: Path, *options: str, **environment: str) -> subprocess.Com
     )
 
 
+@pytest.mark.long
 def test_a_skip_says_why(tmp_path: Path) -> None:
     done = run_suite(tmp_path)
     assert done.returncode == 0, done.stdout
@@ -66,6 +67,7 @@ def test_where_nothing_may_be_missing_a_skip_fails_but_for_gpu_tests(tmp_path: P
     assert "no compiler" in done.stdout
 
 
+@pytest.mark.long
 def test_a_module_that_skips_as_a_whole_fails_too(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
     done = run_suite(tmp_path, EGMCTL_NO_SKIP="1")
@@ -84,6 +86,7 @@ def test_what_is_missing_is_named_with_the_package_that_has_it(monkeypatch: pyte
     assert why_not(["ssh"]) is None
 
 
+@pytest.mark.long
 def test_a_unit_test_that_starts_a_process_fails(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text(
         "import subprocess\ndef test_starts():\n    subprocess.run(['true'], check=True)\n"

@@ -84,6 +84,7 @@ def test_every_command_is_run() -> None:
     assert {words[0] for words in RUNS} == {words[0] for words in leaves()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", RUNS)
 def test_the_command_itself_never_imports_a_driver(arguments: tuple[str, ...], tmp_path: Path) -> None:
     for name in filter(lambda word: word.endswith(".json"), arguments):
@@ -95,6 +96,7 @@ def test_the_command_itself_never_imports_a_driver(arguments: tuple[str, ...], t
     assert {"cuda", "pynvml"}.isdisjoint(packages(modules))
 
 
+@pytest.mark.long
 def test_start_up_is_little_more_than_the_import_of_its_libraries() -> None:
     for runs in (8, 30):
         seconds = measure(runs)

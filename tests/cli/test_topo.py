@@ -124,6 +124,7 @@ class TestList:
         assert [name for name, *_ in heads] == replay.names()
         assert {origin for _, origin, *_ in heads} == {"modelled:", "recorded:"}
 
+    @pytest.mark.long
     def test_json_and_csv(self, egmctl: RunEgmctl) -> None:
         document = json.loads(egmctl("topo", "--machine", "list", "--json").out)
         rows = list(csv.DictReader(io.StringIO(egmctl("topo", "--machine", "list", "--csv").out)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def test_one_bad_link_is_named_with_its_node() -> None:
     assert "SAME  node[01-15]\n" in text
 
 
+@pytest.mark.long
 def test_a_link_that_lacks_wires_is_named_with_them() -> None:
     def fewer(m: Measurement) -> Measurement:
         (flow,) = m.flows
@@ -69,6 +71,7 @@ def test_a_node_that_is_slow_all_over() -> None:
     assert [(row.node, row.where) for row in found.affected] == [("node16", "all paths")]
 
 
+@pytest.mark.long
 def test_a_path_that_broke_on_one_node() -> None:
     broken = changed(run(seed=99), ended(Status.CORRUPT, "3 words differ", on_path("GPU0 -> GPU1")))
     found = compare(rack(broken))
@@ -94,6 +97,7 @@ def test_three_nodes_are_enough() -> None:
     assert {(one.node, one.path) for one in compare(nodes).paths} == {("b", "GPU0 -> GPU1")}
 
 
+@pytest.mark.long
 @settings(max_examples=5)
 @given(order=st.permutations(range(16)), factor=st.floats(0.1, 0.9))
 def test_the_order_of_the_files_does_not_matter(order: Sequence[int], factor: float) -> None:
@@ -102,6 +106,7 @@ def test_the_order_of_the_files_does_not_matter(order: Sequence[int], factor: fl
     assert compare(shuffled) == compare(nodes)
 
 
+@pytest.mark.long
 @settings(max_examples=5)
 @given(seed=st.integers(), spread=st.floats(0, 0.1), times_=st.integers(3, 20))
 def test_copies_of_one_run_are_the_same(seed: int, spread: float, times_: int) -> None:
@@ -137,6 +142,7 @@ def test_nodes_whose_bus_ids_differ_are_matched_by_index() -> None:
     assert found.notes == ("the files have no bus id in common: GPUs are matched by index",)
 
 
+@pytest.mark.long
 def test_a_driver_that_few_nodes_have_stands_beside() -> None:
     nodes = rack()
     old = run(seed=99)

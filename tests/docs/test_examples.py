@@ -138,6 +138,7 @@ def test_a_batch_script_is_one_for_bash(name: str) -> None:
     subprocess.run(["bash", "-n", str(EXAMPLES / name)], check=True)
 
 
+@pytest.mark.long
 def test_the_fabric_of_a_rack_fits_into_the_time_of_its_batch_script() -> None:
     """By our own estimate, with a third to spare."""
     script = (EXAMPLES / "fabric.sbatch").read_text()

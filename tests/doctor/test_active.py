@@ -41,6 +41,7 @@ def statuses(findings: Sequence[dict[str, Any]], check: str) -> list[str]:
 
 
 class TestOnFakeNodes:
+    @pytest.mark.long
     def test_everything_is_tried_and_given_back(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         node = fake_node(with_imex_channel(nvl4()))
         code, findings = active(egmctl, node, *ONLY_ACTIVE)
@@ -53,6 +54,7 @@ class TestOnFakeNodes:
         sizes = {int(call.arguments["size"]) for name in ("cuMemCreate", "cuMemAlloc") for call in node.calls(name)}
         assert sizes == {2 << 20}
 
+    @pytest.mark.long
     def test_chosen_gpus_and_nodes_only(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         node = fake_node(nvl4())
         options = ("--gpus", "2", "--numa", "1", "--check", "egm.alloc-active", "--check", "p2p.verify")
@@ -63,6 +65,7 @@ class TestOnFakeNodes:
         assert statuses(findings, "ipc.legacy-active") == ["pass"], "between two processes on one GPU"
         assert {call.arguments["location"] for call in node.calls("cuMemCreate")} == {"HOST_NUMA:1"}
 
+    @pytest.mark.long
     def test_what_cuda_visible_devices_hides_is_left_out(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         options = ("--check", "p2p.verify", "--check", "ipc.legacy-active")
         code, findings = active(egmctl, fake_node(nvl4()), *options, CUDA_VISIBLE_DEVICES="0,2")
@@ -71,6 +74,7 @@ class TestOnFakeNodes:
         assert "skip" in statuses(findings, "p2p.verify")
         assert statuses(findings, "ipc.legacy-active") == ["pass"]
 
+    @pytest.mark.long
     def test_lost_bytes_are_seen_though_every_call_succeeds(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         faults = "cuMemcpyAsync@3=corrupt:4096"
         code, findings = active(egmctl, fake_node(nvl4()), "--check", "p2p.verify", faults=faults)
@@ -80,6 +84,7 @@ class TestOnFakeNodes:
         assert "bytes are wrong" in failure["summary"]
         assert "written to the peer: 1 of 262144 words differ, the first at offset 4096" in json.dumps(failure)
 
+    @pytest.mark.long
     @pytest.mark.parametrize(("fault", "words"), [("kill:11", "killed its process"), ("abort", "killed its process")])
     def test_a_crash_costs_one_probe(self, egmctl: RunEgmctl, fake_node: MakeFakeNode, fault: str, words: str) -> None:
         faults = f"cuCtxEnablePeerAccess@2={fault},once"
@@ -89,6 +94,7 @@ class TestOnFakeNodes:
         (failure,) = [finding for finding in findings if finding["status"] == "fail"]
         assert failure["summary"] == f"copies between peers: {words} in cuCtxEnablePeerAccess"
 
+    @pytest.mark.long
     def test_each_numa_node_is_tried_in_a_process_of_its_own(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         node = fake_node(nvl4())
         code, findings = active(egmctl, node, "--check", "egm.alloc-active", faults="cuMemCreate@1=kill:11,once")
@@ -101,6 +107,7 @@ class TestOnFakeNodes:
         (failure,) = [finding for finding in findings if finding["status"] == "fail"]
         assert "r595" in failure["cause"]
 
+    @pytest.mark.long
     def test_a_hang_is_ended_and_named(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         options = ("--check", "ipc.vmm-active", "--gpus", "0-1")
         faults = "cuMemImportFromShareableHandle=hang,once"
@@ -110,6 +117,7 @@ class TestOnFakeNodes:
         (failure,) = [finding for finding in findings if finding["status"] == "fail"]
         assert failure["summary"].endswith("did not end in time in cuMemImportFromShareableHandle")
 
+    @pytest.mark.long
     def test_without_a_driver_nothing_can_be_told(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         options = ("--check", "egm.alloc-active", "--check", "ipc.legacy-active")
         _, findings = active(egmctl, fake_node(nvl4()), *options, faults="cuInit=error:304")

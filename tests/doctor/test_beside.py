@@ -98,6 +98,7 @@ def test_a_step_that_is_refused_is_named(place: dict[str, Any], step: str) -> No
     assert (caught.value.kind, caught.value.details["step"]) == ("StepRefused", step)
 
 
+@pytest.mark.long
 def test_without_the_right_to_drop_capabilities_it_does_not_go_on() -> None:
     """A root whose own capabilities were cut, as in a container: nothing is looked at with half of them dropped."""
     program = "from tests.doctor.test_beside import spawn; spawn('say_who', 65534).result(30)"

@@ -20,11 +20,12 @@ from tests.doctor.scenes import CORPUS, RECORDED, named, scenes
 from tests.doctor.sick import SICK
 from tests.golden import compare
 from tests.invariants import broken_nulls
+from tests.tiers import few
 
 SCENES = {**scenes(), **named(SICK)}
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", few(SCENES, 8))
 def test_findings(egmctl: RunEgmctl, tmp_path: Path, name: str) -> None:
     """A golden shows a machine's own findings, as the text tells them: one more check that passes changes none."""
     scene = SCENES[name]

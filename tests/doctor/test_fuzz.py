@@ -40,6 +40,7 @@ ROUNDS = 40
 SEEDS = few(range(ROUNDS), every=ROUNDS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_machines_with_any_values_of_their_types(seed: int) -> None:
     choice = random.Random(seed)  # noqa: S311
@@ -84,6 +85,7 @@ def test_files_with_anything_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
         mend(held)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_real_processes(egmctl: RunEgmctl, tmp_path: Path, seed: int) -> None:
     choice = random.Random(seed)  # noqa: S311

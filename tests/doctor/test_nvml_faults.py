@@ -118,6 +118,7 @@ def test_without_a_fault_all_is_well(healthy: Machine) -> None:
     assert diagnose(healthy, EVERYTHING, CHECKS).exit_code is ExitCode.OK
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ENDS)
 def test_every_call_that_ends_or_holds_the_process_is_named(node: FakeNode, healthy: Machine, how: str) -> None:
     bus_ids = {gpu.bus_id for gpu in healthy.gpus or ()}
@@ -138,6 +139,7 @@ def test_every_call_that_ends_or_holds_the_process_is_named(node: FakeNode, heal
         assert (failure.gpu is None) or "Device" in plans[plan]
 
 
+@pytest.mark.long
 def test_every_call_that_returns_an_error_costs_its_value_or_is_a_fault(node: FakeNode, healthy: Machine) -> None:
     names = [name for name in calls(node) if name != "nvmlErrorString"]
     plans = {f"{name}=error:999": name for name in names}
@@ -150,6 +152,7 @@ def test_every_call_that_returns_an_error_costs_its_value_or_is_a_fault(node: Fa
             assert not [one for one in found.findings if "the check itself failed" in one.summary], plan
 
 
+@pytest.mark.long
 def test_every_error_of_its_start_is_a_fault(node: FakeNode, healthy: Machine) -> None:
     plans = [f"nvmlInit=error:{number}" for number in (*range(1, 24), 999)]
     for plan, outcome in outcomes(node, plans):
@@ -185,6 +188,7 @@ def test_no_child_can_be_started(node: FakeNode) -> None:
     assert "no child process can be started" in root.summary
 
 
+@pytest.mark.long
 def test_the_command_says_so_in_every_form(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     node = fake_node("hgx-h200x4")
     environment = node.environment(faults="nvmlDeviceGetUUID=kill:11")
@@ -199,6 +203,7 @@ def test_the_command_says_so_in_every_form(egmctl: RunEgmctl, fake_node: MakeFak
     assert (done.code, done.out.startswith("EGMCTL CRITICAL")) == (2, True)
 
 
+@pytest.mark.long
 def test_the_library_is_missing(egmctl: RunEgmctl, tmp_path: Path) -> None:
     done = egmctl("doctor", env=FakeNode("hgx-h200x4", tmp_path, libraries=(CUDA,)).environment())
     assert done.code == 1

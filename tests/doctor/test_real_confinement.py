@@ -19,6 +19,7 @@ def node(tmp_path: Path) -> Node:
     return Node(replay.load("gb200-tray"), tmp_path / "root")
 
 
+@pytest.mark.long
 def test_a_filter_that_refuses_memory_policies(node: Node) -> None:
     def before() -> None:
         confined.filter_calls(("get_mempolicy", "mbind"), confined.ERRNO, 1)
@@ -30,6 +31,7 @@ def test_a_filter_that_refuses_memory_policies(node: Node) -> None:
     assert (finding["evidence"][0]["errno"], found["numa.cpuset-mems"]["status"]) == ("EPERM", "pass")
 
 
+@pytest.mark.long
 def test_a_filter_that_kills(node: Node) -> None:
     def before() -> None:
         confined.filter_calls(("get_mempolicy", "mbind", "bpf"), confined.KILL)
@@ -40,6 +42,7 @@ def test_a_filter_that_kills(node: Node) -> None:
     assert [seen["value"] for seen in finding["evidence"]][:3] == ["killed", "killed", "ok"]
 
 
+@pytest.mark.long
 def test_a_cpuset(node: Node) -> None:
     """The kernel's own Mems_allowed_list in a real cpuset, against a machine that has a node more than this one."""
     with cpuset("0", "0") as cgroup:

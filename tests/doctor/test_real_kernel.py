@@ -33,6 +33,7 @@ def node() -> Iterator[Node]:
         yield made
 
 
+@pytest.mark.long
 def test_with_nothing_in_the_way_every_gpu_is_accessible(node: Node) -> None:
     code, found = node.doctor()
     assert code == 0
@@ -96,6 +97,7 @@ def test_the_programs_name_tells_slurm_and_its_place_the_level(node: Node) -> No
     assert re.search(f"the limit is on {PSEUDONYM}, an ancestor of this process' cgroup", found[CGROUP]["cause"])
 
 
+@pytest.mark.long
 def test_a_user_without_rights_meets_the_same_cgroup(node: Node) -> None:
     def before() -> None:
         cgroup.join()
@@ -114,6 +116,7 @@ def test_expectation(node: Node) -> None:
     assert found[COUNT]["summary"] == "3 of the 4 expected GPUs can be used from here"
 
 
+@pytest.mark.long
 def test_mode_bits(node: Node) -> None:
     node.device(1).chmod(0)
     assert node.doctor()[1][PERMISSIONS]["status"] == "pass", "root passes over mode bits"
@@ -143,6 +146,7 @@ def test_a_missing_node_on_a_host(node: Node) -> None:
     assert found[NODES]["remedy"]["command"] == "nvidia-modprobe -c 3"
 
 
+@pytest.mark.long
 def test_a_missing_node_in_a_container(node: Node) -> None:
     node.device(3).unlink()
     (node.root / ".dockerenv").touch()
@@ -153,6 +157,7 @@ def test_a_missing_node_in_a_container(node: Node) -> None:
     assert (code, found[NODES]["cause"]) == (1, "set by Docker")
 
 
+@pytest.mark.long
 def test_a_user_namespace_that_does_not_know_the_owner(node: Node) -> None:
     os.chown(node.device(1), 12345, 12345)
     node.device(1).chmod(0o660)
@@ -163,6 +168,7 @@ def test_a_user_namespace_that_does_not_know_the_owner(node: Node) -> None:
     assert "user namespace" in found[PERMISSIONS]["cause"]
 
 
+@pytest.mark.long
 def test_nvidiactl_denied_in_a_container_is_the_loss_of_its_rules(node: Node) -> None:
     (node.root / ".dockerenv").touch()
     with denying_v2(0, 1, 2, 3, CONTROL) as cgroup:
@@ -177,6 +183,7 @@ def faults_of(found: Findings) -> dict[str, list[str]]:
     return {one["check"]: one["explains"] for one in graves}
 
 
+@pytest.mark.long
 def test_all_denied_by_both_versions_at_once(node: Node) -> None:
     """GPU 0 by version 1, GPUs 1 to 3 by version 2: as on H200, where this once passed."""
     with denying_v1(0) as first, denying_v2(1, 2, 3) as second:
@@ -191,6 +198,7 @@ def test_all_denied_by_both_versions_at_once(node: Node) -> None:
     assert found[CGROUP]["place"]["label"] == "GPU0-3"
 
 
+@pytest.mark.long
 def test_a_denied_uvm_is_one_fault_that_explains_all_that_was_tried(node: Node) -> None:
     majors = (node.machine.driver and node.machine.driver.majors) or {}
     with denying_v2(0, major=majors["nvidia-uvm"]) as cgroup:

@@ -44,6 +44,7 @@ def job(node: Node, before: Callable[[], None], **variables: str) -> Iterator[in
             process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("denying", [denying_v1, denying_v2])
 def test_a_jobs_cgroup_is_seen_from_outside(
     node: Node, denying: Callable[[int], contextlib.AbstractContextManager[Cgroup]]
@@ -62,12 +63,14 @@ def test_a_jobs_cgroup_is_seen_from_outside(
     assert left == [str(pid)], "nothing of ours stays behind"
 
 
+@pytest.mark.long
 def test_the_text_says_which_process_it_is_about(node: Node, egmctl: RunEgmctl) -> None:
     with job(node, lambda: None) as pid:
         done = egmctl("doctor", "--pid", str(pid), env={"EGMCTL_SYSROOT": str(node.root)})
     assert f"\nProcess {pid}; NVML and CUDA were queried from outside of it.\n" in done.out
 
 
+@pytest.mark.long
 def test_its_environment_and_its_user_count(node: Node) -> None:
     def before() -> None:
         os.setgid(confined.NOBODY)
@@ -96,6 +99,7 @@ def test_root_of_a_user_namespace_is_no_root(node: Node) -> None:
     assert found["dev.permissions"]["place"]["ids"] == [node.bus_id(2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["openat2", "faccessat2"])
 @pytest.mark.parametrize(("number", "name"), [(errno.ENOSYS, "ENOSYS"), (errno.EPERM, "EPERM")])
 def test_without_a_system_call_its_access_is_unknown(node: Node, call: str, number: int, name: str) -> None:
@@ -110,6 +114,7 @@ def test_without_a_system_call_its_access_is_unknown(node: Node, call: str, numb
     )
 
 
+@pytest.mark.long
 def test_where_asking_kills_its_access_is_unknown(node: Node) -> None:
     with job(node, lambda: None) as pid:
         _, found = node.doctor("--pid", str(pid), before=lambda: confined.filter_calls(["openat2"], confined.KILL))
@@ -117,6 +122,7 @@ def test_where_asking_kills_its_access_is_unknown(node: Node) -> None:
     assert found[CGROUP]["summary"].endswith(f"/proc/{pid}: the child that stands beside it crashed")
 
 
+@pytest.mark.long
 def test_without_roots_rights_its_access_is_unknown(node: Node) -> None:
     with denying_v2(1) as cgroup, job(node, cgroup.join) as pid:
         _, found = node.doctor("--pid", str(pid), before=confined.become_nobody)

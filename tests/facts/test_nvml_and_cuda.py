@@ -282,6 +282,7 @@ def test_bindings_newer_than_the_driver_are_one_sentence_and_the_version_is_kept
     assert driver_of(found).unread["cuda_error"] == why
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("faults", "source", "other", "reason", "detail"),
     [

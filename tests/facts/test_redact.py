@@ -82,6 +82,7 @@ def secrets(share: Share | None) -> st.SearchStrategy[str]:
     return secret
 
 
+@pytest.mark.long
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(machines(secrets))
 def test_nothing_survives_that_is_not_marked_as_shareable(whole: Machine) -> None:
@@ -92,6 +93,7 @@ def test_nothing_survives_that_is_not_marked_as_shareable(whole: Machine) -> Non
         assert uuid not in text or not uuid.strip("0-")
 
 
+@pytest.mark.long
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(machines(secrets))
 def test_redacting_twice_is_redacting_once(whole: Machine) -> None:

@@ -28,6 +28,7 @@ def test_without_a_compiler_nothing_is_built(empty_cache: Path, monkeypatch: pyt
         build()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fake_node")
 def test_processes_side_by_side_build_once(tmp_path: Path) -> None:
     program = "from tests.fake.build import build; print(build())"
@@ -43,6 +44,7 @@ def test_processes_side_by_side_build_once(tmp_path: Path) -> None:
     assert sorted(path.name for path in cache.iterdir()) == sorted([Path(folder).name, "lock"])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.environ.get("EGMCTL_NO_SKIP"), reason="compilers differ in what they warn of")
 @pytest.mark.parametrize("name", [CUDA, NVML])
 def test_the_sources_compile_without_a_warning(fake_node: MakeFakeNode, tmp_path: Path, name: str) -> None:

@@ -73,6 +73,7 @@ def test_cuda_device_order(fake_node: MakeFakeNode) -> None:
     assert run_on(node, bus_ids, environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == ALL
 
 
+@pytest.mark.long
 def test_what_the_device_cgroup_denies_is_not_there(fake_node: MakeFakeNode) -> None:
     # Measured on H200s: see "Device cgroup" there. CUDA numbers what is left.
     node = fake_node(with_access(nvl4(), "/dev/nvidia0", "EPERM"))

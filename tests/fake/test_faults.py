@@ -190,6 +190,7 @@ def test_there_is_no_nvml(fake_node: MakeFakeNode) -> None:
     assert run_on(fake_node(nvl4(), libraries=(CUDA,)), ask_nvml) == "NVMLError_LibraryNotFound"
 
 
+@pytest.mark.long
 def test_a_plan_that_makes_no_sense_is_no_plan(fake_node: MakeFakeNode) -> None:
     for plan in ("cuInit@1=explode", "cuInit", "cuInit=error:"):
         assert ending_on(fake_node(nvl4()), three_allocations, faults=plan) == ABORTED

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import pytest
 
 from egmctl.gpu.pattern import pattern_words
 from egmctl.gpu.program import KERNELS
@@ -62,6 +63,7 @@ def filled(seed: int) -> list[int]:
     return list(words)
 
 
+@pytest.mark.long
 def test_fill_pattern_writes_what_the_project_s_pattern_is(fake_node: MakeFakeNode) -> None:
     node = fake_node(nvl4())
     for seed in (0, 1, 2**64 - 1):

@@ -97,5 +97,6 @@ def test_both_sides_of_a_ping_pong_see_every_lap(fake_node: MakeFakeNode) -> Non
     assert run_on(fake_node(nvl4()), ping_pong, False) == [LAPS_LIMIT, False, True]
 
 
+@pytest.mark.long
 def test_a_side_that_waits_in_vain_gives_up(fake_node: MakeFakeNode) -> None:
     assert run_on(fake_node(nvl4()), ping_pong, True) == [0, True, True]

@@ -158,6 +158,7 @@ def create_size(size: int) -> int:
     return code("cuMemCreate", size, properties(HOST_NUMA, 1), 0)
 
 
+@pytest.mark.long
 def test_sizes_are_multiples_of_the_granularity(fake_node: MakeFakeNode) -> None:
     node = fake_node(nvl4())
     assert [run_on(node, create_size, size) for size in (2 * MIB, 3 * MIB, 0)] == [OK, INVALID_VALUE, INVALID_VALUE]

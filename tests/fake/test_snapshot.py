@@ -56,6 +56,7 @@ def test_every_value_of_a_shipped_machine_is_recorded(snapshot: Any, name: str) 
         assert [place for place in places if not (_may_differ(place.partition(":")[0]) or _no_cluster(place))] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", replay.names())
 def test_a_recording_of_a_recording_is_the_same(snapshot: Any, name: str) -> None:
     # Nothing is "not stated" in a recording: each null and its reason comes back, too.

@@ -52,6 +52,7 @@ def archive(folder: Path, script: str, arch: str = ARCH, version: str = __versio
     return path
 
 
+@pytest.mark.long
 @pytest.mark.needs_root
 def test_a_node_without_egmctl_runs_what_was_brought_and_has_it_the_next_time(
     lab: Lab, fake_node: MakeFakeNode, tmp_path: Path
@@ -76,6 +77,7 @@ def test_a_node_without_egmctl_runs_what_was_brought_and_has_it_the_next_time(
     assert (copy / "bin/egmctl").stat().st_ino == carried.st_ino, "nothing is carried a second time"
 
 
+@pytest.mark.long
 @pytest.mark.needs_root
 def test_copies_are_bounded_and_what_is_damaged_on_the_way_is_not_used(lab: Lab, tmp_path: Path) -> None:
     home = lab.folder / "home"
@@ -310,6 +312,7 @@ def test_a_node_that_never_stops_talking_is_let_go_of(tmp_path: Path, monkeypatc
     assert most < 8 << 20
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_what_ssh_has_started_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = tmp_path / "proxy"

@@ -87,6 +87,7 @@ def test_each_node_is_a_step_of_its_own(cluster: Path) -> None:
     assert asked[1].startswith(expected)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_step_through_its_standard_input(cluster: Path) -> None:
     end = f"sleep 1; touch {cluster}/ended; exit 130"
     node(cluster, "node01", f"{SAYS_VERSION}; trap '{end}' TERM; touch {cluster}/runs; while :; do sleep 0.1; done")
@@ -100,6 +101,7 @@ def test_ctrl_c_ends_the_step_through_its_standard_input(cluster: Path) -> None:
     assert (cluster / "ended").exists()
 
 
+@pytest.mark.long
 def test_what_a_launcher_has_started_ends_with_a_fleet_that_is_killed(cluster: Path) -> None:
     """As the ProxyCommand of an ssh that has no connection yet."""
     sleeper = cluster / "bin" / "proxy"
@@ -137,6 +139,7 @@ LONG_ANSWER = f"{SAYS_VERSION}; sleep 2; head -c 600000 /dev/zero | tr '\\0' ' '
 """White space before a document is valid JSON."""
 
 
+@pytest.mark.long
 @pytest.mark.needs_root
 @pytest.mark.needs("mount")
 def test_a_disk_that_fills_up_costs_the_node_that_fills_it(cluster: Path, small_disk: Path) -> None:

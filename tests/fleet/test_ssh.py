@@ -66,6 +66,7 @@ def finished(process: subprocess.Popen[bytes]) -> Ended:
     return Ended(process.returncode, out.decode(), err.decode())
 
 
+@pytest.mark.long
 def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, fake_node: MakeFakeNode) -> None:
     real = on(fake_node("gb200-tray").environment())
     lab.host("node01", real)
@@ -116,6 +117,7 @@ def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, f
         settle(lambda node=node: not lab.processes(node))  # type: ignore[misc]
 
 
+@pytest.mark.long
 def test_the_example_in_the_documentation_is_what_is_printed(lab: Lab, fake_node: MakeFakeNode) -> None:
     whole = on(fake_node("hgx-h200x4").environment())
     for name in ("node01", "node02", "node03"):
@@ -130,6 +132,7 @@ def test_the_example_in_the_documentation_is_what_is_printed(lab: Lab, fake_node
     assert re.sub(totals, "", said).startswith(re.sub(totals, "", shown))
 
 
+@pytest.mark.long
 def test_resume_asks_only_the_nodes_that_lack_and_no_run_overwrites_another(lab: Lab) -> None:
     first = lab.host("node01", f"{ANSWERS}; echo x >>{lab.folder}/times")
     second = lab.host("node02", None)
@@ -158,6 +161,7 @@ def slow(lab: Lab) -> str:
     return f"{SAYS_VERSION}; trap '{end}' TERM; touch {lab.folder}/runs; while :; do sleep 0.1; done"
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_what_runs_on_the_nodes_and_keeps_what_is_there(lab: Lab) -> None:
     lab.host("node01", ANSWERS)
     lab.host("node02", slow(lab))
@@ -173,6 +177,7 @@ def test_ctrl_c_ends_what_runs_on_the_nodes_and_keeps_what_is_there(lab: Lab) ->
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["fleet.json", "node01.json"]
 
 
+@pytest.mark.long
 def test_a_terminal_is_shown_how_far_it_is_and_its_ctrl_c_does_not_reach_the_ssh_processes(lab: Lab) -> None:
     lab.host("node01", "echo garbage")
     lab.host("node02", slow(lab))
@@ -193,6 +198,7 @@ def test_a_terminal_is_shown_how_far_it_is_and_its_ctrl_c_does_not_reach_the_ssh
     assert (lab.folder / "end").exists(), "ssh lived on until the command on the node had ended"
 
 
+@pytest.mark.long
 def test_nodes_whose_turn_has_not_come_are_not_asked_after_ctrl_c(lab: Lab) -> None:
     lab.host("node01", slow(lab))
     lab.host("node02", slow(lab))
@@ -205,6 +211,7 @@ def test_nodes_whose_turn_has_not_come_are_not_asked_after_ctrl_c(lab: Lab) -> N
     assert "--resume" in ended.err
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_real_bench_and_its_children(lab: Lab, fake_node: MakeFakeNode) -> None:
     node = fake_node("hgx-h200x4")
     lab.host("node01", on(node.environment()))
@@ -221,6 +228,7 @@ def test_ctrl_c_ends_a_real_bench_and_its_children(lab: Lab, fake_node: MakeFake
     assert document["result"]["interrupted"], "what it had measured until then"
 
 
+@pytest.mark.long
 def test_two_runs_do_not_work_in_one_folder(lab: Lab) -> None:
     lab.host("node01", slow(lab))
     first = lab.start("fleet", "doctor", "-w", "node01", "-o", "out")
@@ -231,6 +239,7 @@ def test_two_runs_do_not_work_in_one_folder(lab: Lab) -> None:
     assert (second.code, second.err) == (2, "egmctl: another egmctl fleet is using out\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("way", "why"), [("full", "No space left on device"), ("gone", "No such file or directory")])
 def test_where_results_cannot_be_kept_each_node_says_so_and_nothing_goes_on(lab: Lab, way: str, why: str) -> None:
     """On a file system of its own: a full one, or one whose folder somebody removes."""
@@ -254,6 +263,7 @@ def test_where_results_cannot_be_kept_each_node_says_so_and_nothing_goes_on(lab:
     settle(lambda: not lab.processes("node01") and not lab.processes("node02"))
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_waits_for_no_node(lab: Lab) -> None:
     lab.host("node01", f"{SAYS_VERSION}; trap '' TERM; touch {lab.folder}/runs; while :; do sleep 0.1; done")
     process = lab.start("fleet", "bench", "-w", "node01")
@@ -267,6 +277,7 @@ def test_a_second_ctrl_c_waits_for_no_node(lab: Lab) -> None:
     settle(lambda: not lab.processes("node01"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["killed", "cut off"])
 def test_a_node_that_is_left_alone_ends_the_command_by_itself(lab: Lab, way: str) -> None:
     lab.host("node01", f"{SAYS_VERSION}; touch {lab.folder}/runs; exec sleep 1000")
@@ -303,6 +314,7 @@ def test_what_a_login_shell_says_does_not_spoil_the_answer(lab: Lab) -> None:
     assert (lab.folder / "made").exists(), "noise was made"
 
 
+@pytest.mark.long
 def test_another_version_is_welcome_where_that_was_said(lab: Lab) -> None:
     lab.host("node01", ANSWERS.replace(f"egmctl {__version__} ", "egmctl 0.0.1 ", 1))
     refused = lab.run("fleet", "doctor", "-w", "node01", "-o", "out", "--json")
@@ -311,6 +323,7 @@ def test_another_version_is_welcome_where_that_was_said(lab: Lab) -> None:
     assert (ended.code, answers(ended)["node01"]["version"]) == (0, "egmctl 0.0.1")
 
 
+@pytest.mark.long
 def test_a_command_that_ended_without_a_result_says_why(lab: Lab, fake_node: MakeFakeNode) -> None:
     lab.host("node01", on(fake_node("gb200-tray").environment()))
     ended = lab.run("fleet", "bench", "-w", "node01", "--json", "--", "--gpus", "9")
@@ -319,6 +332,7 @@ def test_a_command_that_ended_without_a_result_says_why(lab: Lab, fake_node: Mak
     assert answer["reason"] == "--gpus '9': there is no GPU 9; the GPUs here are 0-3"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "options"), [("snapshot", ()), ("topo", ()), ("bench", BENCH)])
 def test_every_command_of_a_real_egmctl(
     lab: Lab, fake_node: MakeFakeNode, command: str, options: tuple[str, ...]

@@ -38,6 +38,7 @@ def cases(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for name in names for word in ("--case", name))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "options"),
     [

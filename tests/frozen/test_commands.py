@@ -71,10 +71,12 @@ def frozen(name: str, outputs: dict[str, Parts]) -> None:
     compare(fold(outputs), FOLDER / name)
 
 
+@pytest.mark.long
 def test_topo(machines: dict[str, Path]) -> None:
     frozen("topo.txt", {n: json_parts(run("topo", "--machine", file, "--json")) for n, file in machines.items()})
 
 
+@pytest.mark.long
 def test_doctor(machines: dict[str, Path]) -> None:
     outputs = {
         name: json_parts(run("doctor", "--machine", file, *SCENES[name].options, "--json"))
@@ -83,6 +85,7 @@ def test_doctor(machines: dict[str, Path]) -> None:
     frozen("doctor.txt", outputs)
 
 
+@pytest.mark.long
 def test_profile_match(machines: dict[str, Path]) -> None:
     outputs = {n: json_parts(run("profile", "match", "--machine", file, "--json")) for n, file in machines.items()}
     frozen("profile-match.txt", outputs)
@@ -94,16 +97,19 @@ def test_profiles() -> None:
     frozen("profiles.txt", {"list": {one["file"]: readable(one["profile"]) for one in document["result"]["profiles"]}})
 
 
+@pytest.mark.long
 def test_bench_list(machines: dict[str, Path]) -> None:
     outputs = {n: _cases(run("bench", "--machine", file, "--list")) for n, file in machines.items()}
     frozen("bench-list.txt", outputs)
 
 
+@pytest.mark.long
 def test_bench_dry_run(machines: dict[str, Path]) -> None:
     outputs = {n: _steps(run("bench", "--machine", file, "--dry-run")) for n, file in machines.items()}
     frozen("bench-dry-run.txt", outputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("suite", "options"),
     [("full", ("--full", "--gpus", "0-1")), ("ipc", ("--suite", "ipc", "--gpus", "0-1"))],
@@ -114,6 +120,7 @@ def test_bench_dry_run_of_more(suite: str, options: tuple[str, ...]) -> None:
     frozen(f"bench-dry-run-{suite}.txt", outputs)
 
 
+@pytest.mark.long
 def test_bench_dry_run_of_ranks(machines: dict[str, Path]) -> None:
     command = ("bench", "--dry-run", "--suite", "fabric", "--ranks", "16")
     frozen("bench-dry-run-ranks.txt", {n: _text(run(*command, "--machine", machines[n]), n) for n in FEW})
@@ -128,6 +135,7 @@ def test_compare_of_runs(runs: dict[str, Path]) -> None:
     frozen("compare-runs.txt", outputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["topo", "doctor"])
 def test_compare_of_machines(machines: dict[str, Path], tmp_path: Path, command: str) -> None:
     saved = {}

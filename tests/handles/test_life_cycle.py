@@ -65,6 +65,7 @@ def test_each_kind_of_each_memory_arrives_and_each_stage_is_timed(fake_node: Mak
             assert said.before == said.after, (handle, numa_node)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("handle", "numa_node"), SHARED)
 def test_a_hundred_lives_leave_no_file_no_mapping_and_no_memory(
     fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, numa_node: int | None

@@ -71,6 +71,7 @@ def test_flags_in_host_memory_lie_apart_in_one_allocation(fake_node: MakeFakeNod
     assert sorted(offset for _, offset in cleared) == [0, APART_BYTES]
 
 
+@pytest.mark.long
 def test_an_events_round_trip_is_two_recordings_a_wait_by_a_stream_and_one_by_the_host(
     fake_node: MakeFakeNode, launch: Launch
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_call_that_fails_ends_it_in_both_and_leaves_nothing(
     assert again.status in (Status.OK, Status.UNSTABLE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "fault", "how"),
     [

@@ -65,6 +65,7 @@ def killed(env: dict[str, str | None], after_s: float) -> list[str]:
         return (first + file.read()).decode().splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60 + 20 * KILLS)
 def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_step(
     env: dict[str, str | None], folder: Path
@@ -92,6 +93,7 @@ def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_s
         assert len(kept.report.measurements) == len(finished) + len(kept.under_way)
 
 
+@pytest.mark.long
 def test_what_was_under_way_is_named(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
     """A copy that hangs stands for a node that dies while it is at work."""
     lines = whole_journal(egmctl, env, folder).splitlines(keepends=True)
@@ -120,6 +122,7 @@ def whole_journal(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -
     return path.read_bytes()
 
 
+@pytest.mark.long
 def test_cut_at_any_byte_it_is_read_up_to_there(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
     content = whole_journal(egmctl, env, folder)
     assert is_journal(content)
@@ -140,6 +143,7 @@ def test_cut_at_any_byte_it_is_read_up_to_there(egmctl: RunEgmctl, env: dict[str
         assert kept.exit_code is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "damage",
     [
@@ -158,6 +162,7 @@ def test_what_is_damaged_costs_no_more_than_itself(
     assert len(kept.report.measurements) >= 1
 
 
+@pytest.mark.long
 def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
     content = whole_journal(egmctl, env, folder)
     (path,) = earlier(folder)
@@ -169,6 +174,7 @@ def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str |
     assert read_file(path).mentioned
 
 
+@pytest.mark.long
 def test_where_it_is_kept(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path, tmp_path: Path) -> None:
     assert egmctl(*BENCH, "-q", "--no-journal", env=env).code == 0
     assert egmctl(*BENCH, "-q", env=env | {"EGMCTL_NO_JOURNAL": "1"}).code == 0
@@ -187,6 +193,7 @@ def test_where_it_is_kept(egmctl: RunEgmctl, env: dict[str, str | None], folder:
     assert (wrong.code, wrong.err) == (2, "egmctl: --no-journal and --journal exclude each other; give one of them\n")
 
 
+@pytest.mark.long
 def test_it_holds_nothing_private(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
     env = {**fake_node(planted()).environment(), "EGMCTL_NO_JOURNAL": None}
     egmctl(*BENCH, "-q", "--journal", tmp_path / "kept", "--allow-busy", env=env)
@@ -214,6 +221,7 @@ def test_the_oldest_go_and_those_at_work_stay(many: Path, monkeypatch: pytest.Mo
     assert [path.name for path in write.journals(many)] == [names[0], *names[-3:]]
 
 
+@pytest.mark.long
 def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder: Path, tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(
         "import sys; from egmctl.journal import write; write.FILE_LIMIT = 150_000\n"
@@ -230,6 +238,7 @@ def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder:
     assert 0 < len(kept.report.measurements) < len(json.loads(done.stdout)["result"]["measurements"])
 
 
+@pytest.mark.long
 def test_earlier_runs_are_listed_and_compared_without_their_names(
     egmctl: RunEgmctl, env: dict[str, str | None], folder: Path
 ) -> None:
@@ -252,6 +261,7 @@ def test_earlier_runs_are_listed_and_compared_without_their_names(
     assert egmctl("compare", first, "last", "--tolerance", "99", env=env).out == compared
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "piece"),
     [("objects", b"{},"), ("numbers", b"0,"), ("lines", b"\n"), ("lists", b"[" * 3), ("text", b"x" * 9)],

@@ -80,6 +80,7 @@ def test_without_nvrtc_the_message_has_the_install_line(monkeypatch: pytest.Monk
     nvrtc_version.cache_clear()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("nvrtc")
 def test_kernels_that_ship_need_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.compile_all(tmp_path / "compiled")

@@ -121,6 +121,7 @@ def test_a_child_that_closes_its_channel_and_lives_has_crashed(monkeypatch: pyte
         run("close_the_channel")
 
 
+@pytest.mark.long
 def test_a_crash_is_seen_although_a_forked_process_holds_the_channel() -> None:
     with spawn("crash_beside_a_fork") as child:
         child.receive(timeout_s=20)
@@ -203,6 +204,7 @@ def test_a_child_that_cannot_be_killed_is_told_once_when_its_block_is_left(monke
     child._process.wait()
 
 
+@pytest.mark.long
 def test_children_leave_no_descriptors_behind() -> None:
     run("echo")
     before = open_descriptors()

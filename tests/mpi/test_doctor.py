@@ -32,6 +32,7 @@ def two_nodes(fake_node: MakeFakeNode) -> list[Place]:
     return [Place(fake_node(in_domain(f"rack1-n{number}")), 2) for number in (1, 2)]
 
 
+@pytest.mark.long
 def test_nodes_that_are_alike_pass_and_open_each_others_memory_both_ways(two_nodes: list[Place]) -> None:
     done = egmctl_under_mpi(two_nodes, *PEERS, "--active")
     assert done.code == 0, done.err
@@ -49,6 +50,7 @@ def test_nodes_that_are_alike_pass_and_open_each_others_memory_both_ways(two_nod
     assert all("2 directions between ranks" in one["summary"] for one in found["peers.fabric-active"])
 
 
+@pytest.mark.long
 def test_what_differs_is_told_by_node(fake_node: MakeFakeNode) -> None:
     nodes = [
         Place(fake_node(in_domain("rack1-n1")), 1),
@@ -65,6 +67,7 @@ def test_what_differs_is_told_by_node(fake_node: MakeFakeNode) -> None:
     assert found["peers.fabric-active"]["status"] == "skip"
 
 
+@pytest.mark.long
 def test_an_import_that_fails_is_told_with_both_ranks_and_its_cause(fake_node: MakeFakeNode) -> None:
     nodes = [
         Place(fake_node(in_domain("rack1-n1")), 1),
@@ -79,6 +82,7 @@ def test_an_import_that_fails_is_told_with_both_ranks_and_its_cause(fake_node: M
     assert "device cgroup" in those[0]["cause"]
 
 
+@pytest.mark.long
 def test_a_rank_whose_process_dies_costs_its_own_part_only(fake_node: MakeFakeNode) -> None:
     nodes = [
         Place(fake_node(in_domain("rack1-n1")), 1),
@@ -90,6 +94,7 @@ def test_a_rank_whose_process_dies_costs_its_own_part_only(fake_node: MakeFakeNo
     assert sorted(one["status"] for one in those) == ["fail", "pass", "pass"]
 
 
+@pytest.mark.long
 def test_checks_that_fail_on_another_node_are_told(fake_node: MakeFakeNode) -> None:
     nodes = [
         Place(fake_node(in_domain("rack1-n1")), 1),
@@ -102,6 +107,7 @@ def test_checks_that_fail_on_another_node_are_told(fake_node: MakeFakeNode) -> N
     assert [(e["source"], e["value"]) for e in finding["evidence"]] == [("rack1-n2", "imex.channel")]
 
 
+@pytest.mark.long
 def test_with_strict_a_warning_on_another_node_is_told(fake_node: MakeFakeNode) -> None:
     nodes = [
         Place(fake_node(in_domain("rack1-n1")), 1),
@@ -115,6 +121,7 @@ def test_with_strict_a_warning_on_another_node_is_told(fake_node: MakeFakeNode) 
     assert [e["source"] for e in finding["evidence"]] == ["rack1-n2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of", [("doctor", "--check", "peers.*"), ("bench", "--suite", "fabric")])
 def test_a_wrong_use_on_one_node_is_a_usage_error_of_the_job(fake_node: MakeFakeNode, of: tuple[str, ...]) -> None:
     fewer = replace(in_domain("rack1-n2"), gpus=(in_domain("rack1-n2").gpus or ())[:1], pairs=())
@@ -124,6 +131,7 @@ def test_a_wrong_use_on_one_node_is_a_usage_error_of_the_job(fake_node: MakeFake
     assert re.search(r"egmctl: rank 1 \(\S+\) and 1 more: --gpus '1': there is no GPU 1", done.err)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of", [("doctor", "--check", "peers.*"), ("bench", "--suite", "fabric")])
 def test_a_file_that_rank_0_may_not_write_ends_all_ranks(
     two_nodes: list[Place], tmp_path: Path, of: tuple[str, ...]

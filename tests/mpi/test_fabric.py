@@ -34,6 +34,7 @@ def two_nodes(fake_node: MakeFakeNode) -> list[Place]:
     return [Place(fake_node(in_domain(f"rack1-n{number}")), 2) for number in (1, 2)]
 
 
+@pytest.mark.long
 def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(two_nodes: list[Place]) -> None:
     done = egmctl_under_mpi(two_nodes, "bench", *QUICK, "--json", timeout_s=110)
     assert done.code == 0, done.err
@@ -54,6 +55,7 @@ def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(two_nod
     assert not [leak for place in two_nodes for leak in place.node.leaks()]
 
 
+@pytest.mark.long
 def test_words_name_the_nodes_and_are_written_once(two_nodes: list[Place], tmp_path: Path) -> None:
     report = tmp_path / "report.txt"
     done = egmctl_under_mpi(two_nodes, *WRITE, "-v", "-o", report)
@@ -65,6 +67,7 @@ def test_words_name_the_nodes_and_are_written_once(two_nodes: list[Place], tmp_p
     assert "node2:GPU1" in text
 
 
+@pytest.mark.long
 def test_rank_0_keeps_the_journal_and_no_other_does(fake_node: MakeFakeNode, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     nodes = [
@@ -82,6 +85,7 @@ def test_rank_0_keeps_the_journal_and_no_other_does(fake_node: MakeFakeNode, tmp
     assert not list(tmp_path.rglob("egmctl/journal")), "nothing anywhere else"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "how", "words"),
     [
@@ -105,6 +109,7 @@ def test_a_rank_that_dies_or_hangs_is_named_with_its_node_and_call_and_the_rest_
     assert len([m for m in measurements if m["status"] in ("ok", "unstable")]) == len(measurements) - len(failed)
 
 
+@pytest.mark.long
 def test_a_failing_call_is_named_with_its_cause_and_the_others_go_on(fake_node: MakeFakeNode) -> None:
     # As under a device cgroup that denies the owner's GPU.
     nodes = [
@@ -120,6 +125,7 @@ def test_a_failing_call_is_named_with_its_cause_and_the_others_go_on(fake_node: 
     assert "device cgroup" in by_rank[0]["reason"]
 
 
+@pytest.mark.long
 def test_a_rank_without_a_channel_is_named_and_what_it_has_no_part_in_is_measured(fake_node: MakeFakeNode) -> None:
     nodes = [Place(fake_node(in_domain("rack1-n1")), 2), Place(fake_node(in_domain("rack1-n2", channel=False)), 1)]
     done = egmctl_under_mpi(nodes, *WRITE, "--json")
@@ -131,6 +137,7 @@ def test_a_rank_without_a_channel_is_named_and_what_it_has_no_part_in_is_measure
     assert all(2 in {end["rank"] for end in (m["flows"][0]["source"], m["flows"][0]["destination"])} for m in waived)
 
 
+@pytest.mark.long
 def test_a_rank_that_alone_of_its_node_has_no_channel_is_named(fake_node: MakeFakeNode) -> None:
     # As in a container of its own: another sysroot, the same node's name.
     nodes = [Place(fake_node(in_domain("rack1-n1", channel=False)), 1), Place(fake_node(in_domain("rack1-n1")), 2)]
@@ -142,6 +149,7 @@ def test_a_rank_that_alone_of_its_node_has_no_channel_is_named(fake_node: MakeFa
         assert 0 not in ranks or "GPU0: there is no IMEX channel" in m["reason"]
 
 
+@pytest.mark.long
 def test_different_drivers_end_the_run_before_it_begins(fake_node: MakeFakeNode) -> None:
     nodes = [Place(fake_node(in_domain("rack1-n1")), 3), Place(fake_node(in_domain("rack1-n2", driver="590.10")), 1)]
     done = egmctl_under_mpi(nodes, *WRITE)
@@ -151,6 +159,7 @@ def test_different_drivers_end_the_run_before_it_begins(fake_node: MakeFakeNode)
     assert done.err.count("egmctl: ") == 1
 
 
+@pytest.mark.long
 def test_different_cliques_end_the_run_where_handles_would_cross_them(fake_node: MakeFakeNode) -> None:
     nodes = [Place(fake_node(in_domain(f"rack1-n{clique}", clique=clique)), 1) for clique in (7, 8)]
     done = egmctl_under_mpi(nodes, *WRITE)
@@ -159,6 +168,7 @@ def test_different_cliques_end_the_run_where_handles_would_cross_them(fake_node:
     assert "clique 8 on rack1-n8" in done.err
 
 
+@pytest.mark.long
 def test_more_ranks_than_gpus_is_a_usage_error_that_names_the_node(fake_node: MakeFakeNode) -> None:
     nodes = [Place(fake_node(in_domain("rack1-n1")), 1), Place(fake_node(in_domain("rack1-n2")), 5)]
     done = egmctl_under_mpi(nodes, *WRITE)
@@ -166,6 +176,7 @@ def test_more_ranks_than_gpus_is_a_usage_error_that_names_the_node(fake_node: Ma
     assert "rack1-n2 has 5 ranks and 4 usable GPUs" in done.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [RECOVER, ("--mca", "odls_base_sigkill_timeout", "5")], ids=["the others live on", "mpirun ends them"]
 )
@@ -187,6 +198,7 @@ def test_a_command_that_is_killed_is_named_in_the_report_and_the_job_ends(
     assert any("gone or does not respond: rank 2 (node2:GPU0 on rack1-n2)" in words for words in said), said
 
 
+@pytest.mark.long
 def test_an_interruption_of_all_commands_is_a_report_of_what_there_is(fake_node: MakeFakeNode, tmp_path: Path) -> None:
     # As scancel does; a rank that sits in the driver does not end by itself.
     written = tmp_path / "report.json"
@@ -204,6 +216,7 @@ def test_an_interruption_of_all_commands_is_a_report_of_what_there_is(fake_node:
     assert any(m["status"] in ("ok", "unstable") for m in report["result"]["measurements"])
 
 
+@pytest.mark.long
 def test_each_process_for_itself_without_mpi(fake_node: MakeFakeNode) -> None:
     done = egmctl_under_mpi(
         [Place(fake_node(in_domain("rack1-n1")), 2)], "bench", "--mpi", "off", "--list", "--color", "never"

@@ -29,6 +29,7 @@ def run(*steps: dict[str, Any], kill: int | None = None, options: tuple[str, ...
     return said
 
 
+@pytest.mark.long
 def test_what_each_rank_gives_reaches_all_ranks_and_their_last_words_reach_rank_0() -> None:
     (over,) = run({"calls": 2})
     assert len(set(over["pids"])) == 4
@@ -37,6 +38,7 @@ def test_what_each_rank_gives_reaches_all_ranks_and_their_last_words_reach_rank_
     assert none_left(over["pids"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("fault", "how"), [("crash", "crashed"), ("raise", "raised")])
 def test_a_rank_that_fails_is_named_and_a_new_group_goes_on(fault: str, how: str) -> None:
     failed, over = run({"calls": 3, "who": 2, "at": 1, "fault": fault}, {"calls": 1})
@@ -48,12 +50,14 @@ def test_a_rank_that_fails_is_named_and_a_new_group_goes_on(fault: str, how: str
     assert none_left(over["pids"])
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_killed_after_its_time_and_named() -> None:
     failed, over = run({"calls": 2, "who": 3, "at": 1, "fault": "hang", "timeout_s": 2}, {"calls": 1})
     assert (failed["failed"], failed["how"], failed["call"]) == (3, "timed-out", "cuIpcOpenMemHandle")
     assert len(over["said"]) == 4
 
 
+@pytest.mark.long
 def test_a_command_that_is_killed_is_named_in_time() -> None:
     # Without the option mpirun itself ends the job.
     (failed,) = run({"calls": 1_000_000, "timeout_s": 1}, kill=2, options=("--enable-recovery",))

@@ -18,12 +18,14 @@ def test_four_ranks_gather_broadcast_and_wait_for_each_other() -> None:
     assert sorted(done.out.split("\n"))[1:] == [f"rank {rank} of 4: all calls" for rank in range(4)]
 
 
+@pytest.mark.long
 def test_who_is_dead_and_who_does_not_come_are_named_and_the_job_ends() -> None:
     # Without the option mpirun itself ends the job when a process is killed.
     done = mpirun(4, [PROGRAM, "one_is_away"], options=("--enable-recovery",))
     assert "missing (2, 3): ranks 2, 3 did not answer any more" in done.out, done.err
 
 
+@pytest.mark.long
 def test_what_a_late_rank_gives_to_a_call_that_was_given_up_overwrites_nothing() -> None:
     done = mpirun(3, [PROGRAM, "one_is_late"])
     assert "overwritten: 0" in done.out, done.err

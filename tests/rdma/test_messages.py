@@ -58,6 +58,7 @@ def measure(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure
         yield run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["ucx_host_numa_to_host", "ucx_host_to_host_numa_round_trip"])
 def test_messages_go_both_ways_through_shared_memory_and_arrive(measure: Measure, case: str) -> None:
     found = measure(case)
@@ -72,6 +73,7 @@ def test_messages_go_both_ways_through_shared_memory_and_arrive(measure: Measure
         assert m.flows[0].route.symbol == "UCX, shared-memory"
 
 
+@pytest.mark.long
 def test_ucx_can_be_told_another_way_and_the_report_says_which(measure: Measure) -> None:
     found = measure("ucx_host_to_host_64k", UCX_TLS="tcp")
     assert [m.ucx.route for m in found if m.ucx] == [UcxRoute.TCP] * 2
@@ -81,6 +83,7 @@ def test_ucx_can_be_told_another_way_and_the_report_says_which(measure: Measure)
         assert all(transport.startswith("tcp/") for transport in m.ucx.transports)
 
 
+@pytest.mark.long
 def test_a_sample_has_messages_for_its_time_however_short_they_are(measure: Measure) -> None:
     (first, _) = measure("ucx_host_to_host_4k")
     assert first.size_bytes == 4096
@@ -88,6 +91,7 @@ def test_a_sample_has_messages_for_its_time_however_short_they_are(measure: Meas
     assert all(sample.elapsed_ms > 0 for sample in first.samples)
 
 
+@pytest.mark.long
 def test_a_byte_that_arrives_wrong_is_found_and_located(measure: Measure) -> None:
     (first, second) = measure("ucx_host_to_host_1m", spoilt=True)
     assert (first.status, second.status in MEASURED) == (Status.CORRUPT, True)
@@ -97,6 +101,7 @@ def test_a_byte_that_arrives_wrong_is_found_and_located(measure: Measure) -> Non
     assert "1 of" in (first.reason or "")
 
 
+@pytest.mark.long
 def test_a_transport_that_reaches_nobody_is_an_error_with_the_call(measure: Measure) -> None:
     found = measure("ucx_host_to_host_64k", UCX_TLS="self")
     assert {m.status for m in found} == {Status.FAILED}
@@ -104,6 +109,7 @@ def test_a_transport_that_reaches_nobody_is_an_error_with_the_call(measure: Meas
     assert all(m.reason is not None and "unreachable" in m.reason.lower() for m in found)
 
 
+@pytest.mark.long
 def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode) -> None:
     options = ["--gpus", "0-1", "--numa", "0", "--samples", "1", "--no-verdict", "--case", "ucx_host_to_host_64k"]
     environment = node.environment() | WITHOUT_CUDA | {"PYTHONPATH": os.environ.get("PYTHONPATH")}
@@ -116,6 +122,7 @@ def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode) 
     assert [m["ucx"]["route"] for m in document["result"]["measurements"]] == ["shared-memory"] * 2
 
 
+@pytest.mark.long
 def test_two_mpi_processes_measure_each_other(node: FakeNode) -> None:
     environment = node.environment() | WITHOUT_CUDA | {"PYTHONPATH": os.environ.get("PYTHONPATH")}
     options = ["--suite", "rdma", "--case", "ucx_host_to_host_64k", "--samples", "1", "--no-verdict", "--json"]

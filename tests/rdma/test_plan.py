@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from egmctl.bench.cases import rdma
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.make import make_plan
@@ -51,6 +53,7 @@ def test_ranks_of_two_nodes_need_no_nvlink_domain() -> None:
     assert paths == {"node1:GPU0:NUMA0 -> node2:GPU0:NUMA0", "node2:GPU0:NUMA0 -> node1:GPU0:NUMA0"}
 
 
+@pytest.mark.long
 def test_without_ucxx_nothing_is_measured_and_the_reason_says_what_to_install(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def test_pairs_are_kept_where_a_newer_gpus_section_is_left_out(tmp_path: Path, d
     assert machine.pairs == MACHINE.pairs
 
 
+@pytest.mark.long
 @settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(machines())
 def test_every_machine_survives_writing_and_reading(tmp_path_factory: pytest.TempPathFactory, machine: Machine) -> None:
@@ -280,6 +281,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(choice=st.randoms(use_true_random=False), values=st.lists(JSON, min_size=1, max_size=4))
 def test_a_document_with_anything_in_it_loads_or_is_refused(
@@ -291,6 +293,7 @@ def test_a_document_with_anything_in_it_loads_or_is_refused(
     _load_or_refuse(tmp_path_factory, json.dumps(document).encode())
 
 
+@pytest.mark.long
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(choice=st.randoms(use_true_random=False), noise=st.binary(min_size=1, max_size=4))
 def test_bytes_with_anything_among_them_load_or_are_refused(

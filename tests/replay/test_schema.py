@@ -23,6 +23,7 @@ SCHEMA = json.loads((ROOT / "docs/schemas/machine.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_file_is_what_the_generator_writes() -> None:
     generate = [sys.executable, str(ROOT / "tools/make_schemas.py"), "--check"]
@@ -44,6 +45,7 @@ def test_this_machine_fits() -> None:
     VALIDATOR.validate(record.document(collect(SECTION_VERSIONS)))
 
 
+@pytest.mark.long
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(machines())
 def test_any_machine_fits(machine: Machine) -> None:

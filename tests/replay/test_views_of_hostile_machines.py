@@ -29,12 +29,14 @@ def show(machine: Machine) -> None:
             assert all(line.isprintable() for line in str(render(judged, form, verbose=verbose)).split("\n"))
 
 
+@pytest.mark.long
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(machines())
 def test_any_machine_can_be_shown(machine: Machine) -> None:
     show(machine)
 
 
+@pytest.mark.long
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(sorted(SHIPPED)),

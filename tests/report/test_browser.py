@@ -142,6 +142,7 @@ def test_a_screen_reader_finds_tables_with_names(tab: Tab, folder: Path) -> None
     assert any(name.startswith("Topology: EGM, single-node multi-GPU") for name in images)
 
 
+@pytest.mark.long
 def test_it_prints_dark_on_white_and_without_the_contents(tab: Tab, folder: Path) -> None:
     tab.open(folder / "bench.html", scheme="dark")
     tab.call("Emulation.setEmulatedMedia", media="print")

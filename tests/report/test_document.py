@@ -113,6 +113,7 @@ def words_of(shown: str) -> list[str]:
     return re.findall(r"[a-h]+", shown)
 
 
+@pytest.mark.long
 @FEW
 @given(DOCUMENT, st.sampled_from([NARROWEST, 80, WIDEST]))
 def test_text_keeps_within_its_width_and_is_harmless(document: Document, width: int) -> None:
@@ -125,6 +126,7 @@ def test_text_keeps_within_its_width_and_is_harmless(document: Document, width: 
         assert whole or len(line) <= width
 
 
+@pytest.mark.long
 @FEW
 @given(DOCUMENT)
 def test_a_page_is_well_formed_and_runs_nothing(document: Document) -> None:
@@ -133,6 +135,7 @@ def test_a_page_is_well_formed_and_runs_nothing(document: Document) -> None:
     ElementTree.fromstring(_as_xml(shown))  # noqa: S314
 
 
+@pytest.mark.long
 @FEW
 @given(DOCUMENT)
 def test_every_word_is_in_every_format(document: Document) -> None:
@@ -142,6 +145,7 @@ def test_every_word_is_in_every_format(document: Document) -> None:
     assert set(words_of(text(document, level=Level.SUMMARY).plain)) <= set(whole)
 
 
+@pytest.mark.long
 @FEW
 @given(DOCUMENT)
 def test_a_ticket_mentions_nobody(document: Document) -> None:

@@ -90,6 +90,7 @@ def test_the_banner_of_a_modelled_machine_colours_no_line_but_its_own(text: Text
     assert warn not in [platform.style, *(span.style for span in platform.spans)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["topo", "doctor"])
 def test_the_suffix_and_the_option_give_the_same(egmctl: RunEgmctl, tmp_path: Path, command: str) -> None:
     valid = forms.TOPO if command == "topo" else forms.DOCTOR
@@ -103,6 +104,7 @@ def test_the_suffix_and_the_option_give_the_same(egmctl: RunEgmctl, tmp_path: Pa
         assert file.read_text() == printed.out
 
 
+@pytest.mark.long
 def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(egmctl: RunEgmctl) -> None:
     done = egmctl("topo", "--machine", "gh200", "--format", "junit")
     assert done.code == 2

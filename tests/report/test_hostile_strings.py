@@ -80,6 +80,7 @@ def examine(form: Form, shown: str) -> None:
             assert not cell.startswith("-") or float(cell) < 0, cell
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "forms"), [("bench", BENCH), ("topo", TOPO), ("doctor", DOCTOR)])
 def test_results(files: dict[str, Path], name: str, forms: tuple[Form, ...]) -> None:
     result = saved.viewed(saved.load(files[name]))
@@ -88,6 +89,7 @@ def test_results(files: dict[str, Path], name: str, forms: tuple[Form, ...]) -> 
             examine(form, str(render(result, form, verbose=verbose)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["bench", "topo", "doctor"])
 def test_comparisons(files: dict[str, Path], tmp_path: Path, name: str) -> None:
     other = tmp_path / "other.json"

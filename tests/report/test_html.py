@@ -70,6 +70,7 @@ def tree(page: str) -> Element:
     return parse(page)
 
 
+@pytest.mark.long
 def test_it_is_small_and_holds_no_control_characters(page: str) -> None:
     assert page.isprintable() or set(filter(lambda char: not char.isprintable(), page)) == {"\n"}
     assert len(page.encode()) < 1_000_000
@@ -266,6 +267,7 @@ def test_a_recorded_machine_says_when_it_was_recorded_in_the_heading() -> None:
     assert words(heading).startswith("hgx-h200x4, recorded 2026-")
 
 
+@pytest.mark.long
 def test_a_run_of_the_command_on_a_fake_node_is_a_page_that_says_fake(
     egmctl: RunEgmctl, fake_node: object, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ class TestDocuments:
         assert "| ---" not in shown(text)
 
 
+@pytest.mark.long
 def test_a_run_that_is_too_long_for_a_comment_is_cut_and_says_so() -> None:
     """GitHub takes 65536 characters."""
     text = str(render(judged(run("dgx-h100")), Form.MARKDOWN))

@@ -87,6 +87,7 @@ def test_of_hardware_nothing_is_said(form: Form) -> None:
     assert not re.search("model built|fake gpus", seen, re.IGNORECASE)
 
 
+@pytest.mark.long
 def test_what_the_commands_write_on_fake_nodes_and_of_modelled_ones_says_it(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:

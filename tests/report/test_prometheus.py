@@ -37,6 +37,7 @@ def text(request: pytest.FixtureRequest) -> str:
     return bench_prom(hostile_run() if request.param == "hostile" else judged(run("dgx-h100")))
 
 
+@pytest.mark.long
 def test_each_metric_has_its_help_its_type_and_a_name_with_its_unit(text: str) -> None:
     for family in metrics(text).values():
         assert family.documentation.endswith((".", "1."))

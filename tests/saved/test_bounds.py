@@ -43,6 +43,7 @@ def peak_mib(path: Path) -> tuple[int, str]:
     return int(most), said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SMALLEST)
 def test_a_file_full_of_the_smallest_values_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "full.json"
@@ -53,6 +54,7 @@ def test_a_file_full_of_the_smallest_values_is_refused(tmp_path: Path, kind: str
     assert most < MEBIBYTES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["entries"])
 def test_a_file_just_below_the_bound_is_read(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "full.json"

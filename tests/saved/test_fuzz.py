@@ -34,11 +34,13 @@ FORMS: dict[Command | None, tuple[Form, ...]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", few(range(6), every=6))
 def test_runs(tmp_path: Path, seed: int) -> None:
     _examine(json.dumps(bench_document(measured_report("hgx-h200x4"))), tmp_path, random.Random(seed))  # noqa: S311
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", few(range(4), every=4))
 def test_diagnoses(tmp_path: Path, seed: int) -> None:
     text = doctor_json(diagnose(replay.load("hgx-h200x4"), EVERYTHING, CHECKS))

@@ -55,6 +55,7 @@ def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str
     assert str(render(saved.viewed(loaded), Form.TEXT)) == printed
 
 
+@pytest.mark.long
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=st.sampled_from(replay.names()),
@@ -76,6 +77,7 @@ def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     assert loaded.machines == (redact(replay.load(name)),)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", replay.names())
 def test_a_topology(tmp_path: Path, egmctl: RunEgmctl, name: str) -> None:
     path = tmp_path / "topo.json"

@@ -10,6 +10,7 @@ import shape
 from tests.conftest import ROOT
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_functions_of_a_plan_are_those_that_run_inside_it() -> None:
     plan = shape.one_plan(ROOT).by_process

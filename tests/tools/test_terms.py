@@ -34,6 +34,7 @@ def test_a_line_that_names_no_better_word_is_refused() -> None:
         terms.terms("# comment\nseat\n")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_no_old_word_is_left(capsys: pytest.CaptureFixture[str]) -> None:
     assert (terms.main([]), capsys.readouterr().out) == (0, "")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from egmctl.model.machine import Machine, OriginKind
@@ -42,6 +43,7 @@ class TestJson:
     def test_it_fits_its_schema(self) -> None:
         jsonschema.Draft202012Validator(SCHEMA).validate(document(grace(nics=(nic(0),))))
 
+    @pytest.mark.long
     @given(machines())
     @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     def test_every_machine_fits_the_schema(self, machine: Machine) -> None:
@@ -98,6 +100,7 @@ class TestCsv:
         machine = replace(machine, origin=replace(machine.origin, name="=cmd\x1b\n,x"))
         assert {row["machine"] for row in rows(machine)} == {"'=cmd\\x1b\\n,x"}
 
+    @pytest.mark.long
     @given(machines())
     @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     def test_every_machine_gives_whole_rows(self, machine: Machine) -> None:

@@ -157,6 +157,7 @@ class TestPciPaths:
         assert machine.gpus is not None
         assert gpu_nic_link(machine, machine.gpus[0], gone).reason == "the PCI path was not read"
 
+    @pytest.mark.long
     @given(st.data())
     def test_it_has_no_direction(self, data: st.DataObject) -> None:
         bridges = [f"0000:{bus:02x}:00.0" for bus in range(3)]

@@ -23,6 +23,7 @@ def blocks(text: str) -> dict[str, str]:
     return {block.partition("\n")[0]: block for block in text.strip().split("\n\n")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gb200-tray", "gb200-nvl72", "gh200x4"])
 def test_a_live_node_looks_like_its_model(egmctl: RunEgmctl, fake_node: MakeFakeNode, name: str) -> None:
     done = egmctl("topo", env=fake_node(name).environment())
@@ -34,6 +35,7 @@ def test_a_live_node_looks_like_its_model(egmctl: RunEgmctl, fake_node: MakeFake
     assert "MODEL of" not in done.out
 
 
+@pytest.mark.long
 def test_a_recording_of_it_gives_the_same_text(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
     environment = fake_node("gb200-nvl72").environment()
     assert egmctl("snapshot", "-o", tmp_path / "node.json", env=environment).code == 0
@@ -57,18 +59,21 @@ class TestWhatIsMissing:
         )
         assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in done.out
 
+    @pytest.mark.long
     def test_cuda_has_no_device(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="cuInit=error:100"))
         assert done.code == 0
         assert "CUDA does not work here (CUDA_ERROR_NO_DEVICE)" in done.out
         assert "NV18>C2C" in done.out
 
+    @pytest.mark.long
     def test_nvml_is_too_old_for_the_egm_bit(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="nvmlDeviceGetCapabilities=missing"))
         assert done.code == 0
         words = " ".join(done.out.split())
         assert "4 FAKE NVIDIA GB200 on aarch64, EGM unknown: NVML is too old" in words
 
+    @pytest.mark.long
     def test_a_call_that_hangs_costs_only_what_it_would_have_said(
         self, fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -79,6 +84,7 @@ class TestWhatIsMissing:
         assert "NV18>C2C" in words
         assert "CUDA did not answer (the child that reads CUDA timed out in cuInit)" in words
 
+    @pytest.mark.long
     def test_an_owner_that_no_library_lists_blocks_the_routes_over_it(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode
     ) -> None:

@@ -225,6 +225,7 @@ def machines(draw: st.DrawFn) -> Machine:
     )
 
 
+@pytest.mark.long
 @given(machines())
 def test_every_gpu_has_exactly_one_route_to_every_cpu_node_and_each_says_all(machine: Machine) -> None:
     judged = topology(machine)

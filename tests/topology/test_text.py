@@ -202,6 +202,7 @@ class TestHostileNames:
         assert "[red]\\x1b[31mevil\\u202e\\n[/red]" in text
         assert not {"\x1b", "\u202e"} & set(text)
 
+    @pytest.mark.long
     @given(machines())
     @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     def test_no_machine_whatsoever_puts_control_characters_into_the_text(self, machine: Machine) -> None:

@@ -78,6 +78,7 @@ FINDINGS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(FINDINGS)
 def test_every_problem_is_in_exactly_one_cause_and_the_gravest_come_first(findings: list[Finding]) -> None:
     told = explained(replay.load("hgx-h200x4"), findings)

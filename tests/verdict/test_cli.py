@@ -64,6 +64,7 @@ def check(schema: str, document: object) -> None:
     jsonschema.validate(document, json.loads((ROOT / f"docs/schemas/{schema}.schema.json").read_text()))
 
 
+@pytest.mark.long
 def test_fake_gpus_are_of_no_shipped_profile(egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None]) -> None:
     ended = egmctl(*BENCH, env=node.environment() | home)
     told = " ".join(ended.out.split())
@@ -71,6 +72,7 @@ def test_fake_gpus_are_of_no_shipped_profile(egmctl: RunEgmctl, node: FakeNode, 
     assert "PASS" not in ended.out
 
 
+@pytest.mark.long
 def test_a_profile_that_is_asked_for_judges_and_the_exit_code_follows(
     egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None], tmp_path: Path
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_profile_that_is_asked_for_judges_and_the_exit_code_follows(
     assert codes == {"well": [0, 0], "warned": [0, 1], "failed": [1, 1]}
 
 
+@pytest.mark.long
 def test_a_sites_profile_is_found_and_the_text_and_the_table_say_what_was_judged(
     egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None], tmp_path: Path
 ) -> None:
@@ -140,6 +143,7 @@ def test_show_has_each_number_and_its_source(egmctl: RunEgmctl, home: dict[str, 
     assert from_json(Profile, shown["profile"]) == load("hgx-a100")
 
 
+@pytest.mark.long
 def test_match_says_why(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:
     ended = egmctl("profile", "match", "--machine", "hgx-h200x4", "--quiet", env=home)
     assert (ended.code, ended.out.splitlines()[:4]) == (
@@ -156,6 +160,7 @@ def test_match_says_why(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:
     assert (document["exit_code"], document["result"]["profile"]) == (3, None)
 
 
+@pytest.mark.long
 def test_the_machines_that_can_be_matched_are_listed(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:
     ended = egmctl("profile", "match", "--machine", "list", env=home)
     assert (ended.code, ended.out) == (0, egmctl("topo", "--machine", "list").out)
@@ -167,6 +172,7 @@ def test_the_live_node_is_matched_too(egmctl: RunEgmctl, node: FakeNode, home: d
     assert "no profile matches 4 x FAKE NVIDIA H200 (10de:2335)" in ended.out
 
 
+@pytest.mark.long
 def test_what_is_learnt_of_a_nodes_runs_judges_its_next_run(
     egmctl: RunEgmctl, node: FakeNode, home: dict[str, str | None], tmp_path: Path
 ) -> None:
@@ -186,6 +192,7 @@ def test_what_is_learnt_of_a_nodes_runs_judges_its_next_run(
     assert [one["by_profile"] for one in verdict["classes"]] != ["no-reference"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

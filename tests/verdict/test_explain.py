@@ -288,6 +288,7 @@ def test_acs_does_not_explain_what_goes_over_nvlink() -> None:
     assert "pcie.acs" not in told(explained(machine, "GPU2"))
 
 
+@pytest.mark.long
 def test_no_machine_is_too_strange_to_be_explained() -> None:
     choice = random.Random(7)  # noqa: S311
     made = run(WRITE, H2D, value=slow_at("GPU2"))

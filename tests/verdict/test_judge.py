@@ -54,6 +54,7 @@ def test_a_healthy_run_passes_and_each_class_has_its_reference() -> None:
     assert all(one.expected and one.source and one.source.startswith("measured") for one in verdict.classes)
 
 
+@pytest.mark.long
 @given(st.lists(st.floats(0.99, 1.01), min_size=12, max_size=12))
 def test_the_spread_of_real_runs_is_no_alarm(noise: list[float]) -> None:
     factors = iter(noise * 20)

@@ -248,6 +248,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     )
 
 
+@pytest.mark.long
 @given(profiles())
 def test_what_is_written_is_read_as_it_was(profile: Profile) -> None:
     assert parse(dump(profile), Path("site.toml")) == profile

@@ -64,6 +64,7 @@ weakness = st.floats(0.1, 0.85)
 noises = st.lists(st.floats(0.985, 1.015), min_size=7, max_size=56)
 
 
+@pytest.mark.long
 @given(sizes, noises)
 def test_nobody_is_named_for_a_spread_of_three_percent(size: int, noise: list[float]) -> None:
     assert fit(matrix(size, noise), BANDWIDTH).outliers == ()
@@ -92,12 +93,14 @@ def test_one_weak_column_is_that_gpus_ingress(size: int, noise: list[float], par
     assert named(fit(matrix(size, noise, {(None, gpu): part}), BANDWIDTH)) == {((f"g{gpu}",), INGRESS)}
 
 
+@pytest.mark.long
 @given(sizes, noises, weakness, st.data())
 def test_one_weak_cell_is_a_pair(size: int, noise: list[float], part: float, data: st.DataObject) -> None:
     i, j = data.draw(st.permutations(range(size)))[:2]
     assert named(fit(matrix(size, noise, {(i, j): part}), BANDWIDTH)) == {((f"g{i}", f"g{j}"), None)}
 
 
+@pytest.mark.long
 @given(sizes, noises, st.data())
 def test_traffic_from_one_gpu_to_another_is_the_egress_of_one_and_the_ingress_of_the_other(
     size: int, noise: list[float], data: st.DataObject
