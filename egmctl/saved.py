@@ -26,16 +26,18 @@ from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis, counts
 from egmctl.model.finding import Status
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.gpu import are_fake
+from egmctl.model.listing import HISTORY_SCHEMA, History
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
+from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, MatchResult, ProfileList
 from egmctl.report.exports.topo_json import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
 
 Result = RunReport | Diagnosis | Bringup | TopoResult | Machine
 
-Digest = Comparison | FleetReport
-"""What a command made of several results."""
+Digest = Comparison | FleetReport | History | ProfileList | Matched
+"""What a command made of several results, or of what the tool knows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,12 @@ _RESULTS: dict[str, tuple[Command, type[RunReport] | type[Diagnosis] | type[Topo
     DOCTOR_SCHEMA: (Command.DOCTOR, Diagnosis),
     TOPO_SCHEMA: (Command.TOPO, TopoResult),
 }
-_DIGESTS: dict[str, type[Digest]] = {COMPARISON_SCHEMA: Comparison, FLEET_SCHEMA: FleetReport}
+_DIGESTS: dict[str, type[Comparison | FleetReport | History | ProfileList]] = {
+    COMPARISON_SCHEMA: Comparison,
+    FLEET_SCHEMA: FleetReport,
+    HISTORY_SCHEMA: History,
+    PROFILES_SCHEMA: ProfileList,
+}
 
 
 def load(path: str | os.PathLike[str]) -> Saved:
@@ -105,8 +112,10 @@ def load(path: str | os.PathLike[str]) -> Saved:
         If the file cannot be read or holds none of them; the sentence names the file and the place in it.
     """
     found = load_any(path)
-    if isinstance(found, Digest):
+    if isinstance(found, Comparison | FleetReport):
         refuse(f"file {path}", "was made of several results: give those")
+    if not isinstance(found, Saved):
+        refuse(f"file {path}", "lists runs or profiles and is no result of a node: 'egmctl show' shows it")
     return found
 
 
@@ -152,7 +161,7 @@ def _of_journal(kept: journal.Kept, file: Path) -> Saved:
 
 
 def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
-    known = (*_RESULTS, MACHINE_SCHEMA, BRINGUP_SCHEMA, *_DIGESTS, ERROR_SCHEMA)
+    known = (*_RESULTS, MACHINE_SCHEMA, BRINGUP_SCHEMA, *_DIGESTS, MATCH_SCHEMA, ERROR_SCHEMA)
     schema = check_schema(document, known, source, "result of egmctl")
     if schema in _DIGESTS:
         digest: Digest = _decode(_DIGESTS[schema], document.get("result"), source, "result")
@@ -168,6 +177,8 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
             origin=machine.origin,
         )
     envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
+    if schema == MATCH_SCHEMA:
+        return _matched(document.get("result"), envelope, source)
     body = document.get("result")
     kind: Command | None = None
     result: Result | None = None
@@ -293,6 +304,15 @@ def _bringup(body: Any, source: str) -> Bringup:
     if fault := _joined_fault(found):
         refuse(source, f"is not a valid result: {fault}")
     return found
+
+
+def _matched(body: Any, envelope: _Envelope, source: str) -> Matched:
+    result: MatchResult = _decode(MatchResult, body, source, "result")
+    if envelope.machine is None:
+        refuse(source, "is not a valid result: machine: there is none")
+    if result.profile is not None and [one.profile for one in result.matches].count(result.profile) != 1:
+        refuse(source, "is not a valid result: result.profile: it is not among result.matches")
+    return Matched(origin=envelope.machine, result=result)
 
 
 def _joined_fault(found: Bringup) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,14 +42,14 @@ from egmctl.cli.options import (
     ColorOption,
     CsvOption,
     ForceOption,
-    FormatOption,
     JsonOption,
     MachineOption,
     MeasuredGpusOption,
     NumaOption,
-    OutputOption,
     QuietOption,
     VerboseOption,
+    format_option,
+    output_option,
 )
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
     from egmctl.api.bench import Bench
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
+
+FormatOption = Annotated[Form | None, format_option(BENCH)]
+OutputOption = Annotated[list[Path] | None, output_option(BENCH)]
 
 
 def bench(

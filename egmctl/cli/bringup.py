@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from egmctl.cli.doctor_options import GpusOption, NumaOption
+from egmctl.cli.doctor_options import ExitStyle, ExitStyleOption, GpusOption, NumaOption, exit_codes
 from egmctl.cli.journal import end_journal, open_journal
 from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import (
     ColorOption,
     ForceOption,
-    FormatOption,
     JsonOption,
     MachineOption,
-    OutputOption,
     QuietOption,
     VerboseOption,
+    format_option,
+    output_option,
 )
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.cli.progress import Beside, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import NothingToDo
-from egmctl.report.forms import BRINGUP, render
+from egmctl.report.forms import BRINGUP, Form, render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 SUITE = "quick"
 """What is measured: one look at every link."""
 
+FormatOption = Annotated[Form | None, format_option(BRINGUP)]
+OutputOption = Annotated[list[Path] | None, output_option(BRINGUP)]
+
 
 def bringup(
     gpus: GpusOption = None,
@@ -47,6 +50,7 @@ def bringup(
     output: OutputOption = None,
     force: ForceOption = False,
     verbose: VerboseOption = 0,
+    exit_style: ExitStyleOption = ExitStyle.EGMCTL,
     quiet: QuietOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
@@ -55,40 +59,41 @@ def bringup(
     Runs doctor with its active probes, the topology and the quick bench, and joins what they find. Needs idle GPUs.
     With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE.
     """
-    outputs = Outputs.chosen(BRINGUP, output, json=json, form=format, force=force, color=color, quiet=quiet)
-    if machine == "list":
-        return list_machines(outputs)
-    outputs.check()
+    with exit_codes(exit_style):
+        outputs = Outputs.chosen(BRINGUP, output, json=json, form=format, force=force, color=color, quiet=quiet)
+        if machine == "list":
+            return list_machines(outputs)
+        outputs.check()
 
-    from egmctl.api.bench import Bench
-    from egmctl.api.doctor import Doctor
-    from egmctl.doctor.kernel_faults import with_messages
-    from egmctl.facts.redact import redact_run
-    from egmctl.verdict.bringup import bringup as judged
+        from egmctl.api.bench import Bench
+        from egmctl.api.doctor import Doctor
+        from egmctl.doctor.kernel_faults import with_messages
+        from egmctl.facts.redact import redact_run
+        from egmctl.verdict.bringup import bringup as judged
 
-    doctor = Doctor(gpus=gpus, numa=numa)
-    bench = Bench(suites=(SUITE,), gpus=gpus, numa=numa or "all")
-    seen = read_machine(machine, dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections)), quiet=quiet)
-    run: RunReport | None = None
-    why = "a recorded machine cannot be measured"
-    if machine is None:
-        seen = doctor.probe(seen)
-        try:
-            run = _measured(bench, seen, outputs.files, quiet=quiet)
-            seen = with_messages(seen, run.kernel_messages)
-        except NothingToDo as error:
-            why = str(error)
-    found = judged(doctor.diagnose(seen), run, not_measured=why)
+        doctor = Doctor(gpus=gpus, numa=numa)
+        bench = Bench(suites=(SUITE,), gpus=gpus, numa=numa or "all")
+        seen = read_machine(machine, dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections)), quiet=quiet)
+        run: RunReport | None = None
+        why = "a recorded machine cannot be measured"
+        if machine is None:
+            seen = doctor.probe(seen)
+            try:
+                run = _measured(bench, seen, outputs.files, quiet=quiet)
+                seen = with_messages(seen, run.kernel_messages)
+            except NothingToDo as error:
+                why = str(error)
+        found = judged(doctor.diagnose(seen), run, not_measured=why)
 
-    def draw(target: Target) -> Text | str:
-        shown = found
-        if target.leaves_the_node:
-            redacted = None if run is None else redact_run(run, seen)
-            shown = judged(doctor.diagnose(seen, redacted=True), redacted, not_measured=why)
-        return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
+        def draw(target: Target) -> Text | str:
+            shown = found
+            if target.leaves_the_node:
+                redacted = None if run is None else redact_run(run, seen)
+                shown = judged(doctor.diagnose(seen, redacted=True), redacted, not_measured=why)
+            return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
 
-    outputs.write(draw)
-    return found.exit_code
+        outputs.write(draw)
+    return found.nagios_state if exit_style is ExitStyle.NAGIOS else found.exit_code
 
 
 def _measured(bench: Bench, machine: Machine, files: Sequence[Path], *, quiet: bool) -> RunReport:

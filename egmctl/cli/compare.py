@@ -14,15 +14,15 @@ from egmctl.cli.options import (
     ColorOption,
     CsvOption,
     ForceOption,
-    FormatOption,
     JsonOption,
-    OutputOption,
     VerboseOption,
+    format_option,
+    output_option,
 )
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import UsageError
-from egmctl.report.forms import COMPARISON, render
+from egmctl.report.forms import COMPARISON, Form, render
 
 if TYPE_CHECKING:
     from egmctl.journal.read import Kept
@@ -73,6 +73,10 @@ def _is_over(read: Callable[[Path], Kept], path: Path) -> bool:
         return read(path).exit_code is not None
     except UsageError:
         return False
+
+
+FormatOption = Annotated[Form | None, format_option(COMPARISON)]
+OutputOption = Annotated[list[Path] | None, output_option(COMPARISON)]
 
 
 def compare(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from egmctl.cli.doctor_options import (
     ActiveOption,
@@ -21,22 +22,23 @@ from egmctl.cli.doctor_options import (
     SinceOption,
     SkipOption,
     StrictOption,
+    exit_codes,
 )
 from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.mpi import Mpi, MpiOption, job, launched
 from egmctl.cli.options import (
     ColorOption,
     ForceOption,
-    FormatOption,
     JsonOption,
     MachineOption,
-    OutputOption,
     QuietOption,
     VerboseOption,
+    format_option,
+    output_option,
 )
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Draw, Outputs, Target
-from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.errors import ExitCode, UsageError
 from egmctl.report.forms import DOCTOR, Form, render, rendered
 
 if TYPE_CHECKING:
@@ -49,6 +51,9 @@ PEERS = ("nics", "system")
 
 OTHER_NODES = "peers.nodes"
 """The check that tells what the checks found on other nodes."""
+
+FormatOption = Annotated[Form | None, format_option(DOCTOR)]
+OutputOption = Annotated[list[Path] | None, output_option(DOCTOR)]
 
 
 def doctor(
@@ -81,7 +86,7 @@ def doctor(
     Files and NVML are read, CUDA is loaded by --active only, and nothing is changed: it may run beside jobs. Under
     mpirun or srun the nodes are compared too, and with --active open each other's memory.
     """
-    try:
+    with exit_codes(exit_style):
         found = launched(mpi) if machine is None and not pid else None
         outputs = Outputs.chosen(DOCTOR, output, json=json, form=format, force=force, color=color, quiet=quiet)
         if brief and verbose:
@@ -139,11 +144,6 @@ def doctor(
                 return render(shown, target.form, verbose=0 if terse else verbose, brief=terse, width=target.width)
 
             outputs.write(draw)
-    except EgmctlError as error:
-        if exit_style is ExitStyle.NAGIOS:
-            # 2 would be CRITICAL: what could not be checked is UNKNOWN, which is 3 in both worlds.
-            error.exit_code = ExitCode.NOTHING
-        raise
     if diagnosis.nothing is not None:
         say(diagnosis.nothing)
     if found is not None and found.rank:

@@ -1,12 +1,15 @@
-"""The options of ``egmctl doctor``."""
+"""The options of ``egmctl doctor``, and of ``bringup``, which runs it."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from egmctl.compat import StrEnum
+from egmctl.errors import EgmctlError, ExitCode
 
 
 class ExitStyle(StrEnum):
@@ -86,3 +89,15 @@ ExitStyleOption = Annotated[
     ExitStyle,
     typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),
 ]
+
+
+@contextlib.contextmanager
+def exit_codes(style: ExitStyle) -> Iterator[None]:
+    """Give what goes wrong inside the exit code of a style: 2 would be CRITICAL; what could not be checked is UNKNOWN,
+    which is 3 in both."""
+    try:
+        yield
+    except EgmctlError as error:
+        if style is ExitStyle.NAGIOS:
+            error.exit_code = ExitCode.NOTHING
+        raise

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.options import ColorOption, JsonOption
-from egmctl.cli.output import Color, emit, say
+from egmctl.cli.options import ColorOption, CsvOption, ForceOption, JsonOption, format_option, output_option
+from egmctl.cli.output import Color, say
+from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode, UsageError
-from egmctl.units import printable
+from egmctl.report.forms import HISTORY, Form, render
 
 if TYPE_CHECKING:
     from egmctl.journal.write import Journal
@@ -87,17 +88,27 @@ def _row(path: Path) -> KeptRun:
     )
 
 
+FormatOption = Annotated[Form | None, format_option(HISTORY)]
+OutputOption = Annotated[list[Path] | None, output_option(HISTORY)]
+
+
 def history(
     folder: Annotated[
         Path | None, typer.Option("--journal", metavar="DIR", help="Folder given to bench --journal.")
     ] = None,
     json: JsonOption = False,
+    csv: CsvOption = False,
+    format: FormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
-    """List the runs of the bench on this node, the latest last, by their journals."""
+    """List the bench runs that this node keeps, the latest last."""
+    outputs = Outputs.chosen(HISTORY, output, json=json, csv=csv, form=format, force=force, color=color)
+    outputs.check()
+
     from egmctl.journal.read import earlier
-    from egmctl.model.codec import to_json
-    from egmctl.model.listing import HISTORY_SCHEMA, History
+    from egmctl.model.listing import History
 
     rows: list[KeptRun] = []
     for path in earlier(folder):
@@ -105,15 +116,6 @@ def history(
             rows.append(_row(path))
         except UsageError as error:
             say(str(error))
-    if json:
-        from egmctl.report.exports.json import dump, envelope
-
-        document = envelope(HISTORY_SCHEMA, ExitCode.OK, to_json(History(runs=tuple(rows))), machine=None)
-        emit(dump(document), output=None, force=False)
-        return ExitCode.OK
-    lines = [
-        printable(f"{row.started_at}  {row.ok} of {row.measurements} ok, {row.ending}") + f"\n  {printable(row.file)}\n"
-        for row in rows
-    ]
-    emit("".join(lines) or "no bench runs of this node are kept\n", output=None, force=False, color=color)
+    found = History(runs=tuple(rows))
+    outputs.write(lambda target: render(found, target.form, width=target.width))
     return ExitCode.OK

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
 from egmctl.cli.output import Color
-from egmctl.report.forms import Form
+from egmctl.errors import UsageError
+from egmctl.report.forms import SUFFIXES, Form
+from egmctl.units import printable
 
 GpusOption = Annotated[
     str,
@@ -37,24 +39,40 @@ MachineOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document, also on failure.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Write CSV, one fact per row.")]
-FormatOption = Annotated[
-    Form | None,
-    typer.Option(
+
+
+def format_option(valid: Sequence[Form], note: str = "") -> Any:
+    """Return ``--format`` of a command whose result has these formats: it offers them, and refuses others by name."""
+
+    def parsed(text: str) -> Form:
+        if text not in valid:
+            raise UsageError(f"--format {printable(text[:40])}: no such format here; valid are {', '.join(valid)}")
+        return Form(text)
+
+    def completed(incomplete: str) -> list[str]:
+        return [form.value for form in valid if form.startswith(incomplete)]
+
+    return typer.Option(
         "--format",
-        metavar="FORM",
-        help="Output format: text, json, csv, html, svg, md, prom, nagios, junit, as far as a command has it.",
-    ),
-]
-OutputOption = Annotated[
-    list[Path] | None,
-    typer.Option(
+        metavar="FORMAT",
+        parser=parsed,
+        autocompletion=completed,
+        help=f"Output format: {', '.join(valid)}{note}.",
+    )
+
+
+def output_option(valid: Sequence[Form], note: str = "") -> Any:
+    """Return ``-o`` of a command whose result has these formats."""
+    suffixes = (f"{suffix}{' (JUnit)' * (form is Form.JUNIT)}" for suffix, form in SUFFIXES.items() if form in valid)
+    return typer.Option(
         "--output",
         "-o",
         metavar="FILE",
-        help="Write to FILE, the format by its suffix: .txt, .json, .csv, .html, .svg, .md, .prom, .xml (JUnit), as "
-        "far as the command has it. Can be given several times; - is standard output.",
-    ),
-]
+        help=f"Write to FILE, the format by its suffix: {', '.join(suffixes)}{note}. Can be given several times; - is "
+        "standard output.",
+    )
+
+
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 ColorOption = Annotated[
     Color, typer.Option("--color", help="When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.")

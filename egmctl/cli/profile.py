@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from egmctl.cli.machine import list_machines, read_machine
-from egmctl.cli.options import ColorOption, ForceOption, JsonOption, MachineOption, QuietOption
-from egmctl.cli.output import Color, check_output, emit, file_of, say, terminal_width
+from egmctl.cli.options import (
+    ColorOption,
+    CsvOption,
+    ForceOption,
+    JsonOption,
+    MachineOption,
+    QuietOption,
+    format_option,
+    output_option,
+)
+from egmctl.cli.output import Color, check_output, emit, file_of, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import Form, rendered
+from egmctl.report.forms import MATCH, PROFILES, Form, render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
-    from egmctl.model.machine import Machine
-    from egmctl.model.profile import MatchResult, Profile, ProfileList
-    from egmctl.report.document import Document
+    from egmctl.model.profile import Profile
     from egmctl.saved import Saved
     from egmctl.verdict.learn import Run
 
@@ -30,6 +37,10 @@ app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or its file NAME.toml.")]
 RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="JSON results of egmctl bench.")]
+FormatOption = Annotated[Form | None, format_option(PROFILES)]
+OutputOption = Annotated[list[Path] | None, output_option(PROFILES)]
+MatchFormatOption = Annotated[Form | None, format_option(MATCH)]
+MatchOutputOption = Annotated[list[Path] | None, output_option(MATCH)]
 TomlOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE.toml", help="Write to FILE.toml; its stem is the profile's name."),
@@ -37,58 +48,71 @@ TomlOption = Annotated[
 
 
 @app.command("list", short_help="List the profiles.")
-def list_profiles(json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
-    """Show the profiles there are: the user's, the system's (/etc/egmctl/profiles), those that ship."""
-    from egmctl.data import profiles_dir
-    from egmctl.report.views.profile import profiles_document
+def list_profiles(
+    json: JsonOption = False,
+    csv: CsvOption = False,
+    format: FormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    color: ColorOption = Color.AUTO,
+) -> int:
+    """List the profiles: your own, the system's (/etc/egmctl/profiles), and those that ship."""
     from egmctl.verdict.load import load_all
 
-    found = load_all()
-    if json:
-        _emit_profiles(found)
-    else:
-        _show(profiles_document(found, profiles_dir()), color)
+    outputs = Outputs.chosen(PROFILES, output, json=json, csv=csv, form=format, force=force, color=color)
+    _write(outputs, load_all)
     return ExitCode.OK
 
 
 @app.command("show", short_help="Show one profile, with the source of each number.")
-def show_profile(name: NameArgument, json: JsonOption = False, color: ColorOption = Color.AUTO) -> int:
+def show_profile(
+    name: NameArgument,
+    json: JsonOption = False,
+    csv: CsvOption = False,
+    format: FormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    color: ColorOption = Color.AUTO,
+) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
-    from egmctl.report.views.profile import profile_document
     from egmctl.verdict.load import find, read
 
-    path = find(name)
-    profile = read(path)
-    if json:
-        _emit_profiles([(profile, path)])
-    else:
-        _show(profile_document(profile), color)
+    def found() -> Sequence[tuple[Profile, Path]]:
+        path = find(name)
+        return [(read(path), path)]
+
+    _write(Outputs.chosen(PROFILES, output, json=json, csv=csv, form=format, force=force, color=color), found)
     return ExitCode.OK
 
 
 @app.command("match", short_help="Show which profile matches this machine, and why.")
 def match_profiles(
-    machine: MachineOption = None, json: JsonOption = False, quiet: QuietOption = False, color: ColorOption = Color.AUTO
+    machine: MachineOption = None,
+    json: JsonOption = False,
+    format: MatchFormatOption = None,
+    output: MatchOutputOption = None,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    color: ColorOption = Color.AUTO,
 ) -> int:
-    """Say which profile this machine is of, and why; ends with 3 if none fits."""
-    from egmctl.model.profile import MATCH_SCHEMA, MatchResult
-    from egmctl.report.views.profile import match_document
+    """Show which profile matches this machine, and why; exit code 3 if none does."""
+    outputs = Outputs.chosen(MATCH, output, json=json, form=format, force=force, color=color, quiet=quiet)
+    if machine == "list":
+        return list_machines(outputs)
+    outputs.check()
+
+    from egmctl.model.profile import Matched, MatchResult
     from egmctl.verdict.load import load_all
     from egmctl.verdict.match import choose, match_profile
 
-    if machine == "list":
-        return list_machines(Outputs.chosen((Form.TEXT, Form.JSON), None, json=json, color=color))
     seen = read_machine(machine, SECTIONS, quiet=quiet)
     profiles = [profile for profile, _ in load_all()]
     chosen, why = choose(seen, profiles)
-    matches = [match_profile(seen, profile) for profile in profiles]
-    code = ExitCode.OK if chosen else ExitCode.NOTHING
-    if json:
-        result = MatchResult(profile=chosen.name if chosen else None, reason=why, matches=tuple(matches))
-        _emit(MATCH_SCHEMA, result, code, seen)
-    else:
-        _show(match_document(seen, next((match for match in matches if match.fits), None), why), color)
-    return code
+    matches = tuple(match_profile(seen, profile) for profile in profiles)
+    result = MatchResult(profile=chosen.name if chosen else None, reason=why, matches=matches)
+    matched = Matched(origin=seen.origin, result=result)
+    outputs.write(lambda target: render(matched, target.form, width=target.width))
+    return ExitCode.OK if chosen else ExitCode.NOTHING
 
 
 @app.command("learn", short_help="Make a profile from your own runs.")
@@ -113,8 +137,12 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     return ExitCode.OK
 
 
-def _show(document: Document, color: Color) -> None:
-    emit(rendered(document, Form.TEXT, width=terminal_width(None)), output=None, force=False, color=color)
+def _write(outputs: Outputs, find: Callable[[], Sequence[tuple[Profile, Path]]]) -> None:
+    from egmctl.model.profile import ProfileFile, ProfileList
+
+    outputs.check()
+    files = tuple(ProfileFile(file=str(path), profile=profile) for profile, path in find())
+    outputs.write(lambda target: render(ProfileList(profiles=files), target.form, width=target.width))
 
 
 def _run(saved: Saved) -> Run:
@@ -130,17 +158,3 @@ def _run(saved: Saved) -> Run:
     # A node's name is not in the file; its GPUs have pseudonyms that stay the same.
     node = ",".join(sorted(gpu.uuid or gpu.bus_id for gpu in machine.gpus or ()))
     return Run(report, machine, node)
-
-
-def _emit_profiles(found: Iterable[tuple[Profile, Path]]) -> None:
-    from egmctl.model.profile import PROFILES_SCHEMA, ProfileFile, ProfileList
-
-    files = tuple(ProfileFile(file=str(path), profile=profile) for profile, path in found)
-    _emit(PROFILES_SCHEMA, ProfileList(profiles=files), ExitCode.OK, None)
-
-
-def _emit(schema: str, result: ProfileList | MatchResult, code: ExitCode, machine: Machine | None) -> None:
-    from egmctl.model.codec import to_json
-    from egmctl.report.exports.json import dump, envelope
-
-    emit(dump(envelope(schema, code, to_json(result), machine=machine)), output=None, force=False)

@@ -13,15 +13,15 @@ from egmctl.cli.options import (
     ColorOption,
     CsvOption,
     ForceOption,
-    FormatOption,
     JsonOption,
-    OutputOption,
     VerboseOption,
+    format_option,
+    output_option,
 )
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Form, render
+from egmctl.report.forms import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, HISTORY, MATCH, PROFILES, TOPO, Form, render
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,9 +32,12 @@ FileArgument = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="A JSON result of egmctl bringup, bench, doctor, topo, snapshot, compare or fleet, or a bench's journal.",
+        help="JSON that any command wrote, also packed (.gz), or the journal of a bench.",
     ),
 ]
+
+FormatOption = Annotated[Form | None, format_option(tuple(Form), " (those of the command that wrote FILE)")]
+OutputOption = Annotated[list[Path] | None, output_option(tuple(Form), " (those of the command that wrote FILE)")]
 
 
 def show(
@@ -48,7 +51,7 @@ def show(
     brief: BriefOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
-    """Show a saved result again, in any form: the bytes that the command itself would have written."""
+    """Show a saved result again, in any format that its command has: the bytes that it would have written itself."""
     from egmctl.documents import ascii_text
     from egmctl.saved import load_document, viewed
 
@@ -77,13 +80,21 @@ def show(
 
 
 def _forms(saved: Saved | Digest) -> Sequence[Form]:
+    from egmctl import saved as documents
     from egmctl.model.command import Command
     from egmctl.model.comparison import Comparison
     from egmctl.model.fleet import FleetReport
+    from egmctl.model.listing import History
+    from egmctl.model.profile import Matched, ProfileList
 
-    if isinstance(saved, Comparison):
-        return COMPARISON
-    if isinstance(saved, FleetReport):
-        return FLEET
+    if isinstance(saved, documents.Digest):
+        of_digests: dict[type[Digest], Sequence[Form]] = {
+            Comparison: COMPARISON,
+            FleetReport: FLEET,
+            History: HISTORY,
+            ProfileList: PROFILES,
+            Matched: MATCH,
+        }
+        return of_digests[type(saved)]
     of = {Command.BENCH: BENCH, Command.DOCTOR: DOCTOR, Command.BRINGUP: BRINGUP}
     return TOPO if saved.kind is None else of.get(saved.kind, TOPO)

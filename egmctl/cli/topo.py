@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import (
     ColorOption,
     CsvOption,
     ForceOption,
-    FormatOption,
     GpusOption,
     JsonOption,
     MachineOption,
     NumaOption,
-    OutputOption,
     QuietOption,
     VerboseOption,
+    format_option,
+    output_option,
 )
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs, Target
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 """The sections of a machine that the command shows something of."""
+
+FormatOption = Annotated[Form | None, format_option(TOPO)]
+OutputOption = Annotated[list[Path] | None, output_option(TOPO)]
 
 
 def topo(

@@ -94,6 +94,25 @@ class Bringup:
         return (self.machine,)
 
     @property
+    def blamed(self) -> JoinedCause | None:
+        """The cause that the answer names: what failed, or what something is not known for; ``None`` where none is."""
+        if self.answer is Answer.NO_GO:
+            return next((cause for cause in self.causes if cause.status is Status.FAIL), None)
+        places = self.gaps[0].causes if self.gaps else ()
+        return next((self.causes[place] for place in places), None)
+
+    @property
+    def nagios_state(self) -> int:
+        """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as :attr:`egmctl.model.diagnosis.Diagnosis.nagios_state`."""
+        match self.answer:
+            case Answer.GO:
+                return int(any(cause.status is Status.WARN for cause in self.causes))
+            case Answer.NO_GO:
+                return 2
+            case Answer.INCOMPLETE:
+                return 3
+
+    @property
     def exit_code(self) -> ExitCode:
         """The command's exit code (``docs/exit-codes.md``): a run that was interrupted or broke outranks the answer."""
         code = ExitCode.OK if self.run is None else self.run.exit_code

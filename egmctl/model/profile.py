@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from egmctl.compat import StrEnum
+from egmctl.model.machine import Origin
 from egmctl.model.record import Plain, Share, Spelling
 
 PROFILE_SCHEMA = "egmctl.profile/2"
@@ -209,3 +210,11 @@ class MatchResult:
     reason: Plain
     matches: tuple[Match, ...]
     """Of every profile that there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """A match and what it is about, as the document's envelope has it."""
+
+    origin: Origin
+    result: MatchResult

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from egmctl.model.comparison import Comparison
     from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.fleet import FleetReport
+    from egmctl.model.listing import History
     from egmctl.model.measurement import RunReport
+    from egmctl.model.profile import Matched, ProfileList
     from egmctl.report.document import Document
     from egmctl.topology.topology import Topology
 
-    Result = RunReport | Topology | Diagnosis | Comparison | FleetReport | Bringup
+    Result = RunReport | Topology | Diagnosis | Comparison | FleetReport | Bringup | History | ProfileList | Matched
 
 
 class Form(StrEnum):
@@ -51,7 +53,7 @@ SUFFIXES: Mapping[str, Form] = {
 }
 """The form that the suffix of ``-o FILE`` asks for."""
 
-BENCH: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN, Form.PROM)
+BENCH: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN, Form.PROM, Form.JUNIT)
 TOPO: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
 DOCTOR: Sequence[Form] = (
     Form.TEXT,
@@ -64,7 +66,10 @@ DOCTOR: Sequence[Form] = (
     Form.JUNIT,
 )
 COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
-BRINGUP: Sequence[Form] = (Form.TEXT, Form.JSON, Form.HTML, Form.SVG, Form.MARKDOWN, Form.PROM, Form.JUNIT)
+BRINGUP: Sequence[Form] = DOCTOR
+HISTORY: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
+PROFILES: Sequence[Form] = HISTORY
+MATCH: Sequence[Form] = (Form.TEXT, Form.JSON, Form.HTML, Form.SVG, Form.MARKDOWN)
 FLEET: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
 
 
@@ -108,7 +113,9 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
     from egmctl.model.bringup import Bringup
     from egmctl.model.comparison import Comparison
     from egmctl.model.fleet import FleetReport
+    from egmctl.model.listing import History
     from egmctl.model.measurement import RunReport
+    from egmctl.model.profile import Matched, ProfileList
     from egmctl.topology.topology import Topology
 
     if isinstance(result, RunReport):
@@ -119,6 +126,12 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
         return _fleet(result, form, verbose, brief, width)
     if isinstance(result, Bringup):
         return _bringup(result, form, verbose, brief, width)
+    if isinstance(result, History):
+        return _history(result, form, verbose, brief, width)
+    if isinstance(result, ProfileList):
+        return _profiles(result, form, verbose, brief, width)
+    if isinstance(result, Matched):
+        return _match(result, form, verbose, brief, width)
     if isinstance(result, Topology):
         return _topo(result, form, verbose, brief, width)
     return _doctor(result, form, verbose, brief, width)
@@ -138,6 +151,10 @@ def _bench(report: RunReport, form: Form, verbose: int, brief: bool, width: int 
             from egmctl.report.exports.bench_prom import bench_prom
 
             return bench_prom(report)
+        case Form.JUNIT:
+            from egmctl.report.exports.junit import bench_junit
+
+            return bench_junit(report)
     from egmctl.report.views.bench import bench_document
 
     return rendered(bench_document(report), form, verbose=verbose, brief=brief, width=width, drawn=True)
@@ -191,6 +208,10 @@ def _bringup(bringup: Bringup, form: Form, verbose: int, brief: bool, width: int
             from egmctl.report.exports.bringup import bringup_prom
 
             return bringup_prom(bringup)
+        case Form.NAGIOS:
+            from egmctl.report.exports.bringup import bringup_nagios
+
+            return bringup_nagios(bringup)
         case Form.JUNIT:
             from egmctl.report.exports.bringup import bringup_junit
 
@@ -273,3 +294,43 @@ def _fleet(report: FleetReport, form: Form, verbose: int, brief: bool, width: in
     from egmctl.report.views.fleet import fleet_document
 
     return rendered(fleet_document(report), form, verbose=verbose, brief=brief, width=width)
+
+
+def _history(history: History, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
+    match form:
+        case Form.JSON:
+            from egmctl.report.exports.json import history_json
+
+            return history_json(history)
+        case Form.CSV:
+            from egmctl.report.exports.list_csv import history_csv
+
+            return history_csv(history)
+    from egmctl.report.views.history import history_document
+
+    return rendered(history_document(history), form, verbose=verbose, brief=brief, width=width)
+
+
+def _profiles(profiles: ProfileList, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
+    match form:
+        case Form.JSON:
+            from egmctl.report.exports.json import profiles_json
+
+            return profiles_json(profiles)
+        case Form.CSV:
+            from egmctl.report.exports.list_csv import profiles_csv
+
+            return profiles_csv(profiles)
+    from egmctl.report.views.profile import profiles_document
+
+    return rendered(profiles_document(profiles), form, verbose=verbose, brief=brief, width=width)
+
+
+def _match(matched: Matched, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
+    if form is Form.JSON:
+        from egmctl.report.exports.json import match_json
+
+        return match_json(matched)
+    from egmctl.report.views.profile import match_document
+
+    return rendered(match_document(matched), form, verbose=verbose, brief=brief, width=width)

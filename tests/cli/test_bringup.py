@@ -66,3 +66,11 @@ def test_a_gpu_that_does_not_exist_is_a_usage_error(egmctl: RunEgmctl) -> None:
     ended = egmctl("bringup", "--machine", "hgx-h200x4", "--gpus", "9", "-q")
     assert ended.code == 2
     assert "9" in ended.err
+
+
+def test_the_exit_codes_of_nagios(egmctl: RunEgmctl) -> None:
+    options = ("bringup", "--machine", "hgx-h200x4", "-q", "--format", "nagios", "--exit-style", "nagios")
+    ended = egmctl(*options)
+    assert ended.code == 3
+    assert ended.out.startswith("EGMCTL UNKNOWN - INCOMPLETE: nothing was measured: ")
+    assert egmctl(*options, "--gpus", "9").code == 3, "a node that cannot be asked is not critical"

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import record
+from egmctl.report.forms import MATCH, PROFILES
 from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.in_process import run
 from tests.saved.documents import bench_document, machine_of, measured_report
 
 
@@ -64,3 +66,22 @@ def test_a_number_that_json_has_no_word_for_is_a_sentence(egmctl: RunEgmctl, tmp
     assert ended.code == 2
     assert json.loads(ended.out)["schema"] == "egmctl.error/1"
     assert "cannot be shown" in ended.err
+
+
+@pytest.mark.parametrize(
+    "command", [("history",), ("profile", "list"), ("profile", "show", "hgx-h200"), ("profile", "match")]
+)
+def test_a_list_is_shown_in_every_format_as_its_command_does(tmp_path: Path, command: tuple[str, ...]) -> None:
+    if command == ("profile", "match"):
+        command = (*command, "--machine", "hgx-h200x4", "-q")
+    kept = tmp_path / "list.json"
+    assert run(*command, "-o", kept).code == 0
+    valid = MATCH if "match" in command else PROFILES
+    for form in valid:
+        asked = run(*command, "--format", form)
+        shown = run("show", kept, "--format", form)
+        assert (shown.code, shown.out) == (asked.code, asked.out), shown.err
+    refused = run("show", kept, "--format", "junit")
+    assert (refused.code, refused.out) == (2, "")
+    assert f"valid are {', '.join(valid)}" in refused.err
+    assert "lists runs or profiles" in run("compare", kept, kept).err

@@ -14,29 +14,30 @@ from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
 from egmctl.report import forms
-from egmctl.report.exports.bench_prom import bench_prom
-from egmctl.report.exports.prometheus import doctor_prom
+from egmctl.report.exports.bringup import bringup_prom
 from egmctl.report.forms import Form
+from egmctl.verdict.bringup import bringup
 from tests.conftest import ROOT, RunEgmctl
 from tests.report.runs import judged, run
 
-KINDS = (forms.BENCH, forms.TOPO, forms.DOCTOR, forms.COMPARISON)
+KINDS = (forms.BRINGUP, forms.DOCTOR, forms.BENCH, forms.TOPO, forms.COMPARISON, forms.HISTORY)
 DOCUMENT = (ROOT / "docs/reports.md").read_text()
 
 
 def test_the_table_of_forms_is_the_one_that_commands_use() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in DOCUMENT.splitlines() if line.startswith("|")]
-    told = {row[0]: row[1:6] for row in rows if row[0] in set(Form)}
+    told = {row[0]: row[1:8] for row in rows if row[0] in set(Form)}
     assert set(told) == {form.value for form in Form}
     for form in Form:
         suffix, *has = told[form.value]
         assert suffix.strip("`") in ("", *(name for name, one in forms.SUFFIXES.items() if one is form))
         assert [bool(cell) for cell in has] == [form in kind for kind in KINDS]
+    assert (forms.FLEET, forms.PROFILES) == (forms.COMPARISON, forms.HISTORY), "each pair shares a column"
 
 
 def test_every_metric_is_told_and_none_else() -> None:
     made = judged(run(cases=("ring_write_ce", "device_to_device_latency_sm")))
-    text = bench_prom(made) + doctor_prom(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS))
+    text = bringup_prom(bringup(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), made))
     named = set(re.findall(r"^\| `(egmctl_[a-z_]+)` \|", DOCUMENT, re.MULTILINE))
     assert named - {"egmctl_bench_stage_seconds"} == set(re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE))
 

@@ -242,7 +242,7 @@ def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder:
 def test_earlier_runs_are_listed_and_compared_without_their_names(
     egmctl: RunEgmctl, env: dict[str, str | None], folder: Path
 ) -> None:
-    assert egmctl("history", env=env).out == "no bench runs of this node are kept\n"
+    assert egmctl("history", env=env).out == "No bench run of this node is kept; 'egmctl bench' keeps one.\n"
     none = egmctl("compare", "last", env=env)
     assert (none.code, none.err) == (
         2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,9 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.facts import replay
+from egmctl.model.listing import History, KeptRun
 from egmctl.model.machine import Machine, Origin, OriginKind
+from egmctl.model.profile import Matched, MatchResult, ProfileFile, ProfileList
 from egmctl.report import forms
 from egmctl.report.document import Better, Matrix, Tone
 from egmctl.report.forms import Form, render, rendered
@@ -22,7 +25,12 @@ from egmctl.report.render.heat import BOUNDS, best, legend, step
 from egmctl.report.render.text import STYLES
 from egmctl.report.views.profile import match_document
 from egmctl.topology.topology import topology
+from egmctl.verdict.bringup import bringup
+from egmctl.verdict.load import load_all
+from egmctl.verdict.match import match_profile
 from tests.conftest import RunEgmctl
+from tests.fleet.test_views import REPORT as RACK
+from tests.in_process import run as answered
 from tests.report import comparisons
 from tests.report.runs import run
 from tests.report.texts import tables_of
@@ -44,6 +52,24 @@ STARTS = {
 
 
 GH200 = replay.load("gh200")
+HISTORY = History(
+    runs=(
+        KeptRun(
+            file="/kept/a.journal",
+            started_at="2026-11-20T22:00:00+00:00",
+            gpus=("GPU0", "GPU1"),
+            measurements=9,
+            ok=8,
+            exit_code=None,
+            ending="did not end",
+        ),
+    )
+)
+PROFILES = ProfileList(profiles=tuple(ProfileFile(file=str(path), profile=one) for one, path in load_all()))
+MATCHED = Matched(
+    origin=GH200.origin,
+    result=MatchResult(profile=None, reason="why", matches=(match_profile(GH200, PROFILES.profiles[0].profile),)),
+)
 
 
 def results() -> list[tuple[Result, Form, bool]]:
@@ -56,6 +82,12 @@ def results() -> list[tuple[Result, Form, bool]]:
         (topo, forms.TOPO),
         (doctor, forms.DOCTOR),
         (compared, forms.COMPARISON),
+        (bringup(doctor, None, not_measured="why"), forms.BRINGUP),
+        (RACK, forms.FLEET),
+        (HISTORY, forms.HISTORY),
+        (History(runs=()), forms.HISTORY),
+        (PROFILES, forms.PROFILES),
+        (MATCHED, forms.MATCH),
     ]
     return [(result, form, form in valid) for result, valid in kinds for form in Form]  # type: ignore[operator]
 
@@ -78,7 +110,7 @@ def test_a_result_has_exactly_the_forms_of_its_kind(result: Result, form: Form, 
     [
         render(topology(GH200), Form.TEXT),
         render(diagnose(GH200, Scope(), CHECKS), Form.TEXT),
-        rendered(match_document(GH200, None, "why"), Form.TEXT),
+        rendered(match_document(MATCHED), Form.TEXT),
     ],
     ids=["topo", "doctor", "profile match"],
 )
@@ -108,10 +140,41 @@ def test_the_suffix_and_the_option_give_the_same(egmctl: RunEgmctl, tmp_path: Pa
 def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(egmctl: RunEgmctl) -> None:
     done = egmctl("topo", "--machine", "gh200", "--format", "junit")
     assert done.code == 2
-    assert "valid are text, json, csv, html, svg, md" in done.err
+    assert done.err == "egmctl: --format junit: no such format here; valid are text, json, csv, html, svg, md\n"
     done = egmctl("topo", "--machine", "list", "--format", "html")
     assert (done.code, done.out) == (2, "")
     assert "--machine list has no format html; valid are text, json, csv" in done.err
+
+
+COMMANDS = {
+    ("bringup",): forms.BRINGUP,
+    ("topo",): forms.TOPO,
+    ("bench",): forms.BENCH,
+    ("doctor",): forms.DOCTOR,
+    ("compare",): forms.COMPARISON,
+    ("history",): forms.HISTORY,
+    ("profile", "list"): forms.PROFILES,
+    ("profile", "show"): forms.PROFILES,
+    ("profile", "match"): forms.MATCH,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_offers_the_formats_that_the_command_takes_and_no_other(command: tuple[str, ...]) -> None:
+    told = " ".join(answered(*command, "--help").out.split())
+    assert f"Output format: {', '.join(COMMANDS[command])}." in told
+    offered = re.findall(
+        r"(\.[a-z]+)\b(?: \(JUnit\))?[,.]", told.partition("format by its suffix: ")[2].partition(" Can")[0]
+    )
+    assert offered == [suffix for suffix, form in forms.SUFFIXES.items() if form in COMMANDS[command]]
+
+
+@pytest.mark.parametrize("command", [("topo", "--machine", "gh200"), ("history",), ("profile", "list")], ids=" ".join)
+def test_what_is_no_format_is_refused_in_one_sentence(command: tuple[str, ...]) -> None:
+    done = answered(*command, "--format", "yaml")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("egmctl: --format yaml: no such format here; valid are text, json, csv, html")
+    assert len(done.err.splitlines()) == 1
 
 
 class TestHeat:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -41,6 +42,9 @@ LINKS = failed(
     place=on_gpus(GPUS[2:3]),
 )
 PCIE = failed("PCIe runs x8 of x16", Remedy(text="Reseat the board."), place=on_gpus(GPUS[:1]))
+
+
+WARNED = warned("PCIe runs x8 of x16", Remedy(text="Reseat the board."), place=on_gpus(GPUS[:1]))
 
 
 def healthy(machine: Machine = H200) -> Diagnosis:
@@ -257,3 +261,38 @@ def test_the_document_fits_its_schema() -> None:
     schema = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
     for found in (bringup(healthy(), measured()), bringup(sick(("nvlink.links", LINKS)), None)):
         jsonschema.Draft202012Validator(schema).validate(json.loads(str(render(found, Form.JSON))))
+
+
+def test_nagios_first_line_names_answer_check_and_cause() -> None:
+    found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=touching("GPU2")))
+    first, second, *_ = str(render(found, Form.NAGIOS)).splitlines()
+    told = "nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 slow paths"
+    assert first.startswith(f"EGMCTL CRITICAL - NO-GO: {told} | fail=1 ")
+    assert first.endswith(" slow=6")
+    assert second.startswith(
+        "FAIL nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 slow paths. Reseat"
+    )
+    assert second.endswith(" $ nvidia-smi nvlink -s -i 2")
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "told"),
+    [
+        (bringup(healthy(), measured()), 0, "EGMCTL OK - GO: "),
+        (bringup(sick(("pcie.link", WARNED)), measured()), 1, "EGMCTL WARNING - GO: "),
+        (bringup(healthy(), None, not_measured="why"), 3, "EGMCTL UNKNOWN - INCOMPLETE: nothing was measured: why | "),
+    ],
+)
+def test_nagios_states(found: Bringup, state: int, told: str) -> None:
+    assert found.nagios_state == state
+    assert str(render(found, Form.NAGIOS)).startswith(told)
+
+
+def test_junit_has_what_broke_and_what_was_not_measured_without_a_verdict_too() -> None:
+    run = with_status(with_status(measured(WRITE), Status.CRASHED, [0]), Status.WAIVED, [1, 2])
+    shown = ElementTree.fromstring(str(render(replace(run, verdict=None), Form.JUNIT)))  # noqa: S314
+    assert (shown.get("failures"), shown.get("skipped"), shown.get("tests")) == ("1", "10", "11")
+    (failed_case,) = shown.iter("failure")
+    assert (failed_case.get("type"), failed_case.get("message")) == ("crashed", "as the test wants it")
+    slow = ElementTree.fromstring(str(render(measured(WRITE, value=touching("GPU2")), Form.JUNIT)))  # noqa: S314
+    assert (slow.get("failures"), slow.get("tests")) == ("1", "1")

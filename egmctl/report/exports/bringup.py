@@ -1,12 +1,14 @@
-"""A node's bring-up for Prometheus and for CI: its answer, then what doctor and the bench say."""
+"""A node's bring-up for Prometheus, Nagios and CI: its answer, then what doctor and the bench say."""
 
 from __future__ import annotations
 
-from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.verdict import ClassVerdict, Grade
+from egmctl.model.bringup import Answer, Bringup, JoinedCause
+from egmctl.report.document import plain
 from egmctl.report.exports.bench_prom import bench_prom
-from egmctl.report.exports.junit import Suite, doctor_suite, document, escaped, suite
+from egmctl.report.exports.junit import Suite, bench_suite, doctor_suite, document
+from egmctl.report.exports.nagios import performance, plugin_line, sentence
 from egmctl.report.exports.prometheus import doctor_prom, gauge
+from egmctl.report.views.bringup import cause_words, root_of, verdict
 
 
 def bringup_prom(bringup: Bringup) -> str:
@@ -17,24 +19,30 @@ def bringup_prom(bringup: Bringup) -> str:
     return told + doctor_prom(bringup.diagnosis) + run
 
 
+def bringup_nagios(bringup: Bringup) -> str:
+    """Return one line of state, answer and cause, with performance data; then a line a cause."""
+    answered = verdict(bringup)
+    told = f"{answered.word}: {plain(answered.sentence)}"
+    blamed = bringup.blamed
+    root = None if blamed is None else root_of(bringup, blamed)
+    if root is not None:
+        told = f"{answered.word}: {root.check}: {plain(answered.sentence)}"
+    slow = {number for cause in bringup.causes for number in cause.slow}
+    data = f"{performance(bringup.diagnosis)} slow={len(slow)}"
+    lines = [plugin_line(bringup.nagios_state, told, data), *(_line(bringup, cause) for cause in bringup.causes)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(bringup: Bringup, cause: JoinedCause) -> str:
+    root = root_of(bringup, cause)
+    check = "bench" if root is None else root.check
+    remedy = None if root is None else root.remedy
+    return sentence(cause.status, f"{check}: {cause_words(bringup, cause)}", remedy)
+
+
 def bringup_junit(bringup: Bringup) -> str:
     """Return JUnit XML: a suite of doctor's findings, and one of the path classes of the bench."""
     suites: list[Suite] = [doctor_suite(bringup.diagnosis)]
-    verdict = bringup.run.verdict if bringup.run is not None else None
-    if verdict is not None:
-        failures = sum(one.grade is Grade.FAIL for one in verdict.classes)
-        skips = sum(one.grade is Grade.NO_REFERENCE for one in verdict.classes)
-        suites.append(
-            suite("egmctl bench", len(verdict.classes), failures, skips, "".join(map(_case, verdict.classes)))
-        )
+    if bringup.run is not None:
+        suites.append(bench_suite(bringup.run))
     return document(suites)
-
-
-def _case(one: ClassVerdict) -> str:
-    message = f'message="{escaped(one.reason)}"'
-    inside = {
-        Grade.FAIL: f'<failure type="fail" {message}></failure>',
-        Grade.NO_REFERENCE: f'<skipped type="no-reference" {message}/>',
-    }.get(one.grade, f"<system-out>{escaped(one.reason)}</system-out>")
-    name = f'classname="bench.{escaped(one.case)}" name="{escaped(one.path_class)}"'
-    return f"  <testcase {name}>{inside}</testcase>\n"

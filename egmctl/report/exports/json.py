@@ -15,9 +15,10 @@ from egmctl.model.codec import to_json
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
-from egmctl.model.listing import CHECKS_SCHEMA, CheckEntry, CheckList
-from egmctl.model.machine import Machine
+from egmctl.model.listing import CHECKS_SCHEMA, HISTORY_SCHEMA, CheckEntry, CheckList, History
+from egmctl.model.machine import Machine, Origin
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
+from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, ProfileList
 
 if TYPE_CHECKING:
     from egmctl.doctor.check import Check
@@ -28,7 +29,7 @@ def envelope(
     exit_code: int,
     body: dict[str, Any] | None,
     *,
-    machine: Machine | None,
+    machine: Machine | Origin | None,
     errors: Sequence[EgmctlError] = (),
 ) -> dict[str, Any]:
     """Put a command's result into the envelope.
@@ -42,7 +43,7 @@ def envelope(
     body
         The result, ready for JSON; ``None`` where there is none.
     machine
-        The machine it is about: the envelope says whether that was live, recorded or modelled.
+        The machine it is about, or its origin: the envelope says whether that was live, recorded or modelled.
     errors
         What went wrong.
     """
@@ -50,7 +51,7 @@ def envelope(
         "schema": schema,
         "tool": f"egmctl {__version__}",
         "exit_code": int(exit_code),
-        "machine": None if machine is None else to_json(machine.origin),
+        "machine": to_json(machine.origin if isinstance(machine, Machine) else machine),
         "errors": [error_entry(error) for error in errors],
         "result": body,
     }
@@ -105,6 +106,22 @@ def fleet_json(report: FleetReport) -> str:
     Its ``machine`` is null: each node's own file says where its facts are from.
     """
     return dump(envelope(FLEET_SCHEMA, report.exit_code, to_json(report), machine=None))
+
+
+def history_json(history: History) -> str:
+    """Return the runs that are kept as a JSON document."""
+    return dump(envelope(HISTORY_SCHEMA, ExitCode.OK, to_json(history), machine=None))
+
+
+def profiles_json(profiles: ProfileList) -> str:
+    """Return profiles as a JSON document."""
+    return dump(envelope(PROFILES_SCHEMA, ExitCode.OK, to_json(profiles), machine=None))
+
+
+def match_json(matched: Matched) -> str:
+    """Return which profile a machine is of as a JSON document."""
+    code = ExitCode.OK if matched.result.profile is not None else ExitCode.NOTHING
+    return dump(envelope(MATCH_SCHEMA, code, to_json(matched.result), machine=matched.origin))
 
 
 def checks_json(checks: Iterable[Check]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Finding, Status
+from egmctl.model.finding import TOLD, Finding, Remedy, Status
 from egmctl.units import printable
 from egmctl.verdict.causes import causes
 
@@ -21,20 +21,33 @@ def nagios(diagnosis: Diagnosis) -> str:
     elif roots:
         more = f" (+{len(roots) - 1} more)" if len(roots) > 1 else ""
         told = f"{_named(roots[0])}{more}"
-    data = " ".join(f"{status}={number.get(status, 0)}" for status in Status)
-    first = f"EGMCTL {_WORDS[diagnosis.nagios_state]} - {told} | {data}"
-    return "\n".join([first, *(f"{finding.status.upper()} {_sentence(finding)}" for finding in problems)]) + "\n"
+    first = plugin_line(diagnosis.nagios_state, told, performance(diagnosis))
+    return "\n".join([first, *(sentence(one.status, _named(one), one.remedy) for one in problems)]) + "\n"
+
+
+def plugin_line(state: int, told: str, data: str) -> str:
+    """Return the line that Nagios shows: the state, what is wrong, and performance data behind a bar."""
+    return f"EGMCTL {_WORDS[state]} - {_unbarred(told)} | {data}"
+
+
+def performance(diagnosis: Diagnosis) -> str:
+    """Return the numbers of checks by status as performance data."""
+    return " ".join(f"{status}={diagnosis.counts.get(status, 0)}" for status in Status)
+
+
+def sentence(status: Status, told: str, remedy: Remedy | None) -> str:
+    """Return a line on one problem, with what to do."""
+    if remedy is None:
+        return f"{status.upper()} {_unbarred(told)}"
+    command = f" $ {remedy.command}" if remedy.command else ""
+    return f"{status.upper()} {_unbarred(f'{told}. {remedy.text}{command}')}"
 
 
 def _named(finding: Finding) -> str:
     place = f"{finding.place.label}: " if finding.place.label else ""
+    return f"{finding.check}: {place}{finding.summary}"
+
+
+def _unbarred(text: str) -> str:
     # "|" begins the performance data.
-    return printable(f"{finding.check}: {place}{finding.summary}").replace("|", "/")
-
-
-def _sentence(finding: Finding) -> str:
-    remedy = finding.remedy
-    if remedy is None:
-        return _named(finding)
-    command = f" $ {remedy.command}" if remedy.command else ""
-    return f"{_named(finding)}. {printable(f'{remedy.text}{command}').replace('|', '/')}"
+    return printable(text).replace("|", "/")

@@ -45,7 +45,7 @@ def bringup_document(bringup: Bringup) -> Document:
         parts.append(("Bench", run))
     return Document(
         command="egmctl bringup",
-        subject=subject(machine),
+        subject=subject(machine.origin),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *(run.banners if run is not None else ())))),
         body=(
             *summary(bringup),
@@ -94,7 +94,7 @@ def verdict(bringup: Bringup) -> Verdict:
             failed = [cause for cause in bringup.causes if cause.status is Status.FAIL]
             more = len(failed) - 1
             also = f"; and {more} more cause{'s' * (more != 1)}" if more else ""
-            sentence = f"{_words(bringup, failed[0])}{also}"
+            sentence = f"{cause_words(bringup, failed[0])}{also}"
             return Verdict(word="NO-GO", tone=Tone.BAD, sentence=sentence, advice=_advice(bringup, failed[0]))
         case Answer.INCOMPLETE:
             gap = bringup.gaps[0]
@@ -128,7 +128,7 @@ def root_of(bringup: Bringup, cause: JoinedCause) -> Finding | None:
     return bringup.diagnosis.findings[cause.findings[0]] if cause.findings else None
 
 
-def _words(bringup: Bringup, cause: JoinedCause) -> str:
+def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
     """Return a cause in a sentence, with how much of the bench it explains."""
     root = root_of(bringup, cause)
     if root is None:

@@ -49,7 +49,7 @@ def doctor_document(diagnosis: Diagnosis) -> Document:
     machine = diagnosis.machine
     return Document(
         command="egmctl doctor",
-        subject=subject(machine),
+        subject=subject(machine.origin),
         subtitle=diagnosis.platform,
         banners=banners(machine.origin),
         body=tuple(_body(diagnosis)),

@@ -18,9 +18,8 @@ def banners(origin: Origin) -> tuple[str, ...]:
     return ()
 
 
-def subject(machine: Machine) -> str:
-    """Return what a page calls the machine: a live one has no name, so that the pages of many are alike."""
-    origin = machine.origin
+def subject(origin: Origin) -> str:
+    """Return what a page calls a machine: a live one has no name, so that the pages of many are alike."""
     if origin.kind is OriginKind.RECORDED:
         when = f", recorded {origin.recorded_at}" if origin.recorded_at else ", recorded"
         return f"{origin.name}{when}"

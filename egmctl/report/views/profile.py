@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from egmctl.model.machine import Machine
-from egmctl.model.profile import Match, Profile, Reference, Signature
+from egmctl.data import profiles_dir
+from egmctl.model.profile import Matched, Profile, ProfileList, Reference, Signature
 from egmctl.report.document import (
     Align,
     Block,
@@ -23,24 +23,24 @@ from egmctl.report.document import (
 from egmctl.report.views.machine import banners, subject
 
 
-def profiles_document(profiles: Sequence[tuple[Profile, Path]], shipped: Path) -> Document:
-    """Return the list of all profiles in the order in which they are asked.
+def profiles_document(profiles: ProfileList) -> Document:
+    """Return the list of profiles in the order in which they are asked; of a single one all that it says.
 
-    Parameters
-    ----------
-    shipped
-        The folder of those that ship: of others the file is shown.
+    Of those that do not ship the file is shown.
     """
+    if len(profiles.profiles) == 1:
+        return profile_document(profiles.profiles[0].profile)
+    shipped = profiles_dir()
     entries = tuple(
         Entry(
-            word=profile.name,
+            word=one.profile.name,
             tone=Tone.STRONG,
-            title=profile.title if path.parent == shipped else f"{profile.title} ({path})",
-            body=(Paragraph(words=_kinds(profile), tone=Tone.DIM),),
+            title=one.profile.title if Path(one.file).parent == shipped else f"{one.profile.title} ({one.file})",
+            body=(Paragraph(words=_kinds(one.profile), tone=Tone.DIM),),
         )
-        for profile, path in profiles
+        for one in profiles.profiles
     )
-    return Document(command="egmctl profile list", subject=f"{len(profiles)} profiles", body=entries)
+    return Document(command="egmctl profile list", subject=f"{len(entries)} profiles", body=entries)
 
 
 def profile_document(profile: Profile) -> Document:
@@ -78,25 +78,20 @@ def profile_document(profile: Profile) -> Document:
     return Document(command="egmctl profile show", subject=profile.name, body=tuple(body))
 
 
-def match_document(machine: Machine, match: Match | None, why: str) -> Document:
-    """Return which profile a machine is of, and by what.
-
-    Parameters
-    ----------
-    match
-        The one that fits.
-    why
-        Why none does.
-    """
-    if match is None:
-        found = Verdict(word="Profile", tone=Tone.WARN, sentence=f"none: {why}")
+def match_document(matched: Matched) -> Document:
+    """Return which profile a machine is of, and by what; or why it is of none."""
+    result = matched.result
+    points: tuple[Bullets, ...] = ()
+    if result.profile is None:
+        found = Verdict(word="Profile", tone=Tone.WARN, sentence=f"none: {result.reason}")
     else:
-        found = Verdict(word="Profile", tone=Tone.GOOD, sentence=match.profile)
-    points = () if match is None else (Bullets(items=tuple(point.reason for point in match.points)),)
+        found = Verdict(word="Profile", tone=Tone.GOOD, sentence=result.profile)
+        (match,) = (one for one in result.matches if one.profile == result.profile)
+        points = (Bullets(items=tuple(point.reason for point in match.points)),)
     return Document(
         command="egmctl profile match",
-        subject=subject(machine),
-        banners=banners(machine.origin),
+        subject=subject(matched.origin),
+        banners=banners(matched.origin),
         body=(found, *points),
     )
 

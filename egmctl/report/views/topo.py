@@ -52,7 +52,7 @@ def topo_document(topology: Topology) -> Document:
     """Return what there is to say of a node's topology."""
     return Document(
         command="egmctl topo",
-        subject=subject(topology.machine),
+        subject=subject(topology.machine.origin),
         banners=banners(topology.machine.origin),
         body=tuple(_body(topology)),
     )
