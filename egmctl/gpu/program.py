@@ -34,6 +34,7 @@ _OPTIONS = ("--std=c++17",)
 _ADDRESS, _U64 = ctypes.c_void_p, ctypes.c_ulonglong
 KERNELS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "atomic.cu": {"add_ones": (_ADDRESS, _U64, _U64, _U64), "verify_counts": (_ADDRESS, _U64, _U64, _U64, _ADDRESS)},
+    "atomic_latency.cu": {"add_in_turn": (_ADDRESS, _U64, _U64, _U64, _ADDRESS)},
     "bulk.cu": {"copy_bulk": (_ADDRESS, _ADDRESS, _U64, _U64, _U64)},
     "chase.cu": {
         "make_chain": (_ADDRESS, _U64, _U64, _U64),

@@ -99,6 +99,8 @@ class Verification(StrEnum):
     """After the first and the last sample, on the host: there was no NVRTC to compile the kernel."""
     CHECKSUM_EVERY_SAMPLE = "checksum-every-sample"
     """Every sample's sum over what was read, which was not written anywhere."""
+    COUNTERS_EVERY_SAMPLE = "counters-every-sample"
+    """After every sample all counters hold what was added to them, and each addition found what was there before."""
     WALK_EVERY_SAMPLE = "walk-every-sample"
     """Every sample's walk ended at the line where its chain leads: each of its loads gave the right line."""
 

@@ -38,6 +38,8 @@ class Engine(StrEnum):
     """A kernel that has the copy unit of each multiprocessor (TMA) move chunks through shared memory."""
     ATOMIC = "atomic"
     """A kernel that adds to every word, atomically, and asks for no result."""
+    ATOMIC_LATENCY = "atomic-latency"
+    """One thread of one kernel that adds to one counter after another, atomically, and waits for each answer."""
     CPU = "cpu"
     """Threads bound to the CPUs of a NUMA node: a lower bound of what those can do."""
     CHASE = "chase"

@@ -100,3 +100,41 @@ def test_latency_grows_with_the_load_that_is_reached(found: Found, path: str) ->
     loads = [gb_s for _, gb_s, _ in curve]
     assert loads[:5] == sorted(loads[:5])
     assert full[2] > 1.2 * idle[2]
+
+
+@pytest.fixture(scope="module")
+def atomics(egmctl: RunEgmctl, names: list[str]) -> Found:  # noqa: ARG001
+    """Measure every atomic round trip; return the measurements by case."""
+    options = (
+        "--gpus",
+        "0-1",
+        "--numa",
+        "0",
+        "--case",
+        "*_atomic_round_trip",
+        "--samples",
+        "3",
+        "--no-verdict",
+        "--json",
+    )
+    ended = egmctl("bench", *options, timeout_s=110)
+    document = json.loads(ended.out)
+    assert ended.code == document["exit_code"] == 0, ended.out
+    by_case: Found = {}
+    for measurement in document["result"]["measurements"]:
+        by_case.setdefault(measurement["case"], []).append(measurement)
+    return by_case
+
+
+def test_every_addition_is_there_and_had_the_right_answer(atomics: Found) -> None:
+    assert len(atomics) == 4
+    for m in (m for those in atomics.values() for m in those):
+        assert m["verification"] == "counters-every-sample"
+        assert m["status"] in ("ok", "unstable"), m
+        assert len(m["samples"]) == 3
+
+
+def test_an_addition_and_its_answer_take_about_what_a_load_takes(atomics: Found, found: Found) -> None:
+    for path in ("device_local", "device_to_device"):
+        (added, *_), (loaded, *_) = atomics[f"{path}_atomic_round_trip"], found[f"{path}_latency_cached"]
+        assert 0.5 < added["latency_ns"]["median"] / loaded["latency_ns"]["median"] < 4

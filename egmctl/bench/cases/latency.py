@@ -17,7 +17,7 @@ LAPS = 2_000
 LINE_BYTES = 128
 """Of the GPUs' caches, and of nvbandwidth's chain."""
 FLAG_BYTES = 64 * LINE_BYTES
-"""Of a flag of a ping-pong: its laps take the lines in turn (``egmctl/gpu/kernels/pingpong.cu``)."""
+"""Of a flag of a ping-pong, or of counters: laps and additions take the lines in turn (``egmctl/gpu/kernels/``)."""
 
 CACHED = Footprint(least_bytes=2 * MIB)
 """nvbandwidth's size: it fits every supported GPU's L2 cache."""
@@ -147,6 +147,22 @@ def _footprints(word: str, memory: MemoryKind, pattern: Pattern, what: str, size
     )
 
 
+def _atomic(word: str, memory: MemoryKind, pattern: Pattern, what: str) -> Case:
+    return Case(
+        name=f"{word}_atomic_round_trip",
+        family="latency",
+        source=memory,
+        destination=MemoryKind.REGISTERS,
+        engine=Engine.ATOMIC_LATENCY,
+        pattern=pattern,
+        initiator=End.DESTINATION,
+        description=f"an atomic addition by one thread until it has the answer: {what}",
+        quantity=Quantity.LATENCY,
+        chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=LINE_BYTES, warm=True, loads=LOADS),
+        footprint=Footprint(least_bytes=FLAG_BYTES),
+    )
+
+
 def _ping_pong(name: str, memory: MemoryKind, pattern: Pattern, what: str) -> Case:
     return Case(
         name=name,
@@ -179,6 +195,10 @@ CASES = (
     _ping_pong(
         "host_numa_ping_pong_latency", MemoryKind.HOST_NUMA, Pattern.PAIR, "both write and poll HOST_NUMA memory"
     ),
+    _atomic(*_LOCAL),
+    _atomic(*_PEER),
+    _atomic(*_HOST_NUMA),
+    _atomic(*_PINNED),
     *_loaded("device_to_device", MemoryKind.DEVICE, "a peer's device memory", LOAD_BLOCKS_PEER),
     *_loaded("host_numa_to_device", MemoryKind.HOST_NUMA, "HOST_NUMA memory", LOAD_BLOCKS_HOST),
     *_footprints(*_LOCAL[:3], "the first GPU's own memory", FOOTPRINTS_LOCAL),

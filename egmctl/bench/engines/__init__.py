@@ -39,6 +39,10 @@ def engine_for(engine: Engine) -> BenchEngine:
             from egmctl.bench.engines.atomic import ATOMIC
 
             return ATOMIC
+        case Engine.ATOMIC_LATENCY:
+            from egmctl.bench.engines.atomic_latency import ATOMIC_LATENCY
+
+            return ATOMIC_LATENCY
         case Engine.SM_READ:
             from egmctl.bench.engines.read_kernel import READ_KERNEL
 

@@ -71,6 +71,7 @@ ATOMIC = Atomic(
     caption="atomic add",
     counted="8 bytes for each addition",
     needs_kernels=True,
+    atomics=True,
     carries=frozenset({End.DESTINATION}),
     verified_by=CountAdditions(),
 )

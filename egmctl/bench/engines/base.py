@@ -25,6 +25,8 @@ class BenchEngine(ABC):
     """Whether it runs the project's kernels, which NVRTC compiles: without NVRTC its tasks are waived."""
     needs_capability: tuple[int, int] = (0, 0)
     """The compute capability from which on GPUs can do it; its tasks are waived on older ones."""
+    atomics: bool = False
+    """Whether it adds atomically: to a peer's memory only where the two have native atomics."""
     round_trip: bool = False
     """Whether its latency is that of an answer, not of a load."""
     writes_source: bool = False

@@ -54,11 +54,18 @@ class PointerChase(BenchEngine):
     def verification(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
         return Verification.WALK_EVERY_SAMPLE
 
+    def walker(self, task: Task) -> type[Walker]:
+        """Return what goes along the memory of a task."""
+        if task.pattern is Pattern.LOADED:
+            return Loaded
+        sequential = task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL
+        return Nvbandwidth if sequential else Walker
+
     def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
         collective = CollectiveStep(worker, tasks)
         with resource_scopes(collective) as held:
             walkers = [
-                _walker(task)(collective, worker, task, buffers, one)
+                self.walker(task)(collective, worker, task, buffers, one)
                 for task, buffers, one in zip(tasks, assign(tasks), held, strict=True)
             ]
             open_buffers(collective, worker, assign(tasks), before=lambda place: walkers[place].take_reader())
@@ -165,7 +172,7 @@ class Walker:
             self._expired += 1
             return
         self._beside = max(self._beside, found["beside"])
-        self._chain_error = self._chain_error or chain_error(len(self.samples), found["wrong_offset"])
+        self._chain_error = self._chain_error or self.error(len(self.samples), found["wrong_offset"])
         self.samples.append(
             Sample(
                 bandwidth_gb_s=found["load_gb_s"] if self.task.pattern is Pattern.LOADED else None,
@@ -188,6 +195,10 @@ class Walker:
             verification=verification,
             seeds=(self.seed,),
         )
+
+    def error(self, sample: int, offset: int | None) -> str | None:
+        """Say in one sentence that a sample has gone wrong; ``None`` if it has not."""
+        return chain_error(sample, offset)
 
     @property
     def chase(self) -> Chase:
@@ -293,10 +304,3 @@ def take_reader(collective: CollectiveStep, worker: WorkerContext, flow: Flow) -
         if collective.owns(end):
             worker.connect(stream.context.bus_id, end.bus_id)
     return Reader(stream, worker.kernels_of(stream.context.bus_id))
-
-
-def _walker(task: Task) -> type[Walker]:
-    if task.pattern is Pattern.LOADED:
-        return Loaded
-    sequential = task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL
-    return Nvbandwidth if sequential else Walker

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from egmctl.bench.case import Case, Processes
+from egmctl.bench.engines import engine_for
 from egmctl.bench.in_process import counterparts
 from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import too_large
@@ -113,6 +114,7 @@ def make_plan(
             *((f"{why_none}: {', '.join(none)}",) if none else ()),
             *(f"measured anyway: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
             *_unlisted(gpus),
+            *_not_native(tasks, gpus),
         ),
     )
 
@@ -124,6 +126,27 @@ def _unlisted(gpus: Sequence[Gpu]) -> Iterator[str]:
         yield (
             f"NVML does not list {', '.join(labels)}: links, their nominal rates, clocks, counters and other users are "
             "unknown"
+        )
+
+
+def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[str]:
+    """Say which GPUs add to host memory without native atomics.
+
+    Such additions are not atomic for the host and for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
+    """
+    flows = [
+        flow for one in tasks if one.waiver is None and engine_for(one.task.engine).atomics for flow in one.task.flows
+    ]
+    adding = {flow.initiator for flow in flows if flow.route.memory is not None}
+    without = [
+        f"GPU{gpu.index}"
+        for gpu in gpus
+        if gpu.bus_id in adding and gpu.cuda and gpu.cuda.attributes.get("HOST_NATIVE_ATOMIC_SUPPORTED") == 0
+    ]
+    if without:
+        yield (
+            f"additions to host memory are atomic for the adding GPU alone: "
+            f"CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED is 0 of {', '.join(without)}"
         )
 
 

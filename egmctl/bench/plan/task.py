@@ -9,7 +9,7 @@ from egmctl.bench.engines import engine_for
 from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.paths import Path
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Engine, Flow, Pattern, Quantity, Settings, Task
+from egmctl.model.measurement import Engine, Flow, MemoryKind, Pattern, Quantity, Settings, Task
 from egmctl.units import GB, MIB
 
 COPIES_LIMIT = 128
@@ -104,13 +104,14 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> str | None:
 
 def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> str | None:
     """Say why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or the driver did not report it."""
-    if engine is not Engine.ATOMIC or flow.initiator is None or flow.destination.bus_id is None:
+    owner = flow.source if flow.destination.memory is MemoryKind.REGISTERS else flow.destination
+    if not engine_for(engine).atomics or flow.initiator is None or owner.bus_id is None:
         return None
-    pair = machine.pair(flow.initiator, flow.destination.bus_id)
+    pair = machine.pair(flow.initiator, owner.bus_id)
     if pair is None or pair.cuda_attributes.get("NATIVE_ATOMIC_SUPPORTED") != 0:
         return None
     return (
-        f"{flow.initiator_label} has no native atomics on {flow.destination.label}: "
+        f"{flow.initiator_label} has no native atomics on {owner.label}: "
         "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED is 0"
     )
 

@@ -182,6 +182,8 @@ def knee(latencies_ns: dict[int, float]) -> int | None:
 
 
 def _how(measurement: Measurement) -> str:
+    if measurement.engine is not Engine.CHASE:
+        return engine_for(measurement.engine).caption
     chase = _chase(measurement)
     size = format_size(measurement.size_bytes)
     if chase.order is ChaseOrder.SEQUENTIAL:

@@ -19,6 +19,7 @@ _VERIFICATION = {
     Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
     Verification.HOST_FIRST_AND_LAST_SAMPLE: "verified after the first and the last sample on the host",
     Verification.CHECKSUM_EVERY_SAMPLE: "reads and writes alone by checksum",
+    Verification.COUNTERS_EVERY_SAMPLE: "atomic additions by their answers and their counters",
     Verification.WALK_EVERY_SAMPLE: "pointer chases verified by their final index",
 }
 

@@ -115,10 +115,33 @@ static int ping_pong(struct launch *launch, struct stream *stream, double *secon
     return 0;
 }
 
+/* atomic_latency.cu: what all additions leave. An answer that is not what it must be leads to another counter. */
+static int add_in_turn(struct launch *launch, struct stream *stream, double *seconds)
+{
+    uint64_t first = launch->arguments[1], adds = launch->arguments[3], all = launch->arguments[2] + adds, slip = 0;
+    uint64_t *counters = kernel_range(launch, stream, 0, FLAG_LINES * LINE, WRITE);
+    uint64_t *result = kernel_range(launch, stream, 4, 32, WRITE);
+    if (!counters || !result)
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    result[2] = 0;
+    for (uint64_t n = first; n < first + all; ++n) {
+        slip = counters[(n + slip) % FLAG_LINES * (LINE / 8)]++ - n / FLAG_LINES;
+        result[2] += slip != 0;
+    }
+    if (launch->corrupt >= 0)
+        ((unsigned char *)counters)[launch->corrupt % (FLAG_LINES * LINE)] ^= 0xff;
+    *seconds = kernel_seconds(stream_context(stream)->gpu, launch->arguments[0], 8) * (double)adds;
+    result[0] = 1000;
+    result[1] = 1000 + (uint64_t)(1e9 * *seconds);
+    result[3] = 0;
+    return 0;
+}
+
 const struct kernel latency_kernels[] = {
     {"make_chain", {8, 8, 8, 8}, make_chain},
     {"chase", {8, 8, 8, 8, 8, 8}, chase},
     {"chase_loaded", {8, 8, 8, 8, 8, 8, 8, 8}, chase_loaded},
     {"ping_pong", {8, 8, 8, 8, 8, 8}, ping_pong},
+    {"add_in_turn", {8, 8, 8, 8, 8}, add_in_turn},
     {0},
 };
