@@ -1,4 +1,4 @@
-"""``egmctl topo``: what is connected to what, and by which wire."""
+"""``egmctl topo``: what is connected to what, and by which link."""
 
 from __future__ import annotations
 

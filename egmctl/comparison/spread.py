@@ -18,7 +18,7 @@ from egmctl.verdict.match import choose, match_profile
 
 TOLERANCE = 0.05
 """What a median may differ by: a little less than what one lost NVLink of 18 costs, which is 5.6 %. Any other fault of
-a wire (a PCIe link at half its width or speed, a C2C link down) costs more."""
+a link (a PCIe link at half its width or speed, a C2C link down) costs more."""
 
 TIMES = 3
 """How many times the known spread a difference must be, of two runs: ``sqrt(2)`` times that of one."""

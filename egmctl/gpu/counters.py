@@ -17,7 +17,7 @@ _PCIE_WRAPS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the counters of a GPU's wires stand at, or rose by; a wire that NVML does not count is left out."""
+    """What the counters of a GPU's links stand at, or rose by; a link that NVML does not count is left out."""
 
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
     received_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -56,11 +56,11 @@ class GpuCounters(Protocol):
     def knows(self, bus_id: str) -> bool:
         """Say whether NVML lists a GPU."""
 
-    def traffic(self, bus_id: str, wires: Iterable[str]) -> Traffic:
-        """Read the counters of some wires of a GPU that NVML lists."""
+    def traffic(self, bus_id: str, links: Iterable[str]) -> Traffic:
+        """Read the counters of some links of a GPU that NVML lists."""
 
-    def new_errors(self, bus_id: str, wires: Iterable[str]) -> dict[str, int]:
-        """Return the counters of errors of some wires that rose since they were read last, and by how much."""
+    def new_errors(self, bus_id: str, links: Iterable[str]) -> dict[str, int]:
+        """Return the counters of errors of some links that rose since they were read last, and by how much."""
 
     def state(self, bus_id: str) -> State:
         """Return how a GPU runs now."""

@@ -1,6 +1,6 @@
-"""What NVML shows of the GPUs beside a measurement: clocks, what slows them, counters of the wires and of errors.
+"""What NVML shows of the GPUs beside a measurement: clocks, what slows them, counters of the links and of errors.
 
-Every question is asked between samples or at most every 20 ms: it goes through the driver, not through the wires.
+Every question is asked between samples or at most every 20 ms: it goes through the driver, not through the links.
 """
 
 from __future__ import annotations
@@ -71,26 +71,26 @@ class Telemetry:
             with contextlib.suppress(Unavailable):
                 self._handles[bus_id] = handle = ask("nvmlDeviceGetHandleByPciBusId", bus_id)
                 self._supported[bus_id] = _supported(handle)
-                for wire in _ERRORS:
-                    self._last_errors[bus_id, wire] = self._errors(bus_id, wire)
+                for link in _ERRORS:
+                    self._last_errors[bus_id, link] = self._errors(bus_id, link)
 
     def knows(self, bus_id: str) -> bool:
         """Say whether NVML lists a GPU."""
         return bus_id in self._handles
 
-    def traffic(self, bus_id: str, wires: Iterable[str]) -> Traffic:
-        """Read the counters of some wires of a GPU that NVML lists: 0.8 ms for NVLink, 0.2 ms for PCIe (H200)."""
-        wanted = [fields[wire][0] for fields in (_SENT, _RECEIVED) for wire in wires if wire in fields]
+    def traffic(self, bus_id: str, links: Iterable[str]) -> Traffic:
+        """Read the counters of some links of a GPU that NVML lists: 0.8 ms for NVLink, 0.2 ms for PCIe (H200)."""
+        wanted = [fields[link][0] for fields in (_SENT, _RECEIVED) for link in links if link in fields]
         found = self._read(bus_id, wanted)
         return Traffic(_bytes(found, _SENT), _bytes(found, _RECEIVED))
 
-    def new_errors(self, bus_id: str, wires: Iterable[str]) -> dict[str, int]:
-        """Return the counters of errors of some wires that rose since they were read last, and by how much."""
+    def new_errors(self, bus_id: str, links: Iterable[str]) -> dict[str, int]:
+        """Return the counters of errors of some links that rose since they were read last, and by how much."""
         rises = {}
-        for wire in wires:
-            errors = self._errors(bus_id, wire)
-            rises.update(rise(errors, self._last_errors[bus_id, wire]))
-            self._last_errors[bus_id, wire] = errors
+        for link in links:
+            errors = self._errors(bus_id, link)
+            rises.update(rise(errors, self._last_errors[bus_id, link]))
+            self._last_errors[bus_id, link] = errors
         return {name: by for name, by in rises.items() if by}
 
     def state(self, bus_id: str) -> State:
@@ -118,8 +118,8 @@ class Telemetry:
             with contextlib.suppress(Unavailable):
                 ask("nvmlShutdown")
 
-    def _errors(self, bus_id: str, wire: str) -> dict[str, int]:
-        names = {number: name for name, number in _ERRORS[wire].items()}
+    def _errors(self, bus_id: str, link: str) -> dict[str, int]:
+        names = {number: name for name, number in _ERRORS[link].items()}
         found = self._read(bus_id, [field for field in self._supported[bus_id] if _number_of(field) in names])
         errors: Counter[str] = Counter()
         for place, value in found.items():
@@ -151,7 +151,7 @@ def _number_of(field: Field) -> int:
 
 
 def _bytes(found: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]]) -> dict[str, int]:
-    return {wire: found[field] * unit for wire, (field, unit) in fields.items() if field in found}
+    return {link: found[field] * unit for link, (field, unit) in fields.items() if field in found}
 
 
 def _number(function: str, *arguments: Any) -> int | None:

@@ -83,7 +83,7 @@ class NvLink(Record):
     """``None`` with a reason where the driver masks it (virtual machines)."""
     remote_link: int | None = None
     speed_mb_s: int | None = None
-    """MB/s (1e6) of one direction on the wire, before encoding overhead: 26562 on NVLink 4."""
+    """MB/s (1e6) of one direction on the link, before encoding overhead: 26562 on NVLink 4."""
     crc_errors: int | None = None
     replay_errors: int | None = None
     recovery_errors: int | None = None

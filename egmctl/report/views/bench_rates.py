@@ -1,11 +1,11 @@
-"""What a run measured over each wire, for the drawing of the topology."""
+"""What a run measured over each link, for the drawing of the topology."""
 
 from __future__ import annotations
 
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport
 
 _HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED)
-"""The first of these that was measured stands for its wire."""
+"""The first of these that was measured stands for its link."""
 
 
 def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, ...]]:

@@ -34,7 +34,7 @@ def seen(report: RunReport) -> dict[str, list[str]]:
 
 
 def route_line(report: RunReport) -> str | None:
-    """Say in one sentence how often the counters showed the expected wire; ``None`` if nothing was to be shown."""
+    """Say in one sentence how often the counters showed the expected link; ``None`` if nothing was to be shown."""
     routes = [m.evidence.route for m in report.measurements if m.evidence and m.evidence.route]
     if not routes:
         return None

@@ -137,7 +137,7 @@ def _nic(nic: Nic) -> str:
 
 
 def _routes(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Spell out each wire of the GPU's routes, and over which GPUs a remote one can lead."""
+    """Spell out each link of the GPU's routes, and over which GPUs a remote one can lead."""
     for route in topology.routes:
         if route.gpu != gpu.bus_id:
             continue
