@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.model.measurement import Chase, Engine, HandleKind, MemoryKind, Pattern, Quantity
 
+ALL_SMS = 0
+"""In place of a number of blocks: one on each multiprocessor of the GPU."""
+
 
 class End(StrEnum):
     """One end of a flow."""
@@ -52,6 +55,9 @@ class Case:
     description: str
     """One sentence for ``--list``."""
     streams: int = 1
+    blocks: int | None = None
+    """Blocks of the kernel that moves the bytes, one on each of so many multiprocessors; :data:`ALL_SMS`: on every one.
+    ``None``: as many as its engine moves most with."""
     quantity: Quantity = Quantity.BANDWIDTH
     chase: Chase | None = None
     """For a latency."""

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from egmctl.bench.case import Case
-from egmctl.bench.cases import egm, host, ipc, latency, p2p, rdma
+from egmctl.bench.cases import egm, host, ipc, latency, p2p, rdma, sms
 
-CASES: tuple[Case, ...] = (*egm.CASES, *host.CASES, *p2p.CASES, *latency.CASES, *ipc.CASES, *rdma.CASES)
+CASES: tuple[Case, ...] = (
+    *egm.CASES,
+    *sms.CASES,
+    *host.CASES,
+    *p2p.CASES,
+    *latency.CASES,
+    *ipc.CASES,
+    *rdma.CASES,
+)
 
 FABRIC_CASES: tuple[Case, ...] = ipc.FABRIC_CASES
 """Those between all ranks of a run, on one node or on many (``egmctl/bench/plan/fabric.py``): a run of their own."""

@@ -97,6 +97,7 @@ SUITES: Mapping[str, Suite] = {
     "ipc": Suite("memory shared between processes, one process per GPU", family="ipc", samples=3),
     "rdma": Suite("UCX messages between processes, and their transport", family="rdma", samples=3),
     "fabric": Suite("fabric handles between all GPUs of the node; under MPI of all nodes", family="fabric", samples=3),
+    "sms": Suite("bandwidth against the number of SMs, by SM copies and bulk copies (TMA)", family="sms", samples=3),
     "matrices": Suite(
         "the seven GPU matrices of nvbandwidth",
         (

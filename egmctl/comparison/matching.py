@@ -142,6 +142,7 @@ def _key(point: Point, names: GpuNames, run: int, ranks: _Ranks) -> Key:
         str(measurement.streams),
         *(() if chase is None else (chase.order.value, str(chase.stride_bytes), str(chase.warm))),
         *(() if chase is None else (str(chase.load_blocks),)),
+        *(() if measurement.blocks is None else (f"{measurement.blocks} blocks",)),
     )
     ends = tuple(
         (

@@ -190,6 +190,9 @@ class Task:
     """Times that each flow moves ``size_bytes`` in one sample, one after the other."""
     streams: int = 1
     """CUDA streams that share each flow's copies."""
+    blocks: int | None = None
+    """Blocks of the kernel that moves the bytes, each on a multiprocessor (SM) of its own; 0: one on each SM, where
+    their number is not known. ``None``: as many as its engine moves most with."""
     chase: Chase | None = None
     """For a latency."""
 

@@ -230,6 +230,12 @@ class Chart:
     """By name."""
     sizes: bool = False
     """``x`` are bytes, drawn by their logarithm."""
+    logarithmic: bool = False
+    """``x`` are other numbers from 1 on, drawn by their logarithm."""
+    titled: bool = False
+    """The drawing holds the caption: no table with the same one stands beside it."""
+    limits: tuple[tuple[str, float], ...] = ()
+    """What no curve can be above, each by its name: level lines."""
     level: Level = Level.NORMAL
 
 

@@ -88,6 +88,8 @@ def not_judged(measurement: Measurement) -> str | None:
     """Say why a number is not judged; ``None`` if it is."""
     if is_degraded(measurement):
         return "its EGM route is blocked: what is left has no reference"
+    if measurement.blocks is not None:
+        return "one of a series by the number of SMs: few need not fill a link"
     if measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes < JUDGED_FROM_BYTES:
         return f"buffers of less than {format_size(JUDGED_FROM_BYTES)} are not judged"
     return None

@@ -51,7 +51,8 @@ def judge(
     measurements = report.measurements
     members: dict[PathClass, list[int]] = {}
     for number, measurement in enumerate(measurements):
-        if value_of(measurement) is not None or measurement.status in BROKEN:
+        if (value_of(measurement) is not None and measurement.blocks is None) or measurement.status in BROKEN:
+            # What is one of a series by the number of SMs has nothing to be held against: it counts where it broke.
             members.setdefault(class_of(measurement), []).append(number)
     called, sized = names(members), several_sizes(members)
     culprits: list[Culprit] = []

@@ -358,8 +358,8 @@ class TestCases:
 
     @pytest.mark.parametrize("name", ["standard", "full"])
     def test_a_large_suite_has_every_family(self, name: str) -> None:
-        # What needs a package beside is measured where it is asked for.
-        extra = {"rdma"} if name == "standard" else set()
+        # What needs a package beside, and a series of many points, is measured where it is asked for.
+        extra = {"rdma", "sms"} if name == "standard" else set()
         assert {case.family for case in select_cases([], [name])} == {case.family for case in CASES} - extra
 
     def test_a_glob_that_fits_nothing_is_refused_with_what_is_alike_or_shows_all(self) -> None:

@@ -20,7 +20,7 @@ class Bulk(TransferEngine):
     def launch(self, mover: Mover, move: Move) -> FlowParts:
         stream = mover.streams[0]
         # One block on each multiprocessor: its chunks under way take almost half of the shared memory.
-        grid = max(1, stream.context.multiprocessors // mover.share)
+        grid = mover.blocks_of(1)
         arguments = (move.destination, move.source, move.vectors, move.passes, move.slots)
         return [(stream, partial(mover.kernels.launch, "copy_bulk", stream.handle, grid, THREADS, *arguments))]
 

@@ -200,6 +200,8 @@ class Mover:
         How many kernels work on that GPU at the same time: each gets its part of the blocks, so that all run at once.
     staged
         Whether the driver copies through host memory. That it never waits for this with the host is not documented.
+    blocks
+        Of the kernel, where the task says how many (:attr:`egmctl.model.task.Task.blocks`).
     """
 
     def __init__(
@@ -213,6 +215,7 @@ class Mover:
         streams: Sequence[Stream],
         share: int,
         staged: bool = False,
+        blocks: int | None = None,
     ) -> None:
         ends = {End.SOURCE: source, End.DESTINATION: destination}
         if {end for end, memory in ends.items() if memory is not None} != engine.carries:
@@ -225,6 +228,7 @@ class Mover:
         self._seed = seed
         self.share = share
         self._staged = staged
+        self._blocks = blocks
         self._kernels = worker.kernels_of(streams[0].context.bus_id) if engine.needs_kernels else None
 
     @property
@@ -262,8 +266,19 @@ class Mover:
     def by_kernel(self, name: str, *arguments: int) -> FlowParts:
         """Return the work of a flow that one launch of a kernel does, on its share of the GPU."""
         stream = self.streams[0]
-        grid = max(1, BLOCKS * stream.context.multiprocessors // self.share)
+        grid = self.blocks_of(BLOCKS)
         return [(stream, partial(self.kernels.launch, name, stream.handle, grid, THREADS, *arguments))]
+
+    def blocks_of(self, per_multiprocessor: int) -> int:
+        """Return the blocks of a flow's kernel: those of the task, or so many on its share of each multiprocessor.
+
+        The GPU gives a block to the multiprocessor that has the least to do, so blocks that are no more than its
+        multiprocessors have one each.
+        """
+        multiprocessors = self.streams[0].context.multiprocessors
+        if self._blocks is not None:
+            return self._blocks or multiprocessors
+        return max(1, per_multiprocessor * multiprocessors // self.share)
 
     def expected(self, part: Window) -> Region:
         """Return the part of a buffer at one end with what is in it, or will be."""

@@ -228,7 +228,14 @@ class _Step:
                 streams = part.streams[number]
                 ends = memories[0], memories[1]
                 mover = Mover(
-                    worker, self._engines[place], *ends, seed, streams=streams, share=share, staged=flow.route.staged
+                    worker,
+                    self._engines[place],
+                    *ends,
+                    seed,
+                    streams=streams,
+                    share=share,
+                    staged=flow.route.staged,
+                    blocks=self._tasks[place].blocks,
                 )
             part.flows.append(_FlowPart(number, seed, source, destination, mover))
 

@@ -16,7 +16,7 @@ from egmctl.bench.plan.pairs import Pair, picked
 from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.plan.ranks import flow_of, handle_waiver, local_path, node_flows, ranks_of
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
-from egmctl.bench.plan.task import Candidate, atomics_waiver, capability_waiver, planned_task
+from egmctl.bench.plan.task import Candidate, atomics_waiver, blocks_waiver, capability_waiver, planned_task
 from egmctl.bench.registry import CASES
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
@@ -212,6 +212,7 @@ def _planned_tasks(
     for made in candidates:
         waivers = [gpu_waiver(machine, gpu, visible) for gpu in made.gpus] + [path.waiver for path in made.paths]
         waivers += [made.waiver, *(capability_waiver(case.engine, gpu) for gpu in made.gpus)]
+        waivers += [blocks_waiver(case, gpu) for gpu in made.gpus]
         waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
         if not settings.allow_busy:
             waivers += [f"{busy}; --allow-busy measures it anyway" for busy in map(in_use, made.gpus) if busy]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from egmctl.bench.case import Case, Footprint
+from egmctl.bench.case import ALL_SMS, Case, Footprint
 from egmctl.bench.engines import engine_for
 from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.paths import Path
@@ -19,6 +20,9 @@ SAMPLE_S = 0.02
 """How long one sample is to take at least; see :func:`copies_for`."""
 
 _ROUND_COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, COPIES_LIMIT)
+
+BLOCK_GB_S = 25.0
+"""What to plan a block of a kernel with: on H200 sixteen of them write 367 GB/s to a peer (docs/hardware-notes.md)."""
 
 _USUAL_L2_BYTES = 128 * MIB
 """Of a GPU that does not say how large its L2 cache is: no GPU that is supported has more."""
@@ -41,6 +45,10 @@ class Candidate:
 def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | None) -> PlannedTask:
     """Return the task that a case makes of a candidate."""
     rate = min(path.rate_gb_s for path in made.paths)
+    blocks = case.blocks
+    if blocks is not None:
+        blocks = blocks or _multiprocessors(made.gpus) or ALL_SMS
+        rate = min(rate, blocks * BLOCK_GB_S) if blocks else rate
     bandwidth = case.quantity is Quantity.BANDWIDTH
     size_bytes = settings.size_bytes if case.footprint is None else _footprint(case.footprint, made.cache)
     task = Task(
@@ -54,6 +62,7 @@ def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | 
         size_bytes=size_bytes,
         copies=1,
         streams=case.streams,
+        blocks=blocks,
         chase=case.chase,
     )
     if bandwidth:
@@ -100,6 +109,21 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> str | None:
         f"GPU{gpu.index} has compute capability {major}.{minor}, and {engine_for(engine).caption} needs "
         f"{needed[0]}.{needed[1]}"
     )
+
+
+def blocks_waiver(case: Case, gpu: Gpu) -> str | None:
+    """Say why a GPU cannot give each block of a case a multiprocessor; ``None`` if it can, or did not say."""
+    there = _multiprocessors((gpu,))
+    if case.blocks is None or there is None or case.blocks <= there:
+        return None
+    return f"GPU{gpu.index} has {there} multiprocessors"
+
+
+def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
+    """Return how many the GPU has that has the fewest; ``None`` where one does not say."""
+    found = [gpu.cuda.attributes.get("MULTIPROCESSOR_COUNT") if gpu.cuda is not None else None for gpu in gpus]
+    known = [count for count in found if count is not None]
+    return min(known) if known and len(known) == len(found) else None
 
 
 def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> str | None:

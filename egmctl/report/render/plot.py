@@ -1,4 +1,4 @@
-"""Curves as inline SVG: each told apart by colour, dashes, marks and its name at its end."""
+"""Curves as inline SVG, each told apart by colour, dashes, marks and its name at its end, under lines of limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from egmctl.report.document import Chart, Point
-from egmctl.report.render.markup import element
+from egmctl.report.render.markup import arrows, element
 from egmctl.units import format_size
 
 WIDTH, HEIGHT = 720, 300
@@ -22,17 +22,26 @@ Scale = Callable[[float], float]
 def plot(what: Chart) -> Element:
     """Return the drawing; what it shows is in the table beside it, so that nothing is in the drawing alone."""
     points = [point for _, curve in what.curves for point in curve]
-    y_ticks = ticks(max(point.high for point in points))
+    y_ticks = ticks(max([point.high for point in points] + [limit for _, limit in what.limits]))
     xs = sorted({point.x for point in points})
-    x_ticks = _powers(xs) if what.sizes else ticks(max(xs))
-    x = _scale(x_ticks[0], x_ticks[-1], _LEFT, WIDTH - _RIGHT, logarithm=what.sizes)
+    logarithm = what.sizes or what.logarithmic
+    x_ticks = _powers(xs) if logarithm else ticks(max(xs))
+    x = _scale(x_ticks[0], x_ticks[-1], _LEFT, WIDTH - _RIGHT, logarithm=logarithm)
     y = _scale(0, y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
     names = [f"{name}: {_told(what, curve)}" for name, curve in what.curves if curve]
+    names += [f"{name}: {limit:.1f} {what.y}" for name, limit in what.limits]
     return element(
         "svg",
         element("title", what.caption),
         element("desc", "; ".join(names)),
+        element("text", arrows(what.caption), x=float(_LEFT), y=float(_TOP - 12), class_="strong")
+        if what.titled
+        else None,
         list(_axes(what, x_ticks, y_ticks, x, y)),
+        [
+            element("line", x1=float(_LEFT), x2=float(WIDTH - _RIGHT), y1=y(limit), y2=y(limit), class_="limit")
+            for _, limit in what.limits
+        ],
         [_curve(number, curve, x, y) for number, (_, curve) in enumerate(what.curves)],
         list(_names(what, x, y)),
         class_="figure plot",
@@ -111,12 +120,19 @@ def _mark(style: int, x: float, y: float) -> Element:
 def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
     """Yield the names at the ends of their curves, moved down where two would meet."""
     ends = sorted(
-        ((y(curve[-1].y), x(curve[-1].x), name, number) for number, (name, curve) in enumerate(what.curves) if curve),
+        [
+            *(
+                (y(curve[-1].y), x(curve[-1].x), name, f"fill-{number % _STYLES}")
+                for number, (name, curve) in enumerate(what.curves)
+                if curve
+            ),
+            *((y(limit), float(WIDTH - _RIGHT), name, "dim") for name, limit in what.limits),
+        ]
     )
     lowest = -math.inf
-    for at, end, name, number in ends:
+    for at, end, name, look in ends:
         lowest = max(at, lowest + _LINE)
-        yield element("text", name, x=end + 10, y=lowest + 4, class_=f"fill-{number % _STYLES}")
+        yield element("text", name, x=end + 10, y=lowest + 4, class_=look)
 
 
 def _told(what: Chart, curve: Sequence[Point]) -> str:

@@ -33,11 +33,12 @@ from egmctl.report.document import (
     Tone,
 )
 from egmctl.report.views.bench_answer import answer, was_run
-from egmctl.report.views.bench_cells import GRADE_MARKS, GRADE_TONES, STATUS_TONES
+from egmctl.report.views.bench_cells import GRADE_MARKS, GRADE_TONES, STATUS_TONES, Frame
 from egmctl.report.views.bench_judged import judged_sections
 from egmctl.report.views.bench_kernel import grave, kernel_line, sentence
 from egmctl.report.views.bench_notes import exceptions, how, tally, where_time_went
 from egmctl.report.views.bench_rates import rates
+from egmctl.report.views.bench_sms import by_sms
 from egmctl.report.views.bench_soak import soak_lines, worst_paths
 from egmctl.report.views.bench_tables import families
 from egmctl.report.views.bench_warnings import route_line, seen, staged_lines, warnings
@@ -98,6 +99,8 @@ def _body(report: RunReport) -> Iterator[Block]:
     rows = _rows(report)
     if rows:
         yield _summary(rows)
+    if by_number := tuple(by_sms(report.measurements, Frame.of(report))):
+        yield Section(title="Bandwidth by number of SMs", body=by_number)
     if lines := tuple(soak_lines(report)):
         worst = worst_paths(report)
         yield Section(title="Soak", body=(Bullets(items=lines), *([worst] if worst is not None else [])))
@@ -281,11 +284,10 @@ def _rows(report: RunReport) -> list[_Row]:
 
 def _unjudged(measurements: Sequence[Measurement]) -> list[_Row]:
     members: dict[object, list[Measurement]] = {}
-    classes = [class_of(m) for m in measurements if m.headline is not None]
-    sized = {one: name for one, name in names(classes).items() if ", " in name}
-    for m in measurements:
-        if m.headline is not None:
-            members.setdefault(class_of(m), []).append(m)
+    shown = [m for m in measurements if m.headline is not None and m.blocks is None]
+    sized = {one: name for one, name in names(map(class_of, shown)).items() if ", " in name}
+    for m in shown:
+        members.setdefault(class_of(m), []).append(m)
     return [
         (f"{one.case} {format_size(one.size_bytes)}" if one in sized else one.case, one.link, those, None)
         for those in members.values()

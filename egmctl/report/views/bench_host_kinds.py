@@ -28,7 +28,13 @@ def side_by_side(measurements: Sequence[Measurement], frame: Frame) -> Iterator[
             cells: dict[MemoryKind, dict[tuple[str, str], Measurement]] = {}
             for m in measurements:
                 host, gpu = ends(m.flows[0])
-                alike = m.engine is engine and m.pattern is Pattern.PAIR and m.streams == 1 and not m.ranks
+                alike = (
+                    m.engine is engine
+                    and m.pattern is Pattern.PAIR
+                    and m.streams == 1
+                    and m.blocks is None
+                    and not m.ranks
+                )
                 if alike and host.memory in _KINDS and (m.flows[0].source == host) is to_gpu:
                     cells.setdefault(host.memory, {})[host.label, gpu.label] = m
             if len(cells) < 2 or len({m.size_bytes for those in cells.values() for m in those.values()}) > 1:

@@ -31,8 +31,10 @@ def families(report: RunReport) -> Iterator[tuple[str, tuple[Matrix | Chart, ...
         yield _FAMILIES[""], tuple(folded(report))
         return
     frame = Frame.of(report)
-    for family in dict.fromkeys(m.family for m in report.measurements):
-        found = list(tables([m for m in report.measurements if m.family == family], frame))
+    # A series by the number of SMs has a section of its own (egmctl.report.views.bench_sms).
+    single = [m for m in report.measurements if m.blocks is None]
+    for family in dict.fromkeys(m.family for m in single):
+        found = list(tables([m for m in single if m.family == family], frame))
         if family == "host":
             found += side_by_side(_bandwidths(report), frame)
         if family == "ipc":

@@ -1,0 +1,178 @@
+"""Bandwidth against the number of SMs: what is planned and launched, what is found wrong, and what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egmctl.bench.cases.sms import BLOCKS, CASES
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.statistics import summarize
+from egmctl.bench.suites import SUITES, select_cases
+from egmctl.facts import replay
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, RunReport, Settings, Status
+from egmctl.report.document import Chart, Matrix, Section
+from egmctl.report.render.plot import HEIGHT, plot
+from egmctl.report.views.bench import bench_document
+from egmctl.report.views.bench_sms import ENOUGH, enough
+from egmctl.units import MIB
+from egmctl.verdict.classes import not_judged
+from egmctl.verdict.judge import judge
+from tests.bench.test_run import FEW, Bench, bench
+from tests.report.pages import elements, words
+from tests.report.runs import run
+
+pytest_plugins = ["tests.fake.plugin"]
+
+__all__ = ["bench"]
+
+H200 = replay.load("hgx-h200x4")
+SETTINGS = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
+NAMES = tuple(case.name for case in CASES)
+WRITES = tuple(name for name in NAMES if name.startswith("sms_device_to_device_write_sm_"))
+
+
+def with_sms(machine: Machine, count: int | None) -> Machine:
+    """Return a machine whose GPUs say how many SMs they have."""
+    assert machine.gpus is not None
+    said = {} if count is None else {"MULTIPROCESSOR_COUNT": count}
+    return replace(
+        machine,
+        gpus=tuple(
+            replace(gpu, cuda=gpu.cuda and replace(gpu.cuda, attributes={**_without(gpu.cuda.attributes), **said}))
+            for gpu in machine.gpus
+        ),
+    )
+
+
+def _without(attributes: Mapping[str, int | None]) -> dict[str, int | None]:
+    return {name: value for name, value in attributes.items() if name != "MULTIPROCESSOR_COUNT"}
+
+
+def plan_of(machine: Machine, names: Sequence[str] = NAMES) -> Plan:
+    return make_plan(machine, machine.gpus or (), [0], select_cases(names), SETTINGS)
+
+
+class TestPlan:
+    def test_each_path_and_engine_is_measured_by_so_many_blocks_and_by_one_on_every_sm(self) -> None:
+        blocks: dict[tuple[str, str], list[int | None]] = {}
+        for planned in plan_of(with_sms(H200, 132)).tasks:
+            assert planned.waiver is None
+            key = f"{planned.task.path} by {planned.task.flows[0].initiator_label}", planned.task.engine.value
+            blocks.setdefault(key, []).append(planned.task.blocks)
+        paths = ("GPU0 -> GPU1", "GPU1 -> GPU0", "NUMA0 -> GPU0", "GPU0 -> NUMA0", "GPU0 -> GPU0")
+        assert set(blocks) == {(f"{path} by GPU0", engine) for path in paths for engine in ("sm-copy", "bulk")}
+        assert all(found == [1, 2, 4, 8, 16, 32, 64, 132] for found in blocks.values())
+
+    def test_a_gpu_with_fewer_sms_is_not_given_more_blocks(self) -> None:
+        planned = plan_of(with_sms(H200, 48), WRITES).tasks
+        assert [one.task.blocks for one in planned if one.waiver is None] == [1, 2, 4, 8, 16, 32, 48]
+        assert [one.waiver for one in planned if one.waiver is not None] == ["GPU0 has 48 multiprocessors"]
+
+    def test_where_nobody_says_how_many_sms_there_are_that_is_left_to_the_run(self) -> None:
+        tasks = [one.task for one in plan_of(with_sms(H200, None), WRITES).tasks]
+        assert [task.blocks for task in tasks] == list(BLOCKS)
+
+    def test_few_sms_get_few_copies_so_that_no_sample_takes_seconds(self) -> None:
+        tasks = [one.task for one in plan_of(with_sms(H200, 132)).tasks]
+        local = [task.copies for task in tasks if task.case.startswith("sms_device_local_bulk")]
+        assert local == [1, 2, 4, 8, 16, 32, 64, 64]
+
+    def test_no_quick_or_standard_run_has_them(self) -> None:
+        in_suites = [name for name, suite in SUITES.items() if any(map(suite.has, CASES))]
+        assert in_suites == ["full", "sms"]
+        assert [case.name for case in select_cases([], ["sms"])] == list(NAMES)
+
+
+class TestRun:
+    def test_the_kernels_get_so_many_blocks_and_every_byte_is_looked_at(self, bench: Bench) -> None:
+        names = [n for n in NAMES if "write" in n and n.endswith(("_4", "_all"))]
+        found = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, *(w for n in names for w in ("--case", n)))
+        assert found.code == 0, found.reasons()
+        assert {m["verification"] for m in found.result["measurements"]} == {"gpu-every-sample"}
+        grids = {
+            (call.arguments["kernel"], call.arguments["grid"])
+            for call in found.worker_calls()
+            if call.name == "cuLaunchKernel" and call.arguments["kernel"].startswith("copy_")
+        }
+        assert grids == {(kernel, f"{count},1,1") for kernel in ("copy_vectors", "copy_bulk") for count in (4, 132)}
+        assert [m["blocks"] for m in found.result["measurements"]] == [4, 132, 4, 132]
+        assert found.node.leaks() == []
+
+    @pytest.mark.parametrize("engine", ["sm", "bulk"])
+    def test_a_byte_that_few_sms_damage_is_found(self, bench: Bench, engine: str) -> None:
+        case = f"sms_device_to_device_write_{engine}_2"
+        found = bench(
+            "bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", case, faults="cuLaunchKernel@4=corrupt:100"
+        )
+        assert found.statuses() == ["corrupt"]
+        assert found.code == 1
+        assert found.node.leaks() == []
+
+
+def measured(at: Mapping[float, float]) -> RunReport:
+    """Return a run on an H200 in which so many SMs reached so many GB/s."""
+    made = run(cases=WRITES, node=with_sms(H200, 132))
+    return replace(made, measurements=tuple(_reached(m, at[m.blocks or 0]) for m in made.measurements))
+
+
+def _reached(measurement: Measurement, gb_s: float) -> Measurement:
+    return replace(measurement, bandwidth_gb_s=summarize([gb_s]), flows_gb_s=(summarize([gb_s]),))
+
+
+SEEN: Mapping[float, float] = {1: 23.0, 2: 46.0, 4: 92.0, 8: 184.0, 16: 360.0, 32: 369.0, 64: 369.5, 132: 369.4}
+
+
+class TestView:
+    def test_it_says_how_few_come_close_to_the_most(self) -> None:
+        assert enough(SEEN) == 16
+        assert enough({}) is None
+
+    @given(st.dictionaries(st.integers(1, 200), st.floats(0.1, 5000), min_size=1))
+    def test_fewer_than_enough_never_are(self, gb_s: dict[float, float]) -> None:
+        found = enough(gb_s)
+        assert found is not None
+        most = max(gb_s.values())
+        assert gb_s[found] >= ENOUGH * most
+        assert all(value < ENOUGH * most for sms, value in gb_s.items() if sms < found)
+
+    def test_a_table_and_a_chart_with_the_link_as_a_line(self) -> None:
+        report = measured(SEEN)
+        (section,) = [
+            block
+            for block in bench_document(report).body
+            if isinstance(block, Section) and block.title == "Bandwidth by number of SMs"
+        ]
+        table, chart = section.body
+        assert isinstance(table, Matrix)
+        assert isinstance(chart, Chart)
+        assert table.rows == ("GPU0 -> GPU1 write",)
+        columns = [column for group in table.groups for column in group]
+        assert [(column.header, column.cells[0].text) for column in columns[:3]] == [
+            (("by",), "SM"),
+            (("95 %",), "16"),
+            (("1",), "23.0"),
+        ]
+        assert columns[-1].header == ("132",)
+        assert [point.x for point in chart.curves[0][1]] == sorted(SEEN)
+        limit = report.measurements[0].flows[0].route.at_most_gb_s
+        assert chart.limits == ((f"NV18 {limit:.0f} GB/s", limit),)
+        drawn = plot(chart)
+        (line,) = [one for one in elements(drawn, "line") if one.get("class") == "limit"]
+        highest = min(float(one.get("cy", "")) for one in elements(drawn, "circle"))
+        assert 0 < float(line.get("y1", "")) < highest < HEIGHT
+        assert "NV18 " in words(next(iter(elements(drawn, "desc"))))
+        assert "GPU0 \u2192 GPU1 write by number of SMs" in [words(one) for one in elements(drawn, "text")]
+
+    def test_what_few_sms_reach_is_no_fault_of_the_link(self) -> None:
+        report = measured(SEEN)
+        assert all(not_judged(m) for m in report.measurements)
+        assert judge(report, None).classes == ()
+        broken = replace(report.measurements[0], status=Status.CORRUPT, reason="wrong")
+        assert judge(replace(report, measurements=(broken,)), None).failed
