@@ -6,7 +6,8 @@ from egmctl.driver.signatures import known_cause
 from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
 from egmctl.gpu.clock import ImpossibleTime
 from egmctl.gpu.program import NoCompiler
-from egmctl.model.measurement import Measurement, Status, Task, finish
+from egmctl.model.measurement import Measurement, Status, Task, finish, waived
+from egmctl.model.waiver import WaiverKind
 
 EXPIRED_LIMIT = 3
 """How often a sample whose gate gave up is taken again."""
@@ -29,15 +30,15 @@ def failure(task: Task, error: Exception) -> Measurement:
     It is waived where the driver, or this machine, says that it has no such thing.
     """
     if isinstance(error, NoCompiler):
-        return finish(task, Status.WAIVED, reason=str(error))
+        return waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(error))
     if isinstance(error, ImpossibleTime):
         return finish(task, Status.FAILED, reason=str(error), last_call=error.call)
     if not isinstance(error, DriverCallError):
         return finish(task, Status.FAILED, reason=str(error), known_cause=True)
     if isinstance(error, DriverTooOld) or error.name == "CUDA_ERROR_NOT_SUPPORTED":
-        return finish(task, Status.WAIVED, reason=str(error), last_call=error.call)
+        return waived(task, WaiverKind.REFUSED, str(error), last_call=error.call)
     if (error.call, error.name) == ("cuDeviceGetByPCIBusId", "CUDA_ERROR_INVALID_DEVICE"):
-        return finish(task, Status.WAIVED, reason=f"CUDA does not see a GPU of this path: {error}")
+        return waived(task, WaiverKind.GPU_UNUSABLE, f"CUDA does not see a GPU of this path: {error}")
     cause = known_cause(error)
     return finish(
         task,

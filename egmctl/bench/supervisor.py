@@ -35,8 +35,9 @@ from egmctl.journal.events import NoRecorder, Recorder
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BROKEN, Flow, Measurement, RunReport, Status, Summary, Task, finish
+from egmctl.model.measurement import BROKEN, Flow, Measurement, RunReport, Status, Summary, Task, finish, waived
 from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.waiver import WaiverKind
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
@@ -151,9 +152,9 @@ class _Run:
         self, plan: Plan, machine: Machine, on_progress: Progress, recorder: Recorder, watch: KernelLogWatch
     ) -> None:
         self.found: dict[int, Measurement] = {
-            number: finish(planned.task, Status.WAIVED, reason=planned.waiver)
+            number: finish(planned.task, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
             for number, planned in enumerate(plan.tasks)
-            if planned.waiver is not None
+            if planned.waivers
         }
         self.pending = deque(plan.steps)
         self.notes: list[str] = []
@@ -170,8 +171,8 @@ class _Run:
         self._recorder = recorder
         self._watch = watch
         self._told = {"notes": 0, "problems": 0}
-        for number, waived in self.found.items():
-            recorder.measurement(number, waived)
+        for number, not_run in self.found.items():
+            recorder.measurement(number, not_run)
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
         self._differences: dict[str, float] = {}
         """By group, how much a pair alone differed from the same one among others."""
@@ -220,7 +221,8 @@ class _Run:
         for number, task in enumerate(self._tasks):
             if number not in self.found:
                 reason = why or f"not run: {WORKER_LIMIT} {_processes_of(task).value} had failed before"
-                self.found[number] = finish(task, Status.WAIVED, reason=reason)
+                kind = WaiverKind.INTERRUPTED if why else WaiverKind.GIVEN_UP
+                self.found[number] = waived(task, kind, reason)
                 self._recorder.measurement(number, self.found[number])
 
     def tell(self) -> None:

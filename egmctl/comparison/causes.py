@@ -44,5 +44,5 @@ def _numbers(run: RunReport, paths: set[str]) -> frozenset[int]:
     return frozenset(number for number, one in enumerate(run.measurements) if one.path in paths)
 
 
-def _what(cause: RunCause) -> tuple[str, tuple[str, ...]]:
-    return cause.finding.check, cause.finding.place.ids
+def _what(cause: RunCause) -> tuple[str, tuple[str, ...], str]:
+    return cause.finding.check, cause.finding.place.ids, cause.node

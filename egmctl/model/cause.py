@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from egmctl.model.finding import Finding, Status
+from egmctl.model.record import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +22,7 @@ class RunCause:
     the run went on, by one of the ids in :mod:`egmctl.verdict.seen`."""
     explains: tuple[int, ...]
     """Places in ``RunReport.measurements``: what is slow, broke or was not measured because of it."""
+    asked: Plain = ""
+    """The GPUs that the user named and of which nothing was measured because of it, ``GPU2-3``: that is a failure."""
+    node: Plain = ""
+    """Which node of a run over several it was found on, as its GPUs' labels begin: ``node1``."""

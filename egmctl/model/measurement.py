@@ -34,6 +34,7 @@ from egmctl.model.task import (
 from egmctl.model.timing import RunSeconds
 from egmctl.model.ucx import UcxPath
 from egmctl.model.verdict import RunVerdict
+from egmctl.model.waiver import Waiver, WaiverKind
 
 __all__ = [
     "BENCH_SCHEMA",
@@ -63,6 +64,7 @@ __all__ = [
     "Verification",
     "exit_code",
     "finish",
+    "waived",
 ]
 
 BENCH_SCHEMA = "egmctl.bench/2"
@@ -173,6 +175,8 @@ class Measurement(Task):
     status: Status
     reason: Plain | None = None
     """One sentence for every status but ``ok``; it may tell more of an ``ok`` one."""
+    waivers: tuple[Waiver, ...] = ()
+    """Of a waived one all that stopped it, what the reason says first; none in documents of older versions."""
     samples: tuple[Sample, ...] = ()
     bandwidth_gb_s: Summary | None = None
     """Of all flows together."""
@@ -321,6 +325,12 @@ class RunReport:
 def finish(task: Task, status: Status, **outcome: Any) -> Measurement:
     """Return the measurement of ``task`` that ended with ``status``; ``outcome`` are further fields of it."""
     return Measurement(**{f.name: getattr(task, f.name) for f in fields(Task)}, status=status, **outcome)
+
+
+def waived(task: Task, kind: WaiverKind, reason: str, *, last_call: str | None = None) -> Measurement:
+    """Return the measurement of ``task`` that one thing kept from being made."""
+    waivers = (Waiver(kind=kind, reason=reason),)
+    return finish(task, Status.WAIVED, reason=reason, waivers=waivers, last_call=last_call)
 
 
 def exit_code(measurements: Sequence[Measurement]) -> ExitCode:

@@ -44,12 +44,15 @@ def _gravity(cause: JoinedCause) -> tuple[int, int]:
 def _joined(diagnosis: Diagnosis, run: RunReport | None) -> Iterator[JoinedCause]:
     short = Shortfalls() if run is None else shortfalls(run)
     places = {id(finding): place for place, finding in enumerate(diagnosis.findings)}
+    # What --gpus named and could not be measured fails, however grave its cause is by itself.
+    asked = {(one.finding.check, one.finding.place.ids) for one in (run.causes if run else ()) if one.asked}
     told: set[int] = set()
     worst: list[Found] = []
     for cause in causes(diagnosis.findings):
         explained = frozenset[int]() if run is None else explained_by(cause, run, short)
         told |= explained
-        status = Found.FAIL if explained & short.failing else cause.status
+        named = (cause.finding.check, cause.finding.place.ids) in asked
+        status = Found.FAIL if named or explained & short.failing else cause.status
         worst.append(status)
         yield JoinedCause(
             status=status,
@@ -63,7 +66,7 @@ def _joined(diagnosis: Diagnosis, run: RunReport | None) -> Iterator[JoinedCause
             continue
         explained = frozenset(seen.explains)
         told |= explained
-        status = Found.FAIL if explained & short.failing else seen.finding.status
+        status = Found.FAIL if seen.asked or explained & short.failing else seen.finding.status
         worst.append(status)
         yield JoinedCause(
             status=status,

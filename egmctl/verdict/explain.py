@@ -1,32 +1,34 @@
 """Which cause explains which measurement that is slow, broke or was not made. Pure.
 
-A root cause of doctor's explains a measurement where it is about one of its GPUs, pairs or NUMA nodes, and the
-measurement crosses what the check guards (:data:`_REACH`). What was not measured is explained only by what can stop a
-measurement (:data:`_STOPS`): a narrow link of a GPU that others use does not. What the run itself saw
-(:mod:`egmctl.verdict.seen`) explains the measurements that it was seen on. Two causes of one measurement stay two, and
-what nothing explains has none: that something is slow at the same time proves nothing.
+A root cause of doctor's explains a measurement where it is about one of its GPUs, pairs or NUMA nodes, the measurement
+crosses what the check guards, and the fault can produce what is wrong with it (:mod:`egmctl.verdict.mechanisms`). Why
+something was not measured is not guessed from the machine: who waived it recorded it (:mod:`egmctl.model.waiver`).
+What the run itself saw (:mod:`egmctl.verdict.seen`) explains the measurements that it was seen on. Two causes of one
+measurement stay two, and what nothing explains has none: that something is slow at the same time proves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.model.cause import RunCause
-from egmctl.model.finding import Finding, Place, PlaceKind
+from egmctl.model.finding import TOLD, Finding, Place, PlaceKind, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BROKEN, Flow, HandleKind, Measurement, RunReport
-from egmctl.model.route import Carrier, LinkKind
+from egmctl.model.measurement import BROKEN, Endpoint, Flow, Measurement, RunReport, Status
+from egmctl.model.rank import node_names
+from egmctl.model.route import Carrier, LinkKind, Route
 from egmctl.model.verdict import Grade
+from egmctl.model.waiver import OF_GPUS, Waiver, WaiverKind
 from egmctl.topology.access import nvml_failure
 from egmctl.verdict import seen
 from egmctl.verdict.causes import Cause, causes
 from egmctl.verdict.classes import is_degraded, is_lost
+from egmctl.verdict.mechanisms import Mechanism, Symptom, mechanisms
 
 SECTIONS = ("switches", "confinement", "system")
 """The facts that causes are found in, besides those that a plan is made from."""
@@ -54,6 +56,38 @@ class Shortfalls:
         return self.slow | self.waived
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of a run, and which of its processes are there."""
+
+    machine: Machine
+    name: str = ""
+    """As labels of the run begin, ``node1``; empty in a run on one."""
+    ranks: frozenset[int] | None = None
+    """``None``: all."""
+
+    def has(self, rank: int | None) -> bool:
+        """Say whether a process is on this node; ``None`` is the one of a run without ranks."""
+        return self.ranks is None or rank in self.ranks
+
+    def gpus(self, flow: Flow) -> set[str]:
+        """Return the bus ids of the GPUs of this node that take part in a flow."""
+        ends = {end.bus_id for end in (flow.source, flow.destination) if self.has(end.rank)}
+        issuer = {flow.initiator} if self.has(flow.initiator_rank) else set()
+        return {bus_id for bus_id in ends | issuer if bus_id is not None}
+
+
+@dataclass(slots=True)
+class _Explained:
+    """What one cause explains."""
+
+    finding: Finding
+    node: str = ""
+    numbers: set[int] = field(default_factory=set)
+    waivers: set[tuple[int, Waiver]] = field(default_factory=set)
+    """Each with the measurement that it stopped."""
+
+
 def with_causes(report: RunReport, machine: Machine | None = None, *, asked: Collection[str] = ()) -> RunReport:
     """Return a run with the causes that explain it (``RunReport.causes``).
 
@@ -71,27 +105,43 @@ def with_causes(report: RunReport, machine: Machine | None = None, *, asked: Col
 def run_causes(
     report: RunReport, short: Shortfalls, machine: Machine | None = None, *, asked: Collection[str] = ()
 ) -> tuple[RunCause, ...]:
-    """Return the causes of shortfalls, the gravest first; of equally grave ones those that explain most.
-
-    Of a job on several nodes, whose GPUs may have the same bus ids, only what the run itself saw.
-    """
-    if len(report.machines) != 1:
-        found = [(one.finding, one.measurements & short.slow) for one in seen.during(report)]
-    else:
-        machine = machine or report.machines[0]
-        scope = Scope(gpus=tuple(asked) or None)
-        roots = causes(diagnose(machine, scope, CHECKS).findings) if short.all or _is_blind(machine) else ()
-        found = _found(report, machine, roots, short, asked)
-    told = [
-        RunCause(
-            status=Found.FAIL if numbers & short.failing else finding.status,
-            finding=finding,
-            explains=tuple(sorted(numbers)),
+    """Return the causes of shortfalls, the gravest first; of equally grave ones those that explain most."""
+    found: list[_Explained] = []
+    for node in nodes(report, machine):
+        found += _on_node(report, short, node, asked)
+    throttled = frozenset[int]().union(*(one.numbers for one in found if one.finding.check == "gpu.throttle"))
+    for one in seen.during(report):
+        numbers = {n for n in one.measurements & short.slow if _produces(one.finding, _symptoms(report, short, n))}
+        found.append(
+            _Explained(one.finding, "", numbers - throttled if one.finding.check == seen.THROTTLED else numbers)
         )
-        for finding, numbers in found
-        if numbers
-    ]
+    gpus = {gpu.bus_id: gpu for machine in report.machines for gpu in machine.gpus or ()}
+    told = [_told(one, short, asked, gpus) for one in found if one.numbers]
     return tuple(sorted(told, key=lambda one: (list(Found).index(one.status), -len(one.explains))))
+
+
+def _told(one: _Explained, short: Shortfalls, asked: Collection[str], gpus: dict[str, Gpu]) -> RunCause:
+    taken = {bus_id for _, waiver in one.waivers if waiver.kind in OF_GPUS for bus_id in waiver.gpus}
+    named = [gpus[bus_id] for bus_id in taken & set(asked) & gpus.keys()]
+    return RunCause(
+        status=Found.FAIL if named or one.numbers & short.failing else one.finding.status,
+        finding=one.finding,
+        node=one.node,
+        asked=on_gpus(named).label if named else "",
+        explains=tuple(sorted(one.numbers)),
+    )
+
+
+def nodes(report: RunReport, machine: Machine | None = None) -> tuple[Node, ...]:
+    """Return the nodes of a run; none where it is not known which process was on which."""
+    machines = report.machines
+    if len(machines) == 1:
+        return (Node(machine or machines[0]),)
+    names = node_names(rank.host for rank in report.ranks)
+    if len(names) != len(machines):
+        return ()
+    by_host = {host: frozenset(rank.number for rank in report.ranks if rank.host == host) for host in names}
+    return tuple(Node(one, name, by_host[host]) for one, (host, name) in zip(machines, names.items(), strict=True))
 
 
 def shortfalls(run: RunReport) -> Shortfalls:
@@ -110,77 +160,39 @@ def shortfalls(run: RunReport) -> Shortfalls:
 
 
 def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[int]:
-    """Return the shortfalls that a root cause of doctor's explains."""
-    measurements = run.measurements
-    left_out = _left_out(run)
-    return frozenset(
-        number
-        for number in short.all
-        if _reaches_any(cause, measurements[number])
-        and (number in short.slow or _can_stop(cause, measurements[number], left_out))
-    )
+    """Return the shortfalls of a run on one node that a root cause of doctor's explains."""
+    return frozenset(number for node in nodes(run)[:1] for number in _by_doctor(cause, run, short, node).numbers)
 
 
-def _found(
-    report: RunReport, machine: Machine, roots: Sequence[Cause], short: Shortfalls, asked: Collection[str]
-) -> list[tuple[Finding, frozenset[int]]]:
-    by_doctor = {id(root.finding): (root.finding, explained_by(root, report, short)) for root in roots}
-    if _is_blind(machine):
-        for root in roots:
-            if "drv.libraries" in (root.finding.check, *(one.check for one in root.explains)):
-                _, numbers = by_doctor[id(root.finding)]
-                by_doctor[id(root.finding)] = root.finding, numbers | _of_unknown_links(report)
-    told = list(by_doctor.values())
-    throttled = frozenset().union(*(n for finding, n in told if finding.check == "gpu.throttle"), frozenset())
-    for one in seen.during(report):
-        numbers = one.measurements & short.slow
-        told.append((one.finding, numbers - throttled if one.finding.check == seen.THROTTLED else numbers))
-    told += _of_left_out(report, machine, told, short, asked)
-    return told
+def _on_node(report: RunReport, short: Shortfalls, node: Node, asked: Collection[str]) -> Iterator[_Explained]:
+    """Yield what explains shortfalls on one node: doctor's causes, then what no check knows of the GPUs left out."""
+    blind = _is_blind(node.machine)
+    if not (short.all or blind):
+        return
+    scope = Scope(gpus=tuple(asked) or None)
+    found = [_by_doctor(one, report, short, node) for one in causes(diagnose(node.machine, scope, CHECKS).findings)]
+    for one in found:
+        if blind and "drv.libraries" in (one.finding.check, *one.finding.explains):
+            one.numbers |= _of_unknown_links(report, node)
+    yield from found
+    known = {(number, waiver) for one in found for number, waiver in one.waivers}
+    yield from _left_out(report, short, node, known)
 
 
-def _of_left_out(
-    report: RunReport,
-    machine: Machine,
-    told: Sequence[tuple[Finding, frozenset[int]]],
-    short: Shortfalls,
-    asked: Collection[str],
-) -> Iterator[tuple[Finding, frozenset[int]]]:
-    """Yield what no check knows of the GPUs that were not measured: who uses them, or why else."""
-    known = frozenset[int]().union(*(numbers for _, numbers in told), frozenset())
-    gpus = _gpus(report, machine)
-    busy = () if report.settings.allow_busy else seen.busy_gpus(machine, gpus)
-    unusable = seen.unusable_gpus(machine, gpus)
-    groups: dict[tuple[str, bool], list[Gpu]] = {}
-    for gpu in gpus:
-        kind = seen.IN_USE if gpu.bus_id in busy else seen.UNUSABLE if gpu.bus_id in unusable else None
-        if seen.is_hidden(machine, gpu):
-            kind = seen.HIDDEN
-        if kind is not None:
-            groups.setdefault((kind, gpu.bus_id in asked), []).append(gpu)
-    for (kind, wanted), those in groups.items():
-        ids = {gpu.bus_id for gpu in those}
-        numbers = {n for n in short.waived if any(_ends(flow) & ids for flow in report.measurements[n].flows)}
-        if kind == seen.IN_USE:
-            stopped = {n for n in numbers if any(_ends(f) & unusable.keys() for f in report.measurements[n].flows)}
-            yield seen.busy(those, asked=wanted), frozenset(numbers - stopped)
-        elif rest := numbers - known:
-            yield seen.unusable(machine, those, asked=wanted), frozenset(rest)
-
-
-def _gpus(report: RunReport, machine: Machine) -> list[Gpu]:
-    taking_part = {gpu.bus_id for gpu in report.gpus}
-    return [gpu for gpu in machine.gpus or () if gpu.bus_id in taking_part]
-
-
-def _left_out(run: RunReport) -> frozenset[str]:
-    """Return the GPUs of which nothing could be measured, whatever it was."""
-    if len(run.machines) != 1:
-        return frozenset()
-    machine = run.machines[0]
-    gpus = _gpus(run, machine)
-    busy = () if run.settings.allow_busy else seen.busy_gpus(machine, gpus)
-    return frozenset({*seen.unusable_gpus(machine, gpus), *busy})
+def _left_out(
+    report: RunReport, short: Shortfalls, node: Node, known: Collection[tuple[int, Waiver]]
+) -> Iterator[_Explained]:
+    """Yield who uses the GPUs that were not measured, who hides them, or what else a run recorded of them."""
+    stopped: dict[WaiverKind, set[tuple[int, Waiver]]] = {}
+    for number in sorted(short.waived):
+        for waiver in report.measurements[number].waivers:
+            if waiver.kind in OF_GPUS and waiver.gpus and node.has(waiver.rank) and (number, waiver) not in known:
+                stopped.setdefault(waiver.kind, set()).add((number, waiver))
+    for kind, those in stopped.items():
+        ids = {bus_id for _, waiver in those for bus_id in waiver.gpus}
+        gpus = [gpu for gpu in node.machine.gpus or () if gpu.bus_id in ids]
+        if gpus:
+            yield _Explained(seen.left_out(node.machine, gpus, kind), node.name, {n for n, _ in those}, those)
 
 
 def _is_blind(machine: Machine) -> bool:
@@ -188,118 +200,106 @@ def _is_blind(machine: Machine) -> bool:
     return nvml_failure(machine) is not None and all(gpu.nvml is None for gpu in machine.gpus or ())
 
 
-def _of_unknown_links(report: RunReport) -> frozenset[int]:
-    return frozenset(
+def _of_unknown_links(report: RunReport, node: Node) -> set[int]:
+    """Return what was tried over links that nobody knows, however it ended."""
+    return {
         number
         for number, one in enumerate(report.measurements)
-        if any(hop.link is LinkKind.UNKNOWN for flow in one.flows for hop in flow.route.hops)
+        if one.status is not Status.WAIVED
+        and any(hop.link is LinkKind.UNKNOWN and node.gpus(flow) for flow in one.flows for hop in flow.route.hops)
+    }
+
+
+# --- what a check's fault explains -----------------------------------------------------------------------------------
+
+
+def _by_doctor(cause: Cause, report: RunReport, short: Shortfalls, node: Node) -> _Explained:
+    found = _Explained(cause.finding, node.name)
+    # That something could not be determined makes nothing slow, whatever it follows from.
+    faults = [one for one in (cause.finding, *cause.explains) if one.status in TOLD]
+    rows = [(finding, row) for finding in faults for row in mechanisms(finding.check)]
+    for number in short.slow:
+        one, symptoms = report.measurements[number], _symptoms(report, short, number)
+        if any(row.does & symptoms and _concerns(finding, row, one, node) for finding, row in rows):
+            found.numbers.add(number)
+    for number in short.waived:
+        one = _as_asked(report.measurements[number])
+        for waiver in one.waivers:
+            if any(_stops(finding, row, waiver, one, node) for finding, row in rows):
+                found.waivers.add((number, waiver))
+                found.numbers.add(number)
+    return found
+
+
+def _as_asked(one: Measurement) -> Measurement:
+    """Return a measurement that copies were staged for as the one that was asked for, and what stopped that."""
+    staged = [flow for flow in one.flows if flow.route.staged_reason]
+    if not staged:
+        return one
+    no_access = tuple(
+        Waiver(kind=WaiverKind.NO_PEER_ACCESS, reason=flow.route.staged_reason, gpus=tuple(sorted(_gpus(flow))))
+        for flow in staged
     )
+    flows = tuple(replace(flow, route=Route(carrier=Carrier.NONE)) if flow in staged else flow for flow in one.flows)
+    return replace(one, flows=flows, waivers=(*one.waivers, *no_access))
 
 
-# --- what a check's fault concerns -----------------------------------------------------------------------------------
+def _gpus(flow: Flow) -> set[str]:
+    return {end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None}
 
 
-def _can_stop(cause: Cause, measurement: Measurement, left_out: Collection[str]) -> bool:
-    """Say whether a cause can keep something from being measured.
-
-    Of a GPU that was left out altogether only what is about GPUs themselves counts; what a path alone lacks does not.
-    """
-    touched = set[str]().union(*(_ends(flow) for flow in measurement.flows))
-    gone = touched & set(left_out)
-    for finding in (cause.finding, *cause.explains):
-        if gone and _fits(finding.check, _STOPS_GPU):
-            if finding.place.kind is not PlaceKind.GPU or gone & set(finding.place.ids):
-                return True
-        elif not gone and _fits(finding.check, _STOPS):
-            return True
-    return False
+def _symptoms(report: RunReport, short: Shortfalls, number: int) -> frozenset[Symptom]:
+    """Return what is wrong with a measurement that was tried."""
+    one = report.measurements[number]
+    if one.status is Status.CORRUPT:
+        return frozenset({Symptom.CORRUPT})
+    if not one.measured:
+        return frozenset({Symptom.FAILED})
+    # What went without EGM has no reference: it is slow only by comparison with another run.
+    slow = {Symptom.SLOW} if number in short.failing or not is_degraded(one) else set[Symptom]()
+    return frozenset(slow | ({Symptom.DEGRADED} if is_degraded(one) else set()))
 
 
-def _reaches_any(cause: Cause, measurement: Measurement) -> bool:
+def _produces(finding: Finding, symptoms: Collection[Symptom]) -> bool:
+    return any(not row.does.isdisjoint(symptoms) for row in mechanisms(finding.check))
+
+
+def _stops(finding: Finding, row: Mechanism, waiver: Waiver, one: Measurement, node: Node) -> bool:
+    """Say whether a fault is why something was not measured."""
+    if waiver.kind not in row.stops or not node.has(waiver.rank):
+        return False
+    if waiver.kind in OF_GPUS and waiver.gpus:
+        ids = None if row.whole_node or finding.place.kind is not PlaceKind.GPU else finding.place.ids
+        return ids is None or not set(ids).isdisjoint(waiver.gpus)
+    return _concerns(finding, row, one, node)
+
+
+def _concerns(finding: Finding, row: Mechanism, one: Measurement, node: Node) -> bool:
+    """Say whether a fault is on the way of one of a measurement's flows."""
+    if row.own_gpu and finding.place.kind is not PlaceKind.GPU:
+        return False
     return any(
-        _touches(finding.place, flow) and _reaches(finding, flow)
-        for finding in (cause.finding, *cause.explains)
-        for flow in measurement.flows
+        (row.crosses is None or row.crosses(flow)) and _touches(finding.place, flow, node, whole=row.whole_node)
+        for flow in one.flows
     )
 
 
-def _ends(flow: Flow) -> set[str]:
-    return {end for end in (flow.source.bus_id, flow.destination.bus_id, flow.initiator) if end is not None}
-
-
-def _touches(place: Place, flow: Flow) -> bool:
-    ends = (flow.source.bus_id, flow.destination.bus_id)
+def _touches(place: Place, flow: Flow, node: Node, *, whole: bool) -> bool:
+    ends = [end for end in (flow.source, flow.destination) if node.has(end.rank)]
+    if place.kind is PlaceKind.NODE or whole:
+        return bool(ends) or node.has(flow.initiator_rank)
     match place.kind:
-        case PlaceKind.NODE:
-            return True
         case PlaceKind.GPU:
-            return not _ends(flow).isdisjoint(place.ids)
+            return not node.gpus(flow).isdisjoint(place.ids)
         case PlaceKind.PAIR:
-            return f"{ends[0]}>{ends[1]}" in place.ids or f"{ends[1]}>{ends[0]}" in place.ids
+            return bool(_pairs(ends) & set(place.ids))
         case PlaceKind.NUMA:
-            nodes = (flow.source.numa_node, flow.destination.numa_node)
-            return any(str(node) in place.ids for node in nodes if node is not None)
+            return any(str(end.numa_node) in place.ids for end in ends if end.numa_node is not None)
         case PlaceKind.NIC:
             return False
 
 
-def _reaches(finding: Finding, flow: Flow) -> bool:
-    return any(
-        fnmatchcase(finding.check, pattern) and all(holds(flow) for holds in conditions)
-        for pattern, conditions in _REACH.items()
-    )
-
-
-def _fits(check: str, patterns: Collection[str]) -> bool:
-    return any(fnmatchcase(check, pattern) for pattern in patterns)
-
-
-_Holds = Callable[[Flow], bool]
-
-
-def _between_gpus(flow: Flow) -> bool:
-    return None not in (flow.source.bus_id, flow.destination.bus_id) and flow.source.bus_id != flow.destination.bus_id
-
-
-def _host_memory(flow: Flow) -> bool:
-    return flow.source.numa_node is not None or flow.destination.numa_node is not None
-
-
-def _by_fabric_handle(flow: Flow) -> bool:
-    return flow.route.across_nodes or HandleKind.FABRIC in (flow.source.handle, flow.destination.handle)
-
-
-def _over(link: LinkKind, otherwise: _Holds) -> _Holds:
-    """Return whether a flow crosses a link; of a blocked or staged route, where it is missing, whether it would."""
-
-    def holds(flow: Flow) -> bool:
-        if flow.route.carrier is Carrier.NONE:
-            return otherwise(flow)
-        missing = bool(flow.route.staged_reason) and otherwise(flow)
-        return missing or any(hop.link is link for hop in flow.route.hops)
-
-    return holds
-
-
-_NVLINK = _over(LinkKind.NVLINK, _between_gpus)
-_C2C = _over(LinkKind.C2C, _host_memory)
-_PCIE = _over(LinkKind.PCIE, _host_memory)
-
-_REACH: Mapping[str, tuple[_Holds, ...]] = {
-    **dict.fromkeys(("dev.*", "drv.libraries", "drv.versions", "drv.nouveau", "env.visible-devices"), ()),
-    **dict.fromkeys(("gpu.health", "gpu.mig", "gpu.cc-mode", "gpu.vgpu", "gpu.compute-mode", "gpu.throttle"), ()),
-    **dict.fromkeys(("mps.env", "env.bad-cuda-env", "kernel.xid"), ()),
-    **dict.fromkeys(("nvlink.*", "kernel.sxid", "fabric.manager", "fabric.management", "fabric.state"), (_NVLINK,)),
-    **dict.fromkeys(("p2p.*", "egm.peer-route", "fabric.consistency"), (_between_gpus,)),
-    **dict.fromkeys(("imex.*", "fabric.alloc-active"), (_by_fabric_handle,)),
-    **dict.fromkeys(("pcie.acs", "pcie.iommu"), (_between_gpus, _PCIE)),
-    **dict.fromkeys(("pcie.link", "kernel.aer"), (_PCIE,)),
-    "c2c.link": (_C2C,),
-    **dict.fromkeys(("egm.*", "numa.*"), (_host_memory,)),
-}
-"""By check, or glob of checks: what a flow has to cross for its faults to concern it. Other checks explain no speed."""
-
-_STOPS_GPU = ("dev.*", "drv.*", "env.visible-devices", "gpu.mig", "gpu.compute-mode")
-"""Checks whose faults take a whole GPU away."""
-_STOPS = ("p2p.*", "egm.*", "c2c.link", "nvlink.*", "fabric.*", "imex.*", "numa.cpuset-mems", "numa.mempolicy-syscalls")
-"""Checks whose faults keep a path from being tried at all."""
+def _pairs(ends: Iterable[Endpoint]) -> set[str]:
+    """Return two GPUs in both orders, as places of pairs name them."""
+    ids = [end.bus_id for end in ends if end.bus_id is not None]
+    return {">".join(ids), ">".join(ids[::-1])} if len(ids) == 2 else set()

@@ -10,13 +10,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from egmctl.bench.plan.busy import in_use
-from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
+from egmctl.bench.plan.busy import Use, in_use, listed
+from egmctl.bench.plan.paths import gpu_obstacle
 from egmctl.doctor.checks.gpu import SLOWDOWNS
 from egmctl.model.evidence import GpuEvidence, Verdict
 from egmctl.model.finding import NODE, Evidence, Finding, Place, PlaceKind, Remedy, Status, on_gpus
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import RunReport
+from egmctl.model.waiver import WaiverKind
+from egmctl.units import format_size
 
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
 """Ids of findings: a GPU that others use, one that cannot be used, one that CUDA_VISIBLE_DEVICES hides."""
@@ -31,64 +33,52 @@ class Seen:
     measurements: frozenset[int]
 
 
-def busy_gpus(machine: Machine, gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return by bus id who uses the GPUs that are not measured because of that."""
-    visible = cuda_visible(machine)
-    free = [gpu for gpu in gpus if gpu_waiver(machine, gpu, visible) is None]
-    return {gpu.bus_id: who for gpu in free if (who := in_use(gpu)) is not None}
+def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding:
+    """Return the finding on GPUs of which nothing was measured, for a reason that no check of doctor's knows.
+
+    Parameters
+    ----------
+    kind
+        Of :data:`egmctl.model.waiver.OF_GPUS`, as the run recorded it.
+    """
+    match kind:
+        case WaiverKind.GPU_BUSY:
+            return _busy(gpus)
+        case WaiverKind.GPU_HIDDEN:
+            words = "hidden by CUDA_VISIBLE_DEVICES"
+            advice = "Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus."
+            return _left_out(HIDDEN, gpus, words, Remedy(text=advice))
+        case _:
+            why = dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus)
+            advice = "See what stops them with 'egmctl doctor --active'."
+            return _left_out(UNUSABLE, gpus, "; ".join(why), Remedy(text=advice))
 
 
-def unusable_gpus(machine: Machine, gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return by bus id why GPUs cannot be measured from here, as one clause."""
-    visible = cuda_visible(machine)
-    return {gpu.bus_id: why for gpu in gpus if (why := gpu_waiver(machine, gpu, visible)) is not None}
-
-
-def is_hidden(machine: Machine, gpu: Gpu) -> bool:
-    """Say whether CUDA_VISIBLE_DEVICES is what keeps a GPU from being measured: whoever set it chose so."""
-    visible = cuda_visible(machine)
-    return gpu.cuda is not None and visible is not None and gpu.bus_id not in visible
-
-
-def busy(gpus: Sequence[Gpu], *, asked: bool) -> Finding:
+def _busy(gpus: Sequence[Gpu]) -> Finding:
     """Return the finding on GPUs that others use: who they are, and what to do."""
-    pids = sorted({process.pid for gpu in gpus if gpu.nvml for process in gpu.nvml.processes or ()})
-    unseen = [who for gpu in gpus if not (gpu.nvml and gpu.nvml.processes) and (who := in_use(gpu))]
-    told = [f"in use by process {_listed(pids)}"] if pids else []
-    words = "; ".join([*told, *unseen])
+    uses = [use for gpu in gpus if (use := in_use(gpu)) is not None]
+    pids = tuple(sorted({pid for use in uses for pid in use.pids}))
+    told = [f"in use by process {listed(pids)}"] if pids else []
+    words = "; ".join([*told, *(str(use) for use in uses if not use.pids)]) or "in use by others"
     command = f"ps -o pid,user,etime,args -p {','.join(map(str, pids))}" if pids else "nvidia-smi"
     text = "Measure again when they are idle, or beside them with --allow-busy"
-    return Finding(
-        check=IN_USE,
-        status=Status.FAIL if asked else Status.NOTE,
-        summary=words + (f", and {on_gpus(gpus).label} was asked for" if asked else ""),
-        place=on_gpus(gpus),
-        evidence=tuple(
-            Evidence(source=f"nvmlDeviceGetComputeRunningProcesses(GPU{gpu.index})", value=who)
-            for gpu in gpus
-            if (who := in_use(gpu)) is not None
-        ),
-        remedy=Remedy(text=f"{text}; this shows who they are.", command=command),
-    )
+    remedy = Remedy(text=f"{text}; this shows who they are.", command=command)
+    return _left_out(IN_USE, gpus, words, remedy, tuple(map(_use_evidence, uses)))
 
 
-def unusable(machine: Machine, gpus: Sequence[Gpu], *, asked: bool) -> Finding:
-    """Return the finding on GPUs that cannot be measured for a reason that no check of doctor's knows."""
-    hidden = all(is_hidden(machine, gpu) for gpu in gpus)
-    why = dict.fromkeys(_without_label(one) for one in unusable_gpus(machine, gpus).values())
-    words = "hidden by CUDA_VISIBLE_DEVICES" if hidden else "; ".join(why)
-    advice = (
-        "Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus."
-        if hidden
-        else "See what stops them with 'egmctl doctor --active'."
-    )
-    return Finding(
-        check=HIDDEN if hidden else UNUSABLE,
-        status=Status.FAIL if asked else Status.NOTE,
-        summary=words + (f", and {on_gpus(gpus).label} was asked for" if asked else ""),
-        place=on_gpus(gpus),
-        remedy=Remedy(text=advice),
-    )
+def _use_evidence(use: Use) -> Evidence:
+    label = f"GPU{use.gpu.index}"
+    if use.pids:
+        pids = ", ".join(map(str, use.pids))
+        return Evidence(source=f"nvmlDeviceGetComputeRunningProcesses({label})", value=f"process {pids}")
+    return Evidence(source=f"nvmlDeviceGetMemoryInfo({label})", value=f"{format_size(use.used_bytes)} used")
+
+
+def _left_out(
+    check: str, gpus: Sequence[Gpu], words: str, remedy: Remedy, evidence: tuple[Evidence, ...] = ()
+) -> Finding:
+    place = on_gpus(gpus)
+    return Finding(check=check, status=Status.NOTE, summary=words, place=place, evidence=evidence, remedy=remedy)
 
 
 def during(report: RunReport) -> Iterator[Seen]:
@@ -118,7 +108,7 @@ def _others(gpu: GpuEvidence) -> tuple[str, Remedy] | None:
         return None
     pids = gpu.other_processes
     command = f"ps -o pid,user,etime,args -p {','.join(map(str, pids))}"
-    words = f"process {_listed(pids)} used it while it was measured"
+    words = f"process {listed(pids)} used it while it was measured"
     return words, Remedy(text="Measure again when the GPUs are idle; this shows who used them.", command=command)
 
 
@@ -137,6 +127,7 @@ _Sign = Callable[[GpuEvidence], tuple[str, Remedy] | None]
 
 def _on_gpus(report: RunReport, check: str, sign: _Sign) -> Iterator[Seen]:
     """Yield what was seen of GPUs, those with the same sign together."""
+    # By their labels: nodes of one run have GPUs of the same bus ids.
     ids: dict[str, dict[str, str]] = defaultdict(dict)
     numbers: dict[str, set[int]] = defaultdict(set)
     remedies: dict[str, Remedy] = {}
@@ -144,21 +135,9 @@ def _on_gpus(report: RunReport, check: str, sign: _Sign) -> Iterator[Seen]:
         for gpu in one.evidence.gpus if one.evidence is not None else ():
             if (found := sign(gpu)) is not None:
                 words, remedies[found[0]] = found
-                ids[words][gpu.bus_id] = gpu.label
+                ids[words][gpu.label] = gpu.bus_id
                 numbers[words].add(number)
     for words, gpus in ids.items():
-        place = Place(kind=PlaceKind.GPU, ids=tuple(gpus), label=", ".join(gpus.values()))
+        place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpus.values())), label=", ".join(gpus))
         finding = Finding(check=check, status=Status.WARN, summary=words, place=place, remedy=remedies[words])
         yield Seen(finding, frozenset(numbers[words]))
-
-
-def _without_label(why: str) -> str:
-    return why.partition(": ")[2] or why
-
-
-def _listed(pids: Sequence[int]) -> str:
-    more = f" and {len(pids) - _SHOWN} more" if len(pids) > _SHOWN else ""
-    return ", ".join(map(str, pids[:_SHOWN])) + more
-
-
-_SHOWN = 3

@@ -53,7 +53,7 @@ def test_it_is_measured_when_asked_for_and_the_report_says_so() -> None:
 
 def test_memory_that_no_visible_process_holds_belongs_to_another() -> None:
     used = with_nvml(0, processes=(), memory_used_bytes=12 << 30, numa_node=None)
-    assert in_use(gpu(used, 0)) == "12 GiB of GPU0 are in use, by no process that is visible from here"
+    assert str(in_use(gpu(used, 0))) == "12 GiB of GPU0 are in use, by no process that is visible from here"
 
 
 def test_the_drivers_own_memory_and_that_of_a_numa_node_are_nobodys() -> None:
@@ -63,4 +63,4 @@ def test_the_drivers_own_memory_and_that_of_a_numa_node_are_nobodys() -> None:
 
 def test_of_many_processes_some_are_named_and_the_rest_counted() -> None:
     many = with_nvml(0, processes=tuple(GpuProcess(pid=pid) for pid in range(100, 107)))
-    assert in_use(gpu(many, 0)) == "GPU0 is in use by process 100, 101, 102 and 4 more"
+    assert str(in_use(gpu(many, 0))) == "GPU0 is in use by process 100, 101, 102 and 4 more"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.measurement import RunReport, Settings, Status, Task
+from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.signals import stopping
 from tests.bench.four import FOUR
 from tests.doctor.machines import with_gpu_denied
@@ -146,12 +148,12 @@ def test_sigterm_ends_the_run_with_what_there_is(run: Supervise) -> None:
 
 def test_no_process_is_left_and_waived_tasks_start_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "spawn", lambda *_args, **_options: pytest.fail("a worker was started"))
-    nothing = plan()
+    nothing, not_here = plan(), Waiver(kind=WaiverKind.REFUSED, reason="not here")
     waived = Plan(
         settings=nothing.settings,
         gpus=nothing.gpus,
         numa_nodes=nothing.numa_nodes,
-        tasks=tuple(type(planned)(planned.task, "not here") for planned in nothing.tasks),
+        tasks=tuple(replace(planned, waivers=(not_here,)) for planned in nothing.tasks),
         steps=(),
     )
     report = supervise(waived, MACHINE, on_progress=lambda _done, _task: None)

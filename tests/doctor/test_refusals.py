@@ -68,3 +68,9 @@ class TestOtherReasons:
     def test_what_is_not_joined_by_nvlink_is_not_explained_so(self) -> None:
         machine = patched(refused(), "pairs[*]", nvlink_count=0)
         assert run_one("p2p.status", machine).status is Status.SKIP
+
+
+def test_what_nvml_does_not_report_does_not_excuse_what_it_does() -> None:
+    machine = patched(healthy(), "pairs[*]", p2p_status={"read": "CNS"})
+    found = run_one("p2p.status", machine)
+    assert (found.status, found.summary) == (Status.FAIL, "no P2P read: the chipset does not support it")

@@ -43,6 +43,17 @@ def run(
     )
 
 
+def waived_on(report: RunReport, machine: Machine) -> RunReport:
+    """Return the report with that waived which a plan for another state of its machine waives."""
+    cases = [case for case in CASES if case.name in {m.case for m in report.measurements}]
+    plan = make_plan(machine, machine.gpus or (), [0], cases, report.settings)
+    changed = tuple(
+        finish(planned.task, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers) if planned.waivers else m
+        for m, planned in zip(report.measurements, plan.tasks, strict=True)
+    )
+    return replace(report, measurements=changed)
+
+
 def measured(task: Task, value: Value) -> Measurement:
     """Return the measurement of a task."""
     values = [value(task, flow) for flow in task.flows]

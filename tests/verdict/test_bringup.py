@@ -24,14 +24,15 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, RunReport, Status, Task
 from egmctl.report.forms import BRINGUP, Form, render
 from egmctl.verdict.bringup import bringup
+from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.conftest import ROOT
 from tests.doctor.builders import check, diagnosis
-from tests.doctor.machines import with_gpu_denied
+from tests.doctor.machines import patched, with_gpu_denied
 from tests.doctor.scenes import scenes
 from tests.golden import compare
-from tests.verdict.runs import H2D, WRITE, run, usual, with_status
+from tests.verdict.runs import H2D, WRITE, run, usual, waived_on, with_status
 
 GOLDEN = Path(__file__).parent / "golden"
 H200 = replay.load("hgx-h200x4")
@@ -135,7 +136,8 @@ def test_two_independent_faults_stay_two() -> None:
         ("nvlink.links", on_gpus(GPUS[2:3]), {f"GPU{a} -> GPU{b}" for a in range(4) for b in range(4) if a != b}),
         ("p2p.status", Place(kind=PlaceKind.PAIR, ids=(f"{GPUS[2].bus_id}>{GPUS[3].bus_id}",)), {"GPU2 -> GPU3"}),
         ("pcie.link", on_gpus(GPUS[2:3]), {"NUMA0 -> GPU2"}),
-        ("numa.cpuset-mems", Place(kind=PlaceKind.NUMA, ids=("0",)), {"NUMA0 -> GPU2"}),
+        ("numa.balancing", Place(kind=PlaceKind.NODE), {"NUMA0 -> GPU2"}),
+        ("numa.cpuset-mems", Place(kind=PlaceKind.NUMA, ids=("0",)), set()),
         ("ipc.shm", Place(kind=PlaceKind.NODE), set()),
         ("rdma.ports", Place(kind=PlaceKind.NIC, ids=("mlx5_0",)), set()),
     ],
@@ -154,9 +156,7 @@ def test_a_check_explains_the_paths_that_cross_what_it_guards(name: str, place: 
 
 def test_a_denied_gpu_is_incomplete_and_named_by_its_cgroup() -> None:
     machine = with_gpu_denied(H200, 3)
-    waived = measured(machine=machine)
-    numbers = [n for n, one in enumerate(waived.measurements) if "GPU3" in one.path]
-    found = bringup(healthy(machine), judged(with_status(run(WRITE, H2D, machine=machine), Status.WAIVED, numbers)))
+    found = bringup(healthy(machine), judged(waived_on(run(WRITE, H2D, machine=machine), machine)))
     assert (found.answer, found.exit_code) == (Answer.INCOMPLETE, 3)
     assert found.gaps[0].kind is GapKind.WAIVED
     (place,) = found.gaps[0].causes
@@ -296,3 +296,15 @@ def test_junit_has_what_broke_and_what_was_not_measured_without_a_verdict_too() 
     assert (failed_case.get("type"), failed_case.get("message")) == ("crashed", "as the test wants it")
     slow = ElementTree.fromstring(str(render(measured(WRITE, value=touching("GPU2")), Form.JUNIT)))  # noqa: S314
     assert (slow.get("failures"), slow.get("tests")) == ("1", "1")
+
+
+def test_a_gpu_that_mig_takes_away_and_that_was_asked_for_is_no_go() -> None:
+    """MIG by itself is a warning; that what --gpus named was not measured is a failure."""
+    machine = patched(H200, "gpus[3].nvml", mig_mode=True)
+    made = judged(waived_on(run(WRITE, H2D, machine=machine), machine))
+    found = {
+        bool(asked): bringup(healthy(machine), with_causes(made, asked=asked))
+        for asked in ((), [gpu.bus_id for gpu in GPUS])
+    }
+    assert [found[asked].answer for asked in (False, True)] == [Answer.INCOMPLETE, Answer.NO_GO]
+    assert shown(found[True]).startswith("NO-GO: GPU3: MIG is on")

@@ -21,7 +21,7 @@ from egmctl.verdict.load import load
 from tests.doctor.faults import FAULTS, healthy
 from tests.doctor.machines import patched, with_gpu_denied
 from tests.mutation import mutated
-from tests.verdict.runs import H2D, WRITE, run, usual, with_status
+from tests.verdict.runs import H2D, WRITE, run, usual, waived_on, with_status
 
 H200 = replay.load("hgx-h200x4")
 PROFILE = load("hgx-h200")
@@ -46,6 +46,11 @@ def explained(
     """A run on which paths that touch some GPUs are slow, with its causes; the plan is that of a healthy node."""
     made = change(replace(run(*cases, value=slow_at(*labels), machine=H200), machines=(machine,)))
     return with_causes(replace(made, verdict=judge(made, PROFILE)), asked=asked)
+
+
+def planned_on(machine: Machine) -> Callable[[RunReport], RunReport]:
+    """Waive what a plan for this machine waives."""
+    return lambda report: waived_on(report, machine)
 
 
 def paths(report: RunReport, cause: RunCause) -> set[str]:
@@ -153,27 +158,21 @@ def test_bytes_that_took_another_link() -> None:
 def test_a_denied_gpu_explains_what_was_not_measured_and_nothing_slow() -> None:
     machine = with_gpu_denied(H200, 3)
 
-    def waived(made: RunReport) -> RunReport:
-        return with_status(made, Status.WAIVED, [n for n, m in enumerate(made.measurements) if "GPU3" in m.path])
-
-    report = explained(machine, "GPU0", change=waived)
+    report = explained(machine, "GPU0", change=planned_on(machine))
     (cause,) = report.causes
     assert (cause.finding.check, cause.status) == ("dev.cgroup-restricted", Found.NOTE)
     assert all("GPU3" in path for path in paths(report, cause))
     assert report.exit_code == 1, "GPU0 is slow"
-    asked = explained(machine, change=waived, asked=[gpu.bus_id for gpu in machine.gpus or ()])
+    asked = explained(machine, change=planned_on(machine), asked=[gpu.bus_id for gpu in machine.gpus or ()])
     assert (asked.causes[0].status, asked.exit_code) == (Found.FAIL, 1)
-    assert explained(machine, change=waived).exit_code == 0
+    assert explained(machine, change=planned_on(machine)).exit_code == 0
 
 
 def test_a_busy_gpu_is_no_fault_of_its_links() -> None:
     """What is narrow or down on a GPU is not why it was not measured."""
     machine = patched(narrow(1), "gpus[1].nvml", processes=(GpuProcess(pid=4711),))
 
-    def waived(made: RunReport) -> RunReport:
-        return with_status(made, Status.WAIVED, [n for n, m in enumerate(made.measurements) if "GPU1" in m.path])
-
-    report = explained(machine, change=waived)
+    report = explained(machine, change=planned_on(machine))
     (cause,) = report.causes
     assert cause.finding.check == "bench.gpu-in-use"
     assert cause.finding.remedy is not None
@@ -184,10 +183,7 @@ def test_a_busy_gpu_is_no_fault_of_its_links() -> None:
 def test_a_hidden_gpu_is_told_as_the_choice_that_it_is() -> None:
     machine = patched(H200, "process", environment={"CUDA_VISIBLE_DEVICES": "0,1,2"})
 
-    def waived(made: RunReport) -> RunReport:
-        return with_status(made, Status.WAIVED, [n for n, m in enumerate(made.measurements) if "GPU3" in m.path])
-
-    (cause,) = explained(machine, change=waived).causes
+    (cause,) = explained(machine, change=planned_on(machine)).causes
     assert (cause.finding.check, cause.status) == ("bench.gpu-hidden", Found.NOTE)
 
 
@@ -261,10 +257,7 @@ def test_a_stale_device_node_of_a_container_explains_what_was_not_measured() -> 
     gone = with_gpu_denied(H200, 3)
     machine = patched(gone, "gpus[3].node", access="ok", exists=True, major=195, minor=9)
 
-    def waived(made: RunReport) -> RunReport:
-        return with_status(made, Status.WAIVED, [n for n, m in enumerate(made.measurements) if "GPU3" in m.path])
-
-    report = explained(machine, change=waived)
+    report = explained(machine, change=planned_on(machine))
     (cause,) = report.causes
     assert cause.finding.check in ("dev.permissions", "dev.nodes-missing", "dev.count-consistency")
     assert all("GPU3" in path for path in paths(report, cause))

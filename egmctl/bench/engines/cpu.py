@@ -25,8 +25,10 @@ from egmctl.model.measurement import (
     Task,
     Verification,
     finish,
+    waived,
 )
 from egmctl.model.timing import Phase
+from egmctl.model.waiver import WaiverKind
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
@@ -77,7 +79,7 @@ def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measuremen
     try:
         threads = CpuThreads(cpus_of(cpus.numa_node or 0))
     except NoCpus as why:
-        return finish(task, Status.WAIVED, reason=str(why))
+        return waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(why))
     ((buffers,),) = assign([task])
     buffer = buffers.source or buffers.destination
     if buffer is None:

@@ -13,9 +13,10 @@ from egmctl.bench.engines.ucx_side import Side
 from egmctl.bench.processes.collective import CollectiveStep
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.ucx_report import OVER_NETWORK
-from egmctl.model.measurement import Measurement, Settings, Status, Task, Verification, finish
+from egmctl.model.measurement import Measurement, Settings, Task, Verification, waived
 from egmctl.model.timing import Phase
 from egmctl.model.ucx import UcxDevice
+from egmctl.model.waiver import WaiverKind
 
 BY_DEVICE_BYTES = 64 << 20
 """Messages from this size on are measured by each network device too."""
@@ -52,7 +53,7 @@ def _measure(
     try:
         side.connect()
         if side.missing is not None:
-            return side, finish(task, Status.WAIVED, reason=side.missing)
+            return side, waived(task, WaiverKind.UNSUPPORTED_ENGINE, side.missing)
         with worker.stopwatch.phase(Phase.WARM_UP):
             side.warm_up()
         with worker.stopwatch.phase(Phase.MEASURING):

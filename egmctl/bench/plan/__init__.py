@@ -14,6 +14,7 @@ from egmctl.bench.buffers import Peak, peaks
 from egmctl.bench.plan.schedule import Step
 from egmctl.model.measurement import BenchGpu, Settings, Task
 from egmctl.model.rank import Rank
+from egmctl.model.waiver import Waiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,16 @@ class PlannedTask:
     """A task, and why it will not be run."""
 
     task: Task
-    waiver: str | None = None
-    """One sentence; ``None`` if the task will be run."""
+    waivers: tuple[Waiver, ...] = ()
+    """All that stops it; empty if the task will be run."""
     rate_gb_s: float = 0
     """What the slowest of its flows is planned with."""
     disjoint: bool = False
     """Whether it may run beside tasks that share no GPU with it."""
     sized: bool = True
     """Whether its buffers have the size of the run; those of latencies and of some messages have their own."""
+
+    @property
+    def waiver(self) -> str | None:
+        """The first of what stops it, in one sentence; ``None`` if the task will be run."""
+        return self.waivers[0].reason if self.waivers else None

@@ -14,6 +14,7 @@ from egmctl.bench.plan.schedule import Step
 from egmctl.errors import UsageError
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Endpoint, Task
+from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.units import MIB, format_size
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
     return plan
 
 
-def too_large(machine: Machine, task: Task, share: int) -> str | None:
-    """Say why a task whose size nobody chose does not fit by itself; ``None`` if it does.
+def too_large(machine: Machine, task: Task, share: int) -> tuple[Waiver, ...]:
+    """Say why a task whose size nobody chose does not fit by itself; nothing if it does.
 
     Parameters
     ----------
@@ -118,8 +119,8 @@ def too_large(machine: Machine, task: Task, share: int) -> str | None:
         Per cent of what is free.
     """
     for peak, free in _excesses(peaks([[task]]), memory_of(machine), share):
-        return f"it {_takes(peak, free, share)}"
-    return None
+        return (_no_room(f"it {_takes(peak, free, share)}"),)
+    return ()
 
 
 def free_bytes(machine: Machine, peak: Peak) -> int | None:
@@ -193,8 +194,15 @@ def _largest_at(plan: Plan, memory: Memory, peak: Peak, free: int, *, sized: boo
 
 def _without(plan: Plan, gone: Mapping[int, str]) -> Plan:
     """Return a plan in which some tasks are waived."""
-    tasks = tuple(replace(one, waiver=gone.get(number, one.waiver)) for number, one in enumerate(plan.tasks))
+    tasks = tuple(
+        replace(one, waivers=(_no_room(gone[number]),)) if number in gone else one
+        for number, one in enumerate(plan.tasks)
+    )
     return replace(plan, tasks=tasks, steps=tuple(_remaining(plan.steps, gone)))
+
+
+def _no_room(why: str) -> Waiver:
+    return Waiver(kind=WaiverKind.NO_ROOM, reason=why)
 
 
 def _taken(task: Task, memory: Memory, peak: Peak) -> int:

@@ -9,7 +9,7 @@ from itertools import combinations
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import too_large
-from egmctl.bench.plan.busy import in_use
+from egmctl.bench.plan.busy import busy_waiver, in_use
 from egmctl.bench.plan.paths import Path, nowhere, path_across
 from egmctl.bench.plan.patterns import expand
 from egmctl.bench.plan.placement import RankLayout
@@ -23,6 +23,7 @@ from egmctl.model.measurement import BenchGpu, Engine, Flow, HandleKind, Pattern
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
 from egmctl.model.route import Egm
+from egmctl.model.waiver import Waiver
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
 """What is measured of every pair; the other patterns are of all ranks."""
@@ -132,17 +133,16 @@ def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, tuple[RankF
             gpus=(),
             cache=layout.gpu(first.owner if first.numa_node is None else first.initiator),
         )
-        waivers = (waiver(rank, case.handle) for rank in taking_part.values())
-        found = next((why for why in (*waivers, *(path.waiver for path in paths)) if why), None)
-        planned = planned_task(case, made, settings, found)
+        waivers = [waiver(rank, case.handle) for rank in taking_part.values()]
+        planned = planned_task(case, made, settings, [*waivers, *(path.waiver for path in paths)])
         if case.footprint is not None and planned.waiver is None:
             why = too_large(layout.machine(first.owner), planned.task, settings.memory_percent)
-            planned = replace(planned, waiver=why)
+            planned = replace(planned, waivers=why)
         return planned
 
-    known: dict[tuple[int, HandleKind | None], str | None] = {}
+    known: dict[tuple[int, HandleKind | None], Waiver | None] = {}
 
-    def waiver(rank: Rank, handle: HandleKind | None) -> str | None:
+    def waiver(rank: Rank, handle: HandleKind | None) -> Waiver | None:
         if (rank.number, handle) not in known:
             known[rank.number, handle] = _waiver(layout, rank, handle, settings)
         return known[rank.number, handle]
@@ -205,14 +205,14 @@ def _across(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
     return path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), memory)
 
 
-def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings: Settings) -> str | None:
+def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings: Settings) -> Waiver | None:
     machine, gpu = layout.machine(rank), layout.gpu(rank)
     if rank.number in layout.channels and machine.driver is not None:
         machine = replace(machine, driver=replace(machine.driver, imex_channels=layout.channels[rank.number]))
     why = handle_waiver(machine, handle, gpu)
-    if why is None and not settings.allow_busy and (busy := in_use(gpu)):
-        why = f"{busy}; --allow-busy measures it anyway"
-    return why and f"{rank.label}: {why}"
+    if why is None and not settings.allow_busy:
+        why = busy_waiver(gpu)
+    return None if why is None else replace(why, reason=f"{rank.label}: {why.reason}", rank=rank.number)
 
 
 def _bench_gpu(rank: Rank, gpu: Gpu) -> BenchGpu:

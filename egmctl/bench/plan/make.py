@@ -10,7 +10,7 @@ from egmctl.bench.engines import engine_for
 from egmctl.bench.in_process import counterparts
 from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import too_large
-from egmctl.bench.plan.busy import in_use
+from egmctl.bench.plan.busy import busy_waiver, in_use
 from egmctl.bench.plan.flows import Ends, endpoint, initiator, tasks_of
 from egmctl.bench.plan.pairs import Pair, picked
 from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
@@ -201,7 +201,7 @@ def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes
             paths=paths,
             gpus=gpus,
             cache=machine.gpu((first.owner if first.numa_node is None else first.initiator).bus_id),
-            waiver=next((waiver for gpu in gpus if (waiver := handle_waiver(machine, case.handle, gpu))), None),
+            waivers=tuple(waiver for gpu in gpus if (waiver := handle_waiver(machine, case.handle, gpu))),
         )
 
 
@@ -210,15 +210,17 @@ def _planned_tasks(
 ) -> Iterator[PlannedTask]:
     """Yield every task of a case."""
     for made in candidates:
-        waivers = [gpu_waiver(machine, gpu, visible) for gpu in made.gpus] + [path.waiver for path in made.paths]
-        waivers += [made.waiver, *(capability_waiver(case.engine, gpu) for gpu in made.gpus)]
+        of_gpus = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in made.gpus}
+        waivers = [*of_gpus.values(), *(path.waiver for path in made.paths), *made.waivers]
+        waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]
         waivers += [blocks_waiver(case, gpu) for gpu in made.gpus]
         waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
         if not settings.allow_busy:
-            waivers += [f"{busy}; --allow-busy measures it anyway" for busy in map(in_use, made.gpus) if busy]
-        planned = planned_task(case, made, settings, next((waiver for waiver in waivers if waiver), None))
+            # Who uses a GPU that this process cannot use either is nobody's matter here.
+            waivers += [busy_waiver(gpu) for gpu in made.gpus if of_gpus[gpu.bus_id] is None]
+        planned = planned_task(case, made, settings, waivers)
         if case.footprint is not None and planned.waiver is None:
-            planned = replace(planned, waiver=too_large(machine, planned.task, settings.memory_percent))
+            planned = replace(planned, waivers=too_large(machine, planned.task, settings.memory_percent))
         yield planned
 
 

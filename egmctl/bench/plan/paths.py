@@ -10,8 +10,9 @@ from egmctl.bench.plan.flows import Place
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, MemoryKind
 from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
+from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.topology import rates
-from egmctl.topology.access import Step, classify
+from egmctl.topology.access import Block, Step, classify
 from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import active_nvlinks, gpu_link
 from egmctl.topology.routes import SMP, RouteKind, across, route
@@ -48,7 +49,7 @@ class Path:
     """The route between two ends, and what a planner has to know of it."""
 
     route: Route
-    waiver: str | None = None
+    waiver: Waiver | None = None
     """Why nothing can be measured over it."""
     rate_gb_s: float
     """What to plan with: an estimate, not an expectation."""
@@ -71,7 +72,7 @@ def device_path(
     missing = _peer_waiver(machine, initiator, other)
     if staging is Staging.ALWAYS or (staging is Staging.WITHOUT_ACCESS and missing is not None):
         destination = initiator if source is other else other
-        return _staged_path(machine, source or initiator, destination, missing or "")
+        return _staged_path(machine, source or initiator, destination, "" if missing is None else missing.reason)
     link = gpu_link(machine, initiator, other)
     if link.kind is LinkClass.NVLINK:
         hop = rates.nvlink(initiator, link.nvlinks or 1)
@@ -112,12 +113,22 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path
     stopped = found.kind is RouteKind.BLOCKED and not found.otherwise
     if stopped:
         blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=found.reason)
-        return Path(route=blocked, waiver=found.reason, rate_gb_s=_UNKNOWN_GB_S)
+        forbidden = found.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY)
+        why_not = Waiver(
+            kind=WaiverKind.NO_NUMA_MEMORY if forbidden else WaiverKind.GPU_UNUSABLE,
+            reason=found.reason,
+            gpus=() if forbidden else (gpu.bus_id,),
+        )
+        return Path(route=blocked, waiver=why_not, rate_gb_s=_UNKNOWN_GB_S)
     degraded = own and bool(found.otherwise)
     waiver = None
     attribute = _NEEDS_ATTRIBUTE[memory]
     if gpu.cuda is not None and gpu.cuda.attributes.get(attribute) == 0:
-        waiver = f"GPU{gpu.index} cannot use {HOST_NAMES[memory]} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0"
+        waiver = Waiver(
+            kind=WaiverKind.UNSUPPORTED_MEMORY,
+            reason=f"GPU{gpu.index} cannot use {HOST_NAMES[memory]} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0",
+            gpus=(gpu.bus_id,),
+        )
     if own:
         hops = found.hops or found.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=found.reason),)
         able, why = _EGM[found.egm], f"the EGM route is blocked: {found.reason}" if degraded else found.reason
@@ -141,7 +152,8 @@ def nowhere(memory: MemoryKind, label: str) -> Path:
     """Return the path to host memory of a rank whose node has no NUMA node with memory, or does not say so."""
     why = f"{label} has no NUMA node that has memory"
     route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=why)
-    return Path(route=route, waiver=why, rate_gb_s=_UNKNOWN_GB_S)
+    waiver = Waiver(kind=WaiverKind.NO_NUMA_MEMORY, reason=why)
+    return Path(route=route, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
 
 
 def cpu_path(memory: MemoryKind, node: int, cpu_node: int) -> Path:
@@ -163,7 +175,11 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     nvlinks = rates.nvlink(initiator, active_nvlinks(initiator) or 0)
     if not nvlinks.nvlinks:
         nothing = Route(carrier=Carrier.NONE, memory=memory, across_nodes=True)
-        waiver = f"GPU{initiator.index} has no active NVLink"
+        waiver = Waiver(
+            kind=WaiverKind.NO_NVLINK,
+            reason=f"GPU{initiator.index} has no active NVLink",
+            gpus=(initiator.bus_id,),
+        )
         return Path(route=nothing, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
     if memory is None:
         found = Route(hops=(nvlinks,), across_nodes=True)
@@ -172,7 +188,11 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     missing = next((gpu for gpu in (initiator, owner) if _attribute(gpu, name) == 0), None)
     refused = None
     if missing is not None:
-        refused = f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
+        refused = Waiver(
+            kind=WaiverKind.UNSUPPORTED_MEMORY,
+            reason=f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0",
+            gpus=(missing.bus_id,),
+        )
     able = egm(owner_machine, owner)
     hops = (nvlinks, rates.c2c(owner))
     return Path(
@@ -211,7 +231,7 @@ def path_between(
     return cpu_path(host, *nodes) if initiator is None else host_path(machine, initiator, nodes[0], host)
 
 
-def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> str | None:
+def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> Waiver | None:
     """Say why nothing can be measured on a GPU; ``None`` if it can.
 
     Parameters
@@ -219,12 +239,20 @@ def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> st
     visible
         Bus ids that CUDA_VISIBLE_DEVICES leaves to a process, ``None`` if it is not set.
     """
-    stopped = classify(machine, gpu, through=Step.WHOLE)
     if gpu.cuda is not None and visible is not None and gpu.bus_id not in visible:
-        return f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}"
+        reason = f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}"
+        return Waiver(kind=WaiverKind.GPU_HIDDEN, reason=reason, gpus=(gpu.bus_id,))
+    if (why := gpu_obstacle(machine, gpu)) is None:
+        return None
+    return Waiver(kind=WaiverKind.GPU_UNUSABLE, reason=f"GPU{gpu.index}: {why}", gpus=(gpu.bus_id,))
+
+
+def gpu_obstacle(machine: Machine, gpu: Gpu) -> str | None:
+    """Say why this process cannot use the whole of a GPU, without the GPU's name; ``None`` if it can."""
+    stopped = classify(machine, gpu, through=Step.WHOLE)
     if stopped is not None:
-        return f"GPU{gpu.index}: {stopped.cause}"
-    return None if gpu.cuda is not None else f"GPU{gpu.index}: CUDA was not queried"
+        return stopped.cause
+    return None if gpu.cuda is not None else "CUDA was not queried"
 
 
 def cuda_visible(machine: Machine) -> frozenset[str] | None:
@@ -271,10 +299,14 @@ def _planned(hops: Sequence[Hop], usual_gb_s: float = _UNKNOWN_GB_S) -> float:
     return min(known, default=usual_gb_s)
 
 
-def _peer_waiver(machine: Machine, initiator: Gpu, other: Gpu) -> str | None:
+def _peer_waiver(machine: Machine, initiator: Gpu, other: Gpu) -> Waiver | None:
     pair = machine.pair(initiator.bus_id, other.bus_id)
     if pair is None or pair.can_access_peer is not False:
         return None
     refused = [f"P2P {word} is {status}" for word, status in pair.p2p_status.items() if status not in ("OK", None)]
     why = ", ".join(refused) or "cuDeviceCanAccessPeer says 0"
-    return f"GPU{initiator.index} has no peer access to GPU{other.index}: {why}"
+    return Waiver(
+        kind=WaiverKind.NO_PEER_ACCESS,
+        reason=f"GPU{initiator.index} has no peer access to GPU{other.index}: {why}",
+        gpus=(initiator.bus_id, other.bus_id),
+    )

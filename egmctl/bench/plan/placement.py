@@ -89,7 +89,7 @@ def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> 
         driver=machine.driver.driver_version if machine.driver else None,
         gpus=tuple(gpu.bus_id for gpu in usable),
         domains={gpu.bus_id: domain(gpu) for gpu in usable},
-        waivers=tuple(dict.fromkeys(why for why in waivers.values() if why)),
+        waivers=tuple(dict.fromkeys(why.reason for why in waivers.values() if why)),
         channels=machine.driver.imex_channels if machine.driver else None,
     )
 

@@ -20,6 +20,7 @@ from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryK
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
 from egmctl.model.route import Carrier, Route
+from egmctl.model.waiver import Waiver, WaiverKind
 
 _NEEDS_ATTRIBUTE = {
     HandleKind.POSIX_FD: "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
@@ -146,7 +147,7 @@ def local_path(machine: Machine) -> PathOf:
         path = path_between(machine, (case.source, case.destination), ends, issuer)
         if path.route.degraded and path.waiver is None:
             # What is not EGM any more is tried within one process, where its failure costs nothing else.
-            path = replace(path, waiver=path.route.egm_reason)
+            path = replace(path, waiver=Waiver(kind=WaiverKind.EGM_BLOCKED, reason=path.route.egm_reason))
         # What the host has a part in is disturbed by whatever else it does; round trips have one pair of ranks.
         alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
         return replace(path, disjoint=False) if alone else path
@@ -154,7 +155,7 @@ def local_path(machine: Machine) -> PathOf:
     return path
 
 
-def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> str | None:
+def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiver | None:
     """Say why a rank on a GPU can neither make nor open memory by a kind of handle; ``None`` if nothing is known.
 
     What the driver claims to support is not taken for proof: the first allocation shows.
@@ -162,21 +163,25 @@ def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> str 
     attributes = {} if gpu.cuda is None else gpu.cuda.attributes
     needed = _NEEDS_ATTRIBUTE.get(handle) if handle is not None else None
     if needed is not None and attributes.get(needed) == 0:
-        return f"GPU{gpu.index} does not support these handles: CU_DEVICE_ATTRIBUTE_{needed} is 0"
+        return _unsupported(gpu, f"does not support these handles: CU_DEVICE_ATTRIBUTE_{needed} is 0")
     mask = attributes.get(_POOL_HANDLES)
     if handle is HandleKind.POOL and mask is not None and not mask & _POSIX_FD_BIT:
-        return f"GPU{gpu.index} exports no pools by file descriptor: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}"
+        return _unsupported(gpu, f"exports no pools by file descriptor: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}")
     return _imex_waiver(machine) if handle is HandleKind.FABRIC else None
 
 
-def _imex_waiver(machine: Machine) -> str | None:
+def _unsupported(gpu: Gpu, what: str) -> Waiver:
+    return Waiver(kind=WaiverKind.UNSUPPORTED_HANDLE, reason=f"GPU{gpu.index} {what}", gpus=(gpu.bus_id,))
+
+
+def _imex_waiver(machine: Machine) -> Waiver | None:
     channels = machine.driver.imex_channels if machine.driver is not None else None
     if channels is None or any(channel.access == "ok" for channel in channels):
         return None
     seen = ", ".join(f"{channel.path}: {channel.access}" for channel in channels) or (
         "/dev/nvidia-caps-imex-channels is empty"
     )
-    return f"{cause_of('cuMemCreate', 800)} ({seen})"
+    return Waiver(kind=WaiverKind.NO_IMEX_CHANNEL, reason=f"{cause_of('cuMemCreate', 800)} ({seen})")
 
 
 def _owner(ranks: Sequence[Rank], place: int, node: int) -> Rank:

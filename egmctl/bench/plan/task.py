@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.case import ALL_SMS, Case, Footprint
@@ -11,6 +11,7 @@ from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.paths import Path
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Engine, Flow, MemoryKind, Pattern, Quantity, Settings, Task
+from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.units import GB, MIB
 
 COPIES_LIMIT = 128
@@ -38,12 +39,18 @@ class Candidate:
     """All that take part."""
     cache: Gpu | None
     """The GPU that caches what a latency reads: the owner of device memory, and who reads host memory."""
-    waiver: str | None = None
+    waivers: tuple[Waiver, ...] = ()
     """Besides those of GPUs and paths."""
 
 
-def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | None) -> PlannedTask:
-    """Return the task that a case makes of a candidate."""
+def planned_task(case: Case, made: Candidate, settings: Settings, waivers: Iterable[Waiver | None] = ()) -> PlannedTask:
+    """Return the task that a case makes of a candidate.
+
+    Parameters
+    ----------
+    waivers
+        What stops it, the most telling first: each counts once, and ``None`` does not.
+    """
     rate = min(path.rate_gb_s for path in made.paths)
     blocks = case.blocks
     if blocks is not None:
@@ -68,7 +75,8 @@ def planned_task(case: Case, made: Candidate, settings: Settings, waiver: str | 
     if bandwidth:
         copies = settings.copies or copies_for(size_bytes * flows_on_a_link(task), rate)
         task = replace(task, copies=copies)
-    return PlannedTask(task, waiver, rate, all(path.disjoint for path in made.paths), sized=case.footprint is None)
+    stopped = tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None))
+    return PlannedTask(task, stopped, rate, all(path.disjoint for path in made.paths), sized=case.footprint is None)
 
 
 def copies_for(size_bytes: int, rate_gb_s: float) -> int:
@@ -98,25 +106,28 @@ def shortened(task: Task) -> Task:
     return task if task.chase is not None else replace(task, copies=max(1, task.copies // 4))
 
 
-def capability_waiver(engine: Engine, gpu: Gpu) -> str | None:
+def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
     """Say why a GPU is too old for an engine; ``None`` if it is not, or its compute capability is not known."""
     needed = engine_for(engine).needs_capability
     attributes = gpu.cuda.attributes if gpu.cuda is not None else {}
     major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     if major is None or minor is None or (major, minor) >= needed:
         return None
-    return (
-        f"GPU{gpu.index} has compute capability {major}.{minor}, and {engine_for(engine).caption} needs "
-        f"{needed[0]}.{needed[1]}"
+    return Waiver(
+        kind=WaiverKind.UNSUPPORTED_ENGINE,
+        reason=f"GPU{gpu.index} has compute capability {major}.{minor}, and {engine_for(engine).caption} needs "
+        f"{needed[0]}.{needed[1]}",
+        gpus=(gpu.bus_id,),
     )
 
 
-def blocks_waiver(case: Case, gpu: Gpu) -> str | None:
+def blocks_waiver(case: Case, gpu: Gpu) -> Waiver | None:
     """Say why a GPU cannot give each block of a case a multiprocessor; ``None`` if it can, or did not say."""
     there = _multiprocessors((gpu,))
     if case.blocks is None or there is None or case.blocks <= there:
         return None
-    return f"GPU{gpu.index} has {there} multiprocessors"
+    reason = f"GPU{gpu.index} has {there} multiprocessors"
+    return Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=reason, gpus=(gpu.bus_id,))
 
 
 def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
@@ -126,7 +137,7 @@ def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
     return min(known) if known and len(known) == len(found) else None
 
 
-def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> str | None:
+def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> Waiver | None:
     """Say why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or the driver did not report it."""
     owner = flow.source if flow.destination.memory is MemoryKind.REGISTERS else flow.destination
     if not engine_for(engine).atomics or flow.initiator is None or owner.bus_id is None:
@@ -134,9 +145,11 @@ def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> str | None:
     pair = machine.pair(flow.initiator, owner.bus_id)
     if pair is None or pair.cuda_attributes.get("NATIVE_ATOMIC_SUPPORTED") != 0:
         return None
-    return (
-        f"{flow.initiator_label} has no native atomics on {owner.label}: "
-        "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED is 0"
+    return Waiver(
+        kind=WaiverKind.NO_ATOMICS,
+        reason=f"{flow.initiator_label} has no native atomics on {owner.label}: "
+        "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED is 0",
+        gpus=(flow.initiator, owner.bus_id),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egmctl.bench.case import Case
-from egmctl.bench.plan.paths import Path, path_between
+from egmctl.bench.plan.paths import Path, nowhere, path_between
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Endpoint, Flow, MemoryKind
 from egmctl.model.memory import HOST_MEMORY
@@ -27,7 +27,7 @@ def ucx_path(case: Case, sender: Rank, senders: Machine, receiver: Rank, receive
         if kind not in HOST_MEMORY:
             continue
         if rank.numa_node is None:
-            waiver = f"{rank.label} has no NUMA node that has memory"
+            waiver = nowhere(kind, rank.label).waiver
             return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=waiver)
         gpu = machine.gpu(rank.bus_id)
         own = path_between(machine, (kind, MemoryKind.DEVICE), (rank.numa_node, gpu), gpu)

@@ -17,7 +17,8 @@ from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.gpu.clock import ImpossibleTime
 from egmctl.gpu.program import NoCompiler
-from egmctl.model.measurement import Endpoint, Flow, Measurement, Status, Task, finish
+from egmctl.model.measurement import Endpoint, Flow, Measurement, Status, Task, finish, waived
+from egmctl.model.waiver import WaiverKind
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
@@ -150,8 +151,13 @@ class CollectiveStep:
                 # A driver that cannot open what another process could make says NOT_SUPPORTED too: no lack of support.
                 found = finish(task, Status.FAILED, reason=f"{error}; {cause}", known_cause=True, last_call=error.call)
             elif error.call in _MAKING and error.number == _NOT_PERMITTED:
-                found = finish(task, Status.WAIVED, reason=f"{error}; {cause}", last_call=error.call)
-        return replace(found, reason=f"rank {rank} ({self.ranks[rank].label}): {found.reason}", failed_rank=rank)
+                found = waived(task, WaiverKind.NO_IMEX_CHANNEL, f"{error}; {cause}", last_call=error.call)
+        return replace(
+            found,
+            reason=f"rank {rank} ({self.ranks[rank].label}): {found.reason}",
+            waivers=tuple(replace(waiver, rank=rank) for waiver in found.waivers),
+            failed_rank=rank,
+        )
 
 
 def _attempt(failed: dict[int, Exception], place: int, work: Callable[[], None]) -> None:

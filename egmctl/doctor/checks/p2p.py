@@ -71,9 +71,11 @@ def _verdict(
         Evidence(source=f"{P2P_STATUS}({name})", value=f"{word}: {MEANINGS.get(word, 'not read')}")
         for name, word in wrong
     )
+    # What NVML did not report does not excuse what it did.
+    wrong = tuple((name, word) for name, word in wrong if word != "?")
     words = {word for _, word in wrong}
-    if "?" in words:
-        return unknown("NVML did not report it the state of P2P", place=place, evidence=evidence)
+    if not wrong:
+        return unknown("NVML did not report the state of P2P", place=place, evidence=evidence)
     why = "; ".join(dict.fromkeys(MEANINGS.get(word, word) for _, word in wrong))
     summary = f"no P2P {' and '.join(name for name, _ in wrong)}: {why}"
     if "DR" in words:

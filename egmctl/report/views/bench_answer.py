@@ -11,10 +11,10 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import BROKEN, Measurement, RunReport, Status
 from egmctl.model.route import LinkKind
 from egmctl.model.verdict import Culprit, Grade, RunVerdict
+from egmctl.model.waiver import WaiverKind
 from egmctl.report.document import Tone, Verdict
 from egmctl.report.views.bench_kernel import grave
-from egmctl.report.views.causes import cause_advice, cause_words
-from egmctl.report.views.doctor import title
+from egmctl.report.views.causes import cause_advice, cause_title, cause_words
 from egmctl.verdict.classes import is_lost
 from egmctl.verdict.seen import HIDDEN
 
@@ -56,7 +56,7 @@ def answer(
         return _incomplete(f"{done}: {why}", "run 'egmctl doctor', then measure again")
     if not any(was_run(m) for m in report.measurements):
         if report.causes:
-            return _incomplete(f"nothing was measured: {title(report.causes[0].finding)}", _fix(report))
+            return _incomplete(f"nothing was measured: {cause_title(report.causes[0])}", _fix(report))
         why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
         return _incomplete(f"nothing was measured: {why}", "see what stops it with 'egmctl doctor'")
     broken = [m for m in report.measurements if m.status in BROKEN]
@@ -64,10 +64,10 @@ def answer(
         sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}{_less(report)}"
         return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
     if verdict is not None and (verdict.grade is Grade.FAIL or verdict.failed):
-        sentence = f"{_why(report, verdict)}{_less(report)}"
+        sentence = f"{_why(report, verdict)}{_less(report, _explaining_slow(report)[:1])}"
         return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
-    if (missing := _missing(report)) is not None:
-        return _incomplete(f"{cause_words(report, missing)}; {_rest(made, verdict)}", cause_advice(missing))
+    if missing := _missing(report):
+        return _incomplete(f"{_told(report, missing)}; {_rest(made, verdict)}", cause_advice(missing[0]))
     if verdict is None:
         return Verdict(word="NO REFERENCE", tone=Tone.PLAIN, sentence=f"{made} measurements, not judged (--no-verdict)")
     counts = Counter(one.grade for one in verdict.classes)
@@ -75,14 +75,14 @@ def answer(
     all_of = "all" if counts[Grade.PASS] == len(verdict.classes) else f"{counts[Grade.PASS]} of"
     of = f"{all_of} {len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
     if verdict.grade is Grade.WARN and (counts[Grade.PASS] or counts[Grade.WARN]):
-        sentence = f"{of}{unknown}{_warned(report, verdict)}"
+        sentence = f"{of}{unknown}{_not_made(report)}{_warned(report, verdict)}"
         if counts[Grade.WARN]:
-            sentence = _why(report, verdict)
+            sentence = f"{_why(report, verdict)}{_not_made(report)}"
         return Verdict(
             word="PASS", tone=Tone.WARN, sentence=f"with warnings: {sentence}", advice=_advice(report, [], next_step)
         )
     if verdict.grade is Grade.PASS:
-        return Verdict(word="PASS", tone=Tone.GOOD, sentence=f"{of}{unknown}")
+        return Verdict(word="PASS", tone=Tone.GOOD, sentence=f"{of}{unknown}{_not_made(report)}")
     return Verdict(
         word="NO REFERENCE",
         tone=Tone.UNKNOWN,
@@ -92,13 +92,14 @@ def answer(
     )
 
 
-def _missing(report: RunReport) -> RunCause | None:
-    """Return what makes a run incomplete; ``None``: nothing.
+def _missing(report: RunReport) -> list[RunCause]:
+    """Return what makes a run incomplete, what was asked for first.
 
     It is a GPU that was not measured, paths that a fault kept from being measured, or links that nobody knows.
 
     That CUDA_VISIBLE_DEVICES hides a GPU was somebody's choice: it counts only where the GPU was asked for.
     """
+    found = []
     for cause in report.causes:
         explained = [report.measurements[number] for number in cause.explains]
         blind = any(hop.link is LinkKind.UNKNOWN for m in explained for flow in m.flows for hop in flow.route.hops)
@@ -106,8 +107,8 @@ def _missing(report: RunReport) -> RunCause | None:
         stops = _is_of_gpus(cause) or cause.status is Found.FAIL
         left_out = any(m.missed_path for m in explained) and stops and not chosen
         if left_out or (blind and _is_of_libraries(cause)):
-            return cause
-    return None
+            found.append(cause)
+    return sorted(found, key=lambda cause: not cause.asked)
 
 
 def _is_of_gpus(cause: RunCause) -> bool:
@@ -119,9 +120,22 @@ def _is_of_libraries(cause: RunCause) -> bool:
     return "drv.libraries" in (cause.finding.check, *cause.finding.explains)
 
 
-def _less(report: RunReport) -> str:
-    missing = _missing(report)
-    return "" if missing is None else f"; INCOMPLETE: {cause_words(report, missing)}"
+def _less(report: RunReport, besides: Sequence[RunCause] = ()) -> str:
+    """Say what makes a run incomplete that failed too.
+
+    Parameters
+    ----------
+    besides
+        Told already, with what was not measured because of them.
+    """
+    missing = [cause for cause in _missing(report) if cause not in besides]
+    return f"; INCOMPLETE: {_told(report, missing)}" if missing else ""
+
+
+def _told(report: RunReport, causes: Sequence[RunCause]) -> str:
+    """Tell the first two of some causes, and how many more there are."""
+    more = [f"and {len(causes) - 2} more cause{'s' * (len(causes) > 3)}"] if len(causes) > 2 else []
+    return "; ".join([*(cause_words(report, cause) for cause in causes[:2]), *more])
 
 
 def _rest(made: int, verdict: RunVerdict | None) -> str:
@@ -136,6 +150,27 @@ def _rest(made: int, verdict: RunVerdict | None) -> str:
     if verdict.grade is Grade.WARN and verdict.profile is not None:
         return f"PASS with warnings for {measured}: {passed} are as fast as profile {verdict.profile} expects"
     return f"{measured} {'have' if made != 1 else 'has'} no reference: {verdict.profile_reason or verdict.reason}"
+
+
+_NOT_HERE = frozenset(
+    {WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.UNSUPPORTED_ENGINE, WaiverKind.REFUSED}
+)
+"""What these GPUs and this driver do not have: nothing is missing there."""
+
+
+def _not_made(report: RunReport) -> str:
+    """Say what was not measured that these GPUs could do, and why; not what somebody chose to hide."""
+    stopped = {n: cause for cause in reversed(report.causes) for n in cause.explains}
+    left = [
+        number
+        for number, one in enumerate(report.measurements)
+        if one.waivers and one.waivers[0].kind not in {*_NOT_HERE, WaiverKind.GPU_HIDDEN}
+    ]
+    if not left:
+        return ""
+    if left[0] in stopped:
+        return f"; {cause_words(report, stopped[left[0]])}"
+    return f"; {len(left)} measurement{'s' * (len(left) != 1)} not made: {report.measurements[left[0]].reason}"
 
 
 def _fix(report: RunReport) -> str:
@@ -170,7 +205,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 def _explained(report: RunReport) -> str:
     """Say what explains the slow paths, the causes that explain most first; or that nothing that was read does."""
-    told = [cause for cause in report.causes if _explains_slow(report, cause)]
+    told = _explaining_slow(report)
     if not told:
         return "nothing that was read explains it" if report.machines and not grave(report) else ""
     more = f"; and {len(told) - 1} more cause{'s' * (len(told) > 2)}" if len(told) > 1 else ""
@@ -179,18 +214,19 @@ def _explained(report: RunReport) -> str:
 
 def _warned(report: RunReport, verdict: RunVerdict) -> str:
     """Return the first warning that no yardstick measures, and its cause where there is one."""
-    told = [cause for cause in report.causes if _explains_slow(report, cause)]
+    told = _explaining_slow(report)
     return "".join(f"; {words}" for words in (*verdict.warnings[:1], *(cause_words(report, one) for one in told[:1])))
 
 
-def _explains_slow(report: RunReport, cause: RunCause) -> bool:
-    return any(report.measurements[number].status is not Status.WAIVED for number in cause.explains)
+def _explaining_slow(report: RunReport) -> list[RunCause]:
+    """Return the causes of what was tried and is slow or broke."""
+    return [cause for cause in report.causes if any(was_run(report.measurements[n]) for n in cause.explains)]
 
 
 def _advice(report: RunReport, broken: Sequence[Measurement], next_step: str) -> str:
     if any(m.status is Status.CORRUPT for m in broken):
         return "drain the node: data arrived corrupt; 'egmctl doctor --active' shows where"
-    told = [cause for cause in report.causes if _explains_slow(report, cause)]
+    told = _explaining_slow(report)
     if told:
         return cause_advice(told[0])
     if grave(report):

@@ -16,12 +16,20 @@ _CAUSES = 3
 """Causes that are told without -v."""
 
 
+def cause_title(cause: RunCause) -> str:
+    """Return what was found, on which node of several, and that its GPUs were asked for."""
+    node = f"{cause.node}: " if cause.node else ""
+    # A check that fails because of --gpus says so itself.
+    asked = f", but --gpus names {cause.asked}" if cause.asked and cause.finding.status is not Found.FAIL else ""
+    return f"{node}{title(cause.finding)}{asked}"
+
+
 def cause_words(report: RunReport, cause: RunCause) -> str:
     """Return a cause in a sentence, with how much of the run it explains."""
     measurements = [report.measurements[number] for number in cause.explains]
     waived = sum(m.missed_path for m in measurements)
     slow = len(measurements) - waived
-    told = [title(cause.finding)]
+    told = [cause_title(cause)]
     if slow and all(_crosses_unknown_links(m) for m in measurements):
         told.append(f"the links of {_several(slow, 'path')} are unknown")
     elif slow:
@@ -57,7 +65,7 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
         yield Entry(
             word="CAUSE",
             tone=TONES[cause.status] if cause.status is not Found.NOTE else Tone.UNKNOWN,
-            title=(title(finding), Span(f" [{finding.check}]", Tone.DIM)),
+            title=(cause_title(cause), Span(f" [{finding.check}]", Tone.DIM)),
             body=(
                 *([KeyValues(rows=tuple(rows))] if rows else []),
                 *([Command(text=command)] if command is not None else []),

@@ -1,0 +1,183 @@
+"""What a fault can do to a measurement: data. A cause explains only what its mechanism can produce.
+
+Heat makes copies slow and never wrong; a cgroup takes a GPU away and slows none; only NUMA memory depends on EGM.
+Each row has a test in both directions (tests/verdict/test_mechanisms.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+
+from egmctl.model.measurement import Flow, HandleKind
+from egmctl.model.memory import NUMA_MEMORY
+from egmctl.model.route import Carrier, LinkKind
+from egmctl.model.waiver import WaiverKind
+
+
+class Symptom(Enum):
+    """What is wrong with something that was measured, or tried."""
+
+    SLOW = "slow"
+    DEGRADED = "degraded"
+    """It went without EGM, whose route is blocked."""
+    CORRUPT = "corrupt"
+    FAILED = "failed"
+    """A driver call failed."""
+
+
+Crosses = Callable[[Flow], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanism:
+    """What faults of some checks can do."""
+
+    checks: tuple[str, ...]
+    """Ids, or globs of ids, of doctor's checks and of what a run sees (:mod:`egmctl.verdict.seen`)."""
+    does: frozenset[Symptom] = frozenset()
+    stops: frozenset[WaiverKind] = frozenset()
+    """Why something was not measured at all because of it."""
+    crosses: Crosses | None = None
+    """What a flow has to cross for a fault to concern it; ``None``: nothing, the place decides."""
+    whole_node: bool = False
+    """All GPUs of the node have it, whichever one it was seen on."""
+    own_gpu: bool = False
+    """Only where the fault is at a GPU: of another device it is not known which paths that is on."""
+
+
+def mechanisms(check: str) -> Iterator[Mechanism]:
+    """Yield what the faults of a check can do; nothing for one that makes no measurement slow, wrong or impossible."""
+    return (row for row in MECHANISMS if any(fnmatchcase(check, pattern) for pattern in row.checks))
+
+
+# --- what a flow crosses ---------------------------------------------------------------------------------------------
+
+
+def between_gpus(flow: Flow) -> bool:
+    """Say whether both ends are the memory of GPUs, of two."""
+    return None not in (flow.source.bus_id, flow.destination.bus_id) and (
+        (flow.source.bus_id, flow.source.rank) != (flow.destination.bus_id, flow.destination.rank)
+    )
+
+
+def host_memory(flow: Flow) -> bool:
+    """Say whether an end is host memory of any kind."""
+    return flow.source.numa_node is not None or flow.destination.numa_node is not None
+
+
+def numa_memory(flow: Flow) -> bool:
+    """Say whether an end is host memory that is made by the number of its NUMA node: only that can be EGM."""
+    return any(end.memory in NUMA_MEMORY for end in (flow.source, flow.destination))
+
+
+def by_nvlink(flow: Flow) -> bool:
+    """Say whether a flow goes over NVLink, or would if it were up; what is staged through host memory does not."""
+    nvlink = any(hop.link is LinkKind.NVLINK for hop in flow.route.hops)
+    return nvlink or (between_gpus(flow) and not flow.route.staged)
+
+
+def by_c2c(flow: Flow) -> bool:
+    """Say whether a flow goes over C2C, or would where there is C2C and it were up."""
+    return host_memory(flow) or any(hop.link is LinkKind.C2C for hop in flow.route.hops)
+
+
+def over_pcie(flow: Flow) -> bool:
+    """Say whether a flow crosses PCIe; of a blocked route, which has no links, whether host memory would."""
+    if flow.route.carrier is Carrier.NONE:
+        return host_memory(flow)
+    return any(hop.link is LinkKind.PCIE for hop in flow.route.hops)
+
+
+def peers_over_pcie(flow: Flow) -> bool:
+    """Say whether one GPU works on another's memory over PCIe: staged copies are between each and the host."""
+    return between_gpus(flow) and over_pcie(flow) and not flow.route.staged
+
+
+def by_fabric_handle(flow: Flow) -> bool:
+    """Say whether a flow's memory is another process' by a fabric handle."""
+    return flow.route.across_nodes or HandleKind.FABRIC in (flow.source.handle, flow.destination.handle)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+_SLOW = frozenset({Symptom.SLOW})
+_FAILED = frozenset({Symptom.FAILED})
+_BOTH = _SLOW | _FAILED
+_GPU = frozenset({WaiverKind.GPU_UNUSABLE})
+_NO_P2P = frozenset({WaiverKind.NO_PEER_ACCESS, WaiverKind.NO_ATOMICS})
+_NO_FABRIC = frozenset({WaiverKind.NO_IMEX_CHANNEL, WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.REFUSED})
+
+MECHANISMS: tuple[Mechanism, ...] = (
+    # A GPU that is taken away is slow nowhere: nothing is measured on it.
+    Mechanism(checks=("dev.*",), does=_FAILED, stops=_GPU),
+    Mechanism(checks=("drv.libraries", "drv.versions", "drv.nouveau"), does=_FAILED, stops=_GPU, whole_node=True),
+    Mechanism(checks=("gpu.compute-mode",), does=_FAILED, stops=_GPU),
+    Mechanism(checks=("gpu.mig",), stops=_GPU | _NO_P2P),
+    Mechanism(checks=("env.visible-devices",), stops=frozenset({WaiverKind.GPU_HIDDEN})),
+    # Uncorrectable errors of a GPU's memory end what touches it; ECC does not make it slow.
+    Mechanism(checks=("gpu.health",), does=_FAILED | {Symptom.CORRUPT}, stops=_GPU),
+    # Of the many Xids some end contexts, and some leave clocks or links down.
+    Mechanism(checks=("kernel.xid",), does=_BOTH, stops=_GPU, own_gpu=True),
+    Mechanism(checks=("gpu.throttle", "bench.throttled", "bench.other-processes", "bench.other-link"), does=_SLOW),
+    # Host memory is reached through encrypted bounce buffers, and single GPUs have no peers.
+    Mechanism(checks=("gpu.cc-mode",), does=_BOTH, stops=_NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}),
+    Mechanism(checks=("gpu.vgpu",), does=_BOTH, stops=_NO_P2P | _NO_FABRIC | {WaiverKind.UNSUPPORTED_MEMORY}),
+    # NVLink replays what arrives wrong: errors cost time, no bytes.
+    Mechanism(
+        checks=("nvlink.*", "kernel.sxid"),
+        does=_BOTH,
+        stops=_NO_P2P | {WaiverKind.NO_NVLINK},
+        crosses=by_nvlink,
+    ),
+    Mechanism(
+        checks=("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
+        does=_BOTH,
+        stops=_NO_P2P | {WaiverKind.NO_NVLINK},
+        crosses=by_nvlink,
+    ),
+    Mechanism(
+        checks=("fabric.*", "imex.*"),
+        does=_FAILED,
+        stops=_NO_FABRIC,
+        crosses=by_fabric_handle,
+    ),
+    # Without P2P copies between GPUs are staged in host memory.
+    Mechanism(checks=("p2p.status",), does=_BOTH, stops=_NO_P2P, crosses=between_gpus),
+    Mechanism(checks=("p2p.verify",), does=_FAILED | {Symptom.CORRUPT}, crosses=between_gpus),
+    Mechanism(checks=("pcie.acs",), does=_BOTH, crosses=peers_over_pcie),
+    # "Silent device memory corruption" (CUDA C++ Programming Guide, "IOMMU on Linux").
+    Mechanism(checks=("pcie.iommu",), does=_BOTH | {Symptom.CORRUPT}, crosses=peers_over_pcie),
+    Mechanism(checks=("pcie.link",), does=_SLOW, crosses=over_pcie),
+    Mechanism(checks=("kernel.aer",), does=_BOTH, crosses=over_pcie, own_gpu=True),
+    # Where C2C is down the same memory is reached over PCIe.
+    Mechanism(
+        checks=("c2c.link",),
+        does=_BOTH,
+        stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.REFUSED}),
+        crosses=by_c2c,
+    ),
+    Mechanism(
+        checks=("egm.*",),
+        does=_BOTH | {Symptom.DEGRADED},
+        stops=frozenset({WaiverKind.EGM_BLOCKED, WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.REFUSED}),
+        crosses=numa_memory,
+    ),
+    Mechanism(checks=("egm.alloc-active",), does=frozenset({Symptom.CORRUPT}), crosses=numa_memory),
+    Mechanism(
+        checks=("numa.cpuset-mems",),
+        does=_FAILED,
+        stops=frozenset({WaiverKind.NO_NUMA_MEMORY}),
+        crosses=host_memory,
+    ),
+    Mechanism(
+        checks=("numa.mempolicy-syscalls",),
+        does=_FAILED,
+        stops=frozenset({WaiverKind.REFUSED}),
+        crosses=host_memory,
+    ),
+    Mechanism(checks=("numa.balancing", "numa.cmdline"), does=_SLOW, crosses=host_memory),
+)
+"""A check that is in no row explains no measurement: the bench uses neither NCCL's variables nor NICs."""

@@ -1,0 +1,184 @@
+"""What a fault can do to a measurement: every check, symptom, kind of waiver and path, in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from egmctl.doctor.registry import CHECKS
+from egmctl.model.finding import NODE, Finding, Place, PlaceKind, Status
+from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport
+from egmctl.model.measurement import Status as Outcome
+from egmctl.model.memory import MemoryKind
+from egmctl.model.route import Carrier, Hop, LinkKind, Route
+from egmctl.model.waiver import OF_GPUS, Waiver, WaiverKind
+from egmctl.verdict import seen
+from egmctl.verdict.causes import Cause
+from egmctl.verdict.explain import Shortfalls, explained_by
+from egmctl.verdict.mechanisms import Symptom, mechanisms
+from tests.verdict.runs import H2D, WRITE, run
+
+RUN = run(WRITE, H2D)
+GPU2 = "0000:00:08.0"
+AT_GPU2 = Place(kind=PlaceKind.GPU, ids=(GPU2,), label="GPU2")
+
+
+def of_path(path: str) -> Measurement:
+    return next(m for m in RUN.measurements if m.path == path)
+
+
+PEER, NUMA = of_path("GPU0 -> GPU2"), of_path("NUMA0 -> GPU2")
+
+
+def changed(measurement: Measurement, **flow: object) -> Measurement:
+    return replace(measurement, flows=(replace(measurement.flows[0], **flow),))  # type: ignore[arg-type]
+
+
+def over(link: LinkKind, measurement: Measurement) -> Measurement:
+    route = measurement.flows[0].route
+    return changed(measurement, route=replace(route, hops=(Hop(link=link),)))
+
+
+def of_memory(kind: MemoryKind, measurement: Measurement) -> Measurement:
+    return changed(measurement, source=replace(measurement.flows[0].source, memory=kind))
+
+
+PATHS = {
+    "nvlink": PEER,
+    "pcie-peer": over(LinkKind.PCIE, PEER),
+    "staged": changed(PEER, route=replace(PEER.flows[0].route, staged=True, hops=(Hop(link=LinkKind.PCIE),) * 2)),
+    "handle": changed(PEER, destination=replace(PEER.flows[0].destination, handle=HandleKind.FABRIC)),
+    "numa": NUMA,
+    "egm": over(LinkKind.C2C, NUMA),
+    "pinned": of_memory(MemoryKind.PINNED, NUMA),
+    "registered": of_memory(MemoryKind.REGISTERED, NUMA),
+    "system": of_memory(MemoryKind.SYSTEM, NUMA),
+    "blocked": changed(NUMA, route=Route(carrier=Carrier.NONE, memory=MemoryKind.HOST_NUMA)),
+    "local": changed(PEER, source=PEER.flows[0].destination, initiator=GPU2, route=Route()),
+}
+"""Paths that end at GPU2."""
+PEERS = "nvlink pcie-peer staged handle"
+HOST = "numa egm pinned registered system blocked"
+EVERY = " ".join(PATHS)
+ON_NUMA = "numa egm blocked"
+
+
+@dataclass(frozen=True)
+class Does:
+    """What the faults of a check can do, and on which paths."""
+
+    paths: str
+    symptoms: str = ""
+    stops: str = ""
+
+
+GPU, P2P = "gpu-unusable", "no-peer-access no-atomics"
+FABRIC = "no-imex-channel unsupported-handle refused"
+TAKEN = Does(EVERY, "failed", GPU)
+NVLINK = Does("nvlink pcie-peer handle", "slow failed", f"{P2P} no-nvlink")
+EGM = Does(ON_NUMA, "slow degraded failed", "egm-blocked unsupported-memory refused")
+
+TABLE: dict[str, tuple[Does, ...]] = {
+    **{check.id: (TAKEN,) for check in CHECKS if check.id.startswith("dev.")},
+    **dict.fromkeys(("drv.libraries", "drv.versions", "drv.nouveau", "gpu.compute-mode"), (TAKEN,)),
+    "gpu.mig": (Does(EVERY, "", f"{GPU} {P2P}"),),
+    "env.visible-devices": (Does(EVERY, "", "gpu-hidden"),),
+    "gpu.health": (Does(EVERY, "failed corrupt", GPU),),
+    "kernel.xid": (Does(EVERY, "slow failed", GPU),),
+    **dict.fromkeys(("gpu.throttle", seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK), (Does(EVERY, "slow"),)),
+    "gpu.cc-mode": (Does(EVERY, "slow failed", f"{P2P} unsupported-handle"),),
+    "gpu.vgpu": (Does(EVERY, "slow failed", f"{P2P} {FABRIC} unsupported-memory"),),
+    **dict.fromkeys(("nvlink.links", "nvlink.errors", "nvlink.bw-mode", "nvlink.disabled", "kernel.sxid"), (NVLINK,)),
+    **dict.fromkeys(
+        ("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
+        (NVLINK, Does("handle", "failed", FABRIC)),
+    ),
+    **dict.fromkeys(("fabric.alloc-active", "fabric.same-node-isolation"), (Does("handle", "failed", FABRIC),)),
+    **{check.id: (Does("handle", "failed", FABRIC),) for check in CHECKS if check.id.startswith("imex.")},
+    "p2p.status": (Does(PEERS, "slow failed", P2P),),
+    "p2p.verify": (Does(PEERS, "failed corrupt"),),
+    "pcie.acs": (Does("pcie-peer", "slow failed"),),
+    "pcie.iommu": (Does("pcie-peer", "slow failed corrupt"),),
+    "pcie.link": (Does("pcie-peer staged numa pinned registered system blocked", "slow"),),
+    "kernel.aer": (Does("pcie-peer staged numa pinned registered system blocked", "slow failed"),),
+    "c2c.link": (Does(HOST, "slow failed", "unsupported-memory refused"),),
+    **{check.id: (EGM,) for check in CHECKS if check.id.startswith("egm.")},
+    "egm.alloc-active": (EGM, Does(ON_NUMA, "corrupt")),
+    "numa.cpuset-mems": (Does(HOST, "failed", "no-numa-memory"),),
+    "numa.mempolicy-syscalls": (Does(HOST, "failed", "refused"),),
+    **dict.fromkeys(("numa.balancing", "numa.cmdline"), (Does(HOST, "slow"),)),
+}
+
+OUTCOMES = {
+    Symptom.SLOW: Outcome.OK,
+    Symptom.DEGRADED: Outcome.OK,
+    Symptom.CORRUPT: Outcome.CORRUPT,
+    Symptom.FAILED: Outcome.FAILED,
+}
+
+
+def fault(check: str, place: Place = AT_GPU2, status: Status = Status.WARN) -> Cause:
+    return Cause(Finding(check=check, status=status, summary="", place=place), ())
+
+
+def with_symptom(path: Measurement, symptom: Symptom) -> tuple[RunReport, Shortfalls]:
+    flow: Flow = path.flows[0]
+    degraded = replace(flow, route=replace(flow.route, degraded=symptom is Symptom.DEGRADED))
+    one = replace(path, flows=(degraded,), status=OUTCOMES[symptom], known_cause=True)
+    slow = frozenset({0})
+    short = Shortfalls(warned=slow) if symptom is Symptom.DEGRADED else Shortfalls(failing=slow)
+    return replace(RUN, measurements=(one,)), short
+
+
+def stopped(path: Measurement, kind: WaiverKind) -> tuple[RunReport, Shortfalls]:
+    waiver = Waiver(kind=kind, reason="", gpus=(GPU2,) if kind in OF_GPUS else ())
+    one = replace(path, status=Outcome.WAIVED, waivers=(waiver,))
+    return replace(RUN, measurements=(one,)), Shortfalls(waived=frozenset({0}))
+
+
+def test_the_table_has_every_check_that_explains_a_measurement() -> None:
+    ids = {check.id for check in CHECKS} | {seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK}
+    assert {one for one in ids if list(mechanisms(one))} == set(TABLE)
+
+
+@pytest.mark.parametrize("check", TABLE)
+def test_a_fault_does_what_its_mechanism_can_and_nothing_else(check: str) -> None:
+    for name, path in PATHS.items():
+        there = [one for one in TABLE[check] if name in one.paths.split()]
+        for symptom in Symptom:
+            can = any(symptom.value in one.symptoms.split() for one in there)
+            assert bool(explained_by(fault(check), *with_symptom(path, symptom))) is can, (name, symptom)
+
+
+@pytest.mark.parametrize("check", TABLE)
+def test_a_fault_stops_what_its_mechanism_can_and_nothing_else(check: str) -> None:
+    for name, path in PATHS.items():
+        there = [one for one in TABLE[check] if name in one.paths.split()]
+        for kind in WaiverKind:
+            can = any(kind.value in one.stops.split() for one in there)
+            assert bool(explained_by(fault(check), *stopped(path, kind))) is can, (name, kind)
+
+
+@pytest.mark.parametrize("check", TABLE)
+def test_a_fault_of_another_gpu_explains_nothing_unless_all_have_it(check: str) -> None:
+    other = Place(kind=PlaceKind.GPU, ids=("0000:00:07.0",), label="GPU1")
+    everywhere = check in ("drv.libraries", "drv.versions", "drv.nouveau")
+    found = [
+        *(explained_by(fault(check, other), *with_symptom(PEER, symptom)) for symptom in Symptom),
+        *(explained_by(fault(check, other), *stopped(PEER, kind)) for kind in WaiverKind),
+    ]
+    assert any(found) is everywhere
+
+
+@pytest.mark.parametrize("check", ["kernel.xid", "kernel.aer"])
+def test_an_error_of_a_device_that_is_no_gpu_of_the_node_explains_nothing(check: str) -> None:
+    assert not explained_by(fault(check, NODE), *with_symptom(PATHS["pcie-peer"], Symptom.SLOW))
+
+
+@pytest.mark.parametrize("check", TABLE)
+def test_what_could_not_be_determined_explains_nothing(check: str) -> None:
+    root = fault("gpu.persistence").finding
+    cause = Cause(root, (fault(check, status=Status.UNKNOWN).finding,))
+    for path in PATHS.values():
+        assert not any(explained_by(cause, *with_symptom(path, symptom)) for symptom in Symptom)

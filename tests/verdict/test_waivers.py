@@ -1,0 +1,340 @@
+"""What was not measured: each kind of waiver with its cause, first line and exit code, also where GPUs were named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.registry import CASES
+from egmctl.bench.statistics import summarize
+from egmctl.errors import ExitCode
+from egmctl.facts import replay
+from egmctl.model.finding import Evidence
+from egmctl.model.finding import Status as Found
+from egmctl.model.machine import GpuProcess, LibraryFailure, Machine
+from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish, waived
+from egmctl.model.waiver import Waiver, WaiverKind
+from egmctl.report.views.bench_answer import answer
+from egmctl.units import MIB
+from egmctl.verdict.explain import with_causes
+from egmctl.verdict.judge import judge
+from egmctl.verdict.load import load
+from tests.bench.reports import report
+from tests.doctor.faults import healthy
+from tests.doctor.machines import patched, with_gpu_denied
+from tests.verdict.runs import H2D, USUAL, WRITE
+
+H200 = replay.load("hgx-h200x4")
+GB200 = replay.load("gb200-tray")
+PINNED, FABRIC, IPC_NUMA = "host_to_device_memcpy_ce", "ipc_fabric_device_read_ce", "ipc_posix_fd_host_numa_read_ce"
+REST = "measurements made: "
+
+
+def measured(machine: Machine, *cases: str, nodes: Sequence[int] = (0,)) -> RunReport:
+    """A run in which all that is planned reaches what is usual on HGX H200."""
+    settings = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
+    plan = make_plan(machine, machine.gpus or (), nodes, [case for case in CASES if case.name in cases], settings)
+
+    def one(number: int) -> Measurement:
+        planned = plan.tasks[number]
+        if planned.waivers:
+            return finish(planned.task, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
+        value = summarize([USUAL.get(planned.task.case, USUAL[H2D])])
+        return finish(planned.task, Status.OK, bandwidth_gb_s=value, flows_gb_s=(value,))
+
+    made = replace(report(plan, map(one, range(len(plan.tasks)))), machines=(machine,))
+    return replace(made, verdict=judge(made, load("hgx-h200")))
+
+
+def explained(made: RunReport, *, asked: bool = False) -> RunReport:
+    return with_causes(made, asked=[gpu.bus_id for gpu in made.gpus] if asked else ())
+
+
+def first(made: RunReport) -> str:
+    found = answer(made)
+    return f"{found.word}: {found.sentence}"
+
+
+def kinds(made: RunReport) -> set[WaiverKind]:
+    return {waiver.kind for one in made.measurements for waiver in one.waivers}
+
+
+def hidden(machine: Machine, visible: str) -> Machine:
+    return patched(machine, "process", environment={"CUDA_VISIBLE_DEVICES": visible})
+
+
+def without(attribute: str, *gpus: int) -> Machine:
+    machine = H200
+    for index in gpus:
+        gpu = (H200.gpus or ())[index]
+        assert gpu.cuda is not None
+        machine = patched(machine, f"gpus[{index}].cuda", attributes={**gpu.cuda.attributes, attribute: 0})
+    return machine
+
+
+def apart(**pair: object) -> Machine:
+    return patched(H200, "pairs[*]", **pair)
+
+
+def blind(machine: Machine) -> Machine:
+    """NVML hangs; CUDA works."""
+    machine = patched(patched(machine, "gpus[*]", nvml=None), "", pairs=())
+    return patched(machine, "driver", nvml_failure=LibraryFailure(how="timed-out", call="nvmlInit"), nvml_error=None)
+
+
+@dataclass(frozen=True)
+class Case:
+    machine: Machine
+    kinds: set[WaiverKind]
+    check: str | None
+    """What is found as the cause."""
+    first: str
+    """How the first line begins."""
+    codes: tuple[int, int]
+    """The exit codes, and where all GPUs were named."""
+    asked: str = ""
+    """What the first line says then."""
+    cases: tuple[str, ...] = (WRITE, H2D)
+    nodes: tuple[int, ...] = (0,)
+
+
+K = WaiverKind
+WAIVED = {
+    "hidden": Case(
+        hidden(H200, "0,1,2"),
+        {K.GPU_HIDDEN},
+        "bench.gpu-hidden",
+        "PASS: all 2 path classes",
+        (0, 1),
+        "INCOMPLETE: GPU3: hidden by CUDA_VISIBLE_DEVICES, but --gpus names GPU3; 7 measurements not made",
+    ),
+    "hidden by mistake": Case(
+        hidden(H200, "0,1,7,3"),
+        {K.GPU_HIDDEN},
+        "env.visible-devices",
+        "INCOMPLETE: CUDA_VISIBLE_DEVICES: entry 3 is 7",
+        (0, 1),
+        "but --gpus names GPU2-3; 12 measurements not made",
+    ),
+    "denied": Case(
+        with_gpu_denied(H200, 3),
+        {K.GPU_UNUSABLE},
+        "dev.cgroup-restricted",
+        "INCOMPLETE: GPU3: the device cgroup denies /dev/nvidia3; 7 measurements not made",
+        (0, 1),
+        "but GPU3 is required (--gpus, --expect)",
+    ),
+    "MIG": Case(
+        patched(H200, "gpus[3].nvml", mig_mode=True),
+        {K.GPU_UNUSABLE},
+        "gpu.mig",
+        "INCOMPLETE: GPU3: MIG is on",
+        (0, 1),
+        "but --gpus names GPU3; 7 measurements not made",
+    ),
+    "prohibited": Case(
+        patched(H200, "gpus[3].nvml", compute_mode="prohibited"),
+        {K.GPU_UNUSABLE},
+        "gpu.compute-mode",
+        "INCOMPLETE: GPU3: no process may use",
+        (1, 1),
+        "INCOMPLETE: GPU3: no process may use",
+    ),
+    "busy": Case(
+        patched(H200, "gpus[3].nvml", processes=(GpuProcess(pid=4711),)),
+        {K.GPU_BUSY},
+        "bench.gpu-in-use",
+        "INCOMPLETE: GPU3: in use by process 4711; 7 measurements not made",
+        (0, 1),
+        "INCOMPLETE: GPU3: in use by process 4711, but --gpus names GPU3; 7 measurements not made",
+    ),
+    "no P2P": Case(
+        apart(can_access_peer=False, p2p_status=dict.fromkeys(("read", "write", "nvlink"), "CNS")),
+        {K.NO_PEER_ACCESS},
+        "p2p.status",
+        "INCOMPLETE: GPU0-3: no P2P read and write and nvlink",
+        (1, 1),
+        cases=(H2D, "device_to_device_memcpy_write_sm"),
+    ),
+    "no atomics": Case(
+        apart(cuda_attributes={"NATIVE_ATOMIC_SUPPORTED": 0}),
+        {K.NO_ATOMICS},
+        None,
+        "PASS: all 2 path classes are as fast as profile hgx-h200 expects; 12 measurements not made: GPU0 has no",
+        (0, 0),
+        cases=(WRITE, H2D, "device_to_device_atomic_add"),
+    ),
+    "cpuset": Case(
+        patched(H200, "host", allowed_numa_nodes="0"),
+        {K.NO_NUMA_MEMORY},
+        None,
+        "PASS: all 2 path classes are as fast as profile hgx-h200 expects; 4 measurements not made: this process",
+        (0, 0),
+        nodes=(0, 1),
+    ),
+    "no HOST_NUMA": Case(
+        without("HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", 3),
+        {K.UNSUPPORTED_MEMORY},
+        None,
+        "PASS: all 2 path classes are as fast as profile hgx-h200 expects",
+        (0, 0),
+    ),
+    "no fabric handles": Case(
+        patched(without("HANDLE_TYPE_FABRIC_SUPPORTED", *range(4)), "driver", imex_channels=None),
+        {K.UNSUPPORTED_HANDLE},
+        None,
+        "PASS: ",
+        (0, 0),
+        cases=(WRITE, FABRIC),
+    ),
+    "no IMEX channel": Case(
+        patched(H200, "driver", imex_channels=()),
+        {K.NO_IMEX_CHANNEL},
+        None,
+        "PASS: all 1 path classes are as fast as profile hgx-h200 expects; 12 measurements not made: there is no IMEX",
+        (0, 0),
+        cases=(WRITE, FABRIC),
+    ),
+    "no IMEX channel in a domain": Case(
+        patched(healthy(), "driver", imex_channels=()),
+        {K.NO_IMEX_CHANNEL},
+        "imex.channel",
+        "PASS: ",
+        (0, 0),
+        "12 measurements not made",
+        cases=(WRITE, FABRIC),
+    ),
+    "blocked EGM route": Case(
+        with_gpu_denied(GB200, 2, 3),
+        {K.GPU_UNUSABLE, K.EGM_BLOCKED},
+        "dev.cgroup-restricted",
+        "",
+        (1, 1),
+        "GPU2-3 is required (--gpus, --expect)",
+        cases=(IPC_NUMA,),
+        nodes=(0, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAIVED)
+def test_what_was_not_measured_has_its_cause_first_line_and_exit_code(name: str) -> None:
+    case = WAIVED[name]
+    made = measured(case.machine, *case.cases, nodes=case.nodes)
+    assert kinds(made) == case.kinds
+    found = explained(made)
+    assert [cause.finding.check for cause in found.causes] == [case.check] * (case.check is not None)
+    assert first(found).startswith(case.first), first(found)
+    asked = explained(made, asked=True)
+    assert case.asked in first(asked), first(asked)
+    assert (found.exit_code, asked.exit_code) == case.codes
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (WaiverKind.REFUSED, ExitCode.OK),
+        (WaiverKind.UNSUPPORTED_ENGINE, ExitCode.OK),
+        (WaiverKind.NO_ROOM, ExitCode.OK),
+        (WaiverKind.GIVEN_UP, ExitCode.OK),
+        (WaiverKind.NO_NVLINK, ExitCode.OK),
+    ],
+)
+def test_what_a_run_itself_waives_is_no_fault_of_the_nodes(kind: WaiverKind, code: ExitCode) -> None:
+    made = measured(H200, WRITE, H2D)
+    one = made.measurements[0]
+    found = explained(replace(made, measurements=(waived(one, kind, "as it was tried"), *made.measurements[1:])))
+    assert (found.causes, found.exit_code) == ((), code)
+    missing = kind not in (WaiverKind.REFUSED, WaiverKind.UNSUPPORTED_ENGINE)
+    assert ("1 measurement not made: as it was tried" in first(found)) is missing, "else these GPUs do not have it"
+
+
+def test_all_that_stops_a_measurement_is_recorded_and_has_its_cause() -> None:
+    """GPU1 is busy and GPU3 denied: the path between them has both."""
+    machine = patched(with_gpu_denied(H200, 3), "gpus[1].nvml", processes=(GpuProcess(pid=4711),))
+    made = explained(measured(machine, WRITE), asked=True)
+    between = next(number for number, one in enumerate(made.measurements) if one.path == "GPU1 -> GPU3")
+    assert {cause.finding.check: cause.asked for cause in made.causes if between in cause.explains} == {
+        "dev.cgroup-restricted": "GPU3",
+        "bench.gpu-in-use": "GPU1",
+    }
+    assert all(label in first(made) for label in ("GPU1: in use by process 4711", "GPU3 is required"))
+
+
+def test_a_gpu_that_is_denied_and_busy_was_denied() -> None:
+    machine = patched(with_gpu_denied(H200, 3), "gpus[3]", nvml=(H200.gpus or ())[3].nvml)
+    machine = patched(machine, "gpus[3].nvml", processes=(GpuProcess(pid=4711),))
+    assert K.GPU_BUSY not in kinds(measured(machine, WRITE))
+
+
+def test_a_dead_nvml_does_not_hide_a_gpu() -> None:
+    """Each has its own cause, and that CUDA_VISIBLE_DEVICES hides a GPU that nobody named is no failure."""
+    made = measured(hidden(blind(H200), "0,1,2"), WRITE)
+    found = explained(made)
+    told = {cause.finding.check: {found.measurements[n].status for n in cause.explains} for cause in found.causes}
+    assert told == {"drv.libraries": {Status.OK}, "bench.gpu-hidden": {Status.WAIVED}}
+    assert found.exit_code == 0
+    asked = explained(made, asked=True)
+    assert asked.exit_code == 1
+    assert first(asked).startswith("INCOMPLETE: GPU3: hidden by CUDA_VISIBLE_DEVICES, but --gpus names GPU3")
+    assert "NVML did not answer in time" in first(asked)
+
+
+def test_a_crash_of_nvml_on_one_gpu_takes_all_of_them() -> None:
+    gone = patched(H200, "gpus[*]", nvml=None, cuda=None)
+    gpu = (H200.gpus or ())[1].bus_id
+    failed = LibraryFailure(how="crashed", call="nvmlDeviceGetUUID", gpu=gpu)
+    found = explained(measured(patched(gone, "driver", nvml_failure=failed), WRITE))
+    (cause,) = found.causes
+    assert cause.finding.check == "drv.libraries"
+    assert len(cause.explains) == len(found.measurements)
+    assert found.exit_code == 3, "nothing was measured"
+
+
+def test_who_uses_a_gpu_is_told_with_the_call_that_said_so() -> None:
+    listed = patched(H200, "gpus[3].nvml", processes=(GpuProcess(pid=4711),))
+    unseen = patched(H200, "gpus[3].nvml", memory_used_bytes=12 << 30)
+    found = [explained(measured(machine, WRITE)).causes[0].finding.evidence for machine in (listed, unseen)]
+    assert found == [
+        (Evidence(source="nvmlDeviceGetComputeRunningProcesses(GPU3)", value="process 4711"),),
+        (Evidence(source="nvmlDeviceGetMemoryInfo(GPU3)", value="12 GiB used"),),
+    ]
+
+
+def test_an_older_document_says_nothing_of_what_stopped_it_and_nothing_is_guessed() -> None:
+    made = measured(with_gpu_denied(H200, 3), WRITE)
+    older = replace(made, measurements=tuple(replace(one, waivers=()) for one in made.measurements))
+    assert explained(older).causes == ()
+
+
+def test_only_numa_memory_depends_on_the_egm_route() -> None:
+    """All paths to the second CPU are called slow; pinned memory's are not for want of EGM."""
+    made = measured(with_gpu_denied(GB200, 2, 3), H2D, PINNED, nodes=(1,))
+    slow = tuple(
+        replace(one, status=Status.FAILED, known_cause=True) if one.measured else one for one in made.measurements
+    )
+    found = with_causes(replace(made, measurements=slow, verdict=None))
+    cases = {found.measurements[n].case for c in found.causes for n in c.explains if slow[n].status is Status.FAILED}
+    assert cases == {H2D}
+
+
+def test_a_waiver_that_names_no_gpu_counts_for_those_of_the_path() -> None:
+    """As when a worker finds that CUDA does not see a GPU."""
+    made = measured(patched(H200, "gpus[3].nvml", compute_mode="prohibited"), WRITE)
+    waiver = Waiver(kind=K.GPU_UNUSABLE, reason="CUDA does not see a GPU of this path")
+    changed = tuple(replace(one, waivers=(waiver,)) if one.waivers else one for one in made.measurements)
+    (cause,) = explained(replace(made, measurements=changed)).causes
+    assert (cause.finding.check, cause.status) == ("gpu.compute-mode", Found.FAIL)
+
+
+def test_copies_that_are_staged_miss_the_path_that_was_asked_for() -> None:
+    """They were measured, and are slow by no reference: that P2P is refused is why the path itself was not."""
+    machine = apart(can_access_peer=False, p2p_status=dict.fromkeys(("read", "write", "nvlink"), "CNS"))
+    found = explained(measured(machine, WRITE))
+    assert all(one.measured and one.missed_path and not one.waivers for one in found.measurements)
+    (cause,) = found.causes
+    assert (cause.finding.check, len(cause.explains), cause.asked) == ("p2p.status", 12, "")
+    assert found.exit_code == 1
