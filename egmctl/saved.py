@@ -33,6 +33,7 @@ from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, MatchRe
 from egmctl.report.exports.topo_json import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
+from egmctl.verdict.explain import with_causes
 
 Result = RunReport | Diagnosis | Bringup | TopoResult | Machine
 
@@ -236,7 +237,10 @@ def viewed(saved: Saved | Digest) -> RunReport | Diagnosis | Topology | Bringup 
     if saved.result is None:
         why = "; ".join(error.message for error in saved.errors) or "it does not say why"
         refuse(source, f"holds no result: {printable(why)}")
-    if isinstance(saved.result, (RunReport, Bringup)):
+    if isinstance(saved.result, RunReport):
+        # A journal holds no causes, nor does what older versions wrote.
+        return saved.result if saved.result.causes else with_causes(saved.result)
+    if isinstance(saved.result, Bringup):
         return saved.result
     if not saved.machines:
         refuse(source, "was written by a version that kept no machine in it: run the command again")

@@ -38,6 +38,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with 'egmctl bringup' on an idle node, or 'egmctl doctor' beside jobs. 'egmctl docs start' shows "
+    "each command in five minutes.",
 )
 # Each fits its line of 80 columns, where a command's own first sentence would be cut.
 app.command(short_help="Judge whether this node can be handed over: GO or NO-GO.")(bringup)
@@ -47,9 +49,9 @@ app.command(short_help="Find what stops EGM, P2P, IPC and RDMA, and what to do."
 app.command(short_help="Record this node in one file, to replay anywhere.")(snapshot)
 app.command(short_help="Show a saved result in any format.")(show)
 app.command(short_help="Compare saved results: what differs, and what is worse.")(compare)
-app.command(short_help="List earlier bench runs of this node.")(history)
+app.command(short_help="List the bench runs that this node keeps.")(history)
 app.add_typer(profile, name="profile", help="List, match and learn profiles: the expected performance.")
-app.command(short_help="Run snapshot, topo, doctor or bench on many nodes.")(fleet)
+app.command(short_help="Run bringup, doctor, bench or others on many nodes.")(fleet)
 app.command(short_help="Print a page of the guide.")(docs)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]

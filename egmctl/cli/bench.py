@@ -107,7 +107,10 @@ def bench(
     verbose: VerboseOption = 0,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure, verified, the paths between GPUs and to host memory (EGM where the node has it)."""
+    """Measure the paths between GPUs and to host memory (EGM where the node has it), and verify every byte.
+
+    Needs idle GPUs. Without --quick, --full, --suite or --case: the suite 'standard', a minute or more.
+    """
     outputs = Outputs.chosen(BENCH, output, json=json, csv=csv, form=format, force=force, color=color, quiet=quiet)
     measuring = not (list_cases or dry_run)
     found = launched(mpi)

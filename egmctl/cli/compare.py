@@ -90,7 +90,7 @@ def compare(
     verbose: VerboseOption = 0,
     color: ColorOption = Color.AUTO,
 ) -> int:
-    """Say what differs between results of egmctl bench, doctor, topo or snapshot; exit 1 where something is worse."""
+    """Compare saved results of bringup, bench, doctor, topo or snapshot; exit code 1 if something is worse."""
     outputs = Outputs.chosen(COMPARISON, output, json=json, csv=csv, form=format, force=force, color=color)
     outputs.check()
     if not 0 <= tolerance < 100:

@@ -83,8 +83,8 @@ def doctor(
 ) -> int:
     """Say what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA here, and what to do about it.
 
-    Files and NVML are read, CUDA is loaded by --active only, and nothing is changed: it may run beside jobs. Under
-    mpirun or srun the nodes are compared too, and with --active open each other's memory.
+    Reads files and NVML, changes nothing and may run beside jobs; only --active loads CUDA. Under mpirun or srun it
+    compares the nodes too, and with --active they open each other's memory.
     """
     with exit_codes(exit_style):
         found = launched(mpi) if machine is None and not pid else None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CommandArgument = Annotated[
     str,
-    typer.Argument(metavar="snapshot|topo|doctor|bench|bringup", help="What to run on each node.", show_default=False),
+    typer.Argument(metavar="bringup|doctor|topo|bench|snapshot", help="What to run on each node.", show_default=False),
 ]
 RemoteArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[-- OPTIONS...]", help="Options of that command, after --.")
@@ -68,7 +68,7 @@ TimeoutOption = Annotated[
         metavar="SECONDS",
         min=1,
         max=30 * 86400,
-        help="For the command on a node; then it is stopped there. Without it 120, of a bench 3600, of a bringup 900.",
+        help="Time limit of the command on a node, which is stopped then. Default: 120; bench 3600, bringup 900.",
     ),
 ]
 RemoteCommandOption = Annotated[
@@ -146,9 +146,9 @@ def fleet(
     quiet: QuietOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
-    """Ask many nodes at once by ssh or srun: snapshot, topo, doctor, bench or bringup; each cause is told once.
+    """Run a command on many nodes at once by ssh or srun: which nodes are bad, and each cause once.
 
-    egmctl fleet bringup -w node[01-72]
+    Example: egmctl fleet bringup -w node[01-72]
     """
     from egmctl.model.command import Command
     from egmctl.model.fleet import Launcher, State

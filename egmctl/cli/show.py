@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.doctor_options import BriefOption
 from egmctl.cli.options import (
     ColorOption,
     CsvOption,
@@ -48,7 +47,7 @@ def show(
     output: OutputOption = None,
     force: ForceOption = False,
     verbose: VerboseOption = 0,
-    brief: BriefOption = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Of a result of doctor: one line per problem.")] = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show a saved result again, in any format that its command has: the bytes that it would have written itself."""

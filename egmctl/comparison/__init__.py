@@ -199,13 +199,17 @@ def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...
         if len(set(values)) > 1:
             by_value = {value: fold(n for n, v in zip(names, values, strict=True) if v == value) for value in values}
             each = ", ".join(f"{value} in {nodes}" for value, nodes in by_value.items())
-            told.append(f"settings differ: {field.name.replace('_', ' ')} is {each}")
+            told.append(f"settings differ: {_SETTINGS.get(field.name, field.name.replace('_', ' '))} {each}")
     return tuple(told)
+
+
+_SETTINGS = {"allow_busy": "--allow-busy", "serial": "--serial", "memory_percent": "--memory"}
+"""The options that set them, where one does by itself."""
 
 
 def _word(value: object) -> str:
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return "on" if value else "off"
     return "not set" if value is None else str(value)
 
 

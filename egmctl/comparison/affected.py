@@ -36,14 +36,15 @@ def affected(
     numbered = [(place, one) for place, one in enumerate(differences) if one.outcome in (Outcome.WORSE, Outcome.BETTER)]
     for node in dict.fromkeys(one.node for _, one in numbered):
         known = _ends_by_class(measured.get(node, {}).values())
-        parts: dict[tuple[Outcome, str, bool], list[tuple[list[int], int]]] = {}
+        parts: dict[tuple[Outcome, str, str], list[tuple[list[int], int]]] = {}
         mine = [(place, one) for place, one in numbered if one.node == node]
         for key, those in _grouped(mine):
             outcome, path_class = key
             for where, places, of in _wheres(those, known.get(path_class, [])):
-                numbers = differences[places[0]].change is not None
-                parts.setdefault((outcome, where, numbers), []).append((places, of))
-        rows += [_row(node, outcome, where, found, differences) for (outcome, where, _numbers), found in parts.items()]
+                first = differences[places[0]]
+                unit = first.unit if first.change is not None else ""
+                parts.setdefault((outcome, where, unit), []).append((places, of))
+        rows += [_row(node, outcome, where, found, differences) for (outcome, where, _unit), found in parts.items()]
     gravity = list(Outcome)
     return tuple(sorted(rows, key=lambda row: (gravity.index(row.outcome), row.node, -(row.change or 0))))
 

@@ -227,11 +227,21 @@ def _named_by(record: Mapping[str, Any]) -> str:
     return next((key for key in _NAMES if record.get(key) is not None), "")
 
 
+_PCI_ID = "{:#06x}"
+_NUMBERS = {
+    "mode": "{:#o}",
+    **dict.fromkeys(("vendor_id", "device_id", "subsystem_vendor_id", "subsystem_device_id"), _PCI_ID),
+}
+"""Numbers that nobody writes in decimal."""
+
+
 def _text(value: Any, key: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and key.endswith("_bytes"):
         return format_size(value)
+    if isinstance(value, int) and key in _NUMBERS:
+        return _NUMBERS[key].format(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value) or "empty"

@@ -33,6 +33,8 @@ class PlatformVerdict:
     """The GPUs and the CPUs' architecture."""
     cause: str = ""
     """Why there is no EGM, or why that is unknown."""
+    able: int = 0
+    """How many GPUs have EGM."""
 
 
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
@@ -56,13 +58,12 @@ def platform(machine: Machine) -> PlatformVerdict:
         causes = "; ".join(dict.fromkeys(answer.cause for answer in answers))
         line = f"{words}: {what}, {causes}"
         return PlatformVerdict(kind, f"{line}; {domain}" if domain else line, clique, what, causes)
-    if able < len(gpus):
-        what += f", EGM on {able} of {len(gpus)} GPUs"
+    line = what if able == len(gpus) else f"{what}, EGM on {able} of {len(gpus)} GPUs"
     if domain:
-        return PlatformVerdict(PlatformKind.MULTI_NODE, f"EGM, {domain}: {what}", clique, what)
+        return PlatformVerdict(PlatformKind.MULTI_NODE, f"EGM, {domain}: {line}", clique, what, able=able)
     if len(gpus) == 1:
-        return PlatformVerdict(PlatformKind.SINGLE_GPU, f"EGM, single-node single-GPU: {what}", what=what)
-    return PlatformVerdict(PlatformKind.MULTI_GPU, f"EGM, single-node multi-GPU: {what}", what=what)
+        return PlatformVerdict(PlatformKind.SINGLE_GPU, f"EGM, single-node single-GPU: {line}", what=what, able=able)
+    return PlatformVerdict(PlatformKind.MULTI_GPU, f"EGM, single-node multi-GPU: {line}", what=what, able=able)
 
 
 def _clique(gpus: Sequence[Gpu]) -> int | None:

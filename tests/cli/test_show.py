@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -85,3 +86,12 @@ def test_a_list_is_shown_in_every_format_as_its_command_does(tmp_path: Path, com
     assert (refused.code, refused.out) == (2, "")
     assert f"valid are {', '.join(valid)}" in refused.err
     assert "lists runs or profiles" in run("compare", kept, kept).err
+
+
+def test_a_run_that_was_saved_without_its_causes_is_explained_by_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(gzip.decompress((ROOT / "tests/data/runs/beside-traffic.json.gz").read_bytes()))
+    assert "causes" not in json.loads(path.read_text())["result"]
+    told = " ".join(run("show", path).out.split())
+    assert "process 1066 used it" in told.partition("CAUSE")[0]
+    assert "nothing that was read explains it" not in told

@@ -64,7 +64,7 @@ def test_traffic_beside_a_run_is_named_by_its_gpus(runs: dict[str, Saved]) -> No
     assert len(worse) == 25
     assert all("GPU0" in path.path or "GPU1" in path.path for path in worse)
     assert {"GPU0 -> *", "GPU1 -> *"} <= {row.where for row in found.affected}
-    assert "allow busy is no in idle, yes in beside-traffic" in " ".join(text_of(found).split())
+    assert "settings differ: --allow-busy off in idle, on in beside-traffic" in " ".join(text_of(found).split())
 
 
 def test_memory_of_the_host_is_not_blamed(runs: dict[str, Saved]) -> None:
@@ -142,3 +142,9 @@ def test_one_weak_gpu_on_a_switch_is_named_with_its_direction(runs: dict[str, Sa
 
     found = nodes_compared(rack(runs["idle"], weak))
     assert {(row.node, row.where) for row in found.affected} == {("node16", "GPU3 -> *")}
+
+
+def test_bandwidths_and_latencies_are_told_apart(tmp_path: Path) -> None:
+    found = compare([load(unpacked("idle", tmp_path)), load(unpacked("beside-traffic", tmp_path))])
+    for row in found.affected:
+        assert len({found.paths[place].unit for place in row.paths}) == 1, row.where

@@ -220,7 +220,7 @@ def test_another_gpu_in_the_same_place_is_told() -> None:
 def test_settings_that_differ_are_told() -> None:
     after = run()
     found = two(run(), replace(after, settings=replace(after.settings, serial=True)))
-    assert found.notes == ("settings differ: serial is no in before, yes in after",)
+    assert found.notes == ("settings differ: --serial off in before, on in after",)
 
 
 # --- what cannot be compared -----------------------------------------------------------------------------------------

@@ -90,6 +90,8 @@ class TestText:
         assert doctor_text(many).splitlines()[1:] == [
             "NOT DETERMINED: 6 of the 7 checks that apply had nothing to go by; no problem",
             "  among the others; 1 check passed",
+            "Next: take a new 'egmctl snapshot' of the node; -v says what this one does not",
+            "      state",
             "EGM, single-node multi-GPU: 4 NVIDIA GB200 on aarch64",
             "",
             "Not determined (-v says why): a.0, a.1, a.2, a.3, a.4, a.5",

@@ -165,6 +165,12 @@ def test_colours_never_say_anything_alone() -> None:
     assert any(span.style == "bold red" for span in shown.spans)
 
 
+def test_signs_stand_behind_the_column_of_numbers() -> None:
+    cells = (Cell(text="396.2"), Cell(text="98.1", tone=Tone.BAD, mark="!"))
+    matrix = Matrix(caption="c", rows=("a", "b"), groups=((Series(header=("x",), cells=cells),),))
+    assert text(Document(command="x", subject="y", body=(matrix,))).plain.splitlines()[2:] == ["a  396.2", "b   98.1!"]
+
+
 def test_a_matrix_is_split_into_blocks_of_columns_where_the_terminal_is_narrow() -> None:
     series = tuple((Series(header=(f"GPU{n}",), cells=(Cell(text="396.00"),)),) for n in range(16))
     document = Document(command="x", subject="y", body=(Matrix(caption="c", rows=("GPU0",), groups=series),))

@@ -251,6 +251,7 @@ def _matrix_lines(matrix: Matrix, width: int) -> Iterator[Text]:
     names = [printable(name) for name in matrix.rows]
     label = max(map(len, names), default=0)
     wide = {id(series): _width_of(series) for group in matrix.groups for series in group}
+    marks = {id(series): _mark_of(series) for group in matrix.groups for series in group}
     left = width - sum(1 + size for size in wide.values())
     if len(matrix.groups) == 1 and label > left:
         label = max(left, _LEAST_WRAPPED)
@@ -285,7 +286,8 @@ def _matrix_lines(matrix: Matrix, width: int) -> Iterator[Text]:
                 line.append(" " * gap)
                 if row >= 0:
                     cell = series.cells[row]
-                    piece = Text(f"{printable(cell.text)}{cell.mark}", STYLES[cell.tone])
+                    unmarked = " " * (marks[id(series)] - len(cell.mark))
+                    piece = Text(f"{printable(cell.text)}{cell.mark}", STYLES[cell.tone]).append(unmarked)
                 else:
                     head = series.header[row] if -row <= len(series.header) else ""
                     piece = Text(printable(head), STYLES[Tone.DIM])
@@ -294,8 +296,14 @@ def _matrix_lines(matrix: Matrix, width: int) -> Iterator[Text]:
 
 
 def _width_of(series: Series) -> int:
-    cells = (len(printable(cell.text)) + len(cell.mark) for cell in series.cells)
+    mark = _mark_of(series)
+    cells = (len(printable(cell.text)) + mark for cell in series.cells)
     return max((*map(len, series.header), *cells), default=0)
+
+
+def _mark_of(series: Series) -> int:
+    """Return the characters that the signs behind a column's numbers take, so that the numbers stay in line."""
+    return max((len(cell.mark) for cell in series.cells), default=0) if series.align is Align.RIGHT else 0
 
 
 def _line(words: Words, style: str = "") -> Text:

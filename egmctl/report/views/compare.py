@@ -36,7 +36,7 @@ _THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "find
 """Of others facts are compared."""
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
 _CASES_SHOWN = 3
-_SHOWN = 40
+_SHOWN = 15
 """Rows of a kind that are told without -v."""
 
 

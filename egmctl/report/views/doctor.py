@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from egmctl.doctor.check import Check
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Confidence, Finding, Guard, Remedy, Status
+from egmctl.model.machine import OriginKind
 from egmctl.report.document import (
     Block,
     Bullets,
@@ -74,9 +75,9 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
     if diagnosis.failed:
         return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (found, rest))))
     if diagnosis.nothing is not None:
-        return Verdict(
-            word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=f"{diagnosis.nothing.removesuffix('.')}; {rest}"
-        )
+        why = diagnosis.nothing.removesuffix(".")
+        sentence = f"{why[:1].lower()}{why[1:]}; {rest}"
+        return Verdict(word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=sentence, advice=_how_to_know(diagnosis))
     if diagnosis.undetermined:
         applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
         told = f"{number[Status.UNKNOWN]} of the {applied} checks that apply had nothing to go by"
@@ -85,8 +86,18 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
             word="NOT DETERMINED",
             tone=Tone.UNKNOWN,
             sentence=f"{told}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
+            advice=_how_to_know(diagnosis),
         )
     return Verdict(word="OK", tone=Tone.WARN if found else Tone.GOOD, sentence=", ".join(filter(None, (found, rest))))
+
+
+def _how_to_know(diagnosis: Diagnosis) -> str:
+    """Say how to find out more about a machine of which too little is known."""
+    if diagnosis.machine.origin.kind is not OriginKind.LIVE:
+        return "take a new 'egmctl snapshot' of the node; -v says what this one does not state"
+    if not diagnosis.machine.gpus:
+        return "run it where the GPUs are; 'lspci -d 10de:' lists those on this node's bus"
+    return "run it as root on the host, outside of containers; -v says what could not be read"
 
 
 def _counted(number: Mapping[str, int], *statuses: Status) -> str:

@@ -101,7 +101,9 @@ def _sentences(topology: Topology) -> Iterator[str]:
     verdict = topology.platform
     egm = {PlatformKind.NO_EGM: "no EGM", PlatformKind.UNKNOWN: "EGM unknown"}.get(verdict.kind)
     why = f": {verdict.cause}" if egm and verdict.cause else ""
-    told = f"{verdict.what}, {egm or 'with EGM'}{why}"
+    number = len(topology.machine.gpus or ())
+    able = "with EGM" if verdict.able == number else f"EGM on {verdict.able} of {number} GPUs"
+    told = f"{verdict.what}, {egm or able}{why}"
     domain = f"; one tray of a multi-node NVLink domain (clique {verdict.clique_id})"
     yield f"{told}{domain if verdict.clique_id is not None else ''}."
     yield from _between_gpus(topology)
@@ -116,6 +118,9 @@ def _sentences(topology: Topology) -> Iterator[str]:
     close = [f"{gpu}-{nic}" for gpu in topology.gpus for nic in topology.nics if topology.link(gpu, nic).kind in _NEAR]
     if close:
         yield f"On the same PCIe switch: {', '.join(close)}."
+    blocked = sum(route.kind is RouteKind.BLOCKED for route in topology.routes)
+    if blocked and not any(note.kind is NoteKind.HIDDEN for note in topology.remarks):
+        yield f"{blocked} of {len(topology.routes)} routes to host memory are blocked: see the notes."
     if not any(note.kind in _TONES for note in topology.remarks):
         yield "No link is degraded, no GPU hidden."
 
@@ -126,16 +131,29 @@ def _between_gpus(topology: Topology) -> Iterator[str]:
     for pair in pairs:
         kinds.setdefault(_joined(topology, pair), []).append(pair)
     if len(kinds) == 1:
-        yield f"{'Its two GPUs are' if len(pairs) == 1 else 'All GPU pairs are'} joined by {next(iter(kinds))}."
+        (how,) = kinds
+        whose = "its two GPUs" if len(pairs) == 1 else "all GPU pairs"
+        yield f"{_capital(whose)} are joined by {how}." if how else f"The links of {whose} are unknown."
     elif kinds:
-        told = (f"{how} ({len(those)} pair{'s' * (len(those) != 1)})" for how, those in kinds.items())
-        yield f"GPU pairs are joined by {', '.join(told)}."
+        told = [f"{_pairs(those)} joined by {how}" for how, those in kinds.items() if how]
+        if unknown := kinds.get(""):
+            told.append(f"the links of {len(unknown)} are unknown")
+        yield f"Of {len(pairs)} GPU pairs, {'; '.join(told)}."
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    return f"{len(pairs)} {'are' if len(pairs) != 1 else 'is'}"
 
 
 def _joined(topology: Topology, pair: tuple[str, str]) -> str:
+    """Return what joins two GPUs; empty if that is unknown."""
     link = topology.link(*pair)
     if link.kind is not LinkClass.NVLINK:
-        return "unknown links" if link.kind is LinkClass.UNKNOWN else f"PCIe only ({link.symbol})"
+        return "" if link.kind is LinkClass.UNKNOWN else f"PCIe only ({link.symbol})"
     rate = nvlink(topology.gpus[pair[0]], link.nvlinks or 0).nominal_gb_s
     through = " through NVLink switches" if link.through == "switch" else ""
     each = f", {rate:.0f} GB/s in each direction" if rate is not None else ""
