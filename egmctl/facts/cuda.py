@@ -94,6 +94,35 @@ P2P_ATTRIBUTES = (
 )
 """CUdevice_P2PAttribute names that are read, without ``CU_DEVICE_P2P_ATTRIBUTE_``."""
 
+ATOMIC_OPERATIONS = (
+    "INTEGER_ADD",
+    "INTEGER_MIN",
+    "INTEGER_MAX",
+    "INTEGER_INCREMENT",
+    "INTEGER_DECREMENT",
+    "AND",
+    "OR",
+    "XOR",
+    "EXCHANGE",
+    "CAS",
+    "FLOAT_ADD",
+    "FLOAT_MIN",
+    "FLOAT_MAX",
+)
+"""CUatomicOperation names of CUDA 13.0, without ``CU_ATOMIC_OPERATION_``: one that a driver did not know would cost the
+answer to all."""
+
+ATOMIC_CAPABILITIES = (
+    (1, "signed"),
+    (2, "unsigned"),
+    (4, "reduction"),
+    (8, "scalar-32"),
+    (16, "scalar-64"),
+    (32, "scalar-128"),
+    (64, "vector-32x4"),
+)
+"""Bits of CUatomicOperationCapability (cuda.h, CUDA 13.0) and their words; a further bit is told by its number."""
+
 _INVALID_VALUE = 1
 _REASONS = {100: NOT_PRESENT, 800: NO_PERMISSION, 801: NOT_SUPPORTED}
 """CUresults that say why, by number; every other error is ``failed``."""
@@ -145,6 +174,7 @@ def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
         {name: getattr(enum, f"CU_DEVICE_ATTRIBUTE_{name}", None) for name in ATTRIBUTES},
         lambda attribute: cuda.call("cuDeviceGetAttribute", attribute, device),
     )
+    _take_atomics(gpu, "host_atomics", "cuDeviceGetHostAtomicCapabilities", device)
     return gpu.json()
 
 
@@ -158,6 +188,7 @@ def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
         {name: getattr(enum, f"CU_DEVICE_P2P_ATTRIBUTE_{name}", None) for name in P2P_ATTRIBUTES},
         lambda attribute: cuda.call("cuDeviceGetP2PAttribute", attribute, source[1], target[1]),
     )
+    _take_atomics(pair, "atomics", "cuDeviceGetP2PAtomicCapabilities", source[1], target[1])
     return pair.json()
 
 
@@ -179,6 +210,30 @@ def _attributes(
         except Unavailable as why:
             reading.unread[f"{field}.{name}"] = why.json()
     return values
+
+
+def _take_atomics(reading: Reading, field: str, name: str, *devices: Any) -> None:
+    """Take what a link does natively of each atomic operation, by a function of CUDA 13.0."""
+    enum = getattr(cuda.bindings(), "CUatomicOperation", None)
+    if enum is None:
+        reading.miss(field, Unavailable(DRIVER_TOO_OLD, f"{name} is not in cuda-bindings {cuda.bindings_version()}"))
+        return
+    operations = [getattr(enum, f"CU_ATOMIC_OPERATION_{operation}") for operation in ATOMIC_OPERATIONS]
+
+    def get() -> dict[str, list[str]]:
+        masks = cuda.call(name, operations, len(operations), *devices)
+        return {
+            operation.lower().replace("_", "-"): _capabilities(int(mask))
+            for operation, mask in zip(ATOMIC_OPERATIONS, masks, strict=True)
+        }
+
+    _take(reading, field, get)
+
+
+def _capabilities(mask: int) -> list[str]:
+    known = [word for bit, word in ATOMIC_CAPABILITIES if mask & bit]
+    rest = mask & ~sum(bit for bit, _ in ATOMIC_CAPABILITIES)
+    return [*known, *(f"bit-{place}" for place in range(rest.bit_length()) if rest >> place & 1)]
 
 
 def _take(reading: Reading, field: str, get: Callable[[], Any]) -> None:

@@ -267,7 +267,7 @@ def _pair(
     unread: dict[str, Unread] = {}
     for library, pairs, absent, names in (
         ("NVML", nvml, nvml_absent, ("common_ancestor", "p2p_status")),
-        ("CUDA", cuda, cuda_absent, ("can_access_peer", "cuda_attributes")),
+        ("CUDA", cuda, cuda_absent, ("can_access_peer", "cuda_attributes", "atomics")),
     ):
         if (pair := pairs.get(key)) is not None:
             values.update({name: getattr(pair, name) for name in names})

@@ -211,6 +211,9 @@ class GpuCuda(Record):
     memory_total_bytes: int | None = None
     attributes: Mapping[Plain, int | None] = field(default_factory=dict)
     """CUdevice_attribute by name, without ``CU_DEVICE_ATTRIBUTE_``; reasons in ``unread`` as ``attributes.NAME``."""
+    host_atomics: Mapping[Plain, tuple[Plain, ...]] | None = None
+    """What the link to host memory does natively of each atomic operation (cuDeviceGetHostAtomicCapabilities, CUDA
+    13.0): ``integer-add`` to ``unsigned``, ``scalar-64``, ...; none of an operation that it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +292,9 @@ class Pair(Record):
     cuda_attributes: Mapping[Plain, int | None] = field(default_factory=dict)
     """CUdevice_P2PAttribute by name, without ``CU_DEVICE_P2P_ATTRIBUTE_``: PERFORMANCE_RANK (lower is better),
     ACCESS_SUPPORTED, ..."""
+    atomics: Mapping[Plain, tuple[Plain, ...]] | None = None
+    """What the link from the source to the target does natively of each atomic operation
+    (cuDeviceGetP2PAtomicCapabilities, CUDA 13.0), in the words of :attr:`GpuCuda.host_atomics`."""
 
 
 FAKE = "FAKE GPUs, nothing of this is hardware"

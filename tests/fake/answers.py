@@ -13,6 +13,7 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
+from egmctl.facts.cuda import ATOMIC_CAPABILITIES
 from egmctl.model.machine import C2cLink, Fabric, Gpu, GpuNvml, Machine, NvLink, Pair, Platform, Reason, Record
 from tests.fake.rates import link_rates
 
@@ -186,6 +187,7 @@ def _cuda_attributes(gpu: Gpu, key: str) -> Iterator[tuple[str, str]]:
     identity = {"COMPUTE_CAPABILITY_MAJOR": capability[0], "COMPUTE_CAPABILITY_MINOR": capability[1]}
     stated = {name: value for name, value in gpu.cuda.attributes.items() if name not in unstated | identity or value}
     values = identity | unstated | stated
+    yield from _atomics(gpu.cuda.host_atomics, key)
     yield from _attributes(gpu.cuda, "attributes", values, cuda.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_", key)
 
 
@@ -335,8 +337,18 @@ def _pair(pair: Pair, key: str) -> Iterator[tuple[str, str]]:
     for name, word in pair.p2p_status.items():
         yield f"{key}.p2p.{name}", _text(_number(_P2P_STATUS, word), pair, f"p2p_status.{name}")
     yield f"{key}.can_access_peer", str(int(bool(pair.can_access_peer)))
+    yield from _atomics(pair.atomics, key)
     enum, prefix = cuda.CUdevice_P2PAttribute, "CU_DEVICE_P2P_ATTRIBUTE_"
     yield from _attributes(pair, "cuda_attributes", pair.cuda_attributes, enum, prefix, key)
+
+
+def _atomics(atomics: Mapping[str, tuple[str, ...]] | None, key: str) -> Iterator[tuple[str, str]]:
+    """Yield what a link does of each operation, as the driver's bits."""
+    bits = {word: bit for bit, word in ATOMIC_CAPABILITIES}
+    for operation, words in (atomics or {}).items():
+        name = operation.upper().replace("-", "_")
+        number = int(getattr(cuda.CUatomicOperation, f"CU_ATOMIC_OPERATION_{name}"))
+        yield f"{key}.atomic.{number}", str(sum(bits[word] for word in words))
 
 
 def _attributes(

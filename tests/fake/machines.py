@@ -32,8 +32,20 @@ def everything_stated() -> Machine:
     """Return the same machine with a value, of no meaning, wherever NVML would have one on real hardware."""
     machine = nvl4()
     gpus = [replace(gpu, nvml=_stated(gpu), cuda=_with_refusals(gpu)) for gpu in machine.gpus or ()]
+    pairs = tuple(replace(pair, atomics=_ATOMICS) for pair in machine.pairs or ())
     driver = replace(_driver(machine), confidential_compute="protected-pcie", nvlink_bandwidth_mode="half")
-    return replace(machine, gpus=tuple(gpus), driver=driver)
+    return replace(machine, gpus=tuple(gpus), pairs=pairs, driver=driver)
+
+
+_WHOLE = ("signed", "unsigned", "reduction", "scalar-32", "scalar-64")
+_ATOMICS = {
+    **dict.fromkeys(("integer-add", "integer-min", "integer-max", "and", "or", "xor"), _WHOLE),
+    **dict.fromkeys(("integer-increment", "integer-decrement"), ("unsigned", "scalar-32")),
+    **dict.fromkeys(("exchange", "cas"), ("unsigned", "scalar-32", "scalar-64", "scalar-128")),
+    "float-add": ("reduction", "scalar-32", "vector-32x4"),
+    **dict.fromkeys(("float-min", "float-max"), ()),
+}
+"""Of no meaning: every capability that CUDA 13.0 has a bit for, somewhere."""
 
 
 def _with_refusals(gpu: Gpu) -> GpuCuda:
@@ -48,6 +60,7 @@ def _with_refusals(gpu: Gpu) -> GpuCuda:
     return replace(
         gpu.cuda,
         attributes={**gpu.cuda.attributes, **dict.fromkeys(reasons)},
+        host_atomics=_ATOMICS,
         unread={**gpu.cuda.unread, **unread},
     )
 

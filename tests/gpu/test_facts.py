@@ -190,3 +190,21 @@ def test_reading_costs_little_more_than_starting_the_libraries(direct: Any) -> N
     took = time.perf_counter() - started
 
     assert took < direct["init_s"] + 0.6, f"{took:.2f} s against {direct['init_s']:.2f} s of nvmlInit and cuInit"
+
+
+def test_what_links_do_of_atomic_operations_is_read_or_has_its_reason() -> None:
+    machine = collect(("gpus", "pairs", "driver"))
+    version = (machine.driver.cuda_driver_version if machine.driver else None) or 0
+    read = [("host_atomics", gpu.cuda.host_atomics, gpu.cuda.unread) for gpu in machine.gpus or () if gpu.cuda]
+    read += [("atomics", pair.atomics, pair.unread) for pair in machine.pairs or ()]
+    assert read
+    for field, found, unread in read:
+        if found is None:
+            # From CUDA 13.0 on the driver has the calls; the bindings may be older.
+            assert unread[field].reason in ("driver-too-old", "not-supported"), unread[field]
+            assert version < 13000 or "cuda-bindings" in unread[field].detail, unread[field]
+        else:
+            assert len(found) == 13
+    for pair in machine.pairs or ():
+        if pair.atomics is not None and pair.cuda_attributes.get("NATIVE_ATOMIC_SUPPORTED"):
+            assert "scalar-64" in pair.atomics["integer-add"]

@@ -169,6 +169,8 @@ class P2pEntry:
     status: Mapping[str, str | None]
     can_access_peer: bool | None
     cuda_attributes: Mapping[str, int | None]
+    atomics: Mapping[str, tuple[str, ...]] | None = None
+    """What the link does natively of each atomic operation."""
     unread: Mapping[str, Unread] = field(default_factory=dict)
     """Why values are null; absent where none is."""
 
@@ -302,5 +304,6 @@ def _p2p(source: str, target: str, pair: Pair) -> P2pEntry:
         status=pair.p2p_status,
         can_access_peer=pair.can_access_peer,
         cuda_attributes=pair.cuda_attributes,
+        atomics=pair.atomics,
         unread=pair.unread,
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, PciFunction, Record
+from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, PciFunction, Reason, Record
 from egmctl.model.route import Hop
 from egmctl.report.document import Block, Details, KeyValues, Level, Paragraph, Section, Tone
 from egmctl.report.views.machine import numa_rows
 from egmctl.topology.topology import Topology
-from egmctl.units import format_kernel_list
+from egmctl.units import format_kernel_list, printable
 
 _FEW = 8
 """Names of unread values that are listed without asking for all."""
@@ -27,7 +27,7 @@ def _devices(topology: Topology) -> Iterator[Details]:
     if nodes := numa_rows(topology.machine):
         yield _part("NUMA nodes", nodes)
     for label, gpu in topology.gpus.items():
-        rows = (*_gpu(gpu), *_routes(topology, gpu), *_unread(gpu, Level.VERBOSE))
+        rows = (*_gpu(gpu), *_atomics(topology, gpu), *_routes(topology, gpu), *_unread(gpu, Level.VERBOSE))
         yield _part(f"{label}  {gpu.name or 'unnamed'}", rows, tuple(_unread(gpu, Level.ALL)))
     if topology.nics:
         yield _part("NICs", tuple((label, _nic(nic)) for label, nic in topology.nics.items()))
@@ -97,6 +97,32 @@ def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
             parts.append(f"clique {fabric.clique_id}")
         yield "fabric", ", ".join(parts)
     yield "known to", ", ".join(gpu.sources) or "nothing"
+
+
+def _atomics(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
+    """Say what the links to host memory and to peers do natively of atomic operations, peers that are alike at once."""
+    if gpu.cuda is not None and (told := _atomics_words(gpu.cuda, "host_atomics", gpu.cuda.host_atomics)):
+        yield "host atomics", told
+    peers: dict[str, list[str]] = {}
+    for label, peer in topology.gpus.items():
+        pair = topology.machine.pair(gpu.bus_id, peer.bus_id) if peer is not gpu else None
+        if pair is not None and (told := _atomics_words(pair, "atomics", pair.atomics)):
+            peers.setdefault(told, []).append(label)
+    for told, labels in peers.items():
+        yield "peer atomics", f"{' '.join(labels)}: {told}"
+
+
+def _atomics_words(record: Record, field: str, atomics: Mapping[str, tuple[str, ...]] | None) -> str:
+    """Return operations that are alike in one part, or why they are not known; nothing where they are not stated."""
+    if atomics is None:
+        why = record.unread.get(field)
+        return (
+            "" if why is None or why.reason is Reason.NOT_STATED else f"unknown, {why.reason}: {printable(why.detail)}"
+        )
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for operation, words in atomics.items():
+        alike.setdefault(words, []).append(operation)
+    return "; ".join(f"{' '.join(names)}: {' '.join(words) or 'none'}" for words, names in alike.items())
 
 
 def _pcie(link: PcieLink) -> str:

@@ -296,6 +296,53 @@ EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
     CALL("cuDeviceCanAccessPeer", can_access_peer(can, device, peer), "device=%d peer=%d", device, peer);
 }
 
+enum { ATOMIC_OPERATIONS = 13 };
+
+static int atomics(unsigned int *found, const int *operations, unsigned int count, const char *prefix)
+{
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned int i = 0; i < count; ++i) {
+        if (operations[i] < 0 || operations[i] >= ATOMIC_OPERATIONS)
+            return CUDA_ERROR_INVALID_VALUE;
+        found[i] = (unsigned int)answer_number(0, "%s.atomic.%d", prefix, operations[i]);
+    }
+    return 0;
+}
+
+static int get_host_atomics(unsigned int *found, const int *operations, unsigned int count, CUdevice device)
+{
+    char prefix[32];
+    TRY(check_device(device));
+    snprintf(prefix, sizeof prefix, "gpu.%d", device_gpu(device));
+    return atomics(found, operations, count, prefix);
+}
+
+EXPORT CUresult cuDeviceGetHostAtomicCapabilities(unsigned int *found, const int *operations, unsigned int count,
+                                                  CUdevice device)
+{
+    CALL("cuDeviceGetHostAtomicCapabilities", get_host_atomics(found, operations, count, device), "device=%d", device);
+}
+
+static int get_p2p_atomics(unsigned int *found, const int *operations, unsigned int count, CUdevice device,
+                           CUdevice peer)
+{
+    char prefix[32];
+    TRY(check_device(device));
+    TRY(check_device(peer));
+    if (device == peer)
+        return CUDA_ERROR_INVALID_DEVICE;
+    snprintf(prefix, sizeof prefix, "pair.%d.%d", device_gpu(device), device_gpu(peer));
+    return atomics(found, operations, count, prefix);
+}
+
+EXPORT CUresult cuDeviceGetP2PAtomicCapabilities(unsigned int *found, const int *operations, unsigned int count,
+                                                 CUdevice device, CUdevice peer)
+{
+    CALL("cuDeviceGetP2PAtomicCapabilities", get_p2p_atomics(found, operations, count, device, peer),
+         "device=%d peer=%d", device, peer);
+}
+
 static int get_p2p_attribute(int *value, int attribute, CUdevice device, CUdevice peer)
 {
     TRY(check_device(device));
