@@ -198,8 +198,10 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
 
 
 def _is_egm(task: Task) -> bool:
-    """Say whether all flows are between a GPU and EGM of its own CPU."""
-    return all(flow.route.egm is Egm.YES and len(flow.route.hops) == 1 for flow in task.flows)
+    """Say whether all flows are between a GPU and EGM of its own CPU, or within that."""
+    return all(
+        flow.route.egm is Egm.YES and all(hop.link is LinkKind.C2C for hop in flow.route.hops) for flow in task.flows
+    )
 
 
 def _is_degraded(task: Task) -> bool:

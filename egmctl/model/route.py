@@ -102,7 +102,8 @@ class Route:
     memory: MemoryKind | None = None
     """Of the host's end; ``None`` where no end is host memory."""
     hops: tuple[Hop, ...] = ()
-    """From the GPU that issues the work to the memory at the other end."""
+    """From the GPU that issues the work to the memory at the other end; from host memory to host memory those to the
+    source, then those to the destination."""
     across_nodes: bool = False
     """The ends are on different nodes of one NVLink domain."""
     egm: Egm | None = None

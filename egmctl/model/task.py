@@ -149,8 +149,17 @@ class Flow:
 
     @property
     def path(self) -> str:
-        """The two ends, for people."""
-        return f"{self.source.label} -> {self.destination.label}"
+        """The two ends, for people, and the GPU that issues the work, where it is at neither."""
+        return f"{self.source.label} -> {self.destination.label}{self._by}"
+
+    @property
+    def through_gpu(self) -> bool:
+        """Whether a GPU moves bytes between memory that is all the host's."""
+        return self.initiator is not None and self.source.bus_id is None and self.destination.bus_id is None
+
+    @property
+    def _by(self) -> str:
+        return f" by {self.initiator_label}" if self.through_gpu else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +215,9 @@ class Task:
 
     @property
     def path(self) -> str:
-        """The ends, for people: ``GPU0 -> GPU1``, ``GPU0 <-> GPU1``, ``GPU0,GPU1 -> NUMA0``."""
+        """The ends, for people: ``GPU0 -> GPU1``, ``GPU0 <-> GPU1``, ``GPU0,GPU1 -> NUMA0``; of one flow its own."""
+        if len(self.flows) == 1:
+            return self.flows[0].path
         source, destination = self.ends
         return f"{source} {'<->' if self.pattern is Pattern.BOTH_DIRECTIONS else '->'} {destination}"
 

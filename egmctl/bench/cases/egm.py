@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.bench.cases.host import at_once, bulk, copies, one_sided
-from egmctl.model.measurement import Engine, MemoryKind
+from egmctl.bench.case import Case, End
+from egmctl.bench.cases.host import ENGINES, at_once, bulk, copies, one_sided
+from egmctl.model.measurement import Engine, MemoryKind, Pattern
 
 _VMM = ("host_numa", MemoryKind.HOST_NUMA, "HOST_NUMA memory (cuMemCreate)", "egm")
 _POOL = ("host_numa_pool", MemoryKind.HOST_NUMA_POOL, "HOST_NUMA memory from a pool (cuMemPoolCreate)", "egm")
 
 _COPIES = copies(*_VMM)
+
+_NODE_TO_NODE = tuple(
+    Case(
+        name=f"host_numa_to_host_numa_memcpy_{suffix}",
+        family="egm",
+        source=MemoryKind.HOST_NUMA,
+        destination=MemoryKind.HOST_NUMA,
+        engine=engine,
+        pattern=Pattern.PAIR,
+        initiator=End.SOURCE,
+        description=f"HOST_NUMA memory (cuMemCreate) of one NUMA node to that of another {how}, each GPU; or within it",
+    )
+    for engine, suffix, how in ENGINES
+)
 
 CASES = (
     *_COPIES,
@@ -23,6 +38,7 @@ CASES = (
     *at_once(*_VMM),
     *one_sided(*_VMM),
     *bulk(*_VMM),
+    *_NODE_TO_NODE,
     *copies(*_POOL),
     *at_once(*_POOL),
     *one_sided(*_POOL),

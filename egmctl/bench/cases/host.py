@@ -5,7 +5,7 @@ from __future__ import annotations
 from egmctl.bench.case import Case, End
 from egmctl.model.measurement import Engine, MemoryKind, Pattern
 
-_ENGINES = ((Engine.COPY_ENGINE, "ce", "by the GPU's copy engine"), (Engine.SM_COPY, "sm", "by a kernel on the GPU"))
+ENGINES = ((Engine.COPY_ENGINE, "ce", "by the GPU's copy engine"), (Engine.SM_COPY, "sm", "by a kernel on the GPU"))
 
 
 def copies(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
@@ -20,7 +20,7 @@ def copies(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case,
     """
     return tuple(
         case
-        for engine, suffix, how in _ENGINES
+        for engine, suffix, how in ENGINES
         for case in (
             Case(
                 name=f"{word}_to_device_memcpy_{suffix}",
@@ -76,7 +76,7 @@ def at_once(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case
     """Return the cases that copy both ways at once, and with all GPUs at once; parameters as for :func:`copies`."""
     return tuple(
         case
-        for engine, suffix, how in _ENGINES
+        for engine, suffix, how in ENGINES
         for case in (
             Case(
                 name=f"{word}_to_device_bidirectional_memcpy_{suffix}",

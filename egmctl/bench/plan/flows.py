@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
+from typing import NamedTuple
 
 from egmctl.bench.case import Case, End
 from egmctl.bench.plan.patterns import expand
@@ -13,8 +14,20 @@ from egmctl.model.memory import HOST_MEMORY
 
 Place = Gpu | int
 """A GPU, or the number of a NUMA node."""
-Ends = tuple[Place, Place]
-"""Where a flow's bytes come from and go to."""
+
+
+class Ends(NamedTuple):
+    """Where a flow's bytes come from and go to."""
+
+    source: Place
+    destination: Place
+    by: Gpu | None = None
+    """The GPU that issues the work, where it is at neither end."""
+
+    @property
+    def back(self) -> Ends:
+        """The same the other way."""
+        return Ends(self.destination, self.source, self.by)
 
 
 def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
@@ -22,11 +35,15 @@ def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[
     host = case.source in HOST_MEMORY or case.destination in HOST_MEMORY
     if case.engine is Engine.PING_PONG and host:
         for node in nodes:
-            yield from (((one, node), (other, node)) for one, other in combinations(gpus, 2))
+            yield from ((Ends(one, node), Ends(other, node)) for one, other in combinations(gpus, 2))
     elif case.engine is Engine.CPU:
         for cpu_node in nodes:
             for node in nodes:
-                yield ((cpu_node, node) if case.destination in HOST_MEMORY else (node, cpu_node),)
+                yield (Ends(cpu_node, node) if case.destination in HOST_MEMORY else Ends(node, cpu_node),)
+    elif case.source in HOST_MEMORY and case.destination in HOST_MEMORY:
+        # Between nodes or, where there is one, within it: each GPU carries the bytes.
+        for one, other in permutations(nodes, 2) if len(nodes) > 1 else ((node, node) for node in nodes):
+            yield from ((Ends(one, other, gpu),) for gpu in gpus)
     elif host:
         yield from _with_host(case, gpus, nodes)
     else:
@@ -35,7 +52,7 @@ def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[
 
 def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
     def ends(gpu: Gpu, node: int) -> Ends:
-        return (node, gpu) if case.source in HOST_MEMORY else (gpu, node)
+        return Ends(node, gpu) if case.source in HOST_MEMORY else Ends(gpu, node)
 
     if case.pattern in (Pattern.OWN_NODE, Pattern.OWN_NODE_BOTH):
         own = [(gpu, node) for gpu in gpus if (node := own_node(gpu, nodes)) is not None]
@@ -43,9 +60,7 @@ def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterato
             yield tuple(
                 flow
                 for gpu, node in own
-                for flow in (ends(gpu, node), ends(gpu, node)[::-1])[
-                    : 2 if case.pattern is Pattern.OWN_NODE_BOTH else 1
-                ]
+                for flow in (ends(gpu, node), ends(gpu, node).back)[: 2 if case.pattern is Pattern.OWN_NODE_BOTH else 1]
             )
         return
     for node in nodes:
@@ -54,7 +69,7 @@ def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterato
                 if len(gpus) > 1:
                     yield tuple(ends(gpu, node) for gpu in gpus)
             case Pattern.BOTH_DIRECTIONS:
-                yield from ((ends(gpu, node), ends(gpu, node)[::-1]) for gpu in gpus)
+                yield from ((ends(gpu, node), ends(gpu, node).back) for gpu in gpus)
             case Pattern.LOADED:
                 yield from ((ends(gpu, node), ends(gpu, node)) for gpu in gpus)
             case _:
@@ -72,12 +87,12 @@ def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]
     # Single paths are in the order of the GPUs that issue the work.
     pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is End.DESTINATION
     for flows in expand(case.pattern, len(gpus)):
-        yield tuple((gpus[other], gpus[one]) if pulled else (gpus[one], gpus[other]) for one, other in flows)
+        yield tuple(Ends(gpus[other], gpus[one]) if pulled else Ends(gpus[one], gpus[other]) for one, other in flows)
 
 
 def initiator(case: Case, ends: Ends) -> Gpu | None:
     """Return the GPU that issues a flow's work; ``None`` for CPU threads."""
-    gpus = [place for place in ends if isinstance(place, Gpu)]
+    gpus = [place for place in (ends.by, ends.source, ends.destination) if isinstance(place, Gpu)]
     if len(gpus) < 2:
         return gpus[0] if gpus else None
     return gpus[0] if case.initiator is End.SOURCE else gpus[1]

@@ -227,9 +227,9 @@ def _planned_tasks(
 def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow, Path]:
     memory = (case.destination, case.source) if back else (case.source, case.destination)
     gpu = initiator(case, ends)
-    path = path_between(machine, memory, ends, gpu, staging=_staging(case))
+    path = path_between(machine, memory, ends[:2], gpu, staging=_staging(case))
     if gpu is None:
-        label = next(f"CPU{place}" for place, kind in zip(ends, memory, strict=True) if kind not in HOST_MEMORY)
+        label = next(f"CPU{place}" for place, kind in zip(ends[:2], memory, strict=True) if kind not in HOST_MEMORY)
     else:
         label = f"GPU{gpu.index}"
     flow = Flow(

@@ -144,6 +144,31 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path
     )
 
 
+def through_path(machine: Machine, gpu: Gpu, nodes: tuple[int, int], memory: tuple[MemoryKind, MemoryKind]) -> Path:
+    """Return the path from memory of one NUMA node to memory of another, or of the same one, through a GPU.
+
+    Its hops are those to the source, then those to the destination. It is EGM where both ends are.
+    """
+    halves = [host_path(machine, gpu, node, kind) for node, kind in zip(nodes, memory, strict=True)]
+    for half in halves:
+        if half.route.carrier is Carrier.NONE:
+            return half
+    # The first that is not EGM, or not known to be, says why.
+    routes = [half.route for half in halves]
+    telling = next((route for egm in (Egm.NO, Egm.UNKNOWN) for route in routes if route.egm is egm), routes[0])
+    return Path(
+        route=Route(
+            memory=memory[0],
+            hops=tuple(hop for route in routes for hop in route.hops),
+            egm=telling.egm,
+            egm_reason=telling.egm_reason,
+            degraded=any(route.degraded for route in routes),
+        ),
+        waiver=next((half.waiver for half in halves if half.waiver is not None), None),
+        rate_gb_s=min(half.rate_gb_s for half in halves),
+    )
+
+
 _NEVER = "EGM needs a NUMA node's number"
 """Why pinned, registered and plain memory is no EGM on any platform."""
 
@@ -228,7 +253,11 @@ def path_between(
             raise ValueError("between GPUs one of them issues the work")
         source = next(place for place in ends if isinstance(place, Gpu))
         return device_path(machine, initiator, other, source=source, staging=staging)
-    return cpu_path(host, *nodes) if initiator is None else host_path(machine, initiator, nodes[0], host)
+    if initiator is None:
+        return cpu_path(host, *nodes)
+    if len(nodes) > 1:
+        return through_path(machine, initiator, (nodes[0], nodes[1]), memory)
+    return host_path(machine, initiator, nodes[0], host)
 
 
 def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> Waiver | None:

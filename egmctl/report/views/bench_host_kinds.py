@@ -33,6 +33,7 @@ def side_by_side(measurements: Sequence[Measurement], frame: Frame) -> Iterator[
                     and m.pattern is Pattern.PAIR
                     and m.streams == 1
                     and m.blocks is None
+                    and gpu.bus_id is not None
                     and not m.ranks
                 )
                 if alike and host.memory in _KINDS and (m.flows[0].source == host) is to_gpu:

@@ -46,6 +46,9 @@ def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matr
         return
     first = measurements[0]
     notes = tuple(routes(measurements))
+    if first.flows[0].through_gpu:
+        yield _through(measurements, frame, notes)
+        return
     if first.pattern in _ONE_ROW:
         yield _one_row(measurements, frame, notes)
         return
@@ -149,6 +152,26 @@ def _matrix(
         rows=rows,
         groups=groups,
         after=tuple(whole),
+        better=Better.HIGH,
+    )
+
+
+def _through(measurements: Sequence[Measurement], frame: Frame, notes: tuple[str, ...]) -> Matrix:
+    """A row for each GPU that moves the bytes, a column for each pair of NUMA nodes."""
+    first = measurements[0]
+    source, destination = (_kind(end) for end in (first.flows[0].source, first.flows[0].destination))
+    cells = {
+        (flow.initiator_label, f"{flow.source.label}->{flow.destination.label}"): frame.bandwidth(m, 0)
+        for m in measurements
+        for flow in m.flows
+    }
+    rows, groups = frame.square(cells)
+    return Matrix(
+        caption=f"{_engine(first)} {source} -> {destination}(column) by GPU(row) bandwidth (GB/s)",
+        names=first.case,
+        notes=notes,
+        rows=rows,
+        groups=groups,
         better=Better.HIGH,
     )
 
