@@ -30,9 +30,9 @@ ENVIRONMENT = (
     ("XDG_CONFIG_HOME", "where profiles of the user are, in egmctl/profiles; ~/.config if it is not set"),
 )
 EXAMPLES = (
-    ("egmctl topo", "what is connected to what, and by which wire"),
+    ("egmctl topo", "what is connected to what, and by which link"),
     ("egmctl doctor --for egm --gpus 0-3 --numa 1", "what stops memory of NUMA node 1 from working on four GPUs"),
-    ("egmctl bench --quick -o monday.json", "one look at every wire, to keep"),
+    ("egmctl bench --quick -o monday.json", "one look at every link, to keep"),
     ("egmctl compare monday.json today.json", "what has changed since"),
     ("egmctl show monday.json -o monday.html", "the same result as a page to hand on"),
 )

@@ -21,7 +21,7 @@ EXEMPT = frozenset({"CHANGELOG.md", "tools/terms.txt", "tests/tools/test_terms.p
 
 def main(arguments: list[str]) -> int:
     """Say where old words stand; return 1 if there are any."""
-    names = arguments or _known_to_git()
+    names = arguments or known_to_git()
     words = terms(TERMS.read_text(encoding="utf-8"))
     count = 0
     for name in sorted({str(Path(name).resolve().relative_to(ROOT)) for name in names} - EXEMPT):
@@ -59,7 +59,8 @@ def found(text: str, words: Mapping[re.Pattern[str], str]) -> Iterator[tuple[int
             yield text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), better
 
 
-def _known_to_git() -> list[str]:
+def known_to_git() -> list[str]:
+    """Return the paths of all files that git knows."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
     return [str(ROOT / name) for name in listed.stdout.split("\0") if name]
 

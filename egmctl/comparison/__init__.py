@@ -17,7 +17,7 @@ from egmctl.comparison.words import Judge, Statement, Subject
 from egmctl.errors import UsageError
 from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
-from egmctl.model.comparison import Comparison, Node, WordDifference
+from egmctl.model.comparison import AttributeDifference, Comparison, Node
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
@@ -117,7 +117,7 @@ def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machin
 
 def _words(
     names: Sequence[str], files: Sequence[Mapping[Subject, Statement]], judge: Judge, of_nodes: bool
-) -> tuple[WordDifference, ...]:
+) -> tuple[AttributeDifference, ...]:
     against = words.against_usual if of_nodes else words.against_first
     return against(names, files, judge)
 

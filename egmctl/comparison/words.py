@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from egmctl.model.comparison import Outcome, WordDifference
+from egmctl.model.comparison import AttributeDifference, Outcome
 from egmctl.nodesets import fold
 from egmctl.units import format_kernel_list
 
@@ -43,13 +43,13 @@ Judge = Callable[[Subject, str, str], Outcome | None]
 """Says what it means that a subject's words are the second ones in place of the first; ``None``: nothing."""
 
 
-def against_first(nodes: Sequence[str], files: Sequence[Statements], judge: Judge) -> tuple[WordDifference, ...]:
+def against_first(nodes: Sequence[str], files: Sequence[Statements], judge: Judge) -> tuple[AttributeDifference, ...]:
     """Return how the second of two files differs from the first."""
     first, second = files
     return _joined(_differences([nodes[1]], [second], first, judge))
 
 
-def against_usual(nodes: Sequence[str], files: Sequence[Statements], judge: Judge) -> tuple[WordDifference, ...]:
+def against_usual(nodes: Sequence[str], files: Sequence[Statements], judge: Judge) -> tuple[AttributeDifference, ...]:
     """Return how each of several files differs from what most of them say."""
     subjects = dict.fromkeys(subject for one in files for subject in one)
     usual: dict[Subject, Statement] = {}
@@ -111,7 +111,7 @@ def _things(file: Statements) -> set[tuple[str, ...]]:
     return {subject[:2] for subject in file}
 
 
-def _joined(differences: Iterable[_Difference]) -> tuple[WordDifference, ...]:
+def _joined(differences: Iterable[_Difference]) -> tuple[AttributeDifference, ...]:
     """Join what nodes, and things of one kind, have in common; the gravest first."""
     by_nodes: dict[_Difference, list[str]] = {}
     for one in differences:
@@ -120,7 +120,7 @@ def _joined(differences: Iterable[_Difference]) -> tuple[WordDifference, ...]:
     for one, nodes in by_nodes.items():
         by_things.setdefault((one._replace(label=""), tuple(nodes)), []).append(one.label)
     found = [
-        WordDifference(
+        AttributeDifference(
             nodes=nodes,
             folded=fold(nodes),
             about=_folded(labels),

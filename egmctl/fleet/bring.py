@@ -6,7 +6,7 @@ holds it against its sum before it is unpacked. The scripts keep to what ``remot
 
 Nodes may share the home directory, those of two architectures too: each has its own copy. A copy gets its name when it
 is whole, and loses it before it is removed; one that lost files since (to a crash, or to whoever clears old files) is
-noticed by its list of them (:data:`egmctl.fleet.remote.WHOLE`), moved out of the way, and made anew.
+noticed by its list of them (:data:`egmctl.fleet.remote.WHOLE`), moved out of the way, and created again.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Node:
     at: Plain
     """When it was measured or recorded, UTC; empty where the file does not say."""
     modelled: bool = False
-    """Its machine was put together from public documents: no such node was read."""
+    """Its machine was put together from public documents: not captured from hardware."""
     fake: bool = False
     """Its GPUs are those of the fake driver of the tests: nothing of it is hardware."""
     busy: tuple[Plain, ...] = ()
@@ -104,7 +104,7 @@ class Affected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordDifference:
+class AttributeDifference:
     """A finding or a fact that is not as the reference. Things of a kind with the same difference share one."""
 
     nodes: tuple[str, ...]
@@ -149,9 +149,9 @@ class Comparison:
     """The paths in short."""
     causes: tuple[ComparisonCause, ...] = ()
     """What explains the paths that are worse; a path without one has none that was read."""
-    words: tuple[WordDifference, ...] = ()
+    words: tuple[AttributeDifference, ...] = ()
     """Findings that differ, or the facts of snapshots."""
-    machines: tuple[WordDifference, ...] = ()
+    machines: tuple[AttributeDifference, ...] = ()
     """What differs in the machines that a bench or a doctor ran on. It stands beside the result and judges nothing."""
     touches: tuple[Plain, ...] = ()
     """The fewest ends (GPUs, NUMA nodes) one of which every worse path has; empty where they have none in common."""

@@ -145,7 +145,7 @@ class OriginKind(StrEnum):
     RECORDED = "recorded"
     """Written by ``egmctl snapshot`` on real hardware."""
     MODELLED = "modelled"
-    """Put together from public documents: no such node was read."""
+    """Put together from public documents: not captured from hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

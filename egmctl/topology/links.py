@@ -153,7 +153,7 @@ def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> 
 
     Through switches every link of both GPUs leads to every other GPU, so the part's own count is the measure. Direct
     links are shared out between peers, in some systems unevenly by design (DGX-1), so there a pair falls short only if
-    one of its GPUs also has fewer active links than most of its siblings.
+    one of its GPUs also has fewer active links than most of its peers.
     """
     siblings = [p.nvlink_count for p in machine.pairs or () if p.nvlink_count]
     if pair.nvlink_through == "switch":

@@ -19,10 +19,10 @@ from egmctl.verdict.classes import JUDGED_FROM_BYTES, class_of, not_judged, unit
 from egmctl.verdict.match import pci_id
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
-"""A warning begins so many times as far from the typical value as the worst path over the same link was in any run, and
-not before so much of it."""
+"""Warns at so many times the largest deviation from the typical value that any run showed over the same link, and not
+before so much of the value."""
 SPREADS_FAIL, LEAST_FAIL = 2.5, 0.05
-"""The same of a fault. One NVLink of 18 carries 5.6 %."""
+"""Fails at so much. One NVLink of 18 carries 5.6 %."""
 LATENCY_WARN, LATENCY_FAIL = 0.1, 0.25
 """In place of the least, for latencies: where GPU and SM sit makes several per cent, and no two machines are alike."""
 RULE = (

@@ -392,7 +392,7 @@ class TestFailure:
 class TestSelection:
     def test_a_hidden_gpu_is_waived(self, bench: Bench) -> None:
         run = bench("bench", "--numa", "0", "--gpus", "0-1", *SMALL, env={"CUDA_VISIBLE_DEVICES": "1"})
-        assert run.code == 1, "GPU0 was asked for by name"
+        assert run.code == 1, "GPU0 is required by name"
         assert run.reasons() == {"CUDA_VISIBLE_DEVICES hides GPU0"}
         assert run.statuses().count("ok") == 2
         # GPU1 is the only one that the worker sees: its ordinal there is 0.

@@ -64,7 +64,7 @@ def test_steps_of_a_case_are_added_and_the_rest_is_waiting() -> None:
     spent.starting_s, spent.ending_s = 1.0, 0.5
     for measuring_s in (2.0, 3.0):
         spent.add("one", {"set_up_s": 0.25, "measuring_s": measuring_s})
-    spent.add("of a process that does not tell", None)
+    spent.add("of a process that does not report", None)
     found = spent.of_run(10.0)
     one, silent = found.cases
     assert (one.case, one.steps, one.set_up_s, one.measuring_s) == ("one", 2, 0.5, 5.0)

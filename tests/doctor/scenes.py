@@ -177,7 +177,7 @@ def links_down() -> Machine:
 
 
 def sick_gpus() -> Machine:
-    """HGX H200: GPU 0 waits for a reset to remap a row, GPU 1 is too hot, GPU 3 is to be reset."""
+    """HGX H200: GPU 0 waits for a reset to remap a row, GPU 1 is throttled by heat, GPU 3 is to be reset."""
     machine = patched(shipped("hgx-h200x4"), "gpus[0].nvml", remapped_rows_pending=True, ecc_uncorrected_volatile=1)
     machine = patched(
         machine, "gpus[1].nvml", throttle_reasons=("hw-slowdown", "hw-thermal-slowdown"), temperature_c=91

@@ -117,7 +117,7 @@ def test_without_nvrtc_the_copies_are_still_measured_and_checked(egmctl: RunEgmc
 def test_a_hidden_gpu_is_waived_and_the_other_measured(egmctl: RunEgmctl, names: list[str]) -> None:  # noqa: ARG001
     ended = egmctl(*ARGUMENTS, "--json", "--size", "64M", env={"CUDA_VISIBLE_DEVICES": "1"}, timeout_s=110)
     measurements = json.loads(ended.out)["result"]["measurements"]
-    assert ended.code == 1, "GPU0 was asked for by name"
+    assert ended.code == 1, "GPU0 is required by name"
     for measurement in measurements:
         touched = {end["label"] for flow in measurement["flows"] for end in (flow["source"], flow["destination"])}
         expected = ("waived", "CUDA_VISIBLE_DEVICES hides GPU0") if "GPU0" in touched else ("ok", None)

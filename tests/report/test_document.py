@@ -169,6 +169,13 @@ def test_signs_stand_behind_the_column_of_numbers() -> None:
     cells = (Cell(text="396.2"), Cell(text="98.1", tone=Tone.BAD, mark="!"))
     matrix = Matrix(caption="c", rows=("a", "b"), groups=((Series(header=("x",), cells=cells),),))
     assert text(Document(command="x", subject="y", body=(matrix,))).plain.splitlines()[2:] == ["a  396.2", "b   98.1!"]
+    words = Series(header=("x",), cells=(Cell(text="NV16", mark="*"), Cell(text="NV18")), align=Align.LEFT)
+    others = Series(header=("y",), cells=(Cell(text="1"), Cell(text="2")))
+    table = Matrix(caption="c", rows=("a", "b"), groups=((words, others),))
+    assert text(Document(command="x", subject="y", body=(table,))).plain.splitlines()[2:] == [
+        "a  NV16*  1",
+        "b  NV18   2",
+    ]
 
 
 def test_a_matrix_is_split_into_blocks_of_columns_where_the_terminal_is_narrow() -> None:

@@ -1,4 +1,4 @@
-"""A run of the bench as CSV: tidy, one row a flow, empty where there is no value."""
+"""A run of the bench as CSV: tidy, one row per flow, empty where there is no value."""
 
 from __future__ import annotations
 

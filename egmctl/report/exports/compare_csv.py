@@ -1,11 +1,11 @@
-"""A comparison as CSV: tidy, one row a path, finding or fact that differs; of two runs every path."""
+"""A comparison as CSV: tidy, one row per path, finding or fact that differs; of two runs every path."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from egmctl.model.command import Command
-from egmctl.model.comparison import Comparison, PathDifference, WordDifference
+from egmctl.model.comparison import AttributeDifference, Comparison, PathDifference
 from egmctl.report.exports.csv_text import csv_text
 from egmctl.report.views.compare import banners
 
@@ -65,7 +65,7 @@ def _path(one: PathDifference) -> dict[str, object]:
     }
 
 
-def _words(one: WordDifference, subject: str) -> Iterator[dict[str, object]]:
+def _words(one: AttributeDifference, subject: str) -> Iterator[dict[str, object]]:
     for node in one.nodes:
         yield {
             "node": node,

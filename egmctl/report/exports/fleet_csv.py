@@ -1,4 +1,4 @@
-"""A fleet's answers as CSV: one row a node."""
+"""A fleet's answers as CSV: one row per node."""
 
 from __future__ import annotations
 

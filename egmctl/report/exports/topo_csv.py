@@ -1,4 +1,4 @@
-"""The topology as tidy CSV: one row a link, a route, or a P2P capability of a pair.
+"""The topology as tidy CSV: one row per link, route, or P2P capability of a pair.
 
 Every row says where the machine came from, so that rows of a modelled machine cannot pass for facts once they are
 cut out or put together with others.

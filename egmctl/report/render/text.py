@@ -297,7 +297,7 @@ def _matrix_lines(matrix: Matrix, width: int) -> Iterator[Text]:
 
 def _width_of(series: Series) -> int:
     mark = _mark_of(series)
-    cells = (len(printable(cell.text)) + mark for cell in series.cells)
+    cells = (len(printable(cell.text)) + max(mark, len(cell.mark)) for cell in series.cells)
     return max((*map(len, series.header), *cells), default=0)
 
 

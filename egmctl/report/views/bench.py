@@ -115,7 +115,10 @@ def _body(report: RunReport) -> Iterator[Block]:
 
 
 def _warnings(report: RunReport) -> Iterator[Section]:
-    told = [f"{sentence} ({len(paths)} path{'s' * (len(paths) != 1)})" for sentence, paths in seen(report).items()]
+    told = [
+        f"{sentence} ({len(paths)} path{'s' * (len(paths) != 1)})"
+        for sentence, paths in seen(report, causes=False).items()
+    ]
     if told:
         yield Section(title="Warnings", body=tuple(_first(told)))
 

@@ -1,4 +1,4 @@
-"""How a run was measured, how its measurements ended, and why some were not plainly measured."""
+"""How a run was measured, how its measurements ended, and why some failed or were skipped."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
 from egmctl.report.views.bench_kernel import kernel_sentences
 from egmctl.units import printable
+from egmctl.verdict.seen import OTHERS, THROTTLED
 
 HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})
 """Clocks that somebody chose do not make a measurement wrong."""
@@ -24,11 +25,18 @@ def warnings(report: RunReport) -> Iterator[str]:
         yield f"{sentence}: {', '.join(paths[:_SHOWN])}{more}"
 
 
-def seen(report: RunReport) -> dict[str, list[str]]:
-    """Return a sentence for each thing that was seen, and the paths that it was seen on."""
+def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
+    """Return a sentence for each thing that was seen, and the paths that it was seen on.
+
+    Parameters
+    ----------
+    causes
+        Also what a cause of the run tells.
+    """
     found: dict[str, dict[str, None]] = {}
+    told = frozenset[str]() if causes else frozenset(cause.finding.check for cause in report.causes)
     for measurement in report.measurements:
-        for sentence in _of(measurement):
+        for sentence in _of(measurement, told):
             found.setdefault(sentence, {})[f"{measurement.case} {measurement.path}"] = None
     return {sentence: list(paths) for sentence, paths in found.items()}
 
@@ -61,7 +69,7 @@ def staged_lines(report: RunReport) -> Iterator[str]:
         yield f"{count} measurement{'s' * (count != 1)} staged through host memory: {printable(why)}"
 
 
-def _of(measurement: Measurement) -> Iterator[str]:
+def _of(measurement: Measurement, told: frozenset[str]) -> Iterator[str]:
     for placement in measurement.placements:
         if placement.right is False:
             yield f"memory of {placement.label} is elsewhere ({printable(placement.detail)})"
@@ -73,10 +81,11 @@ def _of(measurement: Measurement) -> Iterator[str]:
     for gpu in evidence.gpus:
         for name, rise in gpu.errors.items():
             yield f"{name} of {gpu.label} rose by {rise}"
-        if gpu.other_processes:
+        if gpu.other_processes and OTHERS not in told:
             pids = ", ".join(map(str, gpu.other_processes[:_SHOWN]))
             yield f"other processes used {gpu.label} meanwhile ({pids})"
-        if slowed := sorted(set(gpu.throttle_reasons or ()) - HARMLESS):
+        slowed = sorted(set(gpu.throttle_reasons or ()) - HARMLESS)
+        if slowed and THROTTLED not in told:
             yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
     if evidence.route is not None and evidence.route.verdict is Verdict.REFUTED:
         yield _refuted(evidence.route)

@@ -7,7 +7,7 @@ from statistics import median
 
 from egmctl.errors import ExitCode
 from egmctl.model.command import Command
-from egmctl.model.comparison import Affected, Comparison, Outcome, PathDifference, WordDifference
+from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
 from egmctl.model.gpu import FAKE
 from egmctl.report.document import (
     Align,
@@ -212,13 +212,13 @@ def _happened(comparison: Comparison, row: Affected) -> str:
 
 
 def _told(
-    comparison: Comparison, differences: Sequence[WordDifference], title: str, *, outcomes: bool = True
+    comparison: Comparison, differences: Sequence[AttributeDifference], title: str, *, outcomes: bool = True
 ) -> Iterator[Section]:
     """Yield findings or facts: the first ones, and with -v the others."""
     if not differences:
         return
 
-    def block(those: Sequence[WordDifference], level: Level) -> tuple[Block, ...]:
+    def block(those: Sequence[AttributeDifference], level: Level) -> tuple[Block, ...]:
         if not outcomes:
             return (Bullets(items=tuple(_difference(comparison, one) for one in those), level=level),)
         return tuple(
@@ -233,7 +233,7 @@ def _told(
     yield Section(title=title, body=body)
 
 
-def _difference(comparison: Comparison, one: WordDifference) -> Words:
+def _difference(comparison: Comparison, one: AttributeDifference) -> Words:
     subject = " ".join(filter(None, (one.about, one.what)))
     if comparison.of_nodes:
         return f"{one.folded}: {subject}: {one.value}; most: {one.reference}"
