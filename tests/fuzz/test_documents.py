@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -46,27 +46,42 @@ def test_any_document(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # A profile has the name of its file.
     path = tmp_path / "at" / f"hgx-h200{SUFFIX.get(kind, '.json')}"
     faults: list[str] = []
-    ended: Counter[int] = Counter()
+    totals = Totals()
     for number in range(ROUNDS):
         path.write_bytes(spoiled(content, choice))
         words = readers(kind, path, good, choice)
-        fault = faulty(words, ended)
+        fault = faulty(words, totals)
         if kind == "profile" and not fault:
             fault = judging(path)
         if fault:
             kept = Path(os.environ.get("EGMCTL_TEST_KEEP", str(tmp_path))) / f"{kind}-{number}{path.suffix}"
             shutil.copy(path, kept)
             faults.append(f"{kept}: {' '.join(words)}: {fault}")
-    sys.stdout.write(f"{kind}: {ROUNDS} documents, by exit code {dict(ended)}\n")
+    sys.stdout.write(f"{kind}: {ROUNDS} documents, {totals}\n")
     assert faults == []
 
 
-def faulty(words: Sequence[str], codes: Counter[int]) -> str:
-    """Run a command, count its exit code, and return what is wrong with how it ended; the time is that of the CPU."""
+@dataclass(slots=True)
+class Totals:
+    """How the commands of a test ended."""
+
+    codes: Counter[int] = field(default_factory=Counter)
+    longest_s: float = 0.0
+    most_kib: int = 0
+
+    def __str__(self) -> str:
+        codes = dict(sorted(self.codes.items()))
+        return f"by exit code {codes}, at most {self.longest_s:.2f} s of CPU and {self.most_kib >> 10} MiB"
+
+
+def faulty(words: Sequence[str], totals: Totals) -> str:
+    """Run a command, count how it ended, and return what is wrong with that; the time is that of the CPU."""
     began = time.process_time()
     ended = run(*words)
-    codes[ended.code] += 1
     took = time.process_time() - began
+    totals.codes[ended.code] += 1
+    totals.longest_s = max(totals.longest_s, took)
+    totals.most_kib = most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # 4 of a fleet: nodes that could not be reached.
     if (
         ended.code not in (0, 1, 2, 3, *([4] if words[0] == "fleet" else []))
@@ -80,7 +95,6 @@ def faulty(words: Sequence[str], codes: Counter[int]) -> str:
         return f"no sentence but {len(ended.err)} characters"
     if took > PATIENCE_S:
         return f"it took {took:.0f} s"
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return f"{most >> 10} MiB" if most > MEMORY_KIB else ""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from typer.main import get_command
 
 from egmctl.cli.app import app
 from tests.fuzz.documents import original
-from tests.fuzz.test_documents import faulty
+from tests.fuzz.test_documents import Totals, faulty
 
 ROUNDS = max(10, int(os.environ.get("EGMCTL_TEST_ROUNDS", "0")) // 10)
 """Combinations of each command."""
@@ -104,13 +103,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_any_options(name: str, here: Path) -> None:
     choice = random.Random(name)  # noqa: S311
-    ended: Counter[int] = Counter()
+    totals = Totals()
     faults = []
     for _ in range(ROUNDS):
         words = _combination(name, choice)
-        if fault := faulty(words, ended):
+        if fault := faulty(words, totals):
             faults.append(f"{words}: {fault}")
-    print(f"{name}: {ROUNDS} combinations, by exit code {dict(ended)}")  # noqa: T201
+    print(f"{name}: {ROUNDS} combinations, {totals}")  # noqa: T201
     assert faults == []
     assert not list(here.glob("core*"))
 
