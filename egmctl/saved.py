@@ -30,6 +30,7 @@ from egmctl.model.listing import HISTORY_SCHEMA, History
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, MatchResult, ProfileList
+from egmctl.model.run_fault import run_fault
 from egmctl.report.exports.topo_json import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
@@ -144,8 +145,26 @@ def load_document(path: str | os.PathLike[str]) -> tuple[Saved | Digest, bytes |
     source = f"file {path}"
     content = read_content(Path(path), source)
     if journal.is_journal(content):
-        return _of_journal(journal.read(content, source), Path(path)), None
+        return _of_journal(journal.read(content, source, _run), Path(path)), None
     return _load(parse_object(content, source, "result of egmctl"), source, Path(path)), content
+
+
+def load_journal(path: Path) -> journal.Kept:
+    """Return what a journal holds, by the rules for every document.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be read or is none.
+    """
+    return journal.read_file(path, _run)
+
+
+def _run(body: Any, source: str) -> RunReport:
+    run = _result(RunReport, body, source)
+    if not isinstance(run, RunReport):
+        raise TypeError("a result of another kind")
+    return run
 
 
 def _of_journal(kept: journal.Kept, file: Path) -> Saved:
@@ -290,7 +309,7 @@ def _result(cls: type[RunReport] | type[Diagnosis] | type[TopoResult], body: Any
     whole: Result = dataclasses.replace(result, machines=tuple(decoded))
     if isinstance(whole, Diagnosis):
         whole = dataclasses.replace(whole, counts=counts(whole.findings))
-    if isinstance(whole, RunReport) and (fault := _fault(whole)):
+    if isinstance(whole, RunReport) and (fault := run_fault(whole)):
         refuse(source, f"is not a valid result: {fault}")
     return whole
 
@@ -300,9 +319,9 @@ def _bringup(body: Any, source: str) -> Bringup:
     if not isinstance(body, dict):
         refuse(source, "is not a valid result: result: expected an object")
     diagnosis = _result(Diagnosis, body.get("diagnosis"), source)
-    run = None if body.get("run") is None else _result(RunReport, body.get("run"), source)
+    run = None if body.get("run") is None else _run(body.get("run"), source)
     found: Bringup = _decode(Bringup, {**body, "diagnosis": to_json(diagnosis), "run": None}, source, "result")
-    if not isinstance(diagnosis, Diagnosis) or not isinstance(run, RunReport | None):
+    if not isinstance(diagnosis, Diagnosis):
         raise TypeError("a result of another kind")
     found = dataclasses.replace(found, diagnosis=diagnosis, run=run)
     if fault := _joined_fault(found):
@@ -343,26 +362,6 @@ def _joined_fault(found: Bringup) -> str | None:
     if found.answer is Answer.NO_GO and not any(cause.status is Status.FAIL for cause in found.causes):
         return "result.causes: none failed"
     return None
-
-
-def _fault(report: RunReport) -> str | None:
-    """Return what in a run does not fit together, as half a sentence."""
-    for place, measurement in enumerate(report.measurements):
-        where = f"result.measurements[{place}]"
-        if not measurement.flows:
-            return f"{where}.flows: there is none, a measurement has at least one"
-        counts: list[tuple[str, tuple[object, ...]]] = [("flows_gb_s", measurement.flows_gb_s)]
-        counts += [(f"samples[{i}].flows_gb_s", sample.flows_gb_s) for i, sample in enumerate(measurement.samples)]
-        for name, values in counts:
-            if values and len(values) != len(measurement.flows):
-                return f"{where}.{name}: {len(values)} numbers for {len(measurement.flows)} flows"
-    verdict = report.verdict
-    numbers = [] if verdict is None else [one.measurement for one in verdict.judged]
-    numbers += [] if verdict is None else [number for one in verdict.classes for number in one.measurements]
-    count = len(report.measurements)
-    return next(
-        (f"result.verdict: there is no measurement {n} of {count}" for n in numbers if not 0 <= n < count), None
-    )
 
 
 def _decode(cls: type[Any], data: Any, source: str, where: str = "") -> Any:

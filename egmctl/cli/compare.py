@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,9 +22,6 @@ from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import UsageError
 from egmctl.report.forms import COMPARISON, Form, render
-
-if TYPE_CHECKING:
-    from egmctl.journal.read import Kept
 
 FilesArgument = Annotated[
     list[Path],
@@ -47,7 +43,7 @@ ToleranceOption = Annotated[
 
 def _with_last(files: list[Path]) -> list[Path]:
     """Return the files with journals of earlier runs in place of ``last`` and ``last~N``."""
-    from egmctl.journal.read import earlier, read_file
+    from egmctl.journal.read import earlier
 
     if [str(file) for file in files] == ["last"] and not os.path.exists(files[0]):
         files = [Path("last~1"), Path("last")]
@@ -59,7 +55,7 @@ def _with_last(files: list[Path]) -> list[Path]:
             found.append(file)
             continue
         if runs is None:
-            runs = [path for path in earlier() if _is_over(read_file, path)]
+            runs = [path for path in earlier() if _is_over(path)]
         back = int(match[1] or 0)
         if back >= len(runs):
             kept = f"{len(runs)} finished bench run{'s' * (len(runs) != 1)}"
@@ -68,9 +64,11 @@ def _with_last(files: list[Path]) -> list[Path]:
     return found
 
 
-def _is_over(read: Callable[[Path], Kept], path: Path) -> bool:
+def _is_over(path: Path) -> bool:
+    from egmctl.saved import load_journal
+
     try:
-        return read(path).exit_code is not None
+        return load_journal(path).exit_code is not None
     except UsageError:
         return False
 

@@ -56,12 +56,13 @@ def end_journal(journal: Journal | None, exit_code: int, *, quiet: bool) -> None
 
 def _mention(folder: Path) -> None:
     """Tell of the latest run that did not end, unless somebody was told."""
-    from egmctl.journal.read import earlier, read_file
+    from egmctl.journal.read import earlier
     from egmctl.journal.write import mention
+    from egmctl.saved import load_journal
 
     for path in reversed(earlier(folder)[-3:]):
         try:
-            kept = read_file(path)
+            kept = load_journal(path)
         except UsageError:
             continue
         if kept.exit_code is None and not kept.mentioned:
@@ -72,11 +73,11 @@ def _mention(folder: Path) -> None:
 
 def _row(path: Path) -> KeptRun:
     """Return what a list says of a journal: all of 50 of them are more than a node has memory for."""
-    from egmctl.journal.read import read_file
     from egmctl.model.listing import KeptRun
     from egmctl.model.measurement import Status
+    from egmctl.saved import load_journal
 
-    kept = read_file(path)
+    kept = load_journal(path)
     return KeptRun(
         file=str(path),
         started_at=kept.report.started_at,

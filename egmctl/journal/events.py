@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from egmctl.model.kernel_log import KernelEvent
@@ -23,6 +24,50 @@ BEGIN, STEP, MEASUREMENT, KERNEL, NOTE, PROBLEM, FULL, END, MENTIONED = (
     "mentioned",
 )
 """The values of ``event``. ``mentioned`` is written by a later command that has told of a run which did not end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberedTask:
+    """A task, and its place in the plan."""
+
+    number: int
+    task: Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The other keys of a line whose ``event`` is ``step``; the classes below are those of the other events."""
+
+    tasks: tuple[NumberedTask, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of ``measurement``."""
+
+    number: int
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """Of ``kernel``."""
+
+    events: tuple[KernelEvent, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Of ``note`` and ``problem``."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Of ``end``."""
+
+    exit_code: int
 
 
 class Recorder(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from egmctl.errors import UsageError
 from egmctl.files import read_bounded
 from egmctl.journal import events
 from egmctl.journal.write import FILE_LIMIT, at_work, journal_folder, journals
-from egmctl.model.codec import DecodeError, from_json
+from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import BENCH_SCHEMA, Measurement, RunReport, Status, Task, finish
+from egmctl.model.run_fault import measurement_fault
 from egmctl.units import printable
 
 _MOST_BYTES = FILE_LIMIT + (1 << 20)
@@ -24,6 +25,10 @@ _MOST_ELEMENTS = 4_000_000
 ones Python makes 30 times the file's size in memory."""
 
 _BEGINNING = f'{{"event":"{events.BEGIN}","schema":"{events.JOURNAL_SCHEMA.partition("/")[0]}/'.encode()
+
+
+Decode = Callable[[Any, str], RunReport]
+"""Makes the report of what a document has for it, and of how to call the document in a sentence; raises UsageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +60,13 @@ def is_journal(content: bytes) -> bool:
     return content.startswith(_BEGINNING)
 
 
-def read_file(path: Path) -> Kept:
+def read_file(path: Path, decode: Decode) -> Kept:
     """Return what a journal file holds.
+
+    Parameters
+    ----------
+    decode
+        As for :func:`read`.
 
     Raises
     ------
@@ -67,16 +77,18 @@ def read_file(path: Path) -> Kept:
         content = read_bounded(path, _MOST_BYTES)
     except OSError as error:
         raise UsageError(f"journal {printable(str(path))} cannot be read: {error.strerror}") from error
-    return read(content, f"journal {path}")
+    return read(content, f"journal {path}", decode)
 
 
-def read(content: bytes, source: str) -> Kept:
+def read(content: bytes, source: str, decode: Decode) -> Kept:
     """Return what a journal holds.
 
     Parameters
     ----------
     source
         How to call it in a sentence.
+    decode
+        What reads the report of any document (:func:`egmctl.saved.load_journal`).
 
     Raises
     ------
@@ -92,10 +104,9 @@ def read(content: bytes, source: str) -> Kept:
         raise UsageError(f"{source} ends before its first line does: nothing was measured")
     if (first.get("schema"), first.get("bench")) != (events.JOURNAL_SCHEMA, BENCH_SCHEMA):
         raise UsageError(f"{source} is of another version of egmctl: {printable(str(first.get('egmctl'))[:40])}")
-    try:
-        skeleton = from_json(RunReport, first.get("result"), "result")
-    except DecodeError as error:
-        raise UsageError(f"{source} is not valid: {printable(str(error)[:200])}") from error
+    skeleton = decode(first.get("result"), source)
+    if skeleton.measurements or skeleton.verdict is not None or skeleton.causes:
+        raise UsageError(f"{source} is not valid: its first line has results")
     return _put_together(skeleton, entries)
 
 
@@ -105,7 +116,7 @@ def _entries(content: bytes) -> Iterator[dict[str, Any]]:
         if line == b"\n" or not line.endswith(b"\n"):
             continue
         try:
-            entry = json.loads(line)
+            entry = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError):
             # A line that was cut when the run died, before the one that tells that somebody heard of it.
             continue
@@ -113,47 +124,95 @@ def _entries(content: bytes) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def _put_together(skeleton: RunReport, entries: Iterator[dict[str, Any]]) -> Kept:
-    found: dict[int, Measurement] = {}
-    under_way: dict[int, Task] = {}
-    notes, problems = list(skeleton.notes), list(skeleton.problems)
-    kernel: list[KernelEvent] = []
+def _refuse(word: str) -> None:
+    raise ValueError(f"JSON has no number for {word}")
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a journal's lines add up to."""
+
+    found: dict[int, Measurement] = field(default_factory=dict)
+    under_way: dict[int, Task] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    kernel: list[KernelEvent] = field(default_factory=list)
     exit_code: int | None = None
-    mentioned = False
+    mentioned: bool = False
+
+    def take(self, entry: dict[str, Any]) -> None:
+        """Take a line; one of an unknown event is a newer writer's.
+
+        Raises
+        ------
+        DecodeError
+            If it does not fit: by the same rules as a document that has the same in it.
+        """
+        match entry.get("event"):
+            case events.STEP:
+                step = from_json(events.Step, entry)
+                self.under_way = {_number(one.number): one.task for one in step.tasks}
+                for task in self.under_way.values():
+                    _check(finish(task, Status.CRASHED))
+            case events.MEASUREMENT:
+                outcome = from_json(events.Outcome, entry)
+                _check(outcome.measurement)
+                self.found[_number(outcome.number)] = outcome.measurement
+                self.under_way.pop(outcome.number, None)
+            case events.KERNEL:
+                self.kernel += from_json(events.Logged, entry).events
+            case events.NOTE:
+                self.notes.append(from_json(events.Text, entry).text)
+            case events.PROBLEM:
+                self.problems.append(from_json(events.Text, entry).text)
+            case events.FULL:
+                self.notes.append("the journal was full here")
+            case events.END:
+                self.exit_code, self.under_way = from_json(events.End, entry).exit_code, {}
+            case events.MENTIONED:
+                self.mentioned = True
+        if max(len(self.kernel), len(self.notes), len(self.problems)) > ITEMS_LIMIT:
+            raise DecodeError(f"more than {ITEMS_LIMIT} lines of one kind")
+
+
+def _check(measurement: Measurement) -> None:
+    if fault := measurement_fault(measurement):
+        raise DecodeError(fault)
+
+
+def _number(number: int) -> int:
+    if not 0 <= number < ITEMS_LIMIT:
+        raise DecodeError(f"number: expected one below {ITEMS_LIMIT}, found {number}")
+    return number
+
+
+def _put_together(skeleton: RunReport, entries: Iterator[dict[str, Any]]) -> Kept:
+    run = _Run(notes=list(skeleton.notes), problems=list(skeleton.problems))
     try:
         for entry in entries:
-            match entry:
-                case {"event": events.STEP, "tasks": list(tasks)}:
-                    under_way = {int(one["number"]): from_json(Task, one["task"]) for one in tasks}
-                case {"event": events.MEASUREMENT, "number": int(number), "measurement": measurement}:
-                    found[number] = from_json(Measurement, measurement)
-                    under_way.pop(number, None)
-                case {"event": events.KERNEL, "events": list(logged)}:
-                    kernel += [from_json(KernelEvent, one) for one in logged]
-                case {"event": events.NOTE, "text": str(text)}:
-                    notes.append(text)
-                case {"event": events.PROBLEM, "text": str(text)}:
-                    problems.append(text)
-                case {"event": events.FULL}:
-                    notes.append("the journal was full here")
-                case {"event": events.END, "exit_code": int(code)}:
-                    exit_code, under_way = code, {}
-                case {"event": events.MENTIONED}:
-                    mentioned = True
-    except (DecodeError, KeyError, OverflowError, TypeError, ValueError):
+            run.take(entry)
+    except DecodeError:
         # What is damaged, and all after it, is passed over.
-        problems.append("the rest of the journal cannot be read")
-    kept = Kept(report=skeleton, exit_code=exit_code, under_way=tuple(under_way.values()), mentioned=mentioned)
-    if exit_code is None:
-        problems.append(f"read from a journal: the run {kept.ending}")
-        for number, task in under_way.items():
-            reason = "the command ended while this was measured"
-            found.setdefault(number, finish(task, Status.CRASHED, reason=reason))
-    measurements = tuple(found[number] for number in sorted(found))
-    report = replace(skeleton, notes=tuple(notes), problems=tuple(problems), measurements=measurements)
-    if (messages := skeleton.kernel_messages) is not None and kernel:
-        ended_s = max(messages.ended_s, kernel[-1].time_s)
-        report = replace(report, kernel_messages=replace(messages, events=tuple(kernel), ended_s=ended_s))
+        run.problems.append("the rest of the journal cannot be read")
+    crashed = {
+        number: finish(task, Status.CRASHED, reason="the command ended while this was measured")
+        for number, task in run.under_way.items()
+    }
+    kept = Kept(
+        report=skeleton, exit_code=run.exit_code, under_way=tuple(run.under_way.values()), mentioned=run.mentioned
+    )
+    if run.exit_code is None:
+        run.problems.append(f"read from a journal: the run {kept.ending}")
+    found = crashed | run.found
+    report = replace(
+        skeleton,
+        notes=tuple(run.notes),
+        problems=tuple(run.problems),
+        measurements=tuple(found[number] for number in sorted(found)),
+    )
+    if (messages := skeleton.kernel_messages) is not None and run.kernel:
+        ended_s = max(messages.ended_s, run.kernel[-1].time_s)
+        report = replace(report, kernel_messages=replace(messages, events=tuple(run.kernel), ended_s=ended_s))
     return replace(kept, report=report)
 
 

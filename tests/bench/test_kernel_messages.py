@@ -21,7 +21,6 @@ from egmctl.facts.kernel_log import EVENTS_LIMIT, event
 from egmctl.facts.kernel_watch import KernelLogWatch
 from egmctl.facts.redact import part_redactor, redact_run
 from egmctl.facts.root import Root
-from egmctl.journal.read import read_file
 from egmctl.journal.write import Journal
 from egmctl.model.bringup import Answer
 from egmctl.model.codec import from_json, to_json
@@ -30,6 +29,7 @@ from egmctl.model.measurement import RunReport, Task
 from egmctl.model.record import Reason, Unread
 from egmctl.model.verdict import Grade
 from egmctl.report.forms import Form, render
+from egmctl.saved import load_journal
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
@@ -89,7 +89,7 @@ class TestWhileItRuns:
         place = kinds.index("kernel")
         assert kinds[:place].count("step") == 2, "it came when the third step was about to begin"
         assert kinds[place + 1] == "step", "and was on disk before it"
-        read = read_file(journal.path).report.kernel_messages
+        read = load_journal(journal.path).report.kernel_messages
         assert read is not None
         assert read.events == report.kernel_messages.events
 

@@ -24,7 +24,9 @@ from egmctl.facts import record
 from egmctl.facts.kernel_log import event
 from egmctl.journal.write import Journal
 from egmctl.model.bringup import BRINGUP_SCHEMA
+from egmctl.model.cause import RunCause
 from egmctl.model.codec import to_json
+from egmctl.model.finding import Finding, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import bringup_json, compare_json, doctor_json, fleet_json
@@ -50,7 +52,9 @@ def judged_run(value: float = 100.0) -> RunReport:
     logged = () if line is None else (line,)
     messages = KernelMessages(source="/dev/kmsg", began_s=1.0, ended_s=9.0, events=logged)
     report = replace(report, kernel_messages=messages)
-    return replace(report, verdict=judge(report, load("hgx-h200"), profile_reason="it fits"))
+    report = replace(report, verdict=judge(report, load("hgx-h200"), profile_reason="it fits"))
+    lost = Finding(check="gpu.lost", status=Status.FAIL, summary="one GPU is lost")
+    return replace(report, causes=(RunCause(status=Status.FAIL, finding=lost, explains=(0, 3)),))
 
 
 @functools.cache
@@ -82,7 +86,7 @@ def _topo(_folder: Path) -> str:
 def _journal(folder: Path) -> str:
     report = judged_run()
     journal = Journal([folder], lambda part: part)
-    journal.begin(replace(report, measurements=(), verdict=None), 3)
+    journal.begin(replace(report, measurements=(), verdict=None, causes=()), 3)
     for number, measurement in enumerate(report.measurements[:12]):
         journal.step([(number, measurement)])
         journal.measurement(number, measurement)

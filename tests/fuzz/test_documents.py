@@ -70,7 +70,7 @@ class Totals:
     most_kib: int = 0
 
     def __str__(self) -> str:
-        codes = dict(sorted(self.codes.items()))
+        codes = {int(code): count for code, count in sorted(self.codes.items())}
         return f"by exit code {codes}, at most {self.longest_s:.2f} s of CPU and {self.most_kib >> 10} MiB"
 
 

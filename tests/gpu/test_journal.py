@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.journal.read import earlier, read_file
+from egmctl.journal.read import earlier
+from egmctl.saved import load_journal
 from tests.conftest import ROOT, command_environment
 from tests.gpu.test_bench import used_memory_mib
 
@@ -55,7 +56,7 @@ def test_ten_kills_cost_a_step_each(tmp_path: Path) -> None:
     choice = random.Random(11)  # noqa: S311
     for _ in range(10):
         told = killed(tmp_path, choice.random() * 2.5)
-        kept = read_file(earlier(tmp_path)[-1])
+        kept = load_journal(earlier(tmp_path)[-1])
         measured = [line for line in told if line.startswith("measurement ")]
         finished = [one for one in kept.report.measurements if one.reason != UNDER_WAY]
         assert len(finished) >= len(measured)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.journal.read import read_file
+from egmctl.saved import load_journal
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
 from tests.mpi.nodes import QUICK, Place, egmctl_under_mpi, in_domain
@@ -77,7 +77,7 @@ def test_rank_0_keeps_the_journal_and_no_other_does(fake_node: MakeFakeNode, tmp
     done = egmctl_under_mpi(nodes, *WRITE, "--json", "--journal", kept)
     assert done.code == 0, done.err
     (path,) = kept.iterdir()
-    journal = read_file(path)
+    journal = load_journal(path)
     assert (journal.exit_code, journal.under_way) == (0, ())
     measured = [(m["case"], m["status"]) for m in result(done.out)["measurements"]]
     assert [(one.case, one.status.value) for one in journal.report.measurements] == measured

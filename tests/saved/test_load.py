@@ -20,6 +20,8 @@ from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.command import Command
 from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding
+from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import doctor_json, dump, envelope
 from egmctl.report.exports.topo_json import TopoResult
@@ -154,6 +156,15 @@ def test_a_wrong_value_is_named_with_its_place(tmp_path: Path) -> None:
     document = bench_document(measured_report("hgx-h200x4"))
     document["result"]["measurements"][3]["status"] = "wonderful"
     assert "result.measurements[3].status: expected one of ok, unstable" in refusal(write(tmp_path, document))
+
+
+@pytest.mark.parametrize("number", [-1, 10**6])
+def test_a_cause_explains_measurements_that_are_there(tmp_path: Path, number: int) -> None:
+    document = bench_document(measured_report("hgx-h200x4"))
+    finding = to_json(Finding(status=Found.FAIL, summary="x"))
+    document["result"]["causes"] = [{"status": "fail", "finding": finding, "explains": [number]}]
+    count = len(document["result"]["measurements"])
+    assert f"result.causes[0]: there is no measurement {number} of {count}" in refusal(write(tmp_path, document))
 
 
 def test_so_is_one_in_the_machine(tmp_path: Path) -> None:

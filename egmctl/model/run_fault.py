@@ -1,0 +1,33 @@
+"""What does not fit together in a run that was read: documents and journals are held against the same rules."""
+
+from __future__ import annotations
+
+from egmctl.model.measurement import Measurement, RunReport
+
+
+def run_fault(report: RunReport) -> str | None:
+    """Return what in a run does not fit together, as half a sentence that names the place; ``None``: all fits."""
+    for place, measurement in enumerate(report.measurements):
+        if fault := measurement_fault(measurement):
+            return f"result.measurements[{place}].{fault}"
+    judged, classes = ((), ()) if report.verdict is None else (report.verdict.judged, report.verdict.classes)
+    numbers = [("verdict", one.measurement) for one in judged]
+    numbers += [("verdict", number) for one in classes for number in one.measurements]
+    numbers += [(f"causes[{place}]", number) for place, one in enumerate(report.causes) for number in one.explains]
+    count = len(report.measurements)
+    return next(
+        (f"result.{where}: there is no measurement {n} of {count}" for where, n in numbers if not 0 <= n < count), None
+    )
+
+
+def measurement_fault(measurement: Measurement) -> str | None:
+    """Return what in a measurement does not fit together, as half a sentence that begins with the field."""
+    flows = len(measurement.flows)
+    if not flows:
+        return "flows: there is none, a measurement has at least one"
+    counts: list[tuple[str, tuple[object, ...]]] = [("flows_gb_s", measurement.flows_gb_s)]
+    counts += [(f"samples[{place}].flows_gb_s", sample.flows_gb_s) for place, sample in enumerate(measurement.samples)]
+    for name, values in counts:
+        if values and len(values) != flows:
+            return f"{name}: {len(values)} numbers for {flows} flows"
+    return None
