@@ -32,6 +32,8 @@ class Action(StrEnum):
 
     NONE = "none"
     APPLICATION = "application"
+    RESTART = "restart"
+    """The application did nothing wrong."""
     RESET = "reset"
     RESET_IF_IT_RETURNS = "reset-if-it-returns"
     REBOOT = "reboot"
@@ -72,7 +74,7 @@ XIDS: dict[int, Xid] = {
     79: Xid("GPU fell off the bus", _H, _FAIL, Action.REBOOT),
     92: Xid("high rate of corrected ECC errors", _H, _WARN, Action.RESET_IF_IT_RETURNS),
     93: Xid("InfoROM erase limit", _N, _PASS, Action.NONE),
-    94: Xid("contained ECC error: only the application ended", _H, _WARN, Action.APPLICATION),
+    94: Xid("contained ECC error: only the application ended", _H, _WARN, Action.RESTART),
     95: Xid("uncontained ECC error", _H, _FAIL, Action.RESET),
     108: Xid("NVLink remote translation error", _A, _PASS, Action.APPLICATION),
     109: Xid("context switch timeout", _D, _WARN, Action.RESET_IF_IT_RETURNS),
@@ -151,6 +153,12 @@ def remedy(meaning_: Xid) -> Remedy:
             )
         case Action.APPLICATION:
             return Remedy(text="Restart the application, and look for its out-of-bounds access with compute-sanitizer.")
+        case Action.RESTART:
+            return Remedy(
+                text="Restart the application, whose fault it is not; reset the GPU once it is idle, so that the row "
+                "of its memory is remapped.",
+                command="nvidia-smi -q -d ROW_REMAPPER",
+            )
         case Action.REPORTED:
             return Remedy(text="Do what the line requires; nvidia-smi -q shows the pending recovery action.")
         case Action.NONE:

@@ -8,27 +8,39 @@ from collections.abc import Callable
 
 import pytest
 
-from egmctl.doctor.causes import RULES, alike, explained
+from egmctl.doctor.cause_rules import RULES, alike
+from egmctl.doctor.causes import explained
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.facts.kernel_log import event
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Guard, Status, on_gpus
-from egmctl.model.machine import Gpu, LibraryFailure, Machine, Outcome, Probe, Reason, Unread
+from egmctl.model.kernel_log import KernelLog
+from egmctl.model.machine import Gpu, LibraryFailure, Machine, Outcome, PcieLink, Probe, Reason, Unread
 from egmctl.report.exports.json import doctor_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
 from egmctl.report.render.text import text
 from egmctl.report.views.doctor import doctor_document
-from tests.doctor.faults import by_nouveau, excluded, faults, healthy
+from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
 
 UNKNOWN_999 = LibraryFailure(how="error", call="nvmlInit", number=999, name="NVML_ERROR_UNKNOWN")
 NO_DEVICE = LibraryFailure(how="error", call="cuInit", number=100, name="CUDA_ERROR_NO_DEVICE")
 CUDA_999 = LibraryFailure(how="error", call="cuInit", number=999, name="CUDA_ERROR_UNKNOWN")
 MISMATCH = LibraryFailure(how="error", call="nvmlInit", number=18, name="NVML_ERROR_LIB_RM_VERSION_MISMATCH")
+NOT_READY = LibraryFailure(how="error", call="cuInit", number=802, name="CUDA_ERROR_SYSTEM_NOT_READY")
 CRASH = LibraryFailure(how="crashed", call="nvmlDeviceGetUUID", gpu="0008:01:00.0")
+
+
+AER = "nvidia 0008:01:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer"
+
+
+def narrow(machine: Machine) -> Machine:
+    link = PcieLink(width=8, max_width=16, speed_gt_s=32.0, max_speed_gt_s=32.0)
+    return patched(machine, "gpus[3].pci", link=link)
 
 
 def told(machine: Machine, scope: Scope = EVERYTHING) -> Diagnosis:
@@ -100,6 +112,39 @@ def ptrace() -> Machine:
     return patched(machine, "", probes=probes)
 
 
+def waiting(machine: Machine) -> Machine:
+    """CUDA does not start, as the fabric is not ready."""
+    why = {"cuda": Unread(reason=Reason.FAILED, detail="cuInit: 802")}
+    return patched(patched(machine, "gpus[*]", cuda=None, unread=why), "driver", cuda_failure=NOT_READY)
+
+
+def unmanaged() -> Machine:
+    """DGX H100 whose fabric manager does not run: no GPU is registered."""
+    machine = patched(with_switches(), "system", daemons=())
+    return patched(machine, "gpus[*].nvml.fabric", state="not-started", status=None)
+
+
+def with_lines(machine: Machine, *lines: str) -> Machine:
+    events = tuple(found for line in lines if (found := event(12.0, line)) is not None)
+    assert len(events) == len(lines)
+    return patched(machine, "", kernel_log=KernelLog(source="/dev/kmsg", now_s=60.0, first_s=0.0, events=events))
+
+
+def xid(machine: Machine, *numbers: int) -> Machine:
+    return with_lines(machine, *(f"NVRM: Xid (PCI:0008:01:00): {number}, so it is." for number in numbers))
+
+
+def not_listed(machine: Machine, library: str, reason: Reason) -> Machine:
+    """A library that works and has no GPU0."""
+    why = {"nvml": Unread(reason=reason, detail=""), "cuda": Unread(reason=reason, detail="")}
+    gone = {"nvml": {"nvml": None, "cuda": None}, "cuda": {"cuda": None}}[library]
+    return patched(machine, "gpus[0]", unread=why, **gone)
+
+
+def silent() -> Machine:
+    return not_listed(patched(healthy(), "gpus[0].pci", responds=False), "nvml", Reason.FAILED)
+
+
 PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ("drv.nouveau", "dev.driver-binding"): by_nouveau,
     ("drv.nouveau", "dev.count-consistency"): by_nouveau,
@@ -123,6 +168,23 @@ PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ("drv.libraries", "egm.alloc-active"): lambda: probes_failing(
         patched(healthy(), "driver", cuda_failure=CUDA_999), "cuInit", 999
     ),
+    ("fabric.manager", "drv.libraries"): lambda: waiting(unmanaged()),
+    ("fabric.management", "drv.libraries"): lambda: waiting(without_umad()),
+    ("fabric.state", "drv.libraries"): lambda: waiting(patched(healthy(), "gpus[*].nvml.fabric", state="in-progress")),
+    ("gpu.mig", "dev.count-consistency"): lambda: not_listed(
+        patched(healthy(), "gpus[0].nvml", mig_mode=True), "cuda", Reason.NOT_PRESENT
+    ),
+    ("gpu.compute-mode", "dev.count-consistency"): lambda: not_listed(
+        patched(healthy(), "gpus[0].nvml", compute_mode="prohibited"), "cuda", Reason.NOT_PRESENT
+    ),
+    ("kernel.xid", "dev.count-consistency"): lambda: xid(not_listed(healthy(), "nvml", Reason.FAILED), 119),
+    ("dev.fell-off-bus", "kernel.xid"): lambda: xid(silent(), 79, 154),
+    ("dev.fell-off-bus", "kernel.aer"): lambda: with_lines(silent(), AER),
+    ("gpu.health", "kernel.xid"): lambda: xid(patched(healthy(), "gpus[0].nvml", remapped_rows_failure=True), 48, 64),
+    ("nvlink.links", "kernel.xid"): lambda: xid(patched(healthy(), "gpus[0].nvml.nvlinks[3]", active=False), 74),
+    ("nvlink.errors", "kernel.xid"): lambda: xid(
+        patched(healthy(), "gpus[0].nvml.nvlinks[3].counters", recoveries=2, successful_recoveries=2), 149
+    ),
     ("imex.channel", "fabric.alloc-active"): no_channel,
     ("numa.cpuset-mems", "egm.alloc-active"): cpuset,
     ("numa.mempolicy-syscalls", "egm.alloc-active"): seccomp,
@@ -135,6 +197,38 @@ SCOPES = {
     "imex.channel": Scope(purposes=(Guard.FABRIC,)),
     "numa.cpuset-mems": Scope(numa=(1,)),
 }
+
+
+SEPARATE: dict[str, tuple[Callable[[], Machine], set[str]]] = {
+    "Xids of two things": (
+        lambda: xid(patched(healthy(), "gpus[0].nvml", remapped_rows_failure=True), 48, 79),
+        {"gpu.health", "kernel.xid"},
+    ),
+    "an Xid of another GPU": (
+        lambda: xid(patched(healthy(), "gpus[1].nvml", remapped_rows_failure=True), 48),
+        {"gpu.health", "kernel.xid"},
+    ),
+    "CUDA that fails otherwise": (
+        lambda: patched(waiting(unmanaged()), "driver", cuda_failure=CUDA_999),
+        {"fabric.manager", "drv.libraries"},
+    ),
+    "memory errors and an exclusive mode": (
+        lambda: patched(healthy(), "gpus[0].nvml", remapped_rows_failure=True, compute_mode="exclusive-process"),
+        {"gpu.health", "gpu.compute-mode"},
+    ),
+    "a denied GPU and its narrow link": (
+        lambda: with_gpu_denied(narrow(healthy()), 3),
+        {"dev.cgroup-restricted", "pcie.link"},
+    ),
+}
+"""Two faults of which neither explains the other."""
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_what_has_another_mechanism_stays_a_cause(name: str) -> None:
+    machine, expected = SEPARATE[name]
+    roots = {one.check for one in told(machine()).findings if one.status in TOLD and not one.explained_by}
+    assert expected <= roots, roots
 
 
 @pytest.mark.parametrize(("pair", "machine"), PAIRS.items(), ids=map(">".join, PAIRS))
@@ -230,3 +324,12 @@ def test_no_fault_is_hidden(check: str) -> None:
             worst = min((other.status for other in found.findings if other.check == root), key=gravity.index)
             assert gravity.index(worst) <= gravity.index(one.status)
     assert any(one.status in TOLD and not one.explained_by for one in found.findings)
+
+
+def test_a_board_without_its_fabric_manager_has_one_cause() -> None:
+    """As people meet it: cuInit ends with 802, no GPU can be used, and the manager is what to start."""
+    found = told(waiting(unmanaged())).findings
+    roots = [one for one in found if one.status is Status.FAIL and not one.explained_by]
+    assert [one.check for one in roots] == ["fabric.manager"], [(one.check, one.summary) for one in roots]
+    assert {"drv.libraries", "dev.count-consistency", "fabric.state"} <= set(roots[0].explains)
+    assert all("{" not in one.cause for one in found)

@@ -8,7 +8,7 @@ import pytest
 
 from egmctl.doctor.messages import MESSAGES
 from egmctl.doctor.scope import EVERYTHING, Scope
-from egmctl.doctor.xids import XIDS
+from egmctl.doctor.xids import XIDS, remedy
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Finding, Status
 from egmctl.model.kernel_log import DriverMessage, KernelLog
@@ -119,3 +119,10 @@ def test_since_names_what_is_wrong(egmctl: RunEgmctl, text: str) -> None:
     done = egmctl("doctor", "--machine", "gh200", "--since", text)
     assert done.code == 2
     assert f"--since {text!r}: give boot, or a number with s, m, h or d: 30m, 2h, 1d" in done.err
+
+
+def test_an_application_that_a_contained_memory_error_ended_did_nothing_wrong() -> None:
+    """Xid 94 is the GPU's memory: no out-of-bounds access is to be looked for."""
+    advice = remedy(XIDS[94])
+    assert "whose fault it is not" in advice.text
+    assert "compute-sanitizer" not in advice.text

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.doctor.causes import RULES, explained
+from egmctl.doctor.cause_rules import RULES
+from egmctl.doctor.causes import explained
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING

@@ -120,10 +120,8 @@ def _state_of(
                 _manager_of(machine),
                 place=place,
                 evidence=(*evidence, *_since_boot(machine)),
-                cause="the fabric manager (on this node, or of the rack) has not registered the GPUs, and will not do "
-                "so by itself {BOOT_GRACE_S} s after boot"
-                if uptime is not None
-                else "the fabric manager (on this node, or of the rack) has not registered the GPUs",
+                cause="the fabric manager (on this node, or of the rack) has not registered the GPUs"
+                + (f", and later than {BOOT_GRACE_S} s after boot it does not by itself" if uptime is not None else ""),
             )
         return
     if found.status:
