@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from egmctl.driver.signatures import known_cause
 from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
+from egmctl.facts.pages import NoPages
 from egmctl.gpu.clock import ImpossibleTime
 from egmctl.gpu.program import NoCompiler
 from egmctl.model.measurement import Measurement, Status, Task, finish, waived
@@ -20,7 +21,7 @@ class GateExpired(EgmctlError):
         super().__init__(f"the host failed {EXPIRED_LIMIT} times to queue the work in time: it is overloaded")
 
 
-FAILURES = (DriverCallError, NoCompiler, GateExpired, ImpossibleTime)
+FAILURES = (DriverCallError, NoCompiler, NoPages, GateExpired, ImpossibleTime)
 """What ends a measurement and not the worker."""
 
 
@@ -31,6 +32,8 @@ def failure(task: Task, error: Exception) -> Measurement:
     """
     if isinstance(error, NoCompiler):
         return waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(error))
+    if isinstance(error, NoPages):
+        return waived(task, WaiverKind.NO_PAGES, str(error))
     if isinstance(error, ImpossibleTime):
         return finish(task, Status.FAILED, reason=str(error), last_call=error.call)
     if not isinstance(error, DriverCallError):

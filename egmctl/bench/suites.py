@@ -91,7 +91,7 @@ SUITES: Mapping[str, Suite] = {
     ),
     "full": Suite("every case there is", ("*",)),
     "egm": Suite("memory of host NUMA nodes (EGM where the platform has it)", family="egm"),
-    "host": Suite("pinned, registered and system memory", family="host"),
+    "host": Suite("pinned, registered, huge-page, managed and system memory", family="host"),
     "p2p": Suite("between GPUs and within one", family="p2p"),
     "latency": Suite("latencies", family="latency"),
     "ipc": Suite("memory shared between processes, one process per GPU", family="ipc", samples=3),

@@ -27,6 +27,7 @@ from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import (
     SPOILT_LIMIT,
+    Granularity,
     access_from,
     create_allocation,
     create_pool,
@@ -72,6 +73,8 @@ class SharedMemory:
     pageable = False
     refused: str | None = None
     touch_ms: float | None = None
+    granularity: Granularity | None = None
+    own_pages = False
 
     def __init__(self, kind: HandleKind, context: Context, size_bytes: int, node: int | None = None) -> None:
         if kind is HandleKind.LEGACY and node is not None:
@@ -132,6 +135,8 @@ class ImportedMemory:
     pageable = False
     refused: str | None = None
     touch_ms: float | None = None
+    granularity: Granularity | None = None
+    own_pages = False
 
     def __init__(self, context: Context, description: dict[str, Any], fds: Sequence[int] = ()) -> None:
         way = _WAYS[HandleKind(description["kind"])]

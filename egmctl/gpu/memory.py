@@ -10,6 +10,7 @@ import ctypes
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from egmctl.driver.cuda import bindings, call
@@ -30,6 +31,14 @@ class Memory(Protocol):
         """Give the memory back."""
 
 
+@dataclass(frozen=True, slots=True)
+class Granularity:
+    """What the driver says of the sizes of memory from cuMemCreate (cuMemGetAllocationGranularity), in bytes."""
+
+    minimum: int
+    recommended: int
+
+
 class BufferMemory(Memory, Protocol):
     """What the bench has to know of memory that it moves bytes between."""
 
@@ -43,6 +52,10 @@ class BufferMemory(Memory, Protocol):
     other kinds' pages when it hands them out."""
     refused: str | None
     """What of the binding to the NUMA node was refused: one phrase."""
+    granularity: Granularity | None
+    """``None`` of memory for which the driver names none."""
+    own_pages: bool
+    """Whether the process has mapped it itself, so that the kernel knows its pages."""
 
 
 class DeviceMemory:
@@ -57,6 +70,8 @@ class DeviceMemory:
     pageable = False
     refused: str | None = None
     touch_ms: float | None = None
+    granularity: Granularity | None = None
+    own_pages = False
 
     def __init__(self, context: Context, size_bytes: int) -> None:
         started = time.perf_counter()
@@ -94,10 +109,13 @@ class HostNumaMemory:
     pageable = False
     refused: str | None = None
     touch_ms: float | None = None
+    granularity: Granularity | None = None
+    own_pages = False
 
     def __init__(self, node: int, size_bytes: int, contexts: Sequence[Context]) -> None:
-        started = time.perf_counter()
         contexts[0].make_current()
+        self.granularity = granularity_of(on_node(node))
+        started = time.perf_counter()
         with ExitStack() as undo:
             allocation, mapped_bytes = create_allocation(undo, on_node(node), size_bytes)
             places = [on_node(node), *map(on_gpu, contexts)]
@@ -158,6 +176,25 @@ def handle_type(name: str) -> Any:
     return getattr(bindings().CUmemAllocationHandleType, f"CU_MEM_HANDLE_TYPE_{name}")
 
 
+def granularity_of(place: Any) -> Granularity:
+    """Return what the driver says of the sizes of memory at a place that is not shared."""
+    properties = _allocation_properties(place, "NONE")
+    flags = bindings().CUmemAllocationGranularity_flags
+    return Granularity(
+        minimum=call("cuMemGetAllocationGranularity", properties, flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+        recommended=call("cuMemGetAllocationGranularity", properties, flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+    )
+
+
+def _allocation_properties(place: Any, shared_by: str) -> Any:
+    cuda = bindings()
+    properties = cuda.CUmemAllocationProp()
+    properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.requestedHandleTypes = handle_type(shared_by)
+    properties.location = place
+    return properties
+
+
 def create_allocation(undo: ExitStack, place: Any, size_bytes: int, shared_by: str = "NONE") -> tuple[Any, int]:
     """Make physical memory; return the driver's handle and the size, rounded up to the minimum granularity.
 
@@ -169,10 +206,7 @@ def create_allocation(undo: ExitStack, place: Any, size_bytes: int, shared_by: s
         The :func:`handle_type` that other processes are to open it by.
     """
     cuda = bindings()
-    properties = cuda.CUmemAllocationProp()
-    properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.requestedHandleTypes = handle_type(shared_by)
-    properties.location = place
+    properties = _allocation_properties(place, shared_by)
     minimum = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     granularity: int = call("cuMemGetAllocationGranularity", properties, minimum)
     padded = round_up(size_bytes, granularity)

@@ -95,3 +95,13 @@ class BufferCost:
     allocate_ms: float
     first_touch_ms: float | None = None
     """The first time that all of it was written."""
+    granularity_bytes: int | None = None
+    """Of cuMemCreate memory: the minimum of cuMemGetAllocationGranularity, of which its size is a multiple. The driver
+    names none for other memory."""
+    recommended_granularity_bytes: int | None = None
+    """The recommended one."""
+    page_bytes: int | None = None
+    """Of memory that the process has mapped itself, the kernel's page size (KernelPageSize in ``/proc/self/smaps``);
+    ``None`` where the driver has chosen the pages."""
+    huge_bytes: int | None = None
+    """How much of such memory lies in transparent huge pages (AnonHugePages), once all of it is written."""

@@ -19,6 +19,12 @@ class MemoryKind(StrEnum):
     """cuMemHostAlloc, by a thread bound to the node."""
     REGISTERED = "registered"
     """mmap, bound to the node, then cuMemHostRegister."""
+    HUGETLB = "hugetlb"
+    """mmap of huge pages (MAP_HUGETLB, hugetlbfs), bound to the node, then cuMemHostRegister."""
+    THP = "thp"
+    """mmap, advised to be transparent huge pages (MADV_HUGEPAGE), bound to the node, then cuMemHostRegister."""
+    MANAGED = "managed"
+    """cuMemAllocManaged, preferred on the node, mapped by the GPUs, and first written by threads on the node."""
     SYSTEM = "system"
     """mmap, bound to the node, and nothing else: only GPUs with access to pageable memory reach it."""
     REGISTERS = "registers"
@@ -33,6 +39,9 @@ HOST_NAMES = {
     MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
     MemoryKind.PINNED: "pinned",
     MemoryKind.REGISTERED: "registered",
+    MemoryKind.HUGETLB: "hugetlb",
+    MemoryKind.THP: "THP",
+    MemoryKind.MANAGED: "managed",
     MemoryKind.SYSTEM: "system",
 }
 """Memory of the host as people call it."""

@@ -34,6 +34,8 @@ class WaiverKind(StrEnum):
     """Fabric handles need an IMEX channel that this process may use."""
     UNSUPPORTED_MEMORY = "unsupported-memory"
     """A GPU reports that it cannot use a kind of host memory, or share it."""
+    NO_PAGES = "no-pages"
+    """The kernel has no huge pages of a kind, or too few that are free."""
     UNSUPPORTED_HANDLE = "unsupported-handle"
     """A GPU reports that it does not support a kind of handle."""
     UNSUPPORTED_ENGINE = "unsupported-engine"

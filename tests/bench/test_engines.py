@@ -6,7 +6,7 @@ import pytest
 
 from egmctl.bench.case import Processes
 from egmctl.bench.registry import CASES
-from egmctl.model.measurement import Engine, Quantity, Verification
+from egmctl.model.measurement import Engine, MemoryKind, Quantity, Verification
 from tests.bench.test_run import FEW, Bench, bench
 
 pytest_plugins = ["tests.fake.plugin"]
@@ -16,9 +16,12 @@ __all__ = ["bench"]
 BANDWIDTHS = [
     case.name
     for case in CASES
-    if case.quantity is Quantity.BANDWIDTH and case.engine is not Engine.CPU and case.processes is Processes.ONE
+    if case.quantity is Quantity.BANDWIDTH
+    and case.engine is not Engine.CPU
+    and case.processes is Processes.ONE
+    and MemoryKind.HUGETLB not in (case.source, case.destination)
 ]
-"""Of one process: those of several have their own tests."""
+"""Of one process: those of several have their own tests. Huge pages are the kernel's: ``test_pages.py``."""
 NODE = ("bench", "--numa", "1", "--gpus", "1-3", *FEW)
 """Two of these GPUs have that node as their own."""
 
@@ -35,7 +38,8 @@ def test_every_bandwidth_is_measured_and_verified_and_everything_given_back(benc
         reading = m["engine"] == Engine.SM_READ
         assert m["verification"] == (Verification.CHECKSUM_EVERY_SAMPLE if reading else Verification.GPU_EVERY_SAMPLE)
         assert len(m["flows_gb_s"]) == len(m["flows"]) == len(m["seeds"])
-        pageable = "system" in (end["memory"] for flow in m["flows"] for end in (flow["source"], flow["destination"]))
+        kinds = {end["memory"] for flow in m["flows"] for end in (flow["source"], flow["destination"])}
+        pageable = bool({"system", "managed"} & kinds)
         assert m["gating"] == ("none" if pageable and m["engine"] == Engine.COPY_ENGINE else "kernel")
     assert run.node.leaks() == []
 

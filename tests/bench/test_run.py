@@ -178,7 +178,7 @@ class TestOnAnEgmNode:
         assert {call.arguments["handle"] for call in created} == {"NONE"}
         asked = run.node.calls("cuMemGetAllocationGranularity")
         assert {(call.arguments["location"], call.arguments["option"]) for call in asked} == {
-            ("HOST_NUMA:1", "MINIMUM")
+            ("HOST_NUMA:1", option) for option in ("MINIMUM", "RECOMMENDED")
         }
 
     @pytest.mark.long

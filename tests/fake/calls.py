@@ -57,6 +57,7 @@ _PAIRS: Mapping[str, tuple[str, str, int]] = {
     "cuMemAlloc": ("memory", "address", 1),
     "cuMemAllocAsync": ("memory", "address", 1),
     "cuMemAllocFromPoolAsync": ("memory", "address", 1),
+    "cuMemAllocManaged": ("memory", "address", 1),
     "cuMemFree": ("memory", "address", -1),
     "cuMemFreeAsync": ("memory", "address", -1),
     "cuMemHostAlloc": ("pinned memory", "address", 1),

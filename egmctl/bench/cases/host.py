@@ -180,5 +180,8 @@ CASES = (
     *at_once(*_PINNED),
     *one_sided(*_PINNED),
     *copies("registered", MemoryKind.REGISTERED, "registered memory (cuMemHostRegister)", "host"),
+    *copies("hugetlb", MemoryKind.HUGETLB, "registered memory of huge pages (MAP_HUGETLB)", "host"),
+    *copies("thp", MemoryKind.THP, "registered memory of transparent huge pages (MADV_HUGEPAGE)", "host"),
+    *copies("managed", MemoryKind.MANAGED, "managed memory on a NUMA node (cuMemAllocManaged)", "host"),
     *copies("system", MemoryKind.SYSTEM, "plain memory (malloc)", "host"),
 )

@@ -12,6 +12,7 @@ from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import too_large
 from egmctl.bench.plan.busy import busy_waiver, in_use
 from egmctl.bench.plan.flows import Ends, endpoint, initiator, tasks_of
+from egmctl.bench.plan.pages import pages_waiver
 from egmctl.bench.plan.pairs import Pair, picked
 from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.plan.ranks import flow_of, handle_waiver, local_path, node_flows, ranks_of
@@ -219,6 +220,8 @@ def _planned_tasks(
             # Who uses a GPU that this process cannot use either is nobody's matter here.
             waivers += [busy_waiver(gpu) for gpu in made.gpus if of_gpus[gpu.bus_id] is None]
         planned = planned_task(case, made, settings, waivers)
+        if planned.waiver is None and (why_not := pages_waiver(machine, planned.task, made.gpus)) is not None:
+            planned = replace(planned, waivers=(why_not,))
         if case.footprint is not None and planned.waiver is None:
             planned = replace(planned, waivers=too_large(machine, planned.task, settings.memory_percent))
         yield planned

@@ -22,6 +22,9 @@ _NEEDS_ATTRIBUTE = {
     MemoryKind.HOST_NUMA_POOL: "HOST_NUMA_MEMORY_POOLS_SUPPORTED",
     MemoryKind.PINNED: "CAN_MAP_HOST_MEMORY",
     MemoryKind.REGISTERED: "HOST_REGISTER_SUPPORTED",
+    MemoryKind.HUGETLB: "HOST_REGISTER_SUPPORTED",
+    MemoryKind.THP: "HOST_REGISTER_SUPPORTED",
+    MemoryKind.MANAGED: "CONCURRENT_MANAGED_ACCESS",
     MemoryKind.SYSTEM: "PAGEABLE_MEMORY_ACCESS",
 }
 """The device attribute that is 0 where a GPU cannot use a kind of host memory."""

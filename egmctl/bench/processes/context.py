@@ -15,12 +15,15 @@ from egmctl.bench.processes.protocol import Preparation
 from egmctl.bench.processes.stopwatch import Stopwatch
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
+from egmctl.facts.pages import NoPages, huge_page_bytes
 from egmctl.facts.placement import Before
 from egmctl.gpu.context import Context
 from egmctl.gpu.counters import GpuCounters
 from egmctl.gpu.handles import SharedMemory
 from egmctl.gpu.host_memory import (
     HostNumaPoolMemory,
+    ManagedMemory,
+    Pages,
     PinnedMemory,
     RegisteredMemory,
     SystemMemory,
@@ -32,6 +35,8 @@ from egmctl.gpu.program import Kernels, NoCompiler
 from egmctl.gpu.results import Results
 from egmctl.gpu.timing import Gate, NoGate, Stream, choose_gate
 from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Placement, Verification
+from egmctl.model.memory import HOST_NAMES
+from egmctl.units import format_size
 
 
 class _Closable(Protocol):
@@ -290,9 +295,12 @@ class WorkerContext:
             return HostNumaMemory(node.id, buffer.size_bytes, contexts)
         if end.memory is MemoryKind.HOST_NUMA_POOL:
             return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts)
+        if end.memory is MemoryKind.MANAGED:
+            return ManagedMemory(node, buffer.size_bytes, contexts)
         # Portable memory can be made through any context.
-        kind = PinnedMemory if end.memory is MemoryKind.PINNED else RegisteredMemory
-        return kind(node, buffer.size_bytes, contexts[0])
+        if end.memory is MemoryKind.PINNED:
+            return PinnedMemory(node, buffer.size_bytes, contexts[0])
+        return _registered(end.memory, node, buffer.size_bytes, contexts[0])
 
     def _share(self, buffer: Buffer, handle: HandleKind) -> BufferMemory:
         """Make memory that other processes open, on this process' one GPU or on a NUMA node."""
@@ -303,3 +311,20 @@ class WorkerContext:
 
     def _keep(self, resource: T) -> T:
         return self._undo.enter_context(closing(resource))
+
+
+def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> RegisteredMemory:
+    """Return registered memory of usual or huge pages.
+
+    Raises
+    ------
+    NoPages
+        If the kernel has no such pages.
+    """
+    pages = Pages(transparent=memory is MemoryKind.THP)
+    if memory is MemoryKind.HUGETLB:
+        pages = Pages(hugetlb_bytes=huge_page_bytes(node.id, size_bytes))
+    try:
+        return RegisteredMemory(node, size_bytes, context, pages)
+    except OSError as error:
+        raise NoPages(f"mmap of {format_size(size_bytes)} of {HOST_NAMES[memory]} memory: {error.strerror}") from error

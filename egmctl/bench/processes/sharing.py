@@ -10,6 +10,7 @@ from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
 from egmctl.bench.processes.collective import CollectiveStep, close_all
 from egmctl.bench.processes.exchange import Item
+from egmctl.facts.pages import page_sizes
 from egmctl.gpu.handles import ImportedMemory
 from egmctl.model.measurement import BufferCost, Endpoint, Flow, Task
 
@@ -132,10 +133,15 @@ def _ends(task: Task, assigned: Sequence[FlowBuffers]) -> Iterator[_End]:
 
 def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
     memory = held.memory
+    pages = page_sizes(memory.address, memory.size_bytes) if memory.own_pages else None
     return BufferCost(
         label=buffer.end.label,
         memory=buffer.end.memory,
         size_bytes=memory.size_bytes,
         allocate_ms=memory.allocate_ms,
         first_touch_ms=held.first_touch_ms if memory.touch_ms is None else memory.touch_ms,
+        granularity_bytes=memory.granularity.minimum if memory.granularity else None,
+        recommended_granularity_bytes=memory.granularity.recommended if memory.granularity else None,
+        page_bytes=pages.page_bytes if pages else None,
+        huge_bytes=pages.huge_bytes if pages else None,
     )

@@ -153,7 +153,13 @@ def _rest(made: int, verdict: RunVerdict | None) -> str:
 
 
 _NOT_HERE = frozenset(
-    {WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.UNSUPPORTED_ENGINE, WaiverKind.REFUSED}
+    {
+        WaiverKind.UNSUPPORTED_MEMORY,
+        WaiverKind.NO_PAGES,
+        WaiverKind.UNSUPPORTED_HANDLE,
+        WaiverKind.UNSUPPORTED_ENGINE,
+        WaiverKind.REFUSED,
+    }
 )
 """What these GPUs and this driver do not have: nothing is missing there."""
 

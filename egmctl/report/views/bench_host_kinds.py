@@ -17,6 +17,9 @@ _KINDS = {
     MemoryKind.HOST_NUMA_POOL: "pool",
     MemoryKind.PINNED: "pinned",
     MemoryKind.REGISTERED: "registered",
+    MemoryKind.HUGETLB: "hugetlb",
+    MemoryKind.THP: "THP",
+    MemoryKind.MANAGED: "managed",
     MemoryKind.SYSTEM: "system",
 }
 

@@ -17,6 +17,9 @@ _MEMORY = {
     MemoryKind.HOST_NUMA_POOL: "NUMA pool",
     MemoryKind.PINNED: "pinned",
     MemoryKind.REGISTERED: "registered",
+    MemoryKind.HUGETLB: "hugetlb",
+    MemoryKind.THP: "THP",
+    MemoryKind.MANAGED: "managed",
     MemoryKind.SYSTEM: "system",
 }
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)

@@ -31,7 +31,7 @@ static int free_device(CUdeviceptr pointer)
     if (!pointer)
         return 0;
     struct region *region = region_find(pointer);
-    if (!region || region->base != pointer || (region->kind != REGION_DEVICE && region->kind != REGION_POOL))
+    if (!region || region->base != pointer || (region->kind != REGION_DEVICE && region->kind != REGION_POOL && region->kind != REGION_MANAGED))
         return CUDA_ERROR_INVALID_VALUE;
     /* cuMemFree waits for the work that may still use the memory. */
     int result = context_finish(region->context ? region->context : context);
@@ -58,14 +58,14 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     CALL("cuMemGetInfo", get_info(free_bytes, total), "free=%zu total=%zu", *free_bytes, *total);
 }
 
-static int alloc_host(void **pointer, size_t size)
+static int alloc_host(void **pointer, size_t size, int kind)
 {
     struct context *context;
     struct physical *physical;
     struct region *region;
     TRY(context_current(&context));
     TRY(physical_create(&physical, size, (CUmemLocation){CU_MEM_LOCATION_TYPE_HOST, 0}, context->gpu, 0));
-    int result = region_of_physical(&region, REGION_HOST, physical, size);
+    int result = region_of_physical(&region, kind, physical, size);
     physical_drop(physical);
     TRY(result);
     region->context = context;
@@ -76,12 +76,12 @@ static int alloc_host(void **pointer, size_t size)
 
 EXPORT CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned int flags)
 {
-    CALL("cuMemHostAlloc", alloc_host(pointer, size), "size=%zu flags=%u address=%p", size, flags, *pointer);
+    CALL("cuMemHostAlloc", alloc_host(pointer, size, REGION_HOST), "size=%zu flags=%u address=%p", size, flags, *pointer);
 }
 
 EXPORT CUresult cuMemAllocHost_v2(void **pointer, size_t size)
 {
-    CALL("cuMemAllocHost", alloc_host(pointer, size), "size=%zu address=%p", size, *pointer);
+    CALL("cuMemAllocHost", alloc_host(pointer, size, REGION_HOST), "size=%zu address=%p", size, *pointer);
 }
 
 static int release_host(void *pointer, int kind, int otherwise)
@@ -136,4 +136,25 @@ static int device_pointer(CUdeviceptr *device, void *pointer)
 EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned int flags)
 {
     CALL("cuMemHostGetDevicePointer", device_pointer(device, pointer), "flags=%u address=%p", flags, pointer);
+}
+
+/* Managed memory: pages of the host that every GPU reaches, and that never move here. */
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned int flags)
+{
+    CALL("cuMemAllocManaged", alloc_host((void **)pointer, size, REGION_MANAGED), "size=%zu flags=%u address=0x%llx", size,
+         flags, *pointer);
+}
+
+static int advise(CUdeviceptr pointer, size_t size)
+{
+    struct context *context;
+    TRY(context_current(&context));
+    const struct region *region = region_find(pointer);
+    return region && region->kind == REGION_MANAGED && size <= region->size ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t size, int advice, CUmemLocation location)
+{
+    CALL("cuMemAdvise", advise(pointer, size), "advice=%d location=%d:%d size=%zu address=0x%llx", advice, location.type,
+         location.id, size, pointer);
 }

@@ -10,7 +10,7 @@
  * name, the NVML queries of egmctl.facts. What real drivers answer where they refuse follows what was measured on H200s.
  *
  * Not modelled: sharing of a link (streams that run at once each get the whole of it), caches, graphs, textures,
- * multicast, host callbacks, managed memory, work that goes on without the host ever waiting for it (a stream runs
+ * multicast, host callbacks, work that goes on without the host ever waiting for it (a stream runs
  * when something synchronises or queries), memory that other processes hold.
  *
  * Each exported function is one CALL(): it counts the call, looks at the fault plan, does the work under one lock and

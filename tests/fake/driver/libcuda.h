@@ -77,7 +77,7 @@ struct mapping {
 };
 
 struct region {
-    enum { REGION_DEVICE, REGION_RESERVED, REGION_HOST, REGION_REGISTERED, REGION_POOL, REGION_IPC } kind;
+    enum { REGION_DEVICE, REGION_RESERVED, REGION_HOST, REGION_REGISTERED, REGION_POOL, REGION_IPC, REGION_MANAGED } kind;
     uintptr_t base, shadow;
     size_t size;      /* as asked for: what bounds are checked against */
     size_t span;      /* whole pages */

@@ -164,6 +164,7 @@ static bool may(const struct region *region, const struct mapping *mapping, int 
         flags = pool_access(region->pool, gpu);
         break;
     case REGION_HOST:
+    case REGION_MANAGED:
         return true;
     default:
         break;

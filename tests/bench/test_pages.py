@@ -1,0 +1,178 @@
+"""Host memory of huge and of managed pages: where it is waived and why, what it is made of, and that all comes back."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.plan.pages import MANAGED_SHARE
+from egmctl.bench.suites import select_cases
+from egmctl.facts import pages as facts
+from egmctl.facts import replay
+from egmctl.gpu.host_memory import Pages, SystemMemory
+from egmctl.gpu.numa import Node
+from egmctl.model.host import HugePages
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Settings
+from egmctl.model.waiver import Waiver, WaiverKind
+from egmctl.units import GIB, MIB
+from tests.bench.test_run import FEW, Bench, bench
+from tests.facts.sysroot import Tree
+
+pytest_plugins = ["tests.fake.plugin"]
+
+__all__ = ["bench"]
+
+H200 = replay.load("hgx-h200x4")
+ONE_GPU = ("bench", "--numa", "1", "--gpus", "2", *FEW)
+CASES = ("thp_to_device_memcpy_ce", "device_to_managed_memcpy_ce", "managed_to_device_memcpy_sm")
+
+
+def host(machine: Machine, **changes: Any) -> Machine:
+    assert machine.host is not None
+    return replace(machine, host=replace(machine.host, **changes))
+
+
+def waiver(machine: Machine, case: str, size_bytes: int = 512 * MIB) -> Waiver | None:
+    settings = Settings(size_bytes=size_bytes, copies=None, samples=3, timeout_s=60)
+    (planned,) = make_plan(machine, (machine.gpus or ())[:1], [0], select_cases([case]), settings).tasks
+    return planned.waivers[0] if planned.waivers else None
+
+
+class TestPlan:
+    def test_without_free_huge_pages_hugetlb_memory_is_waived_and_says_how_many_there_are(self) -> None:
+        found = waiver(host(H200, huge_pages=(HugePages(page_size_bytes=2 * MIB, total=8, free=7),)), "hugetlb_to_*_ce")
+        assert found is not None
+        assert found.kind is WaiverKind.NO_PAGES
+        assert found.reason == ("too few huge pages are free for 512 MiB: 7 of 2 MiB (HugePages_Free, vm.nr_hugepages)")
+
+    @pytest.mark.parametrize("pool", [(2 * MIB, 256), (GIB, 1)])
+    def test_any_pool_that_is_large_enough_will_do(self, pool: tuple[int, int]) -> None:
+        page, free = pool
+        machine = host(H200, huge_pages=(HugePages(page_size_bytes=page, total=free, free=free),))
+        assert waiver(machine, "hugetlb_to_*_ce") is None
+
+    def test_where_nobody_has_looked_it_is_tried(self) -> None:
+        assert waiver(host(H200, huge_pages=None), "hugetlb_to_*_ce") is None
+
+    def test_transparent_huge_pages_that_are_off_are_waived(self) -> None:
+        found = waiver(host(H200, transparent_huge_pages="never"), "thp_to_*_ce")
+        assert found is not None
+        assert found.kind is WaiverKind.NO_PAGES
+        assert waiver(host(H200, transparent_huge_pages="madvise"), "thp_to_*_ce") is None
+
+    def test_managed_memory_is_a_small_part_of_what_is_free_on_the_gpu(self) -> None:
+        assert H200.gpus is not None
+        nvml = H200.gpus[0].nvml
+        assert nvml is not None
+        assert nvml.memory_total_bytes is not None
+        free = nvml.memory_total_bytes - (nvml.memory_used_bytes or 0)
+        machine = host(H200, memory_available_bytes=1 << 42)
+        assert waiver(machine, "managed_to_*_ce", 512 * MIB) is None
+        found = waiver(machine, "managed_to_*_ce", (free // MANAGED_SHARE // MIB + 1) * MIB)
+        assert found is not None
+        assert found.kind is WaiverKind.NO_ROOM
+        assert "managed memory" in found.reason
+
+    def test_a_gpu_without_concurrent_managed_access_is_waived_for_it(self) -> None:
+        assert H200.gpus is not None
+        gpu = H200.gpus[0]
+        assert gpu.cuda is not None
+        attributes = {**gpu.cuda.attributes, "CONCURRENT_MANAGED_ACCESS": 0}
+        machine = replace(H200, gpus=(replace(gpu, cuda=replace(gpu.cuda, attributes=attributes)), *H200.gpus[1:]))
+        found = waiver(machine, "managed_to_*_ce")
+        assert found is not None
+        assert found.kind is WaiverKind.UNSUPPORTED_MEMORY
+        assert "CONCURRENT_MANAGED_ACCESS is 0" in found.reason
+
+
+class TestRun:
+    def test_every_kind_is_measured_verified_and_given_back(self, bench: Bench) -> None:
+        found = bench(*ONE_GPU, *(word for case in CASES for word in ("--case", case)))
+        assert (found.code, found.statuses()) == (0, ["ok"] * 3), found.reasons()
+        advice = [(c.arguments["advice"], c.arguments["location"]) for c in found.node.calls("cuMemAdvise")]
+        # Preferred on the node (3, a location of type 3), mapped by the GPU (5, of type 1).
+        assert set(advice) == {("3", "3:1"), ("5", "1:2")}
+        assert {m["gating"] for m in found.result["measurements"]} == {"kernel", "none"}
+        assert found.node.leaks() == []
+
+    def test_granularity_and_pages_of_buffers_are_in_the_result(self, bench: Bench) -> None:
+        found = bench(*ONE_GPU, "--case", "host_numa_to_device_memcpy_ce")
+        costs = [cost for m in found.result["measurements"] for cost in m["costs"]]
+        told = {c["memory"]: (c["granularity_bytes"], c["recommended_granularity_bytes"]) for c in costs}
+        assert told == {"host-numa": (2 * MIB, 2 * MIB), "device": (None, None)}
+
+    def test_a_kernel_without_huge_pages_waives_what_needs_them(self, bench: Bench) -> None:
+        found = bench(*ONE_GPU, "--case", "hugetlb_to_device_memcpy_ce")
+        assert found.statuses() == ["waived"]
+        assert found.result["measurements"][0]["waivers"][0]["kind"] == "no-pages"
+        assert found.node.leaks() == []
+
+    @pytest.mark.parametrize(
+        ("call", "stays"),
+        [("cuMemAllocManaged", set()), ("cuMemAdvise", set()), ("cuMemHostRegister", set()), ("cuMemFree", {"memory"})],
+    )
+    def test_each_call_that_fails_is_named_and_the_rest_is_given_back(
+        self, bench: Bench, call: str, stays: set[str]
+    ) -> None:
+        found = bench(*ONE_GPU, *(word for case in CASES for word in ("--case", case)), faults=f"{call}@1=error:719")
+        assert found.code == 4
+        said = " ".join([*found.reasons(), *found.result["problems"]])
+        assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in said
+        assert {line.split(": ")[1].split()[0] for line in found.node.leaks()} <= stays
+
+    @pytest.mark.parametrize("case", ["device_to_thp_memcpy_ce", "device_to_managed_memcpy_ce"])
+    def test_a_byte_that_arrives_wrong_is_found(self, bench: Bench, case: str) -> None:
+        found = bench(*ONE_GPU, "--case", case, faults="cuMemcpyAsync@3=corrupt:100")
+        assert (found.code, found.statuses()) == (1, ["corrupt"])
+
+
+class TestPages:
+    def test_the_kernel_says_what_a_mapping_is_made_of(self) -> None:
+        memory = SystemMemory(Node(0), 8 * MIB, Pages(transparent=True))
+        try:
+            found = facts.page_sizes(memory.address, memory.size_bytes)
+            assert found is not None
+            assert found.page_bytes == mmap.PAGESIZE
+            assert found.huge_bytes is not None
+            assert 0 <= found.huge_bytes <= 8 * MIB
+            assert ctypes.string_at(memory.address, 8 * MIB) == bytes(8 * MIB)
+        finally:
+            memory.close()
+
+    def test_the_smallest_huge_pages_of_which_a_node_has_enough_are_taken(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        tree = Tree(tmp_path)
+        for kib, free in ((2048, 100), (1048576, 2)):
+            tree.write(f"/sys/devices/system/node/node1/hugepages/hugepages-{kib}kB/free_hugepages", f"{free}\n")
+        monkeypatch.setenv("EGMCTL_SYSROOT", str(tmp_path))
+        assert facts.huge_page_bytes(1, 200 * MIB) == 2 * MIB
+        assert facts.huge_page_bytes(1, 201 * MIB) == GIB
+        with pytest.raises(facts.NoPages, match="NUMA node 1 has too few free huge pages for 3 GiB: 100 of"):
+            facts.huge_page_bytes(1, 3 * GIB)
+        with pytest.raises(facts.NoPages, match="NUMA node 0"):
+            facts.huge_page_bytes(0, MIB)
+
+    @pytest.mark.parametrize(("page", "order"), [(2 * MIB, 21), (GIB, 30)])
+    def test_a_mapping_of_huge_pages_names_their_size_and_is_a_whole_number_of_them(
+        self, monkeypatch: pytest.MonkeyPatch, page: int, order: int
+    ) -> None:
+        asked: dict[str, int] = {}
+
+        def refused(_fd: int, size: int, *, flags: int) -> None:
+            asked.update(size=size, flags=flags)
+            raise OSError(12, "Cannot allocate memory")
+
+        monkeypatch.setattr(mmap, "mmap", refused)
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            SystemMemory(Node(0), 3 * MIB, Pages(hugetlb_bytes=page))
+        assert asked["size"] == -(-3 * MIB // page) * page
+        assert asked["flags"] >> 26 == order
+        assert asked["flags"] & 0x40000
