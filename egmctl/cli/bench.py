@@ -124,7 +124,7 @@ def bench(
     if job is None:
         outputs.check()
     if machine is not None and measuring:
-        raise UsageError("--machine cannot be measured: use it with --list or --dry-run")
+        raise UsageError("--machine: a recorded machine cannot be measured; use it with --list or --dry-run")
     if no_verdict and (strict or profile is not None):
         raise UsageError(f"--no-verdict and {'--strict' if strict else '--profile'} exclude each other")
     if no_journal and journal is not None:

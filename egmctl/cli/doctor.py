@@ -144,7 +144,7 @@ def doctor(
                 return render(shown, target.form, verbose=0 if terse else verbose, brief=terse, width=target.width)
 
             outputs.write(draw)
-    if diagnosis.nothing is not None:
+    if diagnosis.nothing is not None and not {target.form for target in outputs.targets} & {Form.TEXT, Form.JSON}:
         say(diagnosis.nothing)
     if found is not None and found.rank:
         return ExitCode.OK

@@ -18,7 +18,7 @@ from egmctl.model.finding import NODE, Evidence, Finding, Place, PlaceKind, Reme
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import RunReport
 from egmctl.model.waiver import WaiverKind
-from egmctl.units import format_size
+from egmctl.units import format_kernel_list, format_size
 
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
 """Ids of findings: a GPU that others use, one that cannot be used, one that CUDA_VISIBLE_DEVICES hides."""
@@ -108,15 +108,15 @@ def _others(gpu: GpuEvidence) -> tuple[str, Remedy] | None:
         return None
     pids = gpu.other_processes
     command = f"ps -o pid,user,etime,args -p {','.join(map(str, pids))}"
-    words = f"process {listed(pids)} used it while it was measured"
-    return words, Remedy(text="Measure again when the GPUs are idle; this shows who used them.", command=command)
+    words = f"in use by process {listed(pids)} while measured"
+    return words, Remedy(text="Measure again when the GPUs are idle.", command=command)
 
 
 def _slowed(gpu: GpuEvidence) -> tuple[str, Remedy] | None:
     slow = [SLOWDOWNS[reason] for reason in gpu.throttle_reasons or () if reason in SLOWDOWNS]
     if not slow:
         return None
-    words = f"clocks throttled while it was measured: {'; '.join(slow)}"
+    words = f"clocks throttled while measured: {'; '.join(slow)}"
     command = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
     return words, Remedy(text="Check fans, coolant and power supplies, then measure again.", command=command)
 
@@ -138,6 +138,10 @@ def _on_gpus(report: RunReport, check: str, sign: _Sign) -> Iterator[Seen]:
                 ids[words][gpu.label] = gpu.bus_id
                 numbers[words].add(number)
     for words, gpus in ids.items():
-        place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpus.values())), label=", ".join(gpus))
+        numbered = [label.removeprefix("GPU") for label in gpus]
+        label = ", ".join(gpus)
+        if all(map(str.isdecimal, numbered)):
+            label = f"GPU{format_kernel_list(set(map(int, numbered)))}"
+        place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpus.values())), label=label)
         finding = Finding(check=check, status=Status.WARN, summary=words, place=place, remedy=remedies[words])
         yield Seen(finding, frozenset(numbers[words]))

@@ -93,5 +93,5 @@ def test_a_run_that_was_saved_without_its_causes_is_explained_by_what_it_holds(t
     path.write_bytes(gzip.decompress((ROOT / "tests/data/runs/beside-traffic.json.gz").read_bytes()))
     assert "causes" not in json.loads(path.read_text())["result"]
     told = " ".join(run("show", path).out.split())
-    assert "process 1066 used it" in told.partition("CAUSE")[0]
+    assert "in use by process 1066" in told.partition("CAUSE")[0]
     assert "nothing that was read explains it" not in told

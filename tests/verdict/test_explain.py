@@ -113,7 +113,7 @@ def test_links_down_do_not_explain_what_is_not_slow() -> None:
     ("seen", "check", "words"),
     [
         ({"throttle_reasons": ("hw-thermal-slowdown",)}, "bench.throttled", "hardware thermal slowdown"),
-        ({"other_processes": (1066, 1067)}, "bench.other-processes", "process 1066, 1067 used it"),
+        ({"other_processes": (1066, 1067)}, "bench.other-processes", "in use by process 1066, 1067 while measured"),
     ],
 )
 def test_what_a_gpu_showed_meanwhile_explains_the_paths_that_it_showed_it_on(

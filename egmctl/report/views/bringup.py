@@ -8,6 +8,7 @@ from dataclasses import replace
 from egmctl.compat import assert_never
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
 from egmctl.model.finding import Finding, Status
+from egmctl.model.machine import OriginKind
 from egmctl.report.document import (
     Block,
     Command,
@@ -193,6 +194,8 @@ def _next_step(bringup: Bringup, gap: Gap) -> str:
         case GapKind.BROKE:
             return "run it again; 'egmctl bench --quick' shows each path"
         case GapKind.NOT_MEASURED:
+            if bringup.machine.origin.kind is OriginKind.LIVE and not bringup.machine.gpus:
+                return "run it where the GPUs are; if they are here, 'egmctl topo' says what is missing"
             return "run 'egmctl bringup' on the node itself, where its GPUs can be used"
         case GapKind.WAIVED:
             return "run it again when all GPUs are free and can be used from here"
