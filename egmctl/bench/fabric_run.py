@@ -72,14 +72,16 @@ def measure_here(
 
 
 def alone(machine: Machine, chosen: Sequence[Gpu]) -> RankLayout:
-    """Return the ranks of a run on one node."""
+    """Return the ranks of a run on one node, those of GPUs that cannot be used last."""
     visible = cuda_visible(machine)
-    usable = [gpu for gpu in chosen if gpu_waiver(machine, gpu, visible) is None]
+    waivers = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in chosen}
+    ordered = sorted(chosen, key=lambda gpu: waivers[gpu.bus_id] is not None)
     ranks = (
         Rank(number=number, label=f"GPU{gpu.index}", bus_id=gpu.bus_id, numa_node=nearest_node(machine, gpu), host="")
-        for number, gpu in enumerate(usable)
+        for number, gpu in enumerate(ordered)
     )
-    return RankLayout(tuple(ranks), {"": machine})
+    stopped = {n: waiver for n, gpu in enumerate(ordered) if (waiver := waivers[gpu.bus_id]) is not None}
+    return RankLayout(tuple(ranks), {"": machine}, left_out=stopped)
 
 
 def measure_job(

@@ -18,6 +18,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import Grade
 from egmctl.report.document import plain
 from egmctl.report.views.bringup import root_of, verdict
+from egmctl.report.views.causes import asked_words
 from egmctl.saved import Saved
 from egmctl.topology.missing import missing
 from egmctl.topology.platform import platform
@@ -116,8 +117,9 @@ def _bench_lines(report: RunReport) -> tuple[Line, ...]:
 def _cause_lines(report: RunReport) -> Iterator[Line]:
     """Yield what explains a run: each cause once, or that nothing that was read does."""
     for cause in report.causes:
-        key = " ".join(filter(None, ("cause", cause.finding.check, cause.finding.place.label)))
-        value = f"{cause.finding.summary}; explains {len(cause.explains)} of {len(report.measurements)} measurements"
+        key = " ".join(filter(None, ("cause", cause.finding.check, cause.node, cause.finding.place.label)))
+        value = f"{cause.finding.summary}{asked_words(cause)}; "
+        value += f"explains {len(cause.explains)} of {len(report.measurements)} measurements"
         yield Line(key=key, value=value, status="" if cause.status is finding.Status.NOTE else cause.status.value)
     if report.verdict is not None and report.verdict.grade is Grade.FAIL and not report.causes:
         yield Line(key="cause", value="nothing that was read explains it", status="fail")

@@ -8,14 +8,20 @@ from itertools import permutations
 
 import pytest
 
+from egmctl.bench.fabric_run import alone
+from egmctl.bench.plan import Plan
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import RankLayout, modelled
 from egmctl.bench.registry import FABRIC_CASES
 from egmctl.errors import NothingToDo
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import HandleKind, Settings, Task
+from egmctl.model.measurement import HandleKind, Settings, Status, Task, finish
 from egmctl.model.route import Egm
+from egmctl.model.waiver import WaiverKind
 from egmctl.report.route_words import route_words
+from egmctl.verdict.explain import with_causes
+from tests.bench.reports import report
+from tests.doctor.machines import patched
 from tests.fake.machines import with_imex_channel
 from tests.fake.node import load
 
@@ -132,3 +138,47 @@ def test_host_memory_of_a_node_that_states_no_numa_node_is_waived_and_everything
     assert waived["fabric_host_numa_write_sm"] == waived["fabric_host_numa_read_ce"]
     assert "has no NUMA node that has memory" in str(waived["fabric_host_numa_write_sm"])
     assert "fabric_device_write_ce" not in waived
+
+
+class TestAGpuThatCannotBeUsed:
+    """Of a run on one node GPU1 has MIG on: it has no process, and it is not passed over in silence."""
+
+    MACHINE = patched(with_imex_channel(load("gb200-nvl72")), "gpus[1].nvml", mig_mode=True)
+    LAYOUT = alone(MACHINE, MACHINE.gpus or ())
+
+    def planned(self, *cases: str) -> Plan:
+        return make_fabric_plan(self.LAYOUT, [one for one in FABRIC_CASES if one.name in cases], SETTINGS)
+
+    def test_its_paths_are_waived_and_it_has_no_process(self) -> None:
+        plan = self.planned("fabric_device_write_ce")
+        assert [rank.label for rank in plan.ranks] == ["GPU0", "GPU2", "GPU3"]
+        assert [gpu.label for gpu in plan.gpus] == ["GPU0", "GPU1", "GPU2", "GPU3"]
+        waived = [planned for planned in plan.tasks if planned.waivers]
+        assert len(waived) == 6
+        assert all("GPU1" in planned.task.path for planned in waived)
+        assert {waiver.kind for planned in waived for waiver in planned.waivers} == {WaiverKind.GPU_UNUSABLE}
+        assert {planned.waiver for planned in waived} == {"GPU1: MIG is on: it can only be used in parts"}
+        started = {rank for number in range(len(plan.tasks)) for rank in plan.tasks[number].task.ranks}
+        assert started == set(range(4)), "the last one is GPU1, which no step has"
+        assert all(3 not in plan.tasks[number].task.ranks for step in plan.steps for number in step.tasks)
+
+    def test_patterns_of_all_are_of_those_that_can(self) -> None:
+        (ring,) = self.planned("fabric_device_ring_write_ce").tasks
+        assert ring.waiver is None
+        assert [flow.source.label for flow in ring.task.flows] == ["GPU0", "GPU2", "GPU3"]
+
+    def test_of_two_one_is_not_enough_and_says_why(self) -> None:
+        machine = patched(patched(self.MACHINE, "gpus[2].nvml", mig_mode=True), "gpus[3].nvml", mig_mode=True)
+        cases = [one for one in FABRIC_CASES if one.name in ("fabric_device_write_ce", "fabric_device_ring_write_ce")]
+        plan = make_fabric_plan(alone(machine, machine.gpus or ()), cases, SETTINGS)
+        assert plan.tasks
+        assert all(planned.waivers for planned in plan.tasks)
+        assert plan.steps == ()
+
+    def test_that_it_was_asked_for_is_a_failure_of_the_run(self) -> None:
+        plan = self.planned("fabric_device_write_ce")
+        status = {False: Status.OK, True: Status.WAIVED}
+        found = [finish(one.task, status[bool(one.waivers)], waivers=one.waivers) for one in plan.tasks]
+        made = replace(report(plan, found), ranks=plan.ranks, machines=(self.MACHINE,))
+        (cause,) = with_causes(made, asked=[gpu.bus_id for gpu in plan.gpus]).causes
+        assert (cause.finding.check, cause.asked) == ("gpu.mig", "GPU1")

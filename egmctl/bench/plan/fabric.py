@@ -70,15 +70,19 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     tasks = tuple(
         planned
         for case in cases
-        for planned in _each_link_once(make(case, flows) for flows in job_flows(case, ranks, met, sample))
+        # Of a pattern of all ranks that not all can take part in, nothing would be left.
+        for planned in _each_link_once(
+            make(case, flows)
+            for flows in job_flows(case, ranks if case.pattern in PAIRS else layout.taking_part, met, sample)
+        )
     )
     return Plan(
         settings=settings,
-        gpus=tuple(_bench_gpu(rank, layout.gpu(rank)) for rank in ranks),
+        gpus=tuple(_bench_gpu(rank, layout.gpu(rank)) for rank in sorted(ranks, key=_by_place(layout))),
         numa_nodes=(),
         tasks=tasks,
         steps=make_steps(slots(tasks, _of_ranks, by_link=False), serial=settings.serial, rounds=rounds),
-        ranks=tuple(ranks),
+        ranks=layout.taking_part,
         notes=tuple(_notes(layout, settings, sample, len(met))),
     )
 
@@ -96,6 +100,8 @@ def job_flows(
         Of patterns from or to one rank: that of so many ranks, evenly spread.
     """
     count = len(ranks)
+    if count < 2:
+        return
 
     def between(one: int, other: int) -> RankFlow:
         owner = ranks[other]
@@ -205,7 +211,15 @@ def _across(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
     return path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), memory)
 
 
+def _by_place(layout: RankLayout) -> Callable[[Rank], tuple[int, int]]:
+    """Return what orders ranks as people count GPUs: by node, then by index."""
+    nodes = {host: place for place, host in enumerate(layout.machines)}
+    return lambda rank: (nodes[rank.host or ""], layout.gpu(rank).index)
+
+
 def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings: Settings) -> Waiver | None:
+    if (stopped := layout.left_out.get(rank.number)) is not None:
+        return replace(stopped, rank=rank.number)
     machine, gpu = layout.machine(rank), layout.gpu(rank)
     if rank.number in layout.channels and machine.driver is not None:
         machine = replace(machine, driver=replace(machine.driver, imex_channels=layout.channels[rank.number]))

@@ -13,6 +13,7 @@ from egmctl.errors import NothingToDo, UsageError
 from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.measurement import Endpoint
 from egmctl.model.rank import Rank, node_names
+from egmctl.model.waiver import Waiver
 from egmctl.mpi.refusal import Refusal
 from egmctl.topology.links import cpu_node_ids
 from egmctl.units import printable
@@ -27,6 +28,13 @@ class RankLayout:
     """By the name of the host."""
     channels: Mapping[int, tuple[DeviceNode, ...] | None] = field(default_factory=dict)
     """IMEX channels as each rank sees them, where that is not what its node's facts say."""
+    left_out: Mapping[int, Waiver] = field(default_factory=dict)
+    """Of the GPUs that were chosen and cannot be used: the last ranks, which get no process."""
+
+    @property
+    def taking_part(self) -> tuple[Rank, ...]:
+        """The ranks that get a process."""
+        return self.ranks[: len(self.ranks) - len(self.left_out)]
 
     def machine(self, rank: Rank) -> Machine:
         """Return the node that a rank is on."""

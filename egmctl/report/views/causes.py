@@ -19,9 +19,12 @@ _CAUSES = 3
 def cause_title(cause: RunCause) -> str:
     """Return what was found, on which node of several, and that its GPUs were asked for."""
     node = f"{cause.node}: " if cause.node else ""
-    # A check that fails because of --gpus says so itself.
-    asked = f", but --gpus names {cause.asked}" if cause.asked and cause.finding.status is not Found.FAIL else ""
-    return f"{node}{title(cause.finding)}{asked}"
+    return f"{node}{title(cause.finding)}{asked_words(cause)}"
+
+
+def asked_words(cause: RunCause) -> str:
+    """Return how a sentence on a cause goes on where GPUs were asked for; a check that fails then says so itself."""
+    return f", but --gpus names {cause.asked}" if cause.asked and cause.finding.status is not Found.FAIL else ""
 
 
 def cause_words(report: RunReport, cause: RunCause) -> str:
