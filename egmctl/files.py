@@ -47,6 +47,30 @@ def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
         raise EgmctlError(f"cannot write {printable(str(path))}: {error.strerror}") from error
 
 
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write all of it: a disk that has room for a part takes that part, and says so only when it is asked again.
+
+    Raises
+    ------
+    OSError
+        If not all of it was taken.
+    """
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def settle(descriptor: int) -> None:
+    """Have a network file system say now what it could not write: it tells of a full disk when a file is closed.
+
+    Raises
+    ------
+    OSError
+        If something that was written is lost.
+    """
+    os.close(os.dup(descriptor))
+
+
 def _write(target: Path, content: bytes, replace: bool) -> None:
     # A name of its own length: the file's own, and some letters more, may be too long.
     temporary = target.with_name(f".egmctl-{os.getpid()}-{time.monotonic_ns():x}.tmp")

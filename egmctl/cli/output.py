@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.files import link_target, next_free, state_folder, write_whole
+from egmctl.files import link_target, next_free, settle, state_folder, write_whole
 from egmctl.report.forms import SUFFIXES, Form
 from egmctl.units import printable
 
@@ -176,6 +176,9 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
+        # Replaced by a program that has no descriptor for it.
+        with contextlib.suppress(io.UnsupportedOperation):
+            settle(sys.stdout.fileno())
     except BrokenPipeError:
         discard_stdout()
     except OSError as error:

@@ -13,6 +13,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, BinaryIO
 
 from ClusterShell.Event import EventHandler
@@ -21,6 +22,7 @@ from ClusterShell.Worker.Exec import ExecClient, ExecWorker
 from ClusterShell.Worker.Ssh import SshClient
 
 from egmctl.errors import EgmctlError, ExitCode
+from egmctl.files import write_all
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.judge import OUTPUT_LIMIT, Ended, judge
 from egmctl.fleet.remote import KILL_AFTER_S, remote_line, remote_words
@@ -149,9 +151,8 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         try:
             task.resume()
         finally:
-            for node, talk in self._talks.items():
-                talk.file.close()
-                self._folder.discard(node)
+            for node in list(self._talks):
+                self._drop(node)
 
     def ev_pickup(self, worker: Any, node: str) -> None:  # noqa: ARG002
         try:
@@ -184,19 +185,24 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         talk.flooded = talk.size > OUTPUT_LIMIT
         if talk.flooded:
             return False
+        return self._taken(node, partial(write_all, talk.file.fileno(), chunk))
+
+    def _taken(self, node: str, step: Callable[[], None]) -> bool:
+        """Do something with the file of what a node sends; return whether that went well, else all of it is lost."""
         try:
-            talk.file.write(chunk)
+            step()
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._talks.pop(node).file.close()
-            self._lose(node, error)
+            self._drop(node)
+            self._fail(node, EgmctlError(f"cannot write {printable(str(self._folder.part(node)))}: {error.strerror}"))
             return False
         return True
 
-    def _lose(self, node: str, error: OSError) -> None:
-        """Take it that what a node sent could not be written."""
+    def _drop(self, node: str) -> None:
+        """Forget what a node sent so far."""
+        if (talk := self._talks.pop(node, None)) is not None:
+            with contextlib.suppress(OSError):
+                talk.file.close()
         self._folder.discard(node)
-        self._fail(node, EgmctlError(f"cannot write {printable(str(self._folder.part(node)))}: {error.strerror}"))
 
     def _fail(self, node: str, error: EgmctlError) -> None:
         """Take it that the folder takes no more: raised here it would tear down the engine under the other nodes."""
@@ -207,15 +213,11 @@ class _Fleet(EventHandler):  # type: ignore[misc]
 
     def ended(self, node: str, code: int, out_of_time: bool) -> None:
         """Judge a node whose launcher has ended."""
-        talk = self._talks.pop(node, None)
-        if talk is None:
+        talk = self._talks.get(node)
+        # A network file system tells of a full disk when a file is closed.
+        if talk is None or not self._taken(node, talk.file.close):
             return
-        try:
-            talk.file.close()
-        except OSError as error:
-            # NFS tells of a full disk here.
-            self._lose(node, error)
-            return
+        del self._talks[node]
         ended = Ended(
             node=node,
             code=code,

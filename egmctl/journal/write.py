@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl import __version__
-from egmctl.files import state_folder
+from egmctl.files import state_folder, write_all
 from egmctl.journal import events
 from egmctl.model.codec import to_json
 from egmctl.model.kernel_log import KernelEvent
@@ -94,9 +94,14 @@ class Journal:
 
     def close(self) -> None:
         """Leave the journal as it is."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            os.close(file)
+        except OSError as error:
+            # A network file system tells here what it could not write.
+            self.failure = self.failure or f"{self.path}: {error.strerror}"
 
     def _made(self) -> int | None:
         name = f"bench-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{os.getpid()}{events.SUFFIX}"
@@ -125,7 +130,8 @@ class Journal:
             self._fail(f"it is full at {FILE_LIMIT >> 20} MiB", line)
             return
         try:
-            self._size += os.write(self._file, line)
+            write_all(self._file, line)
+            self._size += len(line)
         except OSError as error:
             self._fail(error.strerror or "it cannot be written")
 
@@ -141,7 +147,7 @@ class Journal:
         self.failure = f"{self.path}: {why}"
         if self._file is not None and last:
             with contextlib.suppress(OSError):
-                os.write(self._file, last)
+                write_all(self._file, last)
         self.close()
 
 
@@ -198,10 +204,9 @@ def mention(path: Path) -> None:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return
-    try:
-        # The last line may be a part of one.
-        os.write(file, b"\n" + json.dumps({"event": events.MENTIONED}).encode() + b"\n")
-    except OSError:
-        return
-    finally:
-        os.close(file)
+    with contextlib.suppress(OSError):
+        try:
+            # The last line may be a part of one.
+            write_all(file, b"\n" + json.dumps({"event": events.MENTIONED}).encode() + b"\n")
+        finally:
+            os.close(file)

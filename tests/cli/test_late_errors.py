@@ -1,0 +1,208 @@
+"""What a network file system says only when a file is closed: nothing of it passes for written, nothing else is lost.
+
+NFS takes what is written, and answers for it at close(2) ("Dealing with error returns from close()" there). No such
+file system is here: the error is put where the command closes.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egmctl.cli.output import emit
+from egmctl.errors import EgmctlError
+from egmctl.files import write_all, write_whole
+from egmctl.fleet.folder import new_folder
+from egmctl.journal import write
+from egmctl.model.command import Command
+from tests.conftest import ROOT, command_environment
+from tests.fleet.lab import ANSWERS
+
+NUMBERS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+
+numbers = pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
+
+
+class LateFile(io.FileIO):
+    """A file that took all, and could not keep it."""
+
+    number = 0
+
+    def close(self) -> None:
+        closed = self.closed
+        super().close()
+        if not closed:
+            raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have every file that a path is opened for writing with fail when it is closed."""
+    real = Path.open
+
+    def fail_with(number: int) -> None:
+        def opened(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+            if mode not in ("xb", "r+b"):
+                return real(path, mode, *rest, **more)
+            raw = LateFile(path, mode.replace("b", ""))
+            raw.number = number
+            return io.BufferedWriter(raw)
+
+        monkeypatch.setattr(Path, "open", opened)
+
+    return fail_with
+
+
+@numbers
+def test_a_result_is_not_in_its_file_and_the_earlier_one_is(
+    tmp_path: Path, late: Callable[[int], None], number: int
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("earlier")
+    late(number)
+    with pytest.raises(EgmctlError, match=f"cannot write .*a.json: {os.strerror(number)}"):
+        write_whole(path, b"new")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.json", "earlier")]
+
+
+@numbers
+def test_a_result_that_its_disk_lost_goes_to_standard_output(
+    tmp_path: Path, late: Callable[[int], None], number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late(number)
+    with pytest.raises(EgmctlError, match="the result is on standard output"):
+        emit("the result", output=tmp_path / "a.txt", force=False)
+    assert capsys.readouterr().out == "the result\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@numbers
+def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[int], None], number: int) -> None:
+    folder = new_folder(tmp_path / "out", Command.DOCTOR, datetime.now(timezone.utc))
+    with folder.spool("node01") as file:
+        file.write(b"noise {}")
+    late(number)
+    with pytest.raises(EgmctlError, match=os.strerror(number)):
+        folder.keep("node01", b"{}")
+    assert not folder.holds("nodes/node01.json")
+
+
+@numbers
+def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    journal = write.Journal([tmp_path], str)
+    journal._file = journal._made()
+    journal.note("a note")
+    file, real = journal._file, os.close
+
+    def close(descriptor: int) -> None:
+        real(descriptor)
+        if descriptor == file:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "close", close)
+    journal.end(0)
+    assert journal.failure == f"{journal.path}: {os.strerror(number)}"
+    journal.note("nothing goes on after that")
+    assert journal.path is not None
+    write.mention(journal.path)
+
+
+@numbers
+def test_standard_output_is_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        duplicate: list[int] = []
+        dup, close = os.dup, os.close
+
+        def duplicated(descriptor: int) -> int:
+            duplicate.append(dup(descriptor))
+            return duplicate[0]
+
+        def fail(descriptor: int) -> None:
+            close(descriptor)
+            if duplicate == [descriptor]:
+                duplicate.clear()
+                raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "dup", duplicated)
+        monkeypatch.setattr(os, "close", fail)
+        with pytest.raises(EgmctlError, match=f"to standard output: {os.strerror(number)}"):
+            emit("{}", output=None, force=False)
+
+
+def test_a_disk_with_room_for_a_part_is_asked_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bytes] = []
+
+    def part(_: int, content: memoryview) -> int:
+        if sum(map(len, taken)) >= 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken.append(bytes(content[:2]))
+        return len(taken[-1])
+
+    monkeypatch.setattr(os, "write", part)
+    write_all(1, b"12345")
+    assert taken == [b"12", b"34", b"5"]
+    with pytest.raises(OSError, match="No space left"):
+        write_all(1, b"123")
+
+
+LATE_SPOOL = """
+import io, os, sys
+from egmctl.fleet import folder
+class Late(io.FileIO):
+    def close(self):
+        closed = self.closed
+        super().close()
+        if not closed:
+            raise OSError({number}, os.strerror({number}))
+real = folder.Folder.spool
+def spool(self, node):
+    file = real(self, node)
+    return Late(os.dup(file.fileno()), "w") if node == "node02" else file
+folder.Folder.spool = spool
+from egmctl.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.processes
+@numbers
+def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, number: int) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/srun").write_text(
+        '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do\n'
+        'case $1 in --nodelist=*) export NODE="${1#*=}" ;; esac; shift; done\n'
+        'PATH="${0%/bin/*}/node:$PATH" exec "$@"\n'
+    )
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node/egmctl").write_text(f"#!/bin/sh\n[ $NODE = node01 ] || sleep 1\n{ANSWERS}\n")
+    for name in ("bin/srun", "node/egmctl"):
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "late.py").write_text(LATE_SPOOL.format(number=number))
+    words = ("fleet", "doctor", "-w", "node[01-02]", "--launcher", "srun", "--json", "-o", "out")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "late.py"), *words],
+        cwd=tmp_path,
+        env=command_environment({"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    answers = {one["node"]: one for one in json.loads(done.stdout)["result"]["answers"]}
+    assert {node: one["reach"] for node, one in answers.items()} == {"node01": "answered", "node02": "lost"}
+    assert answers["node02"]["reason"].endswith(f"node02.part: {os.strerror(number)}")
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in (tmp_path / "out/nodes").iterdir()] == ["node01.json"]
