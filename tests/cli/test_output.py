@@ -18,7 +18,7 @@ from egmctl.report.forms import BENCH, Form
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.in_process import run
 
-SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom"
+SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom, .xml"
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def test_the_form_is_said_by_the_option_or_the_suffix(asked: dict[str, Any], nam
         ({"csv": True}, "a.txt", "--csv and the suffix of a.txt exclude each other; give one of them"),
         ({"form": Form.SVG}, "a.md", "--format svg and the suffix of a.md exclude each other; give one of them"),
         (
-            {"form": Form.JUNIT},
+            {"form": Form.NAGIOS},
             None,
-            "--format junit: no such format here; valid are text, json, csv, html, svg, md, prom",
+            "--format nagios: no such format here; valid are text, json, csv, html, svg, md, prom, junit",
         ),
         *(
             ({}, name, f"{name}: {found}; valid are {SUFFIXES_OF_BENCH}, or any with --format")
             for name, found in (
                 ("a.yaml", "the suffix '.yaml' names no format"),
-                ("a.xml", "the suffix '.xml' names no format"),
+                ("a.xls", "the suffix '.xls' names no format"),
                 ("result", "no suffix names the format"),
                 ("/dev/null", "no suffix names the format"),
             )
