@@ -17,6 +17,7 @@ from egmctl.bench.engines.chase import WARM_UP_LOADS
 from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.statistics import summarize
+from egmctl.bench.suites import select_cases
 from egmctl.facts import replay
 from egmctl.gpu import chase
 from egmctl.model.machine import Machine
@@ -111,6 +112,25 @@ class TestPlan:
         # To the nearer NUMA node, and through it to the other one.
         found = [task.task.flows[0].route for task in plan(DGX, 8, [0, 1])[name]]
         assert len(found) == len(set(found)) == routes
+
+    @pytest.mark.parametrize(("free", "largest"), [(128 * GIB, 32), (127 * GIB, 16), (2000 * GIB, 256), (None, 256)])
+    def test_the_hosts_footprints_go_as_far_as_what_is_free_allows(self, free: int | None, largest: int) -> None:
+        assert H200.host is not None
+        nodes = tuple(
+            replace(node, memory_free_bytes=free, memory_total_bytes=1 << 40) for node in H200.host.numa_nodes or ()
+        )
+        host = replace(H200.host, numa_nodes=nodes, memory_available_bytes=free, memory_total_bytes=1 << 40)
+        plan = make_plan(
+            replace(H200, host=host),
+            (H200.gpus or ())[:1],
+            [0],
+            select_cases(["host_numa_to_device_footprint_*"]),
+            Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60),
+        )
+        # What has no room is no task: nothing is missing, and no run is incomplete for it.
+        assert max(planned.task.size_bytes for planned in plan.tasks) == largest * GIB
+        assert all(planned.waiver is None for planned in plan.tasks)
+        assert plan.notes == ()
 
     def test_curves_begin_idle_and_footprints_in_the_cache(self) -> None:
         assert LOAD_BLOCKS_PEER[0] == 0

@@ -138,3 +138,15 @@ def test_an_addition_and_its_answer_take_about_what_a_load_takes(atomics: Found,
     for path in ("device_local", "device_to_device"):
         (added, *_), (loaded, *_) = atomics[f"{path}_atomic_round_trip"], found[f"{path}_latency_cached"]
         assert 0.5 < added["latency_ns"]["median"] / loaded["latency_ns"]["median"] < 4
+
+
+def test_footprints_of_the_host_go_as_far_as_what_is_free_allows(egmctl: RunEgmctl) -> None:
+    case = ("--case", "host_numa_to_device_footprint_*", "--gpus", "0", "--numa", "0", "--samples", "3")
+    ended = egmctl("bench", *case, "--json", timeout_s=500)
+    document = json.loads(ended.out)
+    assert ended.code == 0, ended.out[:3000]
+    measured = document["result"]["measurements"]
+    assert {m["status"] for m in measured} <= {"ok", "unstable", "waived"}, [m["reason"] for m in measured]
+    # What has no room above 16 GiB is no task; below it is waived with the reason.
+    assert all(m["size_bytes"] <= 16 << 30 for m in measured if m["status"] == "waived")
+    assert sum(m["status"] != "waived" for m in measured) >= 3

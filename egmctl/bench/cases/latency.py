@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from egmctl.bench.case import Case, End, Footprint
 from egmctl.model.measurement import Chase, ChaseOrder, Engine, MemoryKind, Pattern, Quantity
+from egmctl.model.memory import HOST_MEMORY
 from egmctl.units import GIB, MIB, format_size
 
 LOADS = 40_000
@@ -36,7 +37,13 @@ FOOTPRINTS_LOCAL = (
     512 * MIB,
     *(size * GIB for size in (1, 2, 4, 8, 16, 32, 64)),
 )
-FOOTPRINTS_HOST = tuple(size for size in FOOTPRINTS_LOCAL if size <= 16 * GIB)
+FOOTPRINTS_HOST = (
+    *(size for size in FOOTPRINTS_LOCAL if size <= 16 * GIB),
+    *(size * GIB for size in (32, 64, 128, 256)),
+)
+IF_ROOM_ABOVE_BYTES = 16 * GIB
+"""Host memory takes a third of a second a GiB to come by, and how much there is differs by a thousand times: footprints
+above this are measured where they have room, so that the reach of the TLB shows there."""
 _FITS_L2_BYTES = 32 * MIB
 """Footprints up to this are walked once before, as they fit the L2 cache of every supported GPU."""
 
@@ -140,7 +147,7 @@ def _footprints(word: str, memory: MemoryKind, pattern: Pattern, what: str, size
             pattern,
             f"latency of {what}: random lines of {format_size(size)}",
             _chase(warm=size <= _FITS_L2_BYTES, by_footprint=True),
-            Footprint(least_bytes=size),
+            Footprint(least_bytes=size, if_room=memory in HOST_MEMORY and size > IF_ROOM_ABOVE_BYTES),
             one_path=True,
         )
         for size in sizes

@@ -13,7 +13,7 @@ from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
 from egmctl.bench.plan.schedule import Step
 from egmctl.errors import UsageError
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Endpoint, Task
+from egmctl.model.measurement import Endpoint, Settings, Task
 from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.units import MIB, format_size
 
@@ -121,6 +121,24 @@ def too_large(machine: Machine, task: Task, share: int) -> tuple[Waiver, ...]:
     for peak, free in _excesses(peaks([[task]]), memory_of(machine), share):
         return (_no_room(f"it {_takes(peak, free, share)}"),)
     return ()
+
+
+def has_room(machine: Machine, task: Task, settings: Settings) -> bool:
+    """Say whether a task fits into half of what a run may take, so that nothing else becomes smaller for it.
+
+    Of a place whose free memory is not known, what counts is all that it has.
+    """
+    memory = Memory(lambda peak: _or_total(machine, peak, free_bytes(machine, peak)))
+    return not any(_excesses(peaks([[task]]), memory, settings.memory_percent // 2))
+
+
+def _or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:
+    host, place = machine.host, peak.place
+    if free is not None or host is None or (place is not None and place.bus_id is not None):
+        return free
+    if place is None:
+        return host.memory_total_bytes
+    return next((node.memory_total_bytes for node in host.numa_nodes or () if node.id == place.numa_node), None)
 
 
 def free_bytes(machine: Machine, peak: Peak) -> int | None:

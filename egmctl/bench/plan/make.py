@@ -9,7 +9,7 @@ from egmctl.bench.case import Case, Processes
 from egmctl.bench.engines import engine_for
 from egmctl.bench.in_process import counterparts
 from egmctl.bench.plan import Plan, PlannedTask
-from egmctl.bench.plan.budget import too_large
+from egmctl.bench.plan.budget import has_room, too_large
 from egmctl.bench.plan.busy import busy_waiver, in_use
 from egmctl.bench.plan.flows import Ends, endpoint, initiator, tasks_of
 from egmctl.bench.plan.pages import pages_waiver
@@ -98,7 +98,8 @@ def make_plan(
     # What is to be set beside them comes first, as in the registry.
     beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
     tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
-    none = [name for name, of_case in made.items() if not of_case]
+    in_series = {case.name for case in cases if case.footprint is not None and case.footprint.if_room}
+    none = [name for name, of_case in made.items() if not of_case and name not in in_series]
     why_none = "these cases measure none of the pairs" if pairs else "these cases need two GPUs"
     if pairs and not tasks:
         raise UsageError("--pair: none of the chosen cases measures a single path")
@@ -222,6 +223,8 @@ def _planned_tasks(
         planned = planned_task(case, made, settings, waivers)
         if planned.waiver is None and (why_not := pages_waiver(machine, planned.task, made.gpus)) is not None:
             planned = replace(planned, waivers=(why_not,))
+        if case.footprint is not None and case.footprint.if_room and not has_room(machine, planned.task, settings):
+            continue
         if case.footprint is not None and planned.waiver is None:
             planned = replace(planned, waivers=too_large(machine, planned.task, settings.memory_percent))
         yield planned
