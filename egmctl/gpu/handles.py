@@ -177,11 +177,11 @@ class _Offer:
     fd: int | None
     mapped_bytes: int
 
-    def bytes_into(self, structure: Any) -> Any:
-        """Return a structure of the bindings that shows no fields, filled with the handle."""
-        if len(self.handle) != HANDLE_BYTES:
-            raise ValueError(f"a handle of {len(self.handle)} bytes, not {HANDLE_BYTES}")
-        ctypes.memmove(structure.getPtr(), self.handle, HANDLE_BYTES)
+    def bytes_into(self, structure: Any, part: int = 0, parts: int = 1) -> Any:
+        """Return a structure of the bindings that shows no fields, filled with the handle, or with a part of it."""
+        if len(self.handle) != parts * HANDLE_BYTES:
+            raise ValueError(f"a handle of {len(self.handle)} bytes, not {parts * HANDLE_BYTES}")
+        ctypes.memmove(structure.getPtr(), self.handle[part * HANDLE_BYTES :], HANDLE_BYTES)
         return structure
 
     def descriptor(self) -> int:
@@ -256,6 +256,11 @@ class _Allocation:
 
 
 class _Pool:
+    """Memory from a pool; the pool goes by file descriptor or by fabric handle, before the pointer's bytes."""
+
+    def __init__(self, handle_type_name: str) -> None:
+        self._type = handle_type_name
+
     def allocate(self, undo: ExitStack, context: Context, size_bytes: int, node: int | None) -> _Made:
         place = on_gpu(context) if node is None else on_node(node)
         pool, pointer = self._first_that_works(undo, place, size_bytes, context)
@@ -266,7 +271,7 @@ class _Pool:
     def _first_that_works(self, undo: ExitStack, place: Any, size_bytes: int, context: Context) -> tuple[Any, Any]:
         """Return a pool and memory in it; pools that were refused memory stay meanwhile, as their addresses do."""
         for attempt in range(SPOILT_LIMIT + 1):
-            pool = create_pool(undo, place, size_bytes, [context], _FD)
+            pool = create_pool(undo, place, size_bytes, [context], self._type)
             try:
                 return pool, call("cuMemAllocFromPoolAsync", size_bytes, pool, 0)
             except DriverCallError as error:
@@ -276,14 +281,19 @@ class _Pool:
 
     def export(self, undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
         pool, pointer = made.exported
-        fd: int = call("cuMemPoolExportToShareableHandle", pool, handle_type(_FD), 0)
-        undo.callback(os.close, fd)
-        return _bytes_of(call("cuMemPoolExportPointer", pointer)), fd
+        exported = call("cuMemPoolExportToShareableHandle", pool, handle_type(self._type), 0)
+        if not isinstance(exported, int):
+            return bytes(exported.data) + _bytes_of(call("cuMemPoolExportPointer", pointer)), None
+        undo.callback(os.close, exported)
+        return _bytes_of(call("cuMemPoolExportPointer", pointer)), exported
 
     def open(self, undo: ExitStack, context: Context, offer: _Offer, stage: _Stage) -> int:
-        exported = offer.bytes_into(bindings().CUmemPoolPtrExportData())
+        fabric = offer.bytes_into(bindings().CUmemFabricHandle(), 0, 2) if offer.fd is None else None
+        parts = 1 if fabric is None else 2
+        exported = offer.bytes_into(bindings().CUmemPoolPtrExportData(), parts - 1, parts)
+        shareable = offer.descriptor() if fabric is None else fabric.getPtr()
         with stage("open"):
-            pool = call("cuMemPoolImportFromShareableHandle", offer.descriptor(), handle_type(_FD), 0)
+            pool = call("cuMemPoolImportFromShareableHandle", shareable, handle_type(self._type), 0)
         undo.callback(call, "cuMemPoolDestroy", pool)
         with stage("map"):
             call("cuMemPoolSetAccess", pool, access_from([on_gpu(context)]), 1)
@@ -297,7 +307,8 @@ _FD = "POSIX_FILE_DESCRIPTOR"
 _WAYS: dict[HandleKind, _Way] = {
     HandleKind.LEGACY: _Legacy(),
     HandleKind.POSIX_FD: _Allocation(_FD),
-    HandleKind.POOL: _Pool(),
+    HandleKind.POOL: _Pool(_FD),
+    HandleKind.POOL_FABRIC: _Pool("FABRIC"),
     HandleKind.FABRIC: _Allocation("FABRIC"),
 }
 

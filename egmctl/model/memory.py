@@ -15,6 +15,8 @@ class MemoryKind(StrEnum):
     :attr:`egmctl.model.route.Route.egm`."""
     HOST_NUMA_POOL = "host-numa-pool"
     """cuMemAllocFromPoolAsync from a pool that cuMemPoolCreate made on a host NUMA node."""
+    HOST_NUMA_DEFAULT_POOL = "host-numa-default-pool"
+    """cuMemAllocFromPoolAsync from the driver's own pool of a host NUMA node (cuMemGetDefaultMemPool, CUDA 13.0)."""
     PINNED = "pinned"
     """cuMemHostAlloc, by a thread bound to the node."""
     REGISTERED = "registered"
@@ -31,12 +33,16 @@ class MemoryKind(StrEnum):
     """No memory: the end of a kernel or of a CPU thread that only reads or only writes."""
 
 
-NUMA_MEMORY = frozenset({MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL})
+POOLS = frozenset({MemoryKind.HOST_NUMA_POOL, MemoryKind.HOST_NUMA_DEFAULT_POOL})
+"""HOST_NUMA memory from a pool: one of our own, or the driver's."""
+
+NUMA_MEMORY = frozenset({MemoryKind.HOST_NUMA, *POOLS})
 """What the driver allocates on a NUMA node by number: EGM where the platform has it. Other host memory never is."""
 
 HOST_NAMES = {
     MemoryKind.HOST_NUMA: "HOST_NUMA",
     MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
+    MemoryKind.HOST_NUMA_DEFAULT_POOL: "HOST_NUMA default pool",
     MemoryKind.PINNED: "pinned",
     MemoryKind.REGISTERED: "registered",
     MemoryKind.HUGETLB: "hugetlb",

@@ -19,6 +19,8 @@ class HandleKind(StrEnum):
     """cuMemExportToShareableHandle to a file descriptor, which goes over a socket."""
     POOL = "pool"
     """cuMemPoolExportToShareableHandle to a file descriptor, and cuMemPoolExportPointer."""
+    POOL_FABRIC = "pool-fabric"
+    """The same with a fabric handle of the pool in place of the file descriptor."""
     FABRIC = "fabric"
     """cuMemExportToShareableHandle to 64 bytes that are good on every node of an IMEX domain."""
 

@@ -34,9 +34,15 @@ def routes_words(routes: Iterable[Route]) -> str:
     return " and ".join(dict.fromkeys(map(route_words, routes)))
 
 
+def _pool(route: Route) -> str:
+    if route.memory is MemoryKind.HOST_NUMA_DEFAULT_POOL:
+        return "default pool "
+    return "pool " * (route.memory is MemoryKind.HOST_NUMA_POOL)
+
+
 def _to_host(route: Route, name: str) -> str:
     if route.egm is Egm.YES:
-        return f"EGM {'pool ' * (route.memory is MemoryKind.HOST_NUMA_POOL)}over {route.symbol}"
+        return f"EGM {_pool(route)}over {route.symbol}"
     known = bool(route.hops) and route.hops[0].link is not LinkKind.UNKNOWN
     over = f"{name} over {route.symbol}" if known else name
     if route.egm is Egm.UNKNOWN:

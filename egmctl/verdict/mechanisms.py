@@ -96,9 +96,12 @@ def peers_over_pcie(flow: Flow) -> bool:
     return between_gpus(flow) and over_pcie(flow) and not flow.route.staged
 
 
+_FABRIC = frozenset({HandleKind.FABRIC, HandleKind.POOL_FABRIC})
+
+
 def by_fabric_handle(flow: Flow) -> bool:
     """Say whether a flow's memory is another process' by a fabric handle."""
-    return flow.route.across_nodes or HandleKind.FABRIC in (flow.source.handle, flow.destination.handle)
+    return flow.route.across_nodes or not _FABRIC.isdisjoint((flow.source.handle, flow.destination.handle))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

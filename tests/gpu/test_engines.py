@@ -26,6 +26,8 @@ H200_GB_S = {
     "host_numa_to_device_memcpy_sm": (50, 53),
     "device_to_host_numa_memcpy_sm": (51, 54),
     "host_numa_pool_to_device_memcpy_ce": (54, 57),
+    "host_numa_default_pool_to_device_memcpy_ce": (54, 57),
+    "device_to_host_numa_default_pool_memcpy_ce": (54, 57),
     "registered_to_device_memcpy_ce": (54, 57),
 }
 """Between what the medians of H200s lie (docs/hardware-notes.md). More than the upper bound would be bytes that a cache

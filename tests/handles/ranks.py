@@ -50,6 +50,8 @@ SHARED = (
     (HandleKind.FABRIC, 0),
     (HandleKind.POOL, None),
     (HandleKind.POOL, 0),
+    (HandleKind.POOL_FABRIC, None),
+    (HandleKind.POOL_FABRIC, 0),
 )
 """Kinds of handles, and the NUMA node of host memory."""
 

@@ -19,6 +19,7 @@ from tests.handles.ranks import MIB, SHARED, Said, ask, finish, life_cycle_task,
 
 RANKS = ranks_on(["0008:01:00.0", "0009:01:00.0"])
 FABRIC, LEGACY, POOL, POSIX_FD = HandleKind.FABRIC, HandleKind.LEGACY, HandleKind.POOL, HandleKind.POSIX_FD
+POOL_FABRIC = HandleKind.POOL_FABRIC
 
 Launch = Callable[..., Group]
 
@@ -168,6 +169,8 @@ IMPORTERS_CALLS = {
     FABRIC: ("cuMemImportFromShareableHandle",),
     POOL: ("cuMemPoolImportFromShareableHandle", "cuMemPoolImportPointer"),
 }
+for _calls in (OWNERS_CALLS, IMPORTERS_CALLS):
+    _calls[POOL_FABRIC] = _calls[POOL]
 
 
 def failing() -> Iterator[tuple[HandleKind, str]]:
@@ -202,12 +205,13 @@ def test_a_call_that_fails_ends_the_life_in_both_and_leaves_nothing(
         (LEGACY, "cuIpcCloseMemHandle"),
         (POOL, "cuMemFreeAsync"),
         (POOL, "cuMemPoolDestroy"),
+        (POOL_FABRIC, "cuMemPoolDestroy"),
     ],
 )
 def test_a_failure_to_give_back_is_said_and_the_rest_is_given_back(
     fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, call: str
 ) -> None:
-    node = fake_node(nvl4())
+    node = fake_node(with_imex_channel(nvl4()))
     group = launch(node, f"{call}@2=error:999,once")
     (found,) = ask(group, RANKS, life_cycle_task(RANKS, handle), lives=3).measurements
     finish(group)

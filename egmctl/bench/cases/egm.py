@@ -10,6 +10,12 @@ from egmctl.model.measurement import Engine, MemoryKind, Pattern
 
 _VMM = ("host_numa", MemoryKind.HOST_NUMA, "HOST_NUMA memory (cuMemCreate)", "egm")
 _POOL = ("host_numa_pool", MemoryKind.HOST_NUMA_POOL, "HOST_NUMA memory from a pool (cuMemPoolCreate)", "egm")
+_DEFAULT_POOL = (
+    "host_numa_default_pool",
+    MemoryKind.HOST_NUMA_DEFAULT_POOL,
+    "HOST_NUMA memory from the driver's own pool of the node (cuMemGetDefaultMemPool, CUDA 13.0)",
+    "egm",
+)
 
 _COPIES = copies(*_VMM)
 
@@ -42,4 +48,5 @@ CASES = (
     *copies(*_POOL),
     *at_once(*_POOL),
     *one_sided(*_POOL),
+    *copies(*_DEFAULT_POOL),
 )

@@ -39,6 +39,7 @@ _HANDLES = {
     HandleKind.LEGACY: "legacy handle (cuIpcOpenMemHandle)",
     HandleKind.POSIX_FD: "file descriptor",
     HandleKind.POOL: "handle of its memory pool",
+    HandleKind.POOL_FABRIC: "fabric handle of its memory pool",
     HandleKind.FABRIC: "fabric handle",
 }
 
@@ -54,7 +55,7 @@ def shared(handle: HandleKind) -> Iterator[Shared]:
         f"another process' device memory, opened by {_HANDLES[handle]}",
     )
     if handle is not HandleKind.LEGACY:
-        pool = handle is HandleKind.POOL
+        pool = handle in (HandleKind.POOL, HandleKind.POOL_FABRIC)
         yield Shared(
             f"{word}_host_numa",
             handle,
@@ -141,8 +142,6 @@ def at_once(of: Shared, among: Among) -> Iterator[Case]:
 
 def latency(of: Shared, among: Among) -> Case:
     """Return a pointer chase through shared memory, which its owner has written."""
-    # Latencies of pools are measured with the other kinds: there is no case of theirs within one process.
-    within = {MemoryKind.DEVICE: "device_to_device", MemoryKind.HOST_NUMA: "host_numa_to_device"}.get(of.memory)
     return Case(
         name=f"{among.prefix}{of.word}_latency",
         family=among.family,
@@ -157,7 +156,7 @@ def latency(of: Shared, among: Among) -> Case:
         footprint=UNCACHED,
         processes=among.processes,
         handle=of.handle,
-        in_process=f"{within}_latency_uncached" if within else None,
+        in_process=f"{of.counterpart}_to_device_latency_uncached",
     )
 
 

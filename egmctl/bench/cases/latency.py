@@ -50,6 +50,12 @@ _FITS_L2_BYTES = 32 * MIB
 _LOCAL = "device_local", MemoryKind.DEVICE, Pattern.LOCAL, "each GPU's own memory"
 _PEER = "device_to_device", MemoryKind.DEVICE, Pattern.PAIR, "a peer's device memory, every ordered pair"
 _HOST_NUMA = "host_numa_to_device", MemoryKind.HOST_NUMA, Pattern.PAIR, "HOST_NUMA memory, each GPU with each NUMA node"
+_POOL = (
+    "host_numa_pool_to_device",
+    MemoryKind.HOST_NUMA_POOL,
+    Pattern.PAIR,
+    "HOST_NUMA memory from a pool, each GPU with each NUMA node",
+)
 _PINNED = "host_to_device", MemoryKind.PINNED, Pattern.PAIR, "pinned memory, each GPU with each NUMA node"
 
 
@@ -192,6 +198,7 @@ CASES = (
     *_idle(*_LOCAL),
     *_idle(*_PEER),
     *_idle(*_HOST_NUMA),
+    *_idle(*_POOL),
     *_idle(*_PINNED),
     _ping_pong(
         "device_to_device_ping_pong_latency",

@@ -8,7 +8,7 @@ from enum import Enum
 
 from egmctl.bench.plan.flows import Place
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, MemoryKind
+from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, POOLS, MemoryKind
 from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
 from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.topology import rates
@@ -19,7 +19,7 @@ from egmctl.topology.routes import SMP, RouteKind, across, route
 
 _NEEDS_ATTRIBUTE = {
     MemoryKind.HOST_NUMA: "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA_MEMORY_POOLS_SUPPORTED",
+    **dict.fromkeys(POOLS, "HOST_NUMA_MEMORY_POOLS_SUPPORTED"),
     MemoryKind.PINNED: "CAN_MAP_HOST_MEMORY",
     MemoryKind.REGISTERED: "HOST_REGISTER_SUPPORTED",
     MemoryKind.HUGETLB: "HOST_REGISTER_SUPPORTED",

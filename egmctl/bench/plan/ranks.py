@@ -24,11 +24,11 @@ from egmctl.model.waiver import Waiver, WaiverKind
 
 _NEEDS_ATTRIBUTE = {
     HandleKind.POSIX_FD: "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
-    HandleKind.FABRIC: "HANDLE_TYPE_FABRIC_SUPPORTED",
+    **dict.fromkeys((HandleKind.FABRIC, HandleKind.POOL_FABRIC), "HANDLE_TYPE_FABRIC_SUPPORTED"),
 }
 _POOL_HANDLES = "MEMPOOL_SUPPORTED_HANDLE_TYPES"
-_POSIX_FD_BIT = 1
-"""CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (cuda.h), in the mask of pools."""
+_POOL_BITS = {HandleKind.POOL: (1, "file descriptor"), HandleKind.POOL_FABRIC: (8, "fabric handle")}
+"""CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC (cuda.h), in the mask of pools."""
 _MESSAGES = Path(route=Route(carrier=Carrier.SOCKET), rate_gb_s=1.0)
 
 
@@ -165,9 +165,10 @@ def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiv
     if needed is not None and attributes.get(needed) == 0:
         return _unsupported(gpu, f"does not support these handles: CU_DEVICE_ATTRIBUTE_{needed} is 0")
     mask = attributes.get(_POOL_HANDLES)
-    if handle is HandleKind.POOL and mask is not None and not mask & _POSIX_FD_BIT:
-        return _unsupported(gpu, f"exports no pools by file descriptor: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}")
-    return _imex_waiver(machine) if handle is HandleKind.FABRIC else None
+    bit, what = _POOL_BITS.get(handle, (0, "")) if handle is not None else (0, "")
+    if bit and mask is not None and not mask & bit:
+        return _unsupported(gpu, f"exports no pools by {what}: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}")
+    return _imex_waiver(machine) if handle in (HandleKind.FABRIC, HandleKind.POOL_FABRIC) else None
 
 
 def _unsupported(gpu: Gpu, what: str) -> Waiver:

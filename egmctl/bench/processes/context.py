@@ -35,7 +35,7 @@ from egmctl.gpu.program import Kernels, NoCompiler
 from egmctl.gpu.results import Results
 from egmctl.gpu.timing import Gate, NoGate, Stream, choose_gate
 from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Placement, Verification
-from egmctl.model.memory import HOST_NAMES
+from egmctl.model.memory import HOST_NAMES, POOLS
 from egmctl.units import format_size
 
 
@@ -293,8 +293,9 @@ class WorkerContext:
             raise self._unusable[access.gpus[0]]
         if end.memory is MemoryKind.HOST_NUMA:
             return HostNumaMemory(node.id, buffer.size_bytes, contexts)
-        if end.memory is MemoryKind.HOST_NUMA_POOL:
-            return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts)
+        if end.memory in POOLS:
+            default = end.memory is MemoryKind.HOST_NUMA_DEFAULT_POOL
+            return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts, default=default)
         if end.memory is MemoryKind.MANAGED:
             return ManagedMemory(node, buffer.size_bytes, contexts)
         # Portable memory can be made through any context.

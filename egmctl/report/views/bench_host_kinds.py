@@ -15,6 +15,7 @@ from egmctl.report.views.bench_matrix import ends
 _KINDS = {
     MemoryKind.HOST_NUMA: "VMM",
     MemoryKind.HOST_NUMA_POOL: "pool",
+    MemoryKind.HOST_NUMA_DEFAULT_POOL: "default pool",
     MemoryKind.PINNED: "pinned",
     MemoryKind.REGISTERED: "registered",
     MemoryKind.HUGETLB: "hugetlb",

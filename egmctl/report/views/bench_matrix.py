@@ -15,6 +15,7 @@ from egmctl.units import format_size
 _MEMORY = {
     MemoryKind.HOST_NUMA: "NUMA",
     MemoryKind.HOST_NUMA_POOL: "NUMA pool",
+    MemoryKind.HOST_NUMA_DEFAULT_POOL: "NUMA default pool",
     MemoryKind.PINNED: "pinned",
     MemoryKind.REGISTERED: "registered",
     MemoryKind.HUGETLB: "hugetlb",

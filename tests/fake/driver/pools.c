@@ -71,7 +71,7 @@ static int destroy(struct pool *pool)
 {
     TRY(initialised());
     for (int gpu = 0; gpu < MAX_GPUS; ++gpu)
-        if (!pool_exists(pool) || default_pools[gpu] == pool)
+        if (!pool_exists(pool) || pool->stays || default_pools[gpu] == pool)
             return CUDA_ERROR_INVALID_VALUE;
     for (int gpu = 0; gpu < MAX_GPUS; ++gpu)
         if (device_pools[gpu] == pool)
@@ -151,6 +151,32 @@ EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
 {
     CALL("cuDeviceGetMemPool", get_pool(pool, device, true), "device=%d", device);
+}
+
+static int default_pool_of(CUmemoryPool *found, const CUmemLocation *at, int type)
+{
+    CUmemLocation location = *at;
+    TRY(initialised());
+    if (type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    TRY(location_check(&location, 0));
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        *found = default_pool(location.id);
+        return 0;
+    }
+    for (struct pool *pool = pools; pool; pool = pool->next)
+        if (pool->stays && pool->location.type == location.type && pool->location.id == location.id) {
+            *found = pool;
+            return 0;
+        }
+    *found = pool_new(location, 0);
+    (*found)->stays = true;
+    return 0;
+}
+
+EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
+{
+    CALL("cuMemGetDefaultMemPool", default_pool_of(pool, location, type), "location=%s", location_text(*location));
 }
 
 static int set_pool(CUdevice device, struct pool *pool)

@@ -9,6 +9,7 @@ struct pool {
     int handle_types;
     int fd;        /* of a pool that can be shared, -1 */
     bool imported; /* another process' */
+    bool stays;    /* the driver's own of a place that is no device */
     unsigned char access[MAX_GPUS];
     unsigned long long release_threshold;
     struct pool *next;

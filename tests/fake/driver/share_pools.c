@@ -5,14 +5,17 @@
 #include <signal.h>
 #include <unistd.h>
 
-static const char POINTER[8] = "pointer";
+static const char POINTER[8] = "pointer", POOL[8] = "pool";
 
 static int export_pool(void *shareable, const struct pool *pool, int type, unsigned long long flags)
 {
     TRY(initialised());
-    if (!pool_exists(pool) || pool->imported || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-        !(pool->handle_types & type))
+    if (!pool_exists(pool) || pool->imported || flags || !(pool->handle_types & type))
         return CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+        handle_make(shareable, POOL, pool->fd, 0);
+        return 0;
+    }
     int fd = fcntl(pool->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
@@ -30,9 +33,17 @@ static int import_pool(CUmemoryPool *pool, void *shareable, int type, unsigned l
 {
     struct identity is;
     TRY(initialised());
-    if (flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    bool fabric = type == CU_MEM_HANDLE_TYPE_FABRIC;
+    if (flags || (!fabric && type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
         return CUDA_ERROR_INVALID_VALUE;
-    int result = physical_identify((int)(intptr_t)shareable, &is);
+    if (fabric && !answer_number(0, "node.imex"))
+        return CUDA_ERROR_NOT_PERMITTED;
+    int fd = fabric ? handle_open(shareable, POOL) : (int)(intptr_t)shareable;
+    if (fd < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    int result = physical_identify(fd, &is);
+    if (fabric)
+        close(fd);
     /* Measured on H200, driver 580: of a GPU that a device cgroup denies this call ends the process; host memory is
      * refused when a pointer is imported. */
     if (result == CUDA_ERROR_INVALID_DEVICE && is.location.type == CU_MEM_LOCATION_TYPE_DEVICE)

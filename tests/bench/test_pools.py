@@ -1,0 +1,118 @@
+"""Memory from pools: the driver's own pool of a node beside one of our own, its latency, and pools by fabric handle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.registry import CASES
+from egmctl.bench.suites import SUITES
+from egmctl.facts import replay
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Settings
+from egmctl.report.route_words import route_words
+from tests.bench.test_run import FEW, Bench, bench
+
+pytest_plugins = ["tests.fake.plugin"]
+
+__all__ = ["bench"]
+
+H200, GB200 = replay.load("hgx-h200x4"), replay.load("gb200-tray")
+SETTINGS = Settings(size_bytes=64 << 20, copies=4, samples=3, timeout_s=60)
+DEFAULT = tuple(case.name for case in CASES if "default_pool" in case.name)
+LATENCY = ("host_numa_pool_to_device_latency_cached", "host_numa_pool_to_device_latency_uncached")
+OPTIONS = ("bench", "--numa", "1", "--gpus", "0-1", *FEW)
+
+
+def plan(machine: Machine, names: Sequence[str]) -> Plan:
+    chosen = [case for case in CASES if case.name in names]
+    return make_plan(machine, (machine.gpus or ())[:2], [0], chosen, SETTINGS)
+
+
+def reasons(made: Plan) -> set[str | None]:
+    return {planned.waiver for planned in made.tasks}
+
+
+def with_attribute(name: str, value: int) -> Machine:
+    gpus = tuple(
+        replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, name: value}))
+        for gpu in H200.gpus or ()
+        if gpu.cuda is not None
+    )
+    return replace(H200, gpus=gpus)
+
+
+def test_the_driver_s_own_pool_is_copied_to_and_from_by_copy_engines_and_kernels_and_is_called_so() -> None:
+    assert len(DEFAULT) == 4
+    (route, *_) = (planned.task.flows[0].route for planned in plan(GB200, DEFAULT).tasks)
+    assert route_words(route) == "EGM default pool over C2C"
+    (route, *_) = (planned.task.flows[0].route for planned in plan(H200, DEFAULT).tasks)
+    assert route_words(route) == "HOST_NUMA default pool over PCIe, not EGM"
+
+
+@pytest.mark.parametrize("suite", ["standard", "quick"])
+def test_the_suites_that_are_to_be_fast_have_none_of_it(suite: str) -> None:
+    new = [case.name for case in CASES if case.name in (*DEFAULT, *LATENCY) or "pool_fabric" in case.name]
+    assert len(new) > len(DEFAULT) + len(LATENCY)
+    assert not [case.name for case in CASES if case.name in new and SUITES[suite].has(case)]
+
+
+def test_without_pools_of_nodes_they_are_waived_with_the_attribute() -> None:
+    machine = with_attribute("HOST_NUMA_MEMORY_POOLS_SUPPORTED", 0)
+    assert reasons(plan(machine, [*DEFAULT, *LATENCY])) == {
+        f"GPU{gpu} cannot use {name} memory: CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED is 0"
+        for gpu in (0, 1)
+        for name in ("HOST_NUMA pool", "HOST_NUMA default pool")
+    }
+
+
+@pytest.mark.parametrize(("handles", "stopped"), [(1, "pool_fabric"), (8, "pool")])
+def test_a_pool_goes_by_the_handles_that_the_driver_has_for_it(handles: int, stopped: str) -> None:
+    names = ["ipc_pool_device_write_ce", "ipc_pool_fabric_device_write_ce"]
+    made = plan(with_attribute("MEMPOOL_SUPPORTED_HANDLE_TYPES", handles), names)
+    waived = {planned.task.case for planned in made.tasks if planned.waiver is not None}
+    assert f"ipc_{stopped}_device_write_ce" in waived
+    told = {"pool": "file descriptor", "pool_fabric": "fabric handle"}[stopped]
+    why = f"exports no pools by {told}: CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES is {handles}"
+    assert any(why in (reason or "") for reason in reasons(made))
+
+
+def test_each_is_measured_verified_and_given_back_and_the_default_pool_stays(bench: Bench) -> None:
+    names = (*DEFAULT, LATENCY[0])
+    run = bench(*OPTIONS, *(word for name in names for word in ("--case", name)))
+    assert run.code == 0, run.reasons()
+    assert {m["case"] for m in run.result["measurements"]} == set(names)
+    assert set(run.statuses()) == {"ok"}
+    asked = run.node.calls("cuMemGetDefaultMemPool")
+    assert {call.arguments["location"] for call in asked} == {"HOST_NUMA:1"}
+    assert len(run.node.calls("cuMemPoolCreate")) == len(run.node.calls("cuMemPoolDestroy")) == 1
+    assert run.node.leaks() == []
+
+
+def test_a_damaged_byte_is_found(bench: Bench) -> None:
+    run = bench(*OPTIONS, "--case", DEFAULT[0], faults="cuMemcpyAsync@4=corrupt:99")
+    assert run.code == 1
+    assert sorted(run.statuses()) == ["corrupt", "ok"]
+
+
+CALLS = ("cuMemGetDefaultMemPool", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync", "cuMemPoolTrimTo")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_each_call_that_fails_is_named_and_all_else_is_given_back(bench: Bench, call: str) -> None:
+    run = bench(*OPTIONS, "--case", DEFAULT[0], faults=f"{call}@1=error:719")
+    assert run.code == 4
+    told = " ".join([*run.reasons(), *run.result["problems"]])
+    assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in told
+    assert run.node.leaks() == []
+
+
+def test_a_driver_before_cuda_13_is_waived_and_named(bench: Bench) -> None:
+    run = bench(*OPTIONS, "--case", DEFAULT[0], faults="cuMemGetDefaultMemPool=missing")
+    assert run.code == 3
+    assert set(run.statuses()) == {"waived"}
+    assert any("cuMemGetDefaultMemPool" in reason for reason in run.reasons())
