@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from egmctl.bench.engines import cpu
+from egmctl.bench.processes.stopwatch import Stopwatch
 from egmctl.facts.cpus import THREADS_LIMIT, NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, words_of
 from egmctl.model.measurement import Settings, Status, Verification
@@ -35,6 +36,7 @@ class StubRig:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
+        self.stopwatch = Stopwatch()
 
     def destination(self, _buffer: object) -> Memory:
         return self._memory

@@ -146,6 +146,9 @@ def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
     assert "NUMA0  corrupt  50.00*" in text
     assert "GPU0      -  timed-out" in text
     told = " ".join(text_of(report_of(plan, *found), verbose=1).split())
+    assert told.startswith("FAIL: 1 of 12 measurements failed: 3 words differ; INCOMPLETE: 1 of 12"), (
+        "corrupt data first"
+    )
     for line in (
         "WAIVED host_numa_to_device_memcpy_ce NUMA0 -> GPU1, NUMA1 -> GPU1: MIG is on",
         "CORRUPT device_to_host_numa_memcpy_ce GPU0 -> NUMA0: 3 words differ",

@@ -7,7 +7,7 @@ on the page.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from egmctl.model.finding import Status as Found
@@ -228,15 +228,16 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
 def _broken(report: RunReport) -> Iterator[Section]:
     """Yield what was not measured, or not steadily, with why; all paths of it with ``-v``."""
     told = [one for one in exceptions(report) if one[0] not in (Status.WAIVED, Status.UNSTABLE)]
-    unstable = [f"{m.case} {m.path}" for m in report.measurements if m.status is Status.UNSTABLE]
+    unstable = {f"{m.case} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
-        told.append((Status.UNSTABLE, "the samples differ too much", unstable))
+        (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
+        told.append((Status.UNSTABLE, reason, list(unstable)))
     entries: list[Block] = [
         Entry(
             word=status.upper(),
             tone=STATUS_TONES.get(status, Tone.BAD),
             title=f"{_some(paths, _PATHS)}: {reason}",
-            body=(KeyValues(rows=(("paths", ", ".join(paths)),), level=Level.VERBOSE),) if len(paths) > _PATHS else (),
+            body=tuple(_each(status, paths, unstable)),
             level=Level.NORMAL if place < _REASONS else Level.VERBOSE,
         )
         for place, (status, reason, paths) in enumerate(told)
@@ -245,6 +246,14 @@ def _broken(report: RunReport) -> Iterator[Section]:
         entries.append(Hint(words=f"and {len(told) - _REASONS} more reasons (-v)", more=True))
     if entries:
         yield Section(title="Failed or unstable", body=tuple(entries))
+
+
+def _each(status: Status, paths: Sequence[str], unstable: Mapping[str, str]) -> Iterator[KeyValues]:
+    """Yield all paths where some are not named, and by how much each unstable one varies."""
+    if status is Status.UNSTABLE and len(paths) > 1:
+        yield KeyValues(rows=tuple(unstable.items()), level=Level.VERBOSE)
+    elif len(paths) > _PATHS:
+        yield KeyValues(rows=(("paths", ", ".join(paths)),), level=Level.VERBOSE)
 
 
 def _some(paths: Sequence[str], number: int) -> str:

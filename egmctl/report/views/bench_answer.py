@@ -50,10 +50,7 @@ def answer(
     if report.interrupted:
         return _incomplete(f"interrupted with {made} of {len(report.measurements)} measurements made", "run it again")
     if lost or report.problems:
-        why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
-        count = f"{len(lost)} of {len(report.measurements)} measurements"
-        done = f"{count} crashed, timed out or broke" if lost else "the run broke"
-        return _incomplete(f"{done}: {why}", "run 'egmctl doctor', then measure again")
+        return _of_lost(report, lost, next_step)
     if not any(was_run(m) for m in report.measurements):
         if report.causes:
             return _incomplete(f"nothing was measured: {cause_title(report.causes[0])}", _fix(report))
@@ -90,6 +87,19 @@ def answer(
         + _warned(report, verdict),
         advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
     )
+
+
+def _of_lost(report: RunReport, lost: Sequence[Measurement], next_step: str) -> Verdict:
+    """Return the answer where measurements were lost: what failed beside them is told before that."""
+    why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
+    count = f"{len(lost)} of {len(report.measurements)} measurements"
+    done = f"{count} crashed, timed out or broke: {why}" if lost else f"the run broke: {why}"
+    failed = [m for m in report.measurements if m.status in BROKEN and m not in lost]
+    if not failed:
+        return _incomplete(done, "run 'egmctl doctor', then measure again")
+    sentence = f"{len(failed)} of {len(report.measurements)} measurements failed: {failed[0].reason}"
+    advice = _advice(report, failed, next_step)
+    return Verdict(word="FAIL", tone=Tone.BAD, sentence=f"{sentence}; INCOMPLETE: {done}", advice=advice)
 
 
 def _missing(report: RunReport) -> list[RunCause]:
