@@ -191,7 +191,9 @@ class Bench:
             The live node; without it the findings are made from the run's own record, which has pseudonyms.
         """
         named = () if self._gpus is None else tuple(gpu.bus_id for gpu in report.gpus)
-        return with_causes(report, machine, asked=named)
+        # Runs between processes choose no NUMA nodes.
+        numa = report.numa_nodes if self._numa != "all" and report.numa_nodes else None
+        return with_causes(report, machine, asked=named, numa=numa)
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,8 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "c2c.link": ("egm.platform", *_EGM, "egm.alloc-active"),
     "egm.hypervisor-mode": (*_EGM, "egm.alloc-active"),
     "egm.override-key": (*_EGM, "egm.alloc-active"),
-    "egm.capability": (*(check for check in _EGM if check != "egm.capability"), "egm.alloc-active"),
+    # Without EGM the same memory can be had as ordinary system memory.
+    "egm.capability": tuple(check for check in _EGM if check != "egm.capability"),
     "fabric.management": (
         "fabric.manager",
         "fabric.state",

@@ -88,7 +88,13 @@ class _Explained:
     """Each with the measurement that it stopped."""
 
 
-def with_causes(report: RunReport, machine: Machine | None = None, *, asked: Collection[str] = ()) -> RunReport:
+def with_causes(
+    report: RunReport,
+    machine: Machine | None = None,
+    *,
+    asked: Collection[str] = (),
+    numa: Collection[int] | None = None,
+) -> RunReport:
     """Return a run with the causes that explain it (``RunReport.causes``).
 
     Parameters
@@ -98,17 +104,25 @@ def with_causes(report: RunReport, machine: Machine | None = None, *, asked: Col
         has pseudonyms.
     asked
         Bus ids of the GPUs that the user named: that one cannot be measured is a fault then.
+    numa
+        NUMA nodes that the user named: that one's memory may not be used is a fault then; ``None``: none were.
     """
-    return replace(report, causes=run_causes(report, shortfalls(report), machine, asked=asked))
+    return replace(report, causes=run_causes(report, shortfalls(report), machine, asked=asked, numa=numa))
 
 
 def run_causes(
-    report: RunReport, short: Shortfalls, machine: Machine | None = None, *, asked: Collection[str] = ()
+    report: RunReport,
+    short: Shortfalls,
+    machine: Machine | None = None,
+    *,
+    asked: Collection[str] = (),
+    numa: Collection[int] | None = None,
 ) -> tuple[RunCause, ...]:
     """Return the causes of shortfalls, the gravest first; of equally grave ones those that explain most."""
     found: list[_Explained] = []
+    scope = Scope(gpus=tuple(asked) or None, numa=None if numa is None else tuple(numa))
     for node in nodes(report, machine):
-        found += _on_node(report, short, node, asked)
+        found += _on_node(report, short, node, scope)
     throttled = frozenset[int]().union(*(one.numbers for one in found if one.finding.check == "gpu.throttle"))
     for one in seen.during(report):
         numbers = {n for n in one.measurements & short.slow if _produces(one.finding, _symptoms(report, short, n))}
@@ -164,12 +178,11 @@ def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[i
     return frozenset(number for node in nodes(run)[:1] for number in _by_doctor(cause, run, short, node).numbers)
 
 
-def _on_node(report: RunReport, short: Shortfalls, node: Node, asked: Collection[str]) -> Iterator[_Explained]:
+def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[_Explained]:
     """Yield what explains shortfalls on one node: doctor's causes, then what no check knows of the GPUs left out."""
     blind = _is_blind(node.machine)
     if not (short.all or blind):
         return
-    scope = Scope(gpus=tuple(asked) or None)
     found = [_by_doctor(one, report, short, node) for one in causes(diagnose(node.machine, scope, CHECKS).findings)]
     for one in found:
         if blind and "drv.libraries" in (one.finding.check, *one.finding.explains):

@@ -73,6 +73,11 @@ def numa_memory(flow: Flow) -> bool:
     return any(end.memory in NUMA_MEMORY for end in (flow.source, flow.destination))
 
 
+def numa_memory_by_handle(flow: Flow) -> bool:
+    """Say whether such memory is shared by a fabric handle."""
+    return numa_memory(flow) and by_fabric_handle(flow)
+
+
 def by_nvlink(flow: Flow) -> bool:
     """Say whether a flow goes over NVLink, or would if it were up; what is staged through host memory does not."""
     nvlink = any(hop.link is LinkKind.NVLINK for hop in flow.route.hops)
@@ -162,13 +167,27 @@ MECHANISMS: tuple[Mechanism, ...] = (
         stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.REFUSED}),
         crosses=by_c2c,
     ),
+    # Without EGM the same memory is ordinary system memory, which can be had as well.
+    Mechanism(checks=("egm.capability", "egm.preconditions", "egm.override-key"), does=_SLOW, crosses=numa_memory),
+    Mechanism(checks=("egm.hypervisor-mode",), does=_BOTH, crosses=numa_memory),
     Mechanism(
-        checks=("egm.*",),
+        checks=("egm.cgroup-route", "egm.peer-route"),
         does=_BOTH | {Symptom.DEGRADED},
-        stops=frozenset({WaiverKind.EGM_BLOCKED, WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.REFUSED}),
+        stops=frozenset({WaiverKind.EGM_BLOCKED, WaiverKind.REFUSED}),
         crosses=numa_memory,
     ),
-    Mechanism(checks=("egm.alloc-active",), does=frozenset({Symptom.CORRUPT}), crosses=numa_memory),
+    Mechanism(
+        checks=("egm.fabric-address",),
+        does=_FAILED,
+        stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.REFUSED}),
+        crosses=numa_memory_by_handle,
+    ),
+    Mechanism(
+        checks=("egm.alloc-active",),
+        does=_FAILED | {Symptom.CORRUPT},
+        stops=frozenset({WaiverKind.REFUSED}),
+        crosses=numa_memory,
+    ),
     Mechanism(
         checks=("numa.cpuset-mems",),
         does=_FAILED,

@@ -81,6 +81,12 @@ class TestStates:
         machine = patched(healthy(), "gpus[1].nvml.nvlinks[3]", speed_mb_s=0)
         assert verdicts("nvlink.links", machine) == {(Status.WARN, "GPU1"), (Status.PASS, "GPU0,2-3")}
 
+    def test_a_c2c_link_that_is_down_hides_no_errors_of_another_gpu(self) -> None:
+        machine = patched(healthy(), "gpus[0].nvml.c2c_links[0]", active=False)
+        machine = patched(machine, "gpus[1].nvml.c2c_links[0]", errors=7)
+        found = verdicts("c2c.link", machine)
+        assert {(Status.FAIL, "GPU0"), (Status.WARN, "GPU1"), (Status.PASS, "GPU2-3")} <= set(found)
+
     def test_c2c_that_is_active_at_no_speed_is_told(self) -> None:
         machine = patched(healthy(), "gpus[1].nvml.c2c_links[0]", max_rate_mb_s=0)
         assert (Status.WARN, "GPU1") in verdicts("c2c.link", machine)

@@ -51,6 +51,7 @@ PATHS = {
     "handle": changed(PEER, destination=replace(PEER.flows[0].destination, handle=HandleKind.FABRIC)),
     "numa": NUMA,
     "egm": over(LinkKind.C2C, NUMA),
+    "egm-handle": changed(over(LinkKind.C2C, NUMA), source=replace(NUMA.flows[0].source, handle=HandleKind.FABRIC)),
     "pinned": of_memory(MemoryKind.PINNED, NUMA),
     "registered": of_memory(MemoryKind.REGISTERED, NUMA),
     "system": of_memory(MemoryKind.SYSTEM, NUMA),
@@ -59,9 +60,9 @@ PATHS = {
 }
 """Paths that end at GPU2."""
 PEERS = "nvlink pcie-peer staged handle"
-HOST = "numa egm pinned registered system blocked"
+HOST = "numa egm egm-handle pinned registered system blocked"
 EVERY = " ".join(PATHS)
-ON_NUMA = "numa egm blocked"
+ON_NUMA = "numa egm egm-handle blocked"
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ GPU, P2P = "gpu-unusable", "no-peer-access no-atomics"
 FABRIC = "no-imex-channel unsupported-handle refused"
 TAKEN = Does(EVERY, "failed", GPU)
 NVLINK = Does("nvlink pcie-peer handle", "slow failed", f"{P2P} no-nvlink")
-EGM = Does(ON_NUMA, "slow degraded failed", "egm-blocked unsupported-memory refused")
+BY_HANDLE = Does("handle egm-handle", "failed", FABRIC)
+EGM_ROUTE = Does(ON_NUMA, "slow degraded failed", "egm-blocked refused")
 
 TABLE: dict[str, tuple[Does, ...]] = {
     **{check.id: (TAKEN,) for check in CHECKS if check.id.startswith("dev.")},
@@ -92,10 +94,10 @@ TABLE: dict[str, tuple[Does, ...]] = {
     **dict.fromkeys(("nvlink.links", "nvlink.errors", "nvlink.bw-mode", "nvlink.disabled", "kernel.sxid"), (NVLINK,)),
     **dict.fromkeys(
         ("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
-        (NVLINK, Does("handle", "failed", FABRIC)),
+        (NVLINK, BY_HANDLE),
     ),
-    **dict.fromkeys(("fabric.alloc-active", "fabric.same-node-isolation"), (Does("handle", "failed", FABRIC),)),
-    **{check.id: (Does("handle", "failed", FABRIC),) for check in CHECKS if check.id.startswith("imex.")},
+    **dict.fromkeys(("fabric.alloc-active", "fabric.same-node-isolation"), (BY_HANDLE,)),
+    **{check.id: (BY_HANDLE,) for check in CHECKS if check.id.startswith("imex.")},
     "p2p.status": (Does(PEERS, "slow failed", P2P),),
     "p2p.verify": (Does(PEERS, "failed corrupt"),),
     "pcie.acs": (Does("pcie-peer", "slow failed"),),
@@ -103,8 +105,11 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "pcie.link": (Does("pcie-peer staged numa pinned registered system blocked", "slow"),),
     "kernel.aer": (Does("pcie-peer staged numa pinned registered system blocked", "slow failed"),),
     "c2c.link": (Does(HOST, "slow failed", "unsupported-memory refused"),),
-    **{check.id: (EGM,) for check in CHECKS if check.id.startswith("egm.")},
-    "egm.alloc-active": (EGM, Does(ON_NUMA, "corrupt")),
+    **dict.fromkeys(("egm.capability", "egm.preconditions", "egm.override-key"), (Does(ON_NUMA, "slow"),)),
+    "egm.hypervisor-mode": (Does(ON_NUMA, "slow failed"),),
+    **dict.fromkeys(("egm.cgroup-route", "egm.peer-route"), (EGM_ROUTE,)),
+    "egm.fabric-address": (Does("egm-handle", "failed", "unsupported-memory refused"),),
+    "egm.alloc-active": (Does(ON_NUMA, "failed corrupt", "refused"),),
     "numa.cpuset-mems": (Does(HOST, "failed", "no-numa-memory"),),
     "numa.mempolicy-syscalls": (Does(HOST, "failed", "refused"),),
     **dict.fromkeys(("numa.balancing", "numa.cmdline"), (Does(HOST, "slow"),)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from egmctl.api.bench import Bench
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.statistics import summarize
@@ -338,3 +339,14 @@ def test_copies_that_are_staged_miss_the_path_that_was_asked_for() -> None:
     (cause,) = found.causes
     assert (cause.finding.check, len(cause.explains), cause.asked) == ("p2p.status", 12, "")
     assert found.exit_code == 1
+
+
+def test_memory_of_a_numa_node_that_was_asked_for_and_is_forbidden_is_a_failure() -> None:
+    machine = patched(replay.load("dgx-h100"), "host", allowed_numa_nodes="0")
+    made = replace(measured(machine, H2D, nodes=(0, 1)), verdict=None)
+    by_chance = Bench(cases=(H2D,)).explain(made)
+    assert (by_chance.causes, by_chance.exit_code) == ((), 0)
+    asked = Bench(cases=(H2D,), numa="0,1").explain(made)
+    (cause,) = asked.causes
+    assert (cause.finding.check, cause.finding.place.label, asked.exit_code) == ("numa.cpuset-mems", "NUMA 1", 1)
+    assert first(asked).startswith("INCOMPLETE: NUMA 1: memory of this NUMA node is required (--numa)")

@@ -43,6 +43,7 @@ def _c2c(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 place=on_gpus(down),
                 evidence=tuple(_c2c_evidence(gpu) for gpu in down),
             )
+            yield from _c2c_up(tuple(gpu for gpu in gpus if gpu not in down))
         elif state is C2c.UP:
             yield from _c2c_up(gpus)
         elif state is C2c.UNKNOWN:
