@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from egmctl.bench.case import Case
-from egmctl.bench.cases import egm, host, ipc, latency, p2p, rdma, sms
+from egmctl.bench.cases import coherent, egm, host, ipc, latency, p2p, rdma, sms
 
 CASES: tuple[Case, ...] = (
     *egm.CASES,
     *sms.CASES,
     *host.CASES,
+    *coherent.CASES,
     *p2p.CASES,
     *latency.CASES,
     *ipc.CASES,

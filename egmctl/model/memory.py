@@ -29,6 +29,8 @@ class MemoryKind(StrEnum):
     """cuMemAllocManaged, preferred on the node, mapped by the GPUs, and first written by threads on the node."""
     SYSTEM = "system"
     """mmap, bound to the node, and nothing else: only GPUs with access to pageable memory reach it."""
+    GPU_NUMA = "gpu-numa"
+    """mmap, bound to the NUMA node that a GPU's own memory is on a coherent platform: CPUs reach it as memory."""
     REGISTERS = "registers"
     """No memory: the end of a kernel or of a CPU thread that only reads or only writes."""
 

@@ -17,6 +17,8 @@ def route_words(route: Route) -> str:
             return "messages between the processes"
         case Carrier.UCX:
             return printable(route.symbol)
+        case Carrier.CPU if any(hop.link is LinkKind.C2C for hop in route.hops):
+            return printable(f"GPU memory over {route.symbol}")
         case Carrier.CPU:
             return "between NUMA nodes" if route.hops else "the node's own memory"
         case Carrier.NONE:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from egmctl.bench.engines import engine_for
 from egmctl.model.measurement import Measurement, Quantity, Status
+from egmctl.model.memory import MemoryKind
 from egmctl.model.profile import Unit
 from egmctl.units import MIB, format_size
 
@@ -90,6 +91,8 @@ def not_judged(measurement: Measurement) -> str | None:
         return "its EGM route is blocked: what is left has no reference"
     if measurement.blocks is not None:
         return "one of a series by the number of SMs: few need not fill a link"
+    if any(MemoryKind.GPU_NUMA in (flow.source.memory, flow.destination.memory) for flow in measurement.flows):
+        return "CPU threads are a lower bound"
     if measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes < JUDGED_FROM_BYTES:
         return f"buffers of less than {format_size(JUDGED_FROM_BYTES)} are not judged"
     return None

@@ -88,6 +88,11 @@ def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measuremen
     memory = _Part(worker.destination(buffer).address, task.size_bytes)
     with worker.stopwatch.phase(Phase.WARM_UP):
         threads.write(memory, WARM_UP_PASSES, _word(0))
+    placements = worker.placements((buffer,))
+    if end.memory is MemoryKind.GPU_NUMA and not (placements and all(placement.right for placement in placements)):
+        # Pages on another node would be called the GPU's.
+        told = "; ".join(placement.detail for placement in placements) or "nothing tells where its pages are"
+        return waived(task, WaiverKind.NO_NUMA_MEMORY, f"its pages are not shown to be in {end.label}'s memory: {told}")
     samples: list[Sample] = []
     mismatch: Mismatch | None = None
     for number in range(settings.samples):
@@ -116,7 +121,7 @@ def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measuremen
         verification=Verification.CHECKSUM_EVERY_SAMPLE,
         mismatch=mismatch,
         concurrent=1,
-        placements=worker.placements((buffer,)),
+        placements=placements,
     )
 
 

@@ -36,6 +36,9 @@ def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[
     if case.engine is Engine.PING_PONG and host:
         for node in nodes:
             yield from ((Ends(one, node), Ends(other, node)) for one, other in combinations(gpus, 2))
+    elif MemoryKind.GPU_NUMA in (case.source, case.destination):
+        for node in nodes:
+            yield from ((Ends(gpu, node) if case.source is MemoryKind.GPU_NUMA else Ends(node, gpu),) for gpu in gpus)
     elif case.engine is Engine.CPU:
         for cpu_node in nodes:
             for node in nodes:
@@ -83,6 +86,11 @@ def own_node(gpu: Gpu, nodes: Sequence[int]) -> int | None:
     return gpu.host_numa_id if gpu.host_numa_id in nodes else None
 
 
+def numa_node_of(gpu: Gpu) -> int | None:
+    """Return the NUMA node that a GPU's own memory is; ``None`` where it is none."""
+    return gpu.nvml.numa_node if gpu.nvml is not None else None
+
+
 def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:
     # Single paths are in the order of the GPUs that issue the work.
     pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is End.DESTINATION
@@ -92,6 +100,8 @@ def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]
 
 def initiator(case: Case, ends: Ends) -> Gpu | None:
     """Return the GPU that issues a flow's work; ``None`` for CPU threads."""
+    if case.engine is Engine.CPU:
+        return None
     gpus = [place for place in (ends.by, ends.source, ends.destination) if isinstance(place, Gpu)]
     if len(gpus) < 2:
         return gpus[0] if gpus else None
@@ -101,6 +111,7 @@ def initiator(case: Case, ends: Ends) -> Gpu | None:
 def endpoint(memory: MemoryKind, place: Place) -> Endpoint:
     """Return one end of a flow as results name it."""
     if isinstance(place, Gpu):
-        return Endpoint(memory=memory, label=f"GPU{place.index}", bus_id=place.bus_id)
+        node = numa_node_of(place) if memory is MemoryKind.GPU_NUMA else None
+        return Endpoint(memory=memory, label=f"GPU{place.index}", bus_id=place.bus_id, numa_node=node)
     word = "CPU" if memory is MemoryKind.REGISTERS else "NUMA"
     return Endpoint(memory=memory, label=f"{word}{place}", numa_node=place)

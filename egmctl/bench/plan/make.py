@@ -22,7 +22,7 @@ from egmctl.bench.registry import CASES
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Settings
-from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.memory import MemoryKind
 from egmctl.model.rank import Rank
 from egmctl.model.route import Egm
 
@@ -235,7 +235,9 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
     gpu = initiator(case, ends)
     path = path_between(machine, memory, ends[:2], gpu, staging=_staging(case))
     if gpu is None:
-        label = next(f"CPU{place}" for place, kind in zip(ends[:2], memory, strict=True) if kind not in HOST_MEMORY)
+        label = next(
+            f"CPU{place}" for place, kind in zip(ends[:2], memory, strict=True) if kind is MemoryKind.REGISTERS
+        )
     else:
         label = f"GPU{gpu.index}"
     flow = Flow(

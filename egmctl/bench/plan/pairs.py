@@ -25,7 +25,9 @@ class End:
 
     def is_at(self, end: Endpoint) -> bool:
         """Say whether an end of a flow is this one."""
-        return (end.bus_id, end.numa_node) == (self.bus_id, self.numa_node)
+        if self.bus_id is not None:
+            return end.bus_id == self.bus_id
+        return (end.bus_id, end.numa_node) == (None, self.numa_node)
 
 
 Pair = tuple[End, End]

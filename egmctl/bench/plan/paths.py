@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from egmctl.bench.plan.flows import Place
+from egmctl.bench.plan.flows import Place, numa_node_of
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, POOLS, MemoryKind
 from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
@@ -190,6 +190,21 @@ def cpu_path(memory: MemoryKind, node: int, cpu_node: int) -> Path:
     return Path(route=Route(carrier=Carrier.CPU, memory=memory, hops=hops), rate_gb_s=_CPU_GB_S)
 
 
+def coherent_path(gpu: Gpu, cpu_node: int) -> Path:
+    """Return the path between the CPUs of a NUMA node and a GPU's memory that is one too."""
+    hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (SMP, rates.c2c(gpu))
+    name = "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"
+    why = None
+    if _attribute(gpu, name) == 0:
+        why = f"CPUs cannot address GPU{gpu.index}'s memory: CU_DEVICE_ATTRIBUTE_{name} is 0"
+    elif numa_node_of(gpu) is None:
+        why = f"GPU{gpu.index}'s memory is no NUMA node of the host"
+    if why is not None:
+        waiver = Waiver(kind=WaiverKind.UNSUPPORTED_MEMORY, reason=why, gpus=(gpu.bus_id,))
+        return Path(route=Route(carrier=Carrier.NONE), waiver=waiver, rate_gb_s=_CPU_GB_S)
+    return Path(route=Route(carrier=Carrier.CPU, hops=hops), rate_gb_s=_CPU_GB_S)
+
+
 def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: MemoryKind | None) -> Path:
     """Return the path from a GPU of one node to memory of another node of its NVLink domain.
 
@@ -249,6 +264,8 @@ def path_between(
         The GPU that issues its work, ``None`` for CPU threads.
     """
     nodes = [place for place in ends if not isinstance(place, Gpu)]
+    if MemoryKind.GPU_NUMA in memory:
+        return coherent_path(next(place for place in ends if isinstance(place, Gpu)), nodes[0])
     host = next((kind for kind in memory if kind in HOST_MEMORY), None)
     if host is None:
         other = next((place for place in ends if isinstance(place, Gpu) and place is not initiator), initiator)

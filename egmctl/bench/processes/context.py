@@ -283,6 +283,9 @@ class WorkerContext:
             return self._share(buffer, end.handle)
         if end.memory is MemoryKind.DEVICE:
             return DeviceMemory(self.stream(end.bus_id or "").context, buffer.size_bytes)
+        if end.memory is MemoryKind.GPU_NUMA and end.numa_node is not None:
+            self._before[buffer] = Before(end.numa_node)
+            return SystemMemory(Node(end.numa_node), buffer.size_bytes)
         access = self._nodes[end.numa_node or 0]
         node = Node(access.numa_node, access.cpus)
         self._before[buffer] = Before(node.id)
