@@ -116,7 +116,7 @@ def table_text(measurements: Sequence[Measurement]) -> Text:
 
     from egmctl.report.document import Document
     from egmctl.report.render.text import text
-    from egmctl.report.views.bench import path_classes
+    from egmctl.report.views.bench_classes import path_classes
 
     size = shutil.get_terminal_size()
     table = path_classes(measurements)

@@ -82,7 +82,7 @@ class Hint:
 
     words: Words
     more: bool = False
-    """Whether it ends the list of entries or bullets before it: "and 3 more"."""
+    """Whether it ends the list or table before it: "and 3 more"."""
     level: Level = Level.NORMAL
 
 

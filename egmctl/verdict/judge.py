@@ -204,7 +204,7 @@ def _run_reason(report: RunReport, grade: Grade, classes: Sequence[ClassVerdict]
     counts = {one: sum(verdict.grade is one for verdict in classes) for one in Grade}
     words = {Grade.FAIL: "fail", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "without a reference"}
     parts = [f"{counts[one]} {words[one]}" for one in Grade if counts[one]]
-    reason = f"of {len(classes)} path classes {', '.join(parts) or 'none was measured'}"
+    reason = f"{len(classes)} path classes: {', '.join(parts) or 'none was measured'}"
     if grade is Grade.WARN and not counts[Grade.WARN]:
         reason += f"; {warnings[0]}"
     fake = are_fake(gpu.name for gpu in report.gpus)

@@ -11,6 +11,7 @@ import pytest
 
 from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task
+from egmctl.model.verdict import Grade
 from egmctl.report.document import Tone
 from egmctl.report.forms import Form, render
 from egmctl.report.views.bench import bench_document
@@ -19,6 +20,7 @@ from egmctl.report.views.bench_cells import Brand, Frame
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
+from tests.report.runs import run as every_case
 from tests.report.texts import matrices_text
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
 
@@ -154,6 +156,34 @@ def test_the_matrices_come_with_v_behind_the_answer() -> None:
     assert verbose.startswith(usual_text.rpartition("\nMatrices")[0])
     assert "198.10!" in verbose, "a failed cell has a sign"
     assert len(brief.splitlines()) <= 15
+
+
+def many() -> RunReport:
+    """Return a healthy run of every case but those by the number of SMs, which have a table of their own."""
+    made = every_case("hgx-h200x4")
+    made = replace(made, measurements=tuple(m for m in made.measurements if m.blocks is None))
+    verdict = judge(made, None, profile_reason="none")
+    well = tuple(replace(one, grade=Grade.PASS) for one in verdict.classes)
+    return replace(made, verdict=replace(verdict, classes=well, culprits=(), judged=(), grade=Grade.PASS))
+
+
+def test_many_path_classes_fit_a_screen_and_all_are_there_with_v() -> None:
+    report = many()
+    usual_text, verbose = shown(report), shown(report, verbose=1)
+    assert len(usual_text.splitlines()) <= 40
+    assert re.search(r"^ and [0-9]+ more path classes, all as fast as expected \(-v\)$", usual_text, re.MULTILINE)
+    assert "\n device_to_device_memcpy_write_ce " in usual_text, "what the quick suite looks at"
+    for case in {m.case for m in report.measurements if m.headline is not None}:
+        assert re.search(rf"^ {case}\b", verbose, re.MULTILINE), case
+
+
+def test_what_is_slow_is_shown_however_many_path_classes_there_are() -> None:
+    report = many()
+    assert report.verdict is not None
+    *others, last = report.verdict.classes
+    assert f"\n {last.case}" not in shown(report)
+    failed = replace(report.verdict, classes=(*others, replace(last, grade=Grade.FAIL)))
+    assert re.search(rf"^ {last.case} .*!", shown(replace(report, verdict=failed)), re.MULTILINE)
 
 
 def test_with_v_nothing_is_told_twice_and_no_v_is_offered() -> None:

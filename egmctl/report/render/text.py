@@ -114,7 +114,8 @@ class _Page:
                 if number and isinstance(block, (Section, Details, Matrix, Table)):
                     self.gap()
                 # A hint stands below what it continues.
-                self._block(block, indent + label + 2 if number and isinstance(block, Hint) else indent, label)
+                below = label + 2 if isinstance(those[0], (Entry, Bullets)) else 1
+                self._block(block, indent + below if number and isinstance(block, Hint) else indent, label)
 
     def words(
         self, words: Words, indent: int = 0, *, style: str = "", head: Text | None = None, further: int = 0
@@ -204,7 +205,7 @@ def _runs(blocks: Iterator[Block]) -> Iterator[list[Block]]:
     """Yield the blocks of one kind that follow each other; a hint at more of them belongs to them."""
     run: list[Block] = []
     for block in blocks:
-        joins = isinstance(block, Hint) and block.more and run and isinstance(run[-1], (Entry, Bullets))
+        joins = isinstance(block, Hint) and block.more
         if run and type(block) is not type(run[0]) and not joins:
             yield run
             run = []

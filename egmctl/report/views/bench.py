@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 
 from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
@@ -18,22 +17,20 @@ from egmctl.model.verdict import ClassVerdict, Grade, Judgement, Yardstick
 from egmctl.report.document import (
     Block,
     Bullets,
-    Cell,
     Diagram,
     Document,
     Entry,
     Hint,
     KeyValues,
     Level,
-    Matrix,
     Paragraph,
     Section,
-    Series,
     Span,
     Tone,
 )
 from egmctl.report.views.bench_answer import answer, was_run
-from egmctl.report.views.bench_cells import GRADE_MARKS, GRADE_TONES, STATUS_TONES, Frame
+from egmctl.report.views.bench_cells import GRADE_TONES, STATUS_TONES, Frame
+from egmctl.report.views.bench_classes import class_tables, number
 from egmctl.report.views.bench_judged import judged_sections
 from egmctl.report.views.bench_kernel import grave, kernel_line, sentence
 from egmctl.report.views.bench_notes import exceptions, how, tally, where_time_went
@@ -47,8 +44,7 @@ from egmctl.report.views.machine import banners, machine_section
 from egmctl.report.views.node_scene import node_scene
 from egmctl.report.views.topo import gpu_matrix
 from egmctl.topology.topology import Topology, topology
-from egmctl.units import format_size
-from egmctl.verdict.classes import class_of, names, unit_of
+from egmctl.verdict.classes import unit_of
 
 _NODES_DRAWN = 4
 _MANY = 8
@@ -63,8 +59,6 @@ _STAGED = 2
 """Pairs without peer access that are named."""
 _FAULTS = 3
 """Faults of the kernel's log that are told without -v."""
-_WHOLE = 1000
-"""From here on nobody needs a decimal."""
 _BAD = (Grade.FAIL, Grade.WARN)
 _STATUS_TONES = {Found.FAIL: Tone.BAD, Found.WARN: Tone.WARN}
 
@@ -96,9 +90,7 @@ def _body(report: RunReport) -> Iterator[Block]:
         return
     yield from _worst_paths(report)
     yield from _broken(report)
-    rows = _rows(report)
-    if rows:
-        yield _summary(rows)
+    yield from class_tables(report)
     if by_number := tuple(by_sms(report.measurements, Frame.of(report))):
         yield Section(title="Bandwidth by number of SMs", body=by_number)
     if lines := tuple(soak_lines(report)):
@@ -212,13 +204,13 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
         unit = unit_of(measurement)
         against = ""
         if judgement.expected:
-            by = {Yardstick.PROFILE: "expected", Yardstick.LINK: "its link's", Yardstick.PEERS: "its peers'"}
-            against = f", {100 * judgement.value / judgement.expected:.0f} % of the {by[judgement.yardstick]}"
-            against += f" {_number(judgement.expected)}"
+            by = {Yardstick.PROFILE: "the expected", Yardstick.LINK: "its link's", Yardstick.PEERS: "its peers'"}
+            against = f", {100 * judgement.value / judgement.expected:.0f} % of {by[judgement.yardstick]}"
+            against += f" {number(judgement.expected)}"
         yield Entry(
             word=grade.upper(),
             tone=GRADE_TONES[grade],
-            title=(f"{measurement.path}: {_number(judgement.value)} {unit}{against} ", Span(of.case, Tone.DIM)),
+            title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(of.case, Tone.DIM)),
             level=Level.SUMMARY,
         )
     if len(found) > _WORST:
@@ -268,88 +260,3 @@ def _skipped(report: RunReport) -> Iterator[str]:
         reasons = Counter(m.reason or "" for m in waived)
         told = "; ".join(reason for reason, _ in reasons.most_common(2))
         yield f"{len(waived)} measurements skipped: {told}{' ...' if len(reasons) > 2 else ''}"
-
-
-_Row = tuple[str, str, Sequence[Measurement], ClassVerdict | None]
-"""Case, link, its measurements, and what was judged of them."""
-
-
-def path_classes(measurements: Sequence[Measurement]) -> Matrix:
-    """Return a row for each class of paths of which something is measured, without a verdict."""
-    return _summary(_unjudged(measurements))
-
-
-def _rows(report: RunReport) -> list[_Row]:
-    verdict = report.verdict
-    if verdict is not None:
-        return [
-            (
-                f"{one.case} {format_size(one.size_bytes)}" if one.size_bytes else one.case,
-                one.link,
-                [report.measurements[number] for number in one.measurements],
-                one,
-            )
-            for one in verdict.classes
-        ]
-    return _unjudged(report.measurements)
-
-
-def _unjudged(measurements: Sequence[Measurement]) -> list[_Row]:
-    members: dict[object, list[Measurement]] = {}
-    shown = [m for m in measurements if m.headline is not None and m.blocks is None]
-    sized = {one: name for one, name in names(map(class_of, shown)).items() if ", " in name}
-    for m in shown:
-        members.setdefault(class_of(m), []).append(m)
-    return [
-        (f"{one.case} {format_size(one.size_bytes)}" if one in sized else one.case, one.link, those, None)
-        for those in members.values()
-        for one in (class_of(those[0]),)
-    ]
-
-
-def _summary(rows: Sequence[_Row]) -> Matrix:
-    """Return a row for each class of paths, those over the same links together."""
-    labels: list[str] = []
-    cells: list[tuple[Cell, ...]] = []
-    for link in dict.fromkeys(link for _, link, _, _ in rows):
-        labels.append(link)
-        cells.append((Cell(text=""),) * 5)
-        for case, of, measurements, verdict in rows:
-            if of == link:
-                labels.append(f" {case}")
-                cells.append(_cells(measurements, verdict))
-    heads = ("n", "median", "worst", "expect", "link")
-    return Matrix(
-        caption="Path classes (GB/s; latencies in ns)",
-        notes=(
-            "median and worst of n paths; expected by the profile; link: the median's share of its nominal rate; "
-            "! fails, ~ warns",
-        ),
-        rows=tuple(labels),
-        groups=(
-            tuple(Series(header=(head,), cells=tuple(row[place] for row in cells)) for place, head in enumerate(heads)),
-        ),
-    )
-
-
-def _cells(measurements: Sequence[Measurement], verdict: ClassVerdict | None) -> tuple[Cell, ...]:
-    values = [m.headline.median for m in measurements if m.headline is not None]
-    latency = measurements[0].quantity is Quantity.LATENCY
-    grade = verdict.grade if verdict is not None else Grade.NO_REFERENCE
-    worst = (max(values) if latency else min(values)) if values else None
-    rates = [
-        m.headline.median / rate
-        for m in measurements
-        if m.headline is not None and not latency and len(m.flows) == 1 and (rate := m.flows[0].route.at_most_gb_s)
-    ]
-    return (
-        Cell(text=str(len(measurements))),
-        Cell(text=_number(median(values)) if values else "-"),
-        Cell(text=_number(worst), tone=GRADE_TONES.get(grade, Tone.PLAIN), mark=GRADE_MARKS.get(grade, "")),
-        Cell(text=_number(verdict.expected if verdict is not None else None)),
-        Cell(text=f"{100 * median(rates):.0f} %" if rates else "-"),
-    )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"

@@ -8,6 +8,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import ClassVerdict, Culprit, Direction, Grade, RunVerdict, Yardstick
 from egmctl.report.document import Align, Bullets, Column, Level, Paragraph, Section, Span, Table, Tone, Words
 from egmctl.report.views.bench_cells import GRADE_TONES
+from egmctl.report.views.bench_classes import number
 from egmctl.units import format_size
 
 _WORDS = {Grade.FAIL: "FAIL", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "-"}
@@ -46,8 +47,8 @@ def _table(link: str, classes: Sequence[ClassVerdict]) -> Table:
         rows=tuple(
             (
                 one.case if one.size_bytes is None else f"{one.case}, {format_size(one.size_bytes)}",
-                _number(one.worst),
-                _number(one.expected),
+                number(one.worst),
+                number(one.expected),
                 *map(_grade, (one.by_profile, one.by_link, one.by_peers)),
             )
             for one in classes
@@ -58,10 +59,6 @@ def _table(link: str, classes: Sequence[ClassVerdict]) -> Table:
 
 def _grade(grade: Grade) -> Span:
     return Span(_WORDS[grade], GRADE_TONES.get(grade, Tone.PLAIN))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
 
 
 def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
