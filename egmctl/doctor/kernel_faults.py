@@ -126,7 +126,7 @@ def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFau
         where, name = known[bus_id or ""], f"{len(group)} {what} PCIe errors"
         yield KernelFault(
             status=Status.PASS if few else Status.FAIL if fatal else Status.WARN,
-            place=_place(machine, bus_id),
+            place=_below(machine, bus_id),
             where=where,
             name=name,
             title=f"{where}: {name}",
@@ -167,6 +167,12 @@ def _groups(events: Iterable[KernelEvent], key: Callable[[KernelEvent], K]) -> I
 def _place(machine: Machine, bus_id: str | None) -> Place:
     gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id == bus_id]
     return on_gpus(gpus) if gpus else NODE
+
+
+def _below(machine: Machine, bus_id: str | None) -> Place:
+    """Return the place of a GPU, or of those below a bridge: all that they send crosses it."""
+    below = [gpu for gpu in machine.gpus or () if gpu.pci is not None and bus_id in (gpu.pci.path or ())]
+    return on_gpus(below) if below else _place(machine, bus_id)
 
 
 def _devices(machine: Machine) -> dict[str, str]:

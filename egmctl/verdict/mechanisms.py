@@ -1,6 +1,6 @@
 """What a fault can do to a measurement: data. A cause explains only what its mechanism can produce.
 
-Heat makes copies slow and never wrong; a cgroup takes a GPU away and slows none; only NUMA memory depends on EGM.
+Heat makes copies slow and never wrong; a cgroup takes a GPU away and slows none; pinned memory depends on no EGM route.
 Each row has a test in both directions (tests/verdict/test_mechanisms.py).
 """
 
@@ -12,7 +12,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 from egmctl.model.measurement import Flow, HandleKind
-from egmctl.model.memory import NUMA_MEMORY
+from egmctl.model.memory import NUMA_MEMORY, MemoryKind
 from egmctl.model.route import Carrier, LinkKind
 from egmctl.model.waiver import WaiverKind
 
@@ -71,6 +71,11 @@ def host_memory(flow: Flow) -> bool:
 def numa_memory(flow: Flow) -> bool:
     """Say whether an end is host memory that is made by the number of its NUMA node: only that can be EGM."""
     return any(end.memory in NUMA_MEMORY for end in (flow.source, flow.destination))
+
+
+def managed_memory(flow: Flow) -> bool:
+    """Say whether an end is managed memory, which UVM routes by the GPUs of its NUMA node."""
+    return MemoryKind.MANAGED in (flow.source.memory, flow.destination.memory)
 
 
 def numa_memory_by_handle(flow: Flow) -> bool:
@@ -170,6 +175,13 @@ MECHANISMS: tuple[Mechanism, ...] = (
     # Without EGM the same memory is ordinary system memory, which can be had as well.
     Mechanism(checks=("egm.capability", "egm.preconditions", "egm.override-key"), does=_SLOW, crosses=numa_memory),
     Mechanism(checks=("egm.hypervisor-mode",), does=_BOTH, crosses=numa_memory),
+    # Managed memory goes over C2C as ordinary system memory then, and nothing says so (open-gpu-kernel-modules,
+    # uvm_va_block.c: read there, not measured).
+    Mechanism(
+        checks=("egm.capability", "egm.preconditions", "egm.cgroup-route", "egm.peer-route"),
+        does=_SLOW,
+        crosses=managed_memory,
+    ),
     Mechanism(
         checks=("egm.cgroup-route", "egm.peer-route"),
         does=_BOTH | {Symptom.DEGRADED},

@@ -13,9 +13,10 @@ from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Finding, Status
 from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine, OriginKind, Reason, SectionStatus, Unread
+from egmctl.model.system import Bridge
 from egmctl.report.views.doctor import title
 from tests.conftest import RunEgmctl
-from tests.doctor.machines import run, run_one, shipped
+from tests.doctor.machines import patched, run, run_one, shipped
 
 GPU2, NOW = "0000:08:00.0", 5000.0
 
@@ -126,3 +127,20 @@ def test_an_application_that_a_contained_memory_error_ended_did_nothing_wrong() 
     advice = remedy(XIDS[94])
     assert "whose fault it is not" in advice.text
     assert "compute-sanitizer" not in advice.text
+
+
+def test_errors_of_a_bridge_are_of_the_gpus_below_it() -> None:
+    machine = shipped("dgx-h100")
+    gpu = (machine.gpus or ())[2]
+    assert gpu.pci is not None
+    assert gpu.pci.path
+    bridge = gpu.pci.path[-1]
+    line = f"pcieport {bridge}: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer"
+    found = event(10.0, line)
+    assert found is not None
+    log = KernelLog(source="/dev/kmsg", now_s=60.0, first_s=0.0, events=(found,))
+    machine = patched(machine, "system", bridges=(Bridge(bus_id=bridge),))
+    finding = run_one("kernel.aer", patched(machine, "", kernel_log=log))
+    assert gpu.bus_id in finding.place.ids
+    assert len(finding.place.ids) < len(machine.gpus or ())
+    assert finding.summary.startswith(f"PCIe bridge {bridge}: 1 fatal PCIe errors")

@@ -71,6 +71,17 @@ def test_one_gpu_denied(gpus: tuple[Gpu, ...], tmp_path: Path, denying: Any) -> 
     assert explains == {n for n, one in enumerate(run.result["measurements"]) if one["status"] == "waived"}
 
 
+def test_a_hidden_gpu_is_a_choice_unless_it_was_named(gpus: tuple[Gpu, ...], tmp_path: Path) -> None:
+    hidden = bench(tmp_path, CUDA_VISIBLE_DEVICES="0")
+    asked = bench(tmp_path, "--gpus", "all", CUDA_VISIBLE_DEVICES="0")
+    assert (hidden.code, asked.code) == (0, 1)
+    assert hidden.checks() == asked.checks() == ["bench.gpu-hidden"]
+    assert "hidden by CUDA_VISIBLE_DEVICES, but --gpus names GPU1" in asked.answer
+    waived = [one for one in asked.result["measurements"] if one["status"] == "waived"]
+    assert {waiver["kind"] for one in waived for waiver in one["waivers"]} == {"gpu-hidden"}
+    assert len(gpus) > 1
+
+
 def test_denied_at_an_ancestor(gpus: tuple[Gpu, ...], tmp_path: Path) -> None:
     with denying_v2(minor(gpus[1]), below="job/step") as cgroup:
         run = bench(tmp_path, before=cgroup.join)

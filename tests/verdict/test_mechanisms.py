@@ -55,12 +55,13 @@ PATHS = {
     "pinned": of_memory(MemoryKind.PINNED, NUMA),
     "registered": of_memory(MemoryKind.REGISTERED, NUMA),
     "system": of_memory(MemoryKind.SYSTEM, NUMA),
+    "managed": of_memory(MemoryKind.MANAGED, NUMA),
     "blocked": changed(NUMA, route=Route(carrier=Carrier.NONE, memory=MemoryKind.HOST_NUMA)),
     "local": changed(PEER, source=PEER.flows[0].destination, initiator=GPU2, route=Route()),
 }
 """Paths that end at GPU2."""
 PEERS = "nvlink pcie-peer staged handle"
-HOST = "numa egm egm-handle pinned registered system blocked"
+HOST = "numa egm egm-handle pinned registered system managed blocked"
 EVERY = " ".join(PATHS)
 ON_NUMA = "numa egm egm-handle blocked"
 
@@ -102,12 +103,13 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "p2p.verify": (Does(PEERS, "failed corrupt"),),
     "pcie.acs": (Does("pcie-peer", "slow failed"),),
     "pcie.iommu": (Does("pcie-peer", "slow failed corrupt"),),
-    "pcie.link": (Does("pcie-peer staged numa pinned registered system blocked", "slow"),),
-    "kernel.aer": (Does("pcie-peer staged numa pinned registered system blocked", "slow failed"),),
+    "pcie.link": (Does("pcie-peer staged numa pinned registered system managed blocked", "slow"),),
+    "kernel.aer": (Does("pcie-peer staged numa pinned registered system managed blocked", "slow failed"),),
     "c2c.link": (Does(HOST, "slow failed", "unsupported-memory refused"),),
-    **dict.fromkeys(("egm.capability", "egm.preconditions", "egm.override-key"), (Does(ON_NUMA, "slow"),)),
+    **dict.fromkeys(("egm.capability", "egm.preconditions"), (Does(f"{ON_NUMA} managed", "slow"),)),
+    "egm.override-key": (Does(ON_NUMA, "slow"),),
     "egm.hypervisor-mode": (Does(ON_NUMA, "slow failed"),),
-    **dict.fromkeys(("egm.cgroup-route", "egm.peer-route"), (EGM_ROUTE,)),
+    **dict.fromkeys(("egm.cgroup-route", "egm.peer-route"), (EGM_ROUTE, Does("managed", "slow"))),
     "egm.fabric-address": (Does("egm-handle", "failed", "unsupported-memory refused"),),
     "egm.alloc-active": (Does(ON_NUMA, "failed corrupt", "refused"),),
     "numa.cpuset-mems": (Does(HOST, "failed", "no-numa-memory"),),

@@ -99,7 +99,7 @@ def _finding(log: KernelLog, fault: KernelFault, *, cause: str = "") -> Finding:
     last = f"{'last ' if len(fault.events) > 1 else ''}{_ago(log, fault.events[-1])}"
     # The place is told beside it.
     return told(
-        f"{fault.name if fault.place.label else fault.title}{fault.times}, {last}",
+        f"{fault.name if fault.where == fault.place.label else fault.title}{fault.times}, {last}",
         fault.remedy,
         place=fault.place,
         evidence=_evidence(log, fault.events),
