@@ -60,6 +60,8 @@ def test_both_buffers_are_made_on_their_nodes_and_every_byte_is_looked_at(bench:
     assert found.code == 0, found.reasons()
     assert found.statuses() == ["ok"] * 8
     assert {m["verification"] for m in found.result["measurements"]} == {"gpu-every-sample"}
+    # cuMemcpyAsync between host memory comes back when it is done: behind a closed gate it never would.
+    assert {(m["engine"], m["gating"]) for m in found.result["measurements"]} == {("ce", "none"), ("sm-copy", "kernel")}
     assert {call.arguments["location"] for call in found.node.calls("cuMemCreate")} == {"HOST_NUMA:0", "HOST_NUMA:1"}
     assert found.node.leaks() == []
 

@@ -200,6 +200,9 @@ class Mover:
         How many kernels work on that GPU at the same time: each gets its part of the blocks, so that all run at once.
     staged
         Whether the driver copies through host memory. That it never waits for this with the host is not documented.
+    host_to_host
+        Whether both ends are host memory: then cuMemcpyAsync is "fully synchronous with respect to the host" (CUDA
+        driver API, "API synchronization behavior"), pinned or not.
     blocks
         Of the kernel, where the task says how many (:attr:`egmctl.model.task.Task.blocks`).
     """
@@ -215,6 +218,7 @@ class Mover:
         streams: Sequence[Stream],
         share: int,
         staged: bool = False,
+        host_to_host: bool = False,
         blocks: int | None = None,
     ) -> None:
         ends = {End.SOURCE: source, End.DESTINATION: destination}
@@ -228,6 +232,7 @@ class Mover:
         self._seed = seed
         self.share = share
         self._staged = staged
+        self._host_to_host = host_to_host
         self._blocks = blocks
         self._kernels = worker.kernels_of(streams[0].context.bus_id) if engine.needs_kernels else None
 
@@ -237,6 +242,8 @@ class Mover:
         memories = (self._source, self._destination)
         if self.engine.blocks_on_pageable and any(m.pageable for m in memories if m is not None):
             return "copies of pageable memory block the host until they are done"
+        if self.engine.blocks_on_pageable and self._host_to_host:
+            return "copies from host memory to host memory block the host until they are done"
         return "copies that are staged may block the host until they are done" if self._staged else None
 
     @property

@@ -235,6 +235,7 @@ class _Step:
                     streams=streams,
                     share=share,
                     staged=flow.route.staged,
+                    host_to_host=flow.through_gpu,
                     blocks=self._tasks[place].blocks,
                 )
             part.flows.append(_FlowPart(number, seed, source, destination, mover))
