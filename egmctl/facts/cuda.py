@@ -123,6 +123,8 @@ ATOMIC_CAPABILITIES = (
 )
 """Bits of CUatomicOperationCapability (cuda.h, CUDA 13.0) and their words; a further bit is told by its number."""
 
+_MOST_GPUS = 256
+"""As NVML is believed (:mod:`egmctl.facts.nvml`)."""
 _INVALID_VALUE = 1
 _REASONS = {100: NOT_PRESENT, 800: NO_PERMISSION, 801: NOT_SUPPORTED}
 """CUresults that say why, by number; every other error is ``failed``."""
@@ -142,7 +144,7 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
     try:
         facts.values["driver_version"] = cuda.call("cuDriverGetVersion")
         cuda.initialise()
-        devices = dict(_device(ordinal) for ordinal in range(cuda.call("cuDeviceGetCount")))
+        devices = dict(_device(ordinal) for ordinal in range(_count()))
     except DriverCallError as error:
         why = _why(error)
         if facts.values["driver_version"] is None:
@@ -157,9 +159,20 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
     return facts.json()
 
 
+def _count() -> int:
+    count: int = cuda.call("cuDeviceGetCount")
+    if not 0 <= count <= _MOST_GPUS:
+        raise DriverCallError("cuDeviceGetCount", None, f"{count} GPUs, a node has at most {_MOST_GPUS}")
+    return count
+
+
 def _device(ordinal: int) -> tuple[str, Any]:
     device = cuda.call("cuDeviceGet", ordinal)
-    return ids.bus_id(_text(cuda.call("cuDeviceGetPCIBusId", 32, device))), device
+    call = "cuDeviceGetPCIBusId"
+    try:
+        return ids.bus_id(_text(cuda.call(call, 32, device))), device
+    except ValueError as error:
+        raise DriverCallError(call, None, str(error)) from None
 
 
 def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
@@ -248,7 +261,10 @@ def _why(error: DriverCallError) -> Unavailable:
         return Unavailable(MISSING_LIBRARY, f"{error.call}: {error.name}")
     if isinstance(error, DriverTooOld):
         return Unavailable(DRIVER_TOO_OLD, f"{error.call}: {error.name}")
-    return Unavailable(_REASONS.get(error.number or 0, FAILED), f"{error.call}: {error.number} ({error.name})")
+    if error.number is None:
+        # An answer that is not believed.
+        return Unavailable(FAILED, f"{error.call}: {error.name}")
+    return Unavailable(_REASONS.get(error.number, FAILED), f"{error.call}: {error.number} ({error.name})")
 
 
 def _text(raw: bytes) -> str:

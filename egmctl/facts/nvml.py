@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import resource
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pynvml
@@ -46,6 +46,8 @@ _RECOVERY_ACTIONS = {
 _PCIE_GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}
 _MOST_GPUS = 256
 """Minors of GPUs end at 247 (nv-chardev-numbers.h)."""
+_MOST_PROCESSES = 4096
+"""On one GPU. Each is asked for by its name."""
 _MOST_MEMORY = 2 << 30
 """Bytes that the child may take."""
 _CPU_WORDS, _NODE_WORDS = 64, 16
@@ -106,6 +108,9 @@ def _read_gpus(facts: Reading, count: int, *, pairs: bool) -> None:
         try:
             handle = ask("nvmlDeviceGetHandleByIndex", index)
             handles[index] = ids.bus_id(ask("nvmlDeviceGetPciInfo", handle).busId), handle
+        except ValueError as error:
+            # No bus id, or no text.
+            lost.append(Unavailable(FAILED, f"GPU {index}: nvmlDeviceGetPciInfo: {error}").json())
         except Unavailable as why:
             # A GPU that fell off the bus keeps its index, but its bus id cannot be asked for any more.
             lost.append(Unavailable(why.reason, f"GPU {index}: {why.detail}").json())
@@ -169,7 +174,9 @@ def _pcie_link(handle: Any) -> dict[str, Any]:
     return link.json()
 
 
-def _processes(found: Iterable[Any]) -> list[dict[str, Any]]:
+def _processes(found: Sequence[Any]) -> list[dict[str, Any]]:
+    if len(found) > _MOST_PROCESSES:
+        raise Unavailable(FAILED, f"nvmlDeviceGetComputeRunningProcesses: {len(found)} processes on one GPU")
     processes = []
     for item in found:
         process = Reading(pid=item.pid, used_memory_bytes=item.usedGpuMemory)

@@ -10,9 +10,11 @@ from typing import Any
 import pynvml
 import pytest
 
+from egmctl.driver import cuda as driver_cuda
 from egmctl.driver import reading
 from egmctl.driver.nvml import ask, ask_struct, field_values, take
 from egmctl.driver.reading import Reading, Unavailable
+from egmctl.facts import cuda, nvml
 from egmctl.facts.nvml_fabric import decode_health, read_fabric, read_platform
 from egmctl.facts.nvml_links import read_c2c_links, read_nvlinks
 from egmctl.model.machine import Reason
@@ -107,6 +109,50 @@ def test_a_list_that_cannot_be_held_is_a_reason_and_no_crash(answer: Answer) -> 
     answer("nvmlDeviceGetComputeRunningProcesses", too_many)
     with pytest.raises(Unavailable, match="a count in the answer is beyond all bounds"):
         ask("nvmlDeviceGetComputeRunningProcesses", None)
+
+
+def test_more_processes_than_a_gpu_can_have_are_not_asked_for_one_by_one(answer: Answer) -> None:
+    answer("nvmlDeviceGetComputeRunningProcesses", [SimpleNamespace(pid=1, usedGpuMemory=1)] * 5000)
+    answer("nvmlSystemGetProcessName", lambda _pid: pytest.fail("asked for a name"))
+    gpu = Reading()
+    take(gpu, "processes", "nvmlDeviceGetComputeRunningProcesses", None, convert=nvml._processes)
+    assert gpu.unread["processes"]["detail"] == "nvmlDeviceGetComputeRunningProcesses: 5000 processes on one GPU"
+
+
+@pytest.mark.parametrize("garbage", ["", "\x00\xff", "1b:00", "0000:1b:00.0.0"])
+def test_a_gpu_whose_bus_id_is_none_costs_itself_alone(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch, garbage: str
+) -> None:
+    answer("nvmlDeviceGetHandleByIndex", lambda index: index)
+    answer("nvmlDeviceGetPciInfo", lambda index: SimpleNamespace(busId=garbage if index else "00000000:1B:00.0"))
+    monkeypatch.setattr(nvml, "_gpu", lambda index, _handle: {"index": index})
+    facts = Reading()
+    nvml._read_gpus(facts, 2, pairs=True)
+    assert facts.values["gpus"] == {"0000:1b:00.0": {"index": 0}}
+    (lost,) = facts.values["lost"]
+    assert lost["detail"].startswith("GPU 1: nvmlDeviceGetPciInfo: ")
+
+
+@pytest.mark.parametrize(
+    ("count", "bus_id", "failure"),
+    [
+        (10**9, b"", "cuDeviceGetCount: 1000000000 GPUs, a node has at most 256"),
+        (-1, b"", "cuDeviceGetCount: -1 GPUs, a node has at most 256"),
+        (1, b"garbage", "cuDeviceGetPCIBusId: 'garbage' is not a PCI bus id; valid is 0000:1b:00.0"),
+    ],
+)
+def test_what_cuda_cannot_mean_is_a_reason_that_names_the_call(
+    monkeypatch: pytest.MonkeyPatch, count: int, bus_id: bytes, failure: str
+) -> None:
+    answers = {"cuDriverGetVersion": 13000, "cuDeviceGetCount": count, "cuDeviceGet": 0, "cuDeviceGetPCIBusId": bus_id}
+    monkeypatch.setattr(driver_cuda, "call", lambda name, *_: answers[name])
+    monkeypatch.setattr(driver_cuda, "initialise", lambda: 13000)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = cuda.read(None, {})
+    assert found["absent"] == {"reason": "failed", "detail": failure}
+    assert (found["failure"]["how"], found["failure"]["call"]) == ("error", failure.partition(":")[0])
+    assert found["driver_version"] == 13000
 
 
 def test_one_answer_may_fill_several_fields_and_so_may_one_reason(answer: Answer) -> None:
