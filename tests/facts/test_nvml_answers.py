@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +21,7 @@ from egmctl.facts import cuda, nvml
 from egmctl.facts.nvml_fabric import decode_health, read_fabric, read_platform
 from egmctl.facts.nvml_links import read_c2c_links, read_nvlinks
 from egmctl.model.machine import Reason
+from tests.conftest import ROOT
 
 Answer = Callable[[str, Any], None]
 
@@ -109,6 +113,19 @@ def test_a_list_that_cannot_be_held_is_a_reason_and_no_crash(answer: Answer) -> 
     answer("nvmlDeviceGetComputeRunningProcesses", too_many)
     with pytest.raises(Unavailable, match="a count in the answer is beyond all bounds"):
         ask("nvmlDeviceGetComputeRunningProcesses", None)
+
+
+@pytest.mark.processes
+def test_a_count_that_becomes_memory_before_it_can_be_looked_at_has_a_bound_too() -> None:
+    """A library that says it has 10^8 entries has pynvml make room for them."""
+    script = (
+        "import json, pynvml; from egmctl.facts import nvml\n"
+        "pynvml.nvmlInit = lambda: bytearray(3 << 30)\n"
+        "print(json.dumps(nvml.read(None, {})['absent']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    detail = "nvmlInit: a count in the answer is beyond all bounds"
+    assert json.loads(done.stdout) == {"reason": "failed", "detail": detail}
 
 
 def test_more_processes_than_a_gpu_can_have_are_not_asked_for_one_by_one(answer: Answer) -> None:

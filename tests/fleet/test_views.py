@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from egmctl.fleet import session
+from egmctl.fleet.folder import new_folder
 from egmctl.model.codec import from_json
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Node, Outcome, PathDifference
@@ -18,6 +22,7 @@ from egmctl.report.forms import Form, render
 from egmctl.report.views.fleet import CAUSES_SHOWN
 from tests.conftest import ROOT, RunEgmctl
 from tests.report.texts import text_of
+from tests.saved.documents import bench_document, measured_report
 
 ANSWERS = (
     *(Answer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
@@ -151,3 +156,24 @@ def test_a_report_that_is_none_is_refused_with_the_place(egmctl: RunEgmctl, tmp_
     done = egmctl("show", file)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "is not a valid result: result.answers[3].reach: expected one of answered" in done.err
+
+
+@pytest.mark.parametrize("content", ["schema = 1", "[[", "\x00", "x = 1e999999"])
+def test_a_broken_profile_of_the_user_costs_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """Nodes took hours to answer: what is wrong beside them is a sentence."""
+    profiles = tmp_path / "config/egmctl/profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "broken.toml").write_text(content)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = new_folder(tmp_path / "out", Command.BENCH, datetime.now(timezone.utc))
+    for answer in ANSWERS[:2]:
+        (folder.path / answer.file).write_text(json.dumps(bench_document(measured_report("hgx-h200x4"))))
+    warnings: list[str] = []
+    asked = replace(REPORT.asked, command=Command.BENCH)
+    found = session._folded(replace(REPORT, asked=asked, answers=ANSWERS[:2], groups=()), folder, warnings.append)
+    (warning,) = warnings
+    assert re.search(r"profile .*broken.toml, line 1: .*; continuing without it", warning)
+    assert found.comparison is not None
+    assert found.counts == {"answered": 2}

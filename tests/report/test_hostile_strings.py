@@ -19,8 +19,9 @@ from egmctl import saved
 from egmctl.comparison import compare
 from egmctl.model.codec import field_types, to_json
 from egmctl.model.machine import Spelling
-from egmctl.report.forms import BENCH, COMPARISON, DOCTOR, TOPO, Form, render
+from egmctl.report.forms import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Form, render
 from tests.conftest import RunEgmctl
+from tests.fuzz.documents import original
 from tests.saved.documents import bench_document, measured_report
 
 HOSTILE = '=cmd|"/c calc"!A1 \x1b]0;title\x07\x1b[31m\x9b1m\x90\x00\r\u202e\u2028<script>alert(1)</script>'
@@ -100,3 +101,19 @@ def test_comparisons(files: dict[str, Path], tmp_path: Path, name: str) -> None:
     found = compare([saved.load(files[name]), saved.load(other)])
     for form in COMPARISON:
         examine(form, str(render(found, form)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "forms"),
+    [("bringup", BRINGUP), ("fleet", FLEET), ("comparison", COMPARISON)],
+    ids=lambda value: str(value)[:9],
+)
+def test_what_is_made_of_several_results(tmp_path: Path, kind: str, forms: tuple[Form, ...]) -> None:
+    path = tmp_path / "it.json"
+    path.write_bytes(original(kind, tmp_path))
+    result = saved.viewed(saved.load_any(path))
+    bad = poisoned(type(result), result)
+    assert json.dumps(to_json(bad)).count(json.dumps(HOSTILE)) > 5
+    for form in forms:
+        for verbose in (0, 2):
+            examine(form, str(render(bad, form, verbose=verbose)))
