@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import MutableSequence, Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from egmctl.errors import EgmctlError
 from egmctl.mpi.environment import Launched, launched
+from egmctl.mpi.world import MESSAGE_LIMIT, World
 from tests.mpi.jobs import alone, mpirun
 
 pytestmark = pytest.mark.processes
@@ -69,3 +76,28 @@ def test_the_environment_says_whether_there_are_several(
     found = launched(environment)
     assert (None if found is None else (found.rank, found.size)) == expected
     assert not isinstance(found, Launched) or found.by
+
+
+class Claims:
+    """Stands for MPI: other ranks say that so many bytes are to come."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+
+    def Iallgather(self, _own: object, sizes: MutableSequence[int]) -> Any:  # noqa: N802 - as mpi4py calls it
+        sizes[:] = array("i", self._sizes)
+        return SimpleNamespace(Test=lambda: True)
+
+    def Ibcast(self, size: MutableSequence[int], _root: int) -> Any:  # noqa: N802
+        size[0] = self._sizes[0]
+        return SimpleNamespace(Test=lambda: True)
+
+
+@pytest.mark.parametrize("call", ["all_gather", "gather", "broadcast"])
+@pytest.mark.parametrize("sizes", [(MESSAGE_LIMIT + 1, 0), (-1, 5)])
+def test_no_more_bytes_are_awaited_than_the_bound(call: str, sizes: tuple[int, int]) -> None:
+    world = World.__new__(World)
+    world._comm, world._mpi, world._requests = Claims(sizes), SimpleNamespace(BYTE=None), []
+    world.rank, world.size, world.broken = 1, 2, False
+    with pytest.raises(EgmctlError, match=r"bytes are more than 1073741824, which all ranks together may give"):
+        getattr(world, call)(b"", 1.0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any
 
 import pytest
 
 from egmctl.bench.ucx_report import parse, path_of
+from egmctl.gpu import ucx
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
 from egmctl.model.route import Carrier, Route
@@ -200,3 +202,17 @@ def test_a_count_that_is_no_number_is_no_line(count: str) -> None:
     text = f"| tagged message by ucp_tag_send* from host |\n| {count} | 0..inf | copy | tcp/lo |\n"
     assert list(parse(text, 0)) == []
     assert next(iter(parse(text.replace(count, "3"), 0))).messages == 3
+
+
+def test_no_more_of_a_report_is_read_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx, "_log", [])
+    os.write(ucx._log_fd(), b"of an earlier one\n")
+    link = object.__new__(ucx.Link)
+    link._endpoint = link._worker = link._context = None
+    link._log_start = ucx._log_size()
+    os.write(ucx._log_fd(), b"of this one\n")
+    os.ftruncate(ucx._log_fd(), 1 << 30)
+    report = link.close()
+    os.close(ucx._log_fd())
+    assert report.startswith("of this one\n")
+    assert len(report) == ucx.REPORT_LIMIT
