@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from egmctl.model.measurement import Endpoint, Engine, Measurement, Quantity, RunReport, Summary
+from egmctl.model.measurement import Endpoint, Measurement, Quantity, RunReport, Summary
 from egmctl.model.rank import Rank, node_names
 from egmctl.model.route import Egm
+from egmctl.model.task import UCX_ENGINES
 from egmctl.verdict.classes import JUDGED_FROM_BYTES
 
 _UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
@@ -174,5 +175,5 @@ class _Ranks:
         rank = end.rank
         if rank is None or rank not in self._nodes:
             return ""
-        by_maker = end.bus_id is None and (rank in self._of_job or measurement.engine is Engine.UCX)
+        by_maker = end.bus_id is None and (rank in self._of_job or measurement.engine in UCX_ENGINES)
         return f"{self._nodes[rank]}:{self._gpus[rank]}" if by_maker else self._nodes[rank]

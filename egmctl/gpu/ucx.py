@@ -18,6 +18,7 @@ from egmctl.driver import breadcrumb, ids
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError, EgmctlError
 from egmctl.gpu.context import Context
+from egmctl.gpu.ucx_rma import RegisteredMemory, RemoteMemory
 
 INSTALL_UCXX = "pip install 'egmctl[rdma]'"
 PATIENCE_S = 20.0
@@ -43,6 +44,8 @@ class Link:
     ----------
     options
         UCX's configuration without ``UCX_``: they come before the environment's.
+    one_sided
+        Memory is put and got too (:meth:`register`, :meth:`remote`).
 
     Raises
     ------
@@ -52,10 +55,10 @@ class Link:
         If UCX finds no way to communicate. UCX's functions are named as CUDA's are.
     """
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], *, one_sided: bool = False) -> None:
         self._ucx = _library()
         self._log_start = _log_size()
-        features = (self._ucx.Feature.TAG,)
+        features = (self._ucx.Feature.TAG, *((self._ucx.Feature.RMA,) if one_sided else ()))
         self._context = self._call(
             "ucp_init", lambda: self._ucx.UCXContext({"PROTO_INFO": "used", **options}, feature_flags=features)
         )
@@ -106,6 +109,14 @@ class Link:
         if on_gpu:
             return array(_DeviceBytes(address, size_bytes))
         return array((ctypes.c_ubyte * size_bytes).from_address(address))
+
+    def register(self, address: int, size_bytes: int) -> RegisteredMemory:
+        """Register memory for the other process."""
+        return RegisteredMemory(int(self._context.handle), address, size_bytes)
+
+    def remote(self, key: bytes, address: int) -> RemoteMemory:
+        """Return memory that the other process has registered."""
+        return RemoteMemory(int(self._endpoint.handle), key, address)
 
     def send(self, buffer: Any, tag: int) -> Any:
         """Begin to send; the other process receives it by the same tag."""

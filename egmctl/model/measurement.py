@@ -147,7 +147,7 @@ class Stage:
 
     name: Plain
     """``allocate``, ``export``, ``transfer``, ``open``, ``map``, ``first-touch``, ``second-touch``, ``close`` or
-    ``free``."""
+    ``free``; of memory that UCX registers ``register``, ``pack``, ``unpack``, ``deregister``."""
     ms: Summary
 
 
@@ -184,7 +184,7 @@ class Measurement(Task):
     """Of each flow; empty where none was timed."""
     latency_ns: Summary | None = None
     stages: tuple[Stage, ...] = ()
-    """Of a life cycle."""
+    """Of a life cycle; of one-sided UCX what it costs to register the memory."""
     in_process: float | None = None
     """Where the memory is another process': the median of the same path within one process, in the same run."""
     gating: Plain | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.model.memory import MemoryKind
 from egmctl.model.record import BusId, Plain
-from egmctl.model.route import Route
+from egmctl.model.route import Carrier, Route
 
 
 class HandleKind(StrEnum):
@@ -54,8 +54,16 @@ class Engine(StrEnum):
     """Two processes that wait for each other's message: what of an event's round trip is not the event."""
     UCX = "ucx"
     """Messages between two processes, carried by whatever UCX finds best for them."""
+    UCX_PUT = "ucx-put"
+    """The same, one-sided: the sender writes to memory that the receiver has registered."""
+    UCX_GET = "ucx-get"
+    """The receiver reads from memory that the sender has registered."""
     LIFE_CYCLE = "life-cycle"
     """Nothing is moved: memory is exported, sent, opened, mapped, touched and closed."""
+
+
+UCX_ENGINES = frozenset({Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET})
+"""What UCX carries, between two processes."""
 
 
 class Pattern(StrEnum):
@@ -157,7 +165,8 @@ class Flow:
     @property
     def through_gpu(self) -> bool:
         """Whether a GPU moves bytes between memory that is all the host's."""
-        return self.initiator is not None and self.source.bus_id is None and self.destination.bus_id is None
+        on_host = self.source.bus_id is None and self.destination.bus_id is None
+        return on_host and self.initiator is not None and self.route.carrier is not Carrier.UCX
 
     @property
     def _by(self) -> str:

@@ -17,9 +17,9 @@ _CHECKS = ("rdma.", "pcie.")
 def sections(cases: Sequence[Case]) -> tuple[str, ...]:
     """Return the facts that a plan of these cases and its explanation need."""
     from egmctl.bench.plan.make import SECTIONS
-    from egmctl.model.measurement import Engine
+    from egmctl.model.task import UCX_ENGINES
 
-    return (*SECTIONS, "nics", "system") if any(case.engine is Engine.UCX for case in cases) else SECTIONS
+    return (*SECTIONS, "nics", "system") if any(case.engine in UCX_ENGINES for case in cases) else SECTIONS
 
 
 def explained(report: RunReport) -> RunReport:

@@ -44,7 +44,10 @@ def test_without_ucxx_the_measurement_is_waived(measured: Any) -> None:
 
 @pytest.mark.skipif(not UCX, reason="ucxx is not installed")
 def test_ucx_takes_cuda_ipc_between_gpus_and_every_kind_of_memory_arrives(measured: Any) -> None:
-    code, found = measured("ucx_*_to_host_numa_1m", "ucx_device_to_device", "ucx_host_numa_to_device_1m")
+    code, found = measured(
+        *(f"ucx_{source}_to_host_numa_1m" for source in ("device", "host_numa", "host")),
+        *("ucx_device_to_device", "ucx_host_numa_to_device_1m"),
+    )
     assert code == 0, found
     assert {m["status"] for m in found} <= {"ok", "unstable"}
     by_case = {m["case"]: m["ucx"] for m in found}
@@ -57,3 +60,24 @@ def test_forced_to_tcp_messages_are_staged_through_host_memory(measured: Any) ->
     code, found = measured("ucx_device_to_device", UCX_TLS="tcp,cuda_copy")
     assert code == 0, found
     assert {(m["ucx"]["route"], m["ucx"]["staging"]) for m in found} == {("tcp", "host")}
+
+
+@pytest.mark.skipif(not UCX, reason="ucxx is not installed")
+@pytest.mark.parametrize(("memory", "route"), [("device", "cuda-ipc"), ("host", "shared-memory")])
+def test_what_is_put_and_got_one_sided_is_there_and_what_registering_costs_is_told(
+    measured: Any, memory: str, route: str
+) -> None:
+    names = [f"ucx_{word}_{memory}_to_{memory}{size}" for word in ("put", "get") for size in ("_64k", "")]
+    code, found = measured(*names)
+    assert code == 0, [m["reason"] for m in found]
+    assert {m["case"] for m in found} == set(names)
+    for m in found:
+        assert (m["status"] in ("ok", "unstable"), m["mismatch"]) == (True, None), m["reason"]
+        assert [stage["name"] for stage in m["stages"]] == ["register", "pack", "unpack", "deregister"]
+        assert m["ucx"]["route"] == route, m["ucx"]
+
+
+@pytest.mark.skipif(not UCX, reason="ucxx is not installed")
+def test_host_numa_memory_one_sided_is_measured_or_refused_by_name_and_ends_no_process(measured: Any) -> None:
+    _, found = measured("ucx_put_host_numa_to_host_numa_1m", "ucx_get_host_numa_to_host_numa_1m")
+    assert {m["status"] for m in found} <= {"ok", "unstable", "failed"}, [m["reason"] for m in found]

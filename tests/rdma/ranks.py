@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from egmctl.bench.processes.exchange import ParentExchange
 from egmctl.bench.processes.group import Group, start_rank
 from egmctl.bench.processes.protocol import Event, NodeAccess, Preparation, Request
 from egmctl.bench.processes.worker import start_driver
+from egmctl.gpu import ucx, ucx_rma
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.ucx import Link
+from egmctl.gpu.ucx_rma import RegisteredMemory
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Settings, Task
@@ -23,6 +26,8 @@ from egmctl.model.rank import Rank
 TARGET = "tests.rdma.ranks:run"
 SETTINGS = Settings(size_bytes=1 << 20, copies=None, samples=2, timeout_s=60)
 SPOILT_OFFSET = 1003
+_NO_MEMORY = -4
+"""UCS_ERR_NO_MEMORY."""
 
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
@@ -39,6 +44,9 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
             exchange,
         )
         tasks = [from_json(Task, task) for task in message["tasks"]]
+        if call := os.environ.get("EGMCTL_TEST_UCX_FAILS"):
+            ucx._library()
+            setattr(ucx_rma._library(), call, lambda *_: _NO_MEMORY)
         if message["spoilt"] and exchange.rank == 1:
             vars(ucx_side)["Link"] = _Spoiling
         found = UCX.measure(worker, tasks, SETTINGS)
@@ -51,12 +59,17 @@ class _Spoiling(Link):
     """Overwrites a byte of each message that has come."""
 
     _address = 0
+    _registered = 0
     _receives = False
 
     def buffer(self, address: int, size_bytes: int, *, on_gpu: bool) -> Any:
         if size_bytes > SPOILT_OFFSET:
             self._address = address
         return super().buffer(address, size_bytes, on_gpu=on_gpu)
+
+    def register(self, address: int, size_bytes: int) -> RegisteredMemory:
+        self._registered = address
+        return super().register(address, size_bytes)
 
     def receive(self, buffer: Any, tag: int) -> Any:
         self._receives |= buffer is not self.word
@@ -66,6 +79,8 @@ class _Spoiling(Link):
         super().wait(*requests)
         if self._receives:
             ctypes.memset(self._address + SPOILT_OFFSET, 0xA5, 1)
+        if self._registered:
+            ctypes.memset(self._registered + SPOILT_OFFSET, 0xA5, 1)
 
 
 def start(count: int) -> Group:

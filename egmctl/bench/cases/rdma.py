@@ -66,6 +66,35 @@ _ALL = [
     for kind in kinds
 ]
 
+
+def _one_sided(engine: Engine, word: str, near: _Memory, far: _Memory, size: tuple[str, int] | None) -> Case:
+    """Return what one process puts to, or gets from, memory that the other one has registered."""
+    (one, kind, here), (other, other_kind, there) = near, far
+    puts = engine is Engine.UCX_PUT
+    ends = f"from {here} to another process' {there}" if puts else f"from another process' {there} to {here}"
+    of = f" of {format_size(size[1])}" if size else ""
+    return Case(
+        name=f"ucx_{word}_{f'{one}_to_{other}' if puts else f'{other}_to_{one}'}{f'_{size[0]}' if size else ''}",
+        family=FAMILY,
+        source=kind if puts else other_kind,
+        destination=other_kind if puts else kind,
+        engine=engine,
+        pattern=Pattern.PAIR,
+        initiator=End.SOURCE if puts else End.DESTINATION,
+        description=f"one-sided {word}{of} by UCX {ends}, and what registering memory costs",
+        footprint=Footprint(least_bytes=size[1]) if size else None,
+        processes=Processes.NODE,
+    )
+
+
+_ALL += [
+    _one_sided(engine, word, memory, memory, size)
+    for engine, word in ((Engine.UCX_PUT, "put"), (Engine.UCX_GET, "get"))
+    for memory in _MEMORY
+    for size in (*_SIZES, None)
+]
+"""Between memory of one kind: what the kinds are to each other, the messages above say."""
+
 CASES = tuple(sorted(_ALL, key=lambda case: MemoryKind.HOST_NUMA in (case.source, case.destination)))
 """Those with HOST_NUMA memory last: UCX has ended processes over it (:func:`egmctl.gpu.ucx.taken_for`), and ranks that
 die again and again cost what comes after them."""

@@ -79,6 +79,14 @@ def engine_for(engine: Engine) -> BenchEngine:
             from egmctl.bench.engines.ucx import UCX
 
             return UCX
+        case Engine.UCX_PUT:
+            from egmctl.bench.engines.ucx import UCX_PUT
+
+            return UCX_PUT
+        case Engine.UCX_GET:
+            from egmctl.bench.engines.ucx import UCX_GET
+
+            return UCX_GET
         case _:
             assert_never(engine)
 

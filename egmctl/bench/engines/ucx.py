@@ -6,6 +6,7 @@ Each task has a connection of its own, so that UCX's report at its end is about 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from egmctl.bench.engines.base import BenchEngine
@@ -13,6 +14,7 @@ from egmctl.bench.engines.ucx_side import Side
 from egmctl.bench.processes.collective import CollectiveStep
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.ucx_report import OVER_NETWORK
+from egmctl.errors import DriverCallError
 from egmctl.model.measurement import Measurement, Settings, Task, Verification, waived
 from egmctl.model.timing import Phase
 from egmctl.model.ucx import UcxDevice
@@ -40,6 +42,8 @@ class Ucx(BenchEngine):
 
 
 UCX = Ucx(caption="UCX", counted="each byte copied, once", needs_kernels=False, timed_by_host=True)
+UCX_PUT = replace(UCX, caption="UCX put")
+UCX_GET = replace(UCX, caption="UCX get")
 
 
 def _measure(
@@ -61,7 +65,9 @@ def _measure(
                 side.sample(number)
         told = collective.do(lambda _: side.told())[0]
     finally:
-        side.close()
+        # What cannot be given back here is so after a failure that is told already.
+        with suppress(DriverCallError):
+            side.close()
     (outcome,) = collective.outcomes
     return side, outcome or side.conclude(told)
 

@@ -16,18 +16,22 @@ from egmctl.bench.plan.task import SAMPLE_S
 from egmctl.bench.processes.collective import CollectiveStep
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.exchange import Item
+from egmctl.bench.statistics import summarize
 from egmctl.bench.ucx_report import network_devices, parse, path_of
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import HostNumaMemory
 from egmctl.gpu.pattern import Difference
 from egmctl.gpu.ucx import Link, NoUcx, settings, taken_for
+from egmctl.gpu.ucx_rma import RegisteredMemory, RemoteMemory
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
+    Engine,
     Measurement,
     MemoryKind,
     Mismatch,
     Placement,
     Sample,
+    Stage,
     Task,
 )
 from egmctl.model.timing import Phase
@@ -63,13 +67,19 @@ class Side:
         self._options = options
         self._flow = task.flows[0]
         self._sender, self._receiver = self._flow.source.rank or 0, self._flow.destination.rank or 0
+        self._clock = self._flow.initiator_rank or 0
+        """Who issues the work, and times it: the receiver of what is got, else the sender."""
         self._me = collective.exchange.rank
         self._sends, self._receives = self._me == self._sender, self._me == self._receiver
         self._link: Link | None = None
+        self._registered: RegisteredMemory | None = None
+        self._remote: RemoteMemory | None = None
+        self._stages_ms: dict[str, float] = {}
         ((self._buffers,),) = assign([task])
         self._source: Source | None = None
         self._destination: Destination | None = None
         self._arrays: list[Any] = []
+        self._part = Window(0, 1, task.size_bytes)
 
     @property
     def _own(self) -> Buffer:
@@ -88,7 +98,7 @@ class Side:
             stream = self._worker.stream(self._collective.ranks[self._me].bus_id)
             stream.context.make_current()
             try:
-                self._link = Link(self._options if self._sends else {})
+                self._link = Link(self._options if self._issues else {}, one_sided=self._one_sided)
             except NoUcx as why:
                 return {"missing": str(why)}
             self._make_memory(stream.context)
@@ -102,6 +112,32 @@ class Side:
             return
         self.seed = offers[self._sender].data["seed"]
         self._collective.do(lambda _: self._open(offers))
+        if self._one_sided:
+            keys = self._collective.do(lambda _: self._register())[0]
+            self._collective.do(lambda _: self._unpack(keys))
+
+    @property
+    def _one_sided(self) -> bool:
+        return self.task.engine is not Engine.UCX
+
+    @property
+    def _issues(self) -> bool:
+        return self._me == self._clock
+
+    def _register(self) -> dict[str, Any] | None:
+        """Register this side's memory, whichever side reaches the other's."""
+        if self._link is None:
+            return None
+        memory = self._worker.held(self._own).memory
+        self._registered = self._link.register(memory.address, memory.size_bytes)
+        return {"key": self._registered.key.hex(), "address": memory.address}
+
+    def _unpack(self, keys: Sequence[Item]) -> None:
+        """Take the key to the other side's memory, if this is the one that puts or gets."""
+        if self._link is None or not self._issues or self._collective.outcomes[0] is not None:
+            return
+        other = keys[self._receiver if self._sends else self._sender].data
+        self._remote = self._link.remote(bytes.fromhex(other["key"]), other["address"])
 
     def _make_memory(self, context: Context) -> None:
         """Make HOST_NUMA memory so that the GPU that UCX takes it for can copy it too."""
@@ -140,7 +176,7 @@ class Side:
         for _ in range(2):
             timed = self._exchange(window(self.task.size_bytes, count, 0), count)
         if self._collective.outcomes[0] is None:
-            each_s = timed[self._sender].data / count
+            each_s = timed[self._clock].data / count
             self.task = replace(self.task, copies=max(1, min(MESSAGES_LIMIT, math.ceil(SAMPLE_S / each_s))))
 
     def sample(self, number: int) -> None:
@@ -157,7 +193,7 @@ class Side:
             found = self._collective.do(lambda _: self._check(part))[0]
         if self._collective.outcomes[0] is not None:
             return
-        taken = timed[self._sender].data
+        taken = timed[self._clock].data
         self.samples.append(
             round_trips(taken, sum(taken) / 1e6)
             if chase
@@ -169,7 +205,7 @@ class Side:
     def conclude(self, told: Sequence[Item]) -> Measurement:
         """Return the measurement; what each rank has told is the same everywhere."""
         data = [item.data for item in told if item.data]
-        first = told[self._sender].data
+        first = told[self._clock].data
         self.devices = first["devices"]
         chase = self.task.chase
         path = path_of(
@@ -187,6 +223,7 @@ class Side:
             "placements": tuple(from_json(Placement, one) for of in data for one in of["placements"]),
             "verification": self._worker.verification,
             "seeds": (self.seed,),
+            "stages": _stages(data),
         }
         if chase is None:
             return of_bandwidth(task, self.samples, self.mismatch, **more)
@@ -205,6 +242,7 @@ class Side:
         }
         report = self.close()
         return known | {
+            "stages_ms": self._stages_ms,
             "protocols": [to_json(one) for one in parse(report, self._me)],
             "placements": [to_json(placement) for placement in self._worker.placements([self._own])],
         }
@@ -212,8 +250,20 @@ class Side:
     def close(self) -> str:
         """Let go of the link, if it is there; return UCX's report."""
         self._arrays = []
+        self._let_go()
         link, self._link = self._link, None
         return "" if link is None else link.close()
+
+    def _let_go(self) -> None:
+        """Give back what one-sided messages took, the other side's before this one's own."""
+        remote, self._remote = self._remote, None
+        registered, self._registered = self._registered, None
+        if remote is not None:
+            self._stages_ms |= remote.stages_ms
+            remote.close()
+        if registered is not None:
+            registered.close()
+            self._stages_ms |= registered.stages_ms
 
     def _exchange(self, part: Window, count: int) -> list[Item]:
         """Have all prepare, then move so many messages; return what each rank gives: the sender the seconds."""
@@ -229,6 +279,7 @@ class Side:
             self._destination.poison(part)
             self._destination.stream.synchronize()
         start = held.memory.address + part.offset_bytes
+        self._part = part
         self._arrays = [
             self._link.buffer(start + slot * part.slot_bytes, part.slot_bytes, on_gpu=end.memory is MemoryKind.DEVICE)
             for slot in range(part.slots)
@@ -247,6 +298,8 @@ class Side:
         link = self._link
         if link is None:
             return None
+        if self._one_sided:
+            return self._pass_one_sided(link, count)
         started = time.perf_counter()
         under_way: list[Any] = []
         for number in range(count):
@@ -257,6 +310,36 @@ class Side:
         link.wait(*under_way)
         link.wait(link.receive(link.word, _ANSWER) if self._sends else link.send(link.word, _ANSWER))
         return time.perf_counter() - started if self._sends else None
+
+    def _pass_one_sided(self, link: Link, count: int) -> float | None:
+        """Put or get, a few at a time; return the seconds until all bytes are where they are to be.
+
+        The other side only makes UCX go on, which does by messages what the transport cannot do by itself.
+        """
+        remote = self._remote
+        if remote is None:
+            link.wait(link.receive(link.word, _ANSWER))
+            return None
+        try:
+            return self._all_of(link, remote, count)
+        finally:
+            # Also after a failure: the other side would wait in vain, and its wait be taken for the cause.
+            link.wait(link.send(link.word, _ANSWER))
+
+    def _all_of(self, link: Link, remote: RemoteMemory, count: int) -> float:
+        begin = remote.put if self._sends else remote.get
+        own = self._worker.held(self._own).memory.address
+        started = time.perf_counter()
+        under_way: list[Any] = []
+        for number in range(count):
+            if len(under_way) == IN_FLIGHT:
+                link.wait(under_way.pop(0))
+            offset = self._part.offset_bytes + number % self._part.slots * self._part.slot_bytes
+            under_way.append(begin(offset, own + offset, self._part.slot_bytes))
+        link.wait(*under_way)
+        if self._sends:
+            link.wait(remote.flush())
+        return time.perf_counter() - started
 
     def _laps(self, count: int) -> list[float] | None:
         """Send a message to and fro; return the nanoseconds of each round trip."""
@@ -275,3 +358,12 @@ class Side:
                 link.wait(link.receive(message, _DATA))
                 link.wait(link.send(message, _ANSWER))
         return laps if self._sends else None
+
+
+_STAGES = ("register", "pack", "unpack", "deregister")
+
+
+def _stages(told: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+    """Return what registering cost, of both sides' memory; UCX registers what it knows already at no cost."""
+    found = ((name, [of["stages_ms"][name] for of in told if name in of["stages_ms"]]) for name in _STAGES)
+    return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in found if ms)

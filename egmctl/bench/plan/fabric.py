@@ -19,10 +19,11 @@ from egmctl.bench.plan.task import Candidate, planned_task
 from egmctl.bench.plan.ucx import ucx_path
 from egmctl.errors import NothingToDo
 from egmctl.model.machine import Gpu
-from egmctl.model.measurement import BenchGpu, Engine, Flow, HandleKind, Pattern, Settings
+from egmctl.model.measurement import BenchGpu, Flow, HandleKind, Pattern, Settings
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
 from egmctl.model.route import Egm
+from egmctl.model.task import UCX_ENGINES
 from egmctl.model.waiver import Waiver
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
@@ -105,7 +106,7 @@ def job_flows(
 
     def between(one: int, other: int) -> RankFlow:
         owner = ranks[other]
-        if case.engine is Engine.UCX:
+        if case.engine in UCX_ENGINES:
             return RankFlow(ranks[one], owner)
         return RankFlow(ranks[one], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
 
@@ -122,7 +123,7 @@ def is_own_link(planned: PlannedTask) -> bool:
     """Say whether a pair's bytes take the link of the GPU that works alone: host memory over PCIe, whoever made it."""
     task = planned.task
     on_host = any(end.numa_node is not None for end in (task.flows[0].source, task.flows[0].destination))
-    return task.pattern in PAIRS and on_host and not planned.disjoint and task.engine is not Engine.UCX
+    return task.pattern in PAIRS and on_host and not planned.disjoint and task.engine not in UCX_ENGINES
 
 
 def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, tuple[RankFlow, ...]], PlannedTask]:
@@ -174,7 +175,7 @@ def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
 
     def path(case: Case, rank_flow: RankFlow) -> Path:
         issuer, owner = rank_flow.initiator, rank_flow.owner
-        if case.engine is Engine.UCX:
+        if case.engine in UCX_ENGINES:
             return ucx_path(case, issuer, layout.machine(issuer), owner, layout.machine(owner))
         same = issuer.host == owner.host
         ends = (case.source, case.destination, case.initiator)

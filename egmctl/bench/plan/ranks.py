@@ -20,6 +20,7 @@ from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryK
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
 from egmctl.model.route import Carrier, Route
+from egmctl.model.task import UCX_ENGINES
 from egmctl.model.waiver import Waiver, WaiverKind
 
 _NEEDS_ATTRIBUTE = {
@@ -74,7 +75,7 @@ def node_flows(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Itera
     count = len(ranks)
     if count < 2:
         return
-    if case.engine is not Engine.UCX and shared_memory(case) in HOST_MEMORY:
+    if case.engine not in UCX_ENGINES and shared_memory(case) in HOST_MEMORY:
         for node in nodes:
             if case.engine is Engine.PING_PONG:
                 yield from (
@@ -98,7 +99,7 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, by_owner: bool = Fal
         Host memory is named by the rank that has made it, over whose GPU it is reached: several nodes have a NUMA 0.
     """
     issuer, owner = rank_flow.initiator, rank_flow.owner
-    if case.engine is Engine.UCX:
+    if case.engine in UCX_ENGINES:
         return ucx_flow(case, issuer, owner, path)
     pushed = case.initiator is End.SOURCE
     near = Endpoint(
@@ -137,7 +138,7 @@ def local_path(machine: Machine) -> PathOf:
     def path(case: Case, rank_flow: RankFlow) -> Path:
         if case.engine in (Engine.EVENT, Engine.SOCKET):
             return _MESSAGES
-        if case.engine is Engine.UCX:
+        if case.engine in UCX_ENGINES:
             return ucx_path(case, rank_flow.initiator, machine, rank_flow.owner, machine)
         if rank_flow.numa_node is None and shared_memory(case) in HOST_MEMORY:
             return nowhere(shared_memory(case), rank_flow.owner.label)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egmctl.bench.case import Case
+from egmctl.bench.case import Case, End
 from egmctl.bench.plan.paths import Path, nowhere, path_between
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Endpoint, Flow, MemoryKind
@@ -14,16 +14,20 @@ RATE_GB_S = 1.0
 """To plan with: TCP within a node reaches about half of it, CUDA IPC two hundred times as much."""
 
 
-def ucx_path(case: Case, sender: Rank, senders: Machine, receiver: Rank, receivers: Machine) -> Path:
+def ucx_path(case: Case, issuer: Rank, issuers: Machine, other: Rank, others: Machine) -> Path:
     """Return why nothing can be sent, if that is known, and whether an end is EGM.
 
     Parameters
     ----------
-    senders, receivers
+    issuer, other
+        Who issues the work: the sender or, of what is got, the receiver; and the one at the other end.
+    issuers, others
         The machines that the two are on.
     """
+    if case.initiator is End.DESTINATION:
+        issuer, issuers, other, others = other, others, issuer, issuers
     memory, egm, why = None, None, ""
-    for rank, machine, kind in ((sender, senders, case.source), (receiver, receivers, case.destination)):
+    for rank, machine, kind in ((issuer, issuers, case.source), (other, others, case.destination)):
         if kind not in HOST_MEMORY:
             continue
         if rank.numa_node is None:
@@ -42,14 +46,15 @@ _ORDER = (Egm.YES, Egm.NO, Egm.UNKNOWN, None)
 """Of two ends the one that comes first here tells of the flow."""
 
 
-def ucx_flow(case: Case, sender: Rank, receiver: Rank, path: Path) -> Flow:
-    """Return messages as results name them: each end is memory of its own rank."""
+def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:
+    """Return messages as results name them: each end is memory of its own rank, of which one issues the work."""
+    source, destination = (issuer, other) if case.initiator is End.SOURCE else (other, issuer)
     return Flow(
-        source=_end(case.source, sender),
-        destination=_end(case.destination, receiver),
-        initiator=sender.bus_id,
-        initiator_label=sender.label,
-        initiator_rank=sender.number,
+        source=_end(case.source, source),
+        destination=_end(case.destination, destination),
+        initiator=issuer.bus_id,
+        initiator_label=issuer.label,
+        initiator_rank=issuer.number,
         route=path.route,
     )
 

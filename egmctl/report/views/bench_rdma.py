@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from egmctl.model.measurement import Measurement, MemoryKind, Quantity, Status
+from egmctl.model.measurement import Engine, Measurement, MemoryKind, Quantity, Status
 from egmctl.model.ucx import UcxStaging
 from egmctl.report.document import Cell, Matrix, Series
 from egmctl.report.views.bench_cells import columns_of, tone_of
@@ -18,9 +18,15 @@ _STAGED = {None: "", UcxStaging.HOST: ", host-staged", UcxStaging.GPU: ", GPU-st
 def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
     """Yield one table of bandwidths and one of round trips; neither holds what was waived."""
     there = [m for m in measurements if m.status is not Status.WAIVED]
-    if bandwidths := [m for m in there if m.quantity is Quantity.BANDWIDTH]:
+    columns: dict[str, Callable[[Measurement], str]]
+    for engine in (Engine.UCX_PUT, Engine.UCX_GET):
+        if one_sided := [m for m in there if m.engine is engine]:
+            word = "put" if engine is Engine.UCX_PUT else "got"
+            columns = {"size": lambda m: format_size(m.size_bytes), "GB/s": _gb_s, "register us": _register_us}
+            yield _grid(f"Memory {word} one-sided by UCX (GB/s)", one_sided, columns)
+    if bandwidths := [m for m in there if m.quantity is Quantity.BANDWIDTH and m.engine is Engine.UCX]:
         sizes = {m.size_bytes for m in bandwidths}
-        columns: dict[str, Callable[[Measurement], str]] = {"GB/s": _gb_s}
+        columns = {"GB/s": _gb_s}
         if len(sizes) > 1:
             columns = {"size": lambda m: format_size(m.size_bytes)} | columns
         of = "" if len(sizes) > 1 else f" of {format_size(bandwidths[0].size_bytes)}"
@@ -69,9 +75,9 @@ def _devices(those: Sequence[Measurement]) -> Matrix:
 def _paths(those: Sequence[Measurement]) -> tuple[str, ...]:
     """Name each by its ranks; where the receiver sends nothing, it is named by its memory."""
     flows = [m.flows[0] for m in those]
-    senders = {flow.initiator_rank: flow.initiator_label for flow in flows}
+    known = {flow.initiator_rank: flow.initiator_label for flow in flows}
     return tuple(
-        f"{flow.initiator_label} -> {senders.get(flow.destination.rank, flow.destination.label)}" for flow in flows
+        " -> ".join(known.get(end.rank, end.label) for end in (flow.source, flow.destination)) for flow in flows
     )
 
 
@@ -90,6 +96,12 @@ def _way(measurement: Measurement) -> str:
 def _gb_s(measurement: Measurement) -> str:
     found = measurement.bandwidth_gb_s
     return _marked(measurement, None if found is None else f"{found.median:.2f}")
+
+
+def _register_us(measurement: Measurement) -> str:
+    """Return the dearer side's: the cheaper one's memory may have been registered before."""
+    found = [stage.ms.max for stage in measurement.stages if stage.name == "register"]
+    return f"{1e3 * found[0]:.0f}" if found else "-"
 
 
 def _us(measurement: Measurement) -> str:

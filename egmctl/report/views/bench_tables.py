@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from egmctl.model.measurement import Engine, Measurement, Quantity, RunReport, Status
+from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
+from egmctl.model.task import UCX_ENGINES
 from egmctl.report.document import Chart, Matrix
 from egmctl.report.views.bench_cells import Frame
 from egmctl.report.views.bench_fold import FOLDED_ABOVE, folded
@@ -45,8 +46,8 @@ def families(report: RunReport) -> Iterator[tuple[str, tuple[Matrix | Chart, ...
 
 def tables(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
     """Yield the tables of some measurements: bandwidths by case, latencies, messages."""
-    by_ucx = [m for m in measurements if m.engine is Engine.UCX]
-    others = [m for m in measurements if m.engine is not Engine.UCX]
+    by_ucx = [m for m in measurements if m.engine in UCX_ENGINES]
+    others = [m for m in measurements if m.engine not in UCX_ENGINES]
     bandwidths = [m for m in others if m.quantity is Quantity.BANDWIDTH]
     for case in dict.fromkeys(measurement.case for measurement in bandwidths):
         yield from matrices([m for m in bandwidths if m.case == case], frame)
