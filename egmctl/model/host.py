@@ -153,7 +153,8 @@ class Driver(Record):
     """How NVML failed; ``None`` where it answered, was not asked, or the document is of before this field."""
     cuda_failure: LibraryFailure | None = None
     confidential_compute: Plain | None = None
-    """``off``, ``on``, or how several GPUs are joined under it: ``protected-pcie``, ``nvlink-encryption``."""
+    """``off``, ``on``, or how several GPUs are joined under it: ``protected-pcie``, ``nvlink-encryption``
+    (``nvmlSystemGetConfComputeSettings``)."""
     nvlink_bandwidth_mode: Plain | None = None
     """``full``, ``off``, ``min``, ``half`` or ``3quarter`` (``nvmlSystemGetNvlinkBwMode``)."""
     modules: tuple[Plain, ...] | None = None

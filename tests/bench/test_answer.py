@@ -216,3 +216,31 @@ def test_names_of_the_machine_are_data() -> None:
     hostile = dataclasses.replace(report, gpus=tuple(replace(gpu, name="[bold]\x1b[31m") for gpu in report.gpus))
     assert bench_document(hostile).subject == "4 x [bold]\x1b[31m"
     assert "4 x [bold]\\x1b[31m" in shown(hostile)
+
+
+@pytest.mark.parametrize(
+    ("mode", "banner"),
+    [
+        ("on", "CONFIDENTIAL COMPUTING is on: copies may be encrypted; references are of GPUs without it"),
+        (
+            "protected-pcie",
+            "CONFIDENTIAL COMPUTING is on (protected-pcie): copies may be encrypted; references are of GPUs without it",
+        ),
+        ("off", None),
+        (None, None),
+    ],
+)
+def test_results_under_confidential_computing_are_marked_before_the_answer(
+    mode: str | None, banner: str | None
+) -> None:
+    made = judged(WRITE)
+    (machine,) = made.machines
+    assert machine.driver is not None
+    driver = replace(machine.driver, confidential_compute=mode)
+    text = shown(replace(made, machines=(replace(machine, driver=driver),)), brief=True)
+    if banner is None:
+        assert "CONFIDENTIAL" not in text
+    else:
+        words = " ".join(text.split())
+        assert banner in words
+        assert words.index(banner) < words.index("PASS")

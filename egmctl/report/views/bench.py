@@ -40,7 +40,7 @@ from egmctl.report.views.bench_soak import soak_lines, worst_paths
 from egmctl.report.views.bench_tables import families
 from egmctl.report.views.bench_warnings import route_line, seen, staged_lines, warnings
 from egmctl.report.views.causes import cause_entries
-from egmctl.report.views.machine import banners, machine_section
+from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.node_scene import node_scene
 from egmctl.report.views.topo import gpu_matrix
 from egmctl.topology.topology import Topology, topology
@@ -71,7 +71,11 @@ def bench_document(report: RunReport) -> Document:
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
     driver = report.driver_version or "unknown"
     fake = (FAKE,) if are_fake(gpu.name for gpu in report.gpus) else ()
-    modelled = tuple(dict.fromkeys(one for machine in report.machines for one in banners(machine.origin)))
+    modelled = tuple(
+        dict.fromkeys(
+            one for machine in report.machines for one in (*banners(machine.origin), *confidential_banner(machine))
+        )
+    )
     return Document(
         command="egmctl bench",
         subject=subject,

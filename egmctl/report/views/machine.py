@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report.document import Block, Column, KeyValues, Level, Section, Table
-from egmctl.units import format_kernel_list, format_size
+from egmctl.units import format_kernel_list, format_size, printable
 
 
 def banners(origin: Origin) -> tuple[str, ...]:
@@ -16,6 +16,15 @@ def banners(origin: Origin) -> tuple[str, ...]:
     if origin.kind is OriginKind.MODELLED:
         return (f"MODEL of {origin.name}, built from public documentation, not captured from hardware",)
     return ()
+
+
+def confidential_banner(machine: Machine) -> tuple[str, ...]:
+    """Say that a machine computes confidentially: copies are encrypted, and no reference is of such a machine."""
+    mode = machine.driver.confidential_compute if machine.driver is not None else None
+    if mode in (None, "off"):
+        return ()
+    how = "" if mode == "on" else f" ({printable(mode)})"
+    return (f"CONFIDENTIAL COMPUTING is on{how}: copies may be encrypted; references are of GPUs without it",)
 
 
 def subject(origin: Origin) -> str:
