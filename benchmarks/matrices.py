@@ -151,8 +151,8 @@ def read_egmctl(measurements: list[dict[str, Any]], arrow: str) -> Cells:
 
 
 def place(end: dict[str, Any]) -> int:
-    """Return the row or column of one end of a flow."""
-    return int(end["label"].removeprefix("GPU")) if end["memory"] == "device" else 0
+    """Return the row or column of one end of a flow: a GPU's memory, or the registers of the one that reads."""
+    return int(end["label"].removeprefix("GPU")) if end["label"].startswith("GPU") else 0
 
 
 def read_nvbandwidth(text: str) -> dict[str, tuple[str, Cells]]:

@@ -47,6 +47,18 @@ __device__ static void wait_loaded(u32 barrier, u32 parity)
                      : "memory");
 }
 
+// Where a block is: in which chunk of a slot, in which slot. One thread does all of a block's arithmetic, and a division
+// of 64 bits takes it as long as the copy unit needs for a chunk.
+struct Place {
+    u64 chunk, slot;
+
+    __device__ void go_on(u64 by, u64 chunks, u64 slots)
+    {
+        for (chunk += by; chunk >= chunks; chunk -= chunks)
+            slot = slot + 1 == slots ? 0 : slot + 1;
+    }
+};
+
 #endif
 
 extern "C" __launch_bounds__(32) __global__ void copy_bulk(uint4 *destination, const uint4 *source, u64 vectors,
@@ -67,23 +79,21 @@ extern "C" __launch_bounds__(32) __global__ void copy_bulk(uint4 *destination, c
     const u64 chunks = (slot_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES, all = chunks * passes;
     const u64 mine = all > blockIdx.x ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
 
+    Place load = {blockIdx.x % chunks, blockIdx.x / chunks % slots}, store = load;
     for (u64 begun = 0, done = 0; done < mine; ++done) {
         for (; begun < mine && begun < done + AHEAD; ++begun) {
-            const u64 chunk = blockIdx.x + begun * gridDim.x;
-            const u64 offset = chunk % chunks * CHUNK_BYTES;
-            const u64 left = slot_bytes - offset;
+            const u64 offset = load.chunk * CHUNK_BYTES, left = slot_bytes - offset;
             const u32 stage = (u32)(begun % STAGES);
             begin_load(first_stage + stage * CHUNK_BYTES, first_barrier + 8 * stage,
-                       (const char *)source + chunk / chunks % slots * slot_bytes + offset,
-                       left < CHUNK_BYTES ? (u32)left : CHUNK_BYTES);
+                       (const char *)source + load.slot * slot_bytes + offset, left < CHUNK_BYTES ? (u32)left : CHUNK_BYTES);
+            load.go_on(gridDim.x, chunks, slots);
         }
-        const u64 chunk = blockIdx.x + done * gridDim.x;
-        const u64 offset = chunk % chunks * CHUNK_BYTES;
-        const u64 left = slot_bytes - offset;
+        const u64 offset = store.chunk * CHUNK_BYTES, left = slot_bytes - offset;
         const u32 stage = (u32)(done % STAGES);
         wait_loaded(first_barrier + 8 * stage, (u32)(done / STAGES & 1));
-        begin_store((char *)destination + chunk / chunks % slots * slot_bytes + offset, first_stage + stage * CHUNK_BYTES,
+        begin_store((char *)destination + store.slot * slot_bytes + offset, first_stage + stage * CHUNK_BYTES,
                     left < CHUNK_BYTES ? (u32)left : CHUNK_BYTES);
+        store.go_on(gridDim.x, chunks, slots);
         // The stage that is loaded next is that of the store before these last ones, which may still be reading.
         asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGES - AHEAD) : "memory");
     }
