@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from egmctl.doctor.cause_conditions import (
+    Holds,
+    alike,
+    always,
+    control_node_failed,
+    cuda_did_not_start,
+    failed_in,
+    lost_as,
+    no_gpu_left,
+    not_ready,
+    same_gpus,
+    undetermined,
+    xids,
+)
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.xids import Blame, meaning
-from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
-from egmctl.model.kernel_log import EventKind, KernelEvent
-from egmctl.model.machine import Driver, Machine, Outcome
-from egmctl.topology.access import Block, classify, cuda_failure, nvml_failure
-
-Holds = Callable[[Machine, Finding, Finding], bool]
+from egmctl.model.finding import Status
+from egmctl.topology.access import Block, cuda_failure, nvml_failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,122 +37,6 @@ class Rule:
     """Whether a finding of the cause explains a finding of an effect."""
     why: str
     """Why it does, one clause."""
-
-
-def _always(_machine: Machine, _cause: Finding, _effect: Finding) -> bool:
-    return True
-
-
-def _same_gpus(_machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Both are about GPUs, and about some of the same."""
-    return bool(set(cause.place.ids) & set(effect.place.ids))
-
-
-def alike(_machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Both are about some of the same GPUs, or one of them is about something else than GPUs."""
-    gpus, others = _gpus(cause), _gpus(effect)
-    return gpus is None or others is None or bool(gpus & others)
-
-
-def _gpus(finding: Finding) -> frozenset[str] | None:
-    match finding.place.kind:
-        case PlaceKind.GPU:
-            return frozenset(finding.place.ids)
-        case PlaceKind.PAIR:
-            return frozenset(end for pair in finding.place.ids for end in pair.split(">"))
-        case _:
-            return None
-
-
-def _no_gpu_left(_machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """The effect counts GPUs, and the cause has some of them."""
-    return effect.place.kind is not PlaceKind.GPU or _same_gpus(_machine, cause, effect)
-
-
-def _control_node_failed(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """A library's start failed because one of the nodes that it opens first is closed."""
-    closed = _closed_nodes(machine)
-    nvml, cuda = nvml_failure(machine), cuda_failure(machine)
-    calls = {seen.source for seen in effect.evidence}
-    if nvml is not None and nvml.call in calls:
-        return nvml.call == "nvmlInit" and "/dev/nvidiactl" in closed
-    return cuda is not None and cuda.call in calls and cuda.call == "cuInit" and bool(closed)
-
-
-def _closed_nodes(machine: Machine) -> set[str]:
-    nodes = (machine.driver or Driver()).nodes or ()
-    return {node.path for node in nodes if node.access not in (None, "ok") or node.kind not in (None, "character")}
-
-
-def _cuda_did_not_start(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """Every probe that this check judges and that failed did so in cuInit."""
-    kinds = KINDS.get(effect.check, ())
-    calls = {probe.call for probe in machine.probes or () if probe.kind in kinds and probe.outcome is not Outcome.OK}
-    return bool(calls) and calls <= {"cuInit", "cuDriverGetVersion"} and bool(_closed_nodes(machine))
-
-
-def _failed_in(*calls: str, number: int | None = None) -> Holds:
-    """Return whether all probes of the effect that failed did so in one of these calls, with this CUresult."""
-
-    def holds(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-        kinds = KINDS.get(effect.check, ())
-        bad = [probe for probe in machine.probes or () if probe.kind in kinds and probe.outcome is Outcome.ERROR]
-        return bool(bad) and all(
-            probe.call in calls and (number is None or probe.error_number == number) for probe in bad
-        )
-
-    return holds
-
-
-def _not_ready(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """CUDA does not start because the fabric is not ready, and this finding is about that."""
-    failed = cuda_failure(machine)
-    if failed is None or failed.number != _SYSTEM_NOT_READY:
-        return False
-    return effect.check != "drv.libraries" or any(seen.source == failed.call for seen in effect.evidence)
-
-
-_SYSTEM_NOT_READY = 802
-"""CUDA_ERROR_SYSTEM_NOT_READY (cuda.h)."""
-
-
-def _undetermined(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    return effect.status is Status.UNKNOWN and alike(machine, cause, effect)
-
-
-def _lost_as(*blocks: Block, status: Status | None = None) -> Holds:
-    """Return whether the effect is about GPUs of the cause, all of which are lost in one of these ways.
-
-    Parameters
-    ----------
-    status
-        The cause must have.
-    """
-
-    def holds(machine: Machine, cause: Finding, effect: Finding) -> bool:
-        gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in effect.place.ids]
-        return (
-            (status is None or cause.status is status)
-            and _same_gpus(machine, cause, effect)
-            and all((stopped := classify(machine, gpu)) is not None and stopped.block in blocks for gpu in gpus)
-        )
-
-    return holds
-
-
-def _xids(fits: Callable[[KernelEvent], bool]) -> Holds:
-    """Return whether all Xids of the effect's GPU that need an operator are such ones, and the cause has that GPU."""
-
-    def holds(machine: Machine, cause: Finding, effect: Finding) -> bool:
-        events = () if machine.kernel_log is None else machine.kernel_log.events
-        those = [
-            event
-            for event in events
-            if event.kind is EventKind.XID and event.bus_id in effect.place.ids and meaning(event).status in TOLD
-        ]
-        return _same_gpus(machine, cause, effect) and bool(those) and all(map(fits, those))
-
-    return holds
 
 
 _RECOVERY_CHANGED = 154
@@ -208,13 +102,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         cause="drv.nouveau",
         effects=("dev.driver-binding", "drv.libraries", "dev.count-consistency"),
-        holds=_always,
+        holds=always,
         why="a GPU has one kernel driver",
     ),
     Rule(
         cause="dev.driver-binding",
         effects=("drv.libraries",),
-        holds=_same_gpus,
+        holds=same_gpus,
         why="the libraries find no GPU whose kernel driver is not NVIDIA's",
     ),
     Rule(
@@ -236,25 +130,25 @@ RULES: tuple[Rule, ...] = (
     Rule(
         cause="dev.control-nodes",
         effects=("drv.libraries",),
-        holds=_control_node_failed,
+        holds=control_node_failed,
         why="NVML and CUDA open /dev/nvidiactl first, CUDA then /dev/nvidia-uvm",
     ),
     Rule(
         cause="dev.control-nodes",
         effects=_ACTIVE,
-        holds=_cuda_did_not_start,
+        holds=cuda_did_not_start,
         why="cuInit opens /dev/nvidiactl and /dev/nvidia-uvm",
     ),
     Rule(
         cause="drv.libraries",
         effects=_ACTIVE,
         holds=lambda machine, cause, effect: (
-            cuda_failure(machine) is not None and _failed_in("cuInit", "cuDriverGetVersion")(machine, cause, effect)
+            cuda_failure(machine) is not None and failed_in("cuInit", "cuDriverGetVersion")(machine, cause, effect)
         ),
         why="every use of CUDA begins with cuInit",
     ),
     *(
-        Rule(cause=cause, effects=("dev.count-consistency",), holds=_no_gpu_left, why="it takes the GPUs away")
+        Rule(cause=cause, effects=("dev.count-consistency",), holds=no_gpu_left, why="it takes the GPUs away")
         for cause in (
             "dev.fell-off-bus",
             "dev.driver-binding",
@@ -267,54 +161,54 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     *(
-        Rule(cause=cause, effects=("pcie.link",), holds=_undetermined, why="the link of this GPU was not read")
+        Rule(cause=cause, effects=("pcie.link",), holds=undetermined, why="the link of this GPU was not read")
         for cause in ("dev.driver-binding", "dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
     ),
     *(
-        Rule(cause=cause, effects=("drv.libraries",), holds=_not_ready, why="cuInit waits for the fabric")
+        Rule(cause=cause, effects=("drv.libraries",), holds=not_ready, why="cuInit waits for the fabric")
         for cause in ("fabric.management", "fabric.manager", "fabric.state")
     ),
     Rule(
         cause="gpu.mig",
         effects=("dev.count-consistency",),
-        holds=_lost_as(Block.NOT_SEEN_BY_CUDA),
+        holds=lost_as(Block.NOT_SEEN_BY_CUDA),
         why="CUDA lists parts of it, not the GPU",
     ),
     Rule(
         cause="gpu.compute-mode",
         effects=("dev.count-consistency",),
-        holds=_lost_as(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL),
+        holds=lost_as(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL),
         why="a prohibited GPU is none of CUDA's",
     ),
     Rule(
         cause="kernel.xid",
         effects=("dev.count-consistency",),
-        holds=_lost_as(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL),
+        holds=lost_as(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL),
         why="the driver gave the GPU up and said why",
     ),
     Rule(
         cause="dev.fell-off-bus",
         effects=("kernel.xid",),
-        holds=_xids(lambda event: event.number in _OFF_THE_BUS),
+        holds=xids(lambda event: event.number in _OFF_THE_BUS),
         why="the driver said so in the kernel's log",
     ),
     Rule(
         cause="dev.fell-off-bus",
         effects=("kernel.aer",),
-        holds=_same_gpus,
+        holds=same_gpus,
         why="its link went down",
     ),
     Rule(
         cause="gpu.health",
         effects=("kernel.xid",),
-        holds=_xids(lambda event: event.number in _OF_MEMORY),
+        holds=xids(lambda event: event.number in _OF_MEMORY),
         why="the driver logs the memory errors that it counts",
     ),
     *(
         Rule(
             cause=cause,
             effects=("kernel.xid",),
-            holds=_xids(lambda event: meaning(event).blame is Blame.LINK),
+            holds=xids(lambda event: meaning(event).blame is Blame.LINK),
             why="the driver logs errors of these links",
         )
         for cause in ("nvlink.links", "nvlink.errors")
@@ -322,14 +216,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         cause="imex.channel",
         effects=("fabric.alloc-active",),
-        holds=_failed_in("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
+        holds=failed_in("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
         why="fabric handles need an IMEX channel (cuda.h, CUDA_ERROR_NOT_PERMITTED)",
     ),
     *(
         Rule(
             cause=cause,
             effects=("egm.alloc-active", "ipc.vmm-active", "ipc.pool-active", "fabric.alloc-active"),
-            holds=_failed_in("cuMemCreate", "cuMemPoolCreate"),
+            holds=failed_in("cuMemCreate", "cuMemPoolCreate"),
             why="the driver cannot take memory of that NUMA node",
         )
         for cause in ("numa.cpuset-mems", "numa.mempolicy-syscalls")
@@ -337,7 +231,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         cause="ipc.ptrace",
         effects=("ipc.pidfd-active",),
-        holds=_always,
+        holds=always,
         why="pidfd_getfd needs the rights of ptrace(2)",
     ),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from egmctl.model.measurement import BenchGpu, Settings, Task
 from egmctl.model.rank import Rank
 from egmctl.model.record import Plain
+from egmctl.model.waiver import Waiver
 
 PLAN_SCHEMA = "egmctl.plan/1"
 
@@ -16,7 +17,9 @@ class PlannedMeasurement(Task):
     """A task, and why it would not be run."""
 
     waiver: Plain | None = None
-    """``None`` if it would be run."""
+    """The first of what stops it; ``None`` if it would be run."""
+    waivers: tuple[Waiver, ...] = ()
+    """All that stops it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,18 +9,17 @@ measurement stay two, and what nothing explains has none: that something is slow
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.model.cause import RunCause
-from egmctl.model.finding import TOLD, Finding, Place, PlaceKind, on_gpus
+from egmctl.model.finding import TOLD, Finding, PlaceKind, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BROKEN, Endpoint, Flow, Measurement, RunReport, Status
-from egmctl.model.rank import node_names
+from egmctl.model.measurement import BROKEN, Flow, Measurement, RunReport, Status
 from egmctl.model.route import Carrier, LinkKind, Route
 from egmctl.model.verdict import Grade
 from egmctl.model.waiver import OF_GPUS, Waiver, WaiverKind
@@ -29,6 +28,7 @@ from egmctl.verdict import seen
 from egmctl.verdict.causes import Cause, causes
 from egmctl.verdict.classes import is_degraded, is_lost
 from egmctl.verdict.mechanisms import Mechanism, Symptom, mechanisms
+from egmctl.verdict.nodes import Node, nodes, touches
 
 SECTIONS = ("switches", "confinement", "system")
 """The facts that causes are found in, besides those that a plan is made from."""
@@ -54,27 +54,6 @@ class Shortfalls:
     def all(self) -> frozenset[int]:
         """All of them."""
         return self.slow | self.waived
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One node of a run, and which of its processes are there."""
-
-    machine: Machine
-    name: str = ""
-    """As labels of the run begin, ``node1``; empty in a run on one."""
-    ranks: frozenset[int] | None = None
-    """``None``: all."""
-
-    def has(self, rank: int | None) -> bool:
-        """Say whether a process is on this node; ``None`` is the one of a run without ranks."""
-        return self.ranks is None or rank in self.ranks
-
-    def gpus(self, flow: Flow) -> set[str]:
-        """Return the bus ids of the GPUs of this node that take part in a flow."""
-        ends = {end.bus_id for end in (flow.source, flow.destination) if self.has(end.rank)}
-        issuer = {flow.initiator} if self.has(flow.initiator_rank) else set()
-        return {bus_id for bus_id in ends | issuer if bus_id is not None}
 
 
 @dataclass(slots=True)
@@ -144,18 +123,6 @@ def _told(one: _Explained, short: Shortfalls, asked: Collection[str], gpus: dict
         asked=on_gpus(named).label if named else "",
         explains=tuple(sorted(one.numbers)),
     )
-
-
-def nodes(report: RunReport, machine: Machine | None = None) -> tuple[Node, ...]:
-    """Return the nodes of a run; none where it is not known which process was on which."""
-    machines = report.machines
-    if len(machines) == 1:
-        return (Node(machine or machines[0]),)
-    names = node_names(rank.host for rank in report.ranks)
-    if len(names) != len(machines):
-        return ()
-    by_host = {host: frozenset(rank.number for rank in report.ranks if rank.host == host) for host in names}
-    return tuple(Node(one, name, by_host[host]) for one, (host, name) in zip(machines, names.items(), strict=True))
 
 
 def shortfalls(run: RunReport) -> Shortfalls:
@@ -292,27 +259,6 @@ def _concerns(finding: Finding, row: Mechanism, one: Measurement, node: Node) ->
     if row.own_gpu and finding.place.kind is not PlaceKind.GPU:
         return False
     return any(
-        (row.crosses is None or row.crosses(flow)) and _touches(finding.place, flow, node, whole=row.whole_node)
+        (row.crosses is None or row.crosses(flow)) and touches(finding.place, flow, node, whole=row.whole_node)
         for flow in one.flows
     )
-
-
-def _touches(place: Place, flow: Flow, node: Node, *, whole: bool) -> bool:
-    ends = [end for end in (flow.source, flow.destination) if node.has(end.rank)]
-    if place.kind is PlaceKind.NODE or whole:
-        return bool(ends) or node.has(flow.initiator_rank)
-    match place.kind:
-        case PlaceKind.GPU:
-            return not node.gpus(flow).isdisjoint(place.ids)
-        case PlaceKind.PAIR:
-            return bool(_pairs(ends) & set(place.ids))
-        case PlaceKind.NUMA:
-            return any(str(end.numa_node) in place.ids for end in ends if end.numa_node is not None)
-        case PlaceKind.NIC:
-            return False
-
-
-def _pairs(ends: Iterable[Endpoint]) -> set[str]:
-    """Return two GPUs in both orders, as places of pairs name them."""
-    ids = [end.bus_id for end in ends if end.bus_id is not None]
-    return {">".join(ids), ">".join(ids[::-1])} if len(ids) == 2 else set()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from egmctl.doctor.cause_rules import RULES, alike
+from egmctl.doctor.cause_conditions import alike
+from egmctl.doctor.cause_rules import RULES
 from egmctl.doctor.causes import explained
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.registry import CHECKS

@@ -13,6 +13,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish
 from egmctl.report.views.causes import cause_words
 from egmctl.verdict.explain import with_causes
+from egmctl.verdict.seen import during
 from tests.bench.reports import report
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched
@@ -107,3 +108,14 @@ def test_what_gpus_of_the_same_bus_id_showed_is_told_of_each() -> None:
     first = replace(made.measurements[0], evidence=slow, status=Status.FAILED)
     found = with_causes(replace(made, measurements=(first, *made.measurements[1:])))
     assert not found.causes, "heat makes nothing fail"
+
+
+def test_two_gpus_of_one_bus_id_keep_their_names() -> None:
+    made = run(layout(healthy(), healthy()))
+    heat = tuple(
+        GpuEvidence(bus_id=GPU0, label=f"{node}:GPU0", throttle_reasons=("hw-thermal-slowdown",))
+        for node in ("node1", "node2")
+    )
+    first = replace(made.measurements[0], evidence=Evidence(gpus=heat))
+    (found,) = during(replace(made, measurements=(first, *made.measurements[1:])))
+    assert (found.finding.place.label, found.finding.place.ids) == ("node1:GPU0, node2:GPU0", (GPU0,))

@@ -18,6 +18,7 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.machine import GpuProcess, LibraryFailure, Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish, waived
 from egmctl.model.waiver import Waiver, WaiverKind
+from egmctl.report.exports.plan_json import plan_report
 from egmctl.report.views.bench_answer import answer
 from egmctl.units import MIB
 from egmctl.verdict.explain import with_causes
@@ -350,3 +351,13 @@ def test_memory_of_a_numa_node_that_was_asked_for_and_is_forbidden_is_a_failure(
     (cause,) = asked.causes
     assert (cause.finding.check, cause.finding.place.label, asked.exit_code) == ("numa.cpuset-mems", "NUMA 1", 1)
     assert first(asked).startswith("INCOMPLETE: NUMA 1: memory of this NUMA node is required (--numa)")
+
+
+def test_a_plan_that_is_not_run_says_all_that_stops_it() -> None:
+    machine = patched(with_gpu_denied(H200, 3), "gpus[1].nvml", processes=(GpuProcess(pid=4711),))
+    settings = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
+    plan = make_plan(machine, machine.gpus or (), [0], [case for case in CASES if case.name == WRITE], settings)
+    found = {one.path: one for one in plan_report(plan).measurements}
+    assert [waiver.kind for waiver in found["GPU1 -> GPU3"].waivers] == [K.GPU_UNUSABLE, K.GPU_BUSY]
+    assert found["GPU1 -> GPU3"].waiver == "GPU3: denied by the device cgroup (/dev/nvidia3: EPERM)"
+    assert (found["GPU0 -> GPU2"].waiver, found["GPU0 -> GPU2"].waivers) == (None, ())

@@ -35,7 +35,9 @@ def plan_report(plan: Plan) -> PlanReport:
         numa_nodes=plan.numa_nodes,
         ranks=tuple(replace(rank, host=None) for rank in plan.ranks),
         measurements=tuple(
-            PlannedMeasurement(**{f.name: getattr(one.task, f.name) for f in fields(Task)}, waiver=one.waiver)
+            PlannedMeasurement(
+                **{f.name: getattr(one.task, f.name) for f in fields(Task)}, waiver=one.waiver, waivers=one.waivers
+            )
             for one in plan.tasks
         ),
         steps=tuple(
