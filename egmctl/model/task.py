@@ -44,6 +44,8 @@ class Engine(StrEnum):
     """One thread of one kernel that adds to one counter after another, atomically, and waits for each answer."""
     CPU = "cpu"
     """Threads bound to the CPUs of a NUMA node: a lower bound of what those can do."""
+    CPU_CHASE = "cpu-chase"
+    """One thread of a CPU that follows a chain of addresses."""
     CHASE = "chase"
     """One thread of one kernel that follows a chain of offsets."""
     PING_PONG = "ping-pong"

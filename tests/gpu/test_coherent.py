@@ -30,3 +30,15 @@ def test_it_is_measured_where_the_gpus_memory_is_a_numa_node(egmctl: RunEgmctl) 
         elif m["status"] != "waived":
             assert m["status"] in ("ok", "unstable"), m["reason"]
             assert all(placement["right"] for placement in m["placements"])
+
+
+def test_a_cpu_waits_for_host_memory_some_hundred_nanoseconds(egmctl: RunEgmctl) -> None:
+    ended = egmctl("bench", "--case", "cpu_latency_*", "--samples", "3", "--json", timeout_s=200)
+    document = json.loads(ended.out)
+    assert ended.code == 0, ended.out[:3000]
+    for m in document["result"]["measurements"]:
+        if m["case"] == "cpu_latency_gpu_numa" and m["status"] == "waived":
+            continue
+        assert m["status"] in ("ok", "unstable"), m["reason"]
+        assert m["verification"] == "walk-every-sample"
+        assert 30 < m["latency_ns"]["median"] < 3000

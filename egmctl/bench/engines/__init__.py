@@ -55,6 +55,10 @@ def engine_for(engine: Engine) -> BenchEngine:
             from egmctl.bench.engines.cpu import CPU
 
             return CPU
+        case Engine.CPU_CHASE:
+            from egmctl.bench.engines.cpu_chase import CPU_CHASE
+
+            return CPU_CHASE
         case Engine.CHASE:
             from egmctl.bench.engines.chase import CHASE
 

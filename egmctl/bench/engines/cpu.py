@@ -16,9 +16,11 @@ from egmctl.facts.cpus import NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, words_of
 from egmctl.gpu.memory import Memory
 from egmctl.model.measurement import (
+    Endpoint,
     Measurement,
     MemoryKind,
     Mismatch,
+    Placement,
     Sample,
     Settings,
     Status,
@@ -89,10 +91,8 @@ def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measuremen
     with worker.stopwatch.phase(Phase.WARM_UP):
         threads.write(memory, WARM_UP_PASSES, _word(0))
     placements = worker.placements((buffer,))
-    if end.memory is MemoryKind.GPU_NUMA and not (placements and all(placement.right for placement in placements)):
-        # Pages on another node would be called the GPU's.
-        told = "; ".join(placement.detail for placement in placements) or "nothing tells where its pages are"
-        return waived(task, WaiverKind.NO_NUMA_MEMORY, f"its pages are not shown to be in {end.label}'s memory: {told}")
+    if (outcome := misplaced(task, end, placements)) is not None:
+        return outcome
     samples: list[Sample] = []
     mismatch: Mismatch | None = None
     for number in range(settings.samples):
@@ -123,6 +123,14 @@ def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measuremen
         concurrent=1,
         placements=placements,
     )
+
+
+def misplaced(task: Task, end: Endpoint, placements: Sequence[Placement]) -> Measurement | None:
+    """Return the outcome of a task on a GPU's memory whose pages are not shown to be there; ``None`` of others."""
+    if end.memory is not MemoryKind.GPU_NUMA or (placements and all(placement.right for placement in placements)):
+        return None
+    told = "; ".join(placement.detail for placement in placements) or "nothing tells where its pages are"
+    return waived(task, WaiverKind.NO_NUMA_MEMORY, f"its pages are not shown to be in {end.label}'s memory: {told}")
 
 
 @dataclass(slots=True)

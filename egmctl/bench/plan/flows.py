@@ -16,6 +16,10 @@ Place = Gpu | int
 """A GPU, or the number of a NUMA node."""
 
 
+_BY_CPU = (Engine.CPU, Engine.CPU_CHASE)
+"""No GPU issues their work."""
+
+
 class Ends(NamedTuple):
     """Where a flow's bytes come from and go to."""
 
@@ -39,7 +43,7 @@ def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[
     elif MemoryKind.GPU_NUMA in (case.source, case.destination):
         for node in nodes:
             yield from ((Ends(gpu, node) if case.source is MemoryKind.GPU_NUMA else Ends(node, gpu),) for gpu in gpus)
-    elif case.engine is Engine.CPU:
+    elif case.engine in _BY_CPU:
         for cpu_node in nodes:
             for node in nodes:
                 yield (Ends(cpu_node, node) if case.destination in HOST_MEMORY else Ends(node, cpu_node),)
@@ -100,7 +104,7 @@ def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]
 
 def initiator(case: Case, ends: Ends) -> Gpu | None:
     """Return the GPU that issues a flow's work; ``None`` for CPU threads."""
-    if case.engine is Engine.CPU:
+    if case.engine in _BY_CPU:
         return None
     gpus = [place for place in (ends.by, ends.source, ends.destination) if isinstance(place, Gpu)]
     if len(gpus) < 2:

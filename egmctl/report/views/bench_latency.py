@@ -81,6 +81,8 @@ def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
         caption, names = "latency by footprint, random lines (ns)", _alike(measurements)
     else:
         ways = "GPU(row) <- GPU(column)" if kind == "GPU" else f"{kind}(row) -> GPU(column)"
+        if first.flows[0].initiator is None:
+            ways = f"{kind}(row) -> CPU(column)"
         caption = f"latency {ways}, {_how(first)} (ns)"
     return caption, names
 
@@ -89,7 +91,7 @@ def _matrix(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matri
     cells: dict[tuple[str, str], Cell] = {}
     for measurement in measurements:
         source, reader = _source(measurement), measurement.flows[0].initiator_label
-        on_gpu = source.bus_id is not None
+        on_gpu = source.bus_id is not None and measurement.flows[0].initiator is not None
         row, column = (reader, source.label) if on_gpu else (source.label, reader)
         cells[row, column] = _cell(measurement, frame)
     rows, groups = frame.square(cells)

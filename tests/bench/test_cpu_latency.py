@@ -1,0 +1,140 @@
+"""A CPU follows a chain through memory of this process: every line once, in machine code that runs here for real."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import pytest
+
+from egmctl.bench.engines import cpu_chase
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.suites import SUITES, select_cases
+from egmctl.facts import replay
+from egmctl.gpu.cpu_chase import CODE, CpuWalk
+from egmctl.gpu.cpu_threads import words_of
+from egmctl.model.measurement import Settings, Status, Task, Verification
+from egmctl.model.waiver import WaiverKind
+from egmctl.report.forms import Form, render
+from egmctl.units import MIB
+from tests.bench.test_cpu import Memory, StubRig, here
+from tests.bench.test_run import FEW, Bench, bench
+from tests.report.runs import run
+
+pytest_plugins = ["tests.fake.plugin"]
+
+__all__ = ["bench", "here"]
+
+CASE = "cpu_latency_host_numa"
+SETTINGS = Settings(size_bytes=MIB, copies=2, samples=2, timeout_s=1)
+STRIDE = 128
+
+
+def task() -> Task:
+    seen = replay.load("gb200-tray")
+    return make_plan(seen, (seen.gpus or ())[:1], (0,), select_cases([CASE]), SETTINGS).tasks[0].task
+
+
+@pytest.fixture
+def memory() -> Any:
+    return Memory(1 << 20)
+
+
+class Rig(StubRig):
+    """A worker that has seeds too."""
+
+    def new_seed(self) -> int:
+        return 7
+
+
+class TestWalk:
+    def test_the_chain_is_one_cycle_over_all_lines(self, memory: Any) -> None:
+        walk = CpuWalk(memory, STRIDE, 7, 0)
+        words = words_of(memory)
+        at, seen = 0, set()
+        for _ in range(walk.lines):
+            seen.add(at)
+            at = int(words[at // 8])
+        walk.close()
+        assert at == 0
+        assert seen == set(range(0, 1 << 20, STRIDE))
+
+    @pytest.mark.parametrize("loads", [1, 2, 8191, 8192, 50_000])
+    def test_the_code_of_this_machine_ends_where_the_chain_leads(self, memory: Any, loads: int) -> None:
+        walk = CpuWalk(memory, STRIDE, 7, 0)
+        elapsed_ms, wrong = walk.walk(loads)
+        again_ms, wrong_again = walk.walk(loads)
+        walk.close()
+        assert (wrong, wrong_again) == (None, None)
+        assert elapsed_ms > 0
+        assert again_ms > 0
+
+    def test_a_wrong_word_leads_elsewhere_and_never_out_of_the_memory(self, memory: Any) -> None:
+        walk = CpuWalk(memory, STRIDE, 7, 0)
+        # All of them, far beyond the memory.
+        words_of(memory)[:] += 1 << 40
+        words_of(memory)[:: STRIDE // 8] ^= 8
+        _, wrong = walk.walk(1000)
+        walk.close()
+        assert wrong is not None
+        assert 0 <= wrong < 1 << 20
+
+    def test_the_code_of_other_machines_is_whole_instructions(self) -> None:
+        assert platform.machine() in CODE
+        assert len(CODE["aarch64"]) == 4 * 5
+        assert CODE["x86_64"][-1] == 0xC3
+        # ret
+        assert CODE["aarch64"][-4:] == bytes.fromhex("c0035fd6")
+
+    def test_a_machine_without_code_says_so(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+        with pytest.raises(OSError, match="no machine code for riscv64"):
+            CpuWalk(memory, STRIDE, 7, 0)
+
+
+@pytest.mark.usefixtures("here")
+class TestMeasurement:
+    def test_a_sample_is_so_many_loads(self, memory: Any) -> None:
+        worker: Any = Rig(memory)
+        found = cpu_chase.measure(worker, task(), SETTINGS)
+        assert found.status in (Status.OK, Status.UNSTABLE), found.reason
+        assert found.verification is Verification.WALK_EVERY_SAMPLE
+        assert found.chase is not None
+        for sample in found.samples:
+            assert sample.latency_ns == pytest.approx(sample.elapsed_ms * 1e6 / found.chase.loads)
+
+    def test_a_chain_that_was_damaged_is_corrupt(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole = CpuWalk.walk
+
+        def damaging(self: CpuWalk, loads: int) -> tuple[float, int | None]:
+            words_of(memory)[:: STRIDE // 8] |= 8
+            return whole(self, loads)
+
+        monkeypatch.setattr(CpuWalk, "walk", damaging)
+        worker: Any = Rig(memory)
+        found = cpu_chase.measure(worker, task(), SETTINGS)
+        assert found.status is Status.CORRUPT
+        assert "the pointer chase ended at the wrong offset" in (found.reason or "")
+
+    def test_where_code_cannot_be_mapped_it_is_waived(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+        worker: Any = Rig(memory)
+        found = cpu_chase.measure(worker, task(), SETTINGS)
+        assert found.status is Status.WAIVED
+        assert found.waivers[0].kind is WaiverKind.UNSUPPORTED_ENGINE
+
+
+def test_on_a_fake_node_all_is_given_back(bench: Bench) -> None:
+    found = bench("bench", "--numa", "0", "--gpus", "0", *FEW, "--case", "cpu_latency_*")
+    assert set(found.statuses()) <= {"ok", "unstable", "waived"}
+    assert found.node.leaks() == []
+
+
+def test_its_table_has_a_column_for_each_cpu() -> None:
+    text = str(render(run("gb200-tray", cases=(CASE,), gpus=1), Form.TEXT, verbose=1, width=200))
+    assert "latency HOST_NUMA(row) -> CPU(column), pointer chase by a CPU (ns)" in text
+
+
+def test_no_quick_or_standard_run_has_it() -> None:
+    (case,) = select_cases([CASE])
+    assert [name for name, suite in SUITES.items() if suite.has(case)] == ["full", "latency"]
