@@ -187,7 +187,9 @@ def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
         {name: getattr(enum, f"CU_DEVICE_ATTRIBUTE_{name}", None) for name in ATTRIBUTES},
         lambda attribute: cuda.call("cuDeviceGetAttribute", attribute, device),
     )
-    _take_atomics(gpu, "host_atomics", "cuDeviceGetHostAtomicCapabilities", device)
+    claim = "HOST_NATIVE_ATOMIC_SUPPORTED"
+    claimed = gpu.values["attributes"].get(claim)
+    _take_atomics(gpu, "host_atomics", "cuDeviceGetHostAtomicCapabilities", device, claim=claim if claimed else None)
     return gpu.json()
 
 
@@ -201,7 +203,10 @@ def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
         {name: getattr(enum, f"CU_DEVICE_P2P_ATTRIBUTE_{name}", None) for name in P2P_ATTRIBUTES},
         lambda attribute: cuda.call("cuDeviceGetP2PAttribute", attribute, source[1], target[1]),
     )
-    _take_atomics(pair, "atomics", "cuDeviceGetP2PAtomicCapabilities", source[1], target[1])
+    claim = "NATIVE_ATOMIC_SUPPORTED"
+    claimed = pair.values["cuda_attributes"].get(claim)
+    ends = source[1], target[1]
+    _take_atomics(pair, "atomics", "cuDeviceGetP2PAtomicCapabilities", *ends, claim=claim if claimed else None)
     return pair.json()
 
 
@@ -225,8 +230,15 @@ def _attributes(
     return values
 
 
-def _take_atomics(reading: Reading, field: str, name: str, *devices: Any) -> None:
-    """Take what a link does natively of each atomic operation, by a function of CUDA 13.0."""
+def _take_atomics(reading: Reading, field: str, name: str, *devices: Any, claim: str | None) -> None:
+    """Take what a link does natively of each atomic operation, by a function of CUDA 13.0.
+
+    Parameters
+    ----------
+    claim
+        The attribute by which the driver says that there are native atomics, if it does: driver 580 answers 0 for every
+        operation between GPUs that have them (H100 and H200 over NVLink), so that answer says nothing.
+    """
     enum = getattr(cuda.bindings(), "CUatomicOperation", None)
     if enum is None:
         reading.miss(field, Unavailable(DRIVER_TOO_OLD, f"{name} is not in cuda-bindings {cuda.bindings_version()}"))
@@ -241,6 +253,8 @@ def _take_atomics(reading: Reading, field: str, name: str, *devices: Any) -> Non
         }
 
     _take(reading, field, get)
+    if claim is not None and reading.values[field] is not None and not any(reading.values[field].values()):
+        reading.miss(field, Unavailable(FAILED, f"{name}: 0 for every operation, though {claim} is 1"))
 
 
 def _capabilities(mask: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,10 +63,29 @@ def test_an_error_of_the_driver_keeps_its_name(egmctl: RunEgmctl, fake_node: Mak
     assert (why["reason"], "CUDA_ERROR_UNKNOWN" in why["detail"]) == ("failed", True)
 
 
+def test_an_answer_that_an_attribute_contradicts_is_none(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    # So H100 and H200 answer with driver 580.
+    stated = everything_stated()
+    silent = dict.fromkeys((stated.pairs or ())[0].atomics or {}, ())
+    for claimed in (0, 1):
+        attributes = {"NATIVE_ATOMIC_SUPPORTED": claimed}
+        pairs = tuple(
+            replace(pair, atomics=silent, cuda_attributes={**pair.cuda_attributes, **attributes})
+            for pair in stated.pairs or ()
+        )
+        node = fake_node(replace(stated, pairs=pairs))
+        pair = json.loads(egmctl("topo", "--json", env=node.environment()).out)["result"]["machines"][0]["pairs"][0]
+        if claimed:
+            assert pair["atomics"] is None
+            assert "0 for every operation, though NATIVE_ATOMIC_SUPPORTED is 1" in pair["unread"]["atomics"]["detail"]
+        else:
+            assert set(map(tuple, pair["atomics"].values())) == {()}
+
+
 def test_bindings_of_an_older_cuda_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "bindings", SimpleNamespace)
     reading = Reading()
-    cuda._take_atomics(reading, "host_atomics", "cuDeviceGetHostAtomicCapabilities", 0)
+    cuda._take_atomics(reading, "host_atomics", "cuDeviceGetHostAtomicCapabilities", 0, claim=None)
     assert reading.values["host_atomics"] is None
     assert reading.unread["host_atomics"]["reason"] == Reason.DRIVER_TOO_OLD
     assert "cuda-bindings" in reading.unread["host_atomics"]["detail"]

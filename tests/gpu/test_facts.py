@@ -200,11 +200,13 @@ def test_what_links_do_of_atomic_operations_is_read_or_has_its_reason() -> None:
     assert read
     for field, found, unread in read:
         if found is None:
-            # From CUDA 13.0 on the driver has the calls; the bindings may be older.
-            assert unread[field].reason in ("driver-too-old", "not-supported"), unread[field]
-            assert version < 13000 or "cuda-bindings" in unread[field].detail, unread[field]
+            # From CUDA 13.0 on the driver has the calls, but the bindings may be older; and between GPUs driver 580
+            # answers 0 for everything, though its attribute says that there are native atomics.
+            silent = "0 for every operation, though NATIVE_ATOMIC_SUPPORTED is 1" in unread[field].detail
+            older = unread[field].reason in ("driver-too-old", "not-supported")
+            assert silent or (older and (version < 13000 or "cuda-bindings" in unread[field].detail)), unread[field]
         else:
             assert len(found) == 13
     for pair in machine.pairs or ():
         if pair.atomics is not None and pair.cuda_attributes.get("NATIVE_ATOMIC_SUPPORTED"):
-            assert "scalar-64" in pair.atomics["integer-add"]
+            assert any(pair.atomics.values())

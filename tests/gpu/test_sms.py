@@ -53,8 +53,8 @@ def test_eight_sms_move_more_than_one_and_no_number_of_them_more_than_the_link(
 ) -> None:
     for (case, blocks), m in measured.items():
         if blocks == 8:
-            # One SM alone moves 39 of the 51 GB/s of a PCIe 5.0 x16 link.
-            assert median(m) > 1.2 * median(measured[case, 1]), case
+            # One SM alone moves 38 to 46 of the 52 GB/s of a PCIe 5.0 x16 link.
+            assert median(m) > 1.05 * median(measured[case, 1]), case
         limits = [hop["nominal_gb_s"] for flow in m["flows"] for hop in flow["route"]["hops"] if hop["nominal_gb_s"]]
         assert all(median(m) <= limit for limit in limits), (case, blocks)
 
