@@ -239,6 +239,7 @@ def test_a_closed_standard_error_does_not_spill_into_the_result() -> None:
 @pytest.mark.parametrize("arguments", [("--help",), ("profile", "--help")])
 def test_each_command_has_a_line_of_its_own_that_is_not_cut(egmctl: RunEgmctl, arguments: tuple[str, ...]) -> None:
     shown = egmctl(*arguments, env={"COLUMNS": "80"}).out
-    _, _, listed = shown.partition("Commands:\n")
+    listed, _, further = shown.partition("Commands:\n")[2].partition("\n\n")
     assert len(listed.splitlines()) >= 4
     assert all(re.match(r"  [a-z]+ +[A-Z].*\.$", line) and "..." not in line for line in listed.splitlines())
+    assert "egmctl bringup" in further or arguments != ("--help",), "where to begin"
