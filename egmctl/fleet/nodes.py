@@ -58,7 +58,8 @@ def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, .
     left_out = set(_expand("-x", excluded))
     nodes = tuple(node for node in chosen if node not in left_out)
     if not nodes:
-        raise UsageError("no nodes: -w names none, or -x excludes all of them")
+        why = "-w names none, or -x excludes all of them" if wanted else "name them, as in -w node[01-72]"
+        raise UsageError(f"no nodes: {why}")
     check_names(nodes)
     return nodes
 

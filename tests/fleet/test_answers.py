@@ -182,8 +182,8 @@ def test_node_sets() -> None:
 @pytest.mark.parametrize(
     ("wanted", "excluded", "sentence"),
     [
-        ([], [], "no nodes: -w names none, or -x excludes all of them"),
-        (["a"], ["a"], "no nodes"),
+        ([], [], "no nodes: name them, as in -w node[01-72]"),
+        (["a"], ["a"], "no nodes: -w names none, or -x excludes all of them"),
         (["node[1-"], [], "-w cannot be read: "),
         (["a"], ["b["], "-x cannot be read: "),
         (["-oProxyCommand=touch"], [], "is no name of a node"),

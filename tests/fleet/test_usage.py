@@ -14,7 +14,7 @@ from tests.conftest import ROOT, RunEgmctl, command_environment
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("doctor",), "no nodes: -w names none"),
+        (("doctor",), "no nodes: name them, as in -w node[01-72]"),
         (("nonsense", "-w", "a"), "fleet has no such command as 'nonsense'; valid are snapshot, topo"),
         (
             ("doctor", "-w", "a", "--launcher", "rsh"),
