@@ -12,6 +12,7 @@ CASES: tuple[Case, ...] = (
     *coherent.CASES,
     *p2p.CASES,
     *latency.CASES,
+    *coherent.LATENCY_CASES,
     *ipc.CASES,
     *rdma.CASES,
 )

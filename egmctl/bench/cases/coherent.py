@@ -33,23 +33,24 @@ def _case(name: str, source: MemoryKind, destination: MemoryKind, initiator: End
 CASES = (
     _case("gpu_numa_read_cpu", MemoryKind.GPU_NUMA, MemoryKind.REGISTERS, End.DESTINATION, "read"),
     _case("gpu_numa_write_cpu", MemoryKind.REGISTERS, MemoryKind.GPU_NUMA, End.SOURCE, "written"),
-    *(
-        Case(
-            name=f"cpu_latency_{word}",
-            family="latency",
-            source=memory,
-            destination=MemoryKind.REGISTERS,
-            engine=Engine.CPU_CHASE,
-            pattern=Pattern.PAIR,
-            initiator=End.DESTINATION,
-            description=f"latency of {what}, random lines of {format_size(UNCACHED_BYTES)} read by one thread of a CPU",
-            quantity=Quantity.LATENCY,
-            chase=Chase(order=ChaseOrder.RANDOM, stride_bytes=LINE_BYTES, warm=False, loads=LOADS),
-            footprint=Footprint(least_bytes=UNCACHED_BYTES),
-        )
-        for word, memory, what in (
-            ("host_numa", MemoryKind.HOST_NUMA, "HOST_NUMA memory of each NUMA node"),
-            ("gpu_numa", MemoryKind.GPU_NUMA, _WHAT),
-        )
-    ),
+)
+
+LATENCY_CASES = tuple(
+    Case(
+        name=f"cpu_latency_{word}",
+        family="latency",
+        source=memory,
+        destination=MemoryKind.REGISTERS,
+        engine=Engine.CPU_CHASE,
+        pattern=Pattern.PAIR,
+        initiator=End.DESTINATION,
+        description=f"latency of {what}, random lines of {format_size(UNCACHED_BYTES)} read by one thread of a CPU",
+        quantity=Quantity.LATENCY,
+        chase=Chase(order=ChaseOrder.RANDOM, stride_bytes=LINE_BYTES, warm=False, loads=LOADS),
+        footprint=Footprint(least_bytes=UNCACHED_BYTES),
+    )
+    for word, memory, what in (
+        ("host_numa", MemoryKind.HOST_NUMA, "HOST_NUMA memory of each NUMA node"),
+        ("gpu_numa", MemoryKind.GPU_NUMA, _WHAT),
+    )
 )
