@@ -1,0 +1,58 @@
+"""A case with a name of nvbandwidth does what nvbandwidth 0.8 does by that name (its testcase.h), and so does 0.10."""
+
+from __future__ import annotations
+
+import pytest
+
+from egmctl.bench.case import End
+from egmctl.bench.registry import CASES
+from egmctl.model.measurement import ChaseOrder, Engine, MemoryKind, Pattern, Quantity
+
+CE, SM = Engine.COPY_ENGINE, Engine.SM_COPY
+HOST, GPU = MemoryKind.PINNED, MemoryKind.DEVICE
+PUSH, PULL = End.SOURCE, End.DESTINATION
+
+COPIES = {
+    "host_to_device_memcpy": (HOST, GPU, Pattern.PAIR, None),
+    "device_to_host_memcpy": (GPU, HOST, Pattern.PAIR, None),
+    "host_to_device_bidirectional_memcpy": (HOST, GPU, Pattern.BOTH_DIRECTIONS, None),
+    # One GPU is measured while all others are busy with the host: here each of them is, in the same sample.
+    "host_to_all_memcpy": (HOST, GPU, Pattern.OWN_NODE, None),
+    "all_to_host_memcpy": (GPU, HOST, Pattern.OWN_NODE, None),
+    "host_to_all_bidirectional_memcpy": (HOST, GPU, Pattern.OWN_NODE_BOTH, None),
+    # Who launches the copy: "write" the context of the source, "read" that of the destination.
+    "device_to_device_memcpy_read": (GPU, GPU, Pattern.PAIR, PULL),
+    "device_to_device_memcpy_write": (GPU, GPU, Pattern.PAIR, PUSH),
+    "device_to_device_bidirectional_memcpy_read": (GPU, GPU, Pattern.BOTH_DIRECTIONS, PULL),
+    "device_to_device_bidirectional_memcpy_write": (GPU, GPU, Pattern.BOTH_DIRECTIONS, PUSH),
+    "all_to_one_write": (GPU, GPU, Pattern.ALL_TO_ONE, PUSH),
+    "all_to_one_read": (GPU, GPU, Pattern.ALL_TO_ONE, PULL),
+    "one_to_all_write": (GPU, GPU, Pattern.ONE_TO_ALL, PUSH),
+    "one_to_all_read": (GPU, GPU, Pattern.ONE_TO_ALL, PULL),
+}
+BY_NAME = {case.name: case for case in CASES}
+
+
+@pytest.mark.parametrize(("suffix", "engine"), [("ce", CE), ("sm", SM)])
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_has_the_same_ends_engine_and_launcher(name: str, suffix: str, engine: Engine) -> None:
+    source, destination, pattern, launcher = COPIES[name]
+    case = BY_NAME[f"{name}_{suffix}"]
+    assert (case.source, case.destination, case.engine, case.pattern) == (source, destination, engine, pattern)
+    assert launcher in (None, case.initiator)
+    assert (case.quantity, case.streams, case.staged) == (Quantity.BANDWIDTH, 1, False)
+
+
+@pytest.mark.parametrize(("name", "memory"), [("host_device_latency_sm", HOST), ("device_to_device_latency_sm", GPU)])
+def test_a_latency_is_a_chain_of_neighbouring_lines_in_two_mib(name: str, memory: MemoryKind) -> None:
+    case = BY_NAME[name]
+    assert (case.source, case.engine, case.pattern) == (memory, Engine.CHASE, Pattern.PAIR)
+    assert case.chase is not None
+    assert case.footprint is not None
+    assert (case.chase.order, case.chase.stride_bytes) == (ChaseOrder.SEQUENTIAL, 128)
+    assert (case.footprint.least_bytes, case.footprint.l2_times) == (2 << 20, 0)
+
+
+def test_a_local_copy_is_the_copy_engine_s_within_one_gpu() -> None:
+    case = BY_NAME["device_local_copy"]
+    assert (case.source, case.destination, case.engine, case.pattern) == (GPU, GPU, CE, Pattern.LOCAL)
