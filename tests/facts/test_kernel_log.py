@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -126,6 +127,21 @@ def test_a_log_that_may_not_be_read_says_so(tmp_path: Path) -> None:
         kernel_log(Tree(tmp_path).root)
     assert error.value.unread.reason is Reason.NOT_PRESENT
     assert error.value.unread.detail == "/dev/kmsg: ENOENT"
+
+
+def test_lines_that_were_overwritten_while_it_was_read_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = b"4,1,1000000,-;NVRM: Xid (PCI:0000:00:06): 79, GPU has fallen off the bus.\n SUBSYSTEM=pci\n"
+    answers = iter((record, BrokenPipeError(errno.EPIPE, ""), record, BlockingIOError(errno.EAGAIN, "")))
+
+    def answered(_descriptor: int, _size: int) -> bytes:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(os, "read", answered)
+    lines, overwritten = module.records(0)
+    assert (len(lines), overwritten) == (2, True)
 
 
 @given(st.text(), st.floats(0, 1e9))

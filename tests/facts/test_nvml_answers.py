@@ -128,6 +128,21 @@ def test_a_count_that_becomes_memory_before_it_can_be_looked_at_has_a_bound_too(
     assert json.loads(done.stdout) == {"reason": "failed", "detail": detail}
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("count", [257, 10**9, -1])
+def test_so_many_gpus_are_not_asked_for(count: int) -> None:
+    script = (
+        "import json, sys, pynvml; from egmctl.facts import nvml\n"
+        "pynvml.nvmlInit = lambda: None\n"
+        f"pynvml.nvmlDeviceGetCount = lambda: {count}\n"
+        "pynvml.nvmlDeviceGetHandleByIndex = lambda index: sys.exit('asked')\n"
+        "print(json.dumps(nvml.read(None, {})['absent']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    detail = f"nvmlDeviceGetCount: {count} GPUs, a node has at most 256"
+    assert json.loads(done.stdout) == {"reason": "failed", "detail": detail}
+
+
 def test_more_processes_than_a_gpu_can_have_are_not_asked_for_one_by_one(answer: Answer) -> None:
     answer("nvmlDeviceGetComputeRunningProcesses", [SimpleNamespace(pid=1, usedGpuMemory=1)] * 5000)
     answer("nvmlSystemGetProcessName", lambda _pid: pytest.fail("asked for a name"))

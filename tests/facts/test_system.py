@@ -15,6 +15,7 @@ from egmctl.facts.system import system
 from egmctl.model.machine import Reason, System, Unread
 from tests.facts.sysroot import GPU, Tree, grace_hopper
 from tests.invariants import broken_nulls
+from tests.memory import most_bytes
 
 ROOT_PORT = "0009:00:00.0"
 
@@ -90,6 +91,12 @@ def test_a_configuration_in_boot_and_one_that_is_no_configuration(tree: Tree) ->
     assert (read(tree).kernel_configuration or {})["NUMA"] == "y"
     tree.write("/proc/config.gz", b"no gzip")
     assert why(read(tree), "kernel_configuration").reason is Reason.FAILED
+
+
+def test_a_configuration_that_unpacks_to_any_amount_is_read_up_to_the_bound(tree: Tree) -> None:
+    tree.write("/proc/config.gz", gzip.compress(b"CONFIG_NUMA=y\n" + b"#" * (32 << 20), 1))
+    assert most_bytes(lambda: read(tree)) < 16 << 20
+    assert (read(tree).kernel_configuration or {})["NUMA"] == "y"
 
 
 def test_tables_without_egm_and_a_machine_that_cannot_have_it(tree: Tree) -> None:

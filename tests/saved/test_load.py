@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from egmctl import saved
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
+from egmctl.documents import FILE_LIMIT
 from egmctl.errors import ERROR_SCHEMA, NothingToDo, UsageError
 from egmctl.facts import record, replay
 from egmctl.facts.redact import redact
@@ -27,6 +29,7 @@ from egmctl.report.exports.json import doctor_json, dump, envelope
 from egmctl.report.exports.topo_json import TopoResult
 from egmctl.report.forms import Form, render
 from tests.conftest import RunEgmctl
+from tests.memory import most_bytes
 from tests.saved.documents import bench_document, machine_of, measured_report
 
 Document = dict[str, Any]
@@ -156,6 +159,17 @@ def test_a_wrong_value_is_named_with_its_place(tmp_path: Path) -> None:
     document = bench_document(measured_report("hgx-h200x4"))
     document["result"]["measurements"][3]["status"] = "wonderful"
     assert "result.measurements[3].status: expected one of ok, unstable" in refusal(write(tmp_path, document))
+
+
+def test_what_unpacks_to_more_than_the_bound_is_refused_there(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b" " * FILE_LIMIT, 1) * 6)
+    assert path.stat().st_size < 4 << 20
+
+    def refused() -> None:
+        assert "is larger than 64 MiB, which no result of egmctl is" in refusal(path)
+
+    assert most_bytes(refused) < 3 * FILE_LIMIT
 
 
 @pytest.mark.parametrize("number", [-1, 10**6])

@@ -15,7 +15,7 @@ from egmctl import toml
 from egmctl.data import profiles_dir
 from egmctl.errors import UsageError
 from egmctl.model.profile import PROFILE_SCHEMA, LinkFacts, Profile, Reference, Signature, Source, SourceKind, Unit
-from egmctl.verdict.load import folders, load, load_all, parse
+from egmctl.verdict.load import FILE_LIMIT, folders, load, load_all, parse
 from egmctl.verdict.write import dump
 from tests.conftest import ROOT
 
@@ -180,6 +180,13 @@ def test_a_broken_profile_is_not_passed_over(tmp_path: Path) -> None:
     (folder / "site.toml").write_text("nonsense")
     with pytest.raises(UsageError, match=r"site\.toml, line 1: not TOML"):
         load_all()
+
+
+def test_a_profile_is_no_larger_than_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text((profiles_dir() / "hgx-h200.toml").read_text().replace('"hgx-h200"', '"site"') + "#" * FILE_LIMIT)
+    with pytest.raises(UsageError, match=rf"site\.toml, line 1: larger than {FILE_LIMIT} bytes, which no profile is"):
+        load(str(path))
 
 
 def test_a_profile_that_there_is_none_of_names_those_that_are() -> None:
