@@ -86,3 +86,6 @@ def test_a_gpu_that_a_cgroup_denies_is_the_cause(
     measurements = run.result["run"]["measurements"]
     assert [measurements[number]["status"] for number in run.result["causes"][0]["waived"]]
     assert len(run.text.splitlines()) <= 25
+    plugin = started("show", tmp_path / "node.json", "--format", "nagios").out.splitlines()[0]
+    assert plugin.startswith(f"EGMCTL {'CRITICAL' if code == 1 else 'UNKNOWN'} - {word}{CGROUP}: ")
+    assert f"/dev/nvidia{minor(gpu)}" in plugin
