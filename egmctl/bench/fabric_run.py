@@ -37,6 +37,7 @@ from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import HandleKind, RunReport, Settings
 from egmctl.model.rank import Rank
 from egmctl.mpi.refusal import check, refusal
+from egmctl.mpi.told import read_told
 from egmctl.mpi.world import World
 
 GATHER_S = 120.0
@@ -157,9 +158,7 @@ def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]
         own = rank_info(machine, host, __version__, chosen)
     except EgmctlError as error:
         own = RankInfo(host=world.host, tool=__version__, refusal=refusal(world.rank, world.host, error))
-    infos = [
-        from_json(RankInfo, json.loads(told)) for told in world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S)
-    ]
+    infos = read_told(RankInfo, world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S))
     check(of.refusal for of in infos if of.refusal)
     gpus = assign(infos)
     agree(infos, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
@@ -169,7 +168,7 @@ def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]
     parts = world.gather(zlib.compress(json.dumps(part).encode()), GATHER_S)
     if world.rank:
         return None
-    return _put_together(infos, gpus, [json.loads(zlib.decompress(told)) for told in parts])
+    return _put_together(infos, gpus, [json.loads(_unpacked(told)) for told in parts])
 
 
 def plan_for(layout: RankLayout, asked: Asked) -> Plan:
@@ -192,6 +191,11 @@ def plan_for(layout: RankLayout, asked: Asked) -> Plan:
         return fitted(plan, memory, planned)
     check_memory(plan, memory)
     return plan
+
+
+def _unpacked(told: bytes) -> bytes:
+    # Of this version, as all ranks said before: a machine has some 300 KiB.
+    return zlib.decompressobj().decompress(told, 64 << 20)
 
 
 def _put_together(infos: Sequence[RankInfo], gpus: Sequence[str], parts: Sequence[dict[str, Any]]) -> RankLayout:

@@ -16,7 +16,7 @@ from egmctl import __version__
 from egmctl.doctor.probes import Part, attempt
 from egmctl.doctor.situation import in_domain, usable
 from egmctl.errors import EgmctlError
-from egmctl.model.codec import from_json, to_json
+from egmctl.model.codec import to_json
 from egmctl.model.machine import (
     Gpu,
     Imex,
@@ -30,6 +30,7 @@ from egmctl.model.machine import (
     ProbeKind,
 )
 from egmctl.mpi.refusal import Refusal, check, refusal
+from egmctl.mpi.told import read_told
 from egmctl.mpi.world import World
 
 GATHER_S = 120.0
@@ -65,10 +66,10 @@ def with_peers(
         own: Message = {"peer": to_json(peer(machine, world.host, world.rank, failed(machine)))}
     except EgmctlError as error:
         own = {"refusal": to_json(refusal(world.rank, world.host, error))}
-    told = [json.loads(part) for part in world.all_gather(json.dumps(own).encode(), GATHER_S)]
-    check(from_json(Refusal, one["refusal"]) for one in told if "refusal" in one)
+    told = world.all_gather(json.dumps(own).encode(), GATHER_S)
+    check(read_told(Refusal, told, key="refusal", optional=True))
     assert machine is not None  # noqa: S101 - no rank has refused
-    by_rank = [from_json(Peer, one["peer"]) for one in told]
+    by_rank = read_told(Peer, told, key="peer")
     nodes: dict[str, Peer] = {}
     for one in by_rank:
         known = nodes.setdefault(one.host, replace(one, ranks=()))

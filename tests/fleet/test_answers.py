@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from egmctl.fleet.folding import groups
 from egmctl.fleet.judge import Ended, judge
 from egmctl.fleet.nodes import select_nodes
 from egmctl.fleet.remote import read_output, remote_line
+from egmctl.fleet.run import ERRORS_KEPT, Launch, _Fleet
 from egmctl.fleet.session import old_session
 from egmctl.model.command import Command
 from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Line, Reach, worst
@@ -92,6 +94,18 @@ def test_how_asking_a_node_ended(
     stopped = reach in (Reach.TIMED_OUT, Reach.INTERRUPTED) and "result" in output
     assert kept == (["node01.json"] if reach is Reach.ANSWERED or stopped else [])
     assert answer.file == "".join(f"nodes/{name}" for name in kept)
+
+
+def test_of_a_nodes_errors_the_end_is_kept(folder: Folder) -> None:
+    launch = Launch(launcher=Launcher.SSH, options=(), fanout=1, connect_timeout_s=1, timeout_s=1)
+    fleet = _Fleet(ASKED, ("node01",), launch, folder, lambda _: None, [])
+    fleet._worker = SimpleNamespace(SNAME_STDERR="stderr")
+    fleet.ev_pickup(None, "node01")
+    for number in range(100):
+        assert fleet.took("node01", "stderr", b"%65535d\n" % number)
+    errors = fleet._talks["node01"].errors
+    fleet._drop("node01")
+    assert (len(errors), errors.split()) == (ERRORS_KEPT, [b"99"])
 
 
 def test_where_egmctl_was_looked_for_is_said(folder: Folder) -> None:
