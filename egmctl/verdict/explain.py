@@ -9,7 +9,7 @@ measurement stay two, and what nothing explains has none: that something is slow
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from egmctl.doctor.registry import CHECKS
@@ -19,7 +19,7 @@ from egmctl.model.cause import RunCause
 from egmctl.model.finding import TOLD, Finding, PlaceKind, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BROKEN, Flow, Measurement, RunReport, Status
+from egmctl.model.measurement import BROKEN, Measurement, RunReport, Status
 from egmctl.model.route import Carrier, LinkKind, Route
 from egmctl.model.verdict import Grade
 from egmctl.model.waiver import OF_GPUS, Waiver, WaiverKind
@@ -142,7 +142,11 @@ def shortfalls(run: RunReport) -> Shortfalls:
 
 def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[int]:
     """Return the shortfalls of a run on one node that a root cause of doctor's explains."""
-    return frozenset(number for node in nodes(run)[:1] for number in _by_doctor(cause, run, short, node).numbers)
+    return frozenset(
+        number
+        for node in nodes(run)[:1]
+        for number in _by_doctor(cause, run, short, node, _waived(run, short, node)).numbers
+    )
 
 
 def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[_Explained]:
@@ -150,22 +154,25 @@ def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> 
     blind = _is_blind(node.machine)
     if not (short.all or blind):
         return
-    found = [_by_doctor(one, report, short, node) for one in causes(diagnose(node.machine, scope, CHECKS).findings)]
+    waived = _waived(report, short, node)
+    found = [
+        _by_doctor(one, report, short, node, waived) for one in causes(diagnose(node.machine, scope, CHECKS).findings)
+    ]
     for one in found:
         if blind and "drv.libraries" in (one.finding.check, *one.finding.explains):
             one.numbers |= _of_unknown_links(report, node)
     yield from found
     known = {(number, waiver) for one in found for number, waiver in one.waivers}
-    yield from _left_out(report, short, node, known)
+    yield from _left_out(node, waived, known)
 
 
 def _left_out(
-    report: RunReport, short: Shortfalls, node: Node, known: Collection[tuple[int, Waiver]]
+    node: Node, waived: Mapping[int, Measurement], known: Collection[tuple[int, Waiver]]
 ) -> Iterator[_Explained]:
     """Yield who uses the GPUs that were not measured, who hides them, or what else a run recorded of them."""
     stopped: dict[WaiverKind, set[tuple[int, Waiver]]] = {}
-    for number in sorted(short.waived):
-        for waiver in report.measurements[number].waivers:
+    for number, one in waived.items():
+        for waiver in one.waivers:
             if waiver.kind in OF_GPUS and waiver.gpus and node.has(waiver.rank) and (number, waiver) not in known:
                 stopped.setdefault(waiver.kind, set()).add((number, waiver))
     for kind, those in stopped.items():
@@ -193,7 +200,9 @@ def _of_unknown_links(report: RunReport, node: Node) -> set[int]:
 # --- what a check's fault explains -----------------------------------------------------------------------------------
 
 
-def _by_doctor(cause: Cause, report: RunReport, short: Shortfalls, node: Node) -> _Explained:
+def _by_doctor(
+    cause: Cause, report: RunReport, short: Shortfalls, node: Node, waived: Mapping[int, Measurement]
+) -> _Explained:
     found = _Explained(cause.finding, node.name)
     # That something could not be determined makes nothing slow, whatever it follows from.
     faults = [one for one in (cause.finding, *cause.explains) if one.status in TOLD]
@@ -202,8 +211,7 @@ def _by_doctor(cause: Cause, report: RunReport, short: Shortfalls, node: Node) -
         one, symptoms = report.measurements[number], _symptoms(report, short, number)
         if any(row.does & symptoms and _concerns(finding, row, one, node) for finding, row in rows):
             found.numbers.add(number)
-    for number in short.waived:
-        one = _as_asked(report.measurements[number])
+    for number, one in waived.items():
         for waiver in one.waivers:
             if any(_stops(finding, row, waiver, one, node) for finding, row in rows):
                 found.waivers.add((number, waiver))
@@ -211,21 +219,42 @@ def _by_doctor(cause: Cause, report: RunReport, short: Shortfalls, node: Node) -
     return found
 
 
-def _as_asked(one: Measurement) -> Measurement:
-    """Return a measurement that copies were staged for as the one that was asked for, and what stopped that."""
+def _waived(report: RunReport, short: Shortfalls, node: Node) -> dict[int, Measurement]:
+    """Return what was not measured as it was asked for, with what stopped it."""
+    if not short.waived:
+        return {}
+    tried = {gpu for one in report.measurements if one.status is not Status.WAIVED for gpu in _gpus_of(one, node)}
+    return {number: _as_asked(report.measurements[number], node, tried) for number in sorted(short.waived)}
+
+
+def _gpus_of(one: Measurement, node: Node) -> set[str]:
+    return {gpu for flow in one.flows for gpu in node.gpus(flow)}
+
+
+def _as_asked(one: Measurement, node: Node, tried: Collection[str]) -> Measurement:
+    """Return a measurement as the one that was asked for, with what stopped that.
+
+    Copies that were staged are a path that was refused; a worker that finds a GPU missing does not say which of a path:
+    it is the one of which nothing was measured.
+    """
+    ends = _gpus_of(one, node)
+    missing = tuple(sorted(ends.difference(tried) or ends))
+    one = replace(
+        one,
+        waivers=tuple(
+            replace(waiver, gpus=missing) if waiver.kind in OF_GPUS and not waiver.gpus else waiver
+            for waiver in one.waivers
+        ),
+    )
     staged = [flow for flow in one.flows if flow.route.staged_reason]
     if not staged:
         return one
     no_access = tuple(
-        Waiver(kind=WaiverKind.NO_PEER_ACCESS, reason=flow.route.staged_reason, gpus=tuple(sorted(_gpus(flow))))
+        Waiver(kind=WaiverKind.NO_PEER_ACCESS, reason=flow.route.staged_reason, gpus=tuple(sorted(node.gpus(flow))))
         for flow in staged
     )
     flows = tuple(replace(flow, route=Route(carrier=Carrier.NONE)) if flow in staged else flow for flow in one.flows)
     return replace(one, flows=flows, waivers=(*one.waivers, *no_access))
-
-
-def _gpus(flow: Flow) -> set[str]:
-    return {end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None}
 
 
 def _symptoms(report: RunReport, short: Shortfalls, number: int) -> frozenset[Symptom]:

@@ -323,13 +323,28 @@ def test_only_numa_memory_depends_on_the_egm_route() -> None:
     assert cases == {H2D}
 
 
-def test_a_waiver_that_names_no_gpu_counts_for_those_of_the_path() -> None:
-    """As when a worker finds that CUDA does not see a GPU."""
-    made = measured(patched(H200, "gpus[3].nvml", compute_mode="prohibited"), WRITE)
-    waiver = Waiver(kind=K.GPU_UNUSABLE, reason="CUDA does not see a GPU of this path")
+def without_names(made: RunReport, kind: WaiverKind) -> RunReport:
+    """As when a worker finds that CUDA does not see a GPU: it does not say which of a path."""
+    waiver = Waiver(kind=kind, reason="CUDA does not see a GPU of this path")
     changed = tuple(replace(one, waivers=(waiver,)) if one.waivers else one for one in made.measurements)
-    (cause,) = explained(replace(made, measurements=changed)).causes
-    assert (cause.finding.check, cause.status) == ("gpu.compute-mode", Found.FAIL)
+    return replace(made, measurements=changed)
+
+
+def test_a_gpu_that_a_worker_misses_is_the_one_of_which_nothing_was_measured() -> None:
+    made = measured(patched(H200, "gpus[3].nvml", compute_mode="prohibited"), WRITE)
+    (cause,) = explained(without_names(made, K.GPU_UNUSABLE), asked=True).causes
+    assert (cause.finding.check, cause.status, cause.asked) == ("gpu.compute-mode", Found.FAIL, "GPU3")
+
+
+def test_a_gpu_that_a_worker_misses_for_no_reason_that_a_check_knows_is_told_too() -> None:
+    made = replace(measured(with_gpu_denied(H200, 3), WRITE), machines=(H200,))
+    missed = without_names(made, K.GPU_UNUSABLE)
+    for asked, code in ((False, 0), (True, 1)):
+        found = explained(missed, asked=asked)
+        (cause,) = found.causes
+        assert (cause.finding.check, cause.finding.place.label) == ("bench.gpu-unusable", "GPU3")
+        assert found.exit_code == code
+        assert first(found).startswith("INCOMPLETE: GPU3: CUDA does not see it")
 
 
 def test_copies_that_are_staged_miss_the_path_that_was_asked_for() -> None:
