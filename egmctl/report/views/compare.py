@@ -80,8 +80,8 @@ def verdict(comparison: Comparison) -> Verdict:
     gravest = next((one for one in Outcome if one in comparison.outcomes), Outcome.SAME)
     common, advice = _common(comparison), ""
     if gravest is Outcome.WORSE:
-        of = "node" if comparison.of_nodes else "file"
-        advice = f"look for the cause with 'egmctl doctor' on the {of} that is worse"
+        where = "the node that is worse" if comparison.of_nodes else f"the node of {comparison.nodes[-1].name}"
+        advice = f"look for the cause with 'egmctl doctor' on {where}"
         if comparison.causes and (remedy := comparison.causes[0].finding.remedy) is not None:
             advice = remedy_words(remedy).removesuffix(".")
         if _got_busy(comparison):
