@@ -26,7 +26,7 @@ from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis, counts
 from egmctl.model.finding import Status
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.gpu import are_fake
-from egmctl.model.listing import HISTORY_SCHEMA, History
+from egmctl.model.listing import CHECKS_SCHEMA, HISTORY_SCHEMA, MACHINES_SCHEMA, CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, MatchResult, ProfileList
@@ -38,7 +38,7 @@ from egmctl.verdict.explain import with_causes
 
 Result = RunReport | Diagnosis | Bringup | TopoResult | Machine
 
-Digest = Comparison | FleetReport | History | ProfileList | Matched
+Digest = Comparison | FleetReport | History | ProfileList | Matched | MachineList | CheckList
 """What a command made of several results, or of what the tool knows."""
 
 
@@ -97,11 +97,13 @@ _RESULTS: dict[str, tuple[Command, type[RunReport] | type[Diagnosis] | type[Topo
     DOCTOR_SCHEMA: (Command.DOCTOR, Diagnosis),
     TOPO_SCHEMA: (Command.TOPO, TopoResult),
 }
-_DIGESTS: dict[str, type[Comparison | FleetReport | History | ProfileList]] = {
+_DIGESTS: dict[str, type[Comparison | FleetReport | History | ProfileList | MachineList | CheckList]] = {
     COMPARISON_SCHEMA: Comparison,
     FLEET_SCHEMA: FleetReport,
     HISTORY_SCHEMA: History,
     PROFILES_SCHEMA: ProfileList,
+    MACHINES_SCHEMA: MachineList,
+    CHECKS_SCHEMA: CheckList,
 }
 
 
@@ -117,7 +119,7 @@ def load(path: str | os.PathLike[str]) -> Saved:
     if isinstance(found, Comparison | FleetReport):
         refuse(f"file {path}", "was made of several results: give those")
     if not isinstance(found, Saved):
-        refuse(f"file {path}", "lists runs or profiles and is no result of a node: 'egmctl show' shows it")
+        refuse(f"file {path}", "is a list and no result of a node: 'egmctl show' shows it")
     return found
 
 

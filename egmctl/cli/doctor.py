@@ -39,7 +39,7 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Draw, Outputs, Target
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import DOCTOR, Form, render, rendered
+from egmctl.report.forms import CHECKS, DOCTOR, Form, render
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -100,7 +100,7 @@ def doctor(
         if list_checks and explain is not None:
             raise UsageError("--list and --explain exclude each other; give one of them")
         if list_checks or explain is not None:
-            outputs.all_in((Form.TEXT, Form.JSON), "--list" if explain is None else "--explain")
+            outputs.all_in(CHECKS, "--list" if explain is None else "--explain")
             outputs.check()
             outputs.write(_told(explain, purposes), answers=False)
             return ExitCode.OK
@@ -155,13 +155,8 @@ def _told(explain: str | None, purposes: str | None) -> Draw:
     """Return what ``--list`` or ``--explain`` shows."""
     from egmctl.api.doctor import purposes_of
     from egmctl.doctor import registry
-    from egmctl.report.exports.json import checks_json
-    from egmctl.report.views.doctor import checks_document, explain_document
+    from egmctl.report.exports.json import check_list
 
     checks = registry.select(purposes_of(purposes)) if explain is None else (registry.find(explain),)
-    document = checks_document(checks) if explain is None else explain_document(checks[0])
-
-    def draw(target: Target) -> Text | str:
-        return checks_json(checks) if target.form is Form.JSON else rendered(document, target.form, width=target.width)
-
-    return draw
+    told = check_list(checks)
+    return lambda target: render(told, target.form, width=target.width)

@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from egmctl.cli.output import say
-from egmctl.cli.outputs import Outputs, Target
+from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode
-from egmctl.report.forms import Form
+from egmctl.report.forms import MACHINES, render
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from egmctl.model.machine import Machine
 
 
@@ -41,19 +39,10 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
 def list_machines(outputs: Outputs) -> int:
     """Show the machines that ship, for ``--machine list``."""
     from egmctl.facts.replay import load, names
-    from egmctl.report.forms import rendered
-    from egmctl.report.views.machines import machines_csv, machines_document, machines_json
+    from egmctl.report.views.machines import machine_list
 
-    outputs.all_in((Form.TEXT, Form.JSON, Form.CSV), "--machine list")
+    outputs.all_in(MACHINES, "--machine list")
     outputs.check()
-    machines = [load(name) for name in names()]
-
-    def draw(target: Target) -> Text | str:
-        if target.form is Form.JSON:
-            return machines_json(machines)
-        if target.form is Form.CSV:
-            return machines_csv(machines)
-        return rendered(machines_document(machines), target.form, width=target.width)
-
-    outputs.write(draw, answers=False)
+    listed = machine_list([load(name) for name in names()])
+    outputs.write(lambda target: render(listed, target.form, width=target.width), answers=False)
     return ExitCode.OK

@@ -20,7 +20,21 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, HISTORY, MATCH, PROFILES, TOPO, Form, render
+from egmctl.report.forms import (
+    BENCH,
+    BRINGUP,
+    CHECKS,
+    COMPARISON,
+    DOCTOR,
+    FLEET,
+    HISTORY,
+    MACHINES,
+    MATCH,
+    PROFILES,
+    TOPO,
+    Form,
+    render,
+)
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -83,7 +97,7 @@ def _forms(saved: Saved | Digest) -> Sequence[Form]:
     from egmctl.model.command import Command
     from egmctl.model.comparison import Comparison
     from egmctl.model.fleet import FleetReport
-    from egmctl.model.listing import History
+    from egmctl.model.listing import CheckList, History, MachineList
     from egmctl.model.profile import Matched, ProfileList
 
     if isinstance(saved, documents.Digest):
@@ -93,6 +107,8 @@ def _forms(saved: Saved | Digest) -> Sequence[Form]:
             History: HISTORY,
             ProfileList: PROFILES,
             Matched: MATCH,
+            MachineList: MACHINES,
+            CheckList: CHECKS,
         }
         return of_digests[type(saved)]
     of = {Command.BENCH: BENCH, Command.DOCTOR: DOCTOR, Command.BRINGUP: BRINGUP}

@@ -14,13 +14,25 @@ if TYPE_CHECKING:
     from egmctl.model.comparison import Comparison
     from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.fleet import FleetReport
-    from egmctl.model.listing import History
+    from egmctl.model.listing import CheckList, History, MachineList
     from egmctl.model.measurement import RunReport
     from egmctl.model.profile import Matched, ProfileList
     from egmctl.report.document import Document
     from egmctl.topology.topology import Topology
 
-    Result = RunReport | Topology | Diagnosis | Comparison | FleetReport | Bringup | History | ProfileList | Matched
+    Result = (
+        RunReport
+        | Topology
+        | Diagnosis
+        | Comparison
+        | FleetReport
+        | Bringup
+        | History
+        | ProfileList
+        | Matched
+        | MachineList
+        | CheckList
+    )
 
 
 class Form(StrEnum):
@@ -69,7 +81,9 @@ COMPARISON: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SV
 BRINGUP: Sequence[Form] = DOCTOR
 HISTORY: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
 PROFILES: Sequence[Form] = HISTORY
-MATCH: Sequence[Form] = (Form.TEXT, Form.JSON, Form.HTML, Form.SVG, Form.MARKDOWN)
+MACHINES: Sequence[Form] = HISTORY
+CHECKS: Sequence[Form] = (Form.TEXT, Form.JSON, Form.HTML, Form.SVG, Form.MARKDOWN)
+MATCH: Sequence[Form] = CHECKS
 FLEET: Sequence[Form] = (Form.TEXT, Form.JSON, Form.CSV, Form.HTML, Form.SVG, Form.MARKDOWN)
 
 
@@ -113,7 +127,7 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
     from egmctl.model.bringup import Bringup
     from egmctl.model.comparison import Comparison
     from egmctl.model.fleet import FleetReport
-    from egmctl.model.listing import History
+    from egmctl.model.listing import CheckList, History, MachineList
     from egmctl.model.measurement import RunReport
     from egmctl.model.profile import Matched, ProfileList
     from egmctl.topology.topology import Topology
@@ -130,6 +144,10 @@ def _rendered(result: Result, form: Form, verbose: int, brief: bool, width: int 
         return _history(result, form, verbose, brief, width)
     if isinstance(result, ProfileList):
         return _profiles(result, form, verbose, brief, width)
+    if isinstance(result, MachineList):
+        return _machines(result, form, verbose, brief, width)
+    if isinstance(result, CheckList):
+        return _checks(result, form, verbose, brief, width)
     if isinstance(result, Matched):
         return _match(result, form, verbose, brief, width)
     if isinstance(result, Topology):
@@ -334,3 +352,28 @@ def _match(matched: Matched, form: Form, verbose: int, brief: bool, width: int |
     from egmctl.report.views.profile import match_document
 
     return rendered(match_document(matched), form, verbose=verbose, brief=brief, width=width)
+
+
+def _machines(listed: MachineList, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
+    match form:
+        case Form.JSON:
+            from egmctl.report.exports.json import machines_json
+
+            return machines_json(listed)
+        case Form.CSV:
+            from egmctl.report.exports.list_csv import machines_csv
+
+            return machines_csv(listed)
+    from egmctl.report.views.machines import machines_document
+
+    return rendered(machines_document(listed), form, verbose=verbose, brief=brief, width=width)
+
+
+def _checks(checks: CheckList, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
+    if form is Form.JSON:
+        from egmctl.report.exports.json import checks_json
+
+        return checks_json(checks)
+    from egmctl.report.views.doctor import checks_document
+
+    return rendered(checks_document(checks), form, verbose=verbose, brief=brief, width=width)

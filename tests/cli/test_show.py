@@ -6,12 +6,13 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from egmctl.facts import record
-from egmctl.report.forms import MATCH, PROFILES
+from egmctl.report.forms import CHECKS, HISTORY, MACHINES, MATCH, PROFILES, Form
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.in_process import run
 from tests.saved.documents import bench_document, machine_of, measured_report
@@ -70,22 +71,31 @@ def test_a_number_that_json_has_no_word_for_is_a_sentence(egmctl: RunEgmctl, tmp
 
 
 @pytest.mark.parametrize(
-    "command", [("history",), ("profile", "list"), ("profile", "show", "hgx-h200"), ("profile", "match")]
+    ("command", "valid"),
+    [
+        ("history", HISTORY),
+        ("profile list", PROFILES),
+        ("profile show hgx-h200", PROFILES),
+        ("profile match --machine hgx-h200x4 -q", MATCH),
+        ("topo --machine list", MACHINES),
+        ("doctor --list", CHECKS),
+        ("doctor --explain nvlink.links", CHECKS),
+    ],
 )
-def test_a_list_is_shown_in_every_format_as_its_command_does(tmp_path: Path, command: tuple[str, ...]) -> None:
-    if command == ("profile", "match"):
-        command = (*command, "--machine", "hgx-h200x4", "-q")
+def test_a_list_is_shown_in_every_format_as_its_command_does(
+    tmp_path: Path, command: str, valid: Sequence[Form]
+) -> None:
+    arguments = command.split()
     kept = tmp_path / "list.json"
-    assert run(*command, "-o", kept).code == 0
-    valid = MATCH if "match" in command else PROFILES
+    assert run(*arguments, "-o", kept).code == 0
     for form in valid:
-        asked = run(*command, "--format", form)
+        asked = run(*arguments, "--format", form)
         shown = run("show", kept, "--format", form)
         assert (shown.code, shown.out) == (asked.code, asked.out), shown.err
     refused = run("show", kept, "--format", "junit")
     assert (refused.code, refused.out) == (2, "")
     assert f"valid are {', '.join(valid)}" in refused.err
-    assert "lists runs or profiles" in run("compare", kept, kept).err
+    assert "is a list and no result of a node" in run("compare", kept, kept).err
 
 
 def test_a_run_that_was_saved_without_its_causes_is_explained_by_what_it_holds(tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ from egmctl.facts import replay
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
 from egmctl.report.document import Level
-from egmctl.report.exports.json import doctor_json
+from egmctl.report.exports.json import check_list, doctor_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
 from egmctl.report.exports.prometheus import doctor_prom
 from egmctl.report.forms import DOCTOR, Form, render
 from egmctl.report.render.text import text
-from egmctl.report.views.doctor import checks_document, doctor_document, explain_document
+from egmctl.report.views.doctor import checks_document, doctor_document
 from tests.doctor.builders import ABSENT, DENIED, FINE, GPUS, PERSISTENCE, REBOOT, UNTOLD, check, diagnosis
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped
@@ -140,12 +140,12 @@ class TestText:
             assert "0815" not in doctor_text(diagnosis(*CHECKS, machine=machine), level=level)
 
     def test_explain_tells_why_how_and_what_to_do(self) -> None:
-        told = text(explain_document(check("a.one", guards=[Guard.EGM, Guard.P2P]))).plain
+        told = text(checks_document(check_list([check("a.one", guards=[Guard.EGM, Guard.P2P])]))).plain
         assert told.startswith("a.one: the title of a.one\nguards egm, p2p\n")
         assert "\nHow to fix it\n  With care.\n" in told
 
     def test_the_list_of_checks_has_a_line_each(self) -> None:
-        told = text(checks_document([check("a.one"), check("b.two", guards=[Guard.EGM])])).plain
+        told = text(checks_document(check_list([check("a.one"), check("b.two", guards=[Guard.EGM])]))).plain
         assert [line.split() for line in told.splitlines()[1:]] == [
             ["a.one", "the", "title", "of", "a.one", "all"],
             ["b.two", "the", "title", "of", "b.two", "egm"],

@@ -20,9 +20,11 @@ from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.profile import Matched, MatchResult, ProfileFile, ProfileList
 from egmctl.report import forms
 from egmctl.report.document import Better, Matrix, Tone
+from egmctl.report.exports.json import check_list
 from egmctl.report.forms import Form, render, rendered
 from egmctl.report.render.heat import BOUNDS, best, legend, step
 from egmctl.report.render.text import STYLES
+from egmctl.report.views.machines import machine_list
 from egmctl.report.views.profile import match_document
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
@@ -88,6 +90,9 @@ def results() -> list[tuple[Result, Form, bool]]:
         (History(runs=()), forms.HISTORY),
         (PROFILES, forms.PROFILES),
         (MATCHED, forms.MATCH),
+        (machine_list([GH200]), forms.MACHINES),
+        (check_list(CHECKS), forms.CHECKS),
+        (check_list(CHECKS[:1]), forms.CHECKS),
     ]
     return [(result, form, form in valid) for result, valid in kinds for form in Form]  # type: ignore[operator]
 
@@ -141,9 +146,9 @@ def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(egmctl: RunE
     done = egmctl("topo", "--machine", "gh200", "--format", "junit")
     assert done.code == 2
     assert done.err == "egmctl: --format junit: no such format here; valid are text, json, csv, html, svg, md\n"
-    done = egmctl("topo", "--machine", "list", "--format", "html")
+    done = egmctl("doctor", "--machine", "list", "--format", "prom")
     assert (done.code, done.out) == (2, "")
-    assert "--machine list has no format html; valid are text, json, csv" in done.err
+    assert "--machine list has no format prom; valid are text, json, csv, html, svg, md" in done.err
 
 
 COMMANDS = {

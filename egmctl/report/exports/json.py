@@ -15,7 +15,15 @@ from egmctl.model.codec import to_json
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
-from egmctl.model.listing import CHECKS_SCHEMA, HISTORY_SCHEMA, CheckEntry, CheckList, History
+from egmctl.model.listing import (
+    CHECKS_SCHEMA,
+    HISTORY_SCHEMA,
+    MACHINES_SCHEMA,
+    CheckEntry,
+    CheckList,
+    History,
+    MachineList,
+)
 from egmctl.model.machine import Machine, Origin
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, ProfileList
@@ -124,8 +132,18 @@ def match_json(matched: Matched) -> str:
     return dump(envelope(MATCH_SCHEMA, code, to_json(matched.result), machine=matched.origin))
 
 
-def checks_json(checks: Iterable[Check]) -> str:
+def machines_json(listed: MachineList) -> str:
+    """Return the list of shipped machines as a JSON document."""
+    return dump(envelope(MACHINES_SCHEMA, ExitCode.OK, to_json(listed), machine=None))
+
+
+def checks_json(checks: CheckList) -> str:
     """Return the list of checks as a JSON document."""
+    return dump(envelope(CHECKS_SCHEMA, ExitCode.OK, to_json(checks), machine=None))
+
+
+def check_list(checks: Iterable[Check]) -> CheckList:
+    """Return what the list says of checks."""
     rows = tuple(
         CheckEntry(
             id=check.id,
@@ -138,4 +156,4 @@ def checks_json(checks: Iterable[Check]) -> str:
         )
         for check in checks
     )
-    return dump(envelope(CHECKS_SCHEMA, ExitCode.OK, to_json(CheckList(checks=rows)), machine=None))
+    return CheckList(checks=rows)

@@ -1,8 +1,11 @@
-"""The lists of runs that are kept and of profiles as CSV."""
+"""The lists of runs that are kept, of profiles and of shipped machines as CSV."""
 
 from __future__ import annotations
 
-from egmctl.model.listing import History
+from dataclasses import fields
+
+from egmctl.model.codec import to_json
+from egmctl.model.listing import History, MachineList, ShippedMachine
 from egmctl.model.profile import ProfileList
 from egmctl.report.exports.csv_text import csv_text
 
@@ -50,3 +53,9 @@ def profiles_csv(profiles: ProfileList) -> str:
             for reference in one.profile.references
         ),
     )
+
+
+def machines_csv(listed: MachineList) -> str:
+    """Return a row for each machine."""
+    columns = tuple(field.name for field in fields(ShippedMachine))
+    return csv_text(columns, (to_json(machine) for machine in listed.machines))

@@ -5,11 +5,11 @@ Without host names and times: nodes in the same state print the same bytes, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from egmctl.doctor.check import Check
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Confidence, Finding, Guard, Remedy, Status
+from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
 from egmctl.report.document import (
     Block,
@@ -231,14 +231,16 @@ def _evidence(findings: Sequence[Finding]) -> KeyValues:
     return KeyValues(rows=tuple(rows))
 
 
-def checks_document(checks: Iterable[Check]) -> Document:
-    """Return the list of checks: id, the condition, and what it guards."""
-    rows = tuple((check.id, check.title, _guards(check)) for check in checks)
+def checks_document(checks: CheckList) -> Document:
+    """Return the list of checks: id, the condition, and what it guards; of a single one all there is to know."""
+    if len(checks.checks) == 1:
+        return explain_document(checks.checks[0])
+    rows = tuple((check.id, check.title, _guards(check)) for check in checks.checks)
     columns = (Column(name="check"), Column(name="condition", wrap=True), Column(name="guards"))
     return Document(command="egmctl doctor", subject="checks", body=(Table(columns=columns, rows=rows),))
 
 
-def explain_document(check: Check) -> Document:
+def explain_document(check: CheckEntry) -> Document:
     """Return what there is to know of a check."""
     parts = (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix))
     return Document(
@@ -252,6 +254,6 @@ def explain_document(check: Check) -> Document:
     )
 
 
-def _guards(check: Check) -> str:
+def _guards(check: CheckEntry) -> str:
     guards = [guard for guard in Guard if guard in check.guards]
     return "all" if guards == list(Guard) else ",".join(guards)
