@@ -13,6 +13,7 @@ from typing import Any
 
 from egmctl.errors import EgmctlError
 from egmctl.facts import nodes
+from egmctl.facts.mounts import mount_points
 from egmctl.facts.other_root import NO_OVERRIDES, OtherRoot, Overrides
 from egmctl.facts.privileges import drop_capabilities, give_up
 from egmctl.facts.root import Unreadable
@@ -120,9 +121,10 @@ def _is_of_cgroups(device: int) -> bool:
         content = b"".join(iter(lambda: os.read(file, 1 << 16), b""))
     finally:
         os.close(file)
-    number = b"%d:%d" % (os.major(device), os.minor(device))
-    mounts = (line.split() for line in content.splitlines())
-    return any(words[2] == number and words[words.index(b"-") + 1] in (b"cgroup", b"cgroup2") for words in mounts)
+    number = f"{os.major(device)}:{os.minor(device)}"
+    # UTF-8 is Python's own, and loads no codec.
+    mounts = mount_points(content.decode("utf-8", "replace"))
+    return any(one.device == number and one.kind in ("cgroup", "cgroup2") for one in mounts)
 
 
 def _entered() -> OtherRoot:

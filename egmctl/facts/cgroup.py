@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from egmctl.facts.mounts import mount_points
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.machine import Cgroup, Reason
 
@@ -18,7 +19,7 @@ def cgroups(root: Root, folder: str) -> tuple[Cgroup, ...]:
     """
     # "5:devices:/path" is a hierarchy of version 1 with its controllers; "0::/path" is version 2.
     found = []
-    for line in root.read(f"{folder}/cgroup").splitlines():
+    for line in root.lines(f"{folder}/cgroup"):
         hierarchy, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if colon:
@@ -80,13 +81,8 @@ def device_cgroup(root: Root, folder: str, version: int, controller: str = "devi
 
 def _mounts(root: Root, version: int, controller: str) -> list[tuple[str, str]]:
     """Return where such a hierarchy is mounted, and which of its cgroups is the top one there."""
-    found = []
-    for line in root.read("/proc/self/mountinfo").splitlines():
-        # proc_pid_mountinfo(5): 36 35 98:0 /top /place options... - type source options-of-the-file-system
-        fields = line.split()
-        if "-" not in fields[6:-3]:
-            continue
-        kind, _, options = fields[fields.index("-", 6) + 1 :][:3]
-        if kind == "cgroup2" if version == 2 else kind == "cgroup" and controller in options.split(","):
-            found.append((fields[4], fields[3]))
-    return found
+    return [
+        (one.path, one.top)
+        for one in mount_points(root.read("/proc/self/mountinfo"))
+        if (one.kind == "cgroup2" if version == 2 else one.kind == "cgroup" and controller in one.settings)
+    ]

@@ -18,6 +18,7 @@ from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
 from egmctl.facts.cgroup import cgroups, device_cgroup
+from egmctl.facts.mounts import mount_points
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.facts.system_calls import PROBES
 from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason
@@ -111,7 +112,7 @@ def _namespace(root: Root, path: str) -> int:
 
 def _uid_map(root: Root, path: str) -> tuple[tuple[int, int, int], ...]:
     found = []
-    for line in root.read(path).splitlines():
+    for line in root.lines(path):
         if not (match := re.fullmatch(r" *([0-9]{1,10}) +([0-9]{1,10}) +([0-9]{1,10})", line, re.ASCII)):
             raise Unreadable(Reason.FAILED, f"{path}: not three numbers a line")
         found.append((int(match[1]), int(match[2]), int(match[3])))
@@ -131,14 +132,11 @@ def _limit(root: Root, path: str, words: str) -> int:
 
 
 def _mounts(root: Root, path: str) -> tuple[Mount, ...]:
-    found = []
-    for line in root.read(path).splitlines():
-        # proc_pid_mountinfo(5): 36 35 98:0 /top /place options... - type source options-of-the-file-system
-        fields = line.split()
-        if "-" in fields[6:-1] and _MOUNT.fullmatch(fields[4]):
-            kind = fields[fields.index("-", 6) + 1]
-            found.append(Mount(path=fields[4], kind=kind, options=tuple(fields[5].split(","))))
-    return tuple(found)
+    return tuple(
+        Mount(path=one.path, kind=one.kind, options=one.options)
+        for one in mount_points(root.read(path))
+        if _MOUNT.fullmatch(one.path)
+    )
 
 
 def _shm(root: Root, pid: int) -> tuple[int, int]:
@@ -150,7 +148,7 @@ def _shm(root: Root, pid: int) -> tuple[int, int]:
 
 def _device_rules(root: Root, folder: str) -> tuple[str, ...]:
     path = f"{device_cgroup(root, folder, 1)[-1]}/devices.list"
-    return tuple(line for line in root.read(path).splitlines() if _RULE.fullmatch(line))
+    return tuple(line for line in root.lines(path) if _RULE.fullmatch(line))
 
 
 def _device_lists(root: Root, folder: str) -> tuple[DeviceList, ...]:
@@ -161,7 +159,7 @@ def _device_lists(root: Root, folder: str) -> tuple[DeviceList, ...]:
     found = []
     for directory in directories:
         with suppress(Unreadable):
-            rules = tuple(line for line in root.read(f"{directory}/devices.list").splitlines() if _RULE.fullmatch(line))
+            rules = tuple(line for line in root.lines(f"{directory}/devices.list") if _RULE.fullmatch(line))
             found.append(DeviceList(cgroup=directory.removeprefix(directories[0]) or "/", rules=rules))
     return tuple(found)
 

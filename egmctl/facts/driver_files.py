@@ -103,7 +103,7 @@ def _modules(root: Root) -> tuple[str, ...]:
 
 def _parameters(root: Root) -> dict[str, str]:
     found = {}
-    for line in root.read(f"{PROC}/params").splitlines():
+    for line in root.lines(f"{PROC}/params"):
         name, colon, value = line.partition(":")
         if colon and name not in PRIVATE_PARAMETERS:
             found[name.strip()] = value.strip().strip('"')

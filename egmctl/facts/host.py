@@ -141,7 +141,7 @@ def machine_architecture(root: Root) -> str:
 def _cpu_model(root: Root) -> str:
     # One processor is enough: the whole file is long, and slow to produce on hundreds of CPUs.
     text = root.read_bytes("/proc/cpuinfo", 4 * KIB).decode(errors="replace")
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.split("\n"))}
     if model := fields.get("model name"):
         return model
     # arm64 gives MIDR_EL1 instead of a name.

@@ -174,7 +174,7 @@ def _overrides(root: Root, folder: str) -> dict[str, Any]:
 def _known(root: Root, path: str) -> list[tuple[int, int]]:
     """Return the ids outside of a user namespace that it knows: (first, how many)."""
     found = []
-    for line in root.read(path).splitlines():
+    for line in root.lines(path):
         words = line.split()
         if len(words) != 3 or not all(re.fullmatch("[0-9]{1,10}", word, re.ASCII) for word in words):
             raise Unreadable(Reason.FAILED, f"{path}: not three numbers a line")

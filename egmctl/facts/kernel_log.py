@@ -184,7 +184,7 @@ def _kept(source: str, read: tuple[Iterable[Line], float, bool]) -> KernelLog:
 def _kmsg(root: Root) -> tuple[Iterable[Line], float, bool]:
     if not root.is_live:
         # A copy of the records as a regular file, one a line; its last line is the best clock there is.
-        lines = [line for text in root.read(KMSG).splitlines() if (line := _record(text)) is not None]
+        lines = [line for text in root.lines(KMSG) if (line := _record(text)) is not None]
         return lines, lines[-1][0] if lines else 0.0, False
     descriptor = open_kmsg(root)
     try:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from egmctl.facts import inside
 from egmctl.facts.cgroup import cgroups
+from egmctl.facts.mounts import mount_points
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.model.machine import Process, Reason
 
@@ -152,11 +153,9 @@ def _container_files(root: Root, pid: int) -> tuple[str, ...]:
 
 def _mount_signs(root: Root, path: str) -> tuple[str, ...]:
     try:
-        mounts = [line.split() for line in root.read(path).splitlines()]
+        types = {one.path: one.kind for one in mount_points(root.read(path))}
     except Unreadable:
         return ()
-    # proc_pid_mountinfo(5): the fifth field is where, the one after "-" the type of file system.
-    types = {fields[4]: fields[fields.index("-") + 1] for fields in mounts if "-" in fields[5:-1]}
     return (
         *(("overlay root",) if types.get("/") == "overlay" else ()),
         # libnvidia-container's legacy mode hides the GPUs that were not asked for in this way.

@@ -143,6 +143,19 @@ class Root:
             raise Unreadable(Reason.FAILED, f"{path}: longer than {READ_LIMIT} bytes")
         return data.decode(errors="replace").strip()
 
+    def lines(self, path: str) -> list[str]:
+        """Return a file's lines, which only line feeds end.
+
+        The names of processes and cgroups, which users choose, may hold all else that ``str.splitlines`` splits at:
+        one of ``"\\rUid: 0 0 0 0"`` would bring a line of its own to ``/proc/PID/status``.
+
+        Raises
+        ------
+        Unreadable
+            As :meth:`read`.
+        """
+        return self.read(path).split("\n")
+
     def number(self, path: str, base: int = 10) -> int:
         """Return the whole number that a file holds: ``0x10de``, ``-1``.
 
@@ -177,7 +190,7 @@ class Root:
         Unreadable
             Also if there is no such line.
         """
-        for line in self.read(path).splitlines():
+        for line in self.lines(path):
             found, colon, value = line.partition(":")
             if colon and found.strip() == key:
                 return value.strip()

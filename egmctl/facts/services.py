@@ -75,7 +75,7 @@ def imex(root: Root) -> Imex:
 
 
 def _addresses(root: Root) -> Counter[str]:
-    lines = (line.partition("#")[0].strip() for line in root.read(IMEX_NODES).splitlines())
+    lines = (line.partition("#")[0].strip() for line in root.lines(IMEX_NODES))
     return Counter(line for line in lines if line)
 
 
