@@ -144,6 +144,13 @@ def test_lines_that_were_overwritten_while_it_was_read_are_a_gap(monkeypatch: py
     assert (len(lines), overwritten) == (2, True)
 
 
+def test_a_log_that_is_written_faster_than_it_is_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter([b"4,1,1000000,-;NVRM: nothing\n"] * 50)
+    monkeypatch.setattr(module, "_RECORDS_LIMIT", 20)
+    monkeypatch.setattr(os, "read", lambda _descriptor, _size: next(left))
+    assert len(module.records(0)[0]) == 20
+
+
 @given(st.text(), st.floats(0, 1e9))
 def test_no_line_is_too_odd(line: str, time_s: float) -> None:
     for head in ("", "NVRM: ", "NVRM: Xid (PCI:0000:00:06): ", "nvidia-nvswitch0: SXid (PCI:0000:00:06.0): "):
