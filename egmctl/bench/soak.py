@@ -45,7 +45,7 @@ class Soak:
         if before is None:
             return replace(now, slowest_at_s=at_s if now.samples else None)
         attempts = before.attempts + 1
-        if before.status not in (Status.OK, Status.UNSTABLE):
+        if before.status not in (Status.OK, Status.UNSTABLE) and not now.graver_than(before):
             return replace(before, attempts=attempts)
         if now.status not in (Status.OK, Status.UNSTABLE):
             return replace(

@@ -330,7 +330,8 @@ class _Run:
             self.found[number] = self._soak.merge(before, measurement)
         elif before is not None and before.status in BROKEN:
             # Measured again, alone or because others were unstable: what broke once is broken.
-            self.found[number] = replace(before, attempts=before.attempts + 1)
+            kept = measurement if measurement.graver_than(before) else before
+            self.found[number] = replace(kept, attempts=before.attempts + 1)
         elif before is not None and before.status is Status.UNSTABLE and measurement.status in _STEADINESS:
             better = min(before, measurement, key=lambda m: _STEADINESS[m.status])
             self.found[number] = replace(better, attempts=before.attempts + 1)
@@ -341,7 +342,7 @@ class _Run:
 
     def _compare(self, step: Step, number: int, among: Measurement, proof: Measurement) -> None:
         """Note how a pair that was measured among others does alone; that it breaks alone counts."""
-        if proof.status in BROKEN and among.status not in BROKEN:
+        if proof.graver_than(among):
             self.found[number] = proof
             return
         summary, alone = _headline(among), _headline(proof)

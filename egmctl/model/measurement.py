@@ -223,6 +223,13 @@ class Measurement(Task):
         """Whether its numbers count: it was timed and verified, though perhaps unstable."""
         return self.status in (Status.OK, Status.UNSTABLE)
 
+    def graver_than(self, other: Measurement) -> bool:
+        """Whether it broke in a way that counts more than the outcome of another try: data that arrives corrupt counts
+        more than a call that fails, and both more than a number."""
+        if self.status is Status.CORRUPT:
+            return other.status is not Status.CORRUPT
+        return self.status in BROKEN and other.status not in BROKEN
+
     @property
     def missed_path(self) -> bool:
         """Whether the path that it is about was not measured: waived, or staged through host memory in its place."""

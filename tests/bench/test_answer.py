@@ -138,6 +138,47 @@ def test_other_answers(report: RunReport, word: str, told: str) -> None:
     assert report.exit_code in codes[word]
 
 
+def with_statuses(*statuses: tuple[Status, str]) -> RunReport:
+    report = judged(WRITE)
+    made = [
+        replace(one, status=status, reason=reason, bandwidth_gb_s=None, flows_gb_s=(), samples=(), known_cause=True)
+        for one, (status, reason) in zip(report.measurements, statuses, strict=False)
+    ]
+    return replace(report, measurements=(*made, *report.measurements[len(made) :]))
+
+
+CORRUPT, FAILED = (Status.CORRUPT, "3 words differ"), (Status.FAILED, "cuMemCreate: out of memory")
+
+
+def test_corrupt_data_comes_before_all_else_that_went_wrong() -> None:
+    for report in (
+        with_statuses(CORRUPT),
+        with_statuses(FAILED, CORRUPT),
+        with_statuses((Status.CRASHED, "died from SIGSEGV"), CORRUPT),
+        replace(with_statuses(FAILED, CORRUPT), interrupted=True),
+    ):
+        told = answer(report)
+        assert told.word == "FAIL"
+        assert "measurements failed: 3 words differ" in str(told.sentence)
+        assert str(told.advice).startswith("drain the node")
+    assert "; INCOMPLETE: interrupted with" in str(told.sentence)
+
+
+def test_paths_that_are_too_slow_are_not_hidden_by_one_that_crashed() -> None:
+    told = answer(ended(judged(WRITE, value=busy), Status.CRASHED, "died from SIGSEGV"))
+    assert told.word == "FAIL"
+    assert "path classes are slower than expected" in str(told.sentence)
+    assert "; INCOMPLETE: 1 of 12 measurements crashed, timed out or broke: died from SIGSEGV" in str(told.sentence)
+
+
+def test_what_was_not_made_is_told_without_a_reference_too() -> None:
+    given_up = (Status.WAIVED, "not run: 4 workers had failed before")
+    for verdict in (judged(WRITE, known=False).verdict, None):
+        told = answer(replace(with_statuses(given_up, given_up), verdict=verdict))
+        assert told.word == "NO REFERENCE"
+        assert "; 2 measurements not made: not run: 4 workers had failed before" in str(told.sentence)
+
+
 def test_nothing_measured_is_incomplete_and_says_why() -> None:
     report = run(WRITE)
     waived = tuple(

@@ -64,6 +64,18 @@ def test_a_link_that_falls_off_for_one_pass_makes_the_measurement_unstable() -> 
     assert "vary by" in (merged.reason or "")
 
 
+def test_corrupt_data_counts_more_than_a_call_that_failed_before_it() -> None:
+    failed, corrupt = (
+        replace(measured(100), status=status, reason=status.value) for status in (Status.FAILED, Status.CORRUPT)
+    )
+    for passes in ((failed, corrupt), (corrupt, failed), (measured(100), failed, corrupt, measured(100))):
+        merged = after(*passes)
+        assert (merged.status, merged.reason) == (Status.CORRUPT, "corrupt")
+    order = (Status.OK, Status.FAILED, Status.CORRUPT)
+    graver = [(a, b) for a in order for b in order if finish(TASK, a).graver_than(finish(TASK, b))]
+    assert graver == [(Status.FAILED, Status.OK), (Status.CORRUPT, Status.OK), (Status.CORRUPT, Status.FAILED)]
+
+
 @pytest.mark.parametrize("status", [Status.CORRUPT, Status.FAILED, Status.CRASHED])
 def test_what_went_wrong_once_stays(status: Status) -> None:
     bad = replace(measured(100), status=status, reason="what went wrong")

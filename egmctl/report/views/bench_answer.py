@@ -16,6 +16,7 @@ from egmctl.report.document import Tone, Verdict
 from egmctl.report.views.bench_kernel import grave
 from egmctl.report.views.causes import cause_advice, cause_title, cause_words
 from egmctl.verdict.classes import is_lost
+from egmctl.verdict.explain import shortfalls
 from egmctl.verdict.seen import HIDDEN
 
 _PATHS = 3
@@ -47,26 +48,30 @@ def answer(
     made = sum(m.measured for m in report.measurements)
     lost = [m for m in report.measurements if is_lost(m)]
     verdict = report.verdict
+    broken = sorted(
+        (m for m in report.measurements if m.status in BROKEN and m not in lost),
+        key=lambda m: m.status is not Status.CORRUPT,
+    )
     if report.interrupted:
-        return _incomplete(f"interrupted with {made} of {len(report.measurements)} measurements made", "run it again")
+        done = f"interrupted with {made} of {len(report.measurements)} measurements made"
+        return _fault(report, broken, next_step, done) or _incomplete(done, "run it again")
     if lost or report.problems:
-        return _of_lost(report, lost, next_step)
+        why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
+        count = f"{len(lost)} of {len(report.measurements)} measurements"
+        done = f"{count} crashed, timed out or broke: {why}" if lost else f"the run broke: {why}"
+        return _fault(report, broken, next_step, done) or _incomplete(done, "run 'egmctl doctor', then measure again")
     if not any(was_run(m) for m in report.measurements):
-        if report.causes:
-            return _incomplete(f"nothing was measured: {cause_title(report.causes[0])}", _fix(report))
-        why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
-        return _incomplete(f"nothing was measured: {why}", "see what stops it with 'egmctl doctor'")
-    broken = [m for m in report.measurements if m.status in BROKEN]
-    if broken:
-        sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}{_less(report)}"
-        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
-    if verdict is not None and (verdict.grade is Grade.FAIL or verdict.failed):
-        sentence = f"{_why(report, verdict)}{_less(report, _explaining_slow(report)[:1])}"
-        return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence, advice=_advice(report, broken, next_step))
+        return _nothing(report)
+    if fault := _fault(report, broken, next_step):
+        return fault
     if missing := _missing(report):
         return _incomplete(f"{_told(report, missing)}; {_rest(made, verdict)}", cause_advice(missing[0]))
     if verdict is None:
-        return Verdict(word="NO REFERENCE", tone=Tone.PLAIN, sentence=f"{made} measurements, not judged (--no-verdict)")
+        return Verdict(
+            word="NO REFERENCE",
+            tone=Tone.PLAIN,
+            sentence=f"{made} measurements, not judged (--no-verdict){_not_made(report)}",
+        )
     counts = Counter(one.grade for one in verdict.classes)
     unknown = f", {counts[Grade.NO_REFERENCE]} without a reference" if counts[Grade.NO_REFERENCE] else ""
     all_of = "all" if counts[Grade.PASS] == len(verdict.classes) else f"{counts[Grade.PASS]} of"
@@ -84,22 +89,43 @@ def answer(
         word="NO REFERENCE",
         tone=Tone.UNKNOWN,
         sentence=f"{made} measurements and nothing to judge them by: {verdict.profile_reason or verdict.reason}"
+        + _not_made(report)
         + _warned(report, verdict),
         advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
     )
 
 
-def _of_lost(report: RunReport, lost: Sequence[Measurement], next_step: str) -> Verdict:
-    """Return the answer where measurements were lost: what failed beside them is told before that."""
-    why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
-    count = f"{len(lost)} of {len(report.measurements)} measurements"
-    done = f"{count} crashed, timed out or broke: {why}" if lost else f"the run broke: {why}"
-    failed = [m for m in report.measurements if m.status in BROKEN and m not in lost]
-    if not failed:
-        return _incomplete(done, "run 'egmctl doctor', then measure again")
-    sentence = f"{len(failed)} of {len(report.measurements)} measurements failed: {failed[0].reason}"
-    advice = _advice(report, failed, next_step)
-    return Verdict(word="FAIL", tone=Tone.BAD, sentence=f"{sentence}; INCOMPLETE: {done}", advice=advice)
+def _fault(report: RunReport, broken: Sequence[Measurement], next_step: str, lacking: str = "") -> Verdict | None:
+    """Return the answer where measurements failed or are too slow, the gravest first; ``None`` where none did.
+
+    Parameters
+    ----------
+    broken
+        What failed, what arrived corrupt first.
+    lacking
+        Why the run is not whole, told after that; otherwise what was left out is.
+    """
+    verdict = report.verdict
+    if broken:
+        sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}"
+        besides: Sequence[RunCause] = ()
+    elif verdict is not None and (verdict.grade is Grade.FAIL or verdict.failed):
+        sentence, besides = _why(report, verdict), _explaining_slow(report)[:1]
+    else:
+        return None
+    less = f"; INCOMPLETE: {lacking}" if lacking else _less(report, besides)
+    return Verdict(word="FAIL", tone=Tone.BAD, sentence=sentence + less, advice=_advice(report, broken, next_step))
+
+
+def _nothing(report: RunReport) -> Verdict:
+    """Return the answer where nothing was measured: the first cause, and why else not what that does not explain."""
+    if not report.causes:
+        why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
+        return _incomplete(f"nothing was measured: {why}", "see what stops it with 'egmctl doctor'")
+    explained = {number for cause in report.causes for number in cause.explains}
+    reasons = Counter(m.reason for n, m in enumerate(report.measurements) if n not in explained and m.reason)
+    rest = "".join(f"; {count} more: {reason}" for reason, count in reasons.most_common(1))
+    return _incomplete(f"nothing was measured: {cause_title(report.causes[0])}{rest}", _fix(report))
 
 
 def _missing(report: RunReport) -> list[RunCause]:
@@ -180,7 +206,8 @@ def _not_made(report: RunReport) -> str:
     left = [
         number
         for number, one in enumerate(report.measurements)
-        if one.waivers and one.waivers[0].kind not in {*_NOT_HERE, WaiverKind.GPU_HIDDEN}
+        if one.status is Status.WAIVED
+        and not (one.waivers and one.waivers[0].kind in {*_NOT_HERE, WaiverKind.GPU_HIDDEN})
     ]
     if not left:
         return ""
@@ -200,6 +227,8 @@ def _incomplete(sentence: str, advice: str) -> Verdict:
 def _why(report: RunReport, verdict: RunVerdict) -> str:
     """Say in one sentence what is slow, and what was seen there meanwhile."""
     bad = [one for one in verdict.classes if one.grade in _BAD]
+    if not bad and verdict.warnings:
+        return f"{verdict.warnings[0]} (--strict)"
     counted = f"{len(bad)} of {len(verdict.classes)} path classes are slower than expected"
     if all(one.grade is Grade.WARN for one in bad):
         counted = f"{len(bad)} of {len(verdict.classes)} path classes are a little slower than usual"
@@ -235,8 +264,9 @@ def _warned(report: RunReport, verdict: RunVerdict) -> str:
 
 
 def _explaining_slow(report: RunReport) -> list[RunCause]:
-    """Return the causes of what was tried and is slow or broke."""
-    return [cause for cause in report.causes if any(was_run(report.measurements[n]) for n in cause.explains)]
+    """Return the causes of what was tried and is slow or broke; what was staged in place of a path may be neither."""
+    slow = shortfalls(report).slow
+    return [cause for cause in report.causes if slow & set(cause.explains)]
 
 
 def _advice(report: RunReport, broken: Sequence[Measurement], next_step: str) -> str:
