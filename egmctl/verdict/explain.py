@@ -206,7 +206,7 @@ def _by_doctor(
     found = _Explained(cause.finding, node.name)
     # That something could not be determined makes nothing slow, whatever it follows from.
     faults = [one for one in (cause.finding, *cause.explains) if one.status in TOLD]
-    rows = [(finding, row) for finding in faults for row in mechanisms(finding.check)]
+    rows = [(finding, row) for finding in faults for row in mechanisms(finding.check) if _can(finding, row, node)]
     for number in short.slow:
         one, symptoms = report.measurements[number], _symptoms(report, short, number)
         if any(row.does & symptoms and _concerns(finding, row, one, node) for finding, row in rows):
@@ -273,21 +273,28 @@ def _produces(finding: Finding, symptoms: Collection[Symptom]) -> bool:
     return any(not row.does.isdisjoint(symptoms) for row in mechanisms(finding.check))
 
 
+def _can(finding: Finding, row: Mechanism, node: Node) -> bool:
+    """Say whether a finding is one that a row is about."""
+    placed = finding.place.kind is PlaceKind.GPU or not row.own_gpu
+    return placed and (row.given is None or row.given(finding, node))
+
+
 def _stops(finding: Finding, row: Mechanism, waiver: Waiver, one: Measurement, node: Node) -> bool:
     """Say whether a fault is why something was not measured."""
-    if waiver.kind not in row.stops or not node.has(waiver.rank):
+    # A waiver of a path names no rank.
+    if waiver.kind not in row.stops or (waiver.rank is not None and not node.has(waiver.rank)):
         return False
     if waiver.kind in OF_GPUS and waiver.gpus:
-        ids = None if row.whole_node or finding.place.kind is not PlaceKind.GPU else finding.place.ids
-        return ids is None or not set(ids).isdisjoint(waiver.gpus)
+        ids = waiver.gpus if row.whole_node or finding.place.kind is not PlaceKind.GPU else finding.place.ids
+        return bool(_gpus_of(one, node)) and not set(ids).isdisjoint(waiver.gpus)
     return _concerns(finding, row, one, node)
 
 
 def _concerns(finding: Finding, row: Mechanism, one: Measurement, node: Node) -> bool:
     """Say whether a fault is on the way of one of a measurement's flows."""
-    if row.own_gpu and finding.place.kind is not PlaceKind.GPU:
-        return False
     return any(
-        (row.crosses is None or row.crosses(flow)) and touches(finding.place, flow, node, whole=row.whole_node)
+        (row.crosses is None or row.crosses(flow))
+        and (row.where is None or row.where(flow, node))
+        and touches(finding.place, flow, node, whole=row.whole_node)
         for flow in one.flows
     )

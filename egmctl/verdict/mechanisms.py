@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 
+from egmctl.doctor.checks.kernel_log import xids_of
+from egmctl.doctor.xids import Blame, meaning
+from egmctl.model.finding import Finding
+from egmctl.model.machine import Gpu
 from egmctl.model.measurement import Flow, HandleKind
 from egmctl.model.memory import NUMA_MEMORY, MemoryKind
 from egmctl.model.route import Carrier, LinkKind
 from egmctl.model.waiver import WaiverKind
+from egmctl.verdict.nodes import Node
 
 
 class Symptom(Enum):
@@ -42,6 +47,10 @@ class Mechanism:
     """Why something was not measured at all because of it."""
     crosses: Crosses | None = None
     """What a flow has to cross for a fault to concern it; ``None``: nothing, the place decides."""
+    where: Callable[[Flow, Node], bool] | None = None
+    """What has to hold of its GPUs as well."""
+    given: Callable[[Finding, Node], bool] | None = None
+    """Of which of the checks' findings; ``None``: of all."""
     whole_node: bool = False
     """All GPUs of the node have it, whichever one it was seen on."""
     own_gpu: bool = False
@@ -78,15 +87,54 @@ def managed_memory(flow: Flow) -> bool:
     return MemoryKind.MANAGED in (flow.source.memory, flow.destination.memory)
 
 
+def blocked_numa_memory(flow: Flow) -> bool:
+    """Say whether the EGM route to such memory is blocked, whether or not another way is left."""
+    return numa_memory(flow) and (flow.route.degraded or flow.route.carrier is Carrier.NONE)
+
+
+def gpu_numa_memory(flow: Flow) -> bool:
+    """Say whether an end is a GPU's memory as a NUMA node of the host."""
+    return MemoryKind.GPU_NUMA in (flow.source.memory, flow.destination.memory)
+
+
+def pageable_memory(flow: Flow) -> bool:
+    """Say whether an end is memory of one page table for GPU and CPU: plain memory, and a GPU's as a NUMA node."""
+    return gpu_numa_memory(flow) or MemoryKind.SYSTEM in (flow.source.memory, flow.destination.memory)
+
+
 def numa_memory_by_handle(flow: Flow) -> bool:
     """Say whether such memory is shared by a fabric handle."""
     return numa_memory(flow) and by_fabric_handle(flow)
 
 
 def by_nvlink(flow: Flow) -> bool:
-    """Say whether a flow goes over NVLink, or would if it were up; what is staged through host memory does not."""
+    """Say whether a flow goes over NVLink, or would were its route not blocked; nothing else leads to other nodes."""
     nvlink = any(hop.link is LinkKind.NVLINK for hop in flow.route.hops)
-    return nvlink or (between_gpus(flow) and not flow.route.staged)
+    blocked = between_gpus(flow) and flow.route.carrier is Carrier.NONE
+    return nvlink or blocked or flow.route.across_nodes
+
+
+def in_place_of_nvlink(flow: Flow) -> bool:
+    """Say whether one GPU works on another's memory, over whatever is left where no NVLink is."""
+    return between_gpus(flow) and not flow.route.staged
+
+
+def without_links(flow: Flow, node: Node) -> bool:
+    """Say whether a GPU of a flow has NVLinks of which none is active."""
+    links = [gpu.nvml.nvlinks for gpu in _gpus(flow, node) if gpu.nvml is not None and gpu.nvml.nvlinks]
+    return any(not any(link.active for link in those) for those in links)
+
+
+def far_memory(flow: Flow, node: Node) -> bool:
+    """Say whether an end is host memory of a NUMA node that is not a GPU's own."""
+    own = [gpu.host_numa_id for gpu in _gpus(flow, node) if gpu.host_numa_id is not None]
+    ends = [end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None]
+    return any(one != numa for one in own for numa in ends)
+
+
+def _gpus(flow: Flow, node: Node) -> list[Gpu]:
+    ids = node.gpus(flow)
+    return [gpu for gpu in node.machine.gpus or () if gpu.bus_id in ids]
 
 
 def by_c2c(flow: Flow) -> bool:
@@ -114,6 +162,18 @@ def by_fabric_handle(flow: Flow) -> bool:
     return flow.route.across_nodes or not _FABRIC.isdisjoint((flow.source.handle, flow.destination.handle))
 
 
+# --- of which findings ------------------------------------------------------------------------------------------------
+
+_SLOWING = (79, 109)
+"""Xids that come with clocks or links down, besides those that are blamed on NVLink."""
+
+
+def slowing_xid(finding: Finding, node: Node) -> bool:
+    """Say whether what the kernel logged leaves links or clocks down: a contained ECC error does not."""
+    events = xids_of(node.machine, finding)
+    return any(event.number in _SLOWING or meaning(event).blame is Blame.LINK for event in events)
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 _SLOW = frozenset({Symptom.SLOW})
@@ -122,6 +182,10 @@ _BOTH = _SLOW | _FAILED
 _GPU = frozenset({WaiverKind.GPU_UNUSABLE})
 _NO_P2P = frozenset({WaiverKind.NO_PEER_ACCESS, WaiverKind.NO_ATOMICS})
 _NO_FABRIC = frozenset({WaiverKind.NO_IMEX_CHANNEL, WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.REFUSED})
+_NVLINK = (
+    *("nvlink.*", "kernel.sxid"),
+    *("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
+)
 
 MECHANISMS: tuple[Mechanism, ...] = (
     # A GPU that is taken away is slow nowhere: nothing is measured on it.
@@ -133,24 +197,16 @@ MECHANISMS: tuple[Mechanism, ...] = (
     # Uncorrectable errors of a GPU's memory end what touches it; ECC does not make it slow.
     Mechanism(checks=("gpu.health",), does=_FAILED | {Symptom.CORRUPT}, stops=_GPU),
     # Of the many Xids some end contexts, and some leave clocks or links down.
-    Mechanism(checks=("kernel.xid",), does=_BOTH, stops=_GPU, own_gpu=True),
+    Mechanism(checks=("kernel.xid",), does=_FAILED, stops=_GPU, own_gpu=True),
+    Mechanism(checks=("kernel.xid",), does=_SLOW, own_gpu=True, given=slowing_xid),
     Mechanism(checks=("gpu.throttle", "bench.throttled", "bench.other-processes", "bench.other-link"), does=_SLOW),
     # Host memory is reached through encrypted bounce buffers, and single GPUs have no peers.
     Mechanism(checks=("gpu.cc-mode",), does=_BOTH, stops=_NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}),
     Mechanism(checks=("gpu.vgpu",), does=_BOTH, stops=_NO_P2P | _NO_FABRIC | {WaiverKind.UNSUPPORTED_MEMORY}),
     # NVLink replays what arrives wrong: errors cost time, no bytes.
-    Mechanism(
-        checks=("nvlink.*", "kernel.sxid"),
-        does=_BOTH,
-        stops=_NO_P2P | {WaiverKind.NO_NVLINK},
-        crosses=by_nvlink,
-    ),
-    Mechanism(
-        checks=("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
-        does=_BOTH,
-        stops=_NO_P2P | {WaiverKind.NO_NVLINK},
-        crosses=by_nvlink,
-    ),
+    Mechanism(checks=_NVLINK, does=_BOTH, stops=_NO_P2P | {WaiverKind.NO_NVLINK}, crosses=by_nvlink),
+    # Some pairs have no NVLink by design: only without any are the others' paths what is left.
+    Mechanism(checks=_NVLINK, does=_BOTH, stops=_NO_P2P, crosses=in_place_of_nvlink, where=without_links),
     Mechanism(
         checks=("fabric.*", "imex.*"),
         does=_FAILED,
@@ -178,15 +234,23 @@ MECHANISMS: tuple[Mechanism, ...] = (
     # Managed memory goes over C2C as ordinary system memory then, and nothing says so (open-gpu-kernel-modules,
     # uvm_va_block.c: read there, not measured).
     Mechanism(
-        checks=("egm.capability", "egm.preconditions", "egm.cgroup-route", "egm.peer-route"),
+        checks=("egm.capability", "egm.preconditions", "egm.cgroup-route"),
         does=_SLOW,
         crosses=managed_memory,
     ),
     Mechanism(
-        checks=("egm.cgroup-route", "egm.peer-route"),
+        checks=("egm.cgroup-route",),
         does=_BOTH | {Symptom.DEGRADED},
         stops=frozenset({WaiverKind.EGM_BLOCKED, WaiverKind.REFUSED}),
         crosses=numa_memory,
+    ),
+    # It is the route to other nodes' memory: the GPU's own C2C has no part in it.
+    Mechanism(checks=("egm.peer-route",), does=_SLOW, crosses=managed_memory, where=far_memory),
+    Mechanism(
+        checks=("egm.peer-route",),
+        does=_BOTH | {Symptom.DEGRADED},
+        stops=frozenset({WaiverKind.EGM_BLOCKED, WaiverKind.REFUSED}),
+        crosses=blocked_numa_memory,
     ),
     Mechanism(
         checks=("egm.fabric-address",),
@@ -212,6 +276,11 @@ MECHANISMS: tuple[Mechanism, ...] = (
         stops=frozenset({WaiverKind.REFUSED}),
         crosses=host_memory,
     ),
+    # Without common page tables a GPU has no plain memory, and CPUs have none of a GPU's.
+    Mechanism(
+        checks=("uvm.addressing-mode",), stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY}), crosses=pageable_memory
+    ),
+    Mechanism(checks=("numa.mode",), stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY}), crosses=gpu_numa_memory),
     Mechanism(checks=("numa.balancing", "numa.cmdline"), does=_SLOW, crosses=host_memory),
 )
 """A check that is in no row explains no measurement: the bench uses neither NCCL's variables nor NICs."""

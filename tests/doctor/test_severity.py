@@ -16,6 +16,7 @@ from egmctl.model.machine import (
     Imex,
     Machine,
     NicPort,
+    NumaKind,
     PcieLink,
     Reason,
     Unread,
@@ -78,6 +79,18 @@ class TestNuma:
         found = run_one("numa.cpuset-mems", machine)
         assert (found.status, "NUMA 1" in found.note) == (Status.PASS, True)
         assert run_one("numa.cpuset-mems", machine, Scope(numa=(1,))).status is Status.FAIL
+
+    @pytest.mark.parametrize("allowed", ["0-1", "0", None])
+    def test_a_node_without_memory_is_a_fault_where_it_is_asked_for_and_none_of_the_cpusets(
+        self, allowed: str | None
+    ) -> None:
+        machine = patched(healthy(), "host", allowed_numa_nodes=allowed)
+        machine = patched(machine, "host.numa_nodes[1]", kind=NumaKind.CPU_ONLY, memory_total_bytes=0)
+        found = run("numa.cpuset-mems", machine, Scope(numa=(0, 1)))
+        (fault,) = [one for one in found if one.status is Status.FAIL]
+        assert (fault.place.label, "has no memory" in fault.summary, fault.cause) == ("NUMA 1", True, "")
+        assert "no memory" not in " ".join(one.summary + one.note for one in run("numa.cpuset-mems", machine))
+        assert "NUMA 1" not in " ".join(one.note for one in run("numa.cpuset-mems", machine))
 
     def test_memory_policies_matter_to_egm_most(self) -> None:
         answers = {"get_mempolicy": "EPERM", "mbind": "ok", "set_mempolicy": "ok"}

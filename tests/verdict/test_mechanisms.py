@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from egmctl.doctor.registry import CHECKS
+from egmctl.facts.kernel_log import event
 from egmctl.model.finding import NODE, Finding, Place, PlaceKind, Status
+from egmctl.model.kernel_log import KernelLog
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport
 from egmctl.model.measurement import Status as Outcome
 from egmctl.model.memory import MemoryKind
@@ -17,7 +20,9 @@ from egmctl.verdict import seen
 from egmctl.verdict.causes import Cause
 from egmctl.verdict.explain import Shortfalls, explained_by
 from egmctl.verdict.mechanisms import Symptom, mechanisms
-from tests.verdict.runs import H2D, WRITE, run
+from tests.doctor.machines import patched
+from tests.doctor.machines import run as run_check
+from tests.verdict.runs import H2D, H200, WRITE, run
 
 RUN = run(WRITE, H2D)
 GPU2 = "0000:00:08.0"
@@ -57,11 +62,12 @@ PATHS = {
     "system": of_memory(MemoryKind.SYSTEM, NUMA),
     "managed": of_memory(MemoryKind.MANAGED, NUMA),
     "blocked": changed(NUMA, route=Route(carrier=Carrier.NONE, memory=MemoryKind.HOST_NUMA)),
+    "gpu-numa": of_memory(MemoryKind.GPU_NUMA, NUMA),
     "local": changed(PEER, source=PEER.flows[0].destination, initiator=GPU2, route=Route()),
 }
 """Paths that end at GPU2."""
 PEERS = "nvlink pcie-peer staged handle"
-HOST = "numa egm egm-handle pinned registered system managed blocked"
+HOST = "numa egm egm-handle pinned registered system managed blocked gpu-numa"
 EVERY = " ".join(PATHS)
 ON_NUMA = "numa egm egm-handle blocked"
 
@@ -78,7 +84,7 @@ class Does:
 GPU, P2P = "gpu-unusable", "no-peer-access no-atomics"
 FABRIC = "no-imex-channel unsupported-handle refused"
 TAKEN = Does(EVERY, "failed", GPU)
-NVLINK = Does("nvlink pcie-peer handle", "slow failed", f"{P2P} no-nvlink")
+NVLINK = Does("nvlink handle", "slow failed", f"{P2P} no-nvlink")
 BY_HANDLE = Does("handle egm-handle", "failed", FABRIC)
 EGM_ROUTE = Does(ON_NUMA, "slow degraded failed", "egm-blocked refused")
 
@@ -88,7 +94,7 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "gpu.mig": (Does(EVERY, "", f"{GPU} {P2P}"),),
     "env.visible-devices": (Does(EVERY, "", "gpu-hidden"),),
     "gpu.health": (Does(EVERY, "failed corrupt", GPU),),
-    "kernel.xid": (Does(EVERY, "slow failed", GPU),),
+    "kernel.xid": (Does(EVERY, "failed", GPU),),
     **dict.fromkeys(("gpu.throttle", seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK), (Does(EVERY, "slow"),)),
     "gpu.cc-mode": (Does(EVERY, "slow failed", f"{P2P} unsupported-handle"),),
     "gpu.vgpu": (Does(EVERY, "slow failed", f"{P2P} {FABRIC} unsupported-memory"),),
@@ -103,16 +109,19 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "p2p.verify": (Does(PEERS, "failed corrupt"),),
     "pcie.acs": (Does("pcie-peer", "slow failed"),),
     "pcie.iommu": (Does("pcie-peer", "slow failed corrupt"),),
-    "pcie.link": (Does("pcie-peer staged numa pinned registered system managed blocked", "slow"),),
-    "kernel.aer": (Does("pcie-peer staged numa pinned registered system managed blocked", "slow failed"),),
+    "pcie.link": (Does("pcie-peer staged numa pinned registered system managed blocked gpu-numa", "slow"),),
+    "kernel.aer": (Does("pcie-peer staged numa pinned registered system managed blocked gpu-numa", "slow failed"),),
     "c2c.link": (Does(HOST, "slow failed", "unsupported-memory refused"),),
     **dict.fromkeys(("egm.capability", "egm.preconditions"), (Does(f"{ON_NUMA} managed", "slow"),)),
     "egm.override-key": (Does(ON_NUMA, "slow"),),
     "egm.hypervisor-mode": (Does(ON_NUMA, "slow failed"),),
-    **dict.fromkeys(("egm.cgroup-route", "egm.peer-route"), (EGM_ROUTE, Does("managed", "slow"))),
+    "egm.cgroup-route": (EGM_ROUTE, Does("managed", "slow")),
+    "egm.peer-route": (Does(ON_NUMA, "degraded"), Does("blocked", "slow failed", "egm-blocked refused")),
     "egm.fabric-address": (Does("egm-handle", "failed", "unsupported-memory refused"),),
     "egm.alloc-active": (Does(ON_NUMA, "failed corrupt", "refused"),),
     "numa.cpuset-mems": (Does(HOST, "failed", "no-numa-memory"),),
+    "numa.mode": (Does("gpu-numa", "", "unsupported-memory"),),
+    "uvm.addressing-mode": (Does("system gpu-numa", "", "unsupported-memory"),),
     "numa.mempolicy-syscalls": (Does(HOST, "failed", "refused"),),
     **dict.fromkeys(("numa.balancing", "numa.cmdline"), (Does(HOST, "slow"),)),
 }
@@ -181,6 +190,46 @@ def test_a_fault_of_another_gpu_explains_nothing_unless_all_have_it(check: str) 
 @pytest.mark.parametrize("check", ["kernel.xid", "kernel.aer"])
 def test_an_error_of_a_device_that_is_no_gpu_of_the_node_explains_nothing(check: str) -> None:
     assert not explained_by(fault(check, NODE), *with_symptom(PATHS["pcie-peer"], Symptom.SLOW))
+    assert not explained_by(fault(check, NODE), *stopped(PATHS["pcie-peer"], WaiverKind.GPU_UNUSABLE))
+
+
+def on(machine: Machine, made: tuple[RunReport, Shortfalls]) -> tuple[RunReport, Shortfalls]:
+    return replace(made[0], machines=(machine,)), made[1]
+
+
+def test_links_explain_a_path_over_pcie_where_a_gpu_has_none_left() -> None:
+    """Of two GPUs that no bridge joins, a link of one that is down is no part of the path."""
+    slow = with_symptom(PATHS["pcie-peer"], Symptom.SLOW)
+    some = patched(H200, "gpus[2].nvml.nvlinks[3]", active=False)
+    assert not explained_by(fault("nvlink.links"), *on(some, slow))
+    assert explained_by(fault("nvlink.links"), *on(patched(H200, "gpus[2].nvml.nvlinks[*]", active=False), slow))
+    never = patched(H200, "gpus[2].nvml", nvlinks=())
+    assert not explained_by(fault("nvlink.links"), *on(never, slow))
+
+
+@pytest.mark.parametrize(("number", "slows"), [(74, True), (79, True), (109, True), (94, False), (48, False)])
+def test_only_an_xid_that_leaves_links_or_clocks_down_makes_a_path_slow(number: int, slows: bool) -> None:
+    """Whatever else is logged of that GPU."""
+    text = "NVRM: Xid (PCI:0000:00:08): {}, something"
+    events = tuple(event(float(n), text.format(one)) for n, one in enumerate((74, 94, number)))
+    log = KernelLog(source="/dev/kmsg", now_s=200000.0, first_s=0.0, events=tuple(one for one in events if one))
+    machine = patched(H200, "", kernel_log=log)
+    (found,) = [one for one in run_check("kernel.xid", machine) if f"Xid {number}," in one.summary]
+    for name in ("nvlink", "pinned"):
+        explained = explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.SLOW)))
+        assert bool(explained) is slows
+        assert explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.FAILED)))
+
+
+def test_the_route_to_other_nodes_memory_is_no_part_of_the_way_to_the_gpus_own() -> None:
+    """Managed memory says nothing of its route; of NUMA memory without EGM the route itself says so."""
+    slow = with_symptom(PATHS["managed"], Symptom.SLOW)
+    assert not explained_by(fault("egm.peer-route"), *on(H200, slow))
+    assert explained_by(
+        fault("egm.peer-route"), *on(patched(H200, "gpus[2].cuda", attributes={"HOST_NUMA_ID": 1}), slow)
+    )
+    degraded = changed(NUMA, route=replace(NUMA.flows[0].route, degraded=True))
+    assert explained_by(fault("egm.peer-route"), *stopped(degraded, WaiverKind.EGM_BLOCKED))
 
 
 @pytest.mark.parametrize("check", TABLE)

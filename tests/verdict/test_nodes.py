@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import RankLayout, modelled
 from egmctl.bench.registry import FABRIC_CASES
@@ -71,6 +73,16 @@ def test_links_that_are_down_on_one_node_explain_no_path_of_the_other_nodes_gpu_
     }
     assert unexplained
     assert all("node1:GPU0" in path and "node2:GPU0" not in path for path in unexplained)
+
+
+@pytest.mark.parametrize("case", [DEVICE, HOST])
+def test_what_a_gpu_without_links_keeps_from_being_measured_is_that_nodes_doing(case: str) -> None:
+    without = patched(healthy(), "gpus[0].nvml.nvlinks[*]", active=False)
+    made = run(layout(healthy(), without), cases=(case,))
+    waived = {one.path for one in made.measurements if one.status is Status.WAIVED}
+    assert waived
+    assert all("node2:GPU0" in path for path in waived)
+    assert paths(with_causes(made), "nvlink.links") == {"node2": waived}
 
 
 def test_the_same_fault_on_both_nodes_is_said_of_each() -> None:

@@ -15,7 +15,7 @@ from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.finding import Evidence
 from egmctl.model.finding import Status as Found
-from egmctl.model.machine import GpuProcess, LibraryFailure, Machine
+from egmctl.model.machine import GpuProcess, LibraryFailure, Machine, NumaKind
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish, waived
 from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.report.exports.plan_json import plan_report
@@ -31,6 +31,7 @@ from tests.verdict.runs import H2D, USUAL, WRITE
 
 H200 = replay.load("hgx-h200x4")
 GB200 = replay.load("gb200-tray")
+GH200X2 = replay.load("gh200x2")
 PINNED, FABRIC, IPC_NUMA = "host_to_device_memcpy_ce", "ipc_fabric_device_read_ce", "ipc_posix_fd_host_numa_read_ce"
 REST = "measurements made: "
 
@@ -366,6 +367,45 @@ def test_memory_of_a_numa_node_that_was_asked_for_and_is_forbidden_is_a_failure(
     (cause,) = asked.causes
     assert (cause.finding.check, cause.finding.place.label, asked.exit_code) == ("numa.cpuset-mems", "NUMA 1", 1)
     assert first(asked).startswith("INCOMPLETE: NUMA 1: memory of this NUMA node is required (--numa)")
+
+
+@pytest.mark.parametrize("allowed", ["0", "0-1", None])
+def test_a_numa_node_that_was_asked_for_and_has_no_memory_is_a_failure(allowed: str | None) -> None:
+    machine = patched(replay.load("dgx-h100"), "host", allowed_numa_nodes=allowed)
+    machine = patched(machine, "host.numa_nodes[1]", kind=NumaKind.CPU_ONLY, memory_total_bytes=0)
+    made = replace(measured(machine, H2D, nodes=(0, 1)), verdict=None)
+    asked = Bench(cases=(H2D,), numa="0,1").explain(made)
+    (cause,) = asked.causes
+    assert (cause.finding.check, cause.finding.place.label, asked.exit_code) == ("numa.cpuset-mems", "NUMA 1", 1)
+    assert "has no memory" in cause.finding.summary
+
+
+def no_ats() -> Machine:
+    machine = patched(GH200X2, "gpus[*].nvml", addressing_mode="none")
+    for index, gpu in enumerate(GH200X2.gpus or ()):
+        assert gpu.cuda is not None
+        attributes = {**gpu.cuda.attributes, "PAGEABLE_MEMORY_ACCESS": 0}
+        machine = patched(machine, f"gpus[{index}].cuda", attributes=attributes)
+    return machine
+
+
+def not_online() -> Machine:
+    machine = patched(GH200X2, "gpus[*].nvml", numa_node=None)
+    return patched(machine, "gpus[*].proc", numa_status="online_failed", numa_node=None)
+
+
+@pytest.mark.parametrize(
+    ("machine", "prefix", "check"),
+    [(no_ats(), "system_", "uvm.addressing-mode"), (not_online(), "gpu_numa_", "numa.mode")],
+)
+def test_memory_that_a_gpu_does_not_share_with_the_cpu_has_its_cause(machine: Machine, prefix: str, check: str) -> None:
+    made = replace(measured(machine, *(one.name for one in CASES if prefix in one.name)), verdict=None)
+    assert kinds(made) == {K.UNSUPPORTED_MEMORY}
+    found = explained(made)
+    (cause,) = found.causes
+    waived = {n for n, one in enumerate(found.measurements) if one.status is Status.WAIVED}
+    assert (cause.finding.check, set(cause.explains), cause.status) == (check, waived, Found.FAIL)
+    assert found.exit_code
 
 
 def test_a_plan_that_is_not_run_says_all_that_stops_it() -> None:

@@ -47,6 +47,14 @@ def _xid(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+def xids_of(machine: Machine, finding: Finding) -> tuple[KernelEvent, ...]:
+    """Return the events that a finding of ``kernel.xid`` is about: those that it quotes."""
+    log = machine.kernel_log
+    events = () if log is None else [event for event in log.events if event.kind is EventKind.XID]
+    quoted = set(finding.evidence)
+    return tuple(event for event in events if log is not None and quoted.intersection(_evidence(log, [event])))
+
+
 def _sxid(machine: Machine, scope: Scope) -> Iterator[Finding]:
     log = yield from _log(machine)
     if log is None:

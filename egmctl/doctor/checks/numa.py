@@ -16,9 +16,9 @@ from egmctl.doctor.situation import (
     usable,
 )
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
-from egmctl.model.machine import Confinement, Driver, Host, Machine, System
+from egmctl.model.machine import Confinement, Driver, Host, Machine, NumaKind, System
 from egmctl.topology.memory_mode import PARAMETERS, MemoryMode, memory_mode, own_node
-from egmctl.units import parse_kernel_list
+from egmctl.units import format_size, parse_kernel_list
 
 CALLS = ("get_mempolicy", "mbind", "set_mempolicy")
 
@@ -65,6 +65,23 @@ def _words(names: list[str]) -> str:
 def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
     host = machine.host or Host()
     nodes = scope.numa_of(machine)
+    empty = [one for one in host.numa_nodes or () if one.kind is NumaKind.CPU_ONLY and one.id in nodes]
+    nodes = tuple(node for node in nodes if node not in {one.id for one in empty})
+    if empty and scope.numa is not None:
+        yield failed(
+            "this NUMA node is required (--numa), but it has no memory",
+            Remedy(text="Leave it out of --numa, or look for its memory: the firmware's setup, and its DIMMs."),
+            place=on_numa(one.id for one in empty),
+            evidence=tuple(
+                Evidence(
+                    source=f"/sys/devices/system/node/node{one.id}/meminfo: MemTotal",
+                    value="not read" if one.memory_total_bytes is None else format_size(one.memory_total_bytes),
+                )
+                for one in empty
+            ),
+        )
+        if not nodes:
+            return
     if host.allowed_numa_nodes is None:
         yield unknown("Mems_allowed_list could not be read")
         return
@@ -282,7 +299,7 @@ CHECKS = (
         why="Memory can come only from the NUMA nodes in the process' cpuset. HOST_NUMA memory on another fails, "
         "however much of it is free.",
         read="Mems_allowed_list in /proc/self/status against the NUMA nodes with CPUs. Only nodes required by --numa "
-        "are a fault: a partial allocation is normal.",
+        "are a fault, also where one has no memory: a partial allocation is normal.",
         fix="Request the node's memory from the resource manager, or use another node.",
     ),
     Check(
