@@ -205,7 +205,9 @@ MECHANISMS: tuple[Mechanism, ...] = (
     Mechanism(checks=("gpu.vgpu",), does=_BOTH, stops=_NO_P2P | _NO_FABRIC | {WaiverKind.UNSUPPORTED_MEMORY}),
     # NVLink replays what arrives wrong: errors cost time, no bytes.
     Mechanism(checks=_NVLINK, does=_BOTH, stops=_NO_P2P | {WaiverKind.NO_NVLINK}, crosses=by_nvlink),
-    # Some pairs have no NVLink by design: only without any are the others' paths what is left.
+    # These take NVLink from all pairs of a GPU; NVML may list no link any more.
+    Mechanism(checks=("nvlink.disabled", "nvlink.bw-mode"), does=_BOTH, stops=_NO_P2P, crosses=in_place_of_nvlink),
+    # Some pairs have no NVLink by design: only where a GPU has none left is another path what is left of it.
     Mechanism(checks=_NVLINK, does=_BOTH, stops=_NO_P2P, crosses=in_place_of_nvlink, where=without_links),
     Mechanism(
         checks=("fabric.*", "imex.*"),

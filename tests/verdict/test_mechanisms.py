@@ -98,7 +98,8 @@ TABLE: dict[str, tuple[Does, ...]] = {
     **dict.fromkeys(("gpu.throttle", seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK), (Does(EVERY, "slow"),)),
     "gpu.cc-mode": (Does(EVERY, "slow failed", f"{P2P} unsupported-handle"),),
     "gpu.vgpu": (Does(EVERY, "slow failed", f"{P2P} {FABRIC} unsupported-memory"),),
-    **dict.fromkeys(("nvlink.links", "nvlink.errors", "nvlink.bw-mode", "nvlink.disabled", "kernel.sxid"), (NVLINK,)),
+    **dict.fromkeys(("nvlink.links", "nvlink.errors", "kernel.sxid"), (NVLINK,)),
+    **dict.fromkeys(("nvlink.bw-mode", "nvlink.disabled"), (NVLINK, Does("pcie-peer", "slow failed", P2P))),
     **dict.fromkeys(
         ("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
         (NVLINK, BY_HANDLE),
