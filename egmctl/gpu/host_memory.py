@@ -100,8 +100,8 @@ class Pages:
     """What pages memory of the process is made of: the kernel's usual ones by default."""
 
     hugetlb_bytes: int | None = None
-    """Of one huge page of the kernel's pools; there must be enough free ones, or the first write to a missing one ends
-    the process (SIGBUS)."""
+    """Of one huge page of the kernel's pools; there must be enough free ones. Before Linux 5.14 the first write to a
+    missing one ends the process (SIGBUS)."""
     transparent: bool = False
     """The kernel is advised to make transparent huge pages of it."""
 
@@ -112,7 +112,7 @@ class SystemMemory:
     Raises
     ------
     OSError
-        If the kernel does not map such pages.
+        If the kernel does not map such pages, or has too few.
     """
 
     pageable = True
@@ -128,7 +128,11 @@ class SystemMemory:
         self.refused = numa.bind_pages(node, self.address, size_bytes)
         self.allocate_ms = ms_since(started)
         started = time.perf_counter()
-        numa.touch(node, self.address, size_bytes)
+        try:
+            numa.touch(node, self.address, size_bytes, huge=pages.hugetlb_bytes is not None)
+        except OSError:
+            self.close()
+            raise
         self.touch_ms: float | None = ms_since(started)
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ others to find out.
 from __future__ import annotations
 
 import ctypes
+import errno
+import mmap
 import os
 import platform
 import threading
@@ -25,6 +27,7 @@ TOUCH_THREADS = 8
 """Threads that write memory for the first time; the kernel zeroes a page at a few GB/s a thread."""
 
 _MPOL_BIND = 2  # linux/mempolicy.h
+_MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -74,13 +77,32 @@ def bind_pages(node: Node, address: int, size_bytes: int) -> str | None:
     return _call("mbind", ctypes.c_void_p(address), ctypes.c_ulong(size_bytes), _MPOL_BIND, mask, bits, 0)
 
 
-def touch(node: Node, address: int, size_bytes: int) -> None:
-    """Write memory for the first time, by threads that run on the node."""
+def touch(node: Node, address: int, size_bytes: int, *, huge: bool = False) -> None:
+    """Write memory for the first time, by threads that run on the node.
+
+    Parameters
+    ----------
+    huge
+        It is of the kernel's huge pages: where one is missing (a hugetlb cgroup's limit, others took it), a write ends
+        the process with SIGBUS. So the kernel is told to make them first, where it can be (Linux 5.14).
+
+    Raises
+    ------
+    OSError
+        If the kernel has no such pages for it: EFAULT or ENOMEM (madvise(2), MADV_POPULATE_WRITE).
+    """
     count = max(1, min(TOUCH_THREADS, len(_usable(node))))
     edges = [size_bytes * number // count for number in range(count + 1)]
 
+    failed: list[OSError] = []
+
     def write(start: int, end: int) -> None:
         _bind_thread(node)
+        if huge and (code := _populate(address + start, address + end)):
+            failed.append(
+                OSError(code, f"the kernel gave no page on NUMA node {node.id} (madvise: {os.strerror(code)})")
+            )
+            return
         ctypes.memset(address + start, 0, end - start)
 
     threads = [threading.Thread(target=write, args=part) for part in pairwise(edges)]
@@ -88,6 +110,18 @@ def touch(node: Node, address: int, size_bytes: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _populate(start: int, end: int) -> int:
+    """Have the kernel make the pages of a mapping; return why not, as errno, and 0 where the kernel is too old."""
+    start -= start % mmap.PAGESIZE
+    breadcrumb.enter("madvise")
+    result = _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_WRITE)
+    breadcrumb.leave()
+    code = 0 if result == 0 else ctypes.get_errno()
+    return 0 if code == errno.EINVAL else code
 
 
 def _bind_thread(node: Node) -> Sequence[str]:

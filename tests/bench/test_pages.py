@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.pages import MANAGED_SHARE
+from egmctl.bench.processes.context import _registered
 from egmctl.bench.suites import select_cases
 from egmctl.facts import pages as facts
 from egmctl.facts import replay
+from egmctl.gpu import numa
 from egmctl.gpu.host_memory import Pages, SystemMemory
 from egmctl.gpu.numa import Node
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings
+from egmctl.model.measurement import MemoryKind, Settings
 from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.units import GIB, MIB
 from tests.bench.test_run import FEW, Bench, bench
@@ -176,3 +181,37 @@ class TestPages:
         assert asked["size"] == -(-3 * MIB // page) * page
         assert asked["flags"] >> 26 == order
         assert asked["flags"] & 0x40000
+
+    @pytest.mark.parametrize("code", [errno.EFAULT, errno.ENOMEM])
+    def test_huge_pages_that_are_gone_or_forbidden_when_they_are_needed_are_told_and_not_written(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+    ) -> None:
+        self._stand_in(monkeypatch, code)
+        tree = Tree(tmp_path)
+        tree.write("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages", "8\n")
+        monkeypatch.setenv("EGMCTL_SYSROOT", str(tmp_path))
+        with pytest.raises(facts.NoPages, match=f"the kernel gave no page on NUMA node 0 .*{os.strerror(code)}"):
+            _registered(MemoryKind.HUGETLB, Node(0), 4 * MIB, cast(Any, None))
+
+    def test_a_kernel_that_cannot_make_pages_ahead_makes_them_as_they_are_written(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self._stand_in(monkeypatch, errno.EINVAL)
+        memory = SystemMemory(Node(0), 4 * MIB, Pages(hugetlb_bytes=2 * MIB))
+        assert memory.touch_ms is not None
+        memory.close()
+
+    def _stand_in(self, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+        """Map usual pages in place of huge ones, and have the kernel refuse to make them ahead."""
+        usual = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        monkeypatch.setattr(mmap, "mmap", partial(_usual, mmap.mmap, usual))
+
+        def refused(*_: object) -> int:
+            ctypes.set_errno(code)
+            return -1
+
+        monkeypatch.setattr(numa._libc, "madvise", refused, raising=False)
+
+
+def _usual(real: Any, usual: int, descriptor: int, size: int, *, flags: int) -> Any:
+    return real(descriptor, size, flags=flags & usual)

@@ -331,4 +331,4 @@ def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Contex
     try:
         return RegisteredMemory(node, size_bytes, context, pages)
     except OSError as error:
-        raise NoPages(f"mmap of {format_size(size_bytes)} of {HOST_NAMES[memory]} memory: {error.strerror}") from error
+        raise NoPages(f"{format_size(size_bytes)} of {HOST_NAMES[memory]} memory: {error.strerror}") from error
