@@ -126,27 +126,33 @@ class Link:
         """Begin to receive."""
         return self._call("ucp_tag_recv_nbx", lambda: self._endpoint.tag_recv(buffer, tag=self._ucx.UCXXTag(tag)))
 
-    def wait(self, *requests: Any) -> None:
-        """Wait until all of these have come or gone.
+    def wait(self, *requests: Any, patience_s: float = PATIENCE_S) -> None:
+        """Wait until all of these have come or gone, and give all of them back, whatever went wrong with one.
 
         Raises
         ------
         DriverCallError
-            If one went wrong, or :data:`PATIENCE_S` are over.
+            If one went wrong: the first; or if the time is over.
         """
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         breadcrumb.enter("ucp_worker_progress")
         try:
             while not all(request.completed for request in requests):
                 self._worker.progress()
                 if time.monotonic() > deadline:
                     raise DriverCallError(
-                        "ucp_worker_progress", None, f"no message from the other process for {PATIENCE_S:g} s"
+                        "ucp_worker_progress", None, f"no message from the other process for {patience_s:g} s"
                     )
         finally:
             breadcrumb.leave()
+        failed: list[DriverCallError] = []
         for request in requests:
-            self._call("ucp_request_check_status", request.check_error)
+            try:
+                self._call("ucp_request_check_status", request.check_error)
+            except DriverCallError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def close(self) -> str:
         """Give everything back; return UCX's report of the protocols that it used."""

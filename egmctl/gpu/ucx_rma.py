@@ -16,6 +16,8 @@ from egmctl.driver import breadcrumb
 from egmctl.errors import DriverCallError
 from egmctl.gpu.clock import ms_since
 
+_STATUS = ctypes.c_int8
+"""ucs_status_t: one byte (UCS_S_PACKED in ``ucs/type/status.h``); the rest of the register is left to chance."""
 _OK, _IN_PROGRESS = 0, 1
 _LAST_ERROR = -100
 """UCS_ERR_LAST: a pointer in this range is an error in place of a request (``UCS_PTR_IS_ERR``)."""
@@ -131,7 +133,7 @@ class RemoteMemory:
         return _started("ucp_ep_flush_nbx", lambda: _library().ucp_ep_flush_nbx(self._endpoint, _NO_PARAMETERS))
 
     def close(self) -> None:
-        """Give the key back."""
+        """Give the key back; nothing that uses it may be under way (``ucp_rkey_destroy``)."""
         _library().ucp_rkey_destroy(self._key)
 
     def _begin(self, name: str, offset_bytes: int, address: int, size_bytes: int) -> Request:
@@ -198,6 +200,8 @@ def _library() -> Any:
         )
     library.ucp_ep_flush_nbx.restype = ctypes.c_void_p
     library.ucp_ep_flush_nbx.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    for name in (*("ucp_mem_map", "ucp_mem_unmap", "ucp_rkey_pack", "ucp_ep_rkey_unpack", "ucp_request_check_status"),):
+        getattr(library, name).restype = _STATUS
     library.ucp_request_check_status.argtypes = (ctypes.c_void_p,)
     library.ucp_request_free.argtypes = (ctypes.c_void_p,)
     library.ucp_request_free.restype = None
@@ -210,4 +214,5 @@ def _library() -> Any:
 def _strings() -> Any:
     library = ctypes.CDLL("libucs.so.0", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     library.ucs_status_string.restype = ctypes.c_void_p
+    library.ucs_status_string.argtypes = (_STATUS,)
     return library

@@ -75,8 +75,8 @@ class _Spoiling(Link):
         self._receives |= buffer is not self.word
         return super().receive(buffer, tag)
 
-    def wait(self, *requests: Any) -> None:
-        super().wait(*requests)
+    def wait(self, *requests: Any, patience_s: float = ucx.PATIENCE_S) -> None:
+        super().wait(*requests, patience_s=patience_s)
         if self._receives:
             ctypes.memset(self._address + SPOILT_OFFSET, 0xA5, 1)
         if self._registered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.exchange import Item
 from egmctl.bench.statistics import summarize
 from egmctl.bench.ucx_report import network_devices, parse, path_of
+from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import HostNumaMemory
 from egmctl.gpu.pattern import Difference
@@ -44,6 +46,8 @@ WARM_UP_BYTES = 256 << 20
 """Before the first sample, twice: so many messages at most, and one at least; TCP takes half a second for these."""
 MESSAGES_LIMIT = 4096
 """Of one sample, however short they are."""
+SETTLE_S = 5.0
+"""How long what is under way may take to end after a failure."""
 _DATA, _ANSWER = 1, 2
 """Tags."""
 
@@ -331,15 +335,31 @@ class Side:
         own = self._worker.held(self._own).memory.address
         started = time.perf_counter()
         under_way: list[Any] = []
-        for number in range(count):
-            if len(under_way) == IN_FLIGHT:
-                link.wait(under_way.pop(0))
-            offset = self._part.offset_bytes + number % self._part.slots * self._part.slot_bytes
-            under_way.append(begin(offset, own + offset, self._part.slot_bytes))
-        link.wait(*under_way)
-        if self._sends:
-            link.wait(remote.flush())
+        try:
+            for number in range(count):
+                if len(under_way) == IN_FLIGHT:
+                    link.wait(under_way[0])
+                    del under_way[0]
+                offset = self._part.offset_bytes + number % self._part.slots * self._part.slot_bytes
+                under_way.append(begin(offset, own + offset, self._part.slot_bytes))
+            link.wait(*under_way)
+            if self._sends:
+                link.wait(remote.flush())
+        except BaseException:
+            self._settle(link, remote, under_way)
+            raise
         return time.perf_counter() - started
+
+    def _settle(self, link: Link, remote: RemoteMemory, under_way: Sequence[Any]) -> None:
+        """After a failure, wait until nothing uses the key; where that fails, the key is left to the process' end."""
+        try:
+            flush = remote.flush()
+            with suppress(DriverCallError):
+                # What went wrong is told by whoever called: here only the flush counts.
+                link.wait(*under_way, flush, patience_s=SETTLE_S)
+            flush.check_error()
+        except DriverCallError:
+            self._remote = None
 
     def _laps(self, count: int) -> list[float] | None:
         """Send a message to and fro; return the nanoseconds of each round trip."""
