@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import check_memory, fitted, memory_of
+from egmctl.bench.plan.budget import checked, fitted, memory_of
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.pairs import parse_pairs
 from egmctl.bench.plan.sweep import sweep_sizes, top_that_fits
@@ -134,7 +134,7 @@ class Bench:
         if fit and self._size is None:
             made = fitted(made, memory, lambda size: self._plan(machine, replace(self.settings, size_bytes=size)))
         if check:
-            check_memory(made, memory)
+            made = checked(made, memory)
         return made
 
     def _plan(self, machine: Machine, settings: Settings) -> Plan:

@@ -185,7 +185,8 @@ def peaks(
         ends: dict[_Place, Endpoint | None] = {}
         for buffer in held:
             host = node_of(buffer.end)
-            place = (host, buffer.end.bus_id, buffer.end.numa_node)
+            # GPU memory that the kernel has as a NUMA node is the GPU's all the same.
+            place = (host, buffer.end.bus_id, None if buffer.end.bus_id else buffer.end.numa_node)
             now[place] += buffer.size_bytes
             ends[place] = buffer.end
             if buffer.end.bus_id is None:

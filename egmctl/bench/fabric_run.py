@@ -11,7 +11,7 @@ from typing import Any
 from egmctl import __version__
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import Memory, check_memory, fitted, free_bytes
+from egmctl.bench.plan.budget import Memory, checked, fitted, free_bytes
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
 from egmctl.bench.plan.placement import (
@@ -189,8 +189,7 @@ def plan_for(layout: RankLayout, asked: Asked) -> Plan:
     memory = Memory(lambda peak: free_bytes(layout.machines[peak.host or ""], peak), layout.node_of)
     if not asked.fixed_size:
         return fitted(plan, memory, planned)
-    check_memory(plan, memory)
-    return plan
+    return checked(plan, memory)
 
 
 def _unpacked(told: bytes) -> bytes:

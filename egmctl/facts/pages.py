@@ -60,7 +60,7 @@ def page_sizes(address: int, size_bytes: int) -> PageSizes | None:
         return None
     page_bytes: int | None = None
     huge_bytes: int | None = None
-    inside = False
+    inside = shared = False
     try:
         with open("/proc/self/smaps", encoding="ascii", errors="replace") as lines:
             for number, line in enumerate(lines):
@@ -70,7 +70,9 @@ def page_sizes(address: int, size_bytes: int) -> PageSizes | None:
                     start, end = int(mapping[1], 16), int(mapping[2], 16)
                     if start >= address + size_bytes:
                         break
+                    # The kernel merges mappings that lie side by side: of such a one nobody knows whose pages are huge.
                     inside = end > address
+                    shared = shared or (inside and not address <= start < end <= address + size_bytes)
                 elif inside and (field := _FIELD.match(line)) is not None:
                     value = int(field[2]) * KIB
                     if field[1] == "KernelPageSize":
@@ -79,4 +81,4 @@ def page_sizes(address: int, size_bytes: int) -> PageSizes | None:
                         huge_bytes = (huge_bytes or 0) + value
     except OSError:
         return None
-    return None if page_bytes is None else PageSizes(page_bytes, huge_bytes)
+    return None if page_bytes is None else PageSizes(page_bytes, None if shared else huge_bytes)

@@ -151,9 +151,10 @@ class _Run:
         match entry.get("event"):
             case events.STEP:
                 step = from_json(events.Step, entry)
-                self.under_way = {_number(one.number): one.task for one in step.tasks}
-                for task in self.under_way.values():
+                begun = {_number(one.number): one.task for one in step.tasks}
+                for task in begun.values():
                     _check(finish(task, Status.CRASHED))
+                self.under_way = begun
             case events.MEASUREMENT:
                 outcome = from_json(events.Outcome, entry)
                 _check(outcome.measurement)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from egmctl.bench.fabric_run import Asked, alone, plan_for
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, fitted, memory_of
+from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, checked, fitted, memory_of
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import FABRIC, SUITES, select_cases
 from egmctl.errors import UsageError
@@ -78,16 +78,19 @@ def test_every_suite_fits(suite: str, gpu_free: int, node_free: int, available: 
     assert all(one.waiver for number, one in enumerate(plan.tasks) if number not in running)
 
 
+def plan_for_size(machine: Machine, size_bytes: int) -> Plan:
+    """Return the plan of everything for a size that somebody gave."""
+    cases = select_cases((), ("full",))
+    return make_plan(machine, machine.gpus or (), [0], cases, replace(USUAL, size_bytes=size_bytes))
+
+
 def test_the_largest_size_that_fits_is_chosen() -> None:
     machine = node(140 * GIB, 4915 * MIB, 100 * GIB)
     plan = chosen(machine, "full")
     assert plan.settings.size_bytes > LEAST_BYTES
-    larger = make_plan(
-        machine,
-        machine.gpus or (),
-        [0],
-        select_cases((), ("full",)),
-        replace(USUAL, size_bytes=plan.settings.size_bytes + MIB),
-    )
+    larger = plan_for_size(machine, plan.settings.size_bytes + MIB)
     with pytest.raises(UsageError, match=f"at most --size {plan.settings.size_bytes // MIB}M fits"):
-        check_memory(larger, memory_of(machine))
+        checked(larger, memory_of(machine))
+    given = checked(plan_for_size(machine, plan.settings.size_bytes), memory_of(machine))
+    waived = {one.task.case for one in given.tasks if one.waiver and "has no room" in one.waiver}
+    assert all("footprint" in case or "latency" in case for case in waived)

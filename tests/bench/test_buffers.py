@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.buffers import ROTATED_BELOW_BYTES, ROTATED_OVER_BYTES, span_bytes, window
+from egmctl.bench.buffers import ROTATED_BELOW_BYTES, ROTATED_OVER_BYTES, Peak, peaks, span_bytes, window
+from egmctl.bench.plan.make import make_plan
+from egmctl.bench.suites import select_cases
+from egmctl.facts import replay
+from egmctl.model.measurement import Settings
+from egmctl.units import MIB
 
 SIZES = st.integers(1, 1 << 23).map(lambda vectors: 16 * vectors)
 
@@ -31,3 +36,22 @@ def test_small_sizes_come_to_the_same_bytes_only_after_many_others(size: int, pa
     assert windows * window(size, passes, sample).size_bytes > ROTATED_OVER_BYTES // 2
     few = [window(size, passes, sample + number).offset_bytes for number in range(min(windows, 100))]
     assert len(set(few)) == len(few)
+
+
+def held(machine_name: str, *cases: str) -> tuple[Peak, ...]:
+    machine = replay.load(machine_name)
+    chosen = select_cases(cases, ())
+    settings = Settings(size_bytes=64 * MIB, copies=1, samples=1, timeout_s=60)
+    plan = make_plan(machine, (machine.gpus or ())[:1], [0], chosen, settings)
+    steps = [[plan.tasks[number].task for number in step.tasks] for step in plan.steps]
+    assert steps
+    return peaks(steps, keep=True)
+
+
+def test_a_gpu_s_memory_is_one_place_also_where_the_kernel_has_it_as_a_numa_node() -> None:
+    alone = {name: held("gh200", name) for name in ("device_local_copy", "gpu_numa_read_cpu")}
+    assert {peak.place is not None and peak.place.bus_id is not None for one in alone.values() for peak in one} == {
+        True
+    }
+    (both,) = held("gh200", *alone)
+    assert both.bytes == sum(peak.bytes for one in alone.values() for peak in one)

@@ -14,7 +14,7 @@ from tests.conftest import RunEgmctl
 pytestmark = pytest.mark.gpu
 
 BEFORE, AFTER = "device_to_device_memcpy_write_ce", "device_to_device_write_sm"
-STAGED = ("device_to_device_staged_memcpy_ce", "device_to_device_staged_bidirectional_memcpy_ce")
+STAGED = ("device_to_device_staged_memcpy_ce",)
 
 
 @pytest.fixture(scope="module")

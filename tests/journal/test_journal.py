@@ -213,6 +213,16 @@ def test_a_line_that_fits_nowhere_costs_what_comes_after_it(content: bytes, dama
     assert kept.exit_code is None
 
 
+def test_a_step_that_fits_nowhere_was_not_under_way(content: bytes) -> None:
+    lines = content.splitlines(keepends=True)
+    place = next(number for number, line in enumerate(lines) if b'"event":"step"' in line and measured(lines[:number]))
+    damaged = changed(lines[place], lambda entry: entry["tasks"][0]["task"].update(flows=[]))
+    kept = read(b"".join([*lines[:place], damaged, *lines[place:]]), "journal x")
+    assert REST in kept.report.problems
+    assert {len(one.flows) for one in kept.report.measurements} <= {1, 2}
+    assert len(kept.report.measurements) == len(measured(lines[:place]))
+
+
 def measured(lines: Sequence[bytes]) -> set[int]:
     """Return the numbers of the tasks whose outcome is in whole lines of a journal."""
     entries = (json.loads(line) for line in lines if b'"event":"measurement"' in line)

@@ -71,6 +71,19 @@ def check_memory(plan: Plan, memory: Memory) -> None:
         raise UsageError(f"--size {format_size(size)} {_takes(peak, free, plan.settings.memory_percent)}; {hint}")
 
 
+def checked(plan: Plan, memory: Memory) -> Plan:
+    """Return a plan for a size that somebody chose; latencies whose own size has no room beside any other are waived.
+
+    Raises
+    ------
+    UsageError
+        As :func:`check_memory`.
+    """
+    plan, _ = _with_room(plan, memory, min(plan.settings.size_bytes, LEAST_BYTES))
+    check_memory(plan, memory)
+    return plan
+
+
 def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
     """Return a plan that fits, for a size that nobody chose.
 
@@ -92,14 +105,8 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
     size = usual
     if usual > LEAST_BYTES:
         quarter = max(LEAST_BYTES, usual // 4)
-        while (found := _largest(plan, memory, usual, quarter)) is None:
-            peak, free = next(_excesses(_peaks(plan, memory, quarter), memory, share))
-            gone = _largest_at(plan, memory, peak, free, sized=False)
-            if not gone:
-                break
-            waived |= gone
-            plan = _without(plan, gone)
-        size = found or _largest(plan, memory, quarter, LEAST_BYTES) or LEAST_BYTES
+        plan, waived = _with_room(plan, memory, quarter)
+        size = _largest(plan, memory, usual, quarter) or _largest(plan, memory, quarter, LEAST_BYTES) or LEAST_BYTES
     if size < usual:
         plan = _without(replan(size), waived)
         why = f"{_name(tight[0])} has no room for more"
@@ -210,6 +217,19 @@ def _largest_at(plan: Plan, memory: Memory, peak: Peak, free: int, *, sized: boo
     return {number: why for number, found in taken.items() if found == most}
 
 
+def _with_room(plan: Plan, memory: Memory, size_bytes: int) -> tuple[Plan, dict[int, str]]:
+    """Return a plan without the tasks of a size of their own that have no room beside buffers of a size; and those."""
+    waived: dict[int, str] = {}
+    share = plan.settings.memory_percent
+    while (excess := next(_excesses(_peaks(plan, memory, size_bytes), memory, share), None)) is not None:
+        gone = _largest_at(plan, memory, *excess, sized=False)
+        if not gone:
+            break
+        waived |= gone
+        plan = _without(plan, gone)
+    return plan, waived
+
+
 def _without(plan: Plan, gone: Mapping[int, str]) -> Plan:
     """Return a plan in which some tasks are waived."""
     tasks = tuple(
@@ -233,7 +253,7 @@ def _taken(task: Task, memory: Memory, peak: Peak) -> int:
         and (
             buffer.end.bus_id is None
             if place is None
-            else (buffer.end.bus_id, buffer.end.numa_node) == (place.bus_id, place.numa_node)
+            else (place.bus_id == buffer.end.bus_id and (place.bus_id or place.numa_node == buffer.end.numa_node))
         )
     )
 

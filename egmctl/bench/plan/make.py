@@ -253,7 +253,8 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
 def _staging(case: Case) -> Staging:
     if case.staged:
         return Staging.ALWAYS
-    return Staging.WITHOUT_ACCESS if case.engine is Engine.COPY_ENGINE else Staging.NEVER
+    alone = case.engine is Engine.COPY_ENGINE and case.pattern is Pattern.PAIR
+    return Staging.WITHOUT_ACCESS if alone else Staging.NEVER
 
 
 def _gpus(flow: Flow) -> tuple[str, ...]:
