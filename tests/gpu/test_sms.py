@@ -13,8 +13,9 @@ from tests.conftest import RunEgmctl
 pytestmark = pytest.mark.gpu
 
 H200_GB_S = {
-    ("sms_device_to_device_write_bulk", 16): (350, 380),
-    ("sms_device_to_device_write_bulk", 32): (360, 380),
+    ("sms_device_to_device_write_bulk", 16): (340, 380),
+    # From 16 to 32 blocks write a little slower than 8 or 64: 356 on one machine, 372 on another.
+    ("sms_device_to_device_write_bulk", 32): (345, 380),
     ("sms_device_to_device_read_bulk", 16): (350, 380),
     ("sms_host_numa_to_device_bulk", 16): (49, 53),
     ("sms_device_to_host_numa_bulk", 16): (50, 54),
