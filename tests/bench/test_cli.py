@@ -92,7 +92,8 @@ def test_by_itself_it_measures_every_family_of_a_gb200(egmctl: RunEgmctl, fake_n
     assert ended.code == 0
     result = json.loads(ended.out)["result"]
     measured = [m for m in result["measurements"] if m["status"] in ("ok", "unstable")]
-    assert {m["family"] for m in measured} == {case.family for case in CASES} - {"rdma"}
+    # Messages need UCX; the curve over the number of SMs is a suite of its own, and part of --full.
+    assert {m["family"] for m in measured} == {case.family for case in CASES} - {"rdma", "sms"}
     # The fake's second node has CPUs that this machine has not.
     assert {m["engine"] for m in result["measurements"] if m not in measured} <= {"cpu"}
     assert result["problems"] == []
