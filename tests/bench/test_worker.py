@@ -13,6 +13,7 @@ from egmctl.bench.outcomes import EXPIRED_LIMIT
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import AllocatedBuffer
 from egmctl.bench.processes.exchange import LocalExchange
+from egmctl.bench.processes.stopwatch import Stopwatch
 from egmctl.facts import replay
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gating, Timing
@@ -31,17 +32,19 @@ class StubRig:
     bus_id = ""
     address = 0
     size_bytes = 1 << 30
-    pageable = False
+    pageable = own_pages = False
+    granularity = None
     allocate_ms = 1.0
     touch_ms = None
     gpus = ranks = ()
     exchange = LocalExchange()
 
     def __init__(self) -> None:
+        self.stopwatch = Stopwatch()
         self.pattern = self.context = self
         self.link_counters = LinkCounters(Telemetry(()))
 
-    def stream(self, *_arguments: object, pageable: bool = False) -> StubRig:  # noqa: ARG002
+    def stream(self, *_arguments: object, held: bool = True) -> StubRig:  # noqa: ARG002
         return self
 
     def held(self, _buffer: object) -> Any:
