@@ -208,6 +208,7 @@ def many() -> RunReport:
     return replace(made, verdict=replace(verdict, classes=well, culprits=(), judged=(), grade=Grade.PASS))
 
 
+@pytest.mark.long
 def test_many_path_classes_fit_a_screen_and_all_are_there_with_v() -> None:
     report = many()
     usual_text, verbose = shown(report), shown(report, verbose=1)

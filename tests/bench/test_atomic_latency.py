@@ -87,6 +87,7 @@ def test_a_byte_that_is_damaged_is_found_wherever_it_is(bench: Bench, case: str,
 CALLS = ("cuMemAlloc@1", "cuMemAlloc@3", "cuMemsetD32Async@1", "cuLaunchKernel@1", "cuMemcpyAsync@1", "cuMemcpyAsync@2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", CALLS)
 def test_each_driver_call_that_fails_is_named_and_all_is_given_back(bench: Bench, call: str) -> None:
     run = bench(NAMES[1], NAMES[2], faults=f"{call}=error:719")

@@ -59,6 +59,7 @@ def chosen(machine: Machine, suite: str) -> Plan:
     return fitted(planned(USUAL.size_bytes), memory_of(machine), planned)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suite", SUITES)
 @settings(
     max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)

@@ -50,6 +50,7 @@ def test_a_dry_run_fits_the_page(egmctl: RunEgmctl) -> None:
         assert max(map(len, ended.out.splitlines())) <= WIDTH
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", ["1", "2", "3"])
 @pytest.mark.parametrize("suite", ["quick", "fabric"])
 def test_a_dry_run_names_places_in_their_order(egmctl: RunEgmctl, suite: str, seed: str) -> None:
@@ -100,6 +101,7 @@ def test_by_itself_it_measures_every_family_of_a_gb200(egmctl: RunEgmctl, fake_n
     assert node.leaks() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suite", SUITES)
 def test_measuring_disjoint_pairs_at_once_is_never_slower(suite: str) -> None:
     assert plan_seconds(plan_of(suite)) <= plan_seconds(plan_of(suite, serial=True))

@@ -124,6 +124,7 @@ class TestMeasurement:
         assert found.waivers[0].kind is WaiverKind.UNSUPPORTED_ENGINE
 
 
+@pytest.mark.long
 def test_on_a_fake_node_all_is_given_back(bench: Bench) -> None:
     found = bench("bench", "--numa", "0", "--gpus", "0", *FEW, "--case", "cpu_latency_*")
     assert set(found.statuses()) <= {"ok", "unstable", "waived"}

@@ -75,6 +75,7 @@ def test_every_family_is_measured_on_a_node_with_egm_and_everything_is_given_bac
     assert run.node.leaks() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", FAMILY_CALLS)
 def test_each_call_of_pools_and_registered_memory_that_fails_is_named_and_the_rest_is_given_back(
     bench: Bench, call: str

@@ -128,6 +128,7 @@ def test_one_gpu_sends_the_same_buffer_to_all_others() -> None:
     assert len({flow.destination for flow in flows}) == 2
 
 
+@pytest.mark.long
 @given(COUNTS)
 def test_a_buffer_is_given_back_after_its_last_step_and_all_are_in_the_end(gpus: list[int]) -> None:
     plan = plan_of("*_to_device_memcpy_ce", gpus)

@@ -16,6 +16,7 @@ __all__ = ["bench"]
 PAIR = ("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", "device_to_device_memcpy_write_ce")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", ["-1", "0", "1e-38", "nan", "inf", "1e9"])
 def test_what_the_driver_says_in_place_of_a_time_is_a_failure_that_names_the_call(bench: Bench, answer: str) -> None:
     run = bench(*PAIR, faults=f"cuEventElapsedTime@1=answer:{answer}")

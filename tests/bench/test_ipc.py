@@ -99,6 +99,7 @@ def children() -> set[str]:
     return {child for task in tasks for child in (task / "children").read_text().split()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few(BANDWIDTHS, every=3))
 def test_every_kind_and_memory_is_measured_and_verified(run: RunIpc, name: str) -> None:
     ended = run(name)
@@ -284,6 +285,7 @@ CALLS = (
 """Driver calls that the ranks of :data:`MEASURED` make, but for those that say which GPUs there are."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", few(CALLS, every=4))
 def test_a_failing_call_is_named_and_the_run_comes_to_its_end(run: RunIpc, call: str) -> None:
     ended = run(*MEASURED, faults=f"{call}=error:999")

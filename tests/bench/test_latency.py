@@ -226,6 +226,7 @@ class TestOnAFakeNode:
         assert "sample 0: the pointer chase ended at the wrong offset " in bad["reason"]
         assert "ended at the wrong offset" in bad["reason"]
 
+    @pytest.mark.long
     @pytest.mark.parametrize("call", ["cuMemAlloc@3", "cuLaunchKernel@2", "cuMemsetD32Async@1", "cuMemcpyAsync@2"])
     def test_a_driver_call_that_fails_is_named_and_all_is_given_back(self, bench: Bench, call: str) -> None:
         run = bench("device_to_device_ping_pong_latency", "device_to_device_latency_cached", faults=f"{call}=error:719")

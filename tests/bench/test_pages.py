@@ -119,6 +119,7 @@ class TestRun:
         assert found.result["measurements"][0]["waivers"][0]["kind"] == "no-pages"
         assert found.node.leaks() == []
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("call", "stays"),
         [("cuMemAllocManaged", set()), ("cuMemAdvise", set()), ("cuMemHostRegister", set()), ("cuMemFree", {"memory"})],

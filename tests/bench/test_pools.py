@@ -81,6 +81,7 @@ def test_a_pool_goes_by_the_handles_that_the_driver_has_for_it(handles: int, sto
     assert any(why in (reason or "") for reason in reasons(made))
 
 
+@pytest.mark.long
 def test_each_is_measured_verified_and_given_back_and_the_default_pool_stays(bench: Bench) -> None:
     names = (*DEFAULT, LATENCY[0])
     run = bench(*OPTIONS, *(word for name in names for word in ("--case", name)))
@@ -102,6 +103,7 @@ def test_a_damaged_byte_is_found(bench: Bench) -> None:
 CALLS = ("cuMemGetDefaultMemPool", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync", "cuMemPoolTrimTo")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", CALLS)
 def test_each_call_that_fails_is_named_and_all_else_is_given_back(bench: Bench, call: str) -> None:
     run = bench(*OPTIONS, "--case", DEFAULT[0], faults=f"{call}@1=error:719")

@@ -244,6 +244,7 @@ def test_the_list_says_what_would_run_and_why_not() -> None:
     assert text.count("  would not run: it needs two GPUs\n") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("machine", replay.names())
 def test_the_list_of_all_cases_fits_the_page(machine: str) -> None:
     node = replay.load(machine)

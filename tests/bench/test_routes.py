@@ -149,6 +149,7 @@ def old(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", OLD, ids=lambda path: path.name.partition(".")[0])
 class TestSchema1:
+    @pytest.mark.long
     def test_is_read_and_shown_and_written_as_today(self, path: Path, tmp_path: Path) -> None:
         document = old(path)
         assert document["schema"] == BENCH_SCHEMA_1

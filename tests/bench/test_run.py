@@ -328,6 +328,7 @@ class TestFailure:
     def test_the_list_of_the_workers_calls_is_complete(self, bench: Bench) -> None:
         assert {call.name for call in bench(*TWO_GPUS).worker_calls()} == set(WORKER_CALLS)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("call", few([call for call in WORKER_CALLS if call not in SHARED_WITH_FACTS], every=3))
     def test_each_driver_call_that_fails_is_named_and_everything_else_is_given_back(
         self, bench: Bench, call: str

@@ -283,12 +283,14 @@ class TestBlockedEgmRoutes:
 
         return run
 
+    @pytest.mark.long
     @pytest.mark.parametrize("how", ["crash", "hang"])
     def test_explain_what_fails_where_the_memory_is_made(self, tried: Supervise, how: str) -> None:
         first = tried(f"0:{how}@cuMemCreate", timeout_s=3, of=1).measurements[0]
         assert (first.status, first.known_cause, first.last_call) == (Status.FAILED, True, "cuMemCreate")
         assert "; the EGM route is blocked: GPU2: denied by the device cgroup" in (first.reason or "")
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("fault", "status"),
         [("0:crash", Status.CRASHED), ("0:hang", Status.TIMED_OUT), ("0:break", Status.FAILED)],
@@ -299,6 +301,7 @@ class TestBlockedEgmRoutes:
         assert "EGM" not in (report.measurements[0].reason or "")
         assert report.exit_code is ExitCode.CRASHED
 
+    @pytest.mark.long
     def test_are_not_waited_for_one_after_the_other_for_ever(
         self, tried: Supervise, monkeypatch: pytest.MonkeyPatch
     ) -> None:

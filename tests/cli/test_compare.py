@@ -103,6 +103,7 @@ def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: Make
     assert len(rows) == len(document(tmp_path, "run")["result"]["measurements"])  # type: ignore[index]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("machine", "options"),
     [
@@ -124,6 +125,7 @@ def test_a_topology_shown_again_is_the_same_bytes(
     assert re.sub(r"cluster [0-9a-f-]+", "", shown) == re.sub(r"cluster [0-9a-f-]+", "", printed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("machine", ["gb200-tray", "hgx-h200x4"])
 @pytest.mark.parametrize("views", [(), ("-v",), ("--brief",), ("--format", "nagios"), ("--format", "junit")])
 def test_a_diagnosis_shown_again_is_the_same_bytes(

@@ -177,6 +177,7 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @numbers
 def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, number: int) -> None:

@@ -70,6 +70,7 @@ def test_a_number_that_json_has_no_word_for_is_a_sentence(egmctl: RunEgmctl, tmp
     assert "cannot be shown" in ended.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "valid"),
     [

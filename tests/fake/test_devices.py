@@ -43,6 +43,7 @@ def _bus_id(device: int) -> str:
 ALL = [gpu.bus_id for gpu in nvl4().gpus or ()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [

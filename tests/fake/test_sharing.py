@@ -156,6 +156,7 @@ def owner_out_of_reach(machine: Machine, minor: int) -> Machine:
     return with_access(machine, f"/dev/nvidia{minor}", "EPERM")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("location", "handle_type", "answer"),
     [

@@ -46,6 +46,7 @@ def snapshot(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> Any:
     return record
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", replay.names())
 def test_every_value_of_a_shipped_machine_is_recorded(snapshot: Any, name: str) -> None:
     machine = _for_our_bindings(load(name))

@@ -135,6 +135,7 @@ def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(egmctl: Ru
     assert egmctl("show", file).out.startswith(head)
 
 
+@pytest.mark.long
 def test_a_report_shown_again_is_the_text_that_the_fleet_printed(egmctl: RunEgmctl, tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
     file.write_text(fleet_json(REPORT))

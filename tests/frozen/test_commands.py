@@ -126,6 +126,7 @@ def test_bench_dry_run_of_ranks(machines: dict[str, Path]) -> None:
     frozen("bench-dry-run-ranks.txt", {n: _text(run(*command, "--machine", machines[n]), n) for n in FEW})
 
 
+@pytest.mark.long
 def test_compare_of_runs(runs: dict[str, Path]) -> None:
     outputs = {
         f"{first} {second}": _unplaced(run("compare", runs[first], runs[second], "--json"), runs)
@@ -155,6 +156,7 @@ def test_show_of_a_run(runs: dict[str, Path], form: str) -> None:
     compare(ended.out.replace(__version__, "VERSION"), FOLDER / f"show-run.{form}")
 
 
+@pytest.mark.long
 def test_show_of_json_is_the_content_of_the_file_in_ascii(
     runs: dict[str, Path], machines: dict[str, Path], tmp_path: Path
 ) -> None:

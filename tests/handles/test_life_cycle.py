@@ -179,6 +179,7 @@ def failing() -> Iterator[tuple[HandleKind, str]]:
             yield handle, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("handle", "call"), list(failing()))
 def test_a_call_that_fails_ends_the_life_in_both_and_leaves_nothing(
     fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, call: str
@@ -197,6 +198,7 @@ def test_a_call_that_fails_ends_the_life_in_both_and_leaves_nothing(
     assert again.status is Status.OK
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("handle", "call"),
     [
@@ -220,6 +222,7 @@ def test_a_failure_to_give_back_is_said_and_the_rest_is_given_back(
     assert leak, "what could not be given back is still there, and nothing else"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("handle", "numa_node", "call", "number"),
     [

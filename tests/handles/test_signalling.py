@@ -136,6 +136,7 @@ def test_disjoint_pairs_are_measured_at_the_same_time(fake_node: MakeFakeNode, l
     assert [one.status for one in found] == [Status.OK, Status.OK]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "call"),
     [

@@ -78,6 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAGES)
 def test_no_request_leaves_a_page_and_nothing_is_complained_of(tab: Tab, folder: Path, name: str) -> None:
     seen = tab.open(folder / name)
@@ -106,6 +107,7 @@ def test_even_a_script_that_got_into_a_page_would_not_run(tab: Tab, folder: Path
     assert sum("Content Security Policy" in one for one in seen.complaints) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", [name for name in PAGES if name.endswith(".html")])
 def test_text_can_be_read_in_both_schemes(tab: Tab, folder: Path, name: str, scheme: str) -> None:
@@ -116,6 +118,7 @@ def test_text_can_be_read_in_both_schemes(tab: Tab, folder: Path, name: str, sch
     assert tab.evaluate(CONTRASTS) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("name", [name for name in PAGES if name.endswith(".html")])
 def test_a_page_is_never_wider_than_the_window(tab: Tab, folder: Path, name: str, width: int) -> None:

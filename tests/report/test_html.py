@@ -76,6 +76,7 @@ def test_it_is_small_and_holds_no_control_characters(page: str) -> None:
     assert len(page.encode()) < 1_000_000
 
 
+@pytest.mark.long
 def test_nothing_in_it_can_be_fetched_or_run(tree: Element) -> None:
     assert list(elements(tree, "script", "img", "link", "iframe", "object", "embed", "form", "base", "image")) == []
     for node in tree.iter():

@@ -46,6 +46,7 @@ def test_each_metric_has_its_help_its_type_and_a_name_with_its_unit(text: str) -
         assert family.name.endswith(UNITS + COUNTS)
 
 
+@pytest.mark.long
 def test_no_sample_is_there_twice_and_each_is_a_number(text: str) -> None:
     found = [(one.name, *sorted(one.labels.items())) for family in metrics(text).values() for one in family.samples]
     assert found
