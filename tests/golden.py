@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
+import pytest
+
 
 def compare(found: str, golden: Path) -> None:
-    """Fail unless the file holds this text, byte for byte."""
+    """Fail, and say with which lines, unless the file holds this text, byte for byte."""
     if os.environ.get("EGMCTL_WRITE_GOLDEN"):
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(found)
     assert golden.exists(), f"{golden} is not there: EGMCTL_WRITE_GOLDEN=1 writes it"
-    assert found == golden.read_text()
+    kept = golden.read_text()
+    if found != kept:
+        lines = difflib.unified_diff(kept.splitlines(), found.splitlines(), str(golden), "found", lineterm="")
+        # Not by assert: pytest would cut the lines or compare both texts anew.
+        pytest.fail("\n".join(lines) or "the texts differ in how lines end", pytrace=False)
