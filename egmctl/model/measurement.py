@@ -302,7 +302,7 @@ class RunReport:
     """The processes of the measurements by several."""
     measurements: tuple[Measurement, ...]
     verdict: RunVerdict | None = None
-    """``None`` where none was asked for."""
+    """``None`` where the run was not judged."""
     causes: tuple[RunCause, ...] = ()
     """What explains that measurements are slow, broke or were not made, the gravest first."""
     seconds: RunSeconds | None = None

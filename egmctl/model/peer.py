@@ -68,4 +68,4 @@ class Peers:
 
     nodes: tuple[Peer, ...]
     probes: tuple[PeerProbe, ...] | None = None
-    """``None`` where none was asked for."""
+    """``None`` without ``--active``."""

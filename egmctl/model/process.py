@@ -30,7 +30,7 @@ class Process(Record):
     """Who the process is: its cgroups, signs of a container, and the environment that steers drivers."""
 
     pid: int = 0
-    """0 is the tool itself; else the process that was asked for with ``--pid``."""
+    """0 is the tool itself; else the process that ``--pid`` names."""
     effective_uid: int | None = None
     cgroups: tuple[Cgroup, ...] | None = None
     container_signs: tuple[Plain, ...] | None = None
