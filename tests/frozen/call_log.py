@@ -22,7 +22,14 @@ _LONGEST = 120
 """The longest block, in calls, whose repetition is looked for."""
 _UNORDERED = re.compile(r"(@\d )?(cuStreamSynchronize|cuMem(\w*Free\w*|Unmap|Release|PoolTrimTo|PoolDestroy)) ")
 _GIVES_BACK = re.compile(r"(Free|Destroy|Release|Unload|Unregister|Close)")
-_SIZED = {"cuMemAlloc", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemAllocHost", "cuMemHostRegister", "cuMemAddressReserve"}
+_SIZED = {
+    "cuMemAlloc",
+    "cuMemAllocManaged",
+    "cuMemHostAlloc",
+    "cuMemAllocHost",
+    "cuMemHostRegister",
+    "cuMemAddressReserve",
+}
 _OPENED = {"cuIpcOpenMemHandle", "cuMemPoolImportPointer", "cuMemAllocFromPoolAsync", "cuMemAllocAsync"}
 """Calls that return the address of memory; for the second, how much is not in the log."""
 _MUCH = 1 << 28
