@@ -223,6 +223,9 @@ def prove(
         inside = Inside(merged, artefact.file.parent)
         done = inside.run(artefact.install, 0, {})
         tally.check(f"{label}: installs", done.returncode == 0, done.stderr[-300:])
+        if artefact.form == "rpm":
+            lacking = unmet(inside, artefact)
+            tally.check(f"{label}: what it requires is there", not lacking, " ".join(lacking))
         line = f"{label}: {artefact.file.stat().st_size / 1e6:.0f} MB, installed after {time.monotonic() - began:.1f} s"
         for user, number in USERS.items():
             for name, words in commands.items():
@@ -253,6 +256,18 @@ def prove(
         left = sorted(left_in(written) - kept)
         tally.check(f"{label}: leaves nothing", done.returncode == 0 and not left, f"{done.stderr[-200:]} {left[:5]}")
     print(line, flush=True)
+
+
+def unmet(inside: Inside, artefact: Artefact) -> list[str]:
+    """Return what an rpm requires of libraries and a system does not provide, as rpm finds it in the system's files.
+
+    The systems here have no database of rpms, so rpm cannot tell itself.
+    """
+    asked = inside.run(f"rpm --query --package --requires /artefacts/{artefact.file.name}", 0, {}).stdout.splitlines()
+    libraries = "find -H /lib /lib64 /usr/lib /usr/lib64 -name 'lib*.so*' -type f 2>/dev/null"
+    provided = set(inside.run(f"{libraries} | /usr/lib/rpm/elfdeps --provides", 0, {}).stdout.splitlines())
+    required = [name for name in asked if not name.startswith("rpmlib(")]
+    return [name for name in required if name not in provided] if required else ["nothing"]
 
 
 UNEMULATED = ("numa.mempolicy-syscalls", "ipc.vmm-active", "ipc.pool-active", "ipc.event-active", "ipc.pidfd-active")

@@ -23,7 +23,8 @@ HOMES = {
 
 DEPENDS = {
     "deb": ["libc6 (>= 2.30)", "libgcc-s1", "libstdc++6"],
-    "rpm": ["glibc >= 2.30", "libgcc", "libstdc++"],
+    # As rpm finds them in the libraries: the names of their packages differ (SUSE: libgcc_s1, libstdc++6).
+    "rpm": ["libc.so.6(GLIBC_2.30)(64bit)", "libgcc_s.so.1()(64bit)", "libstdc++.so.6()(64bit)"],
 }
 """The libraries of C and C++: all that is taken from the system but the driver. tools/proof/portable.py holds it."""
 
