@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from egmctl.bench.schema1 import BENCH_SCHEMA_1, upgraded, with_rates
+from egmctl.bench import schema1
+from egmctl.bench.schema1 import BENCH_SCHEMA_1
 from egmctl.documents import check_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
@@ -31,7 +32,8 @@ from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKin
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, MatchResult, ProfileList
 from egmctl.model.run_fault import run_fault
-from egmctl.report.exports.topo_json import TOPO_SCHEMA, TopoResult
+from egmctl.older import COMPARISON_SCHEMA_1, FLEET_SCHEMA_1, TOPO_SCHEMA_1, upgraded
+from egmctl.topology.result import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
 from egmctl.verdict.explain import with_causes
@@ -96,10 +98,13 @@ _RESULTS: dict[str, tuple[Command, type[RunReport] | type[Diagnosis] | type[Topo
     BENCH_SCHEMA_1: (Command.BENCH, RunReport),
     DOCTOR_SCHEMA: (Command.DOCTOR, Diagnosis),
     TOPO_SCHEMA: (Command.TOPO, TopoResult),
+    TOPO_SCHEMA_1: (Command.TOPO, TopoResult),
 }
 _DIGESTS: dict[str, type[Comparison | FleetReport | History | ProfileList | MachineList | CheckList]] = {
     COMPARISON_SCHEMA: Comparison,
+    COMPARISON_SCHEMA_1: Comparison,
     FLEET_SCHEMA: FleetReport,
+    FLEET_SCHEMA_1: FleetReport,
     HISTORY_SCHEMA: History,
     PROFILES_SCHEMA: ProfileList,
     MACHINES_SCHEMA: MachineList,
@@ -185,8 +190,9 @@ def _of_journal(kept: journal.Kept, file: Path) -> Saved:
 def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
     known = (*_RESULTS, MACHINE_SCHEMA, BRINGUP_SCHEMA, *_DIGESTS, MATCH_SCHEMA, ERROR_SCHEMA)
     schema = check_schema(document, known, source, "result of egmctl")
+    body = upgraded(schema, document.get("result"))
     if schema in _DIGESTS:
-        digest: Digest = _decode(_DIGESTS[schema], document.get("result"), source, "result")
+        digest: Digest = _decode(_DIGESTS[schema], body, source, "result")
         return digest
     if schema == MACHINE_SCHEMA:
         machine = replay.recorded(replay.decode(document, source), file)
@@ -200,8 +206,7 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
         )
     envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
     if schema == MATCH_SCHEMA:
-        return _matched(document.get("result"), envelope, source)
-    body = document.get("result")
+        return _matched(body, envelope, source)
     kind: Command | None = None
     result: Result | None = None
     if schema == BRINGUP_SCHEMA:
@@ -209,10 +214,10 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
     elif schema != ERROR_SCHEMA:
         kind, cls = _RESULTS[schema]
         if schema == BENCH_SCHEMA_1 and isinstance(body, dict):
-            body = upgraded(body)
+            body = schema1.upgraded(body)
         result = _result(cls, body, source)
         if schema == BENCH_SCHEMA_1 and isinstance(result, RunReport):
-            result = with_rates(result)
+            result = schema1.with_rates(result)
     return Saved(
         path=file,
         kind=kind,

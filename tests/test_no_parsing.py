@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-MADE = {"case", "label", "initiator_label", "symbol", "wire", "link"}
+MADE = {"case", "label", "initiator_label", "symbol", "link"}
 """Attributes that hold a case's name, an end's label or a route's symbol."""
 TAKES_APART = {
     *("split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "startswith", "endswith"),
@@ -62,4 +62,4 @@ def test_it_sees_what_there_was() -> None:
         "flow.route.symbol[:2]",
     )
     assert [line for line in was if not found_in(line)] == []
-    assert found_in('one.case in names or one.wire == "NV18" or label.split()') == []
+    assert found_in('one.case in names or one.link == "NV18" or label.split()') == []

@@ -35,7 +35,7 @@ from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.model.planned import PLAN_SCHEMA, PlanReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILE_SCHEMA, PROFILES_SCHEMA, MatchResult, Profile, ProfileList
 from egmctl.report.exports.plan_json import COST_SCHEMA
-from egmctl.report.exports.topo_json import TOPO_SCHEMA, TopoResult
+from egmctl.topology.result import TOPO_SCHEMA, TopoResult
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 

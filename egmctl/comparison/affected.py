@@ -86,7 +86,7 @@ def _grouped(
 ) -> Iterator[tuple[tuple[Outcome, PathClass], list[tuple[int, PathDifference]]]]:
     def key(item: tuple[int, PathDifference]) -> tuple[Outcome, PathClass]:
         one = item[1]
-        return one.outcome, (one.case, one.stage, one.wire, one.size_bytes)
+        return one.outcome, (one.case, one.stage, one.link, one.size_bytes)
 
     for found, those in groupby(sorted(numbered, key=key), key=key):
         yield found, list(those)

@@ -183,7 +183,7 @@ def _difference(
         path=point.measurement.path,
         source=point.measurement.ends[0],
         destination=point.measurement.ends[1],
-        wire=point.links,
+        link=point.links,
         size_bytes=point.measurement.size_bytes,
         unit=point.unit,
         outcome=outcome,

@@ -14,7 +14,7 @@ from egmctl.model.command import Command
 from egmctl.model.finding import Finding
 from egmctl.model.record import Plain
 
-COMPARISON_SCHEMA = "egmctl.comparison/1"
+COMPARISON_SCHEMA = "egmctl.comparison/2"
 
 
 class Outcome(StrEnum):
@@ -60,7 +60,7 @@ class PathDifference:
     source: Plain = ""
     destination: Plain = ""
     """Its two ends."""
-    wire: Plain
+    link: Plain
     """The links of its route: ``NV18``, ``NV18>C2C``, ``PCIe``."""
     size_bytes: int
     unit: Plain

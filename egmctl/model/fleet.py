@@ -12,7 +12,7 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.record import Plain
 
-FLEET_SCHEMA = "egmctl.fleet/1"
+FLEET_SCHEMA = "egmctl.fleet/2"
 
 
 class Reach(StrEnum):

@@ -181,7 +181,7 @@ def _bench(report: RunReport, form: Form, verbose: int, brief: bool, width: int 
 def _topo(topology: Topology, form: Form, verbose: int, brief: bool, width: int | None) -> Text | str:
     match form:
         case Form.JSON:
-            from egmctl.report.exports.topo_json import topo_json
+            from egmctl.report.exports.json import topo_json
 
             return topo_json(topology)
         case Form.CSV:

@@ -162,7 +162,7 @@ class StubTelemetry(Telemetry):
     def state(self, _bus_id: str) -> State:
         return State(1980, 3201, ("idle", "sw-power-cap"), 40)
 
-    def new_errors(self, _bus_id: str, _wires: Iterable[str]) -> dict[str, int]:
+    def new_errors(self, _bus_id: str, _links: Iterable[str]) -> dict[str, int]:
         return self._errors_to_tell
 
     def process_ids(self, _bus_id: str) -> tuple[int, ...]:

@@ -57,12 +57,12 @@ def test_host_memory_is_its_owners_nearest_and_named_by_the_owner() -> None:
     assert task.flows[0].route.egm is Egm.YES
 
 
-def test_over_pcie_each_gpu_s_own_wire_is_measured_once() -> None:
+def test_over_pcie_each_gpu_s_own_link_is_measured_once() -> None:
     found = tasks(layout("hgx-h200x4", 4), "fabric_host_numa_write_ce")
     assert Counter(task.flows[0].initiator_rank for task in found) == Counter(range(4))
 
 
-def test_disjoint_pairs_run_at_the_same_time_whatever_their_wires() -> None:
+def test_disjoint_pairs_run_at_the_same_time_whatever_their_links() -> None:
     of = layout("gb200-nvl72", 8)
     plan = make_fabric_plan(of, FABRIC_CASES[:1], SETTINGS)
     steps = [step for step in plan.steps if not step.proof]

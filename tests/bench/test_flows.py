@@ -165,7 +165,7 @@ def test_a_sample_is_long_enough_but_never_more_than_can_be_queued(size: int, ra
     assert copies_for(size, rate) == copies
 
 
-def test_flows_that_share_a_wire_share_the_sample() -> None:
+def test_flows_that_share_a_link_share_the_sample() -> None:
     copies = {
         name: plan_of(name, list(range(8))).tasks[0].task.copies
         for name in ("device_to_device_memcpy_write_ce", "one_to_all_write_ce", "all_pairs_write_ce", "ring_write_ce")

@@ -1,4 +1,4 @@
-"""A run between more GPUs than a matrix can show: what each wire gives, and who is behind."""
+"""A run between more GPUs than a matrix can show: what each link gives, and who is behind."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_up_to_sixteen_ranks_there_are_matrices() -> None:
 
 
 @pytest.mark.long
-def test_above_that_each_wire_has_a_line_and_the_gpu_that_is_behind_is_named() -> None:
+def test_above_that_each_link_has_a_line_and_the_gpu_that_is_behind_is_named() -> None:
     text = " ".join(matrices_text(report(72, 5)).split())
     assert "memcpy CE GPU(row)" not in text
     assert "NV18 216 700.00 650.00 700.00" in text

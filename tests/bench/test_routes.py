@@ -91,7 +91,7 @@ def test_every_route_comes_back_from_json_and_through_every_view(routes: list[Ro
         for name, run in (("usual", usual), ("other", judged))
     ]
     found = compare(pair, spread=default_spread)
-    assert {path.wire for path in found.paths} == links
+    assert {path.link for path in found.paths} == links
 
 
 @given(route=ROUTES)

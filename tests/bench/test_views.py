@@ -193,7 +193,7 @@ class TestWarnings:
         return replace(report, measurements=(replace(first, evidence=Evidence(gpus=(gpu,))), *others))
 
     def routed(self, *verdicts: Verdict) -> RunReport:
-        """Return a report whose measurements took the expected wire, or not."""
+        """Return a report whose measurements took the expected link, or not."""
         report = report_of("device_to_device_memcpy_write_ce", gpus=3)
         found = [
             replace(m, evidence=Evidence(gpus=(), route=route))

@@ -39,7 +39,7 @@ def test_a_recorded_machine_says_so_on_standard_error_only(egmctl: RunEgmctl, re
 
 def test_json_and_csv_say_where_the_machine_came_from(egmctl: RunEgmctl, recorded: Path) -> None:
     document = json.loads(egmctl("topo", "--machine", recorded, "--json").out)
-    assert (document["schema"], document["exit_code"]) == ("egmctl.topo/1", 0)
+    assert (document["schema"], document["exit_code"]) == ("egmctl.topo/2", 0)
     assert (document["machine"]["kind"], document["machine"]["name"]) == ("recorded", "node7")
     rows = list(csv.DictReader(io.StringIO(egmctl("topo", "--machine", recorded, "--csv").out)))
     assert {(row["origin"], row["machine"]) for row in rows} == {("recorded", "node7")}

@@ -48,7 +48,7 @@ def test_one_bad_link_is_named_with_its_node() -> None:
 
 
 @pytest.mark.long
-def test_a_link_that_lacks_wires_is_named_with_them() -> None:
+def test_a_path_that_lacks_links_is_named_with_them() -> None:
     def fewer(m: Measurement) -> Measurement:
         (flow,) = m.flows
         return replace(m, flows=(replace(flow, route=over(nv(16))),)) if m.path == "GPU3 -> GPU1" else m

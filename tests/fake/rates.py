@@ -1,6 +1,6 @@
 """The fake driver's link model: bytes a second between each GPU and each place, from a machine's nominal values.
 
-Nominal means what the links carry at most: it is made so that tests can tell one wire from another, and is no
+Nominal means what the links carry at most: it is made so that tests can tell one link from another, and is no
 prediction. Where a machine does not say, invented values stand in.
 """
 

@@ -53,7 +53,7 @@ def bytes_a_second(start: Any, end: Any, copies: int = 1) -> float:
 
 
 def copy_rates() -> dict[str, float]:
-    """Copy on GPU 0 along each kind of wire."""
+    """Copy on GPU 0 along each kind of link."""
     context = use_device(2)
     remote = int(cu("cuMemAlloc", SIZE))
     cu("cuCtxSetCurrent", cu("cuDevicePrimaryCtxRetain", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -28,6 +29,7 @@ from egmctl.model.command import Command
 from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Line, Reach, worst
 from egmctl.nodesets import fold
 from egmctl.report.exports.json import fleet_json
+from tests.conftest import ROOT
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
 DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
@@ -62,7 +64,7 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> An
         (sent(document="", end=130), "", {}, Reach.FAILED, "the command ended with 130 without a message", 4),
         (sent(document="", end=0), "", {}, Reach.FAILED, "the command ended with 0 without a message", 4),
         (sent(document="{}"), "", {}, Reach.GARBAGE, "what it sent is not a result of egmctl: it states no schema", 4),
-        (sent(document='{"schema": "egmctl.topo/1"}'), "", {}, Reach.GARBAGE, "egmctl.doctor/1", 4),
+        (sent(document='{"schema": "egmctl.topo/2"}'), "", {}, Reach.GARBAGE, "egmctl.doctor/1", 4),
         (sent("1.0"), "", {}, Reach.GARBAGE, "'egmctl --version' says '1.0'", 4),
         (sent("egmctl 9"), "", {}, Reach.WRONG_VERSION, "egmctl 9, not egmctl 0.1.0; nothing was run", 4),
         (sent(end=None), "", {}, Reach.LOST, "the connection ended before the command", 4),
@@ -94,6 +96,25 @@ def test_how_asking_a_node_ended(
     stopped = reach in (Reach.TIMED_OUT, Reach.INTERRUPTED) and "result" in output
     assert kept == (["node01.json"] if reach is Reach.ANSWERED or stopped else [])
     assert answer.file == "".join(f"nodes/{name}" for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("command", "schema"), [(Command.TOPO, "egmctl.topo/1"), (Command.BENCH, "egmctl.bench/1")], ids=str
+)
+def test_a_document_of_an_older_egmctl_is_an_answer(folder: Folder, command: Command, schema: str) -> None:
+    document = json.dumps({"schema": schema, "exit_code": 0, "errors": [], "result": {}})
+    folder.part("node01").write_text(sent("egmctl 0.0.9", document))
+    asked = replace(ASKED, command=command, version="")
+    answer = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
+    assert (answer.reach, answer.file) == (Reach.ANSWERED, "nodes/node01.json")
+
+
+def test_a_report_of_an_older_egmctl_is_gone_on_with(folder: Folder) -> None:
+    old = gzip.decompress((ROOT / "tests/data/schema-1/fleet.json.gz").read_bytes())
+    (folder.path / "fleet.json").write_bytes(old)
+    comparison = folder.read_report().comparison
+    assert comparison is not None
+    assert {path.link for path in comparison.paths} == {"PCIe", "NV18"}
 
 
 def test_of_a_nodes_errors_the_end_is_kept(folder: Folder) -> None:
@@ -247,7 +268,7 @@ def test_a_report_names_no_node_that_is_none(folder: Folder) -> None:
         old_session(Command.DOCTOR, folder.path, remote_command=None, any_version=False)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "egmctl.topo/1"}', '{"schema": "egmctl.fleet/1"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "egmctl.topo/2"}', '{"schema": "egmctl.fleet/2"}'])
 def test_a_report_that_is_none_is_refused(folder: Folder, content: str) -> None:
     (folder.path / "fleet.json").write_text(content)
     with pytest.raises(UsageError, match=r"^file .*fleet\.json is not "):

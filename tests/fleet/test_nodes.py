@@ -159,7 +159,7 @@ def _folder(path: Path, **asked: object) -> Path:
     answer = {"node": "a", "reach": "answered", "exit_code": 0, "file": "nodes/../../secret"}
     result = {"asked": question, "folded": "a", "launcher": "ssh", "folder": "x", "started_at": "", "finished": True}
     result |= {"counts": {}, "answers": [answer]}
-    document = {"schema": "egmctl.fleet/1", "tool": "", "exit_code": 0, "machine": None, "errors": [], "result": result}
+    document = {"schema": "egmctl.fleet/2", "tool": "", "exit_code": 0, "machine": None, "errors": [], "result": result}
     (path / "fleet.json").write_text(json.dumps(document))
     return path
 

@@ -112,7 +112,7 @@ COMPARED = Comparison(
     ],
 )
 def test_a_node_that_is_worse_counts_also_where_it_is_the_first_of_two(nodes: int, outcome: Outcome, code: int) -> None:
-    path = PathDifference(node="b", case="c", path="p", wire="w", size_bytes=1, unit="ns", outcome=outcome)
+    path = PathDifference(node="b", case="c", path="p", link="w", size_bytes=1, unit="ns", outcome=outcome)
     named = tuple(Node(name=f"n{number}", tool="", at="") for number in range(nodes))
     found = Comparison(kind=Command.BENCH, nodes=named, folded="", tolerance=0.05, compared=1, paths=(path,))
     assert replace(REPORT, answers=ANSWERS[:2], comparison=found).exit_code == code

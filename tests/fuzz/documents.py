@@ -29,8 +29,7 @@ from egmctl.model.codec import to_json
 from egmctl.model.finding import Finding, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
-from egmctl.report.exports.json import bringup_json, compare_json, doctor_json, fleet_json
-from egmctl.report.exports.topo_json import topo_json
+from egmctl.report.exports.json import bringup_json, compare_json, doctor_json, fleet_json, topo_json
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge

@@ -190,7 +190,7 @@ class TestHeat:
         assert step(value, 100, Better.HIGH) == expected
         assert step(100, value, Better.LOW) == expected
 
-    def test_each_wire_is_set_against_its_own_best(self) -> None:
+    def test_each_link_is_set_against_its_own_best(self) -> None:
         made = run("gb200-tray", cases=("host_numa_to_device_memcpy_ce",))
         (grid,) = tables_of(made)
         assert isinstance(grid, Matrix)

@@ -71,7 +71,7 @@ class TestTheTopology:
         assert "H100 80GB HBM3" in told
         assert told.count("NV18 450 GB/s") == 8
 
-    def test_wires_have_what_was_measured_over_them_in_both_directions(self) -> None:
+    def test_links_have_what_was_measured_over_them_in_both_directions(self) -> None:
         made = run(cases=("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"), gpus=2)
         found, cases = rates(made)
         assert set(cases) == {"device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"}
@@ -136,5 +136,5 @@ def test_a_gpu_with_links_down_is_drawn_so_and_its_healthy_peers_are_not() -> No
     texts = [text.text or "" for text in drawn.iter("text")]
     assert sum(text.startswith("NV16 of 18") for text in texts) == 1
     assert sum(text.startswith("NV18 ") for text in texts) == 3
-    assert [line.get("class") for line in drawn.iter("path")].count("wire down") == 1
+    assert [line.get("class") for line in drawn.iter("path")].count("link down") == 1
     assert [box.get("class") for box in drawn.iter("rect")].count("card degraded") == 1

@@ -14,10 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from egmctl.model.machine import Machine, OriginKind
-from egmctl.report.exports.json import dump, envelope
+from egmctl.report.exports.json import topo_json
 from egmctl.report.exports.topo_csv import COLUMNS, topo_csv
-from egmctl.report.exports.topo_json import TOPO_SCHEMA, topo_result
-from egmctl.topology.missing import missing
 from egmctl.topology.topology import topology
 from tests.random_machines import machines
 from tests.topology import builders
@@ -27,9 +25,7 @@ SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/topo.sc
 
 
 def document(machine: Machine) -> dict[str, Any]:
-    body = topo_result(topology(machine), missing(machine))
-    text = dump(envelope(TOPO_SCHEMA, 0, body, machine=machine))
-    read: dict[str, Any] = json.loads(text)
+    read: dict[str, Any] = json.loads(topo_json(topology(machine)))
     return read
 
 
@@ -53,12 +49,12 @@ class TestJson:
         ends = [(link["source"], link["target"]) for link in self.result["links"]]
         assert len(ends) == len({frozenset(pair) for pair in ends}) == 5 * 4 // 2
 
-    def test_a_remote_route_names_its_wires_and_owners(self) -> None:
+    def test_a_remote_route_names_its_links_and_owners(self) -> None:
         (route,) = (r for r in self.result["routes"] if (r["gpu"], r["numa_node"]) == ("GPU0", 1))
         assert route["kind"] == "egm-remote"
         assert route["egm"] is True
         assert route["via"] == ["GPU2", "GPU3"]
-        assert [(hop["wire"], hop["nvlinks"]) for hop in route["hops"]] == [("nvlink", 18), ("c2c", None)]
+        assert [(hop["link"], hop["nvlinks"]) for hop in route["hops"]] == [("nvlink", 18), ("c2c", None)]
         assert route["limited_by"] == "c2c"
 
     def test_a_rate_that_is_not_known_is_null_with_its_reason(self) -> None:

@@ -1,4 +1,4 @@
-"""The wire between two devices, in nvidia-smi's words."""
+"""The link between two devices, in nvidia-smi's words."""
 
 from __future__ import annotations
 

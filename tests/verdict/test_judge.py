@@ -113,7 +113,7 @@ def test_a_slow_gpu_is_named_in_every_class_that_shows_it() -> None:
     assert len(verdict.culprits) == 3
 
 
-def test_what_a_wire_cannot_carry_and_what_is_a_small_part_of_it_is_told() -> None:
+def test_what_a_link_cannot_carry_and_what_is_a_small_part_of_it_is_told() -> None:
     for value, grade in ((500.0, Grade.WARN), (396.2, Grade.PASS), (200.0, Grade.WARN), (100.0, Grade.FAIL)):
         found = by(verdict_of(run(WRITE, value=lambda *_, value=value: value), None), Yardstick.LINK)
         assert {j.grade for j in found} == {grade}

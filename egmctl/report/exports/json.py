@@ -27,9 +27,11 @@ from egmctl.model.listing import (
 from egmctl.model.machine import Machine, Origin
 from egmctl.model.measurement import BENCH_SCHEMA, RunReport
 from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, ProfileList
+from egmctl.topology.result import TOPO_SCHEMA, topo_result
 
 if TYPE_CHECKING:
     from egmctl.doctor.check import Check
+    from egmctl.topology.topology import Topology
 
 
 def envelope(
@@ -45,7 +47,7 @@ def envelope(
     Parameters
     ----------
     schema
-        What ``body`` is, e.g. ``"egmctl.topo/1"``.
+        What ``body`` is, e.g. ``"egmctl.topo/2"``.
     exit_code
         The code that the command ends with, as in ``docs/exit-codes.md``.
     body
@@ -81,6 +83,14 @@ def dump(document: dict[str, Any]) -> str:
         For NaN or infinity, which JSON has no number for.
     """
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def topo_json(topology: Topology) -> str:
+    """Return a topology as a JSON document, with an error where no matrix could be drawn."""
+    result = topo_result(topology)
+    errors = [] if result.missing is None else [NothingToDo(result.missing.sentence)]
+    body = to_json(replace(result, machines=(redact(topology.machine),)))
+    return dump(envelope(TOPO_SCHEMA, result.exit_code, body, machine=topology.machine, errors=errors))
 
 
 def doctor_json(diagnosis: Diagnosis) -> str:

@@ -253,7 +253,7 @@ def _tables(comparison: Comparison) -> Iterator[Section]:
         for path in comparison.paths:
             both = path.reference is not None and path.value is not None
             if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
-                cases.setdefault(f"{_name(path)} over {path.wire} ({path.unit})", []).append(path)
+                cases.setdefault(f"{_name(path)} over {path.link} ({path.unit})", []).append(path)
         tables = tuple(
             Table(columns=columns, rows=tuple(map(_row, paths)), caption=name) for name, paths in cases.items()
         )

@@ -162,7 +162,7 @@ def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
     found: dict[str, dict[tuple[str, str], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
-            found.setdefault(path.node, {}).setdefault((path.case, path.wire), []).append(path.slower)
+            found.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
     classes = sorted({name for one in found.values() for name in one})
     nodes = _sorted(report, {node: len(one) for node, one in found.items()})
     if classes:

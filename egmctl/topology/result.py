@@ -1,20 +1,16 @@
-"""The topology as JSON: everything the text says and what it leaves out, as records of frozen dataclasses.
+"""What ``egmctl topo`` answers, as records of frozen dataclasses: the judged topology, everything that its text says.
 
-The classes are the contract ``egmctl.topo/1``; ``docs/schemas/topo.schema.json`` is made from them.
+The classes are the contract ``egmctl.topo/2``; ``docs/schemas/topo.schema.json`` is made from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from egmctl.errors import ExitCode, NothingToDo
-from egmctl.facts.redact import redact
-from egmctl.model.codec import to_json
+from egmctl.errors import ExitCode
 from egmctl.model.machine import Gpu, Machine, NumaKind, NumaNode, Pair, Unread
-from egmctl.model.route import LinkClass, LinkKind
-from egmctl.report.exports.json import dump, envelope
+from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import Link
@@ -24,7 +20,7 @@ from egmctl.topology.platform import PlatformKind
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 
-TOPO_SCHEMA = "egmctl.topo/1"
+TOPO_SCHEMA = "egmctl.topo/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +35,15 @@ class TopoResult:
     routes: tuple[RouteEntry, ...]
     p2p: tuple[P2pEntry, ...]
     notes: tuple[str, ...]
-    missing: MissingEntry | None
+    missing: Missing | None
     """Why no matrix could be drawn; null where one could."""
     machines: tuple[Machine, ...] = ()
-    """The whole node, with pseudonyms for what is private: what the other keys were judged from."""
+    """The whole node, in a document with pseudonyms for what is private: what the other keys were judged from."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """3 where no matrix could be drawn: ``docs/exit-codes.md``."""
+        return ExitCode.OK if self.missing is None else ExitCode.NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class NicEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEntry:
-    """The wire between two GPUs or NICs, each pair once; it has no direction."""
+    """The link between two GPUs or NICs, each pair once; it has no direction."""
 
     source: str
     target: str
@@ -122,17 +123,6 @@ class LinkEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HopEntry:
-    """One wire of a route."""
-
-    wire: LinkKind
-    nvlinks: int | None
-    nominal_gb_s: float | None
-    reason: str
-    """Why ``nominal_gb_s`` is null."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RouteEntry:
     """How one GPU reaches the memory of one CPU NUMA node. Rates are of one direction, in 1e9 bytes a second."""
 
@@ -146,13 +136,13 @@ class RouteEntry:
     siblings: tuple[str, ...]
     """For local EGM: other GPUs of that CPU. Memory that one of these owns is reached over NVLink and its C2C instead
     (read in the driver's source, not measured)."""
-    hops: tuple[HopEntry, ...]
+    hops: tuple[Hop, ...]
     nominal_gb_s: float | None
-    """Of the slowest wire; null where a wire's rate is not known."""
+    """Of the slowest link; null where a link's rate is not known."""
     at_most_gb_s: float | None
-    """Of the slowest wire whose rate is known."""
+    """Of the slowest link whose rate is known."""
     limited_by: LinkKind | None
-    """That wire."""
+    """That link."""
     rate_reason: str
     """Why ``nominal_gb_s`` is null."""
     reason: str
@@ -175,25 +165,8 @@ class P2pEntry:
     """Why values are null; absent where none is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingEntry:
-    """What keeps the topology from being known."""
-
-    sentence: str
-    missing: tuple[str, ...]
-    advice: tuple[str, ...]
-
-
-def topo_json(topology: Topology) -> str:
-    """Return the whole document, with an error where no matrix could be drawn."""
-    lacking = missing(topology.machine)
-    code = ExitCode.OK if lacking is None else ExitCode.NOTHING
-    errors = [] if lacking is None else [NothingToDo(lacking.sentence)]
-    return dump(envelope(TOPO_SCHEMA, code, topo_result(topology, lacking), machine=topology.machine, errors=errors))
-
-
-def topo_result(topology: Topology, lacking: Missing | None) -> dict[str, Any]:
-    """Return the envelope's ``result`` as JSON data."""
+def topo_result(topology: Topology) -> TopoResult:
+    """Return the records of a topology."""
     machine = topology.machine
     verdict = topology.platform
     pairs = [
@@ -201,7 +174,7 @@ def topo_result(topology: Topology, lacking: Missing | None) -> dict[str, Any]:
         for source, one in topology.gpus.items()
         for target, other in topology.gpus.items()
     ]
-    result = TopoResult(
+    return TopoResult(
         platform=PlatformEntry(kind=verdict.kind, line=verdict.line, clique_id=verdict.clique_id),
         gpus=tuple(_gpu(topology, label, gpu) for label, gpu in topology.gpus.items()),
         numa_nodes=tuple(_numa(topology, node) for node in (machine.host.numa_nodes if machine.host else None) or ()),
@@ -218,13 +191,9 @@ def topo_result(topology: Topology, lacking: Missing | None) -> dict[str, Any]:
         routes=tuple(_route(topology, route) for route in topology.routes),
         p2p=tuple(_p2p(source, target, pair) for source, target, pair in pairs if pair is not None),
         notes=topology.notes,
-        missing=None
-        if lacking is None
-        else MissingEntry(sentence=lacking.sentence, missing=lacking.missing, advice=lacking.advice),
-        machines=(redact(machine),),
+        missing=missing(machine),
+        machines=(machine,),
     )
-    document: dict[str, Any] = to_json(result)
-    return document
 
 
 def _gpu(topology: Topology, label: str, gpu: Gpu) -> GpuEntry:
@@ -275,10 +244,6 @@ def _link(source: str, target: str, link: Link) -> LinkEntry:
 
 
 def _route(topology: Topology, route: HostRoute) -> RouteEntry:
-    hops = tuple(
-        HopEntry(wire=hop.link, nvlinks=hop.nvlinks, nominal_gb_s=hop.nominal_gb_s, reason=hop.reason)
-        for hop in route.hops
-    )
     return RouteEntry(
         gpu=topology.label(route.gpu),
         numa_node=route.node,
@@ -287,7 +252,7 @@ def _route(topology: Topology, route: HostRoute) -> RouteEntry:
         egm=route.egm,
         via=tuple(map(topology.label, route.via)),
         siblings=tuple(map(topology.label, route.siblings)),
-        hops=hops,
+        hops=route.hops,
         nominal_gb_s=route.nominal_gb_s,
         at_most_gb_s=route.at_most_gb_s,
         limited_by=route.limited_by,
