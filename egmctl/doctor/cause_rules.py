@@ -20,7 +20,7 @@ from egmctl.doctor.cause_conditions import (
     xids,
 )
 from egmctl.doctor.checks.active import KINDS
-from egmctl.doctor.xids import Blame, meaning
+from egmctl.doctor.xids import C2C_XIDS, Blame, meaning
 from egmctl.model.finding import Status
 from egmctl.topology.access import Block, cuda_failure, nvml_failure
 
@@ -42,6 +42,7 @@ class Rule:
 _RECOVERY_CHANGED = 154
 _OF_MEMORY = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172, _RECOVERY_CHANGED})
 """Xids of a GPU's memory (:mod:`egmctl.doctor.xids`), and the one that asks for the reset that mends it."""
+_IMEX_RECOVERY = "recover-imex-domain"
 _OFF_THE_BUS = frozenset({79, _RECOVERY_CHANGED})
 
 _ACTIVE = tuple(KINDS)
@@ -212,6 +213,26 @@ RULES: tuple[Rule, ...] = (
             why="the driver logs errors of these links",
         )
         for cause in ("nvlink.links", "nvlink.errors")
+    ),
+    Rule(
+        cause="c2c.link",
+        effects=("kernel.xid",),
+        holds=xids(lambda event: event.number in C2C_XIDS or event.number == _RECOVERY_CHANGED),
+        why="the driver logs errors of this link",
+    ),
+    Rule(
+        cause="kernel.aer",
+        effects=("kernel.xid",),
+        holds=xids(lambda event: meaning(event).blame is Blame.PCIE),
+        why="the driver waits in vain for a link that has errors",
+    ),
+    Rule(
+        cause="imex.recovery",
+        effects=("gpu.health",),
+        holds=lambda machine, cause, effect: (
+            same_gpus(machine, cause, effect) and {seen.value for seen in effect.evidence} == {_IMEX_RECOVERY}
+        ),
+        why="it is the recovery action that the driver asks for",
     ),
     Rule(
         cause="imex.channel",

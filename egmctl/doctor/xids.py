@@ -103,13 +103,18 @@ XIDS: dict[int, Xid] = {
     159: Xid("CHI error on the coherent interface", _H, _WARN, Action.RESET_IF_IT_RETURNS),
     160: Xid("memory channel retired", _H, _WARN, Action.RESET_IF_IT_RETURNS),
     161: Xid("memory channel retirement failed", _H, _WARN, Action.RESET_IF_IT_RETURNS),
-    167: Xid("PCIe fatal timeout", _H, _FAIL, Action.RESET),
+    167: Xid("PCIe fatal timeout", Blame.PCIE, _FAIL, Action.RESET),
     168: Xid("less GPU memory after errors", _H, _WARN, Action.RESET_IF_IT_RETURNS),
     169: Xid("SEC2 halt", _H, _WARN, Action.RESET),
     171: Xid("uncorrectable DRAM error", _H, _FAIL, Action.RESET),
     172: Xid("uncorrectable SRAM error", _H, _FAIL, Action.RESET),
     173: Xid("C2C link failed", _H, _FAIL, Action.REBOOT),
+    176: Xid("PCIe correctable errors", Blame.PCIE, _WARN, Action.RESET_IF_IT_RETURNS),
 }
+"""One line is all that a number needs: everything else that is said or concluded of it follows from it."""
+
+C2C_XIDS = frozenset({121, 159, 173})
+"""Those of the link between a GPU and its CPU, and of the coherent interface behind it."""
 
 _UNKNOWN = Xid("not in egmctl's catalogue", Blame.UNKNOWN, _WARN, Action.NONE)
 

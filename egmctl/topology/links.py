@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from egmctl.model.machine import Gpu, Machine, Nic, NumaKind, Pair, PciFunction, Reason
+from egmctl.model.machine import Gpu, Machine, Nic, NumaKind, NvLink, Pair, PciFunction, Reason
 from egmctl.model.route import LinkClass
 
 
@@ -139,6 +139,51 @@ def active_nvlinks(gpu: Gpu) -> int | None:
     """Return how many of a GPU's NVLinks are active; ``None`` where NVML did not say."""
     links = gpu.nvml.nvlinks if gpu.nvml else None
     return None if links is None else sum(bool(link.active) for link in links)
+
+
+def nvlinks_between(first: Gpu, second: Gpu) -> tuple[NvLink, ...]:
+    """Return the direct links of both ends that lead from one GPU to the other, up or down."""
+    ends = ((first, second), (second, first))
+    return tuple(link for gpu, other in ends for link in _ports(gpu) if link.remote_bus_id == other.bus_id)
+
+
+def nvlink_joins(machine: Machine, first: Gpu, second: Gpu) -> bool:
+    """Say whether NVLink joins two GPUs, or did before links went down.
+
+    Switches join all GPUs that have links. NVML need not say where a direct link leads that is down: then both GPUs
+    must lack some, because on bridges two GPUs of different bridges are never joined.
+    """
+    pairs = [p for p in (machine.pair(first.bus_id, second.bus_id), machine.pair(second.bus_id, first.bus_id)) if p]
+    if any(pair.nvlink_count for pair in pairs) or nvlinks_between(first, second):
+        return True
+    if _has_no_nvlink(first) or _has_no_nvlink(second):
+        return False
+    gpus = machine.gpus or ()
+    if machine.switches or any(link.remote_type == "switch" for gpu in gpus for link in _ports(gpu)):
+        return True
+    fabrics = [gpu.nvml.fabric.state if gpu.nvml and gpu.nvml.fabric else None for gpu in (first, second)]
+    if all(state in ("not-started", "in-progress", "completed") for state in fabrics):
+        return True
+    return all(_lacks_nvlinks(gpu, gpus) for gpu in (first, second))
+
+
+def _lacks_nvlinks(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
+    """Say whether a GPU has links that are down and may lead to a GPU of the node: not those that its board leaves out.
+
+    In a mesh all lack those to a GPU whose links are down; of a bridge, which leads to one GPU, the other end does.
+    """
+    down = [link for link in _ports(gpu) if not link.active]
+    if not any(link.remote_bus_id is None for link in down):
+        return False
+    usual = max((active_nvlinks(other) or 0 for other in gpus if other.name == gpu.name), default=0)
+    meshed = any(
+        len({link.remote_bus_id for link in _ports(other) if link.active and link.remote_bus_id}) > 1 for other in gpus
+    )
+    return meshed or (active_nvlinks(gpu) or 0) < usual
+
+
+def _ports(gpu: Gpu) -> tuple[NvLink, ...]:
+    return (gpu.nvml.nvlinks if gpu.nvml else None) or ()
 
 
 def _has_no_nvlink(gpu: Gpu) -> bool:

@@ -12,13 +12,33 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 from egmctl.doctor.checks.kernel_log import xids_of
-from egmctl.doctor.xids import Blame, meaning
+from egmctl.doctor.xids import C2C_XIDS, Blame, meaning
 from egmctl.model.finding import Finding
-from egmctl.model.machine import Gpu
-from egmctl.model.measurement import Flow, HandleKind
-from egmctl.model.memory import NUMA_MEMORY, MemoryKind
-from egmctl.model.route import Carrier, LinkKind
+from egmctl.model.kernel_log import KernelEvent
+from egmctl.model.measurement import Flow
 from egmctl.model.waiver import WaiverKind
+from egmctl.verdict.crossings import (
+    across_nodes,
+    between_gpus,
+    blocked_numa_memory,
+    by_c2c,
+    by_fabric_handle,
+    by_nvlink,
+    errors_on_the_way,
+    far_memory,
+    gpu_numa_memory,
+    host_memory,
+    in_place_of_nvlink,
+    joined_by_nvlink,
+    lost_nvlink,
+    managed_memory,
+    numa_memory,
+    numa_memory_by_handle,
+    over_pcie,
+    pageable_memory,
+    peers_over_pcie,
+    short_of_nvlinks,
+)
 from egmctl.verdict.nodes import Node
 
 
@@ -62,116 +82,18 @@ def mechanisms(check: str) -> Iterator[Mechanism]:
     return (row for row in MECHANISMS if any(fnmatchcase(check, pattern) for pattern in row.checks))
 
 
-# --- what a flow crosses ---------------------------------------------------------------------------------------------
-
-
-def between_gpus(flow: Flow) -> bool:
-    """Say whether both ends are the memory of GPUs, of two."""
-    return None not in (flow.source.bus_id, flow.destination.bus_id) and (
-        (flow.source.bus_id, flow.source.rank) != (flow.destination.bus_id, flow.destination.rank)
-    )
-
-
-def host_memory(flow: Flow) -> bool:
-    """Say whether an end is host memory of any kind."""
-    return flow.source.numa_node is not None or flow.destination.numa_node is not None
-
-
-def numa_memory(flow: Flow) -> bool:
-    """Say whether an end is host memory that is made by the number of its NUMA node: only that can be EGM."""
-    return any(end.memory in NUMA_MEMORY for end in (flow.source, flow.destination))
-
-
-def managed_memory(flow: Flow) -> bool:
-    """Say whether an end is managed memory, which UVM routes by the GPUs of its NUMA node."""
-    return MemoryKind.MANAGED in (flow.source.memory, flow.destination.memory)
-
-
-def blocked_numa_memory(flow: Flow) -> bool:
-    """Say whether the EGM route to such memory is blocked, whether or not another way is left."""
-    return numa_memory(flow) and (flow.route.degraded or flow.route.carrier is Carrier.NONE)
-
-
-def gpu_numa_memory(flow: Flow) -> bool:
-    """Say whether an end is a GPU's memory as a NUMA node of the host."""
-    return MemoryKind.GPU_NUMA in (flow.source.memory, flow.destination.memory)
-
-
-def pageable_memory(flow: Flow) -> bool:
-    """Say whether an end is memory of one page table for GPU and CPU: plain memory, and a GPU's as a NUMA node."""
-    return gpu_numa_memory(flow) or MemoryKind.SYSTEM in (flow.source.memory, flow.destination.memory)
-
-
-def numa_memory_by_handle(flow: Flow) -> bool:
-    """Say whether such memory is shared by a fabric handle."""
-    return numa_memory(flow) and by_fabric_handle(flow)
-
-
-def by_nvlink(flow: Flow) -> bool:
-    """Say whether a flow goes over NVLink, or would were its route not blocked; nothing else leads to other nodes."""
-    nvlink = any(hop.link is LinkKind.NVLINK for hop in flow.route.hops)
-    blocked = between_gpus(flow) and flow.route.carrier is Carrier.NONE
-    return nvlink or blocked or flow.route.across_nodes
-
-
-def in_place_of_nvlink(flow: Flow) -> bool:
-    """Say whether one GPU works on another's memory, over whatever is left where no NVLink is."""
-    return between_gpus(flow) and not flow.route.staged
-
-
-def without_links(flow: Flow, node: Node) -> bool:
-    """Say whether a GPU of a flow has NVLinks of which none is active."""
-    links = [gpu.nvml.nvlinks for gpu in _gpus(flow, node) if gpu.nvml is not None and gpu.nvml.nvlinks]
-    return any(not any(link.active for link in those) for those in links)
-
-
-def far_memory(flow: Flow, node: Node) -> bool:
-    """Say whether an end is host memory of a NUMA node that is not a GPU's own."""
-    own = [gpu.host_numa_id for gpu in _gpus(flow, node) if gpu.host_numa_id is not None]
-    ends = [end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None]
-    return any(one != numa for one in own for numa in ends)
-
-
-def _gpus(flow: Flow, node: Node) -> list[Gpu]:
-    ids = node.gpus(flow)
-    return [gpu for gpu in node.machine.gpus or () if gpu.bus_id in ids]
-
-
-def by_c2c(flow: Flow) -> bool:
-    """Say whether a flow goes over C2C, or would where there is C2C and it were up."""
-    return host_memory(flow) or any(hop.link is LinkKind.C2C for hop in flow.route.hops)
-
-
-def over_pcie(flow: Flow) -> bool:
-    """Say whether a flow crosses PCIe; of a blocked route, which has no links, whether host memory would."""
-    if flow.route.carrier is Carrier.NONE:
-        return host_memory(flow)
-    return any(hop.link is LinkKind.PCIE for hop in flow.route.hops)
-
-
-def peers_over_pcie(flow: Flow) -> bool:
-    """Say whether one GPU works on another's memory over PCIe: staged copies are between each and the host."""
-    return between_gpus(flow) and over_pcie(flow) and not flow.route.staged
-
-
-_FABRIC = frozenset({HandleKind.FABRIC, HandleKind.POOL_FABRIC})
-
-
-def by_fabric_handle(flow: Flow) -> bool:
-    """Say whether a flow's memory is another process' by a fabric handle."""
-    return flow.route.across_nodes or not _FABRIC.isdisjoint((flow.source.handle, flow.destination.handle))
-
-
 # --- of which findings ------------------------------------------------------------------------------------------------
 
-_SLOWING = (79, 109)
-"""Xids that come with clocks or links down, besides those that are blamed on NVLink."""
+
+def _xid(fits: Callable[[KernelEvent], bool]) -> Callable[[Finding, Node], bool]:
+    """Return whether one of the Xids that a finding is about is such one."""
+    return lambda finding, node: any(map(fits, xids_of(node.machine, finding)))
 
 
-def slowing_xid(finding: Finding, node: Node) -> bool:
-    """Say whether what the kernel logged leaves links or clocks down: a contained ECC error does not."""
-    events = xids_of(node.machine, finding)
-    return any(event.number in _SLOWING or meaning(event).blame is Blame.LINK for event in events)
+# Off the bus, or its clocks and links in an unknown state.
+_slows_all = _xid(lambda event: event.number in (79, 109))
+_of_nvlink = _xid(lambda event: meaning(event).blame is Blame.LINK)
+_of_c2c = _xid(lambda event: event.number in C2C_XIDS)
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -181,9 +103,10 @@ _FAILED = frozenset({Symptom.FAILED})
 _BOTH = _SLOW | _FAILED
 _GPU = frozenset({WaiverKind.GPU_UNUSABLE})
 _NO_P2P = frozenset({WaiverKind.NO_PEER_ACCESS, WaiverKind.NO_ATOMICS})
-_NO_FABRIC = frozenset({WaiverKind.NO_IMEX_CHANNEL, WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.REFUSED})
+_NO_HANDLE = frozenset({WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.REFUSED})
+_NO_FABRIC = _NO_HANDLE | {WaiverKind.NO_IMEX_CHANNEL}
 _NVLINK = (
-    *("nvlink.*", "kernel.sxid"),
+    *("nvlink.bw-mode", "nvlink.disabled", "kernel.sxid"),
     *("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
 )
 
@@ -198,23 +121,47 @@ MECHANISMS: tuple[Mechanism, ...] = (
     Mechanism(checks=("gpu.health",), does=_FAILED | {Symptom.CORRUPT}, stops=_GPU),
     # Of the many Xids some end contexts, and some leave clocks or links down.
     Mechanism(checks=("kernel.xid",), does=_FAILED, stops=_GPU, own_gpu=True),
-    Mechanism(checks=("kernel.xid",), does=_SLOW, own_gpu=True, given=slowing_xid),
+    Mechanism(checks=("kernel.xid",), does=_SLOW, own_gpu=True, given=_slows_all),
+    Mechanism(
+        checks=("kernel.xid",),
+        does=_SLOW,
+        crosses=by_nvlink,
+        where=joined_by_nvlink,
+        own_gpu=True,
+        given=_of_nvlink,
+    ),
+    Mechanism(checks=("kernel.xid",), does=_SLOW, crosses=by_c2c, own_gpu=True, given=_of_c2c),
     Mechanism(checks=("gpu.throttle", "bench.throttled", "bench.other-processes", "bench.other-link"), does=_SLOW),
     # Host memory is reached through encrypted bounce buffers, and single GPUs have no peers.
     Mechanism(checks=("gpu.cc-mode",), does=_BOTH, stops=_NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}),
     Mechanism(checks=("gpu.vgpu",), does=_BOTH, stops=_NO_P2P | _NO_FABRIC | {WaiverKind.UNSUPPORTED_MEMORY}),
     # NVLink replays what arrives wrong: errors cost time, no bytes.
-    Mechanism(checks=_NVLINK, does=_BOTH, stops=_NO_P2P | {WaiverKind.NO_NVLINK}, crosses=by_nvlink),
+    *(
+        Mechanism(
+            checks=checks, does=_BOTH, stops=_NO_P2P | {WaiverKind.NO_NVLINK}, crosses=by_nvlink, where=on_its_way
+        )
+        for checks, on_its_way in (
+            (("nvlink.links",), short_of_nvlinks),
+            (("nvlink.errors",), errors_on_the_way),
+            (_NVLINK, joined_by_nvlink),
+        )
+    ),
     # These take NVLink from all pairs of a GPU; NVML may list no link any more.
     Mechanism(checks=("nvlink.disabled", "nvlink.bw-mode"), does=_BOTH, stops=_NO_P2P, crosses=in_place_of_nvlink),
-    # Some pairs have no NVLink by design: only where a GPU has none left is another path what is left of it.
-    Mechanism(checks=_NVLINK, does=_BOTH, stops=_NO_P2P, crosses=in_place_of_nvlink, where=without_links),
     Mechanism(
-        checks=("fabric.*", "imex.*"),
-        does=_FAILED,
-        stops=_NO_FABRIC,
-        crosses=by_fabric_handle,
+        checks=("nvlink.links", "nvlink.errors", *_NVLINK),
+        does=_BOTH,
+        stops=_NO_P2P,
+        crosses=in_place_of_nvlink,
+        where=lost_nvlink,
     ),
+    # A fabric handle needs a channel on one node too (800 without one, measured on HGX H200), other handles need none.
+    Mechanism(checks=("imex.module", "imex.channel"), does=_FAILED, stops=_NO_FABRIC, crosses=by_fabric_handle),
+    # The driver makes no fabric memory at all until the domain is recovered (open-gpu-kernel-modules,
+    # imex_session_api.c: read there, not tried).
+    Mechanism(checks=("fabric.*", "imex.recovery"), does=_FAILED, stops=_NO_HANDLE, crosses=by_fabric_handle),
+    # Only memory of other nodes is imported with the service: within HGX H200 all handles worked without it.
+    Mechanism(checks=("imex.daemon", "imex.domain"), does=_FAILED, stops=_NO_HANDLE, crosses=across_nodes),
     # Without P2P copies between GPUs are staged in host memory.
     Mechanism(checks=("p2p.status",), does=_BOTH, stops=_NO_P2P, crosses=between_gpus),
     Mechanism(checks=("p2p.verify",), does=_FAILED | {Symptom.CORRUPT}, crosses=between_gpus),

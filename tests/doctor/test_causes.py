@@ -186,6 +186,9 @@ PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ("nvlink.errors", "kernel.xid"): lambda: xid(
         patched(healthy(), "gpus[0].nvml.nvlinks[3].counters", recoveries=2, successful_recoveries=2), 149
     ),
+    ("c2c.link", "kernel.xid"): lambda: xid(patched(healthy(), "gpus[0].nvml.c2c_links[*]", active=False), 173, 154),
+    ("kernel.aer", "kernel.xid"): lambda: with_lines(healthy(), AER, "NVRM: Xid (PCI:0008:01:00): 167, a timeout."),
+    ("imex.recovery", "gpu.health"): lambda: patched(healthy(), "gpus[0].nvml", recovery_action="recover-imex-domain"),
     ("imex.channel", "fabric.alloc-active"): no_channel,
     ("numa.cpuset-mems", "egm.alloc-active"): cpuset,
     ("numa.mempolicy-syscalls", "egm.alloc-active"): seccomp,
@@ -204,6 +207,14 @@ SEPARATE: dict[str, tuple[Callable[[], Machine], set[str]]] = {
     "Xids of two things": (
         lambda: xid(patched(healthy(), "gpus[0].nvml", remapped_rows_failure=True), 48, 79),
         {"gpu.health", "kernel.xid"},
+    ),
+    "C2C that is down and an Xid of NVLink": (
+        lambda: xid(patched(healthy(), "gpus[0].nvml.c2c_links[*]", active=False), 74),
+        {"c2c.link", "kernel.xid"},
+    ),
+    "an IMEX domain to recover and a row to remap": (
+        lambda: patched(healthy(), "gpus[0].nvml", recovery_action="recover-imex-domain", remapped_rows_failure=True),
+        {"imex.recovery", "gpu.health"},
     ),
     "an Xid of another GPU": (
         lambda: xid(patched(healthy(), "gpus[1].nvml", remapped_rows_failure=True), 48),

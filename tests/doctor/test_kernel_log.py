@@ -55,6 +55,15 @@ def test_a_gpu_off_the_bus_is_named_with_its_age_and_what_to_do() -> None:
     assert one.remedy.needs_reboot
 
 
+@pytest.mark.parametrize(
+    ("number", "status", "blame"),
+    [(167, Status.FAIL, "PCIe: the card"), (173, Status.FAIL, "hardware"), (176, Status.WARN, "PCIe: the card")],
+)
+def test_links_to_the_host_are_blamed_by_their_kind(number: int, status: Status, blame: str) -> None:
+    one = run_one("kernel.xid", node(xid(number, "as nverror.h names it")))
+    assert (one.status, one.cause.startswith(f"blamed on: {blame}")) == (status, True)
+
+
 @pytest.mark.parametrize(("word", "status"), [("Fatal", Status.FAIL), ("Nonfatal", Status.WARN)])
 def test_nvlink_5_says_itself_how_grave_it_is(word: str, status: Status) -> None:
     assert run_one("kernel.xid", node(xid(149, f"NETIR_LINK_DOWN {word} XC0 i0 Link 4 (0x0 0x0)"))).status is status

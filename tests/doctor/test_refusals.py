@@ -74,3 +74,27 @@ def test_what_nvml_does_not_report_does_not_excuse_what_it_does() -> None:
     machine = patched(healthy(), "pairs[*]", p2p_status={"read": "CNS"})
     found = run_one("p2p.status", machine)
     assert (found.status, found.summary) == (Status.FAIL, "no P2P read: the chipset does not support it")
+
+
+class TestByCudaAlone:
+    """NVML says OK of a pair, and cuDeviceCanAccessPeer 0."""
+
+    def test_between_gpus_with_nvlink_it_is_a_fault(self) -> None:
+        machine = patched(healthy(), "pairs[0]", can_access_peer=False)
+        (found,) = [one for one in run("p2p.status", machine) if one.status is not Status.PASS]
+        assert (found.status, found.place.label) == (Status.FAIL, "GPU0>GPU1")
+        assert found.summary == "CUDA refuses P2P that NVML allows: copies are staged in host memory"
+        assert ("cuDeviceCanAccessPeer", "0") in {(seen.source, seen.value) for seen in found.evidence}
+
+    def test_what_the_fabric_says_is_its_cause(self) -> None:
+        machine = patched(healthy(), "gpus[*].nvml.fabric", health_summary="unhealthy")
+        found = run_one("p2p.status", patched(machine, "pairs[*]", can_access_peer=False))
+        assert "unhealthy" in found.cause
+
+    def test_over_pcie_copies_are_slower(self) -> None:
+        machine = patched(healthy(), "pairs[*]", nvlink_count=0, can_access_peer=False)
+        assert run_one("p2p.status", machine).status is Status.WARN
+
+    def test_an_answer_that_was_not_read_is_none(self) -> None:
+        machine = patched(healthy(), "pairs[*]", can_access_peer=None)
+        assert run_one("p2p.status", machine).status is Status.PASS

@@ -229,13 +229,18 @@ NOT_MADE = {
 """What keeps fabric handles from being made or opened: by the check that finds it, a machine that has it."""
 
 
-def fabric_run(machine: Machine) -> RunReport:
+def fabric_run(machine: Machine, *, across_nodes: bool = False) -> RunReport:
     """A run between processes by fabric handles, none of which could be made."""
     base = run(WRITE, machine=replay.load("gb200-nvl72"))
 
     def by_handle(m: Measurement) -> Measurement:
         flows = tuple(
-            replace(flow, destination=replace(flow.destination, handle=HandleKind.FABRIC)) for flow in m.flows
+            replace(
+                flow,
+                destination=replace(flow.destination, handle=HandleKind.FABRIC),
+                route=replace(flow.route, across_nodes=across_nodes),
+            )
+            for flow in m.flows
         )
         return replace(m, flows=flows, status=Status.FAILED, known_cause=True, reason="cuMemCreate: 800")
 
@@ -245,11 +250,26 @@ def fabric_run(machine: Machine) -> RunReport:
 @pytest.mark.parametrize("check", NOT_MADE)
 def test_a_fabric_that_is_not_ready_explains_what_goes_over_its_handles(check: str) -> None:
     machine = NOT_MADE[check]()
-    report = with_causes(fabric_run(machine))
+    report = with_causes(fabric_run(machine, across_nodes=check == "imex.daemon"))
     causes = {cause.finding.check: cause for cause in report.causes}
     roots = [one for one in causes if one == check or check in causes[one].finding.explains]
     assert roots, list(causes)
     assert causes[roots[0]].explains
+
+
+def test_the_imex_service_explains_nothing_within_a_node() -> None:
+    """There a fabric handle needs a channel only (measured on HGX H200 without the service)."""
+    assert with_causes(fabric_run(NOT_MADE["imex.daemon"]())).causes == ()
+
+
+def test_p2p_that_cuda_alone_refuses_explains_copies_that_are_staged() -> None:
+    """NVML says OK of the pair; that CUDA does not is recorded of it."""
+    machine = patched(H200, "pairs[1]", can_access_peer=False)
+    pair = (machine.pairs or ())[1]
+    made = run(WRITE, machine=machine)
+    (staged,) = [one for one in made.measurements if any(flow.route.staged for flow in one.flows)]
+    assert staged.path in ("GPU0 -> GPU2", "GPU2 -> GPU0"), pair
+    assert told(with_causes(made)) == {"p2p.status": {staged.path}}
 
 
 def test_a_stale_device_node_of_a_container_explains_what_was_not_measured() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,7 +11,7 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import NODE, Finding, Place, PlaceKind, Status
 from egmctl.model.kernel_log import KernelLog
-from egmctl.model.machine import Machine
+from egmctl.model.machine import Gpu, Machine, NvLink
 from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport
 from egmctl.model.measurement import Status as Outcome
 from egmctl.model.memory import MemoryKind
@@ -53,6 +54,7 @@ PATHS = {
     "nvlink": PEER,
     "pcie-peer": over(LinkKind.PCIE, PEER),
     "staged": changed(PEER, route=replace(PEER.flows[0].route, staged=True, hops=(Hop(link=LinkKind.PCIE),) * 2)),
+    "across": changed(PEER, route=Route(hops=(Hop(link=LinkKind.NVLINK),), across_nodes=True)),
     "handle": changed(PEER, destination=replace(PEER.flows[0].destination, handle=HandleKind.FABRIC)),
     "numa": NUMA,
     "egm": over(LinkKind.C2C, NUMA),
@@ -66,7 +68,7 @@ PATHS = {
     "local": changed(PEER, source=PEER.flows[0].destination, initiator=GPU2, route=Route()),
 }
 """Paths that end at GPU2."""
-PEERS = "nvlink pcie-peer staged handle"
+PEERS = "nvlink pcie-peer staged handle across"
 HOST = "numa egm egm-handle pinned registered system managed blocked gpu-numa"
 EVERY = " ".join(PATHS)
 ON_NUMA = "numa egm egm-handle blocked"
@@ -82,10 +84,12 @@ class Does:
 
 
 GPU, P2P = "gpu-unusable", "no-peer-access no-atomics"
-FABRIC = "no-imex-channel unsupported-handle refused"
+HANDLE = "unsupported-handle refused"
+FABRIC = f"no-imex-channel {HANDLE}"
 TAKEN = Does(EVERY, "failed", GPU)
-NVLINK = Does("nvlink handle", "slow failed", f"{P2P} no-nvlink")
-BY_HANDLE = Does("handle egm-handle", "failed", FABRIC)
+NVLINK = Does("nvlink handle across", "slow failed", f"{P2P} no-nvlink")
+BY_HANDLE = Does("handle egm-handle across", "failed", HANDLE)
+NO_CHANNEL = Does("handle egm-handle across", "failed", FABRIC)
 EGM_ROUTE = Does(ON_NUMA, "slow degraded failed", "egm-blocked refused")
 
 TABLE: dict[str, tuple[Does, ...]] = {
@@ -105,7 +109,9 @@ TABLE: dict[str, tuple[Does, ...]] = {
         (NVLINK, BY_HANDLE),
     ),
     **dict.fromkeys(("fabric.alloc-active", "fabric.same-node-isolation"), (BY_HANDLE,)),
-    **{check.id: (BY_HANDLE,) for check in CHECKS if check.id.startswith("imex.")},
+    **dict.fromkeys(("imex.module", "imex.channel"), (NO_CHANNEL,)),
+    "imex.recovery": (BY_HANDLE,),
+    **dict.fromkeys(("imex.daemon", "imex.domain"), (Does("across", "failed", HANDLE),)),
     "p2p.status": (Does(PEERS, "slow failed", P2P),),
     "p2p.verify": (Does(PEERS, "failed corrupt"),),
     "pcie.acs": (Does("pcie-peer", "slow failed"),),
@@ -208,9 +214,12 @@ def test_links_explain_a_path_over_pcie_where_a_gpu_has_none_left() -> None:
     assert not explained_by(fault("nvlink.links"), *on(never, slow))
 
 
-@pytest.mark.parametrize(("number", "slows"), [(74, True), (79, True), (109, True), (94, False), (48, False)])
-def test_only_an_xid_that_leaves_links_or_clocks_down_makes_a_path_slow(number: int, slows: bool) -> None:
-    """Whatever else is logged of that GPU."""
+@pytest.mark.parametrize(
+    ("number", "slow"),
+    [(74, "nvlink"), (79, "nvlink pinned"), (109, "nvlink pinned"), (173, "pinned"), (94, ""), (48, ""), (167, "")],
+)
+def test_an_xid_slows_only_what_it_leaves_down(number: int, slow: str) -> None:
+    """Clocks, or links: those that it is about, whatever else is logged of that GPU."""
     text = "NVRM: Xid (PCI:0000:00:08): {}, something"
     events = tuple(event(float(n), text.format(one)) for n, one in enumerate((74, 94, number)))
     log = KernelLog(source="/dev/kmsg", now_s=200000.0, first_s=0.0, events=tuple(one for one in events if one))
@@ -218,8 +227,65 @@ def test_only_an_xid_that_leaves_links_or_clocks_down_makes_a_path_slow(number: 
     (found,) = [one for one in run_check("kernel.xid", machine) if f"Xid {number}," in one.summary]
     for name in ("nvlink", "pinned"):
         explained = explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.SLOW)))
-        assert bool(explained) is slows
+        assert bool(explained) is (name in slow.split())
         assert explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.FAILED)))
+
+
+def linked(*ends: tuple[int, int], down: Collection[tuple[int, int]] = ()) -> Machine:
+    """HGX H200 with its GPUs on direct links in place of switches: six for each pair, and six ports that are unused.
+
+    NVML does not say where a link leads that is down.
+    """
+    gpus = H200.gpus or ()
+    joined = {(a, b) for a, b in ends} | {(b, a) for a, b in ends}
+    dead = {(a, b) for a, b in down} | {(b, a) for a, b in down}
+
+    def ports(gpu: Gpu) -> tuple[NvLink, ...]:
+        leads = [other for other in gpus if (gpu.index, other.index) in joined for _ in range(6)]
+        up = [None if (gpu.index, other.index) in dead else other.bus_id for other in leads]
+        return tuple(
+            NvLink(link=number, active=bus_id is not None, remote_type="gpu" if bus_id else None, remote_bus_id=bus_id)
+            for number, bus_id in enumerate([*up, *[None] * 6])
+        )
+
+    made = patched(H200, "", switches=())
+    for gpu in gpus:
+        made = patched(made, f"gpus[{gpu.index}].nvml", nvlinks=ports(gpu), fabric=None)
+    places = {gpu.bus_id: gpu.index for gpu in gpus}
+    alive = {(a, b) for a, b in joined if (a, b) not in dead}
+    pairs = tuple(
+        replace(pair, nvlink_count=6 * there, nvlink_through="direct" if there else None)
+        for pair in H200.pairs or ()
+        for there in [(places[pair.source], places[pair.target]) in alive]
+    )
+    return patched(made, "", pairs=pairs)
+
+
+REFUSED = stopped(PATHS["nvlink"], WaiverKind.NO_PEER_ACCESS)
+BRIDGES, MESH = ((0, 1), (2, 3)), ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
+
+
+def test_links_that_are_down_do_not_explain_why_gpus_of_two_bridges_are_no_peers() -> None:
+    """GPU0 and GPU2 never had NVLink between them; GPU2 and GPU3 had."""
+    machine = linked(*BRIDGES, down=[(2, 3)])
+    blocked = with_symptom(changed(PEER, route=Route(carrier=Carrier.NONE)), Symptom.SLOW)
+    over_pcie = with_symptom(PATHS["pcie-peer"], Symptom.SLOW)
+    for made in (REFUSED, blocked, over_pcie):
+        assert not explained_by(fault("nvlink.links"), *on(machine, made))
+        assert explained_by(fault("nvlink.links"), *on(linked(*MESH, down=[(0, 2), (1, 2), (2, 3)]), made))
+    bridge = of_path("GPU3 -> GPU2")
+    assert explained_by(fault("nvlink.links"), *on(machine, stopped(bridge, WaiverKind.NO_PEER_ACCESS)))
+
+
+def test_a_direct_link_slows_the_pair_that_it_joins_and_no_other() -> None:
+    slow = with_symptom(PEER, Symptom.SLOW)
+    assert not explained_by(
+        fault("nvlink.links"), *on(patched(linked(*MESH), "gpus[2].nvml.nvlinks[17]", active=False), slow)
+    )
+    errors = patched(linked(*MESH), "gpus[2].nvml.nvlinks[13]", recovery_errors=4)
+    assert not explained_by(fault("nvlink.errors"), *on(errors, slow)), "its link to GPU3"
+    errors = patched(linked(*MESH), "gpus[2].nvml.nvlinks[1]", recovery_errors=4)
+    assert explained_by(fault("nvlink.errors"), *on(errors, slow)), "its link to GPU0"
 
 
 def test_the_route_to_other_nodes_memory_is_no_part_of_the_way_to_the_gpus_own() -> None:

@@ -191,6 +191,11 @@ def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+def has_errors(link: NvLink) -> bool:
+    """Say whether this check has something against a link."""
+    return bool(_recoveries(link)) or _is_bad(link)
+
+
 def _is_bad(link: NvLink) -> bool:
     counted = link.counters or NvLinkCounters()
     return bool(counted.failed_recoveries) or (counted.effective_ber or 0.0) > MAX_EFFECTIVE_BER

@@ -8,7 +8,7 @@ from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.refusals import Refusal, refusal
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, usable, virtual
-from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_nics, on_pairs
 from egmctl.model.machine import Gpu, Machine, Pair, PcieLink, PciFunction, System
 
 P2P_STATUS = "nvmlDeviceGetP2PStatus"
@@ -37,6 +37,8 @@ def _status(machine: Machine, scope: Scope) -> Iterator[Finding]:
     answers: dict[tuple[_Wrong, Refusal | None], list[tuple[Gpu, Gpu]]] = {}
     for one, other, pair in pairs:
         wrong = tuple((name, word) for name in ("read", "write", *_nvlink(pair)) if (word := _word(pair, name)) != "OK")
+        if not wrong and pair.can_access_peer is False:
+            wrong = _BY_CUDA_ALONE
         why = refusal(machine, one, other, pair) if wrong else None
         answers.setdefault((wrong, why), []).append((one, other))
     if not answers:
@@ -56,6 +58,8 @@ def _word(pair: Pair, name: str) -> str:
 
 _Wrong = tuple[tuple[str, str], ...]
 """What is not OK, and NVML's word for it."""
+_BY_CUDA_ALONE: _Wrong = (("cuda", "0"),)
+"""NVML allows all of it, and CUDA does not."""
 
 
 def _verdict(
@@ -67,6 +71,8 @@ def _verdict(
     if not wrong:
         through = "NVLink" if nvlinks and None not in nvlinks and 0 not in nvlinks else "PCIe or NVLink"
         return passed(f"the driver allows P2P, read and write, over {through}", place=place)
+    if wrong == _BY_CUDA_ALONE:
+        return _by_cuda_alone(refused, place, joined=any(nvlinks))
     evidence = tuple(
         Evidence(source=f"{P2P_STATUS}({name})", value=f"{word}: {MEANINGS.get(word, 'not read')}")
         for name, word in wrong
@@ -103,6 +109,27 @@ def _verdict(
         )
         return failed(summary, remedy, place=place, evidence=evidence)
     return skipped(f"these GPUs have no P2P over PCIe: {why}", place=place, evidence=evidence)
+
+
+def _by_cuda_alone(refused: Refusal | None, place: Place, *, joined: bool) -> Finding:
+    """Judge pairs that NVML allows P2P and CUDA refuses: hardly anything that is read says why."""
+    evidence = (
+        Evidence(source=f"{P2P_STATUS}(read, write)", value="OK"),
+        Evidence(source="cuDeviceCanAccessPeer", value="0"),
+        *(refused.evidence if refused is not None else ()),
+    )
+    remedy = Remedy(
+        text="See gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log; then report it with both answers to NVIDIA.",
+        command="nvidia-smi topo -p2p r",
+    )
+    return (failed if joined else warned)(
+        "CUDA refuses P2P that NVML allows: copies are staged in host memory",
+        refused.remedy if refused is not None else remedy,
+        place=place,
+        evidence=evidence,
+        cause=f"these GPUs are joined by NVLink{f'; {refused.cause}' if refused is not None else ''}" if joined else "",
+        confidence=refused.confidence if refused is not None else Confidence.HIGH,
+    )
 
 
 def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -302,8 +329,8 @@ CHECKS = (
         "GPUs the driver refuses it for a reason, mostly without a kernel log message: the bandwidth mode is "
         "OFF, their cliques differ, the fabric calls one unhealthy, or EGM is on and a GPU on NVSwitches got no EGM "
         "fabric address (open-gpu-kernel-modules 595.45.04, kernel_nvlink.c).",
-        read="nvmlDeviceGetP2PStatus for read, write and, where links are active, NVLink, for each ordered pair. It "
-        "shows what the driver allows; only doctor --active shows whether the bytes arrive.",
+        read="nvmlDeviceGetP2PStatus for read, write and, where links are active, NVLink, and cuDeviceCanAccessPeer, "
+        "for each ordered pair. They show what the driver allows; only doctor --active shows whether the bytes arrive.",
         fix="By its code: DR is a registry key; CNS and TNS are the board; GNS is the GPU or a mode of it.",
     ),
     Check(

@@ -1,0 +1,161 @@
+"""What a flow crosses: the predicates of :data:`egmctl.verdict.mechanisms.MECHANISMS`. Pure.
+
+Only a link on a flow's own route has a part in it. The route of one that was refused names no link: there it counts
+whether NVLink joins its two GPUs, or did before links went down.
+"""
+
+from __future__ import annotations
+
+from egmctl.doctor.checks.nvlink import has_errors
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.measurement import Flow, HandleKind
+from egmctl.model.memory import NUMA_MEMORY, MemoryKind
+from egmctl.model.route import Carrier, LinkKind
+from egmctl.topology.links import gpu_link, nvlink_joins, nvlinks_between
+from egmctl.topology.routes import owners
+from egmctl.verdict.nodes import Node
+
+
+def between_gpus(flow: Flow) -> bool:
+    """Say whether both ends are the memory of GPUs, of two."""
+    return None not in (flow.source.bus_id, flow.destination.bus_id) and (
+        (flow.source.bus_id, flow.source.rank) != (flow.destination.bus_id, flow.destination.rank)
+    )
+
+
+def host_memory(flow: Flow) -> bool:
+    """Say whether an end is host memory of any kind."""
+    return flow.source.numa_node is not None or flow.destination.numa_node is not None
+
+
+def numa_memory(flow: Flow) -> bool:
+    """Say whether an end is host memory that is made by the number of its NUMA node: only that can be EGM."""
+    return any(end.memory in NUMA_MEMORY for end in (flow.source, flow.destination))
+
+
+def managed_memory(flow: Flow) -> bool:
+    """Say whether an end is managed memory, which UVM routes by the GPUs of its NUMA node."""
+    return MemoryKind.MANAGED in (flow.source.memory, flow.destination.memory)
+
+
+def blocked_numa_memory(flow: Flow) -> bool:
+    """Say whether the EGM route to such memory is blocked, whether or not another way is left."""
+    return numa_memory(flow) and (flow.route.degraded or flow.route.carrier is Carrier.NONE)
+
+
+def gpu_numa_memory(flow: Flow) -> bool:
+    """Say whether an end is a GPU's memory as a NUMA node of the host."""
+    return MemoryKind.GPU_NUMA in (flow.source.memory, flow.destination.memory)
+
+
+def pageable_memory(flow: Flow) -> bool:
+    """Say whether an end is memory of one page table for GPU and CPU: plain memory, and a GPU's as a NUMA node."""
+    return gpu_numa_memory(flow) or MemoryKind.SYSTEM in (flow.source.memory, flow.destination.memory)
+
+
+def numa_memory_by_handle(flow: Flow) -> bool:
+    """Say whether such memory is shared by a fabric handle."""
+    return numa_memory(flow) and by_fabric_handle(flow)
+
+
+def by_nvlink(flow: Flow) -> bool:
+    """Say whether a flow goes over NVLink, or might were its route not blocked; nothing else leads to other nodes."""
+    nvlink = any(hop.link is LinkKind.NVLINK for hop in flow.route.hops)
+    blocked = between_gpus(flow) and flow.route.carrier is Carrier.NONE
+    return nvlink or blocked or flow.route.across_nodes
+
+
+def in_place_of_nvlink(flow: Flow) -> bool:
+    """Say whether one GPU works on another's memory, over whatever is left where no NVLink is."""
+    return between_gpus(flow) and not flow.route.staged
+
+
+def joined_by_nvlink(flow: Flow, node: Node) -> bool:
+    """Say whether NVLink joins the GPUs of a flow, or did before links went down; some pairs have none by design."""
+    joined = _joined(flow, node)
+    return joined is None or any(nvlink_joins(node.machine, *ends) for ends in joined)
+
+
+def short_of_nvlinks(flow: Flow, node: Node) -> bool:
+    """Say the same where links on the way are down: of direct links those between these two GPUs, on a switch any."""
+    joined = _joined(flow, node)
+    return joined is None or any(
+        nvlink_joins(node.machine, *ends) and _lacks_links(node.machine, *ends) for ends in joined
+    )
+
+
+def _lacks_links(machine: Machine, one: Gpu, other: Gpu) -> bool:
+    link = gpu_link(machine, one, other)
+    return link.through != "direct" or link.nvlinks_expected is not None
+
+
+def errors_on_the_way(flow: Flow, node: Node) -> bool:
+    """Say the same where links on the way count errors."""
+    joined = _joined(flow, node)
+    return joined is None or any(
+        nvlink_joins(node.machine, *ends)
+        and (gpu_link(node.machine, *ends).through != "direct" or any(map(has_errors, nvlinks_between(*ends))))
+        for ends in joined
+    )
+
+
+def lost_nvlink(flow: Flow, node: Node) -> bool:
+    """Say whether NVLink joined two GPUs, of which one has none left: another path is what remains then."""
+    links = [gpu.nvml.nvlinks for gpu in _gpus(flow, node) if gpu.nvml is not None and gpu.nvml.nvlinks]
+    return any(not any(link.active for link in those) for those in links) and joined_by_nvlink(flow, node)
+
+
+def _joined(flow: Flow, node: Node) -> list[tuple[Gpu, Gpu]] | None:
+    """Return the pairs of GPUs one of which is joined on a flow's way; ``None`` where that is on several nodes.
+
+    To EGM of another CPU they are the GPU and each that can own memory there: which one does is not known.
+    """
+    if flow.route.across_nodes:
+        return None
+    gpus = _gpus(flow, node)
+    nodes = {end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None}
+    if not nodes:
+        return [(gpus[0], gpus[1])] if len(gpus) == 2 else None
+    return [(gpu, owner) for gpu in gpus for numa in nodes for owner in owners(node.machine, numa) if owner is not gpu]
+
+
+def far_memory(flow: Flow, node: Node) -> bool:
+    """Say whether an end is host memory of a NUMA node that is not a GPU's own."""
+    own = [gpu.host_numa_id for gpu in _gpus(flow, node) if gpu.host_numa_id is not None]
+    ends = [end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None]
+    return any(one != numa for one in own for numa in ends)
+
+
+def _gpus(flow: Flow, node: Node) -> list[Gpu]:
+    ids = node.gpus(flow)
+    return [gpu for gpu in node.machine.gpus or () if gpu.bus_id in ids]
+
+
+def by_c2c(flow: Flow) -> bool:
+    """Say whether a flow goes over C2C, or would where there is C2C and it were up."""
+    return host_memory(flow) or any(hop.link is LinkKind.C2C for hop in flow.route.hops)
+
+
+def over_pcie(flow: Flow) -> bool:
+    """Say whether a flow crosses PCIe; of a blocked route, which has no links, whether host memory would."""
+    if flow.route.carrier is Carrier.NONE:
+        return host_memory(flow)
+    return any(hop.link is LinkKind.PCIE for hop in flow.route.hops)
+
+
+def peers_over_pcie(flow: Flow) -> bool:
+    """Say whether one GPU works on another's memory over PCIe: staged copies are between each and the host."""
+    return between_gpus(flow) and over_pcie(flow) and not flow.route.staged
+
+
+_FABRIC = frozenset({HandleKind.FABRIC, HandleKind.POOL_FABRIC})
+
+
+def by_fabric_handle(flow: Flow) -> bool:
+    """Say whether a flow's memory is another process' by a fabric handle."""
+    return across_nodes(flow) or not _FABRIC.isdisjoint((flow.source.handle, flow.destination.handle))
+
+
+def across_nodes(flow: Flow) -> bool:
+    """Say whether a flow's memory is another node's."""
+    return flow.route.across_nodes
