@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from egmctl.fleet.bring import Folders
     from egmctl.fleet.run import Launch, Progress
     from egmctl.model.command import Command
+    from egmctl.model.fleet import Launcher
 
     Word = TypeVar("Word", bound=StrEnum)
 
@@ -157,6 +158,7 @@ def fleet(
     require_clustershell("'egmctl fleet'")
     from egmctl.fleet.bring import read_folders
     from egmctl.fleet.folder import REPORT
+    from egmctl.fleet.nodes import select_nodes
     from egmctl.fleet.run import Launch
     from egmctl.fleet.session import ask, new_session, old_session
 
@@ -175,8 +177,6 @@ def fleet(
         connect_timeout_s=connect_timeout,
         timeout_s=timeout or TIMEOUTS_S.get(what.value, USUAL_TIMEOUT_S),
     )
-    if shutil.which(launch.launcher) is None:
-        raise UsageError(f"--launcher {launch.launcher}: there is no {launch.launcher} in the PATH")
     check_output(None, force=False)
     folders = None
     if bring:
@@ -188,11 +188,12 @@ def fleet(
         remote_command = folders.remote_command
     if resume is None:
         _check_remote(what, remote or ())
+        asked = select_nodes(nodes or (), exclude or ())
+        _require(launch.launcher)
         session = new_session(
             what,
             remote or (),
-            nodes or (),
-            exclude or (),
+            asked,
             remote_command=remote_command or "egmctl",
             any_version=any_version,
             path=output,
@@ -203,6 +204,7 @@ def fleet(
             raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
         session = old_session(what, resume, remote_command=remote_command, any_version=any_version)
         _check_remote(what, session.asked.arguments)
+        _require(launch.launcher)
     if folders is not None:
         _bring(folders, [node for node in session.asked.nodes if node not in session.answers], launch)
     with _progress(quiet) as on_tick:
@@ -226,6 +228,12 @@ def fleet(
         # It is tried once more, and goes elsewhere.
         emit(render(report, Form.JSON), output=session.folder.path / REPORT, force=True)
     return report.exit_code
+
+
+def _require(launcher: Launcher) -> None:
+    """Refuse to begin where there is no launcher: the command line was looked at, and no folder is made yet."""
+    if shutil.which(launcher) is None:
+        raise UsageError(f"--launcher {launcher}: there is no {launcher} in the PATH")
 
 
 def _bring(folders: Folders, nodes: Sequence[str], launch: Launch) -> None:

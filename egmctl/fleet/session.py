@@ -15,7 +15,7 @@ from egmctl.comparison.spread import known_spread
 from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.fleet.folder import Folder, document_of, new_folder, old_folder
 from egmctl.fleet.folding import groups, lines_of
-from egmctl.fleet.nodes import check_names, select_nodes
+from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
@@ -44,8 +44,7 @@ class Session:
 def new_session(
     command: Command,
     arguments: Sequence[str],
-    wanted: Sequence[str],
-    excluded: Sequence[str],
+    nodes: Sequence[str],
     *,
     remote_command: str,
     any_version: bool,
@@ -55,21 +54,21 @@ def new_session(
 
     Parameters
     ----------
-    wanted, excluded
-        Node sets.
+    nodes
+        Their names.
     path
         Where the folder is to be; ``None`` is a new one with the date.
 
     Raises
     ------
     UsageError
-        For node sets that cannot be read and for a folder that cannot be made.
+        For a folder that cannot be made.
     """
     started = datetime.now(timezone.utc)
     asked = Asked(
         command=command,
         arguments=tuple(arguments),
-        nodes=select_nodes(wanted, excluded),
+        nodes=tuple(nodes),
         remote_command=remote_command,
         version="" if any_version else f"egmctl {__version__}",
     )

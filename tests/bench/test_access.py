@@ -23,7 +23,7 @@ from tests.tiers import LONG
 
 pytest_plugins = ["tests.fake.plugin"]
 
-real = [pytest.mark.needs_root, pytest.mark.needs("mount"), without_driver]
+real = [pytest.mark.needs_root, pytest.mark.needs("mount", "cc"), without_driver]
 BENCH = ("bench", "--size", "1M", "--samples", "2", "--case", "device_to_device_memcpy_write_ce")
 Denying = Callable[..., AbstractContextManager[Cgroup]]
 

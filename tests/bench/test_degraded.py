@@ -151,7 +151,7 @@ def bench(node: Node, faults: str = "") -> tuple[int, list[dict[str, Any]], list
 
 
 @pytest.mark.needs_root
-@pytest.mark.needs("mount")
+@pytest.mark.needs("mount", "cc")
 @without_driver
 class TestOnAFakeGraceNode:
     """In a real device cgroup, with the fake driver."""

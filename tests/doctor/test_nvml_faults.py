@@ -31,7 +31,7 @@ from tests.fake.build import CUDA
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.needs("cc")]
 
 
 SECTIONS = ("host", "gpus", "driver", "process", "confinement")

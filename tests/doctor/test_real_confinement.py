@@ -11,7 +11,7 @@ from tests.doctor import confined
 from tests.doctor.cgroups import cpuset
 from tests.doctor.real_node import Node, evidence, without_driver
 
-pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount"), without_driver]
+pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount", "cc"), without_driver]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.doctor import confined
 from tests.doctor.cgroups import denying_v1, denying_v2
 from tests.doctor.real_node import CONTROL, Findings, Node, evidence, hgx_node, without_driver
 
-pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount"), without_driver]
+pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount", "cc"), without_driver]
 
 CGROUP, PERMISSIONS, NODES, COUNT = (
     "dev.cgroup-restricted",

@@ -22,7 +22,7 @@ from tests.doctor import confined
 from tests.doctor.cgroups import GPU_MAJOR, Cgroup, denying_v1, denying_v2, mounted
 from tests.doctor.real_node import Node, evidence, hgx_node, without_driver
 
-pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount"), without_driver]
+pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount", "cc"), without_driver]
 
 CGROUP = "dev.cgroup-restricted"
 

@@ -33,6 +33,8 @@ from tests.fleet.lab import Lab
 
 ARCH = platform.machine()
 
+over_ssh = pytest.mark.needs("ssh", "sshd", "ip")
+
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
@@ -53,6 +55,7 @@ def archive(folder: Path, script: str, arch: str = ARCH, version: str = __versio
 
 
 @pytest.mark.long
+@over_ssh
 @pytest.mark.needs_root
 def test_a_node_without_egmctl_runs_what_was_brought_and_has_it_the_next_time(
     lab: Lab, fake_node: MakeFakeNode, tmp_path: Path
@@ -78,6 +81,7 @@ def test_a_node_without_egmctl_runs_what_was_brought_and_has_it_the_next_time(
 
 
 @pytest.mark.long
+@over_ssh
 @pytest.mark.needs_root
 def test_copies_are_bounded_and_what_is_damaged_on_the_way_is_not_used(lab: Lab, tmp_path: Path) -> None:
     home = lab.folder / "home"
@@ -99,6 +103,7 @@ def test_copies_are_bounded_and_what_is_damaged_on_the_way_is_not_used(lab: Lab,
     assert len(list(cache.iterdir())) == KEPT
 
 
+@over_ssh
 @pytest.mark.needs_root
 def test_a_node_of_another_architecture_says_so_and_is_asked_all_the_same(lab: Lab, tmp_path: Path) -> None:
     home = lab.folder / "home"

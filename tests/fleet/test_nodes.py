@@ -215,6 +215,6 @@ def test_results_are_written_into_ones_own_folder_only_and_through_no_link(tmp_p
 
 def test_options_of_an_earlier_run_are_checked_as_new_ones_are(egmctl: RunEgmctl, tmp_path: Path) -> None:
     folder = _folder(tmp_path / "run", arguments=["-o", "/etc/passwd", "--force"])
-    ended = egmctl("fleet", "doctor", "--resume", str(folder))
+    ended = egmctl("fleet", "doctor", "--resume", str(folder), env={"PATH": str(tmp_path)})
     assert (ended.code, ended.out) == (2, "")
     assert "after --, -o is not allowed" in ended.err

@@ -38,7 +38,8 @@ from tests.conftest import ROOT, RunEgmctl, command_environment
 def test_what_makes_no_sense_is_refused(
     egmctl: RunEgmctl, tmp_path: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    ended = egmctl("fleet", *arguments, cwd=tmp_path)
+    """Where there is no ssh, too: what the user can mend at once is told first."""
+    ended = egmctl("fleet", *arguments, cwd=tmp_path, env={"PATH": str(tmp_path)})
     assert (ended.code, ended.out) == (2, ""), ended.err
     assert sentence in ended.err
     assert list(tmp_path.iterdir()) == [], "no folder was made"
