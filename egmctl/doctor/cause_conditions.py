@@ -27,18 +27,7 @@ def same_gpus(_machine: Machine, cause: Finding, effect: Finding) -> bool:
 
 def alike(_machine: Machine, cause: Finding, effect: Finding) -> bool:
     """Both are about some of the same GPUs, or one of them is about something else than GPUs."""
-    gpus, others = _gpus(cause), _gpus(effect)
-    return gpus is None or others is None or bool(gpus & others)
-
-
-def _gpus(finding: Finding) -> frozenset[str] | None:
-    match finding.place.kind:
-        case PlaceKind.GPU:
-            return frozenset(finding.place.ids)
-        case PlaceKind.PAIR:
-            return frozenset(end for pair in finding.place.ids for end in pair.split(">"))
-        case _:
-            return None
+    return cause.place.meets(effect.place)
 
 
 def no_gpu_left(_machine: Machine, cause: Finding, effect: Finding) -> bool:

@@ -61,13 +61,19 @@ def _explains(machine: Machine, cause: Finding, effect: Finding) -> bool:
 
 
 def _covers(findings: Sequence[Finding], causes: Sequence[int], effect: int) -> bool:
-    """Say whether all GPUs that an effect is about are touched by one of the causes, or a cause is the node's."""
+    """Say whether all GPUs or pairs that an effect is about are touched by one of the causes, or one is the node's."""
     place = findings[effect].place
-    if place.kind is not PlaceKind.GPU:
+    if place.gpus is None or any(findings[cause].check in _WHOLE for cause in causes):
         return True
-    if any(findings[cause].place.kind is not PlaceKind.GPU or findings[cause].check in _WHOLE for cause in causes):
-        return True
-    return set(place.ids) <= {one for cause in causes for one in findings[cause].place.ids}
+    touched: set[str] = set()
+    for cause in causes:
+        gpus = findings[cause].place.gpus
+        if gpus is None:
+            return True
+        touched |= gpus
+    if place.kind is PlaceKind.PAIR:
+        return all(touched.intersection(pair.split(">")) for pair in place.ids)
+    return place.gpus <= touched
 
 
 _WHOLE = ("drv.libraries",)

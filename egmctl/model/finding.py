@@ -75,6 +75,21 @@ class Place:
     label: Plain = ""
     """For people: ``GPU0-3,5``, ``NUMA 1``; empty for the node."""
 
+    @property
+    def gpus(self) -> frozenset[str] | None:
+        """Bus ids of the GPUs, of pairs those of both ends; ``None`` for what is not about GPUs."""
+        match self.kind:
+            case PlaceKind.GPU:
+                return frozenset(self.ids)
+            case PlaceKind.PAIR:
+                return frozenset(end for pair in self.ids for end in pair.split(">"))
+            case _:
+                return None
+
+    def meets(self, other: Place) -> bool:
+        """Say whether both are about some of the same GPUs, or one of them is not about GPUs."""
+        return self.gpus is None or other.gpus is None or bool(self.gpus & other.gpus)
+
 
 NODE = Place(kind=PlaceKind.NODE)
 """The node as a whole."""

@@ -33,8 +33,9 @@ def causes(findings: Sequence[Finding]) -> tuple[Cause, ...]:
     below: dict[int, list[Finding]] = {id(root): [] for root in roots}
     for finding in findings:
         if finding.explained_by:
-            known = (root for check in finding.explained_by for root in roots if root.check == check)
-            if (root := next(known, None)) is not None:
+            known = [root for check in finding.explained_by for root in roots if root.check == check]
+            # A check may have found several: the one of the same GPUs explains it.
+            if root := next((one for one in known if one.place.meets(finding.place)), next(iter(known), None)):
                 below[id(root)].append(finding)
     gravity = list(Status)
     found = [Cause(root, tuple(below[id(root)])) for root in roots]

@@ -83,8 +83,8 @@ def _left_out(
 
 def during(report: RunReport) -> Iterator[Seen]:
     """Yield what the GPUs and the links of measurements showed while these ran."""
-    yield from _on_gpus(report, OTHERS, _others)
-    yield from _on_gpus(report, THROTTLED, _slowed)
+    for check, sign in _SIGNS.items():
+        yield from _on_gpus(report, check, sign)
     stray: dict[str, set[int]] = defaultdict(set)
     for number, one in enumerate(report.measurements):
         route = one.evidence.route if one.evidence is not None else None
@@ -101,6 +101,18 @@ def during(report: RunReport) -> Iterator[Seen]:
             ),
             frozenset(numbers),
         )
+
+
+def words(check: str, gpu: GpuEvidence) -> str | None:
+    """Return the finding's sentence on what a GPU showed, ``None`` where it showed nothing of the sort.
+
+    Parameters
+    ----------
+    check
+        :data:`OTHERS` or :data:`THROTTLED`.
+    """
+    found = _SIGNS[check](gpu)
+    return None if found is None else found[0]
 
 
 def _others(gpu: GpuEvidence) -> tuple[str, Remedy] | None:
@@ -123,6 +135,7 @@ def _slowed(gpu: GpuEvidence) -> tuple[str, Remedy] | None:
 
 _Sign = Callable[[GpuEvidence], tuple[str, Remedy] | None]
 """What a GPU showed, in words, and what to do about it."""
+_SIGNS: dict[str, _Sign] = {OTHERS: _others, THROTTLED: _slowed}
 
 
 def _on_gpus(report: RunReport, check: str, sign: _Sign) -> Iterator[Seen]:

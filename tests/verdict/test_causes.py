@@ -12,7 +12,7 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
 from egmctl.facts import replay
-from egmctl.model.finding import TOLD, Finding, Place, PlaceKind, Status, on_gpus
+from egmctl.model.finding import TOLD, Finding, Place, PlaceKind, Status, on_gpus, on_pairs
 from egmctl.verdict.causes import Cause, causes
 from tests.doctor.scenes import scenes
 
@@ -52,6 +52,22 @@ def test_another_gpus_problem_stays_its_own() -> None:
         ("nvlink.links", [("nvlink.errors", "GPU0")]),
         ("nvlink.errors", []),
     ]
+
+
+def test_what_a_gpus_problem_explains_is_told_there() -> None:
+    """Also where the same check found the same of another GPU first."""
+    links = [finding("nvlink.links", Status.FAIL, on_gpus([gpu])) for gpu in GPUS[:2]]
+    retrained = finding("nvlink.errors", Status.WARN, on_gpus(GPUS[1:2]))
+    told = {one.finding.place.label: [other.check for other in one.explains] for one in judged(*links, retrained)}
+    assert told == {"GPU0": [], "GPU1": ["nvlink.errors"]}
+
+
+def test_one_gpus_problem_does_not_explain_pairs_of_others() -> None:
+    links = finding("nvlink.links", Status.FAIL, on_gpus(GPUS[:1]))
+    refused = finding("p2p.status", Status.FAIL, on_pairs([(GPUS[0], GPUS[1]), (GPUS[2], GPUS[3])]))
+    assert checks_of(judged(links, refused)) == [("nvlink.links", []), ("p2p.status", [])]
+    both = finding("nvlink.links", Status.FAIL, on_gpus([GPUS[0], GPUS[3]]))
+    assert checks_of(judged(both, refused)) == [("nvlink.links", [("p2p.status", "GPU0>GPU1, GPU2>GPU3")])]
 
 
 @pytest.mark.parametrize(

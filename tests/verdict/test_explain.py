@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.doctor.scope import EVERYTHING
 from egmctl.facts import replay
 from egmctl.model.cause import RunCause
 from egmctl.model.evidence import Evidence, GpuEvidence, LinkEvidence, Verdict
@@ -15,6 +18,9 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.machine import GpuProcess, LibraryFailure, Machine
 from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport, Status, Task
 from egmctl.model.route import LinkKind
+from egmctl.report.forms import Form, render
+from egmctl.report.views.bench_warnings import seen
+from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
@@ -110,18 +116,54 @@ def test_links_down_do_not_explain_what_is_not_slow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "check", "words"),
+    ("shown", "check", "words"),
     [
         ({"throttle_reasons": ("hw-thermal-slowdown",)}, "bench.throttled", "hardware thermal slowdown"),
         ({"other_processes": (1066, 1067)}, "bench.other-processes", "in use by process 1066, 1067 while measured"),
     ],
 )
 def test_what_a_gpu_showed_meanwhile_explains_the_paths_that_it_showed_it_on(
-    seen: dict[str, object], check: str, words: str
+    shown: dict[str, object], check: str, words: str
 ) -> None:
-    report = explained(H200, "GPU2", change=lambda made: beside(made, "GPU2", **seen))
+    report = explained(H200, "GPU2", change=lambda made: beside(made, "GPU2", **shown))
     assert told(report) == {check: {*OF_GPU2, "NUMA0 -> GPU2"}}
     assert words in report.causes[0].finding.summary
+
+
+def test_a_cause_on_one_gpu_hides_no_warning_of_another() -> None:
+    """GPU3 is as fast as ever: nothing has its clocks for a cause, and they are told in a line without -v."""
+
+    def throttled(made: RunReport) -> RunReport:
+        hot = beside(made, "GPU2", throttle_reasons=("hw-thermal-slowdown",))
+        weak = beside(made, "GPU3", throttle_reasons=("hw-power-brake-slowdown",))
+        pairs = zip(hot.measurements, weak.measurements, strict=True)
+        both = (
+            replace(one, evidence=one.evidence if _touches(one, "GPU2") else other.evidence) for one, other in pairs
+        )
+        return replace(made, measurements=tuple(both))
+
+    report = explained(H200, "GPU2", change=throttled)
+    assert list(told(report)) == ["bench.throttled"]
+    assert list(seen(report, causes=False)) == ["clocks of GPU3 throttled: hw-power-brake-slowdown"]
+    node = bringup(diagnose(H200, EVERYTHING, CHECKS), report)
+    for words in (str(render(report, Form.TEXT)), str(render(node, Form.TEXT))):
+        plain = " ".join(words.split())
+        assert "clocks of GPU3 throttled: hw-power-brake-slowdown (5 paths)" in plain
+        assert plain.count("GPU2: clocks throttled") >= 1
+        assert "clocks of GPU2 throttled" not in plain
+
+
+def _touches(measurement: Measurement, label: str) -> bool:
+    return any(label in (flow.source.label, flow.destination.label) for flow in measurement.flows)
+
+
+def test_users_that_change_while_a_gpu_is_measured_are_told_once() -> None:
+    def used(made: RunReport) -> RunReport:
+        one, two = (beside(made, "GPU2", other_processes=pids) for pids in ((7,), (7, 9)))
+        pairs = zip(one.measurements, two.measurements, strict=True)
+        return replace(made, measurements=tuple(pair[n % 2] for n, pair in enumerate(pairs)))
+
+    assert seen(explained(H200, "GPU2", change=used), causes=False) == {}
 
 
 def test_a_power_cap_explains_nothing() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from egmctl.model.evidence import LinkEvidence, Verdict
+from egmctl.model.evidence import GpuEvidence, LinkEvidence, Verdict
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
 from egmctl.report.views.bench_kernel import kernel_sentences
 from egmctl.units import printable
-from egmctl.verdict.seen import OTHERS, THROTTLED
+from egmctl.verdict.seen import OTHERS, THROTTLED, words
 
 HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})
 """Clocks that somebody chose do not make a measurement wrong."""
@@ -34,7 +34,7 @@ def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
         Also what a cause of the run tells.
     """
     found: dict[str, dict[str, None]] = {}
-    told = frozenset[str]() if causes else frozenset(cause.finding.check for cause in report.causes)
+    told = frozenset[_Sign]() if causes else frozenset(_told(report))
     for measurement in report.measurements:
         for sentence in _of(measurement, told):
             found.setdefault(sentence, {})[f"{measurement.case} {measurement.path}"] = None
@@ -69,7 +69,21 @@ def staged_lines(report: RunReport) -> Iterator[str]:
         yield f"{count} measurement{'s' * (count != 1)} staged through host memory: {printable(why)}"
 
 
-def _of(measurement: Measurement, told: frozenset[str]) -> Iterator[str]:
+_Sign = tuple[str, str, str]
+"""What a GPU showed: the id of the finding, the GPU's label, and the finding's sentence."""
+
+
+def _told(report: RunReport) -> Iterator[_Sign]:
+    """Yield what the causes of a run tell of GPUs: one GPU's cause tells nothing of another one."""
+    for cause in report.causes:
+        finding = cause.finding
+        for measurement in report.measurements if finding.check in (OTHERS, THROTTLED) else ():
+            for gpu in measurement.evidence.gpus if measurement.evidence else ():
+                if gpu.bus_id in finding.place.ids and words(finding.check, gpu) == finding.summary:
+                    yield finding.check, gpu.label, finding.summary
+
+
+def _of(measurement: Measurement, told: Collection[_Sign]) -> Iterator[str]:
     for placement in measurement.placements:
         if placement.right is False:
             yield f"memory of {placement.label} is elsewhere ({printable(placement.detail)})"
@@ -81,14 +95,22 @@ def _of(measurement: Measurement, told: frozenset[str]) -> Iterator[str]:
     for gpu in evidence.gpus:
         for name, rise in gpu.errors.items():
             yield f"{name} of {gpu.label} rose by {rise}"
-        if gpu.other_processes and OTHERS not in told:
+        if gpu.other_processes and not _is_told(OTHERS, gpu, told):
             pids = ", ".join(map(str, gpu.other_processes[:_SHOWN]))
             yield f"other processes used {gpu.label} meanwhile ({pids})"
         slowed = sorted(set(gpu.throttle_reasons or ()) - HARMLESS)
-        if slowed and THROTTLED not in told:
+        if slowed and not _is_told(THROTTLED, gpu, told):
             yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
     if evidence.route is not None and evidence.route.verdict is Verdict.REFUTED:
         yield _refuted(evidence.route)
+
+
+def _is_told(check: str, gpu: GpuEvidence, told: Collection[_Sign]) -> bool:
+    """Say whether a cause tells this of this GPU; who uses one changes from one measurement to the next."""
+    said = words(check, gpu)
+    return any(
+        (one, label) == (check, gpu.label) and (sentence == said or check == OTHERS) for one, label, sentence in told
+    )
 
 
 def _degraded(measurement: Measurement) -> str:

@@ -9,6 +9,7 @@ from egmctl.compat import assert_never
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
 from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import OriginKind
+from egmctl.model.measurement import RunReport
 from egmctl.report.document import (
     Block,
     Command,
@@ -23,6 +24,7 @@ from egmctl.report.document import (
     Words,
     plain,
 )
+from egmctl.report.views import bench_warnings
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
 from egmctl.report.views.doctor import TONES, doctor_document, remedy_words, title
@@ -82,8 +84,16 @@ def summary(bringup: Bringup) -> Iterator[Block]:
     else:
         answered = bench_answer(bringup.run, alone=False)
         rows.append(("bench", f"{answered.word}: {plain(answered.sentence)}"))
+        rows += _warned(bringup.run)
     yield KeyValues(rows=tuple(rows))
     yield Hint(words="All checks and paths: -v; all of it as a page: -o node.html")
+
+
+def _warned(run: RunReport) -> Iterator[tuple[str, Words]]:
+    """Yield a line for what was seen while paths were measured, and no cause tells."""
+    seen = bench_warnings.seen(run, causes=False)
+    for sentence, paths in list(seen.items())[:1]:
+        yield "warned", f"{sentence} ({_several(len(paths), 'path')}){f' and {len(seen) - 1} more' * (len(seen) > 1)}"
 
 
 def verdict(bringup: Bringup) -> Verdict:
