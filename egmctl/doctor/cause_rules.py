@@ -64,6 +64,8 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "dev.control-nodes": ("egm.platform", *_OF_A_LOST_GPU),
     "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_EGM),
     "gpu.mig": (*_EGM, "nvlink.links", "p2p.status", *_ACTIVE),
+    "gpu.cc-mode": ("p2p.status",),
+    "gpu.vgpu": ("p2p.status",),
     "gpu.health": _ACTIVE,
     "nvlink.disabled": ("nvlink.links", "p2p.status", "egm.peer-route", "fabric.state", *_OVER_NVLINK),
     "nvlink.bw-mode": ("p2p.status", "egm.peer-route", "fabric.alloc-active", "p2p.verify"),

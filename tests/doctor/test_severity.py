@@ -115,10 +115,36 @@ class TestNuma:
 
 
 class TestNvlink:
-    def test_links_that_no_gpu_uses_are_by_design(self) -> None:
+    def test_links_that_every_gpu_on_switches_lacks_are_a_failure_by_its_product(self) -> None:
+        """An NVSwitch that is down takes the same links from every GPU."""
         machine = patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False)
+        machine = patched(machine, "gpus[*].nvml.nvlinks[16]", active=False)
+        found = run_one("nvlink.links", machine)
+        assert (found.status, found.summary) == (Status.FAIL, "16 of 18 NVLinks are active")
+        assert (found.place.label, "NVIDIA H200 on NVSwitches has 18" in found.cause) == ("GPU0-3", True)
+
+    @pytest.mark.parametrize(
+        ("path", "changes"),
+        [
+            ("gpus[*].nvml.nvlinks[*]", {"remote_type": "gpu"}),
+            ("gpus[*].nvml", {"nvlink_bandwidth_mode": "half"}),
+            ("driver", {"nvlink_bandwidth_mode": "3quarter"}),
+            ("driver", {"module_parameters": {"RmNvlinkBandwidthLinkCount": "17"}}),
+        ],
+        ids=["bridges and direct links", "a mode of the GPU", "a mode of the node", "a parameter"],
+    )
+    def test_links_that_no_gpu_uses_can_be_by_design(self, path: str, changes: dict[str, Any]) -> None:
+        machine = patched(patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False), path, **changes)
         found = run_one("nvlink.links", machine)
         assert (found.status, found.summary) == (Status.PASS, "17 NVLinks are active")
+
+    @pytest.mark.parametrize("changes", [{"name": "NVIDIA H800"}, {"virtualization": "vgpu"}])
+    def test_of_other_products_on_switches_it_is_unknown(self, changes: dict[str, Any]) -> None:
+        machine = patched(patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False), "gpus[*].nvml", **changes)
+        found = run_one("nvlink.links", machine)
+        assert (found.status, found.summary[:42]) == (Status.UNKNOWN, "17 of 18 NVLinks are active on every GPU: ")
+        all_up = patched(HGX, "gpus[*].nvml", **changes)
+        assert run_one("nvlink.links", all_up).status is Status.PASS
 
     def test_no_link_at_all_in_a_fabric_is_a_failure(self) -> None:
         machine = patched(HGX, "gpus[*].nvml.nvlinks[*]", active=False)

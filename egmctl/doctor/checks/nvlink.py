@@ -8,7 +8,7 @@ from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NO_GPU, by_value, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Gpu, Machine, NvLink, NvLinkCounters
+from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.model.route import LinkKind
 from egmctl.topology.links import active_nvlinks
 from egmctl.topology.rates import without_speed
@@ -18,6 +18,10 @@ STATE = "nvmlDeviceGetNvLinkState"
 NO_NVLINK = "no GPU has NVLink"
 RESET = Remedy(
     text="Drain the node and reset the GPU; if the link stays down, inspect or replace the GPU, board or cable.",
+    command="nvidia-smi nvlink -s",
+)
+SWITCHES = Remedy(
+    text="Check the NVSwitches in the fabric manager's log, then reset all GPUs and switches together.",
     command="nvidia-smi nvlink -s",
 )
 MAX_EFFECTIVE_BER = 1e-12
@@ -56,22 +60,65 @@ def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if unconnected := tuple(gpu for gpu in with_links if usual[gpu.name] == 0):
         yield _all_down(machine, unconnected)
     connected = (gpu for gpu in with_links if usual[gpu.name] > 0)
-    # Fewer links than the part has are no fault where it is so on every GPU: boards leave some out by design.
-    for (count, most), group in by_value(connected, lambda gpu: (_up(gpu), usual[gpu.name])):
-        if count < most:
+    for (count, most, wired), group in by_value(
+        connected, lambda gpu: (_up(gpu), usual[gpu.name], _wired(machine, gpu))
+    ):
+        expected = max(most, wired or 0)
+        if count < expected:
+            by_product = (
+                f"a {group[0].name} on NVSwitches has {expected} ({_SOURCES[expected]}); a switch that is down takes "
+                "links of every GPU"
+            )
             yield failed(
-                f"{count} of {most} NVLinks are active",
-                RESET,
+                f"{count} of {expected} NVLinks are active",
+                RESET if count < most else SWITCHES,
                 place=on_gpus(group),
                 evidence=tuple(_inactive(gpu) for gpu in group),
-                cause="other GPUs of this node have more active links",
+                cause="other GPUs of this node have more active links" if count < most else by_product,
             )
         else:
-            yield from _as_usual(count, group)
+            yield from _as_usual(count, group, lacking=wired is None and _is_switched(group[0]))
 
 
-def _as_usual(count: int, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
-    """Judge GPUs with as many links up as their siblings."""
+_PRODUCTS = {
+    "NVIDIA A100-SXM4-40GB": 12,
+    "NVIDIA A100-SXM4-80GB": 12,
+    "NVIDIA H100 80GB HBM3": 18,
+    "NVIDIA H200": 18,
+    "NVIDIA B200": 18,
+    "NVIDIA GB200": 18,
+    "NVIDIA GB300": 18,
+}
+"""NVLinks that lead to switches, where a product is on a board with switches. Other products, and boards with bridges
+or direct links, leave out links by design: theirs are not known."""
+_SOURCES = {12: "its datasheet", 18: "https://docs.nvidia.com/health-validation/reference/checks/nvlink"}
+
+
+def _wired(machine: Machine, gpu: Gpu) -> int | None:
+    """Return how many links of a GPU lead to switches by its product; ``None`` where nobody says."""
+    driver, nvml = machine.driver or Driver(), gpu.nvml
+    mode = (nvml.nvlink_bandwidth_mode if nvml else None) or driver.nvlink_bandwidth_mode
+    fewer = (driver.module_parameters or {}).get("RmNvlinkBandwidthLinkCount", "0") not in ("0", "")
+    if mode not in (None, "full") or fewer:
+        # What nvlink.bw-mode tells.
+        return _up(gpu)
+    if not _is_switched(gpu) or (nvml and nvml.virtualization == "vgpu"):
+        return None
+    return _PRODUCTS.get(gpu.name or "")
+
+
+def _is_switched(gpu: Gpu) -> bool:
+    return all(link.remote_type == "switch" for link in links_of(gpu) if link.active)
+
+
+def _as_usual(count: int, gpus: tuple[Gpu, ...], *, lacking: bool) -> Iterator[Finding]:
+    """Judge GPUs with as many links up as their siblings.
+
+    Parameters
+    ----------
+    lacking
+        That some are unused may be a fault: they lead to switches, and nobody says how many should.
+    """
     stopped = tuple(gpu for gpu in gpus if LinkKind.NVLINK in without_speed(gpu))
     if stopped:
         yield warned(
@@ -103,6 +150,13 @@ def _as_usual(count: int, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     if not well:
         return
     part = max((gpu.nvml.nvlink_count or 0) for gpu in well if gpu.nvml)
+    if lacking and part > count:
+        yield unknown(
+            f"{count} of {part} NVLinks are active on every GPU: whether the board leaves some out is unknown",
+            place=on_gpus(well),
+            evidence=tuple(_inactive(gpu) for gpu in well),
+        )
+        return
     notes = [f"the GPU has {part}; {part - count} are unused on every GPU"] if part > count else []
     if asleep := [gpu for gpu in well if _in_state(gpu, "sleep")]:
         notes.append(f"{on_gpus(asleep).label}: links asleep to save power, they wake by traffic")
@@ -287,8 +341,8 @@ CHECKS = (
         why="Remote EGM, P2P and fabric handles go over NVLink. A GPU with fewer links than the others slows every "
         "collective down to its own speed, and its fabric may refuse to register it.",
         read="nvmlDeviceGetNvLinkState and NVML_FI_DEV_NVLINK_GET_STATE of each link, against the GPU of the same "
-        "product that has the most. Links that no GPU uses are left out by the board's design; one that sleeps is up; "
-        "one whose traffic is disabled is not.",
+        "product that has the most and, on NVSwitches, the number that its product has. Bridges and direct links leave "
+        "some out by design; a link that sleeps is up; one whose traffic is disabled is not.",
         fix="Drain the node, reset the GPU; if that does not help, replace the hardware.",
     ),
     Check(
