@@ -1,7 +1,5 @@
 """How much there is of egmctl, and how much of it one has to read: two or more checkouts beside each other.
 
-    python tools/shape.py [CHECKOUT | COMMIT]...        without an argument: this checkout
-
 Lines and files are those of ``egmctl/**/*.py``. A function counts once however often it runs; comprehensions, lambdas
 and class bodies are parts of what they stand in, and what runs when a module is imported is no function. A file counts
 where a function of it runs. What runs is seen by ``sys.setprofile`` in the command and, by a ``sitecustomize`` on their
@@ -16,6 +14,7 @@ A commit is checked out into a temporary worktree, and runs with the interpreter
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -82,9 +81,23 @@ class Executed:
 
 def main(arguments: list[str]) -> int:
     """Print the table; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, usage="%(prog)s [-h] [OF ...]", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "of",
+        nargs="*",
+        metavar="OF",
+        default=[str(ROOT)],
+        help="a checkout's folder or a commit; by default this checkout",
+    )
     columns = {}
-    for argument in arguments or [str(ROOT)]:
-        with checkout(argument) as (name, path):
+    with contextlib.ExitStack() as stack:
+        try:
+            checkouts = [stack.enter_context(checkout(argument)) for argument in parser.parse_args(arguments).of]
+        except ValueError as error:
+            parser.error(str(error))
+        for name, path in checkouts:
             columns[name] = shape(path)
     width = max(len(row) for column in columns.values() for row in column)
     sys.stdout.write(f"{' ' * width} {' '.join(f'{name:>12}' for name in columns)}\n")
@@ -95,19 +108,29 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def checkout(argument: str) -> Iterator[tuple[str, Path]]:
-    """Give a name and a folder to what the command line names: a folder, or a commit of this repository."""
-    if Path(argument).is_dir():
-        path = Path(argument).resolve()
-        yield path.name, path
+    """Give a name and a folder to what the command line names: a folder, or a commit of this repository.
+
+    Raises
+    ------
+    ValueError
+        It names neither.
+    """
+    if (path := Path(argument)).is_dir():
+        if not (path / "egmctl" / "__main__.py").is_file():
+            raise ValueError(f"folder {argument} is no checkout of egmctl: it has no egmctl/__main__.py")
+        yield path.resolve().name, path.resolve()
         return
+    git = ["git", "-C", str(ROOT)]
+    commit = f"{argument}^{{commit}}"
+    if subprocess.run([*git, "rev-parse", "--quiet", "--verify", commit], stdout=subprocess.DEVNULL).returncode:
+        raise ValueError(f"{argument!r} is neither a folder nor a commit of this repository")
     with tempfile.TemporaryDirectory(prefix="shape-") as folder:
         path = Path(folder) / "tree"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(path), argument], check=True)
+        subprocess.run([*git, "worktree", "add", "--quiet", "--detach", str(path), commit], check=True)
         try:
             yield argument, path
         finally:
-            subprocess.run([*git, "remove", "--force", str(path)], check=True)
+            subprocess.run([*git, "worktree", "remove", "--force", str(path)], check=True)
 
 
 def shape(root: Path) -> dict[str, str]:
