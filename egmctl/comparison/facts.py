@@ -165,7 +165,8 @@ class _Place:
     words: tuple[str, ...] = ()
 
     def below(self, word: str) -> _Place:
-        return replace(self, words=(*self.words, word))
+        # Not by replace(), which takes three times as long: a rack has half a million facts.
+        return _Place(self.names, self.file, self.kind, self.name, self.label, (*self.words, word))
 
     def thing(self, kind: str, record: Mapping[str, Any]) -> _Place:
         """Return the place of a thing of its own."""

@@ -10,16 +10,16 @@ import pytest
 from egmctl.bench.cases.latency import CASES, FLAG_BYTES, LOADS
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES
-from egmctl.facts import replay
 from egmctl.gpu.atomics import COUNTERS_BYTES
 from egmctl.model.measurement import Engine
 from tests.bench.test_latency import SETTINGS, Bench, bench, shown
+from tests.doctor.machines import shipped
 
 pytest_plugins = ["tests.fake.plugin"]
 
 __all__ = ["bench"]
 
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 ATOMICS = tuple(case for case in CASES if case.engine is Engine.ATOMIC_LATENCY)
 NAMES = (
     "device_local_atomic_round_trip",

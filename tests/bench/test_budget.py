@@ -15,10 +15,10 @@ from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, checked, fitted,
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import FABRIC, SUITES, select_cases
 from egmctl.errors import UsageError
-from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.units import GIB, MIB
+from tests.doctor.machines import shipped
 
 USUAL = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
 SIZES = st.integers(0, 40 * GIB // MIB).map(lambda mib: mib * MIB)
@@ -27,7 +27,7 @@ SIZES = st.integers(0, 40 * GIB // MIB).map(lambda mib: mib * MIB)
 @cache
 def two_gpus() -> Machine:
     """Return an HGX H200 of which two GPUs are there."""
-    machine = replay.load("hgx-h200x4")
+    machine = shipped("hgx-h200x4")
     return replace(machine, gpus=(machine.gpus or ())[:2])
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, ROTATED_OVER_BYTES, Peak, peaks, span_bytes, window
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
-from egmctl.facts import replay
 from egmctl.model.measurement import Settings
 from egmctl.units import MIB
+from tests.doctor.machines import shipped
 
 SIZES = st.integers(1, 1 << 23).map(lambda vectors: 16 * vectors)
 
@@ -39,7 +39,7 @@ def test_small_sizes_come_to_the_same_bytes_only_after_many_others(size: int, pa
 
 
 def held(machine_name: str, *cases: str) -> tuple[Peak, ...]:
-    machine = replay.load(machine_name)
+    machine = shipped(machine_name)
     chosen = select_cases(cases, ())
     settings = Settings(size_bytes=64 * MIB, copies=1, samples=1, timeout_s=60)
     plan = make_plan(machine, (machine.gpus or ())[:1], [0], chosen, settings)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.busy import IDLE_MEMORY_BYTES, in_use
 from egmctl.bench.plan.make import make_plan
-from egmctl.facts import replay
 from egmctl.model.machine import Gpu, GpuProcess, Machine
 from egmctl.model.measurement import Settings
 from tests.bench.four import FOUR
+from tests.doctor.machines import shipped
 
-MACHINE = replay.load("gb200-tray")
+MACHINE = shipped("gb200-tray")
 SETTINGS = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=1)
 
 

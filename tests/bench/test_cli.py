@@ -12,17 +12,17 @@ from egmctl.bench.plan.cost import plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES, select_cases
-from egmctl.facts import replay
 from egmctl.model.measurement import Settings
 from egmctl.report.render.text import WIDTH
 from egmctl.units import MIB
 from tests.bench.four import NAMES
 from tests.conftest import RunEgmctl
+from tests.doctor.machines import shipped
 from tests.fake.plugin import MakeFakeNode
 
 pytest_plugins = ["tests.fake.plugin"]
 
-DGX = replay.load("dgx-h100")
+DGX = shipped("dgx-h100")
 
 
 def plan_of(suite: str, *, serial: bool = False, gpus: int = 8) -> Plan:

@@ -12,7 +12,6 @@ from egmctl.bench.engines import cpu
 from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
-from egmctl.facts import replay
 from egmctl.model.evidence import Placement
 from egmctl.model.measurement import Settings, Status, Task
 from egmctl.model.waiver import WaiverKind
@@ -21,6 +20,7 @@ from egmctl.units import MIB
 from egmctl.verdict.classes import not_judged
 from tests.bench.test_cpu import Memory, StubRig, here
 from tests.bench.test_run import FEW, Bench, bench
+from tests.doctor.machines import shipped
 
 pytest_plugins = ["tests.fake.plugin"]
 
@@ -31,7 +31,7 @@ SETTINGS = Settings(size_bytes=MIB, copies=2, samples=2, timeout_s=1)
 
 
 def planned(machine: str, case: str = CASES[0]) -> tuple[PlannedTask, ...]:
-    seen = replay.load(machine)
+    seen = shipped(machine)
     return make_plan(seen, (seen.gpus or ())[:4], (0, 1), select_cases([case]), SETTINGS).tasks
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from egmctl.bench.conclusion import of_latency
 from egmctl.bench.plan.make import make_plan
-from egmctl.facts import replay
 from egmctl.model.measurement import Measurement, Sample, Settings, Status
 from tests.bench.four import FOUR
+from tests.doctor.machines import shipped
 
-DGX = replay.load("dgx-h100")
+DGX = shipped("dgx-h100")
 TASK = (
     make_plan(DGX, (DGX.gpus or ())[:1], [0], FOUR, Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=9))
     .tasks[0]

@@ -10,7 +10,6 @@ import pytest
 from egmctl.bench.engines import cpu_chase
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
-from egmctl.facts import replay
 from egmctl.gpu.cpu_chase import CODE, CpuWalk
 from egmctl.gpu.cpu_threads import words_of
 from egmctl.model.measurement import Settings, Status, Task, Verification
@@ -19,6 +18,7 @@ from egmctl.report.forms import Form, render
 from egmctl.units import MIB
 from tests.bench.test_cpu import Memory, StubRig, here
 from tests.bench.test_run import FEW, Bench, bench
+from tests.doctor.machines import shipped
 from tests.report.runs import run
 
 pytest_plugins = ["tests.fake.plugin"]
@@ -31,7 +31,7 @@ STRIDE = 128
 
 
 def task() -> Task:
-    seen = replay.load("gb200-tray")
+    seen = shipped("gb200-tray")
     return make_plan(seen, (seen.gpus or ())[:1], (0,), select_cases([CASE]), SETTINGS).tasks[0].task
 
 

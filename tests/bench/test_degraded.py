@@ -25,11 +25,11 @@ from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from tests.bench.reports import report
 from tests.doctor.cgroups import denying_v2
-from tests.doctor.machines import patched, with_gpu_denied
+from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.real_node import Node, hgx_node, without_driver
 from tests.verdict.runs import measured
 
-GB200 = replay.load("gb200-tray")
+GB200 = shipped("gb200-tray")
 NUMA, PINNED = "host_numa_to_device_memcpy_ce", "host_to_device_memcpy_ce"
 KINDS = (NUMA, PINNED, "registered_to_device_memcpy_ce", "system_to_device_memcpy_ce")
 SETTINGS = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=1)
@@ -46,7 +46,7 @@ def without_owners() -> Machine:
 
 def two_gh200() -> Machine:
     """Two GH200 in one node without NVLink between them, as people publish numbers of."""
-    machine = replay.load("gh200x4")
+    machine = shipped("gh200x4")
     machine = patched(machine, "gpus[*].cuda", attributes={})
     return patched(machine, "pairs[*]", nvlink_count=0)
 
@@ -87,7 +87,7 @@ class TestThePlan:
 
     @pytest.mark.parametrize("name", [name for name in replay.names() if "h100" in name or "h200x" in name])
     def test_on_x86_nothing_changes(self, name: str) -> None:
-        for machine in (replay.load(name), with_gpu_denied(replay.load(name), 1)):
+        for machine in (shipped(name), with_gpu_denied(shipped(name), 1)):
             if machine.host is None or machine.host.architecture != "x86_64":
                 continue
             plan = planned(machine)

@@ -17,11 +17,11 @@ from egmctl.bench.plan.task import copies_for
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import select_cases
 from egmctl.errors import UsageError
-from egmctl.facts import replay
 from egmctl.model.measurement import MemoryKind, Pattern, Settings, Task
 from egmctl.units import GIB, MIB
+from tests.doctor.machines import shipped
 
-DGX = replay.load("dgx-h100")
+DGX = shipped("dgx-h100")
 SETTINGS = Settings(size_bytes=512 * MIB, copies=None, samples=5, timeout_s=60)
 COUNTS = st.lists(st.integers(0, 7), min_size=2, max_size=8, unique=True)
 

@@ -8,7 +8,6 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.statistics import summarize
 from egmctl.bench.suites import select_cases
-from egmctl.facts import replay
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Settings, Stage, Status, finish
 from egmctl.report.document import Matrix, columns
 from egmctl.report.views.bench_cells import Frame
@@ -16,8 +15,9 @@ from egmctl.report.views.bench_host_kinds import side_by_side
 from egmctl.report.views.bench_ipc import beside, life_cycles
 from egmctl.report.views.bench_notes import exceptions
 from tests.bench.reports import report
+from tests.doctor.machines import shipped
 
-MACHINE = replay.load("gb200-tray")
+MACHINE = shipped("gb200-tray")
 
 
 def plan_of(*names: str) -> Plan:

@@ -18,7 +18,6 @@ from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.statistics import summarize
 from egmctl.bench.suites import select_cases
-from egmctl.facts import replay
 from egmctl.gpu import chase
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Verification, finish
@@ -27,14 +26,15 @@ from egmctl.report.views.bench_latency import knee
 from egmctl.units import GIB, MIB
 from tests.bench.test_run import SCHEMA
 from tests.conftest import RunEgmctl
+from tests.doctor.machines import shipped
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.report.texts import matrices_text
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
-GB200 = replay.load("gb200-tray")
-H200 = replay.load("hgx-h200x4")
-DGX = replay.load("dgx-h100")
+GB200 = shipped("gb200-tray")
+H200 = shipped("hgx-h200x4")
+DGX = shipped("dgx-h100")
 
 
 def plan(machine: Machine, gpus: int, nodes: list[int]) -> dict[str, list[PlannedTask]]:

@@ -6,7 +6,6 @@ import pytest
 
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
-from egmctl.facts import replay
 from egmctl.model.measurement import MemoryKind, Settings, Task
 from egmctl.model.route import Egm
 from egmctl.report.forms import Form, render
@@ -14,6 +13,7 @@ from egmctl.units import MIB
 from egmctl.verdict.against_link import against_link
 from egmctl.verdict.classes import class_of
 from tests.bench.test_run import FEW, STAYS, Bench, bench
+from tests.doctor.machines import shipped
 from tests.report.runs import run
 
 pytest_plugins = ["tests.fake.plugin"]
@@ -27,7 +27,7 @@ NODES = ("bench", "--numa", "0-1", "--gpus", "0,2", *FEW)
 
 
 def tasks(machine: str, gpus: int, nodes: tuple[int, ...]) -> list[Task]:
-    seen = replay.load(machine)
+    seen = shipped(machine)
     settings = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
     plan = make_plan(seen, (seen.gpus or ())[:gpus], nodes, select_cases([CASE]), settings)
     return [planned.task for planned in plan.tasks]

@@ -18,7 +18,6 @@ from egmctl.bench.plan.pages import MANAGED_SHARE
 from egmctl.bench.processes.context import _registered
 from egmctl.bench.suites import select_cases
 from egmctl.facts import pages as facts
-from egmctl.facts import replay
 from egmctl.gpu import numa
 from egmctl.gpu.host_memory import Pages, SystemMemory
 from egmctl.gpu.numa import Node
@@ -28,13 +27,14 @@ from egmctl.model.measurement import MemoryKind, Settings
 from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.units import GIB, MIB
 from tests.bench.test_run import FEW, Bench, bench
+from tests.doctor.machines import shipped
 from tests.facts.sysroot import Tree
 
 pytest_plugins = ["tests.fake.plugin"]
 
 __all__ = ["bench"]
 
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 ONE_GPU = ("bench", "--numa", "1", "--gpus", "2", *FEW)
 CASES = ("thp_to_device_memcpy_ce", "device_to_managed_memcpy_ce", "managed_to_device_memcpy_sm")
 

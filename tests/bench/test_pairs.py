@@ -12,12 +12,12 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.pairs import parse_pairs
 from egmctl.bench.suites import select_cases
 from egmctl.errors import UsageError
-from egmctl.facts import replay
 from egmctl.model.measurement import Settings
 from egmctl.units import MIB
 from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.machines import shipped
 
-MACHINE = replay.load("gb200-tray")
+MACHINE = shipped("gb200-tray")
 GPUS, NODES = MACHINE.gpus or (), (0, 1)
 SETTINGS = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
 

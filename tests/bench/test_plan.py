@@ -18,15 +18,15 @@ from egmctl.bench.plan.paths import cuda_visible
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.errors import UsageError
-from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine, Process, Reason, Unread
 from egmctl.model.measurement import Flow, MemoryKind, Settings
 from egmctl.model.route import Egm
 from egmctl.units import GIB, MIB
 from tests.bench.four import FOUR
+from tests.doctor.machines import shipped
 
-GB200 = replay.load("gb200-tray")
-DGX = replay.load("dgx-h100")
+GB200 = shipped("gb200-tray")
+DGX = shipped("dgx-h100")
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
 
 

@@ -11,17 +11,17 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES
-from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.report.route_words import route_words
 from tests.bench.test_run import FEW, Bench, bench
+from tests.doctor.machines import shipped
 
 pytest_plugins = ["tests.fake.plugin"]
 
 __all__ = ["bench"]
 
-H200, GB200 = replay.load("hgx-h200x4"), replay.load("gb200-tray")
+H200, GB200 = shipped("hgx-h200x4"), shipped("gb200-tray")
 SETTINGS = Settings(size_bytes=64 << 20, copies=4, samples=3, timeout_s=60)
 DEFAULT = tuple(case.name for case in CASES if "default_pool" in case.name)
 LATENCY = ("host_numa_pool_to_device_latency_cached", "host_numa_pool_to_device_latency_uncached")

@@ -14,13 +14,13 @@ from egmctl.bench.plan.ranks import node_flows
 from egmctl.bench.registry import CASES
 from egmctl.bench.statistics import summarize
 from egmctl.bench.suites import select_cases
-from egmctl.facts import replay
 from egmctl.model.machine import DeviceNode, Machine
 from egmctl.model.measurement import HandleKind, Pattern, Quantity, Settings, Status, Task, finish
 from egmctl.model.rank import Rank
 from egmctl.units import MIB
+from tests.doctor.machines import shipped
 
-GB200 = replay.load("gb200-tray")
+GB200 = shipped("gb200-tray")
 SETTINGS = Settings(size_bytes=64 * MIB, copies=4, samples=3, timeout_s=60)
 
 

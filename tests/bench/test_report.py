@@ -36,16 +36,17 @@ from egmctl.report.views.bench_plan import cases_document
 from egmctl.units import MIB
 from tests.bench.four import FOUR
 from tests.bench.reports import report
+from tests.doctor.machines import shipped
 from tests.report.texts import document_text, matrices_text, text_of
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/bench.schema.json").read_text())
-GB200, DGX = replay.load("gb200-tray"), replay.load("dgx-h100")
+GB200, DGX = shipped("gb200-tray"), shipped("dgx-h100")
 
 
 def plan_of(name: str, gpus: int) -> Plan:
     """Plan every case for the first GPUs of a modelled machine with all its NUMA nodes."""
-    machine = replay.load(name)
+    machine = shipped(name)
     return make_plan(machine, (machine.gpus or ())[:gpus], [0, 1], FOUR, SETTINGS)
 
 
@@ -247,7 +248,7 @@ def test_the_list_says_what_would_run_and_why_not() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("machine", replay.names())
 def test_the_list_of_all_cases_fits_the_page(machine: str) -> None:
-    node = replay.load(machine)
+    node = shipped(machine)
     every = [*CASES, *FABRIC_CASES]
     text = document_text(cases_document(make_plan(node, node.gpus or (), [0], every, SETTINGS), every))
     assert max(map(len, text.splitlines())) <= WIDTH

@@ -14,7 +14,6 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.statistics import summarize
 from egmctl.bench.suites import SUITES, select_cases
-from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
 from egmctl.report.document import Chart, Matrix, Section
@@ -25,6 +24,7 @@ from egmctl.units import MIB
 from egmctl.verdict.classes import not_judged
 from egmctl.verdict.judge import judge
 from tests.bench.test_run import FEW, Bench, bench
+from tests.doctor.machines import shipped
 from tests.report.pages import elements, words
 from tests.report.runs import run
 
@@ -32,7 +32,7 @@ pytest_plugins = ["tests.fake.plugin"]
 
 __all__ = ["bench"]
 
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 SETTINGS = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
 NAMES = tuple(case.name for case in CASES)
 WRITES = tuple(name for name in NAMES if name.startswith("sms_device_to_device_write_sm_"))

@@ -9,12 +9,12 @@ import pytest
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.soak import SAMPLES_KEPT, Soak
 from egmctl.bench.statistics import summarize
-from egmctl.facts import replay
 from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, finish
 from egmctl.report.views.bench_soak import soak_lines
 from tests.bench.four import FOUR
+from tests.doctor.machines import shipped
 
-DGX = replay.load("dgx-h100")
+DGX = shipped("dgx-h100")
 TASK = (
     make_plan(DGX, (DGX.gpus or ())[:2], [0], FOUR, Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=9))
     .tasks[-1]

@@ -10,7 +10,6 @@ import pytest
 from egmctl.bench.cases.p2p import CASES
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
-from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, Pattern, Settings, Status, finish
 from egmctl.model.route import LinkKind
@@ -21,6 +20,7 @@ from egmctl.verdict.against_link import against_link
 from egmctl.verdict.classes import class_of
 from tests.bench.reports import report
 from tests.bench.test_run import FEW, Bench, bench
+from tests.doctor.machines import shipped
 
 pytest_plugins = ["tests.fake.plugin"]
 
@@ -29,7 +29,7 @@ __all__ = ["bench"]
 STAGED = ("device_to_device_staged_memcpy_ce",)
 WRITE = "device_to_device_memcpy_write_ce"
 SETTINGS = Settings(size_bytes=64 << 20, copies=4, samples=3, timeout_s=60)
-GB200, DGX = replay.load("gb200-tray"), replay.load("dgx-h100")
+GB200, DGX = shipped("gb200-tray"), shipped("dgx-h100")
 WHY = "GPU0 has no peer access to GPU1: P2P read is CNS"
 
 

@@ -16,17 +16,16 @@ from egmctl.bench.processes import pool
 from egmctl.bench.registry import CASES
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
-from egmctl.facts import replay
 from egmctl.model.measurement import RunReport, Settings, Status, Task
 from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.signals import stopping
 from tests.bench.four import FOUR
-from tests.doctor.machines import with_gpu_denied
+from tests.doctor.machines import shipped, with_gpu_denied
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MACHINE = replay.load("dgx-h100")
+MACHINE = shipped("dgx-h100")
 TARGET = "tests.bench.workers:run"
 
 Supervise = Callable[..., RunReport]
@@ -271,7 +270,7 @@ class TestBlockedEgmRoutes:
     def tried(self, monkeypatch: pytest.MonkeyPatch) -> Supervise:
         """Run only the four tasks that are tried so."""
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        machine = with_gpu_denied(replay.load("gb200-tray"), 2, 3)
+        machine = with_gpu_denied(shipped("gb200-tray"), 2, 3)
         cases = [case for case in CASES if case.name in DEGRADED]
 
         def run(fault: str, timeout_s: float = 30, of: int = 2) -> RunReport:

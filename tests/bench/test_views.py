@@ -10,7 +10,6 @@ import pytest
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.statistics import summarize
-from egmctl.facts import replay
 from egmctl.model.evidence import Evidence, GpuEvidence, LinkEvidence, Placement, Verdict
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
 from egmctl.model.route import LinkKind
@@ -18,6 +17,7 @@ from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_notes import how
 from egmctl.report.views.bench_warnings import route_line, warnings
 from tests.bench.reports import report
+from tests.doctor.machines import shipped
 from tests.report.texts import matrices_text, text_of
 
 SETTINGS = Settings(size_bytes=512 << 20, copies=16, samples=5, timeout_s=60)
@@ -39,7 +39,7 @@ def measured(task: Task, gb_s: float) -> Measurement:
 
 def report_of(*cases: str, machine: str = "gb200-tray", gpus: int = 3, sizes: Sequence[int] = ()) -> RunReport:
     """Return a report in which the n-th task of some cases reaches 100 + 10 n GB/s."""
-    node = replay.load(machine)
+    node = shipped(machine)
     chosen = [case for case in CASES if case.name in cases or not cases]
     plan = make_plan(node, (node.gpus or ())[:gpus], [0, 1], chosen, SETTINGS, *([tuple(sizes)] if sizes else []))
     return report(plan, tuple(measured(planned.task, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)))

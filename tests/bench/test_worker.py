@@ -14,13 +14,13 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import AllocatedBuffer
 from egmctl.bench.processes.exchange import LocalExchange
 from egmctl.bench.processes.stopwatch import Stopwatch
-from egmctl.facts import replay
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gating, Timing
 from egmctl.model.measurement import Measurement, Settings, Status, Verification
 from tests.bench.four import FOUR
+from tests.doctor.machines import shipped
 
-MACHINE = replay.load("dgx-h100")
+MACHINE = shipped("dgx-h100")
 SETTINGS = Settings(size_bytes=1 << 30, copies=1, samples=3, timeout_s=60)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egmctl.comparison import compare
-from egmctl.facts import replay
 from egmctl.model.comparison import Comparison
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.report.forms import Form, render
 from tests.comparison.runs import saved
+from tests.doctor.machines import shipped
 from tests.verdict.runs import H2D, WRITE, run
 from tests.verdict.test_explain import OF_GPU2, beside, links_down, narrow, slow_at
 
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 
 
 def measured(machine: Machine, *slow: str) -> RunReport:

@@ -20,9 +20,10 @@ from egmctl.model.machine import Gpu, Machine, Reason, Unread
 from egmctl.report.exports.compare_csv import compare_csv
 from egmctl.report.forms import Form, render
 from egmctl.saved import Saved
+from tests.doctor.machines import shipped
 from tests.report.texts import text_of
 
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 GPUS = H200.gpus or ()
 
 
@@ -140,7 +141,7 @@ def snapshots(after: Machine, before: Machine = H200) -> Comparison:
 
 def test_a_machine_and_itself() -> None:
     for name in replay.names():
-        machine = replay.load(name)
+        machine = shipped(name)
         found = snapshots(machine, machine)
         assert (found.words, found.notes, found.exit_code) == ((), (), ExitCode.OK)
         assert found.compared > 100
@@ -190,7 +191,7 @@ def test_a_source_that_does_not_know_a_gpu_is_one_difference() -> None:
 
 
 def test_a_list_that_was_read_is_there_whatever_is_in_it() -> None:
-    before, after = replay.load("gb200-tray"), replay.load("gb200-nvl72")
+    before, after = shipped("gb200-tray"), shipped("gb200-nvl72")
     found = {one.what: (one.reference, one.value) for one in snapshots(after, before).words}
     assert found["driver imex_channels"] == ("not read (not-stated)", "there")
 

@@ -14,6 +14,7 @@ from egmctl.doctor.scope import EVERYTHING
 from egmctl.facts import replay
 from egmctl.report.exports.json import doctor_json
 from tests.conftest import ROOT
+from tests.doctor.machines import shipped
 
 DOCUMENT = (ROOT / "docs/doctor.md").read_text()
 
@@ -26,4 +27,4 @@ def test_every_finding_links_to_a_heading() -> None:
 @pytest.mark.parametrize("name", replay.names())
 def test_every_document_fits_the_schema(name: str) -> None:
     schema = json.loads((ROOT / "docs/schemas/doctor.schema.json").read_text())
-    jsonschema.validate(json.loads(doctor_json(diagnose(replay.load(name), EVERYTHING, CHECKS))), schema)
+    jsonschema.validate(json.loads(doctor_json(diagnose(shipped(name), EVERYTHING, CHECKS))), schema)

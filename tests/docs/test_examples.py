@@ -23,10 +23,10 @@ from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import modelled
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.cli.app import app
-from egmctl.facts import replay
 from egmctl.model.measurement import Settings
 from egmctl.units import MIB
 from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.machines import shipped
 
 EXAMPLES = ROOT / "docs" / "examples"
 TEXTS = (
@@ -145,7 +145,7 @@ def test_the_fabric_of_a_rack_fits_into_the_time_of_its_batch_script() -> None:
     nodes, tasks = (int(number) for number in re.findall(r"--(?:nodes|ntasks-per-node)=([0-9]+)", script)[:2])
     (hours, minutes) = re.findall(r"--time=([0-9]+):([0-9]+):00", script)[0]
     settings = Settings(size_bytes=512 * MIB, copies=None, samples=SUITES["fabric"].samples, timeout_s=60)
-    layout = modelled(replay.load("gb200-nvl72"), nodes * tasks)
+    layout = modelled(shipped("gb200-nvl72"), nodes * tasks)
     cost = job_cost(make_fabric_plan(layout, select_cases((), ("fabric",)), settings, None), layout)
     assert nodes * tasks == 72
     assert cost.seconds * 4 / 3 < 3600 * int(hours) + 60 * int(minutes)

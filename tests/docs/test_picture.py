@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
-from egmctl.facts import record, replay
+from egmctl.facts import record
 from egmctl.model.measurement import RunReport
 from egmctl.report.forms import Form, render
 from egmctl.saved import load
@@ -23,6 +23,7 @@ from egmctl.verdict.judge import judge
 from egmctl.verdict.match import choose
 from tests.comparison.test_real_runs import unpacked
 from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.machines import shipped
 from tests.doctor.scenes import RECORDED
 
 IMAGES = ROOT / "docs/images"
@@ -50,7 +51,7 @@ def test_the_answer_of_bringup_is_that_of_the_recorded_checks_and_the_real_run(t
     assert isinstance(run, RunReport)
     profile, why = choose(run.machines[0], [profiles.load("hgx-h200")])
     judged = replace(run, verdict=judge(run, profile, profile_reason=why))
-    found = bringup(diagnose(replay.load("hgx-h200x4"), EVERYTHING, CHECKS), judged)
+    found = bringup(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS), judged)
     said = str(render(found, Form.TEXT))
     readme = README.read_text()
     shown = "GO" + readme.partition("```text\nGO")[2].partition("```")[0]

@@ -12,12 +12,12 @@ import pytest
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.facts import replay
 from egmctl.report import forms
 from egmctl.report.exports.bringup import bringup_prom
 from egmctl.report.forms import Form
 from egmctl.verdict.bringup import bringup
 from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.machines import shipped
 from tests.report.runs import judged, run
 
 KINDS = (forms.BRINGUP, forms.DOCTOR, forms.BENCH, forms.TOPO, forms.COMPARISON, forms.HISTORY)
@@ -37,7 +37,7 @@ def test_the_table_of_forms_is_the_one_that_commands_use() -> None:
 
 def test_every_metric_is_told_and_none_else() -> None:
     made = judged(run(cases=("ring_write_ce", "device_to_device_latency_sm")))
-    text = bringup_prom(bringup(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), made))
+    text = bringup_prom(bringup(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), made))
     named = set(re.findall(r"^\| `(egmctl_[a-z_]+)` \|", DOCUMENT, re.MULTILINE))
     assert named - {"egmctl_bench_stage_seconds"} == set(re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE))
 

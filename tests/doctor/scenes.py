@@ -42,7 +42,7 @@ def named(found: Mapping[str, Scene]) -> Mapping[str, Scene]:
 
 
 def _load(name: str) -> Callable[[], Machine]:
-    return lambda: replay.load(name)
+    return lambda: shipped(name)
 
 
 def _recorded(name: str) -> Callable[[], Machine]:

@@ -14,7 +14,6 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.errors import ExitCode
-from egmctl.facts import replay
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
 from egmctl.report.document import Level
@@ -70,7 +69,7 @@ class TestText:
         )
 
     def test_a_healthy_node_takes_at_most_four_lines(self) -> None:
-        told = doctor_text(diagnose(replay.load("hgx-h200x4"), EVERYTHING, CHECKS))
+        told = doctor_text(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS))
         # The recording is older than cpu.governor.
         first, second, _, unknown = told.splitlines()
         assert re.fullmatch(r"OK: \d+ checks passed, 1 not determined, \d+ do not apply", first)

@@ -12,6 +12,7 @@ stands at the top of ``driver/fake.h``, the fault plan's grammar in ``driver/fau
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -117,5 +118,13 @@ class FakeNode:
 
 def load(machine: Path | str) -> Machine:
     """Return the machine of a file, or of a name that ships with the tool."""
-    path = machine if isinstance(machine, Path) else machines_dir() / f"{machine}.json"
+    return _decoded(machine) if isinstance(machine, Path) else _shipped(machine)
+
+
+@functools.cache
+def _shipped(name: str) -> Machine:
+    return _decoded(machines_dir() / f"{name}.json")
+
+
+def _decoded(path: Path) -> Machine:
     return replay.decode(json.loads(path.read_text()), str(path))

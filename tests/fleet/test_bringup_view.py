@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -19,10 +21,12 @@ from tests.report.texts import text_of
 from tests.verdict.test_bringup import LINKS, healthy, measured, sick, touching
 
 
+@functools.cache
 def go() -> Bringup:
     return bringup(healthy(), measured())
 
 
+@functools.cache
 def no_go() -> Bringup:
     return bringup(sick(("nvlink.links", LINKS)), measured(value=touching("GPU2")))
 
@@ -33,11 +37,13 @@ def saved(folder: Path, name: str, found: Bringup) -> Path:
     return path
 
 
-def rack(folder: Path) -> FleetReport:
+@functools.cache
+def rack() -> FleetReport:
     """Return 72 nodes, of which two have links down, one was not measured, and one is silent."""
     nodes = [f"node{n:02}" for n in range(1, 73)]
     kinds = {"go": go(), "no-go": no_go(), "incomplete": bringup(healthy(), None, not_measured="no idle GPU")}
-    lines = {name: lines_of(load(saved(folder, name, one))) for name, one in kinds.items()}
+    with TemporaryDirectory() as folder:
+        lines = {name: lines_of(load(saved(Path(folder), name, one))) for name, one in kinds.items()}
     odd = {"node05": "no-go", "node23": "no-go", "node40": "incomplete"}
     answers = tuple(
         Answer(node=node, reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: no route to host")
@@ -58,8 +64,8 @@ def rack(folder: Path) -> FleetReport:
     )
 
 
-def test_a_rack_says_first_which_nodes_go_and_why_the_others_do_not(tmp_path: Path) -> None:
-    text = " ".join(text_of(rack(tmp_path)).split())
+def test_a_rack_says_first_which_nodes_go_and_why_the_others_do_not() -> None:
+    text = " ".join(text_of(rack()).split())
     assert text.startswith(
         "GO 68: node[01-04,06-22,24-39,41-70,72] \N{MIDDLE DOT} NO-GO 2: node[05,23] "
         "(nvlink.links GPU2: 2 of 18 NVLinks down (links 4, 11)) \N{MIDDLE DOT} INCOMPLETE 1: node40 "
@@ -69,8 +75,8 @@ def test_a_rack_says_first_which_nodes_go_and_why_the_others_do_not(tmp_path: Pa
 
 
 @pytest.mark.parametrize("form", [form for form in FLEET if form is not Form.TEXT])
-def test_it_has_every_form_of_a_fleet(tmp_path: Path, form: Form) -> None:
-    made = str(render(rack(tmp_path), form))
+def test_it_has_every_form_of_a_fleet(form: Form) -> None:
+    made = str(render(rack(), form))
     assert "node05" in made or "05,23" in made
 
 

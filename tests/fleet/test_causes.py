@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.facts import replay
 from egmctl.fleet.folding import lines_of
 from egmctl.model.machine import Machine
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from tests.comparison.runs import saved
+from tests.doctor.machines import shipped
 from tests.verdict.runs import H2D, WRITE, run
 from tests.verdict.test_explain import PROFILE, links_down, narrow, slow_at
 
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 
 
 def causes(machine: Machine, *slow: str) -> list[tuple[str, str]]:

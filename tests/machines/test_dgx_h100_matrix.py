@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine, Nic
 from egmctl.topology.links import Link, gpu_link, gpu_nic_link, nic_link
+from tests.doctor.machines import shipped
 
 Device = Gpu | Nic
 
 
 @pytest.fixture(scope="module")
 def machine() -> Machine:
-    return replay.load("dgx-h100")
+    return shipped("dgx-h100")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine, NumaKind, OriginKind, Reason
 from egmctl.units import parse_kernel_list
+from tests.doctor.machines import shipped
 from tests.invariants import broken_invariants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,13 +28,13 @@ DERIVED = ("gb300-nvl72", "gb200-nvl72-cdmm", "gh200x2", "dgx-station-gb300", "h
 @pytest.fixture(params=replay.names())
 def machine(request: pytest.FixtureRequest) -> Machine:
     """Every machine that ships, recorded or modelled."""
-    return replay.load(request.param)
+    return shipped(request.param)
 
 
 @pytest.fixture(params=GRACE)
 def grace(request: pytest.FixtureRequest) -> Machine:
     """Every modelled Grace machine."""
-    return replay.load(request.param)
+    return shipped(request.param)
 
 
 def gpus(machine: Machine) -> tuple[Gpu, ...]:
@@ -80,7 +81,7 @@ def test_an_edited_file_is_found_and_written_anew(tmp_path: Path) -> None:
 def test_all_are_there_and_say_that_they_are_models() -> None:
     assert {*MODELLED, *DERIVED} <= set(replay.names())
     for name in (*MODELLED, *DERIVED):
-        origin = replay.load(name).origin
+        origin = shipped(name).origin
         assert origin.kind is OriginKind.MODELLED
         assert origin.name == name
         assert origin.description
@@ -91,14 +92,14 @@ def test_all_are_there_and_say_that_they_are_models() -> None:
 def test_every_source_is_in_the_document() -> None:
     text = (ROOT / "docs" / "machines.md").read_text()
     for name in (*MODELLED, *DERIVED):
-        for source in replay.load(name).origin.sources:
+        for source in shipped(name).origin.sources:
             url = source[source.index("https://") :]
             assert url in text, f"docs/machines.md does not name {url}"
 
 
 def test_no_model_names_a_real_part() -> None:
     for name in (*MODELLED, *DERIVED):
-        for gpu in gpus(replay.load(name)):
+        for gpu in gpus(shipped(name)):
             assert gpu.uuid is None
             assert gpu.nvml is not None
             assert gpu.nvml.serial is None
@@ -107,7 +108,7 @@ def test_no_model_names_a_real_part() -> None:
 @pytest.mark.parametrize("name", [*MODELLED, *DERIVED])
 def test_every_null_has_its_reason(name: str) -> None:
     # A recorded machine lacks the fields that were added after its day, and their reasons.
-    assert broken_invariants(replay.load(name)) == []
+    assert broken_invariants(shipped(name)) == []
 
 
 def test_pairs_are_complete_and_agree_both_ways(machine: Machine) -> None:
@@ -188,7 +189,7 @@ def test_a_grace_machine_has_what_a_bench_needs(grace: Machine) -> None:
 
 
 def test_gh200_nodes_are_those_of_numactl() -> None:
-    host = replay.load("gh200").host
+    host = shipped("gh200").host
     assert host is not None
     assert host.numa_nodes is not None
     assert host.page_size_bytes == 64 << 10
@@ -209,7 +210,7 @@ def test_gh200_nodes_are_those_of_numactl() -> None:
 def test_four_gpu_machines_are_those_of_nvidia_smi(
     name: str, nodes: int, own: list[int], host_nodes: list[int], nvlinks: int, through: str
 ) -> None:
-    machine = replay.load(name)
+    machine = shipped(name)
     assert machine.host is not None
     assert len(machine.host.numa_nodes or ()) == nodes
     assert [gpu.nvml and gpu.nvml.numa_node for gpu in gpus(machine)] == own
@@ -219,7 +220,7 @@ def test_four_gpu_machines_are_those_of_nvidia_smi(
 
 def test_only_the_rack_tray_is_in_an_nvlink_domain() -> None:
     for name in GRACE:
-        machine = replay.load(name)
+        machine = shipped(name)
         assert machine.driver is not None
         fabrics = [gpu.nvml.fabric for gpu in gpus(machine) if gpu.nvml]
         if name == "gb200-nvl72":
@@ -232,14 +233,14 @@ def test_only_the_rack_tray_is_in_an_nvlink_domain() -> None:
 
 
 def test_what_the_part_does_not_have_is_not_supported_rather_than_not_stated() -> None:
-    for gpu in gpus(replay.load("dgx-h100")):
+    for gpu in gpus(shipped("dgx-h100")):
         assert gpu.nvml is not None
         assert gpu.nvml.unread["c2c_links"].reason is Reason.NOT_SUPPORTED
         assert gpu.nvml.unread["numa_node"].reason is Reason.NOT_SUPPORTED
 
 
 def test_what_a_derived_model_is_another_one_says() -> None:
-    names = {name: {gpu.nvml.name for gpu in gpus(replay.load(name)) if gpu.nvml} for name in DERIVED}
+    names = {name: {gpu.nvml.name for gpu in gpus(shipped(name)) if gpu.nvml} for name in DERIVED}
     assert names == {
         "gb300-nvl72": {"NVIDIA GB300"},
         "gb200-nvl72-cdmm": {"NVIDIA GB200"},
@@ -247,7 +248,7 @@ def test_what_a_derived_model_is_another_one_says() -> None:
         "dgx-station-gb300": {"NVIDIA GB300", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"},
         "hgx-b200": {"NVIDIA B200"},
     }
-    assert all(gpu.nvml and gpu.nvml.numa_node is None for gpu in gpus(replay.load("gb200-nvl72-cdmm")))
-    assert not any(pair.can_access_peer for pair in replay.load("gh200x2").pairs or ())
-    assert [gpu.nvml.egm_capable for gpu in gpus(replay.load("dgx-station-gb300")) if gpu.nvml] == [True, False]
-    assert replay.load("hgx-b200").switches == ()
+    assert all(gpu.nvml and gpu.nvml.numa_node is None for gpu in gpus(shipped("gb200-nvl72-cdmm")))
+    assert not any(pair.can_access_peer for pair in shipped("gh200x2").pairs or ())
+    assert [gpu.nvml.egm_capable for gpu in gpus(shipped("dgx-station-gb300")) if gpu.nvml] == [True, False]
+    assert shipped("hgx-b200").switches == ()

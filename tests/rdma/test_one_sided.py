@@ -7,15 +7,15 @@ import pytest
 from egmctl.bench.cases import rdma
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES
-from egmctl.facts import replay
 from egmctl.model.measurement import Engine, Status
 from egmctl.model.ucx import UcxRoute
+from tests.doctor.machines import shipped
 from tests.rdma.ranks import SETTINGS, SPOILT_OFFSET
 from tests.rdma.test_messages import MEASURED, MIB, Measure, measure, node
 
 __all__ = ["measure", "node"]
 
-GB200 = replay.load("gb200-tray")
+GB200 = shipped("gb200-tray")
 ONE_SIDED = tuple(case for case in rdma.CASES if case.engine in (Engine.UCX_PUT, Engine.UCX_GET))
 STAGES = ["register", "pack", "unpack", "deregister"]
 

@@ -15,13 +15,13 @@ from egmctl.bench.engines import ucx_side
 from egmctl.bench.engines.ucx_side import Side
 from egmctl.bench.plan.make import make_plan
 from egmctl.errors import DriverCallError
-from egmctl.facts import replay
 from egmctl.gpu import ucx_rma
 from egmctl.gpu.ucx import Link
 from egmctl.gpu.ucx_rma import RegisteredMemory, RemoteMemory
+from tests.doctor.machines import shipped
 from tests.rdma.ranks import SETTINGS
 
-GB200 = replay.load("gb200-tray")
+GB200 = shipped("gb200-tray")
 IN_PROGRESS, NO_MEMORY, IO_ERROR = 1, -4, -3
 LEFT_OVER = 0x7F00
 """What a C function that returns one byte may leave in the rest of the register."""

@@ -9,7 +9,6 @@ from egmctl.comparison import compare
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.facts import replay
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis
@@ -18,6 +17,7 @@ from egmctl.model.measurement import Status
 from egmctl.saved import Saved
 from egmctl.topology.platform import platform
 from tests.comparison.runs import changed, ended, from_gpu, on_path, run, saved, times
+from tests.doctor.machines import shipped
 from tests.report.runs import HOSTILE
 
 
@@ -52,7 +52,7 @@ def hostile() -> Comparison:
 
 
 def _diagnosed(machine: str, name: str) -> Saved:
-    node = replay.load(machine)
+    node = shipped(machine)
     result = Diagnosis(
         platform=platform(node).line,
         gpus_asked=None,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.statistics import summarize
-from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
 from egmctl.model.verdict import (
@@ -22,6 +22,7 @@ from egmctl.model.verdict import (
     Yardstick,
 )
 from tests.bench.reports import report
+from tests.doctor.machines import shipped
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)>"onload="alert(3)\x00\x1b[31m\u202egnp.exe\n`|`</style>'
 """A name that a careless page would run, break on, or show as something else."""
@@ -36,7 +37,17 @@ def run(
     node: Machine | None = None,
 ) -> RunReport:
     """Return a run of cases (all of one process, if none are named) whose n-th task reaches 100 + n."""
-    seen = node or replay.load(machine)
+    if node is None:
+        return _run_on_shipped(machine, tuple(cases), gpus, tuple(sizes))
+    return _run(node, cases, gpus, sizes)
+
+
+@functools.cache
+def _run_on_shipped(machine: str, cases: tuple[str, ...], gpus: int, sizes: tuple[int, ...]) -> RunReport:
+    return _run(shipped(machine), cases, gpus, sizes)
+
+
+def _run(seen: Machine, cases: Sequence[str], gpus: int, sizes: Sequence[int]) -> RunReport:
     chosen = [case for case in CASES if (case.name in cases or not cases) and case.family != "ipc"]
     settings = Settings(size_bytes=512 << 20, copies=16, samples=3, timeout_s=60)
     plan = make_plan(seen, (seen.gpus or ())[:gpus], [0, 1], chosen, settings, *([tuple(sizes)] if sizes else []))
@@ -44,9 +55,10 @@ def run(
     return replace(report(plan, found), machines=(seen,), notes=("a note",))
 
 
+@functools.cache
 def hostile_run() -> RunReport:
     """Return a run on a machine all of whose words are hostile."""
-    node = replay.load("hgx-h200x4")
+    node = shipped("hgx-h200x4")
     gpus = tuple(
         replace(gpu, nvml=replace(gpu.nvml, name=HOSTILE, vbios=HOSTILE) if gpu.nvml else None)
         for gpu in node.gpus or ()

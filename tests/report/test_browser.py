@@ -11,9 +11,9 @@ import pytest
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.facts import replay
 from egmctl.report.forms import Form, render
 from egmctl.topology.topology import topology
+from tests.doctor.machines import shipped
 from tests.report import comparisons
 from tests.report.browser import Tab, chromium, find
 from tests.report.runs import hostile_run, judged, run
@@ -27,9 +27,9 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "hostile.html": lambda: str(render(hostile_run(), Form.HTML)),
     "hostile.svg": lambda: str(render(hostile_run(), Form.SVG)),
     "bench.svg": lambda: str(render(run(cases=CASES), Form.SVG)),
-    "topo.html": lambda: str(render(topology(replay.load("gb200-tray")), Form.HTML)),
-    "topo.svg": lambda: str(render(topology(replay.load("gh200x4")), Form.SVG)),
-    "doctor.html": lambda: str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
+    "topo.html": lambda: str(render(topology(shipped("gb200-tray")), Form.HTML)),
+    "topo.svg": lambda: str(render(topology(shipped("gh200x4")), Form.SVG)),
+    "doctor.html": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
     "compare.html": lambda: str(render(comparisons.two_runs(), Form.HTML)),
     "compare-nodes.html": lambda: str(render(comparisons.nodes(), Form.HTML)),
     "compare-hostile.html": lambda: str(render(comparisons.hostile(), Form.HTML)),

@@ -14,7 +14,6 @@ from rich.text import Text
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.facts import replay
 from egmctl.model.listing import History, KeptRun
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.profile import Matched, MatchResult, ProfileFile, ProfileList
@@ -31,6 +30,7 @@ from egmctl.verdict.bringup import bringup
 from egmctl.verdict.load import load_all
 from egmctl.verdict.match import match_profile
 from tests.conftest import RunEgmctl
+from tests.doctor.machines import shipped
 from tests.fleet.test_views import REPORT as RACK
 from tests.in_process import run as answered
 from tests.report import comparisons
@@ -53,7 +53,7 @@ STARTS = {
 }
 
 
-GH200 = replay.load("gh200")
+GH200 = shipped("gh200")
 HISTORY = History(
     runs=(
         KeptRun(
@@ -203,7 +203,7 @@ class TestHeat:
 
 @pytest.mark.parametrize("form", [Form.HTML, Form.SVG, Form.MARKDOWN])
 def test_a_machine_of_which_little_is_known_has_every_form(form: Form) -> None:
-    node = replay.load("hgx-h200x4")
+    node = shipped("hgx-h200x4")
     for little in (
         replace(node, gpus=()),
         replace(node, gpus=None, pairs=None),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from xml.etree.ElementTree import Element
 
 import pytest
@@ -17,8 +16,6 @@ import pytest
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.facts import replay
-from egmctl.model.fleet import FleetReport
 from egmctl.model.gpu import FAKE
 from egmctl.model.measurement import Status
 from egmctl.report.document import Better, Cell, Matrix, Series
@@ -27,8 +24,8 @@ from egmctl.report.render.matrix import matrix_html
 from egmctl.report.render.page import style
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
-from tests.fleet.test_bringup_view import no_go
-from tests.fleet.test_bringup_view import rack as rack_in
+from tests.doctor.machines import shipped
+from tests.fleet.test_bringup_view import no_go, rack
 from tests.report import comparisons
 from tests.report.pages import elements, parse, words
 from tests.report.runs import HOSTILE, hostile_run, judged, run
@@ -37,19 +34,14 @@ ESCAPED = HOSTILE.replace("\x00", r"\x00").replace("\x1b", r"\x1b").replace("\u2
 SWEEP = [1 << power for power in range(12, 34, 4)]
 
 
-def rack() -> FleetReport:
-    with TemporaryDirectory() as folder:
-        return rack_in(Path(folder))
-
-
 PAGES: Mapping[str, Callable[[], str]] = {
     "eight GPUs, every case": lambda: str(render(judged(run("dgx-h100")), Form.HTML)),
     "EGM": lambda: str(render(judged(run("gb200-tray", gpus=2)), Form.HTML)),
     "sweep": lambda: str(render(run(cases=("device_to_device_memcpy_write_ce",), sizes=SWEEP), Form.HTML)),
     "hostile": lambda: str(render(hostile_run(), Form.HTML)),
-    "topo": lambda: str(render(topology(replay.load("dgx-h100")), Form.HTML)),
-    "topo of direct links": lambda: str(render(topology(replay.load("gh200x4")), Form.HTML)),
-    "doctor": lambda: str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
+    "topo": lambda: str(render(topology(shipped("dgx-h100")), Form.HTML)),
+    "topo of direct links": lambda: str(render(topology(shipped("gh200x4")), Form.HTML)),
+    "doctor": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
     "a rack brought up": lambda: str(render(rack(), Form.HTML)),
     "bring-up": lambda: str(render(no_go(), Form.HTML)),
     "compare of two runs": lambda: str(render(comparisons.two_runs(), Form.HTML)),
@@ -252,9 +244,9 @@ def test_nothing_to_compare_is_no_pass() -> None:
     ("made", "banner"),
     [
         (lambda: str(render(run("gb200-tray", gpus=2), Form.HTML)), "MODEL of gb200-tray"),
-        (lambda: str(render(topology(replay.load("dgx-h100")), Form.HTML)), "MODEL of dgx-h100"),
+        (lambda: str(render(topology(shipped("dgx-h100")), Form.HTML)), "MODEL of dgx-h100"),
         (
-            lambda: str(render(diagnose(replay.load("gh200"), Scope(), CHECKS), Form.HTML)),
+            lambda: str(render(diagnose(shipped("gh200"), Scope(), CHECKS), Form.HTML)),
             "MODEL of gh200, built from public documentation, not captured from hardware",
         ),
     ],
@@ -265,7 +257,7 @@ def test_what_is_not_live_says_so_before_anything_else(made: object, banner: str
 
 
 def test_a_recorded_machine_says_when_it_was_recorded_in_the_heading() -> None:
-    (heading,) = elements(parse(str(render(topology(replay.load("hgx-h200x4")), Form.HTML))), "h1")
+    (heading,) = elements(parse(str(render(topology(shipped("hgx-h200x4")), Form.HTML))), "h1")
     assert words(heading).startswith("hgx-h200x4, recorded 2026-")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 import html5lib
 import pytest
@@ -13,11 +14,11 @@ from markdown_it import MarkdownIt
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.facts import replay
 from egmctl.report.forms import Form, render
 from egmctl.report.render.gfm import block, code, escaped, table
 from egmctl.topology.topology import topology
 from egmctl.units import printable
+from tests.doctor.machines import shipped
 from tests.report.pages import elements, words
 from tests.report.runs import hostile_run, judged, run
 
@@ -68,16 +69,19 @@ def test_what_github_would_find_in_plain_words_is_taken_apart(text: str, written
     assert escaped(text) == written
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        str(render(hostile_run(), Form.MARKDOWN)),
-        str(render(judged(run("dgx-h100")), Form.MARKDOWN)),
-        str(render(topology(replay.load("dgx-h100")), Form.MARKDOWN)),
-        str(render(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS), Form.MARKDOWN)),
-    ],
-    ids=["hostile", "bench", "topo", "doctor"],
-)
+DOCUMENTS: Mapping[str, Callable[[], str]] = {
+    "hostile": lambda: str(render(hostile_run(), Form.MARKDOWN)),
+    "bench": lambda: str(render(judged(run("dgx-h100")), Form.MARKDOWN)),
+    "topo": lambda: str(render(topology(shipped("dgx-h100")), Form.MARKDOWN)),
+    "doctor": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Form.MARKDOWN)),
+}
+
+
+@pytest.fixture(scope="module", params=DOCUMENTS)
+def text(request: pytest.FixtureRequest) -> str:
+    return DOCUMENTS[request.param]()
+
+
 class TestDocuments:
     def test_its_only_markup_is_its_own(self, text: str) -> None:
         tags = set(re.findall(r"<([a-z0-9]+)", READER.render(text)))

@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.facts import replay
 from egmctl.model.measurement import Status
 from egmctl.report.exports.bench_prom import bench_prom
 from egmctl.report.exports.prometheus import doctor_prom
 from egmctl.units import printable
+from tests.doctor.machines import shipped
 from tests.report.runs import HOSTILE, hostile_run, judged, run
 
 UNITS = ("_seconds", "_bytes_per_second", "_info")
@@ -33,7 +33,7 @@ def metrics(text: str) -> dict[str, Metric]:
 )
 def text(request: pytest.FixtureRequest) -> str:
     if request.param == "doctor":
-        return doctor_prom(diagnose(replay.load("hgx-h200x4"), Scope(), CHECKS))
+        return doctor_prom(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS))
     return bench_prom(hostile_run() if request.param == "hostile" else judged(run("dgx-h100")))
 
 

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.facts import replay
 from egmctl.report.document import Chart, Point
 from egmctl.report.forms import Form, render
 from egmctl.report.render.figures import diagram
@@ -16,6 +15,7 @@ from egmctl.report.render.plot import HEIGHT, WIDTH, plot, ticks
 from egmctl.report.views.bench_rates import rates
 from egmctl.report.views.node_scene import Rates, node_scene
 from egmctl.topology.topology import Topology, topology
+from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
 from tests.report.pages import elements, words
 from tests.report.runs import hostile_run, judged, run
@@ -25,7 +25,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "matrices": lambda: str(render(judged(run(cases=("device_to_device_memcpy_write_ce", "ring_write_ce"))), Form.SVG)),
     "curves": lambda: str(render(run(cases=LOADED), Form.SVG)),
     "hostile": lambda: str(render(hostile_run(), Form.SVG)),
-    "topology": lambda: str(render(topology(replay.load("dgx-h100")), Form.SVG)),
+    "topology": lambda: str(render(topology(shipped("dgx-h100")), Form.SVG)),
 }
 
 
@@ -64,7 +64,7 @@ def drawing(judged: Topology, rates: Rates | None = None) -> ElementTree.Element
 
 class TestTheTopology:
     def test_it_has_each_gpu_nic_and_node(self) -> None:
-        node = replay.load("dgx-h100")
+        node = shipped("dgx-h100")
         told = words(drawing(topology(node)))
         for label in (*(f"GPU{n}" for n in range(8)), *(f"NIC{n}" for n in range(12)), "NUMA 0", "NUMA 1"):
             assert label in told
@@ -82,12 +82,12 @@ class TestTheTopology:
         assert f"↓ {found['NUMA0', 'GPU0']:.1f}" in texts
 
     def test_direct_links_are_drawn_pair_by_pair(self) -> None:
-        told = [words(one) for one in elements(drawing(topology(replay.load("gh200x4"))), "text")]
+        told = [words(one) for one in elements(drawing(topology(shipped("gh200x4"))), "text")]
         assert sum(text.startswith("GPU") and "NV6 150" in text for text in told) == 6
         assert (told.count("C2C"), told.count("447 GB/s EGM")) == (4, 4)
 
     def test_a_node_without_gpus_is_still_a_picture(self) -> None:
-        node = replay.load("hgx-h200x4")
+        node = shipped("hgx-h200x4")
         assert "NUMA 0" in words(drawing(topology(node, ())))
 
     def test_what_cannot_be_used_says_so_in_words(self) -> None:
@@ -98,7 +98,7 @@ class TestTheTopology:
         assert "blocked: " in told
 
     def test_in_words_it_tells_who_sits_where_and_what_joins_them(self) -> None:
-        (told,) = elements(drawing(topology(replay.load("gb200-tray"))), "desc")
+        (told,) = elements(drawing(topology(shipped("gb200-tray"))), "desc")
         assert "NUMA node 0 with GPU0, GPU1" in words(told)
         assert "NV18 through switches between" in words(told)
 

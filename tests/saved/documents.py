@@ -10,7 +10,6 @@ from typing import Any
 
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.statistics import summarize
-from egmctl.facts import replay
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.measurement import RunReport, Sample, Settings, Status, finish
@@ -18,13 +17,14 @@ from egmctl.report.exports.json import bench_json
 from egmctl.units import MIB
 from tests.bench.four import FOUR
 from tests.bench.reports import report
+from tests.doctor.machines import shipped
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
 
 
 def machine_of(name: str) -> Machine:
     """Return a shipped machine as if it were live."""
-    return redact(replace(replay.load(name), origin=Origin(kind=OriginKind.LIVE, tool="egmctl 0.1.0")))
+    return redact(replace(shipped(name), origin=Origin(kind=OriginKind.LIVE, tool="egmctl 0.1.0")))
 
 
 def measured_report(name: str, values: Sequence[float] = (99.0, 100.0, 101.0)) -> RunReport:

@@ -17,12 +17,12 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
 from egmctl.errors import UsageError
-from egmctl.facts import replay
 from egmctl.model.codec import to_json
 from egmctl.model.command import Command
 from egmctl.report.exports.json import doctor_json
 from egmctl.report.forms import Form, render
 from egmctl.saved import Saved
+from tests.doctor.machines import shipped
 from tests.mutation import mutated
 from tests.saved.documents import bench_document, measured_report
 from tests.tiers import few
@@ -43,7 +43,7 @@ def test_runs(tmp_path: Path, seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", few(range(4), every=4))
 def test_diagnoses(tmp_path: Path, seed: int) -> None:
-    text = doctor_json(diagnose(replay.load("hgx-h200x4"), EVERYTHING, CHECKS))
+    text = doctor_json(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS))
     _examine(text, tmp_path, random.Random(seed))  # noqa: S311
 
 

@@ -32,6 +32,7 @@ from egmctl.report.forms import COMPARISON, FLEET, Form, render
 from egmctl.topology.result import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import topology
 from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.machines import shipped
 from tests.memory import most_bytes
 from tests.saved.documents import bench_document, machine_of, measured_report
 
@@ -76,13 +77,13 @@ def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> N
 
 @pytest.mark.parametrize("name", replay.names())
 def test_a_diagnosis(tmp_path: Path, name: str) -> None:
-    diagnosis = diagnose(replay.load(name), EVERYTHING, CHECKS, strict=True)
+    diagnosis = diagnose(shipped(name), EVERYTHING, CHECKS, strict=True)
     loaded = saved.load(write(tmp_path, doctor_json(diagnosis)))
     assert loaded.kind is Command.DOCTOR
     assert isinstance(loaded.result, Diagnosis)
     assert loaded.result.findings == diagnosis.findings
     assert loaded.result.strict
-    assert loaded.machines == (redact(replay.load(name)),)
+    assert loaded.machines == (redact(shipped(name)),)
 
 
 @pytest.mark.long

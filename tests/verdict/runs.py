@@ -8,11 +8,11 @@ from dataclasses import replace
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.statistics import summarize
-from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, Measurement, Quantity, RunReport, Settings, Status, Task, finish
 from egmctl.units import MIB
 from tests.bench.reports import report
+from tests.doctor.machines import shipped
 
 WRITE, READ = "device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce"
 BOTH = "device_to_device_bidirectional_memcpy_write_ce"
@@ -22,7 +22,7 @@ USUAL = {WRITE: 396.2, READ: 393.8, BOTH: 391.4, H2D: 55.4, D2H: 55.3, LOCAL: 20
 """Of one flow on HGX H200."""
 
 Value = Callable[[Task, Flow], float]
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 
 
 def usual(task: Task, flow: Flow) -> float:  # noqa: ARG001

@@ -15,7 +15,6 @@ from egmctl.doctor.check import failed, warned
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING, Scope
-from egmctl.facts import replay
 from egmctl.model.bringup import Answer, Bringup, GapKind
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Place, PlaceKind, Remedy, on_gpus
@@ -29,13 +28,13 @@ from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.conftest import ROOT
 from tests.doctor.builders import check, diagnosis
-from tests.doctor.machines import patched, with_gpu_denied
+from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.scenes import scenes
 from tests.golden import compare
 from tests.verdict.runs import H2D, WRITE, run, usual, waived_on, with_status
 
 GOLDEN = Path(__file__).parent / "golden"
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 GPUS = H200.gpus or ()
 LINKS = failed(
     "2 of 18 NVLinks down (links 4, 11)",
@@ -48,8 +47,12 @@ PCIE = failed("PCIe runs x8 of x16", Remedy(text="Reseat the board."), place=on_
 WARNED = warned("PCIe runs x8 of x16", Remedy(text="Reseat the board."), place=on_gpus(GPUS[:1]))
 
 
+WELL = diagnose(H200, EVERYTHING, CHECKS)
+PROFILE = load("hgx-h200")
+
+
 def healthy(machine: Machine = H200) -> Diagnosis:
-    return diagnose(machine, EVERYTHING, CHECKS)
+    return WELL if machine is H200 else diagnose(machine, EVERYTHING, CHECKS)
 
 
 def sick(*findings: tuple[str, Finding]) -> Diagnosis:
@@ -78,8 +81,7 @@ def measured(
 
 
 def judged(made: RunReport, *, known: bool = True) -> RunReport:
-    profile = load("hgx-h200") if known else None
-    return replace(made, verdict=judge(made, profile, profile_reason="GPU name NVIDIA H200"))
+    return replace(made, verdict=judge(made, PROFILE if known else None, profile_reason="GPU name NVIDIA H200"))
 
 
 def shown(found: Bringup, width: int = 80) -> str:
@@ -197,7 +199,7 @@ def test_what_is_not_known_is_a_gap(report: RunReport | None, kind: GapKind, cod
 
 
 def test_a_machine_of_which_most_is_unknown_is_incomplete() -> None:
-    found = bringup(healthy(replay.load("gb200-tray")), measured())
+    found = bringup(healthy(shipped("gb200-tray")), measured())
     assert [gap.kind for gap in found.gaps] == [GapKind.NOT_DETERMINED]
 
 

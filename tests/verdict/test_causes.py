@@ -11,12 +11,12 @@ from egmctl.doctor.causes import explained
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
-from egmctl.facts import replay
 from egmctl.model.finding import TOLD, Finding, Place, PlaceKind, Status, on_gpus, on_pairs
 from egmctl.verdict.causes import Cause, causes
+from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
 
-GPUS = replay.load("hgx-h200x4").gpus or ()
+GPUS = shipped("hgx-h200x4").gpus or ()
 IDS = [check.id for check in CHECKS]
 
 
@@ -25,7 +25,7 @@ def finding(check: str, status: Status = Status.FAIL, place: Place | None = None
 
 
 def judged(*findings: Finding) -> tuple[Cause, ...]:
-    return causes(explained(replay.load("hgx-h200x4"), findings))
+    return causes(explained(shipped("hgx-h200x4"), findings))
 
 
 def checks_of(found: tuple[Cause, ...]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -98,7 +98,7 @@ FINDINGS = st.lists(
 @pytest.mark.long
 @given(FINDINGS)
 def test_every_problem_is_in_exactly_one_cause_and_the_gravest_come_first(findings: list[Finding]) -> None:
-    told = explained(replay.load("hgx-h200x4"), findings)
+    told = explained(shipped("hgx-h200x4"), findings)
     found = causes(told)
     listed = [one for cause in found for one in (cause.finding, *cause.explains)]
     problems = [one for one in told if one.status in TOLD]

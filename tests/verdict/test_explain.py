@@ -11,7 +11,6 @@ import pytest
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
-from egmctl.facts import replay
 from egmctl.model.cause import RunCause
 from egmctl.model.evidence import Evidence, GpuEvidence, LinkEvidence, Verdict
 from egmctl.model.finding import Status as Found
@@ -25,11 +24,11 @@ from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.doctor.faults import FAULTS, healthy
-from tests.doctor.machines import patched, with_gpu_denied
+from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.mutation import mutated
 from tests.verdict.runs import H2D, WRITE, run, usual, waived_on, with_status
 
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 PROFILE = load("hgx-h200")
 
 
@@ -273,7 +272,7 @@ NOT_MADE = {
 
 def fabric_run(machine: Machine, *, across_nodes: bool = False) -> RunReport:
     """A run between processes by fabric handles, none of which could be made."""
-    base = run(WRITE, machine=replay.load("gb200-nvl72"))
+    base = run(WRITE, machine=shipped("gb200-nvl72"))
 
     def by_handle(m: Measurement) -> Measurement:
         flows = tuple(
@@ -350,5 +349,5 @@ def test_no_machine_is_too_strange_to_be_explained() -> None:
     judged = replace(made, verdict=judge(made, PROFILE))
     waived = with_status(judged, Status.WAIVED, range(0, len(made.measurements), 3))
     for _ in range(200):
-        machine = mutated(choice.choice((H200, replay.load("gh200"))), choice)
+        machine = mutated(choice.choice((H200, shipped("gh200"))), choice)
         with_causes(replace(choice.choice((judged, waived)), machines=(machine,)), asked=["", "0000:00:06.0"])

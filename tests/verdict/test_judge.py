@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.errors import ExitCode
-from egmctl.facts import replay
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Flow, RunReport, Status, Task
@@ -21,6 +20,7 @@ from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.bench.routes import PCIE, SMP, nv, over, to_host
+from tests.doctor.machines import shipped
 from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
 
 PROFILE = load("hgx-h200")
@@ -212,7 +212,7 @@ def test_numbers_of_fake_gpus_are_called_that() -> None:
 
 @pytest.mark.parametrize("name", ["gb200-tray", "gb200-nvl72", "gh200", "gh200x4", "dgx-h100"])
 def test_every_machine_can_be_judged_without_a_profile(name: str) -> None:
-    machine = replay.load(name)
+    machine = shipped(name)
     report = run(*ALL, machine=machine, value=lambda task, _: 834.0 if task.case == LATENCY else 50.0)
     assert verdict_of(report, None).profile is None
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.facts import replay
 from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Measurement, Status
 from egmctl.model.profile import Profile, Reference
@@ -16,6 +15,7 @@ from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.learn import Run, learn
 from egmctl.verdict.match import match_profile
+from tests.doctor.machines import shipped
 from tests.verdict.runs import H2D, H200, LATENCY, READ, RING, USUAL, WRITE, run, with_status
 
 
@@ -103,13 +103,13 @@ def test_what_depends_on_the_number_of_gpus_is_learnt_for_that_number() -> None:
 def test_the_machine_that_it_was_learnt_from_is_recognised_and_passes() -> None:
     profile = learnt(0.99, 1, cases=(WRITE, READ, H2D, LATENCY, RING))
     assert match_profile(H200, profile).fits
-    assert not match_profile(replay.load("dgx-h100"), profile).fits
+    assert not match_profile(shipped("dgx-h100"), profile).fits
     report = run(WRITE, READ, H2D, LATENCY, RING)
     assert judge(report, profile).grade is Grade.PASS
 
 
 def test_runs_of_machines_that_differ_make_no_profile() -> None:
-    other = replay.load("dgx-h100")
+    other = shipped("dgx-h100")
     runs = [Run(run(WRITE), H200, "a"), Run(run(READ, machine=other), other, "b")]
     with pytest.raises(UsageError, match=r"machines that differ: a has NVIDIA H200 \(10de:2335\), b has NVIDIA H100"):
         learn(runs, "site", "2026-11-20")

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from egmctl.facts import replay
 from egmctl.model.machine import Gpu, Machine
 from egmctl.verdict.load import load_all
 from egmctl.verdict.match import choose, match_profile
-from tests.doctor.machines import with_gpu_denied
+from tests.doctor.machines import shipped, with_gpu_denied
 
 PROFILES = [profile for profile, _ in load_all()]
-H200 = replay.load("hgx-h200x4")
+H200 = shipped("hgx-h200x4")
 
 
 def changed(machine: Machine, changes: dict[str, Any]) -> Machine:
@@ -45,13 +44,13 @@ def changed(machine: Machine, changes: dict[str, Any]) -> Machine:
     ],
 )
 def test_each_machine_is_of_one_profile_only(machine: str, profile: str) -> None:
-    seen = replay.load(machine)
+    seen = shipped(machine)
     assert [one.name for one in PROFILES if match_profile(seen, one).fits] == [profile]
     assert choose(seen, PROFILES)[0] is next(one for one in PROFILES if one.name == profile)
 
 
 def test_a_machine_whose_pci_ids_are_not_known_is_of_none() -> None:
-    chosen, why = choose(replay.load("gh200x4"), PROFILES)
+    chosen, why = choose(shipped("gh200x4"), PROFILES)
     assert chosen is None
     assert "PCI device id unknown, not 10de:2342" in why
 
@@ -59,15 +58,15 @@ def test_a_machine_whose_pci_ids_are_not_known_is_of_none() -> None:
 @pytest.mark.parametrize("machine", ["hgx-h200x4", "dgx-h100", "gb200-tray"])
 def test_a_node_of_which_one_gpu_is_denied_is_still_of_its_kind(machine: str) -> None:
     """The profile that fits what is known: NVML says nothing of the denied one."""
-    denied = with_gpu_denied(replay.load(machine), 1)
+    denied = with_gpu_denied(shipped(machine), 1)
     assert [gpu.nvml is None for gpu in denied.gpus or ()].count(True) == 1
     chosen, why = choose(denied, PROFILES)
     assert chosen is not None, why
-    assert chosen is choose(replay.load(machine), PROFILES)[0]
+    assert chosen is choose(shipped(machine), PROFILES)[0]
 
 
 def test_a_node_of_which_all_gpus_are_denied_is_of_no_known_kind() -> None:
-    chosen, why = choose(with_gpu_denied(replay.load("hgx-h200x4"), 0, 1, 2, 3), PROFILES)
+    chosen, why = choose(with_gpu_denied(shipped("hgx-h200x4"), 0, 1, 2, 3), PROFILES)
     assert chosen is None
     assert "NVLinks per GPU unknown, not 18" in why
 

@@ -12,7 +12,6 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.statistics import summarize
 from egmctl.errors import ExitCode
-from egmctl.facts import replay
 from egmctl.model.finding import Evidence
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import GpuProcess, LibraryFailure, Machine, NumaKind
@@ -26,12 +25,12 @@ from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.bench.reports import report
 from tests.doctor.faults import healthy
-from tests.doctor.machines import patched, with_gpu_denied
+from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.verdict.runs import H2D, USUAL, WRITE
 
-H200 = replay.load("hgx-h200x4")
-GB200 = replay.load("gb200-tray")
-GH200X2 = replay.load("gh200x2")
+H200 = shipped("hgx-h200x4")
+GB200 = shipped("gb200-tray")
+GH200X2 = shipped("gh200x2")
 PINNED, FABRIC, IPC_NUMA = "host_to_device_memcpy_ce", "ipc_fabric_device_read_ce", "ipc_posix_fd_host_numa_read_ce"
 REST = "measurements made: "
 
@@ -359,7 +358,7 @@ def test_copies_that_are_staged_miss_the_path_that_was_asked_for() -> None:
 
 
 def test_memory_of_a_numa_node_that_was_asked_for_and_is_forbidden_is_a_failure() -> None:
-    machine = patched(replay.load("dgx-h100"), "host", allowed_numa_nodes="0")
+    machine = patched(shipped("dgx-h100"), "host", allowed_numa_nodes="0")
     made = replace(measured(machine, H2D, nodes=(0, 1)), verdict=None)
     by_chance = Bench(cases=(H2D,)).explain(made)
     assert (by_chance.causes, by_chance.exit_code) == ((), 0)
@@ -371,7 +370,7 @@ def test_memory_of_a_numa_node_that_was_asked_for_and_is_forbidden_is_a_failure(
 
 @pytest.mark.parametrize("allowed", ["0", "0-1", None])
 def test_a_numa_node_that_was_asked_for_and_has_no_memory_is_a_failure(allowed: str | None) -> None:
-    machine = patched(replay.load("dgx-h100"), "host", allowed_numa_nodes=allowed)
+    machine = patched(shipped("dgx-h100"), "host", allowed_numa_nodes=allowed)
     machine = patched(machine, "host.numa_nodes[1]", kind=NumaKind.CPU_ONLY, memory_total_bytes=0)
     made = replace(measured(machine, H2D, nodes=(0, 1)), verdict=None)
     asked = Bench(cases=(H2D,), numa="0,1").explain(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
@@ -37,11 +38,24 @@ def subject(origin: Origin) -> str:
 
 def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
     """Return the facts, with pseudonyms for what is private: pages are handed on."""
-    machine = redact(machine)
+    machine = redact(_of_interest(machine))
     body: list[Block] = [KeyValues(rows=tuple((name, value) for name, value in _facts(machine) if value))]
     if machine.gpus:
         body.append(_gpus(machine))
     return Section(title="Machine", body=tuple(body), level=level)
+
+
+def _of_interest(machine: Machine) -> Machine:
+    """Leave out what is most of a machine and is not shown here: every view has this section, and redacts it."""
+    gpus = (
+        None
+        if machine.gpus is None
+        else tuple(
+            replace(gpu, node=None, proc=None, nvml=gpu.nvml and replace(gpu.nvml, nvlinks=(), processes=()))
+            for gpu in machine.gpus
+        )
+    )
+    return replace(machine, gpus=gpus, pairs=None, process=None, confinement=None, system=None, kernel_log=None)
 
 
 def numa_rows(machine: Machine) -> tuple[tuple[str, str], ...]:
