@@ -263,7 +263,8 @@ def unmet(inside: Inside, artefact: Artefact) -> list[str]:
 
     The systems here have no database of rpms, so rpm cannot tell itself.
     """
-    asked = inside.run(f"rpm --query --package --requires /artefacts/{artefact.file.name}", 0, {}).stdout.splitlines()
+    query = f"rpm --dbpath /rpmdb --query --package --requires /artefacts/{artefact.file.name}"
+    asked = inside.run(query, 0, {}).stdout.splitlines()
     libraries = "find -H /lib /lib64 /usr/lib /usr/lib64 -name 'lib*.so*' -type f 2>/dev/null"
     provided = set(inside.run(f"{libraries} | /usr/lib/rpm/elfdeps --provides", 0, {}).stdout.splitlines())
     required = [name for name in asked if not name.startswith("rpmlib(")]

@@ -88,6 +88,7 @@ class System:
 
     def run(self, command: str, user: int, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         assert (user, dict(environment)) == (0, {})
+        assert "rpm " not in command or "--dbpath /rpmdb " in command, "a database elsewhere would be left there"
         return subprocess.CompletedProcess(command, 0, self._said[command.partition(" ")[0]], "")
 
 
