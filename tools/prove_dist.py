@@ -219,8 +219,8 @@ def prove(
         shared.mkdir()
         if artefact.file.name.endswith(".tar.xz"):
             subprocess.run(("tar", "-xf", artefact.file, "-C", shared, "--no-same-owner"), check=True)
-        kept = left_in(written)
         inside = Inside(merged, artefact.file.parent)
+        kept = left_in(written)
         done = inside.run(artefact.install, 0, {})
         tally.check(f"{label}: installs", done.returncode == 0, done.stderr[-300:])
         if artefact.form == "rpm":

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from artifacts.packages import DEPENDS
 
+from artifacts.packages import DEPENDS
+from proof.systems import left_in
 from tests.conftest import ROOT
 
 portable = pytest.importorskip("proof.portable", reason="pyelftools is not installed")
@@ -119,3 +120,16 @@ def test_each_form_is_found_and_proved(tmp_path: Path) -> None:
     found = list(prove_dist.artefacts(tmp_path, forms, arch))
     assert sorted(one.form for one in found) == sorted(forms)
     assert [one.form for one in prove_dist.artefacts(tmp_path, ["deb"], arch)] == ["deb"]
+
+
+def test_what_an_installation_leaves_is_seen_an_empty_folder_of_its_own_too(tmp_path: Path) -> None:
+    for folder in (
+        "usr/share/doc/egmctl",
+        "usr/share/zsh/site-functions",
+        "home/u/.cache/egmctl",
+        "var/lib/dpkg/egmctl",
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/settings").touch()
+    assert left_in(tmp_path) == {"usr/share/doc/egmctl", "etc/settings"}

@@ -38,7 +38,9 @@ def make_package(kind: str, folder: Path, target: Path, version: str, arch: str,
     contents += [{"src": source, "dst": at, "type": "symlink"} for at, source in links.items()]
     manual: dict[str, object] = {"src": f"{folder}/share/man/man1/egmctl.1", "dst": "/usr/share/man/man1/egmctl.1"}
     licence: dict[str, object] = {"src": f"{folder}/share/LICENSE", "dst": "/usr/share/doc/egmctl/copyright"}
-    contents += [manual, licence]
+    # rpm takes away the folders that the package names, and no other.
+    own: dict[str, object] = {"dst": "/usr/share/doc/egmctl", "type": "dir", "file_info": {"mode": 0o755}}
+    contents += [own, manual, licence]
     settings = {
         "name": "egmctl",
         "arch": ARCHITECTURES[arch],

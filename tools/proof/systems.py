@@ -154,7 +154,10 @@ def overlay(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def left_in(layer: Path) -> set[str]:
-    """Return what the layer holds, but for users' caches and journals and the package manager's notes."""
+    """Return what the layer holds, but for users' caches and journals and the package manager's notes.
+
+    Of folders only those called egmctl: one that others use, too, is there as soon as something is written below it.
+    """
     own = (
         "home/u/.cache",
         "root/.cache",
@@ -167,5 +170,8 @@ def left_in(layer: Path) -> set[str]:
         "tmp",
     )
     found = {path.relative_to(layer).as_posix() for path in layer.rglob("*")}
-    # A folder that is only there since something below it was written is in the layer, too.
-    return {name for name in found if not name.startswith(own) and not (layer / name).is_dir()}
+    return {
+        name
+        for name in found
+        if not name.startswith(own) and ("egmctl" in Path(name).name or not (layer / name).is_dir())
+    }
