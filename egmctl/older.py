@@ -22,9 +22,9 @@ def upgraded(schema: str, result: Any) -> Any:
     if not isinstance(result, dict):
         return result
     if schema == TOPO_SCHEMA_1:
-        return _each(result, "routes", lambda route: _each(route, "hops", _with_link))
+        return _each(result, "routes", lambda route: _each(route, "hops", with_link))
     if schema == COMPARISON_SCHEMA_1:
-        return _each(result, "paths", _with_link)
+        return _each(result, "paths", with_link)
     if schema == FLEET_SCHEMA_1 and "comparison" in result:
         return result | {"comparison": upgraded(COMPARISON_SCHEMA_1, result["comparison"])}
     return result
@@ -38,5 +38,6 @@ def _each(record: dict[str, Any], key: str, change: Callable[[dict[str, Any]], d
     return record | {key: [change(row) if isinstance(row, dict) else row for row in rows]}
 
 
-def _with_link(record: dict[str, Any]) -> dict[str, Any]:
+def with_link(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record in which a link is not called a wire."""
     return {("link" if key == "wire" else key): value for key, value in record.items()}

@@ -1,4 +1,4 @@
-"""Units and spellings that every room shares: bytes, GB/s, kernel lists, and strings from a machine.
+"""Units and spellings that all packages share: bytes, GB/s, kernel lists, and strings from a machine.
 
 GB/s is 1e9 bytes a second, sizes are powers of two. A "kernel list" is the kernel's own spelling of a set of
 numbers, as in ``/sys/devices/system/node/online``: ``0-3,8``.

@@ -22,6 +22,7 @@ from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import UsageError
 from egmctl.report.forms import COMPARISON, Form, render
+from egmctl.wording import several
 
 FilesArgument = Annotated[
     list[Path],
@@ -58,7 +59,7 @@ def _with_last(files: list[Path]) -> list[Path]:
             runs = [path for path in earlier() if _is_over(path)]
         back = int(match[1] or 0)
         if back >= len(runs):
-            kept = f"{len(runs)} finished bench run{'s' * (len(runs) != 1)}"
+            kept = several(len(runs), "finished bench run")
             raise UsageError(f"{file}: there is no such run: {kept} of this node are kept (egmctl history)")
         found.append(runs[-1 - back])
     return found
@@ -95,16 +96,13 @@ def compare(
         raise UsageError(f"--tolerance {tolerance:g}: it must be from 0 to below 100 per cent")
 
     from egmctl import comparison
-    from egmctl.comparison.spread import known_spread
+    from egmctl.comparison.spread import spread_of
     from egmctl.nodesets import require_clustershell
     from egmctl.saved import load_all
-    from egmctl.verdict import load as profiles
 
     if len(files) > 2:
         require_clustershell("comparing more than two files")
     saved = load_all(_with_last(files))
-    known = profiles.load_all(lambda error: say(f"{error}; continuing without it"))
-    spread = known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
-    found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
+    found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread_of(saved, say))
     outputs.write(lambda target: render(found, target.form, verbose=verbose, brief=target.brief, width=target.width))
     return found.exit_code

@@ -33,6 +33,7 @@ from egmctl.cli.options import (
     MachineOption,
     QuietOption,
     VerboseOption,
+    check_detail,
     format_option,
     output_option,
 )
@@ -89,8 +90,7 @@ def doctor(
     with exit_codes(exit_style):
         found = launched(mpi) if machine is None and not pid else None
         outputs = Outputs.chosen(DOCTOR, output, json=json, form=format, force=force, color=color, quiet=quiet)
-        if brief and verbose:
-            raise UsageError("--brief and --verbose exclude each other; give one of them")
+        check_detail(brief=brief, verbose=verbose)
         if pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
         if active and (pid or machine is not None):

@@ -41,6 +41,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON documen
 CsvOption = Annotated[bool, typer.Option("--csv", help="Write CSV, one fact per row.")]
 
 
+def check_detail(*, brief: bool, verbose: int) -> None:
+    """Refuse ``--brief`` with ``--verbose``.
+
+    Raises
+    ------
+    UsageError
+        Where both are given.
+    """
+    if brief and verbose:
+        raise UsageError("--brief and --verbose exclude each other; give one of them")
+
+
 def format_option(valid: Sequence[Form], note: str = "") -> Any:
     """Return ``--format`` of a command whose result has these formats: it offers them, and refuses others by name."""
 

@@ -14,6 +14,7 @@ from egmctl.cli.options import (
     ForceOption,
     JsonOption,
     VerboseOption,
+    check_detail,
     format_option,
     output_option,
 )
@@ -73,8 +74,7 @@ def show(
     outputs = Outputs.chosen(valid, output, json=json, csv=csv, form=format, force=force, color=color)
     if brief and valid is not DOCTOR:
         raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
-    if brief and verbose:
-        raise UsageError("--brief and --verbose exclude each other; give one of them")
+    check_detail(brief=brief, verbose=verbose)
     outputs.check()
     read = written is None or any(target.form is not Form.JSON for target in outputs.targets)
     result = viewed(saved) if read else None

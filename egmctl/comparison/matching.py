@@ -12,8 +12,6 @@ from egmctl.model.route import Egm
 from egmctl.model.task import UCX_ENGINES
 from egmctl.verdict.classes import JUDGED_FROM_BYTES
 
-_UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
-
 PathClass = tuple[str, str, str, int]
 """Case, stage, links and bytes: paths of one are alike."""
 
@@ -49,7 +47,7 @@ class Point:
     @property
     def unit(self) -> str:
         """The median's unit."""
-        return _UNITS[self.measurement.quantity]
+        return self.measurement.quantity.unit
 
     @property
     def links(self) -> str:

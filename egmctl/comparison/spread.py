@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity
 from egmctl.model.profile import Profile
+from egmctl.saved import Saved
 from egmctl.verdict.against_profile import reference_for
 from egmctl.verdict.classes import is_by_host
+from egmctl.verdict.load import load_all
 from egmctl.verdict.match import choose, match_profile
 
 TOLERANCE = 0.05
@@ -63,6 +65,18 @@ def default_spread(measurement: Measurement) -> Spread:
     if any(end.bus_id is None for end in ends):
         return DEFAULTS["host"]
     return DEFAULTS["latency" if measurement.quantity is Quantity.LATENCY else "between GPUs"]
+
+
+def spread_of(saved: Sequence[Saved], warn: Callable[[str], None]) -> SpreadOf:
+    """Return a function that knows the spreads of the profile that fits all machines of some results.
+
+    Parameters
+    ----------
+    warn
+        Told in a sentence of each profile that is broken: the comparison goes on without it.
+    """
+    known = load_all(lambda error: warn(f"{error}; continuing without it"))
+    return known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
 
 
 def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> SpreadOf:

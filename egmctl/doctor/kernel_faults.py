@@ -5,19 +5,16 @@ For the checks of the log, and for what the kernel said while a bench ran.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from egmctl.compat import assert_never
 from egmctl.doctor.messages import MESSAGES
+from egmctl.doctor.situation import by_value
 from egmctl.doctor.xids import Blame, meaning, remedy
 from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
 from egmctl.model.kernel_log import EventKind, KernelEvent, KernelMessages
 from egmctl.model.machine import Machine
-
-K = TypeVar("K", bound=Hashable)
 
 _MANY_CORRECTED = 100
 """Corrected PCIe errors of one device from which on a link is called noisy. Chosen: a healthy link logs none; a link
@@ -80,7 +77,7 @@ def with_messages(machine: Machine, logged: KernelMessages | None) -> Machine:
 
 
 def _xids(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
-    for (number, bus_id, status), group in _groups(events, lambda e: (e.number, e.bus_id, meaning(e).status)):
+    for (number, bus_id, status), group in by_value(events, lambda e: (e.number, e.bus_id, meaning(e).status)):
         one, place = meaning(group[0]), _place(machine, bus_id)
         where = place.label or str(bus_id)
         yield KernelFault(
@@ -96,7 +93,7 @@ def _xids(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFau
 
 
 def _sxids(events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
-    for (number, bus_id, fatal), group in _groups(events, lambda e: (e.number, e.bus_id, e.fatal)):
+    for (number, bus_id, fatal), group in by_value(events, lambda e: (e.number, e.bus_id, e.fatal)):
         link = "" if group[0].link is None else f" on link {group[0].link}"
         where = f"NVSwitch {bus_id}"
         # Unless the line says Non-fatal it is taken for fatal, as NVIDIA's own monitors do.
@@ -120,7 +117,7 @@ def _sxids(events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
 def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
     known = _devices(machine)
     those = [event for event in events if event.bus_id in known]
-    for (bus_id, corrected, fatal), group in _groups(those, lambda e: (e.bus_id, e.corrected, e.fatal)):
+    for (bus_id, corrected, fatal), group in by_value(those, lambda e: (e.bus_id, e.corrected, e.fatal)):
         what = "corrected" if corrected else "fatal" if fatal else "non-fatal"
         few = corrected and len(group) < _MANY_CORRECTED
         where, name = known[bus_id or ""], f"{len(group)} {what} PCIe errors"
@@ -139,7 +136,7 @@ def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFau
 
 
 def _messages(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
-    for message, group in _groups(events, lambda e: e.message):
+    for message, group in by_value(events, lambda e: e.message):
         if message is None:
             continue
         known = MESSAGES[message]
@@ -155,13 +152,6 @@ def _messages(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[Kerne
             remedy=known.remedy,
             events=tuple(group),
         )
-
-
-def _groups(events: Iterable[KernelEvent], key: Callable[[KernelEvent], K]) -> Iterator[tuple[K, list[KernelEvent]]]:
-    groups: dict[K, list[KernelEvent]] = defaultdict(list)
-    for event in events:
-        groups[key(event)].append(event)
-    yield from groups.items()
 
 
 def _place(machine: Machine, bus_id: str | None) -> Place:

@@ -10,9 +10,8 @@ from egmctl.model.process import INITIAL_NAMESPACES
 from egmctl.topology.access import DENIED, obstacle
 from egmctl.topology.health import C2c, c2c
 
+T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-
-_NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 _NVLINK_5, _BLACKWELL = 7, 10
 """``NVML_NVLINK_VERSION_5_0`` of nvml.h, and the compute capability's major number."""
@@ -58,7 +57,7 @@ def fabric(gpu: Gpu) -> Fabric | None:
 def in_domain(machine: Machine) -> bool:
     """Say whether a GPU is in a multi-node NVLink domain: then its fabric has a cluster UUID."""
     found = (fabric(gpu) for gpu in machine.gpus or ())
-    return any(one is not None and one.cluster_uuid not in (None, "", _NO_CLUSTER) for one in found)
+    return any(one is not None and one.in_domain for one in found)
 
 
 def manages_nvlink5(machine: Machine) -> bool:
@@ -98,10 +97,10 @@ def virtual(machine: Machine) -> bool:
     return bool(modes & {"passthrough", "vgpu"})
 
 
-def by_value(gpus: Iterable[Gpu], value: Callable[[Gpu], K]) -> Iterator[tuple[K, tuple[Gpu, ...]]]:
-    """Return the GPUs with equal values together, in the order of the first of each."""
-    groups: dict[K, list[Gpu]] = {}
-    for gpu in gpus:
-        groups.setdefault(value(gpu), []).append(gpu)
+def by_value(things: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, tuple[T, ...]]]:
+    """Return the things with equal values together, in the order of the first of each."""
+    groups: dict[K, list[T]] = {}
+    for thing in things:
+        groups.setdefault(value(thing), []).append(thing)
     for key, members in groups.items():
         yield key, tuple(members)

@@ -18,10 +18,11 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import Grade
 from egmctl.report.document import plain
 from egmctl.report.views.bringup import root_of, verdict
-from egmctl.report.views.causes import asked_words
+from egmctl.report.views.causes import UNEXPLAINED, asked_words
 from egmctl.saved import Saved
 from egmctl.topology.missing import missing
 from egmctl.topology.platform import platform
+from egmctl.wording import counted
 
 
 def groups(
@@ -122,7 +123,7 @@ def _cause_lines(report: RunReport) -> Iterator[Line]:
         value += f"explains {len(cause.explains)} of {len(report.measurements)} measurements"
         yield Line(key=key, value=value, status="" if cause.status is finding.Status.NOTE else cause.status.value)
     if report.verdict is not None and report.verdict.grade is Grade.FAIL and not report.causes:
-        yield Line(key="cause", value="nothing that was read explains it", status="fail")
+        yield Line(key="cause", value=UNEXPLAINED, status="fail")
 
 
 def _bringup_lines(found: Bringup) -> tuple[Line, ...]:
@@ -142,5 +143,4 @@ def _bringup_lines(found: Bringup) -> tuple[Line, ...]:
 
 
 def _counted(names: Iterable[str | None]) -> str:
-    counted = Counter(name or "GPU without a name" for name in names)
-    return ", ".join(f"{number} x {name}" for name, number in counted.items()) or "none"
+    return counted(name or "GPU of unknown name" for name in names) or "none"

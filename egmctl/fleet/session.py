@@ -11,7 +11,7 @@ from pathlib import Path
 
 from egmctl import __version__
 from egmctl.comparison import compare
-from egmctl.comparison.spread import known_spread
+from egmctl.comparison.spread import spread_of
 from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.fleet.folder import Folder, document_of, new_folder, old_folder
 from egmctl.fleet.folding import groups, lines_of
@@ -23,7 +23,6 @@ from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Reach, coun
 from egmctl.nodesets import fold
 from egmctl.report.exports.json import fleet_json
 from egmctl.saved import Saved, load
-from egmctl.verdict import load as profiles
 
 REPORT_EVERY_S = 2.0
 """How often the report in the folder is brought up to date: what a crash of this process costs."""
@@ -178,10 +177,8 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
     lines = {node: lines_of(saved) for node, saved in loaded.items()}
     comparison: Comparison | None = None
     if len(loaded) > 1:
-        machines = [machine for saved in loaded.values() for machine in saved.machines]
-        known = profiles.load_all(lambda error: warn(f"{error}; continuing without it"))
-        spread = known_spread(machines, [profile for profile, _ in known])
-        comparison = compare(list(loaded.values()), spread=spread)
+        results = list(loaded.values())
+        comparison = compare(results, spread=spread_of(results, warn))
     return dataclasses.replace(
         report,
         answers=tuple(answers),

@@ -39,6 +39,11 @@ class PciFunction(Record):
     responds: bool | None = None
     """False where configuration space reads all ones: the device fell off the bus."""
 
+    @property
+    def pci_id(self) -> str | None:
+        """Vendor and device, ``10de:2335``; ``None`` where they were not read."""
+        return None if None in (self.vendor_id, self.device_id) else f"{self.vendor_id:04x}:{self.device_id:04x}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceNode(Record):

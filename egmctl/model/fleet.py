@@ -156,10 +156,10 @@ class FleetReport:
         if self.comparison is not None:
             grave = {Outcome.WORSE} if self.comparison.of_nodes else {Outcome.WORSE, Outcome.BETTER}
             codes += [ExitCode.FAILED] if grave & {*self.comparison.outcomes} else []
-        return worst(codes)
+        return worst_exit_code(codes)
 
 
-def worst(codes: Iterable[int]) -> ExitCode:
+def worst_exit_code(codes: Iterable[int]) -> ExitCode:
     """Return the gravest of exit codes; one that is none of egmctl's is a crash."""
     order = (
         ExitCode.OK,

@@ -105,10 +105,15 @@ class Fabric(Record):
     clique_id: int | None = None
     health_mask: int | None = None
     health: Mapping[Plain, Plain] | None = None
-    """The mask's fields by name: ``degraded_bandwidth``, ``route_recovery``, ``route_unhealthy``,
+    """The mask's fields by name: ``degraded_bandwidth, ``route_recovery``, ``route_unhealthy``,
     ``access_timeout_recovery``, ``incorrect_configuration`` to ``true``, ``false``, ``not-supported`` or the cause's
     word."""
     health_summary: Plain | None = None
+
+    @property
+    def in_domain(self) -> bool:
+        """Whether the GPU is in a multi-node NVLink domain: then the cluster's UUID is not all zeros."""
+        return self.cluster_uuid is not None and bool(self.cluster_uuid.strip("0-"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

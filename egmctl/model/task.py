@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from egmctl.compat import StrEnum
+from egmctl.compat import StrEnum, assert_never
 from egmctl.model.memory import MemoryKind
 from egmctl.model.record import BusId, Plain
 from egmctl.model.route import Carrier, Route
@@ -104,6 +104,19 @@ class Quantity(StrEnum):
     LATENCY = "latency"
     DURATION = "duration"
     """Of the stages of a handle's life cycle."""
+
+    @property
+    def unit(self) -> str:
+        """What its numbers count: GB/s are 1e9 bytes a second."""
+        match self:
+            case Quantity.BANDWIDTH:
+                return "GB/s"
+            case Quantity.LATENCY:
+                return "ns"
+            case Quantity.DURATION:
+                return "ms"
+            case _:
+                assert_never(self)
 
 
 class ChaseOrder(StrEnum):

@@ -5,6 +5,7 @@ Made by ``egmctl.verdict`` from a report, its machine and a profile; views only 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
@@ -19,6 +20,15 @@ class Grade(StrEnum):
     PASS = "pass"  # noqa: S105
     NO_REFERENCE = "no-reference"
     """There is nothing to judge by, and the reason says what is missing; never healthy, never a fault."""
+
+
+BAD_GRADES = (Grade.FAIL, Grade.WARN)
+"""What somebody has to look at, the gravest first."""
+
+
+def worst_grade(grades: Iterable[Grade]) -> Grade:
+    """Return the gravest; that there is no reference counts only where nothing else is known."""
+    return min(grades, key=list(Grade).index, default=Grade.NO_REFERENCE)
 
 
 class Yardstick(StrEnum):

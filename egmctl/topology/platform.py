@@ -37,9 +37,6 @@ class PlatformVerdict:
     """How many GPUs have EGM."""
 
 
-_NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
-
-
 def platform(machine: Machine) -> PlatformVerdict:
     """Judge the platform from all of the node's GPUs."""
     gpus = machine.gpus or ()
@@ -73,7 +70,7 @@ def _clique(gpus: Sequence[Gpu]) -> int | None:
     """
     for gpu in gpus:
         fabric = gpu.nvml.fabric if gpu.nvml else None
-        if fabric and fabric.state == "completed" and fabric.cluster_uuid not in (None, "", _NO_CLUSTER):
+        if fabric and fabric.state == "completed" and fabric.in_domain:
             return fabric.clique_id
     return None
 

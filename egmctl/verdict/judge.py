@@ -14,7 +14,17 @@ from egmctl.model.finding import Status
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.profile import Profile, Reference, Unit
-from egmctl.model.verdict import ClassVerdict, Culprit, Grade, Judged, Judgement, RunVerdict, Yardstick
+from egmctl.model.verdict import (
+    BAD_GRADES,
+    ClassVerdict,
+    Culprit,
+    Grade,
+    Judged,
+    Judgement,
+    RunVerdict,
+    Yardstick,
+    worst_grade,
+)
 from egmctl.verdict.against_link import against_link
 from egmctl.verdict.against_peers import against_peers
 from egmctl.verdict.against_profile import against_profile, cite, reference_for
@@ -107,12 +117,6 @@ def _judged(
     )
 
 
-def worst(grades: Iterable[Grade]) -> Grade:
-    """Return the gravest grade; that there is no reference counts only where nothing else is known."""
-    order = (Grade.FAIL, Grade.WARN, Grade.PASS, Grade.NO_REFERENCE)
-    return min(grades, key=order.index, default=Grade.NO_REFERENCE)
-
-
 def _class_verdict(
     name: str,
     one: PathClass,
@@ -123,9 +127,9 @@ def _class_verdict(
     profile: Profile | None,
 ) -> ClassVerdict:
     mine = [judgement for n in numbers if n in judged for judgement in judged[n].judgements]
-    by = {yardstick: worst(j.grade for j in mine if j.yardstick is yardstick) for yardstick in Yardstick}
+    by = {yardstick: worst_grade(j.grade for j in mine if j.yardstick is yardstick) for yardstick in Yardstick}
     broken = [measurements[n] for n in numbers if measurements[n].status in BROKEN]
-    grade = worst(by.values())
+    grade = worst_grade(by.values())
     if broken:
         grade = Grade.FAIL
     elif grade is Grade.PASS and by[Yardstick.PROFILE] is not Grade.PASS:
@@ -164,7 +168,7 @@ def _class_reason(grade: Grade, broken: Sequence[Measurement], judgements: Seque
     if broken:
         return f"{len(broken)} of {count} failed: {broken[0].path} is {broken[0].status}"
     gravest = [j for j in judgements if j.grade is grade]
-    if grade in (Grade.FAIL, Grade.WARN):
+    if grade in BAD_GRADES:
         first = gravest[0]
         off = [j for j in gravest if j.yardstick is first.yardstick]
         return f"{len(off)} of {count}: {first.reason}"
@@ -196,7 +200,7 @@ def _logged(report: RunReport) -> Iterable[str]:
 
 
 def _run_grade(classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> Grade:
-    grade = worst(one.grade for one in classes)
+    grade = worst_grade(one.grade for one in classes)
     return Grade.WARN if warnings and grade is not Grade.FAIL else grade
 
 

@@ -16,7 +16,8 @@ from egmctl.topology.health import C2c, c2c
 from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import platform
 from egmctl.verdict.classes import JUDGED_FROM_BYTES, class_of, not_judged, unit_of, value_of
-from egmctl.verdict.match import pci_id
+from egmctl.verdict.match import gpu_kind, pci_id
+from egmctl.wording import several
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
 """Warns at so many times the largest deviation from the typical value that any run showed over the same link, and not
@@ -123,7 +124,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
     if not seen:
         raise UsageError("the runs hold nothing to learn from: no measurement is ok, large enough and from idle GPUs")
     nodes = len({run.node for run in runs})
-    base = f"{_many(len(runs), 'run')} on {_many(nodes, 'machine')}"
+    base = f"{several(len(runs), 'run')} on {several(nodes, 'machine')}"
     source = Source(kind=SourceKind.MEASURED, text=f"by egmctl, {base}, learnt {date}", machines=nodes, runs=len(runs))
     return Profile(
         schema=PROFILE_SCHEMA,
@@ -209,8 +210,7 @@ def _signature(machines: Sequence[Machine]) -> Signature:
 
 def _kind(machine: Machine) -> str:
     """Name what has to be the same in all machines of a profile."""
-    kinds = {f"{gpu.name or 'GPU of unknown name'} ({pci_id(gpu) or 'PCI id unknown'})" for gpu in machine.gpus or ()}
-    return ", ".join(sorted(kinds)) or "no GPU"
+    return ", ".join(sorted(set(map(gpu_kind, machine.gpus or ())))) or "no GPU"
 
 
 def _is_swept(report: RunReport, measurement: Measurement) -> bool:
@@ -219,7 +219,3 @@ def _is_swept(report: RunReport, measurement: Measurement) -> bool:
 
 def _round(value: float) -> float:
     return float(f"{value:.4g}")
-
-
-def _many(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"

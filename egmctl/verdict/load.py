@@ -19,6 +19,7 @@ from egmctl.files import read_bounded
 from egmctl.model.codec import DecodeError, field_types, from_json
 from egmctl.model.profile import PROFILE_SCHEMA, Profile, Unit
 from egmctl.model.route import FORMER_SYMBOLS
+from egmctl.older import with_link
 from egmctl.units import printable
 
 PROFILE_SCHEMA_1 = "egmctl.profile/1"
@@ -162,12 +163,8 @@ def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
     found = {("links" if key == "wires" else key): value for key, value in document.items()}
     for table in ("links", "references"):
         if isinstance(rows := found.get(table), list):
-            found[table] = [_with_link(row) if isinstance(row, dict) else row for row in rows]
+            found[table] = [with_link(row) if isinstance(row, dict) else row for row in rows]
     return found | {"schema": PROFILE_SCHEMA}
-
-
-def _with_link(row: dict[str, Any]) -> dict[str, Any]:
-    return {("link" if key == "wire" else key): value for key, value in row.items()}
 
 
 def _with_symbols(profile: Profile) -> Profile:

@@ -6,7 +6,6 @@ is passed over as long as the others say it: the node is of the same kind, whoev
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -16,6 +15,7 @@ from egmctl.model.route import LinkClass
 from egmctl.topology.health import C2c, c2c
 from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import platform
+from egmctl.wording import counted
 
 
 def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | None, str]:
@@ -25,8 +25,7 @@ def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | Non
             return profile, match.reason
     if not machine.gpus:
         return None, "there is no GPU"
-    kinds = Counter(f"{gpu.name or 'GPU of unknown name'} ({pci_id(gpu) or 'PCI id unknown'})" for gpu in machine.gpus)
-    found = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    found = counted(map(gpu_kind, machine.gpus))
     near = [m for p in profiles if (m := match_profile(machine, p)).points[0].fits]
     why = "".join(f"; {match.profile} does not match: {match.reason}" for match in near)
     return None, f"no profile matches {found}{why}"
@@ -106,8 +105,11 @@ def _point(what: str, fits: bool, found: str, expected: str) -> Point:
     return Point(what=what, fits=fits, reason=reason)
 
 
+def gpu_kind(gpu: Gpu) -> str:
+    """Return what a GPU is, in words: its name and its PCI id."""
+    return f"{gpu.name or 'GPU of unknown name'} ({pci_id(gpu) or 'PCI id unknown'})"
+
+
 def pci_id(gpu: Gpu) -> str | None:
-    pci = gpu.pci
-    if pci is None or pci.vendor_id is None or pci.device_id is None:
-        return None
-    return f"{pci.vendor_id:04x}:{pci.device_id:04x}"
+    """Return vendor and device, ``10de:2335``; ``None`` where they were not read."""
+    return None if gpu.pci is None else gpu.pci.pci_id

@@ -26,7 +26,7 @@ from egmctl.fleet.remote import read_output, remote_line
 from egmctl.fleet.run import ERRORS_KEPT, Launch, _Fleet
 from egmctl.fleet.session import old_session
 from egmctl.model.command import Command
-from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Line, Reach, worst
+from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Line, Reach, worst_exit_code
 from egmctl.nodesets import fold
 from egmctl.report.exports.json import fleet_json
 from tests.conftest import ROOT
@@ -207,7 +207,7 @@ def test_a_node_that_is_alone_in_its_reason_keeps_the_words() -> None:
     ("codes", "code"), [((), 0), ((0, 3), 3), ((3, 1), 1), ((1, 2), 2), ((2, 4), 4), ((4, 130), 130), ((0, 77), 4)]
 )
 def test_the_worst_exit_code_counts(codes: tuple[int, ...], code: int) -> None:
-    assert worst(codes) == code
+    assert worst_exit_code(codes) == code
 
 
 def test_node_sets() -> None:

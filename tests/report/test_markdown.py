@@ -40,7 +40,7 @@ def test_a_text_is_shown_as_it_is(text: str) -> None:
 @given(st.text(min_size=1).filter(str.strip))
 def test_a_cell_of_a_table_holds_its_text_and_is_one_cell(text: str) -> None:
     told = printable(text).strip()
-    html = READER.render(table(("a", "b"), [[escaped(told), "2"]]))
+    html = READER.render(table(("a", "b"), [[escaped(told), "2"]], (False, False)))
     assert html.count("<td>") == 2
     (cell, _) = elements(html5lib.parse(html, namespaceHTMLElements=False), "td")
     assert words(cell) == told

@@ -10,6 +10,7 @@ from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Machine, Outcome, Peer, PeerProbe
 from egmctl.units import printable
+from egmctl.wording import counted, shortened
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"
 NOT_TRIED = "only with --active under mpirun or srun"
@@ -31,13 +32,8 @@ def _groups(nodes: Sequence[Peer], value: Callable[[Peer], Hashable]) -> dict[Ha
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
-
-
 def _told(groups: dict[Hashable, list[str]]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(source=_names(names), value=str(value)) for value, names in groups.items())
+    return tuple(Evidence(source=shortened(names, _SHOWN), value=str(value)) for value, names in groups.items())
 
 
 def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
@@ -143,7 +139,7 @@ def _ports(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         return
     usual, odd = next(iter(groups)), [name for names in list(groups.values())[1:] for name in names]
     yield failed(
-        f"the active NIC ports of {_names(odd)} are not those of the other nodes ({usual})",
+        f"the active NIC ports of {shortened(odd, _SHOWN)} are not those of the other nodes ({usual})",
         Remedy(text="Check the cables and switches of the ports that are not active there.", command="ibstat"),
         evidence=_told(groups),
     )
@@ -152,8 +148,7 @@ def _ports(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 def _active_ports(node: Peer) -> str:
     active = [port for port in node.ports or () if port.state == "ACTIVE"]
     kinds = [f"{port.rate_gbit_s:g} Gbit/s {port.link_layer}" for port in active if port.rate_gbit_s is not None]
-    counted = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
-    return ", ".join(f"{count} x {kind}" for kind, count in counted.items()) or "none active"
+    return counted(sorted(kinds)) or "none active"
 
 
 def _others(machine: Machine, _scope: Scope) -> Iterator[Finding]:
@@ -193,7 +188,7 @@ def _import(probes: Sequence[PeerProbe]) -> Finding:
     first = probes[0]
     what = f"{'HOST_NUMA' if first.host_memory else 'device'} memory by fabric handle"
     paths = [f"{probe.labels[0]} to {probe.labels[1]}" for probe in probes]
-    where = f"{_names(paths)} (owner to importer)"
+    where = f"{shortened(paths, _SHOWN)} (owner to importer)"
     if first.outcome is Outcome.OK:
         return passed(f"{what} arrived, and writes came back: {len(probes)} directions between ranks")
     if first.outcome is Outcome.NOT_RUN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from egmctl.model.measurement import Flow, Measurement, Quantity, RunReport, Summary
+from egmctl.model.measurement import Flow, Measurement, RunReport, Summary
 from egmctl.model.verdict import Judgement, Yardstick
 from egmctl.report.exports.csv_text import csv_text
 
@@ -99,7 +99,7 @@ def _row(measurement: Measurement, flow: str, summary: Summary | None) -> dict[s
         "streams": measurement.streams,
         "blocks": measurement.blocks,
         "samples": len(measurement.samples),
-        **_summary(summary, _UNITS[measurement.quantity]),
+        **_summary(summary, measurement.quantity.unit),
         "in_process": measurement.in_process,
         "counted": measurement.counted,
         "concurrent": measurement.concurrent,
@@ -108,9 +108,6 @@ def _row(measurement: Measurement, flow: str, summary: Summary | None) -> dict[s
         "status": measurement.status,
         "reason": measurement.reason,
     }
-
-
-_UNITS = {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}
 
 
 def _summary(summary: Summary | None, unit: str) -> dict[str, object]:

@@ -11,6 +11,7 @@ from egmctl.model.measurement import Endpoint, Flow, Measurement, RunReport, Sta
 from egmctl.model.verdict import Grade
 from egmctl.report.exports.prometheus import Sample, gauge
 from egmctl.units import GB
+from egmctl.wording import counted
 
 GRADES = {Grade.PASS: 0, Grade.WARN: 1, Grade.FAIL: 2, Grade.NO_REFERENCE: 3}
 """As in ``egmctl_doctor_check``: 3 is what is unknown."""
@@ -137,9 +138,8 @@ def _began(report: RunReport) -> Iterator[Sample]:
 
 
 def _info(report: RunReport) -> dict[str, object]:
-    names = Counter(gpu.name or "unknown" for gpu in report.gpus)
     return {
-        "gpus": ", ".join(f"{number} x {name}" for name, number in names.items()),
+        "gpus": counted(gpu.name or "unknown" for gpu in report.gpus),
         "driver": report.driver_version or "",
         "version": __version__,
     }

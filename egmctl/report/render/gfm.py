@@ -35,26 +35,21 @@ def block(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{shown}\n{fence}\n"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[bool]) -> str:
     """Return a table; the cells are Markdown already.
 
     Parameters
     ----------
     right
-        As many of the last columns hold numbers.
+        Of each column, whether it holds numbers.
     """
-    marks = ["---"] * (len(head) - right) + ["---:"] * right
+    marks = ["---:" if one else "---" for one in right]
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, marks, *rows))
 
 
 def details(summary: str, body: str) -> str:
     """Return what is folded away below a line."""
     return f"<details>\n<summary>{escaped(summary)}</summary>\n\n{body.rstrip()}\n\n</details>\n"
-
-
-def bullets(lines: Iterable[str]) -> str:
-    """Return a list of sentences, which are escaped."""
-    return "".join(f"- {escaped(line)}\n" for line in lines)
 
 
 def warning(lines: Sequence[str]) -> str:

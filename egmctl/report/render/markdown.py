@@ -32,7 +32,7 @@ from egmctl.report.document import (
     shown,
 )
 from egmctl.report.render.gfm import block as code_block
-from egmctl.report.render.gfm import code, details, escaped, warning
+from egmctl.report.render.gfm import code, details, escaped, table, warning
 
 LIMIT = 60_000
 """Characters; GitHub takes 65536 in one comment."""
@@ -122,9 +122,8 @@ def _table(block: Table) -> Iterator[str]:
     if block.caption:
         yield f"**{escaped(block.caption)}**\n"
     head = [escaped(column.name) or " " for column in block.columns]
-    marks = ["---:" if column.align is Align.RIGHT else "---" for column in block.columns]
     rows = [[_cell(cell) for cell in row] for row in block.rows]
-    yield "".join(f"| {' | '.join(row)} |\n" for row in (head, marks, *rows))
+    yield table(head, rows, (column.align is Align.RIGHT for column in block.columns))
     if block.notes:
         yield "".join(f"{escaped(note)}\n" for note in block.notes)
 
@@ -132,7 +131,6 @@ def _table(block: Table) -> Iterator[str]:
 def _matrix(block: Matrix) -> str:
     series = columns(block)
     head = [" ", *(escaped(" ".join(filter(None, one.header))) or " " for one in series)]
-    marks = ["---", *("---:" if one.align is Align.RIGHT else "---" for one in series)]
     rows = [
         [
             f"**{escaped(name)}**" if name else " ",
@@ -145,7 +143,8 @@ def _matrix(block: Matrix) -> str:
     ]
     told = f"**{escaped(block.caption)}**" + (f" {code(block.names)}" if block.names else "")
     notes = "".join(f"<br>{escaped(note)}" for note in (*block.notes, *block.after))
-    return f"{told}{notes}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in (head, marks, *rows))
+    right = (False, *(one.align is Align.RIGHT for one in series))
+    return f"{told}{notes}\n\n{table(head, rows, right)}"
 
 
 def _cell(words: Words) -> str:

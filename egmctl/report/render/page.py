@@ -86,11 +86,6 @@ def facts(rows: Sequence[tuple[str, Child]]) -> Element:
     )
 
 
-def bullets(lines: Sequence[str]) -> Element | None:
-    """Return a list of sentences, ``None`` of none."""
-    return element("ul", (element("li", line) for line in lines), class_="sentences") if lines else None
-
-
 def table(caption: str, head: Sequence[str], labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
     """Return a table whose first column and first row are its headings."""
     return element(

@@ -13,7 +13,7 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
 from egmctl.model.rank import node_names
-from egmctl.model.verdict import ClassVerdict, Grade, Judgement, Yardstick
+from egmctl.model.verdict import BAD_GRADES, ClassVerdict, Grade, Judgement, Yardstick, worst_grade
 from egmctl.report.document import (
     Block,
     Bullets,
@@ -32,7 +32,7 @@ from egmctl.report.views.bench_answer import answer, was_run
 from egmctl.report.views.bench_cells import GRADE_TONES, STATUS_TONES, Frame
 from egmctl.report.views.bench_classes import class_tables, number
 from egmctl.report.views.bench_judged import judged_sections
-from egmctl.report.views.bench_kernel import grave, kernel_line, sentence
+from egmctl.report.views.bench_kernel import grave, kernel_line, logged
 from egmctl.report.views.bench_notes import exceptions, how, tally, where_time_went
 from egmctl.report.views.bench_rates import rates
 from egmctl.report.views.bench_sms import by_sms
@@ -45,6 +45,7 @@ from egmctl.report.views.node_scene import node_scene
 from egmctl.report.views.topo import gpu_matrix
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.classes import unit_of
+from egmctl.wording import counted, several, shortened
 
 _NODES_DRAWN = 4
 _MANY = 8
@@ -59,14 +60,12 @@ _STAGED = 2
 """Pairs without peer access that are named."""
 _FAULTS = 3
 """Faults of the kernel's log that are told without -v."""
-_BAD = (Grade.FAIL, Grade.WARN)
 _STATUS_TONES = {Found.FAIL: Tone.BAD, Found.WARN: Tone.WARN}
 
 
 def bench_document(report: RunReport) -> Document:
     """Return what there is to say of a run first."""
-    counted = Counter(gpu.name or "GPU of unknown name" for gpu in report.gpus)
-    subject = ", ".join(f"{number} x {name}" for name, number in counted.items())
+    subject = counted(gpu.name or "GPU of unknown name" for gpu in report.gpus)
     version = report.cuda_driver_version
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
     driver = report.driver_version or "unknown"
@@ -111,10 +110,7 @@ def _body(report: RunReport) -> Iterator[Block]:
 
 
 def _warnings(report: RunReport) -> Iterator[Section]:
-    told = [
-        f"{sentence} ({len(paths)} path{'s' * (len(paths) != 1)})"
-        for sentence, paths in seen(report, causes=False).items()
-    ]
+    told = [f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in seen(report, causes=False).items()]
     if told:
         yield Section(title="Warnings", body=tuple(_first(told)))
 
@@ -141,7 +137,9 @@ def _details(report: RunReport) -> Iterator[Section]:
     if report.verdict is not None:
         yield from judged_sections(report, report.verdict)
     skipped = tuple(
-        Entry(word=status.upper(), tone=STATUS_TONES.get(status, Tone.BAD), title=f"{_some(paths, _MANY)}: {reason}")
+        Entry(
+            word=status.upper(), tone=STATUS_TONES.get(status, Tone.BAD), title=f"{shortened(paths, _MANY)}: {reason}"
+        )
         for status, reason, paths in exceptions(report)
         if status is Status.WAIVED
     )
@@ -179,7 +177,7 @@ def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
         yield Entry(
             word=fault.status.upper(),
             tone=_STATUS_TONES[fault.status],
-            title=f"logged by the kernel meanwhile: {sentence(fault)}",
+            title=logged(fault),
             body=(KeyValues(rows=(("fix", fix),)),),
             level=Level.SUMMARY,
         )
@@ -195,9 +193,9 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
     classes = {number: one for one in verdict.classes for number in one.measurements}
     found: list[tuple[float, Grade, Measurement, ClassVerdict, Judgement]] = []
     for judged in verdict.judged:
-        bad = [one for one in judged.judgements if one.grade in _BAD]
+        bad = [one for one in judged.judgements if one.grade in BAD_GRADES]
         if bad:
-            grade = min((one.grade for one in bad), key=list(Grade).index)
+            grade = worst_grade(one.grade for one in bad)
             first = min(bad, key=lambda one: (list(Grade).index(one.grade), list(Yardstick).index(one.yardstick)))
             measurement = report.measurements[judged.measurement]
             share = first.value / first.expected if first.expected else 1.0
@@ -232,7 +230,7 @@ def _broken(report: RunReport) -> Iterator[Section]:
         Entry(
             word=status.upper(),
             tone=STATUS_TONES.get(status, Tone.BAD),
-            title=f"{_some(paths, _PATHS)}: {reason}",
+            title=f"{shortened(paths, _PATHS)}: {reason}",
             body=tuple(_each(status, paths, unstable)),
             level=Level.NORMAL if place < _REASONS else Level.VERBOSE,
         )
@@ -250,11 +248,6 @@ def _each(status: Status, paths: Sequence[str], unstable: Mapping[str, str]) -> 
         yield KeyValues(rows=tuple(unstable.items()), level=Level.VERBOSE)
     elif len(paths) > _PATHS:
         yield KeyValues(rows=(("paths", ", ".join(paths)),), level=Level.VERBOSE)
-
-
-def _some(paths: Sequence[str], number: int) -> str:
-    more = f" and {len(paths) - number} more" if len(paths) > number else ""
-    return f"{', '.join(paths[:number])}{more}"
 
 
 def _skipped(report: RunReport) -> Iterator[str]:

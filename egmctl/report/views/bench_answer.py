@@ -9,18 +9,17 @@ from dataclasses import replace
 from egmctl.model.cause import RunCause
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import BROKEN, Measurement, RunReport, Status
-from egmctl.model.route import LinkKind
-from egmctl.model.verdict import Culprit, Grade, RunVerdict
+from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.model.waiver import WaiverKind
 from egmctl.report.document import Tone, Verdict
 from egmctl.report.views.bench_kernel import grave
-from egmctl.report.views.causes import cause_advice, cause_title, cause_words
+from egmctl.report.views.causes import UNEXPLAINED, cause_advice, cause_title, cause_words, crosses_unknown_links
 from egmctl.verdict.classes import is_lost
 from egmctl.verdict.explain import shortfalls
 from egmctl.verdict.seen import HIDDEN
+from egmctl.wording import listed, several
 
 _PATHS = 3
-_BAD = (Grade.FAIL, Grade.WARN)
 
 
 def was_run(measurement: Measurement) -> bool:
@@ -138,7 +137,7 @@ def _missing(report: RunReport) -> list[RunCause]:
     found = []
     for cause in report.causes:
         explained = [report.measurements[number] for number in cause.explains]
-        blind = any(hop.link is LinkKind.UNKNOWN for m in explained for flow in m.flows for hop in flow.route.hops)
+        blind = any(map(crosses_unknown_links, explained))
         chosen = cause.finding.check == HIDDEN and cause.status is not Found.FAIL
         stops = _is_of_gpus(cause) or cause.status is Found.FAIL
         left_out = any(m.missed_path for m in explained) and stops and not chosen
@@ -170,13 +169,13 @@ def _less(report: RunReport, besides: Sequence[RunCause] = ()) -> str:
 
 def _told(report: RunReport, causes: Sequence[RunCause]) -> str:
     """Tell the first two of some causes, and how many more there are."""
-    more = [f"and {len(causes) - 2} more cause{'s' * (len(causes) > 3)}"] if len(causes) > 2 else []
+    more = [f"and {several(len(causes) - 2, 'more cause')}"] if len(causes) > 2 else []
     return "; ".join([*(cause_words(report, cause) for cause in causes[:2]), *more])
 
 
 def _rest(made: int, verdict: RunVerdict | None) -> str:
     """Say what became of the rest of a run of which something is missing, none of which failed."""
-    measured = f"the {made} measurement{'s' * (made != 1)} made"
+    measured = f"the {several(made, 'measurement')} made"
     if verdict is None:
         return f"{measured} {'were' if made != 1 else 'was'} not judged"
     counts = Counter(one.grade for one in verdict.classes)
@@ -213,7 +212,7 @@ def _not_made(report: RunReport) -> str:
         return ""
     if left[0] in stopped:
         return f"; {cause_words(report, stopped[left[0]])}"
-    return f"; {len(left)} measurement{'s' * (len(left) != 1)} not made: {report.measurements[left[0]].reason}"
+    return f"; {several(len(left), 'measurement')} not made: {report.measurements[left[0]].reason}"
 
 
 def _fix(report: RunReport) -> str:
@@ -226,7 +225,7 @@ def _incomplete(sentence: str, advice: str) -> Verdict:
 
 def _why(report: RunReport, verdict: RunVerdict) -> str:
     """Say in one sentence what is slow, and what was seen there meanwhile."""
-    bad = [one for one in verdict.classes if one.grade in _BAD]
+    bad = [one for one in verdict.classes if one.grade in BAD_GRADES]
     if not bad and verdict.warnings:
         return f"{verdict.warnings[0]} (--strict)"
     counted = f"{len(bad)} of {len(verdict.classes)} path classes are slower than expected"
@@ -240,20 +239,16 @@ def _where(culprits: Sequence[Culprit]) -> str:
     gpus = Counter(one.label for one in culprits if len(one.gpus) == 1)
     pairs = Counter(one.label for one in culprits if len(one.gpus) > 1)
     if gpus:
-        return f"the outliers touch {_listed([label for label, _ in gpus.most_common(_PATHS)])}"
-    return f"outliers: {_listed([label for label, _ in pairs.most_common(_PATHS)])}" if pairs else ""
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+        return f"the outliers touch {listed([label for label, _ in gpus.most_common(_PATHS)])}"
+    return f"outliers: {listed([label for label, _ in pairs.most_common(_PATHS)])}" if pairs else ""
 
 
 def _explained(report: RunReport) -> str:
     """Say what explains the slow paths, the causes that explain most first; or that nothing that was read does."""
     told = _explaining_slow(report)
     if not told:
-        return "nothing that was read explains it" if report.machines and not grave(report) else ""
-    more = f"; and {len(told) - 1} more cause{'s' * (len(told) > 2)}" if len(told) > 1 else ""
+        return UNEXPLAINED if report.machines and not grave(report) else ""
+    more = f"; and {several(len(told) - 1, 'more cause')}" if len(told) > 1 else ""
     return cause_words(report, told[0]) + more
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.verdict import Grade, Judged, Yardstick
+from egmctl.model.verdict import Grade, Judged, Yardstick, worst_grade
 from egmctl.report.document import EMPTY, Cell, Series, Tone
 
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
@@ -14,7 +14,6 @@ GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
 OUTLIER = "<"
 """Behind its peers, which nothing else has something against."""
 UNSTABLE = "*"
-MARKS = "! fails, ~ warns, < behind its peers, * unstable"
 STATUS_TONES = {Status.OK: Tone.PLAIN, Status.UNSTABLE: Tone.WARN, Status.WAIVED: Tone.DIM}
 
 
@@ -128,6 +127,6 @@ def _brand(judged: Judged) -> Brand | None:
     bad = [one for one in judged.judgements if one.grade in GRADE_TONES]
     if not bad:
         return None
-    gravest = min((one.grade for one in bad), key=list(Grade).index)
+    gravest = worst_grade(one.grade for one in bad)
     outlier = all(one.yardstick is Yardstick.PEERS for one in bad)
     return Brand(GRADE_TONES[gravest], OUTLIER if outlier else GRADE_MARKS[gravest])

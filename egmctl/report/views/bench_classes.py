@@ -13,7 +13,7 @@ from statistics import median
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES
 from egmctl.model.measurement import Measurement, Quantity, RunReport
-from egmctl.model.verdict import ClassVerdict, Grade
+from egmctl.model.verdict import BAD_GRADES, ClassVerdict, Grade
 from egmctl.report.document import Cell, Hint, Level, Matrix, Series, Tone
 from egmctl.report.views.bench_cells import GRADE_MARKS, GRADE_TONES
 from egmctl.units import format_size
@@ -23,7 +23,6 @@ _SCREEN = 18
 """Path classes that are told without -v: with the answer, their links and notes they fill some 40 lines."""
 _WHOLE = 1000
 """From here on nobody needs a decimal."""
-_BAD = (Grade.FAIL, Grade.WARN)
 _Row = tuple[str, str, Sequence[Measurement], ClassVerdict | None]
 """Case, link, its measurements, and what was judged of them."""
 _NOTE = (
@@ -48,7 +47,7 @@ def class_tables(report: RunReport) -> Iterator[Matrix | Hint]:
 def _first(rows: Sequence[_Row]) -> Sequence[_Row]:
     """Return what is worth a screen: what is not well, then what the quick suite looks at, in the order of the run."""
     quick = {case.name for case in CASES if SUITES["quick"].has(case)}
-    bad = [row for grade in _BAD for row in rows if row[3] is not None and row[3].grade is grade]
+    bad = [row for grade in BAD_GRADES for row in rows if row[3] is not None and row[3].grade is grade]
     looked_at = [row for row in rows if row[2] and row[2][0].case in quick]
     chosen = {id(row) for row in [*bad, *looked_at, *rows][:_SCREEN]}
     return [row for row in rows if id(row) in chosen]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from egmctl.model.measurement import RunReport
-from egmctl.model.verdict import ClassVerdict, Culprit, Direction, Grade, RunVerdict, Yardstick
+from egmctl.model.verdict import BAD_GRADES, ClassVerdict, Culprit, Direction, Grade, RunVerdict, Yardstick
 from egmctl.report.document import Align, Bullets, Column, Level, Paragraph, Section, Span, Table, Tone, Words
 from egmctl.report.views.bench_cells import GRADE_TONES
 from egmctl.report.views.bench_classes import number
 from egmctl.units import format_size
+from egmctl.wording import shortened
 
 _WORDS = {Grade.FAIL: "FAIL", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "-"}
 _SIDES = {Direction.EGRESS: " egress", Direction.INGRESS: " ingress", None: ""}
 _SHOWN = 3
-_WHOLE = 1000
 """From here on nobody needs a decimal."""
 _LEGEND = (
     "worst of the class's paths; expected by the profile; then the judgement by the profile, by the link (links x rate "
@@ -68,7 +68,7 @@ def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
         merged.setdefault((culprit.label, culprit.direction), []).append(culprit)
     for (label, direction), those in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
         first = those[0]
-        cases = _several([one.path_class for one in those])
+        cases = _shortened([one.path_class for one in those])
         yield _grade(first.grade), f" {label}{_SIDES[direction]}: {first.reason}, in {cases}"
 
 
@@ -84,12 +84,12 @@ def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
                 for number in one.measurements
                 if number in judged
                 for judgement in judged[number].judgements
-                if judgement.yardstick is yardstick and judgement.grade in (Grade.FAIL, Grade.WARN)
+                if judgement.yardstick is yardstick and judgement.grade in BAD_GRADES
             ]
             if not bad or (yardstick is Yardstick.PEERS and _explained(verdict, one)):
                 continue
             bad.sort(key=lambda pair: pair[1].grade is not Grade.FAIL)
-            paths = _several([report.measurements[number].path for number, _ in bad[1:]])
+            paths = _shortened([report.measurements[number].path for number, _ in bad[1:]])
             more = f"; also {paths}" if paths else ""
             yield _grade(bad[0][1].grade), f" {one.path_class}: {bad[0][1].reason}{more}"
         if one.grade is Grade.FAIL and Grade.FAIL not in (one.by_profile, one.by_link, one.by_peers):
@@ -108,16 +108,15 @@ def _references(verdict: RunVerdict) -> Iterator[str]:
         if one.source is not None:
             sources.setdefault(one.source, []).append(one.path_class)
     for source, classes in sources.items():
-        which = "" if len(sources) == 1 else f" ({_several(classes)})"
+        which = "" if len(sources) == 1 else f" ({_shortened(classes)})"
         yield f"{source}{which}"
     lacking: dict[str, list[str]] = {}
     for one in verdict.classes:
         if verdict.profile is not None and one.by_profile is Grade.NO_REFERENCE:
             lacking.setdefault(one.reason, []).append(one.path_class)
     for reason, classes in lacking.items():
-        yield f"no reference for {_several(classes)}: {reason}"
+        yield f"no reference for {_shortened(classes)}: {reason}"
 
 
-def _several(items: Sequence[str]) -> str:
-    shown = ", ".join(items[:_SHOWN])
-    return f"{shown} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else shown
+def _shortened(items: Sequence[str]) -> str:
+    return shortened(items, _SHOWN)

@@ -24,7 +24,12 @@ def grave(report: RunReport) -> list[KernelFault]:
     return [fault for fault in faults(report) if fault.status is not Status.PASS]
 
 
-def sentence(fault: KernelFault) -> str:
+def logged(fault: KernelFault) -> str:
+    """Return what the kernel logged while the bench ran, for a line of its own."""
+    return f"logged by the kernel meanwhile: {_named(fault)}"
+
+
+def _named(fault: KernelFault) -> str:
     """Return ``GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)``."""
     blame = "" if fault.blame is Blame.UNKNOWN else f" ({fault.blame.value})"
     return f"{fault.title}{fault.times}{blame}"
@@ -33,7 +38,7 @@ def sentence(fault: KernelFault) -> str:
 def kernel_sentences(report: RunReport) -> Iterator[str]:
     """Yield a sentence with what to do for each fault that calls for an operator."""
     for fault in grave(report):
-        yield f"logged by the kernel meanwhile: {sentence(fault)}. {fault.remedy.text}"
+        yield f"{logged(fault)}. {fault.remedy.text}"
 
 
 def kernel_line(report: RunReport) -> str | None:
@@ -43,7 +48,7 @@ def kernel_line(report: RunReport) -> str | None:
         return None
     if logged.unread is not None:
         return f"Kernel log while it ran: unknown ({logged.unread.detail or logged.unread.reason.value})."
-    harmless = [sentence(fault) for fault in faults(report) if fault.status is Status.PASS]
+    harmless = [_named(fault) for fault in faults(report) if fault.status is Status.PASS]
     more = [f"{logged.left_out} more were not kept"] if logged.left_out else []
     lost = ["lines were overwritten before they were read"] if logged.overwritten else []
     told = "; ".join([*harmless, *more, *lost])

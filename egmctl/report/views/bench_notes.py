@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status, Verification
 from egmctl.units import format_size
+from egmctl.wording import several
 
 _FEW = 3
 """Numbers of copies that are told one by one."""
@@ -29,7 +30,7 @@ def how(report: RunReport) -> list[str]:
     settings = report.settings
     told = [
         f"buffers of {format_size(settings.size_bytes)}",
-        f"median of {settings.samples} sample{'s' * (settings.samples != 1)}",
+        f"median of {several(settings.samples, 'sample')}",
     ]
     measured = [m for m in report.measurements if m.samples]
     if copies := sorted({m.copies for m in measured if m.quantity is Quantity.BANDWIDTH}):

@@ -10,7 +10,9 @@ from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
 from egmctl.report.views.bench_kernel import kernel_sentences
 from egmctl.units import printable
+from egmctl.verdict.classes import is_degraded
 from egmctl.verdict.seen import OTHERS, THROTTLED, words
+from egmctl.wording import several, shortened
 
 HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})
 """Clocks that somebody chose do not make a measurement wrong."""
@@ -21,8 +23,7 @@ def warnings(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each thing that was seen, with the paths that it was seen on."""
     yield from kernel_sentences(report)
     for sentence, paths in seen(report).items():
-        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-        yield f"{sentence}: {', '.join(paths[:_SHOWN])}{more}"
+        yield f"{sentence}: {shortened(paths, _SHOWN)}"
 
 
 def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
@@ -66,7 +67,7 @@ def staged_lines(report: RunReport) -> Iterator[str]:
         if m.measured
     )
     for why, count in reasons.items():
-        yield f"{count} measurement{'s' * (count != 1)} staged through host memory: {printable(why)}"
+        yield f"{several(count, 'measurement')} staged through host memory: {printable(why)}"
 
 
 _Sign = tuple[str, str, str]
@@ -88,7 +89,7 @@ def _of(measurement: Measurement, told: Collection[_Sign]) -> Iterator[str]:
         if placement.right is False:
             yield f"memory of {placement.label} is elsewhere ({printable(placement.detail)})"
     evidence = measurement.evidence
-    if measurement.measured and any(flow.route.degraded for flow in measurement.flows):
+    if measurement.measured and is_degraded(measurement):
         yield _degraded(measurement)
     if evidence is None:
         return

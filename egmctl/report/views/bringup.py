@@ -27,16 +27,14 @@ from egmctl.report.document import (
 from egmctl.report.views import bench_warnings
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
+from egmctl.report.views.causes import CAUSES, PATHS, SEE_DOCTOR, UNEXPLAINED
 from egmctl.report.views.doctor import TONES, doctor_document, remedy_words, title
 from egmctl.report.views.doctor import verdict as doctor_verdict
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.report.views.topo import topo_document
 from egmctl.topology.platform import platform
 from egmctl.topology.topology import topology
-
-_CAUSES = 3
-"""Causes that are told without -v."""
-_PATHS = 3
+from egmctl.wording import several, shortened
 
 
 def bringup_document(bringup: Bringup) -> Document:
@@ -71,9 +69,9 @@ def summary(bringup: Bringup) -> Iterator[Block]:
     yield verdict(bringup)
     told = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.waived]
     for place, cause in enumerate(told):
-        yield _entry(bringup, cause, Level.SUMMARY if place < _CAUSES else Level.VERBOSE, first=place == 0)
-    if len(told) > _CAUSES:
-        yield Hint(words=f"and {len(told) - _CAUSES} more (-v)", more=True)
+        yield _entry(bringup, cause, Level.SUMMARY if place < CAUSES else Level.VERBOSE, first=place == 0)
+    if len(told) > CAUSES:
+        yield Hint(words=f"and {len(told) - CAUSES} more (-v)", more=True)
     found = doctor_verdict(bringup.diagnosis)
     rows: list[tuple[str, Words]] = [
         ("doctor", f"{found.word}: {plain(found.sentence)}"),
@@ -104,7 +102,7 @@ def verdict(bringup: Bringup) -> Verdict:
         case Answer.NO_GO:
             failed = [cause for cause in bringup.causes if cause.status is Status.FAIL]
             more = len(failed) - 1
-            also = f"; and {more} more cause{'s' * (more != 1)}" if more else ""
+            also = f"; and {several(more, 'more cause')}" if more else ""
             sentence = f"{cause_words(bringup, failed[0])}{also}"
             return Verdict(word="NO-GO", tone=Tone.BAD, sentence=sentence, advice=_advice(bringup, failed[0]))
         case Answer.INCOMPLETE:
@@ -121,7 +119,7 @@ def _go(bringup: Bringup) -> Verdict:
     warnings = sum(cause.status is Status.WARN and bool(cause.findings) for cause in bringup.causes)
     measured = "" if answered is None else plain(answered.sentence)
     checked = f"{bringup.diagnosis.counts[Status.PASS]} checks passed" + (
-        f", {_several(warnings, 'warning')}" if warnings else ""
+        f", {several(warnings, 'warning')}" if warnings else ""
     )
     warned = warnings or (answered is not None and answered.tone is Tone.WARN)
     return Verdict(
@@ -146,9 +144,9 @@ def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
         return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
     told = [title(root)]
     if cause.slow:
-        told.append(f"explains {_several(len(_paths(bringup, cause.slow)), 'slow path')}")
+        told.append(f"explains {several(len(_paths(bringup, cause.slow)), 'slow path')}")
     if cause.waived:
-        told.append(f"{_several(len(cause.waived), 'measurement')} not made")
+        told.append(f"{several(len(cause.waived), 'measurement')} not made")
     return "; ".join(told)
 
 
@@ -157,7 +155,7 @@ def _advice(bringup: Bringup, cause: JoinedCause) -> str:
     if root is not None and root.remedy is not None:
         return remedy_words(replace(root.remedy, text=_sentence(root.remedy.text)))
     if root is not None or bringup.run is None:
-        return "see what it is about with 'egmctl doctor'"
+        return SEE_DOCTOR
     return plain(bench_answer(bringup.run, next_step="inspect these GPUs and their links, then run it again").advice)
 
 
@@ -229,30 +227,22 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
             command = (Command(text=root.remedy.command),)
     findings = [bringup.diagnosis.findings[place] for place in cause.findings[1:]]
     if checks := list(dict.fromkeys(one.check for one in findings)):
-        rows.append(("explains", ", ".join(checks[:_PATHS]) + _more(len(checks))))
+        rows.append(("explains", shortened(checks, PATHS)))
     if paths := _paths(bringup, cause.slow):
-        rows.append(("slow", ", ".join(paths[:_PATHS]) + _more(len(paths))))
+        rows.append(("slow", shortened(paths, PATHS)))
     if waived := _paths(bringup, cause.waived):
-        rows.append(("not made", ", ".join(waived[:_PATHS]) + _more(len(waived))))
+        rows.append(("not made", shortened(waived, PATHS)))
     return Entry(
         word=cause.status.upper(),
         tone=TONES[cause.status],
-        title="slow, and nothing that was read explains it" if root is None else title(root),
+        title=f"slow, and {UNEXPLAINED}" if root is None else title(root),
         id="" if root is None else root.check,
         body=(*([KeyValues(rows=tuple(rows))] if rows else []), *command),
         level=level,
     )
 
 
-def _more(number: int) -> str:
-    return f" and {number - _PATHS} more" if number > _PATHS else ""
-
-
 def _paths(bringup: Bringup, numbers: tuple[int, ...]) -> list[str]:
     if bringup.run is None:
         return []
     return list(dict.fromkeys(bringup.run.measurements[number].path for number in numbers))
-
-
-def _several(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -10,10 +10,15 @@ from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
 from egmctl.report.document import Command, Entry, Hint, KeyValues, Level, Span, Tone, Words
 from egmctl.report.views.doctor import TONES, remedy_words, title
+from egmctl.wording import several, shortened
 
-_PATHS = 3
-_CAUSES = 3
+CAUSES = 3
 """Causes that are told without -v."""
+PATHS = 3
+"""Paths that a cause names."""
+UNEXPLAINED = "nothing that was read explains it"
+SEE_DOCTOR = "see what it is about with 'egmctl doctor'"
+"""What to do about a cause without a remedy."""
 
 
 def cause_title(cause: RunCause) -> str:
@@ -33,12 +38,12 @@ def cause_words(report: RunReport, cause: RunCause) -> str:
     waived = sum(m.missed_path for m in measurements)
     slow = len(measurements) - waived
     told = [cause_title(cause)]
-    if slow and all(_crosses_unknown_links(m) for m in measurements):
-        told.append(f"the links of {_several(slow, 'path')} are unknown")
+    if slow and all(crosses_unknown_links(m) for m in measurements):
+        told.append(f"the links of {several(slow, 'path')} are unknown")
     elif slow:
-        told.append(f"explains {_several(slow, 'path')}")
+        told.append(f"explains {several(slow, 'path')}")
     if waived:
-        told.append(f"{_several(waived, 'measurement')} not made")
+        told.append(f"{several(waived, 'measurement')} not made")
     return "; ".join(told)
 
 
@@ -46,7 +51,7 @@ def cause_advice(cause: RunCause) -> str:
     """Return what to do about a cause, for the line after the answer: with its command, without a full stop."""
     remedy = cause.finding.remedy
     if remedy is None:
-        return "see what it is about with 'egmctl doctor'"
+        return SEE_DOCTOR
     return remedy_words(remedy).removesuffix(".")
 
 
@@ -60,8 +65,7 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
             rows.append(("fix", remedy_words(finding.remedy)))
         paths = list(dict.fromkeys(report.measurements[number].path for number in cause.explains))
         if paths:
-            more = f" and {len(paths) - _PATHS} more" if len(paths) > _PATHS else ""
-            rows.append(("explains", ", ".join(paths[:_PATHS]) + more))
+            rows.append(("explains", shortened(paths, PATHS)))
         if finding.explains:
             rows.append(("checks", ", ".join(finding.explains)))
         command = finding.remedy.command if finding.remedy is not None else None
@@ -73,17 +77,14 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
                 *([KeyValues(rows=tuple(rows))] if rows else []),
                 *([Command(text=command)] if command is not None else []),
             ),
-            level=Level.SUMMARY if place < _CAUSES else Level.VERBOSE,
+            level=Level.SUMMARY if place < CAUSES else Level.VERBOSE,
         )
-    if len(report.causes) > _CAUSES:
+    if len(report.causes) > CAUSES:
         yield Hint(
-            words=f"and {_several(len(report.causes) - _CAUSES, 'more cause')} (-v)", more=True, level=Level.SUMMARY
+            words=f"and {several(len(report.causes) - CAUSES, 'more cause')} (-v)", more=True, level=Level.SUMMARY
         )
 
 
-def _crosses_unknown_links(measurement: Measurement) -> bool:
+def crosses_unknown_links(measurement: Measurement) -> bool:
+    """Say whether nobody knows a link that a measurement's bytes crossed."""
     return any(hop.link is LinkKind.UNKNOWN for flow in measurement.flows for hop in flow.route.hops)
-
-
-def _several(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -30,6 +30,7 @@ from egmctl.report.document import (
 from egmctl.report.views.doctor import remedy_words
 from egmctl.report.views.doctor import title as found_words
 from egmctl.units import format_size
+from egmctl.wording import listed, several, shortened
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
 _THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "finding"}
@@ -104,12 +105,12 @@ def _common(comparison: Comparison) -> str:
         return ""
     busy = _got_busy(comparison)
     if comparison.touches:
-        told = f"everything slower touches {_or(comparison.touches)}"
+        told = f"everything slower touches {listed(comparison.touches, 'or')}"
         if busy and set(comparison.touches) <= {*busy}:
             return f"{told}, which other processes used in {comparison.nodes[-1].name}"
     else:
         told = "what is slower has no GPU in common"
-    return f"{told}; other processes used {_or(busy, 'and')} in {comparison.nodes[-1].name}" if busy else told
+    return f"{told}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else told
 
 
 def _got_busy(comparison: Comparison) -> list[str]:
@@ -120,15 +121,11 @@ def _got_busy(comparison: Comparison) -> list[str]:
     return [gpu for gpu in after.busy if gpu not in before.busy]
 
 
-def _or(labels: Sequence[str], word: str = "or") -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} {word} {labels[-1]}"
-
-
 def _counted(comparison: Comparison) -> str:
     counts = {outcome: comparison.outcomes.count(outcome) for outcome in Outcome}
     thing = _THINGS.get(comparison.kind, "fact")
     told = [f"{counts[outcome]} {outcome}" for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)]
-    return f"{comparison.compared} {thing}{'s' * (comparison.compared != 1)} compared: {', '.join(told)}"
+    return f"{several(comparison.compared, thing)} compared: {', '.join(told)}"
 
 
 def _body(comparison: Comparison) -> Iterator[Block]:
@@ -284,8 +281,7 @@ def _one_sided(comparison: Comparison) -> Iterator[str]:
     for (_, reason), paths in by_reason.items():
         cases = list(dict.fromkeys(path.case for path in paths))
         which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
-        more = f" and {len(cases) - _CASES_SHOWN} more cases" if len(cases) > _CASES_SHOWN else ""
-        yield f"{reason}: {', '.join(cases[:_CASES_SHOWN])}{more}, {which}"
+        yield f"{reason}: {shortened(cases, _CASES_SHOWN, 'cases')}, {which}"
 
 
 def _problems(comparison: Comparison) -> Iterator[str]:

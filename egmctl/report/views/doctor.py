@@ -31,6 +31,7 @@ from egmctl.report.document import (
 )
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.verdict.causes import Cause, causes
+from egmctl.wording import several, shortened
 
 TONES = {
     Status.FAIL: Tone.BAD,
@@ -69,9 +70,9 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
     failures, warnings = (
         sum(finding.status is status for finding in diagnosis.findings) for status in (Status.FAIL, Status.WARN)
     )
-    found = " and ".join(filter(None, (_several(failures, "failure"), _several(warnings, "warning"))))
+    found = " and ".join(several(n, what) for n, what in ((failures, "failure"), (warnings, "warning")) if n)
     if found and len(roots) < failures + warnings:
-        found += f", {_several(len(roots), 'root cause')}"
+        found += f", {several(len(roots), 'root cause')}"
     if diagnosis.failed:
         return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (found, rest))))
     if diagnosis.nothing is not None:
@@ -109,10 +110,6 @@ def _counted(number: Mapping[str, int], *statuses: Status) -> str:
     }
     told = [(number.get(status, 0), words[status]) for status in statuses]
     return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in told if count)
-
-
-def _several(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}" if number else ""
 
 
 def _body(diagnosis: Diagnosis) -> Iterator[Block]:
@@ -209,8 +206,7 @@ def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
             )
     rest = list(dict.fromkeys(one.check for one in unknown if one.remedy is None))
     if rest:
-        more = f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
-        yield Hint(words=f"Not determined (-v says why): {', '.join(rest[:_NAMED])}{more}")
+        yield Hint(words=f"Not determined (-v says why): {shortened(rest, _NAMED)}")
 
 
 def _table(findings: Sequence[Finding]) -> Table:

@@ -28,6 +28,7 @@ from egmctl.report.document import (
 )
 from egmctl.report.views.compare import banners, compare_document
 from egmctl.units import natural
+from egmctl.wording import several
 
 CAUSES_SHOWN = 12
 """Causes that are told without -v: one missing GPU fails dozens of measurements."""
@@ -45,7 +46,7 @@ def fleet_document(report: FleetReport) -> Document:
     """Return what there is to say of many nodes."""
     return Document(
         command="egmctl fleet",
-        subject=f"{_nodes(len(report.asked.nodes))} {report.folded}",
+        subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
         banners=() if report.comparison is None else tuple(banners(report.comparison)),
         body=tuple(_body(report)),
     )
@@ -55,7 +56,7 @@ def _body(report: FleetReport) -> Iterator[Block]:
     yield from answer(report)
     asked = report.asked
     words = " ".join(("egmctl", asked.command.value, *asked.arguments))
-    how = f"{_nodes(len(asked.nodes))} {report.folded} by {report.launcher}: {words}; results: {report.folder}"
+    how = f"{several(len(asked.nodes), 'node')} {report.folded} by {report.launcher}: {words}; results: {report.folder}"
     yield Paragraph(words=how, tone=Tone.DIM)
     causes = list(_causes(report))
     if causes:
@@ -145,7 +146,7 @@ def _group(group: Group) -> Section:
         Entry(word=line.status.upper(), tone=_TONES.get(line.status, Tone.PLAIN), title=_words(line))
         for line in group.lines
     )
-    title = group.folded if len(group.nodes) == 1 else f"{group.folded}  {_nodes(len(group.nodes))}"
+    title = group.folded if len(group.nodes) == 1 else f"{group.folded}  {several(len(group.nodes), 'node')}"
     return Section(title=title, body=lines, level=Level.VERBOSE)
 
 
@@ -220,7 +221,3 @@ def _status(of: Mapping[str, str], check: str) -> Cell:
 def _sorted(report: FleetReport, faults: Mapping[str, int]) -> list[str]:
     answered = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED]
     return sorted(answered, key=lambda node: (-faults.get(node, 0), natural(node)))
-
-
-def _nodes(number: int) -> str:
-    return f"{number} node{'s' * (number != 1)}"

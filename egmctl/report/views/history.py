@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from egmctl.errors import ExitCode
 from egmctl.model.listing import History, KeptRun
 from egmctl.report.document import Align, Column, Document, Level, Paragraph, Section, Span, Table, Tone
+from egmctl.wording import several
 
 _TONES: Mapping[int, Tone] = {ExitCode.OK: Tone.GOOD, ExitCode.FAILED: Tone.BAD}
 
@@ -41,7 +42,7 @@ def history_document(history: History) -> Document:
             )
             for run in runs
         )
-        count = f"{len(runs)} bench run{'s' * (len(runs) != 1)} kept{unfinished}"
+        count = f"{several(len(runs), 'bench run')} kept{unfinished}"
         body = (
             Paragraph(
                 words=f"{count}, the latest last. 'egmctl show FILE' shows one, 'egmctl compare last' the last two."
@@ -57,7 +58,7 @@ def history_document(history: History) -> Document:
                 ),
             ),
         )
-    return Document(command="egmctl history", subject=f"{len(runs)} bench run{'s' * (len(runs) != 1)}", body=body)
+    return Document(command="egmctl history", subject=several(len(runs), "bench run"), body=body)
 
 
 def _name(place: int | None) -> str:

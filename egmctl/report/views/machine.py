@@ -10,6 +10,7 @@ from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report.document import Block, Column, KeyValues, Level, Section, Table
 from egmctl.units import format_kernel_list, format_size, printable
+from egmctl.wording import counted
 
 
 def banners(origin: Origin) -> tuple[str, ...]:
@@ -72,8 +73,7 @@ def numa_rows(machine: Machine) -> tuple[tuple[str, str], ...]:
 
 
 def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
-    names = Counter(gpu.name or "unnamed" for gpu in machine.gpus or ())
-    yield "GPUs", ", ".join(f"{number} x {name}" for name, number in names.items())
+    yield "GPUs", counted(gpu.name or "unnamed" for gpu in machine.gpus or ())
     driver, host = machine.driver, machine.host
     if driver is not None:
         flavour = f" ({driver.module_flavour})" if driver.module_flavour else ""

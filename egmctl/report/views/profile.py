@@ -21,6 +21,7 @@ from egmctl.report.document import (
     Verdict,
 )
 from egmctl.report.views.machine import banners, subject
+from egmctl.wording import several
 
 
 def profiles_document(profiles: ProfileList) -> Document:
@@ -140,5 +141,5 @@ def _number(value: float | None) -> str:
 def _kinds(profile: Profile) -> str:
     kinds = {profile.sources[reference.source].kind for reference in profile.references}
     count = len(profile.references)
-    told = f"{count} reference{'s' * (count != 1)}, {' and '.join(sorted(kinds))}" if count else "no references"
+    told = f"{several(count, 'reference')}, {' and '.join(sorted(kinds))}" if count else "no references"
     return told

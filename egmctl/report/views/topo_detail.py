@@ -52,8 +52,8 @@ def found_anyway(machine: Machine) -> tuple[tuple[str, str], ...]:
 
 def _pci(bus_id: str, pci: PciFunction | None) -> str:
     parts = [bus_id]
-    if pci is not None and pci.vendor_id is not None and pci.device_id is not None:
-        parts.append(f"{pci.vendor_id:04x}:{pci.device_id:04x}")
+    if pci is not None and pci.pci_id is not None:
+        parts.append(pci.pci_id)
     if pci is not None and pci.numa_node is not None and pci.numa_node >= 0:
         parts.append(f"NUMA {pci.numa_node}")
     if pci is not None and pci.driver is not None:
