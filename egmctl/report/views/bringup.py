@@ -91,7 +91,7 @@ def _warned(run: RunReport) -> Iterator[tuple[str, Words]]:
     """Yield a line for what was seen while paths were measured, and no cause tells."""
     seen = bench_warnings.seen(run, causes=False)
     for sentence, paths in list(seen.items())[:1]:
-        yield "warned", f"{sentence} ({_several(len(paths), 'path')}){f' and {len(seen) - 1} more' * (len(seen) > 1)}"
+        yield "warned", f"{sentence} ({several(len(paths), 'path')}){f' and {len(seen) - 1} more' * (len(seen) > 1)}"
 
 
 def verdict(bringup: Bringup) -> Verdict:
