@@ -85,7 +85,7 @@ class System:
     """Answers as rpm and its elfdeps do in a system."""
 
     def __init__(self, requires: str, provides: str) -> None:
-        self._said = {"rpm": requires, "find": provides}
+        self._said = {"rpm": requires, "ls": provides}
 
     def run(self, command: str, user: int, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         assert (user, dict(environment)) == (0, {})

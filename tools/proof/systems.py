@@ -129,7 +129,8 @@ class Inside:
 
     def run(self, command: str, user: int, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run a shell command there."""
-        outside = ["unshare", "--net", "--mount", "--pid", "--fork", "sh", "-c", self._mounts, "sh", str(user), command]
+        outside = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
+        outside += ["sh", "-c", self._mounts, "sh", str(user), command]
         home = "/root" if user == 0 else "/home/u"
         plain = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": home, "LC_ALL": "C.UTF-8"}
         Path(NODE, "calls.log").unlink(missing_ok=True)
