@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from egmctl.doctor.checks.active import kinds_of
 from egmctl.doctor.expectation import expectation
-from egmctl.doctor.probes import probed
+from egmctl.doctor.probes import OnProbe, probed
 from egmctl.doctor.registry import select
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Expectation, Scope
@@ -73,12 +73,17 @@ class Doctor:
         needed = (section for check in self.checks for section in (*check.sections, *check.wants))
         return tuple(dict.fromkeys((*ALWAYS, *needed)))
 
-    def probe(self, machine: Machine) -> Machine:
+    def probe(self, machine: Machine, *, on_probe: OnProbe | None = None) -> Machine:
         """Return this node with what the active probes found, as ``--active``: they try EGM memory, copies and IPC.
 
         Needs idle GPUs, and takes seconds; each probe runs in a child process.
+
+        Parameters
+        ----------
+        on_probe
+            Is told before each probe which part of all is over, from 0 to 1, and what is tried next.
         """
-        return probed(machine, self.scope(machine), kinds_of(self.checks))
+        return probed(machine, self.scope(machine), kinds_of(self.checks), on_probe)
 
     def diagnose(self, machine: Machine, *, redacted: bool = False) -> Diagnosis:
         """Return the findings: the record of the schema ``egmctl.doctor/1``. Reads nothing but the machine.

@@ -20,7 +20,7 @@ from egmctl.cli.options import (
 )
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
-from egmctl.cli.progress import Beside, show_progress
+from egmctl.cli.progress import Beside, Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import NothingToDo
 from egmctl.report.forms import BRINGUP, Form, render
@@ -73,16 +73,21 @@ def bringup(
 
         doctor = Doctor(gpus=gpus, numa=numa)
         bench = Bench(suites=(SUITE,), gpus=gpus, numa=numa or "all")
-        seen = read_machine(machine, dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections)), quiet=quiet)
+        sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
         run: RunReport | None = None
         why = "a recorded machine cannot be measured"
-        if machine is None:
-            seen = doctor.probe(seen)
-            try:
-                run = _measured(bench, seen, outputs.files, quiet=quiet)
-                seen = with_messages(seen, run.kernel_messages)
-            except NothingToDo as error:
-                why = str(error)
+        if machine is not None:
+            seen = read_machine(machine, sections, quiet=quiet)
+        else:
+            with show_progress(quiet) as shown:
+                shown.doing(0.0, "doctor: reading this node")
+                seen = read_machine(None, sections, quiet=quiet)
+                seen = doctor.probe(seen, on_probe=probing(shown, seen))
+                try:
+                    run = _measured(bench, seen, outputs.files, shown, quiet=quiet)
+                    seen = with_messages(seen, run.kernel_messages)
+                except NothingToDo as error:
+                    why = str(error)
         found = judged(doctor.diagnose(seen), run, not_measured=why)
 
         def draw(target: Target) -> Text | str:
@@ -96,7 +101,7 @@ def bringup(
     return found.nagios_state if exit_style is ExitStyle.NAGIOS else found.exit_code
 
 
-def _measured(bench: Bench, machine: Machine, files: Sequence[Path], *, quiet: bool) -> RunReport:
+def _measured(bench: Bench, machine: Machine, files: Sequence[Path], shown: Shown, *, quiet: bool) -> RunReport:
     """Return the judged run of the quick suite.
 
     Raises
@@ -109,9 +114,9 @@ def _measured(bench: Bench, machine: Machine, files: Sequence[Path], *, quiet: b
 
     profiles = load_profiles()
     plan = bench.plan(machine)
-    with start_worker() as worker, show_progress(quiet) as on_progress:
+    with start_worker() as worker:
         kept = open_journal(None, False, files, machine, quiet=quiet)
-        run = bench.run(plan, machine, on_progress=on_progress, worker=worker, recorder=Beside(kept, on_progress))
+        run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=Beside(kept, shown))
         report = bench.explain(judge_run(run, machine, profiles), machine)
     end_journal(kept, report.exit_code, quiet=quiet)
     return report

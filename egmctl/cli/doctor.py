@@ -39,6 +39,7 @@ from egmctl.cli.options import (
 )
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Draw, Outputs, Target
+from egmctl.cli.progress import probing, show_progress
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.forms import CHECKS, DOCTOR, Form, render
 
@@ -123,7 +124,10 @@ def doctor(
             outputs.check()
             seen = read_machine(machine, sections, quiet=quiet, cuda=active, pid=pid)
             # Of the ranks of a node one is enough, and that of rank 0 is shown.
-            return asked.probe(seen) if active and (found is None or found.rank == 0) else seen
+            if not active or (found is not None and found.rank):
+                return seen
+            with show_progress(quiet) as shown:
+                return asked.probe(seen, on_probe=probing(shown, seen))
 
         def failing(seen: Machine) -> tuple[str, ...]:
             return asked.diagnose(seen).failures

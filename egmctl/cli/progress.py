@@ -1,7 +1,7 @@
-"""What a bench shows while it measures: on a terminal the table of path classes as it fills, in a log a line at times.
+"""What a long command shows while it works: what it is doing, and of a bench the table of path classes as it fills.
 
-All of it goes to standard error. The table is drawn at most once a second and where a step ends, so that it takes no
-CPU from what is being measured.
+All of it goes to standard error: to a terminal a bar and the table, to a log a line at times. The table is drawn at
+most once a second and where a step ends, so that it takes no CPU from what is being measured.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from egmctl.cli.output import logs_progress, say, shows_progress
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from egmctl.journal.events import Recorder
     from egmctl.model.kernel_log import KernelEvent
+    from egmctl.model.machine import Machine, Probe
     from egmctl.model.measurement import Measurement, RunReport, Task
 
 LINE_EVERY_S = 10.0
@@ -29,7 +30,10 @@ _BESIDE = 4
 
 
 class Shown(Protocol):
-    """Shows how far a run is; what it is told of measurements, it may show too."""
+    """Shows how far a command is; what it is told of measurements, it may show too."""
+
+    def doing(self, part: float, what: str) -> None:
+        """Show that a part of what is under way is over, and what is done now."""
 
     def __call__(self, part: float, task: Task | None) -> None:
         """Show that a part of the run is over and that a task is being measured."""
@@ -39,6 +43,9 @@ class Shown(Protocol):
 
 
 class _Nothing:
+    def doing(self, part: float, what: str) -> None:
+        """Show nothing."""
+
     def __call__(self, part: float, task: Task | None) -> None:
         """Show nothing."""
 
@@ -53,14 +60,19 @@ class Lines:
         self._begun = self._last = time.monotonic()
         self._found: dict[int, Measurement] = {}
 
-    def __call__(self, part: float, task: Task | None) -> None:
-        """Say what is being measured, if the last line is long enough ago."""
+    def doing(self, part: float, what: str) -> None:
+        """Say what is done now, if the last line is long enough ago."""
         now = time.monotonic()
-        if task is None or now < self._last + LINE_EVERY_S:
+        if now < self._last + LINE_EVERY_S:
             return
         self._last = now
-        done = f"{100 * part:.0f} %, {now - self._begun:.0f} s, {len(self._found)} measured"
-        say(f"{done}; now {task.case} {task.path}")
+        measured = f", {len(self._found)} measured" if self._found else ""
+        say(f"{100 * part:.0f} %, {now - self._begun:.0f} s{measured}; now {what}")
+
+    def __call__(self, part: float, task: Task | None) -> None:
+        """Say what is being measured, if the last line is long enough ago."""
+        if task is not None:
+            self.doing(part, _words(task))
 
     def measured(self, number: int, measurement: Measurement) -> None:
         """Count it."""
@@ -69,7 +81,7 @@ class Lines:
 
 @contextlib.contextmanager
 def show_progress(quiet: bool) -> Iterator[Shown]:
-    """Show on standard error how a run goes, unless nobody wants it."""
+    """Show on standard error how a command goes, unless nobody wants it."""
     if shows_progress(quiet):
         with _table() as table:
             yield table
@@ -97,9 +109,15 @@ def _table() -> Iterator[Shown]:
         drawn = time.monotonic()
 
         class Table:
+            def doing(self, part: float, what: str) -> None:
+                if part < progress.tasks[bar].completed:
+                    # What comes after the probes has a time of its own.
+                    progress.reset(bar, total=1)
+                progress.update(bar, completed=part, description=what)
+
             def __call__(self, part: float, task: Task | None) -> None:
                 nonlocal drawn
-                progress.update(bar, completed=part, description=f"{task.case} {task.path}" if task else "")
+                self.doing(part, _words(task) if task else "")
                 if found and task is None and time.monotonic() > drawn + TABLE_EVERY_S:
                     drawn = time.monotonic()
                     live.update(Group(table_text(list(found.values())), progress))
@@ -108,6 +126,25 @@ def _table() -> Iterator[Shown]:
                 found[number] = measurement
 
         yield Table()
+
+
+def _words(task: Task) -> str:
+    return f"{task.case} {task.path}"
+
+
+def probing(shown: Shown, machine: Machine) -> Callable[[float, Probe], None]:
+    """Return what shows the active probes of doctor: what is tried, and on which GPUs and NUMA node."""
+    from egmctl.topology.topology import gpu_label
+
+    labels = {gpu.bus_id: gpu_label(gpu) for gpu in machine.gpus or ()}
+    shown.doing(0.0, "doctor: starting CUDA")
+
+    def show(part: float, probe: Probe) -> None:
+        where = " -> ".join(labels[gpu] for gpu in probe.gpus)
+        node = "" if probe.numa_node is None else f" NUMA{probe.numa_node}"
+        shown.doing(part, f"doctor: {probe.kind}{node} {where}")
+
+    return show
 
 
 def table_text(measurements: Sequence[Measurement]) -> Text:

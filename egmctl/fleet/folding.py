@@ -17,12 +17,15 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import Grade
 from egmctl.report.document import plain
+from egmctl.report.views.bench_answer import answer
 from egmctl.report.views.bringup import root_of, verdict
-from egmctl.report.views.causes import UNEXPLAINED, asked_words
+from egmctl.report.views.causes import asked_words
 from egmctl.saved import Saved
 from egmctl.topology.missing import missing
 from egmctl.topology.platform import platform
 from egmctl.wording import counted
+
+_STATUSES = {Grade.FAIL: "fail", Grade.WARN: "warn"}
 
 
 def groups(
@@ -38,8 +41,8 @@ def groups(
         Writes nodes in short.
     """
     alike: dict[tuple[Line, ...], list[fleet.Answer]] = {}
-    for answer in answers:
-        alike.setdefault(lines_of.get(answer.node) or _silence(answer, _nameless(answer)), []).append(answer)
+    for one in answers:
+        alike.setdefault(lines_of.get(one.node) or _silence(one, _nameless(one)), []).append(one)
     found = []
     for lines, those in sorted(alike.items(), key=lambda item: (item[1][0].node not in lines_of, -len(item[1]))):
         nodes = tuple(answer.node for answer in those)
@@ -101,29 +104,37 @@ def _bench_lines(report: RunReport) -> tuple[Line, ...]:
         Line(key="GPUs", value=_counted(gpu.name for gpu in report.gpus)),
         Line(key="measurements", value=told or "none"),
     ]
+    culprits: Sequence[Line] = ()
+    if report.verdict is not None:
+        status = _STATUSES.get(report.verdict.grade, "")
+        told = plain(answer(report).sentence) if status else report.verdict.grade.value
+        lines.append(Line(key="" if status else "verdict", value=told, status=status))
+        culprits = [
+            Line(
+                key=culprit.path_class,
+                value=f"{culprit.label} is slower than its peers",
+                status=_STATUSES.get(culprit.grade, ""),
+            )
+            for culprit in report.verdict.culprits
+        ]
     lines += [Line(key="", value=problem, status="fail") for problem in report.problems]
     for one in report.measurements:
         if one.status not in (measurement.Status.OK, measurement.Status.WAIVED):
             status = "warn" if one.status is measurement.Status.UNSTABLE else "fail"
             lines.append(Line(key=f"{one.case} {one.path}", value=one.status.value, status=status))
-    if report.verdict is not None:
-        status = {Grade.FAIL: "fail", Grade.WARN: "warn"}.get(report.verdict.grade, "")
-        lines.append(Line(key="verdict", value=report.verdict.grade.value, status=status))
-        for culprit in report.verdict.culprits:
-            lines.append(Line(key=culprit.path_class, value=f"{culprit.label} is weak", status=culprit.grade.value))
+    # Slow in both directions is one line.
+    lines += dict.fromkeys(culprits)
     lines += _cause_lines(report)
     return tuple(lines)
 
 
 def _cause_lines(report: RunReport) -> Iterator[Line]:
-    """Yield what explains a run: each cause once, or that nothing that was read does."""
+    """Yield what explains a run: each cause once."""
     for cause in report.causes:
         key = " ".join(filter(None, ("cause", cause.finding.check, cause.node, cause.finding.place.label)))
         value = f"{cause.finding.summary}{asked_words(cause)}; "
         value += f"explains {len(cause.explains)} of {len(report.measurements)} measurements"
         yield Line(key=key, value=value, status="" if cause.status is finding.Status.NOTE else cause.status.value)
-    if report.verdict is not None and report.verdict.grade is Grade.FAIL and not report.causes:
-        yield Line(key="cause", value=UNEXPLAINED, status="fail")
 
 
 def _bringup_lines(found: Bringup) -> tuple[Line, ...]:

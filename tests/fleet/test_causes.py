@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egmctl.fleet.folding import lines_of
+from egmctl.model.fleet import Line
 from egmctl.model.machine import Machine
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
@@ -16,10 +17,19 @@ from tests.verdict.test_explain import PROFILE, links_down, narrow, slow_at
 H200 = shipped("hgx-h200x4")
 
 
-def causes(machine: Machine, *slow: str) -> list[tuple[str, str]]:
+def lines(machine: Machine, *slow: str) -> tuple[Line, ...]:
     made = replace(run(WRITE, H2D, value=slow_at(*slow), machine=H200), machines=(machine,))
-    report = with_causes(replace(made, verdict=judge(made, PROFILE)))
-    return [(line.key, line.value) for line in lines_of(saved("node1", report)) if line.key.startswith("cause")]
+    return lines_of(saved("node1", with_causes(replace(made, verdict=judge(made, PROFILE)))))
+
+
+def causes(machine: Machine, *slow: str) -> list[tuple[str, str]]:
+    return [(line.key, line.value) for line in lines(machine, *slow) if line.key.startswith("cause")]
+
+
+def test_what_is_slow_in_both_directions_is_one_line() -> None:
+    told = lines(H200, "GPU2")
+    assert sum("GPU2 is slower than its peers" in line.value for line in told) == 2, "one for each class of paths"
+    assert len(told) == len(set(told))
 
 
 def test_each_cause_is_one_line() -> None:
@@ -36,7 +46,9 @@ def test_each_cause_is_one_line() -> None:
 
 
 def test_what_nothing_explains_says_so() -> None:
-    assert causes(H200, "GPU2") == [("cause", "nothing that was read explains it")]
+    told = [line.value for line in lines(H200, "GPU2") if line.status == "fail"]
+    assert told[0].endswith("the outliers touch GPU2; nothing that was read explains it")
+    assert causes(H200, "GPU2") == []
 
 
 def test_a_node_where_all_is_well_has_none() -> None:

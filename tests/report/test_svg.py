@@ -12,6 +12,7 @@ from egmctl.report.document import Chart, Point
 from egmctl.report.forms import Form, render
 from egmctl.report.render.figures import diagram
 from egmctl.report.render.plot import HEIGHT, WIDTH, plot, ticks
+from egmctl.report.scene import Label, Line, Look
 from egmctl.report.views.bench_rates import rates
 from egmctl.report.views.node_scene import Rates, node_scene
 from egmctl.topology.topology import Topology, topology
@@ -138,3 +139,20 @@ def test_a_gpu_with_links_down_is_drawn_so_and_its_healthy_peers_are_not() -> No
     assert sum(text.startswith("NV18 ") for text in texts) == 3
     assert [line.get("class") for line in drawn.iter("path")].count("link down") == 1
     assert [box.get("class") for box in drawn.iter("rect")].count("card degraded") == 1
+
+
+def test_the_words_of_a_pair_of_gpus_touch_no_link_of_another_pair() -> None:
+    scene = node_scene(topology(shipped("gh200x4")))
+    lines = [shape for shape in scene.shapes if isinstance(shape, Line) and shape.look is Look.NVLINK]
+    named = [shape for shape in scene.shapes if isinstance(shape, Label) and shape.halo and "NV6" in shape.text]
+    assert len(named) == len(lines) == 6
+    for label in named:
+        for (x, top), (_, bottom) in ((line.points[0], line.points[1]) for line in lines):
+            assert abs(x - label.x) > 3.2 * len(label.text) or not top < label.y < bottom, label.text
+
+
+def test_names_that_do_not_fit_their_box_are_cut_to_it() -> None:
+    shapes = node_scene(topology(shipped("dgx-station-gb300"))).shapes
+    assert any(isinstance(one, Label) and one.text == "RTX PRO 6000 B\N{HORIZONTAL ELLIPSIS}" for one in shapes)
+    shapes = node_scene(topology(shipped("dgx-h100"))).shapes
+    assert any(isinstance(one, Label) and one.text == "NIC10 mlx5_10" for one in shapes)

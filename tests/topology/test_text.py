@@ -14,6 +14,7 @@ from rich.text import Text
 from egmctl.model.machine import Driver, Machine, OriginKind, Process, Reason, Unread
 from egmctl.report.forms import Form, render
 from egmctl.topology.topology import topology
+from tests.doctor.machines import shipped
 from tests.random_machines import machines
 from tests.topology import builders
 from tests.topology.builders import gpu, grace, grace_gpu, hgx, nic, node, out_of_sight, pairs
@@ -87,6 +88,12 @@ def test_p2p_that_is_alike_is_one_line_and_what_differs_is_a_matrix() -> None:
 def test_the_legend_explains_what_appears_and_nothing_else() -> None:
     legend = {words[0] for words in block(text_of(grace(1)) + "\n\n", "Legend")}
     assert legend == {"X", "C2C"}
+
+
+def test_a_symbol_of_links_between_nics_is_explained_where_these_are_shown() -> None:
+    node = shipped("dgx-h100")
+    assert "PIX" not in {words[0] for words in block(text_of(node) + "\n\n", "Legend")}
+    assert "PIX" in {words[0] for words in block(text_of(node, verbose=1) + "\n\n", "Legend")}
 
 
 def test_nics_have_their_own_block_with_their_names() -> None:

@@ -40,9 +40,11 @@ SHARING: tuple[tuple[ProbeKind, bool], ...] = (
 """What two processes share, and whether it is memory of a NUMA node."""
 
 Message = dict[str, Any]
+OnProbe = Callable[[float, Probe], None]
+"""Is told before each probe which part of all is over, from 0 to 1, and what is tried next."""
 
 
-def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind]) -> Machine:
+def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe: OnProbe | None = None) -> Machine:
     """Return the machine with the results of active probes of its usable GPUs in scope.
 
     Host memory is tried on every chosen CPU NUMA node by every GPU, peers as all ordered pairs, and what two processes
@@ -55,14 +57,28 @@ def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind]) -> Machin
     results: list[Probe] = []
     if gpus and asked:
         deadline = started + DEADLINE_S
+        told = _counted(len(list(plan(gpus, nodes, asked))), on_probe)
         try:
-            visible = _try_alone(gpus, nodes, asked, deadline, results)
+            visible = _try_alone(gpus, nodes, asked, deadline, results, told)
         except ChildFailed as error:
             results += (_failed(blank, error) for blank in plan(gpus, nodes, asked))
         else:
-            results += _try_sharing(visible, nodes, asked, deadline)
+            results += _try_sharing(visible, nodes, asked, deadline, told)
     status = SectionStatus(version=SECTION_VERSIONS["probes"], duration_ms=round(1e3 * (time.monotonic() - started), 3))
     return replace(machine, probes=tuple(results), sections={**machine.sections, "probes": status})
+
+
+def _counted(number: int, on_probe: OnProbe | None) -> Callable[[Probe], None]:
+    """Return what is told of each probe before it is tried."""
+    done = 0
+
+    def told(blank: Probe) -> None:
+        nonlocal done
+        if on_probe is not None:
+            on_probe(done / number, blank)
+        done += 1
+
+    return told
 
 
 class Part:
@@ -106,7 +122,12 @@ class Part:
 
 
 def _try_alone(
-    gpus: Sequence[str], nodes: Sequence[int], asked: Collection[ProbeKind], deadline: float, results: list[Probe]
+    gpus: Sequence[str],
+    nodes: Sequence[int],
+    asked: Collection[ProbeKind],
+    deadline: float,
+    results: list[Probe],
+    told: Callable[[Probe], None],
 ) -> list[str]:
     """Append what one process finds; return the GPUs that CUDA shows."""
     with contextlib.ExitStack() as parts:
@@ -119,6 +140,7 @@ def _try_alone(
         visible = [gpu for gpu in gpus if gpu in shown]
         node: int | None = None
         for blank in _alone(gpus, nodes, asked):
+            told(blank)
             if blank.numa_node != node and results:
                 # Drivers before r595 may crash in cuMemCreate on a node without memory or CPUs
                 # (https://github.com/NVIDIA/nccl/issues/2106): what was tried on another one must not suffer.
@@ -140,7 +162,11 @@ def _try_alone(
 
 
 def _try_sharing(
-    gpus: Sequence[str], nodes: Sequence[int], asked: Collection[ProbeKind], deadline: float
+    gpus: Sequence[str],
+    nodes: Sequence[int],
+    asked: Collection[ProbeKind],
+    deadline: float,
+    told: Callable[[Probe], None],
 ) -> Iterator[Probe]:
     """Try what is shared between processes on each GPU and on the next one."""
     blanks = list(_sharing(gpus, nodes, asked))
@@ -159,6 +185,7 @@ def _try_sharing(
             # All initialise at the same time.
             part(place)
         for place, blank in blanks:
+            told(blank)
             if time.monotonic() > deadline:
                 yield _not_run(blank, _NO_TIME)
                 continue

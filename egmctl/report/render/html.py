@@ -32,6 +32,7 @@ from egmctl.report.document import (
     Verdict,
     Words,
     parts,
+    plain,
 )
 from egmctl.report.render import figures, page
 from egmctl.report.render.markup import Child, element
@@ -45,6 +46,8 @@ _SIGNS = {
     "plain": ("M12 2.5a9.5 9.5 0 1 0 0 19a9.5 9.5 0 1 0 0 -19", "M8 12h8"),
 }
 """Circle and tick, triangle, octagon and cross, circle and bar: told apart without colour."""
+_SHORT = 14
+"""Characters of cells that a page never breaks."""
 _WIDE_TABLE = 8
 """Columns from which a table can be scrolled by keyboard."""
 
@@ -155,17 +158,15 @@ def _entry(block: Entry) -> Element:
     body: list[Child] = []
     for one in block.body:
         if isinstance(one, KeyValues):
-            body += [
-                element("p", element("span", name, class_="label"), element("span", _words(value)))
-                for name, value in one.rows
-            ]
+            pairs = ([element("dt", name), element("dd", _words(value))] for name, value in one.rows)
+            body.append(element("dl", list(pairs), class_="values"))
         else:
             body.append(_block(one))
     return element("article", element("h3", label, element("span", _words(block.title)), check), body, class_="finding")
 
 
 def _table(block: Table) -> Element:
-    looks = ["number" if column.align is Align.RIGHT else None for column in block.columns]
+    looks = [_look(block, place) for place in range(len(block.columns))]
     heads = (
         element("th", column.name, scope="col", class_=look) for column, look in zip(block.columns, looks, strict=True)
     )
@@ -189,10 +190,19 @@ def _table(block: Table) -> Element:
     )
 
 
+def _look(block: Table, place: int) -> str | None:
+    """Return how the cells of a column look: those of numbers and names are not broken, sentences are."""
+    column = block.columns[place]
+    if column.align is Align.RIGHT:
+        return "number"
+    short = all(len(plain(row[place])) <= _SHORT for row in block.rows)
+    return "whole" if short or not column.wrap else None
+
+
 def _row(row: Sequence[Words], looks: Sequence[str | None]) -> Element:
     first, *others = row
     cells = (element("td", _words(cell), class_=look) for cell, look in zip(others, looks[1:], strict=True))
-    return element("tr", element("th", _words(first), scope="row"), cells)
+    return element("tr", element("th", _words(first), scope="row", class_=looks[0]), cells)
 
 
 def _words(words: Words) -> list[Child]:

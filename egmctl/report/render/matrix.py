@@ -88,10 +88,13 @@ def _heads(matrix: Matrix, row: int, depth: int) -> Iterator[Element]:
 
 def _body(matrix: Matrix, best_of: Mapping[str, float]) -> Iterator[Element]:
     for place, row in enumerate(matrix.rows):
+        cells = [one.cells[place] for one in columns(matrix)]
+        # A row without cells is a heading of those below it.
+        look = None if any(cell.text for cell in cells) else "strong"
         yield element(
             "tr",
-            element("th", row, scope="row") if any(matrix.rows) else None,
-            [_cell(one.cells[place], matrix, best_of) for one in columns(matrix)],
+            element("th", row, scope="row", class_=look) if any(matrix.rows) else None,
+            [_cell(cell, matrix, best_of) for cell in cells],
         )
 
 

@@ -109,7 +109,7 @@ class _Page:
         for place, those in enumerate(_runs(shown(blocks, self._level))):
             if place and not close:
                 self.gap()
-            label = max((len(one.word) for one in those if isinstance(one, Entry)), default=0)
+            label = max((_head(one) for one in those), default=0)
             for number, block in enumerate(those):
                 if number and isinstance(block, (Section, Details, Matrix, Table)):
                     self.gap()
@@ -143,7 +143,7 @@ class _Page:
                 for item in block.items:
                     self.words(item, indent + 2, further=2)
             case KeyValues():
-                self._key_values(block, indent)
+                self._key_values(block, indent, label)
             case Command():
                 place = indent + self._names + 2 if self._names else indent
                 self.text.append(f"{' ' * place}$ {printable(block.text)}\n", _HEADING)
@@ -169,8 +169,8 @@ class _Page:
         if block.advice:
             self.words(block.advice, head=Text(" " * indent).append("Next: ", _HEADING))
 
-    def _key_values(self, block: KeyValues, indent: int) -> None:
-        width = max((self._names, *(len(name) for name, _ in block.rows)))
+    def _key_values(self, block: KeyValues, indent: int, label: int) -> None:
+        width = max(self._names, label)
         for name, value in block.rows:
             self.words(value, head=Text(" " * indent).append(f"{printable(name).ljust(width)}  ", STYLES[Tone.DIM]))
 
@@ -199,6 +199,13 @@ class _Page:
             self.text.append_text(line).append("\n")
         for after in block.after:
             self.words(after)
+
+
+def _head(block: Block) -> int:
+    """Return the characters of what stands before a block's text: the same for those that follow each other."""
+    if isinstance(block, KeyValues):
+        return max((len(name) for name, _ in block.rows), default=0)
+    return len(block.word) if isinstance(block, Entry) else 0
 
 
 def _runs(blocks: Iterator[Block]) -> Iterator[list[Block]]:

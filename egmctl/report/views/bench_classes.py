@@ -92,19 +92,36 @@ def _unjudged(measurements: Sequence[Measurement]) -> list[_Row]:
 
 def _summary(rows: Sequence[_Row], caption: str = "Path classes (GB/s; latencies in ns)") -> Matrix:
     """Return a row for each class of paths, those over the same links together."""
-    labels: list[str] = []
-    cells: list[tuple[Cell, ...]] = []
-    for link in dict.fromkeys(link for _, link, _, _ in rows):
-        labels.append(link)
-        cells.append((Cell(text=""),) * 5)
-        for case, of, measurements, verdict in rows:
-            if of == link:
-                labels.append(f" {case}")
-                cells.append(_cells(measurements, verdict))
-    heads = ("n", "median", "worst", "expect", "link")
-    return Matrix(
+    return by_link(
+        [(case, link, _cells(measurements, verdict)) for case, link, measurements, verdict in rows],
+        heads=("n", "median", "worst", "expect", "link"),
         caption=caption,
         notes=(_NOTE,),
+    )
+
+
+def by_link(
+    rows: Sequence[tuple[str, str, Sequence[Cell]]], *, heads: Sequence[str], caption: str, notes: tuple[str, ...] = ()
+) -> Matrix:
+    """Return the cells of cases, those over the same links together under a heading.
+
+    Parameters
+    ----------
+    rows
+        Case, link and cells of each.
+    """
+    labels: list[str] = []
+    cells: list[Sequence[Cell]] = []
+    for link in dict.fromkeys(link for _, link, _ in rows):
+        labels.append(link)
+        cells.append((Cell(text=""),) * len(heads))
+        for case, of, those in rows:
+            if of == link:
+                labels.append(f" {case}")
+                cells.append(those)
+    return Matrix(
+        caption=caption,
+        notes=notes,
         rows=tuple(labels),
         groups=(
             tuple(Series(header=(head,), cells=tuple(row[place] for row in cells)) for place, head in enumerate(heads)),

@@ -6,19 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import BAD_GRADES, ClassVerdict, Culprit, Direction, Grade, RunVerdict, Yardstick
-from egmctl.report.document import Align, Bullets, Column, Level, Paragraph, Section, Span, Table, Tone, Words
+from egmctl.report.document import Bullets, Cell, Level, Matrix, Paragraph, Section, Span, Tone, Words
 from egmctl.report.views.bench_cells import GRADE_TONES
-from egmctl.report.views.bench_classes import number
+from egmctl.report.views.bench_classes import by_link, number
 from egmctl.units import format_size
 from egmctl.wording import shortened
 
 _WORDS = {Grade.FAIL: "FAIL", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "-"}
 _SIDES = {Direction.EGRESS: " egress", Direction.INGRESS: " ingress", None: ""}
 _SHOWN = 3
-"""From here on nobody needs a decimal."""
 _LEGEND = (
     "worst of the class's paths; expected by the profile; then the judgement by the profile, by the link (links x rate "
-    "x payload) and by its peers (the same between other GPUs); -: nothing to judge by. GB/s, latencies in ns."
+    "x payload) and by its peers (the same between other GPUs); -: nothing to judge by."
 )
 
 
@@ -26,11 +25,8 @@ def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[Section]
     """Yield the table of the classes, what stands out, and where the references come from."""
     judged = [one for one in verdict.classes if {one.by_profile, one.by_link, one.by_peers} != {Grade.NO_REFERENCE}]
     if judged:
-        links = dict.fromkeys(one.link for one in judged)
-        tables = tuple(_table(link, [one for one in judged if one.link == link]) for link in links)
-        yield Section(
-            title="Measured vs expected", body=(Paragraph(words=_LEGEND, tone=Tone.DIM), *tables), level=Level.VERBOSE
-        )
+        body = (Paragraph(words=_LEGEND, tone=Tone.DIM), _table(judged))
+        yield Section(title="Measured vs expected", body=body, level=Level.VERBOSE)
     for title, lines in (
         ("Outliers", _culprits(verdict.culprits)),
         ("Failures", _faults(report, verdict)),
@@ -40,20 +36,25 @@ def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[Section]
             yield Section(title=title, body=(Bullets(items=items),), level=Level.VERBOSE)
 
 
-def _table(link: str, classes: Sequence[ClassVerdict]) -> Table:
-    numbers = (Column(name=name, align=Align.RIGHT) for name in ("worst", "expect", "prof", "link", "peers"))
-    return Table(
-        columns=(Column(name=""), *numbers),
-        rows=tuple(
+def _table(classes: Sequence[ClassVerdict]) -> Matrix:
+    return by_link(
+        [
             (
-                one.case if one.size_bytes is None else f"{one.case}, {format_size(one.size_bytes)}",
-                number(one.worst),
-                number(one.expected),
-                *map(_grade, (one.by_profile, one.by_link, one.by_peers)),
+                f"{one.case} {format_size(one.size_bytes)}" if one.size_bytes else one.case,
+                one.link,
+                (
+                    Cell(text=number(one.worst)),
+                    Cell(text=number(one.expected)),
+                    *(
+                        Cell(text=_WORDS[grade], tone=GRADE_TONES.get(grade, Tone.PLAIN))
+                        for grade in (one.by_profile, one.by_link, one.by_peers)
+                    ),
+                ),
             )
             for one in classes
-        ),
-        caption=link,
+        ],
+        heads=("worst", "expect", "profile", "link", "peers"),
+        caption="Path classes (GB/s; latencies in ns)",
     )
 
 

@@ -27,7 +27,7 @@ from egmctl.report.document import (
 from egmctl.report.views import bench_warnings
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
-from egmctl.report.views.causes import CAUSES, PATHS, SEE_DOCTOR, UNEXPLAINED
+from egmctl.report.views.causes import CAUSES, PATHS, SEE_DOCTOR
 from egmctl.report.views.doctor import TONES, doctor_document, remedy_words, title
 from egmctl.report.views.doctor import verdict as doctor_verdict
 from egmctl.report.views.machine import banners, machine_section, subject
@@ -228,14 +228,16 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
     findings = [bringup.diagnosis.findings[place] for place in cause.findings[1:]]
     if checks := list(dict.fromkeys(one.check for one in findings)):
         rows.append(("explains", shortened(checks, PATHS)))
-    if paths := _paths(bringup, cause.slow):
+    paths = _paths(bringup, cause.slow)
+    unknown = f"{several(len(paths), 'slow path')}, cause unknown"
+    if paths:
         rows.append(("slow", shortened(paths, PATHS)))
     if waived := _paths(bringup, cause.waived):
         rows.append(("not made", shortened(waived, PATHS)))
     return Entry(
         word=cause.status.upper(),
         tone=TONES[cause.status],
-        title=f"slow, and {UNEXPLAINED}" if root is None else title(root),
+        title=unknown if root is None else title(root),
         id="" if root is None else root.check,
         body=(*([KeyValues(rows=tuple(rows))] if rows else []), *command),
         level=level,

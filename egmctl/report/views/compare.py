@@ -36,6 +36,8 @@ _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT:
 _THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "finding"}
 """Of others facts are compared."""
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
+FINDINGS, FILES = "Findings", "Files"
+"""Titles of sections."""
 _CASES_SHOWN = 3
 _SHOWN = 15
 """Rows of a kind that are told without -v."""
@@ -81,7 +83,7 @@ def verdict(comparison: Comparison) -> Verdict:
     gravest = next((one for one in Outcome if one in comparison.outcomes), Outcome.SAME)
     common, advice = _common(comparison), ""
     if gravest is Outcome.WORSE:
-        where = "the node that is worse" if comparison.of_nodes else f"the node of {comparison.nodes[-1].name}"
+        where = _where_worse(comparison)
         advice = f"look for the cause with 'egmctl doctor' on {where}"
         if comparison.causes and (remedy := comparison.causes[0].finding.remedy) is not None:
             advice = remedy_words(remedy).removesuffix(".")
@@ -95,12 +97,12 @@ def verdict(comparison: Comparison) -> Verdict:
 def _common(comparison: Comparison) -> str:
     worse = [one for one in comparison.affected if one.outcome is Outcome.WORSE and one.change is not None]
     if comparison.of_nodes:
-        bad = dict.fromkeys(one.node for one in worse)
+        bad = list(dict.fromkeys(one.node for one in worse))
         if not bad:
             return ""
         where = dict.fromkeys(one.where for one in worse)
-        same = f", {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
-        return f"everything slower is of {', '.join(list(bad)[:_CASES_SHOWN])}{same}"
+        same = f": {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
+        return f"only {_nodes(bad)} {'is' if len(bad) == 1 else 'are'} slower{same}"
     if not worse:
         return ""
     busy = _got_busy(comparison)
@@ -111,6 +113,21 @@ def _common(comparison: Comparison) -> str:
     else:
         told = "what is slower has no GPU in common"
     return f"{told}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else told
+
+
+def _where_worse(comparison: Comparison) -> str:
+    """Return on which nodes to look for the cause."""
+    if not comparison.of_nodes:
+        return f"the node of {comparison.nodes[-1].name}"
+    bad = dict.fromkeys(one.node for one in comparison.affected if one.outcome is Outcome.WORSE)
+    return _nodes(list(bad)) if bad else "each node that is worse"
+
+
+def _nodes(names: Sequence[str]) -> str:
+    """Return the names of some nodes, and how many more there are."""
+    if len(names) > _CASES_SHOWN:
+        names = (*names[:_CASES_SHOWN], f"{len(names) - _CASES_SHOWN} more")
+    return listed(names)
 
 
 def _got_busy(comparison: Comparison) -> list[str]:
@@ -135,7 +152,7 @@ def _body(comparison: Comparison) -> Iterator[Block]:
         rows = [one for one in comparison.affected if _unit(comparison, one) == unit]
         if rows:
             yield Section(title=title, body=tuple(_entry(comparison, row) for row in rows))
-    yield from _told(comparison, comparison.words, "Findings" if comparison.kind is Command.DOCTOR else "Facts")
+    yield from _told(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
     if comparison.same:
         yield Paragraph(words=(Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
     if not comparison.of_nodes:
@@ -153,7 +170,7 @@ def _body(comparison: Comparison) -> Iterator[Block]:
         yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
     columns = (Column(name="file"), Column(name="when"), Column(name="written by"))
-    yield Section(title="Files", body=(Table(columns=columns, rows=files),), level=Level.VERBOSE)
+    yield Section(title=FILES, body=(Table(columns=columns, rows=files),), level=Level.VERBOSE)
 
 
 def _causes(comparison: Comparison) -> Iterator[Entry]:

@@ -193,17 +193,20 @@ def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
     """Yield what is worth knowing: advice on what could not be determined, and which checks could not be."""
     explained = {id(one) for cause in found for one in cause.explains}
     unknown = [one for one in diagnosis.findings if one.status is Status.UNKNOWN and id(one) not in explained]
+    alike: dict[tuple[str, Remedy], list[str]] = {}
     for finding in unknown:
         if finding.remedy is not None:
-            rows: tuple[tuple[str, Words], ...] = (("fix", remedy_words(finding.remedy)),)
-            command = () if finding.remedy.command is None else (Command(text=finding.remedy.command),)
-            yield Entry(
-                word="UNKNOWN",
-                tone=Tone.UNKNOWN,
-                title=title(finding),
-                id=finding.check,
-                body=(KeyValues(rows=rows), *command),
-            )
+            alike.setdefault((title(finding), finding.remedy), []).append(finding.check)
+    for (what, remedy), checks in alike.items():
+        rows: tuple[tuple[str, Words], ...] = (("fix", remedy_words(remedy)),)
+        command = () if remedy.command is None else (Command(text=remedy.command),)
+        yield Entry(
+            word="UNKNOWN",
+            tone=Tone.UNKNOWN,
+            title=what,
+            id=", ".join(dict.fromkeys(checks)),
+            body=(KeyValues(rows=rows), *command),
+        )
     rest = list(dict.fromkeys(one.check for one in unknown if one.remedy is None))
     if rest:
         yield Hint(words=f"Not determined (-v says why): {shortened(rest, _NAMED)}")

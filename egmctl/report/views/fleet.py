@@ -25,8 +25,9 @@ from egmctl.report.document import (
     Series,
     Span,
     Tone,
+    Verdict,
 )
-from egmctl.report.views.compare import banners, compare_document
+from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document
 from egmctl.units import natural
 from egmctl.wording import several
 
@@ -67,10 +68,21 @@ def _body(report: FleetReport) -> Iterator[Block]:
     if report.comparison is not None:
         yield from heat_maps(report)
         compared = compare_document(report.comparison)
-        yield Section(title=f"Compared: {compared.subject}", body=compared.body)
+        yield Section(title=f"Compared: {compared.subject}", body=tuple(_own(compared)))
     groups = tuple(_group(group) for group in report.groups)
     if groups:
         yield Section(title="Nodes that are alike", body=groups, level=Level.VERBOSE)
+
+
+def _own(compared: Document) -> Iterator[Block]:
+    """Yield what a comparison says that a fleet has not said already: findings are among the causes."""
+    for block in compared.body:
+        if isinstance(block, Verdict):
+            yield replace(block, advice="")
+        elif not isinstance(block, Section):
+            yield block
+        elif block.title != FILES:
+            yield replace(block, level=Level.VERBOSE) if block.title == FINDINGS else block
 
 
 def answer(report: FleetReport) -> Iterator[Paragraph]:
@@ -124,7 +136,9 @@ def _causes(report: FleetReport) -> Iterator[Entry]:
     for group in report.groups:
         for line in group.lines:
             if line.status:
-                found.setdefault(line, []).append(group)
+                groups = found.setdefault(line, [])
+                if group not in groups:
+                    groups.append(group)
     number = {line: sum(len(group.nodes) for group in groups) for line, groups in found.items()}
     for line in sorted(found, key=lambda line: (_rank(line.status), -number[line])):
         nodes = ",".join(group.folded for group in found[line])
@@ -165,7 +179,7 @@ def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
         if path.slower is not None and path.outcome is not Outcome.SAME:
             found.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
     classes = sorted({name for one in found.values() for name in one})
-    nodes = _sorted(report, {node: len(one) for node, one in found.items()})
+    nodes = _rows(report, {node: len(one) for node, one in found.items()})
     if classes:
         yield Matrix(
             caption="Share of what all nodes reach, by node and class of paths (%)",
@@ -201,7 +215,7 @@ def _by_check(report: FleetReport) -> Iterator[Matrix]:
                     worse = "fail" in (line.status, found.get(node, {}).get(check))
                     found.setdefault(node, {})[check] = "fail" if worse else "warn"
     checks = sorted({check for one in found.values() for check in one})
-    nodes = _sorted(report, {node: len(one) for node, one in found.items()})
+    nodes = _rows(report, {node: len(one) for node, one in found.items()})
     if checks:
         yield Matrix(
             caption="Nodes by check",
@@ -218,6 +232,9 @@ def _status(of: Mapping[str, str], check: str) -> Cell:
     return Cell(text=of[check], tone=_TONES[of[check]]) if check in of else EMPTY
 
 
-def _sorted(report: FleetReport, faults: Mapping[str, int]) -> list[str]:
+def _rows(report: FleetReport, faults: Mapping[str, int]) -> list[str]:
+    """Return the nodes that something is against, those with most first, and one row for all others."""
     answered = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED]
-    return sorted(answered, key=lambda node: (-faults.get(node, 0), natural(node)))
+    bad = sorted((node for node in answered if faults.get(node)), key=lambda node: (-faults[node], natural(node)))
+    others = [node for node in answered if node not in bad]
+    return [*bad, *(others if len(others) == 1 else [f"{len(others)} others"] if others else [])]

@@ -132,9 +132,9 @@ class _Drawing:
         nic = self.topology.nics[label]
         told = port_words(nic)
         yield Box(x=x, y=y, width=width, height=_NIC, look=Look.NIC, radius=6)
-        yield Label(text=_cut(f"{label} {nic.name}", width), x=x + 10, y=y + (15 if told else 22))
+        yield Label(text=_cut(f"{label} {nic.name}", width - 7), x=x + 6, y=y + (15 if told else 22))
         if told:
-            yield Label(text=told, x=x + 10, y=y + 29, look=Look.DIM)
+            yield Label(text=told, x=x + 6, y=y + 29, look=Look.DIM)
 
     def host_link(self, label: str, node: _Node, x: float) -> Iterator[Shape]:
         of = self.topology.gpus[label].bus_id
@@ -153,8 +153,8 @@ class _Drawing:
             for place, nic in enumerate(nics):
                 at = y + _SWITCH + 4 + place * (_NIC + 6)
                 middle = at + _NIC / 2
-                yield Line(points=((x + 8, y + _SWITCH), (x + 8, middle), (x + 18, middle)), look=Look.LINK)
-                yield from self.nic(nic, x + 18, at, _COLUMN - 18 - _LEFT)
+                yield Line(points=((x + 8, y + _SWITCH), (x + 8, middle), (x + 14, middle)), look=Look.LINK)
+                yield from self.nic(nic, x + 14, at, _COLUMN - 14 - _LEFT)
         down, up = self.rates.get((f"NUMA{node.node}", label)), self.rates.get((label, f"NUMA{node.node}"))
         yield from _words(_route_words(route), down, up, x + 10, start + 20)
 
@@ -178,7 +178,7 @@ class _Drawing:
         if memory:
             size = format_size(memory)
             yield Label(text=size, x=x + _COLUMN - 12, y=y + 21, look=Look.DIM, anchor=Anchor.END)
-        yield Label(text=_cut((gpu.name or "unnamed").removeprefix("NVIDIA "), _COLUMN), x=x + 12, y=y + 39)
+        yield Label(text=_cut((gpu.name or "unnamed").removeprefix("NVIDIA "), _COLUMN - 20), x=x + 12, y=y + 39)
         told, style = (f"blocked: {stopped.block.value}", Look.BAD) if stopped else (short, Look.WARN)
         if not told:
             told, style = gpu.bus_id, Look.MONO
@@ -231,17 +231,22 @@ class _Drawing:
         lines: list[Shape] = []
         names: list[Shape] = []
         y, cards = float(self.bottom), self.cards + _CARD
-        for pair in pairs:
+        at = {
+            pair: tuple(sorted(_port(self.centres[end], ports[end].index(pair), len(ports[end])) for end in pair))
+            for pair in pairs
+        }
+        for place, pair in enumerate(pairs):
             y += _ROW
             link = links[pair]
-            one, other = (_port(self.centres[end], ports[end].index(pair), len(ports[end])) for end in pair)
+            one, other = at[pair]
             look = Look.DOWN if link.nvlinks_expected else Look.NVLINK
             lines.append(Line(points=((one, cards), (one, y), (other, y), (other, cards)), look=look))
             nominal = nvlink(self.topology.gpus[pair[0]], link.nvlinks or 0).nominal_gb_s
             words = [f"{pair[0]}-{pair[1]} {link.symbol}" + (f" {nominal:.0f} GB/s" if nominal is not None else "")]
             arrows = (("→", self.rates.get(pair)), ("←", self.rates.get((pair[1], pair[0]))))
             words += [f"{arrow} {value:.1f}" for arrow, value in arrows if value is not None]
-            middle = (one + other) / 2
+            crossing = [x for later in pairs[place + 1 :] for x in at[later] if one < x < other]
+            middle = _widest(sorted((one, *crossing, other)))
             names.append(
                 Label(text="  ".join(words), x=middle, y=y - 6, look=Look.DIM, anchor=Anchor.MIDDLE, halo=True)
             )
@@ -323,13 +328,33 @@ def _port(centre: float, place: int, count: int) -> float:
     return centre + (_COLUMN - 24) * ((place + 0.5) / count - 0.5)
 
 
+def _widest(places: Sequence[float]) -> float:
+    """Return the middle of the widest gap between neighbours: where words touch no line."""
+    left, right = max(pairwise(places), key=lambda gap: gap[1] - gap[0])
+    return (left + right) / 2
+
+
 def _middle(values: Sequence[float]) -> float | None:
     return sorted(values)[len(values) // 2] if values else None
 
 
 def _cut(text: str, width: float) -> str:
-    most = int((width - 20) / 6.8)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """Return text that is no wider than that in the widest font that the style sheet names."""
+    if sum(map(_letter, text)) <= width:
+        return text
+    kept = text
+    while kept and sum(map(_letter, f"{kept}…")) > width:
+        kept = kept[:-1]
+    return f"{kept.rstrip()}…"
+
+
+def _letter(letter: str) -> float:
+    """Return the pixels that a letter takes at most: of DejaVu Sans at 13 px; other fonts are narrower."""
+    if letter in "mwMW…":
+        return 13
+    if letter in " .,:'|ijlI":
+        return 4.2
+    return 9 if letter.isupper() else 8.3 if letter.isdigit() else 7.6
 
 
 def _sentences(topology: Topology, behind: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -83,8 +83,7 @@ def _body(topology: Topology) -> Iterator[Block]:
         yield Section(title="Notes", body=(Bullets(items=remarks),))
     yield from details(topology)
     yield machine_section(topology.machine)
-    if legend := legend_rows(topology):
-        yield Section(title="Legend", body=(KeyValues(rows=tuple(legend)),))
+    yield from _legend(topology)
 
 
 def summary(topology: Topology) -> Iterator[Block]:
@@ -132,7 +131,7 @@ def _between_gpus(topology: Topology) -> Iterator[str]:
         kinds.setdefault(_joined(topology, pair), []).append(pair)
     if len(kinds) == 1:
         (how,) = kinds
-        whose = "its two GPUs" if len(pairs) == 1 else "all GPU pairs"
+        whose = "both GPUs" if len(pairs) == 1 else "all GPU pairs"
         yield f"{_capital(whose)} are joined by {how}." if how else f"The links of {whose} are unknown."
     elif kinds:
         told = [f"{_pairs(those)} joined by {how}" for how, those in kinds.items() if how]
@@ -288,9 +287,20 @@ def _p2p(topology: Topology) -> Iterator[Block]:
             )
 
 
-def legend_rows(topology: Topology) -> list[tuple[str, str]]:
+def _legend(topology: Topology) -> Iterator[Section]:
+    """Explain the symbols; those that only links between NICs have, where these are shown."""
+    everywhere = legend_rows(topology)
+    here = legend_rows(topology, between_nics=False)
+    if everywhere:
+        further = tuple(row for row in everywhere if row not in here)
+        more = (KeyValues(rows=further, level=Level.VERBOSE),) if further else ()
+        yield Section(title="Legend", body=(KeyValues(rows=tuple(here)), *more))
+
+
+def legend_rows(topology: Topology, *, between_nics: bool = True) -> list[tuple[str, str]]:
     """Explain the symbols that appear, in the order of nvidia-smi's legend and then of how good a route is."""
-    counted = Counter(link.kind for link in topology.links.values())
+    links = [link for ends, link in topology.links.items() if between_nics or not set(ends) <= {*topology.nics}]
+    counted = Counter(link.kind for link in links)
     kinds = {route.kind for route in topology.routes}
     statuses = {status for matrix in topology.p2p for status in matrix.cells.values()}
     hops = {hop.link for route in topology.routes for hop in route.hops}
@@ -304,7 +314,11 @@ def legend_rows(topology: Topology) -> list[tuple[str, str]]:
         ("PIX", "at most a single PCIe bridge", LinkClass.PIX in counted),
         ("NV#", "a bonded set of # NVLinks", LinkClass.NVLINK in counted),
         ("NV#*", "fewer NVLinks than expected", any(link.nvlinks_expected for link in topology.links.values())),
-        ("C2C", "EGM over the GPU's own NVLink-C2C", RouteKind.LOCAL in kinds),
+        (
+            "C2C",
+            "EGM over the GPU's own NVLink-C2C",
+            any(route.kind is RouteKind.LOCAL and not route.siblings for route in topology.routes),
+        ),
         (
             "C2C|NV#>C2C",
             "EGM by the memory's owner: this GPU, or another of its CPU",
