@@ -7,7 +7,8 @@ from egmctl.facts.redact import redact_run
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.saved import load as load_result
 from egmctl.topology.topology import Topology
 
@@ -20,4 +21,4 @@ def to_json(result: Machine | Topology | Diagnosis | RunReport) -> str:
     :func:`load_result` reads it back. A live machine, or what was made of one, has the real names and UUIDs unless it
     was made ``redacted``; a run is redacted by ``egmctl.redact_run(report, machine)``.
     """
-    return record.text(result) if isinstance(result, Machine) else str(render(result, Form.JSON))
+    return record.text(result) if isinstance(result, Machine) else str(render(result, Format.JSON))

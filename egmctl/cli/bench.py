@@ -55,7 +55,8 @@ from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.cli.progress import Beside, show_progress
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.report.forms import BENCH, Form, render
+from egmctl.report.formats import BENCH, Format
+from egmctl.report.rendering import render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
 
-FormatOption = Annotated[Form | None, format_option(BENCH)]
+FormatOption = Annotated[Format | None, format_option(BENCH)]
 OutputOption = Annotated[list[Path] | None, output_option(BENCH)]
 
 
@@ -111,14 +112,16 @@ def bench(
 
     Needs idle GPUs. Without --quick, --full, --suite or --case: the suite 'standard', a minute or more.
     """
-    outputs = Outputs.chosen(BENCH, output, json=json, csv=csv, form=format, force=force, color=color, quiet=quiet)
+    outputs = Outputs.chosen(BENCH, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet)
     measuring = not (list_cases or dry_run)
     found = launched(mpi)
     job = found if measuring else None
     if list_cases and dry_run:
         raise UsageError("--list and --dry-run exclude each other; give one of them")
     if not measuring:
-        outputs.all_in((Form.TEXT,) if list_cases else (Form.TEXT, Form.JSON), "--list" if list_cases else "--dry-run")
+        outputs.all_in(
+            (Format.TEXT,) if list_cases else (Format.TEXT, Format.JSON), "--list" if list_cases else "--dry-run"
+        )
     if machine == "list":
         raise typer.Exit(list_machines(outputs))
     if job is None:
@@ -199,14 +202,14 @@ def bench(
             raise NothingToDo(f"{error}{elsewhere}") from error
         if not measuring:
             from egmctl.report.exports.plan_json import plan_json
-            from egmctl.report.forms import rendered
+            from egmctl.report.rendering import rendered
             from egmctl.report.views.bench_plan import cases_document, plan_document
 
             def planned(target: Target) -> Text | str:
-                if target.form is Form.JSON:
+                if target.format is Format.JSON:
                     return plan_json(plan, seen)
                 told = cases_document(plan, asked.cases) if list_cases else plan_document(plan)
-                return rendered(told, target.form, width=target.width)
+                return rendered(told, target.format, width=target.width)
 
             outputs.write(planned, answers=False)
             return
@@ -226,7 +229,7 @@ def _write(outputs: Outputs, asked: Bench, report: RunReport, machine: Machine |
 
     def draw(target: Target) -> Text | str:
         shown = asked.explain(redact_run(report, machine)) if target.leaves_the_node else report
-        return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
+        return render(shown, target.format, verbose=verbose, brief=target.brief, width=target.width)
 
     outputs.write(draw)
 

@@ -23,7 +23,8 @@ from egmctl.cli.outputs import Outputs, Target
 from egmctl.cli.progress import Beside, Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import NothingToDo
-from egmctl.report.forms import BRINGUP, Form, render
+from egmctl.report.formats import BRINGUP, Format
+from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 SUITE = "quick"
 """What is measured: one look at every link."""
 
-FormatOption = Annotated[Form | None, format_option(BRINGUP)]
+FormatOption = Annotated[Format | None, format_option(BRINGUP)]
 OutputOption = Annotated[list[Path] | None, output_option(BRINGUP)]
 
 
@@ -60,7 +61,7 @@ def bringup(
     With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE.
     """
     with exit_codes(exit_style):
-        outputs = Outputs.chosen(BRINGUP, output, json=json, form=format, force=force, color=color, quiet=quiet)
+        outputs = Outputs.chosen(BRINGUP, output, json=json, format=format, force=force, color=color, quiet=quiet)
         if machine == "list":
             return list_machines(outputs)
         outputs.check()
@@ -95,7 +96,7 @@ def bringup(
             if target.leaves_the_node:
                 redacted = None if run is None else redact_run(run, seen)
                 shown = judged(doctor.diagnose(seen, redacted=True), redacted, not_measured=why)
-            return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
+            return render(shown, target.format, verbose=verbose, brief=target.brief, width=target.width)
 
         outputs.write(draw)
     return found.nagios_state if exit_style is ExitStyle.NAGIOS else found.exit_code

@@ -21,7 +21,8 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import UsageError
-from egmctl.report.forms import COMPARISON, Form, render
+from egmctl.report.formats import COMPARISON, Format
+from egmctl.report.rendering import render
 from egmctl.wording import several
 
 FilesArgument = Annotated[
@@ -74,7 +75,7 @@ def _is_over(path: Path) -> bool:
         return False
 
 
-FormatOption = Annotated[Form | None, format_option(COMPARISON)]
+FormatOption = Annotated[Format | None, format_option(COMPARISON)]
 OutputOption = Annotated[list[Path] | None, output_option(COMPARISON)]
 
 
@@ -90,7 +91,7 @@ def compare(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Compare saved results of bringup, bench, doctor, topo or snapshot; exit code 1 if something is worse."""
-    outputs = Outputs.chosen(COMPARISON, output, json=json, csv=csv, form=format, force=force, color=color)
+    outputs = Outputs.chosen(COMPARISON, output, json=json, csv=csv, format=format, force=force, color=color)
     outputs.check()
     if not 0 <= tolerance < 100:
         raise UsageError(f"--tolerance {tolerance:g}: it must be from 0 to below 100 per cent")
@@ -104,5 +105,5 @@ def compare(
         require_clustershell("comparing more than two files")
     saved = load_all(_with_last(files))
     found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread_of(saved, say))
-    outputs.write(lambda target: render(found, target.form, verbose=verbose, brief=target.brief, width=target.width))
+    outputs.write(lambda target: render(found, target.format, verbose=verbose, brief=target.brief, width=target.width))
     return found.exit_code

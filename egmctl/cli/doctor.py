@@ -41,7 +41,8 @@ from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Draw, Outputs, Target
 from egmctl.cli.progress import probing, show_progress
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import CHECKS, DOCTOR, Form, render
+from egmctl.report.formats import CHECKS, DOCTOR, Format
+from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -54,7 +55,7 @@ PEERS = ("nics", "system")
 OTHER_NODES = "peers.nodes"
 """The check that tells what the checks found on other nodes."""
 
-FormatOption = Annotated[Form | None, format_option(DOCTOR)]
+FormatOption = Annotated[Format | None, format_option(DOCTOR)]
 OutputOption = Annotated[list[Path] | None, output_option(DOCTOR)]
 
 
@@ -90,7 +91,7 @@ def doctor(
     """
     with exit_codes(exit_style):
         found = launched(mpi) if machine is None and not pid else None
-        outputs = Outputs.chosen(DOCTOR, output, json=json, form=format, force=force, color=color, quiet=quiet)
+        outputs = Outputs.chosen(DOCTOR, output, json=json, format=format, force=force, color=color, quiet=quiet)
         check_detail(brief=brief, verbose=verbose)
         if pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
@@ -145,10 +146,10 @@ def doctor(
             def draw(target: Target) -> Text | str:
                 shown = asked.diagnose(seen, redacted=True) if target.leaves_the_node else diagnosis
                 terse = brief or target.brief
-                return render(shown, target.form, verbose=0 if terse else verbose, brief=terse, width=target.width)
+                return render(shown, target.format, verbose=0 if terse else verbose, brief=terse, width=target.width)
 
             outputs.write(draw)
-    if diagnosis.nothing is not None and not {target.form for target in outputs.targets} & {Form.TEXT, Form.JSON}:
+    if diagnosis.nothing is not None and not {target.format for target in outputs.targets} & {Format.TEXT, Format.JSON}:
         say(diagnosis.nothing)
     if found is not None and found.rank:
         return ExitCode.OK
@@ -163,4 +164,4 @@ def _told(explain: str | None, purposes: str | None) -> Draw:
 
     checks = registry.select(purposes_of(purposes)) if explain is None else (registry.find(explain),)
     told = check_list(checks)
-    return lambda target: render(told, target.form, width=target.width)
+    return lambda target: render(told, target.format, width=target.width)

@@ -14,7 +14,7 @@ from egmctl.cli.machine import read_machine
 from egmctl.cli.mpi import job
 from egmctl.cli.outputs import Draw, Outputs
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.report.forms import Form
+from egmctl.report.formats import Format
 
 if TYPE_CHECKING:
     from egmctl.bench.case import Case
@@ -85,19 +85,19 @@ class FabricRun:
         seen = read_machine(machine_name, self.sections, quiet=self.quiet)
         if ranks is None:
             from egmctl.bench.fabric_run import alone, plan_for
-            from egmctl.report.forms import rendered
+            from egmctl.report.rendering import rendered
             from egmctl.report.views.bench_plan import plan_document
 
             plan = plan_for(alone(seen, self._chosen(seen)), self._asked())
             return lambda target: (
                 plan_json(plan, seen)
-                if target.form is Form.JSON
-                else rendered(plan_document(plan), target.form, width=target.width)
+                if target.format is Format.JSON
+                else rendered(plan_document(plan), target.format, width=target.width)
             )
         from egmctl.bench.plan.cost import job_cost
         from egmctl.bench.plan.fabric import make_fabric_plan
         from egmctl.bench.plan.placement import modelled
-        from egmctl.report.forms import rendered
+        from egmctl.report.rendering import rendered
         from egmctl.report.views.bench_plan import cost_document
 
         if not seen.gpus:
@@ -106,8 +106,8 @@ class FabricRun:
         cost = job_cost(make_fabric_plan(layout, self.cases, self.settings, self.sample), layout)
         return lambda target: (
             cost_json(cost, seen)
-            if target.form is Form.JSON
-            else rendered(cost_document(cost, seen), target.form, width=target.width)
+            if target.format is Format.JSON
+            else rendered(cost_document(cost, seen), target.format, width=target.width)
         )
 
     @contextlib.contextmanager

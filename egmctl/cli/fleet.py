@@ -15,7 +15,8 @@ from egmctl.cli.options import ColorOption, JsonOption, QuietOption, VerboseOpti
 from egmctl.cli.output import Color, check_output, emit, say, shows_progress, terminal_width
 from egmctl.compat import StrEnum
 from egmctl.errors import UsageError
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -115,7 +116,6 @@ NO_DOCUMENT = {
     "output": "-o",
     "csv": "--csv",
     "format": "--format",
-    "form": "--format",
     "exit_style": "--exit-style",
     "machine": "--machine",
     "list_cases": "--list",
@@ -215,8 +215,8 @@ def fleet(
 
         emit(fold(one.node for one in report.answers if one.state is wanted), output=None, force=False)
     else:
-        form = Form.JSON if json else Form.TEXT
-        emit(render(report, form, verbose=verbose, width=terminal_width(None)), output=None, force=False, color=color)
+        format = Format.JSON if json else Format.TEXT
+        emit(render(report, format, verbose=verbose, width=terminal_width(None)), output=None, force=False, color=color)
     if not quiet and len(report.answers) > report.counts.get("answered", 0):
         words = ["egmctl", "fleet", what.value, "--resume", report.folder]
         words += ["--launcher", launcher] if launch.launcher is not Launcher.SSH else []
@@ -226,7 +226,7 @@ def fleet(
         raise asking.failure
     if not asking.written:
         # It is tried once more, and goes elsewhere.
-        emit(render(report, Form.JSON), output=session.folder.path / REPORT, force=True)
+        emit(render(report, Format.JSON), output=session.folder.path / REPORT, force=True)
     return report.exit_code
 
 

@@ -13,7 +13,8 @@ from egmctl.cli.options import ColorOption, CsvOption, ForceOption, JsonOption, 
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import HISTORY, Form, render
+from egmctl.report.formats import HISTORY, Format
+from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
     from egmctl.journal.write import Journal
@@ -89,7 +90,7 @@ def _row(path: Path) -> KeptRun:
     )
 
 
-FormatOption = Annotated[Form | None, format_option(HISTORY)]
+FormatOption = Annotated[Format | None, format_option(HISTORY)]
 OutputOption = Annotated[list[Path] | None, output_option(HISTORY)]
 
 
@@ -105,7 +106,7 @@ def history(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """List the bench runs that this node keeps, the latest last."""
-    outputs = Outputs.chosen(HISTORY, output, json=json, csv=csv, form=format, force=force, color=color)
+    outputs = Outputs.chosen(HISTORY, output, json=json, csv=csv, format=format, force=force, color=color)
     outputs.check()
 
     from egmctl.journal.read import earlier
@@ -118,5 +119,5 @@ def history(
         except UsageError as error:
             say(str(error))
     found = History(runs=tuple(rows))
-    outputs.write(lambda target: render(found, target.form, width=target.width))
+    outputs.write(lambda target: render(found, target.format, width=target.width))
     return ExitCode.OK

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from egmctl.cli.output import say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode
-from egmctl.report.forms import MACHINES, render
+from egmctl.report.formats import MACHINES
+from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
     from egmctl.model.machine import Machine
@@ -44,5 +45,5 @@ def list_machines(outputs: Outputs) -> int:
     outputs.all_in(MACHINES, "--machine list")
     outputs.check()
     listed = machine_list([load(name) for name in names()])
-    outputs.write(lambda target: render(listed, target.form, width=target.width), answers=False)
+    outputs.write(lambda target: render(listed, target.format, width=target.width), answers=False)
     return ExitCode.OK

@@ -9,7 +9,7 @@ import typer
 
 from egmctl.cli.output import Color
 from egmctl.errors import UsageError
-from egmctl.report.forms import SUFFIXES, Form
+from egmctl.report.formats import SUFFIXES, Format
 from egmctl.units import printable
 
 GpusOption = Annotated[
@@ -53,16 +53,16 @@ def check_detail(*, brief: bool, verbose: int) -> None:
         raise UsageError("--brief and --verbose exclude each other; give one of them")
 
 
-def format_option(valid: Sequence[Form], note: str = "") -> Any:
+def format_option(valid: Sequence[Format], note: str = "") -> Any:
     """Return ``--format`` of a command whose result has these formats: it offers them, and refuses others by name."""
 
-    def parsed(text: str) -> Form:
+    def parsed(text: str) -> Format:
         if text not in valid:
             raise UsageError(f"--format {printable(text[:40])}: no such format here; valid are {', '.join(valid)}")
-        return Form(text)
+        return Format(text)
 
     def completed(incomplete: str) -> list[str]:
-        return [form.value for form in valid if form.startswith(incomplete)]
+        return [format.value for format in valid if format.startswith(incomplete)]
 
     return typer.Option(
         "--format",
@@ -73,9 +73,11 @@ def format_option(valid: Sequence[Form], note: str = "") -> Any:
     )
 
 
-def output_option(valid: Sequence[Form], note: str = "") -> Any:
+def output_option(valid: Sequence[Format], note: str = "") -> Any:
     """Return ``-o`` of a command whose result has these formats."""
-    suffixes = (f"{suffix}{' (JUnit)' * (form is Form.JUNIT)}" for suffix, form in SUFFIXES.items() if form in valid)
+    suffixes = (
+        f"{suffix}{' (JUnit)' * (format is Format.JUNIT)}" for suffix, format in SUFFIXES.items() if format in valid
+    )
     return typer.Option(
         "--output",
         "-o",

@@ -1,4 +1,4 @@
-"""Where a command's result goes: which form, which file, which colours.
+"""Where a command's result goes: which format, which file, which colours.
 
 Results go to standard output or, whole or not at all, to a file; everything else (:func:`say`, progress) goes to
 standard error. Text is as wide as the terminal that shows it; what is piped or recorded has the same width everywhere.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import link_target, next_free, settle, state_folder, write_whole
-from egmctl.report.forms import SUFFIXES, Form
+from egmctl.report.formats import SUFFIXES, Format
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -34,26 +34,31 @@ class Color(StrEnum):
     NEVER = "never"
 
 
-def choose_form(
-    valid: Sequence[Form], output: Path | None, *, json: bool = False, csv: bool = False, form: Form | None = None
-) -> Form:
-    """Return the form that the options ask for; text if they ask for none.
+def choose_format(
+    valid: Sequence[Format], output: Path | None, *, json: bool = False, csv: bool = False, format: Format | None = None
+) -> Format:
+    """Return the format that the options ask for; text if they ask for none.
 
     Parameters
     ----------
     valid
-        The forms of the command's result.
+        The formats of the command's result.
     output
-        Its suffix says the form, unless an option does.
-    form
+        Its suffix says the format, unless an option does.
+    format
         What ``--format`` says; ``--json`` and ``--csv`` are short for two of its words.
 
     Raises
     ------
     UsageError
-        For options that contradict each other, for a suffix that names no form, and for a form that the result has not.
+        For options that contradict each other, for a suffix that names no format, and for a format that the result
+        has not.
     """
-    options = {"--json": Form.JSON if json else None, "--csv": Form.CSV if csv else None, f"--format {form}": form}
+    options = {
+        "--json": Format.JSON if json else None,
+        "--csv": Format.CSV if csv else None,
+        f"--format {format}": format,
+    }
     given = {option: asked for option, asked in options.items() if asked is not None}
     if len(set(given.values())) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
@@ -62,7 +67,7 @@ def choose_form(
         raise UsageError(f"{next(iter(given))}: no such format here; valid are {', '.join(valid)}")
     output = file_of(output)
     if output is None:
-        return asked or Form.TEXT
+        return asked or Format.TEXT
     by_suffix = SUFFIXES.get(output.suffix.lower())
     if by_suffix not in valid:
         by_suffix = None
@@ -74,7 +79,7 @@ def choose_form(
         found = f"the suffix {output.suffix!r} names no format" if output.suffix else "no suffix names the format"
         suffixes = ", ".join(suffix for suffix, one in SUFFIXES.items() if one in valid)
         raise UsageError(f"{_name(output)}: {found}; valid are {suffixes}, or any with --format")
-    return asked or by_suffix or Form.TEXT
+    return asked or by_suffix or Format.TEXT
 
 
 def file_of(output: Path | None) -> Path | None:
@@ -82,9 +87,9 @@ def file_of(output: Path | None) -> Path | None:
     return None if output == Path("-") else output
 
 
-def leaves_the_node(form: Form, output: Path | None) -> bool:
+def leaves_the_node(format: Format, output: Path | None) -> bool:
     """Say whether a result is a document, which may leave the site: all but text that is read where it was made."""
-    return file_of(output) is not None or form not in (Form.TEXT, Form.NAGIOS)
+    return file_of(output) is not None or format not in (Format.TEXT, Format.NAGIOS)
 
 
 def check_output(output: Path | None, force: bool) -> None:

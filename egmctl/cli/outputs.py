@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from egmctl.cli import output
-from egmctl.cli.output import Color, check_output, choose_form, emit, file_of, leaves_the_node, terminal_width
+from egmctl.cli.output import Color, check_output, choose_format, emit, file_of, leaves_the_node, terminal_width
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.report.forms import Form
+from egmctl.report.formats import Format
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One place and the form in which a result goes there."""
+    """One place and the format in which a result goes there."""
 
-    form: Form
+    format: Format
     file: Path | None
     """``None`` is standard output."""
     brief: bool = False
@@ -30,7 +30,7 @@ class Target:
     @property
     def leaves_the_node(self) -> bool:
         """Whether the result is a document there, which may leave the site."""
-        return not self.brief and leaves_the_node(self.form, self.file)
+        return not self.brief and leaves_the_node(self.format, self.file)
 
     @property
     def width(self) -> int | None:
@@ -53,12 +53,12 @@ class Outputs:
     @classmethod
     def chosen(
         cls,
-        valid: Sequence[Form],
+        valid: Sequence[Format],
         files: Sequence[Path] | None,
         *,
         json: bool = False,
         csv: bool = False,
-        form: Form | None = None,
+        format: Format | None = None,
         force: bool = False,
         color: Color = Color.AUTO,
         quiet: bool = False,
@@ -67,22 +67,23 @@ class Outputs:
 
         Parameters
         ----------
-        valid, json, csv, form
-            As for :func:`egmctl.cli.output.choose_form`.
+        valid, json, csv, format
+            As for :func:`egmctl.cli.output.choose_format`.
         files
-            What ``-o`` names, each with its form by its suffix; standard output where there is none.
+            What ``-o`` names, each with its format by its suffix; standard output where there is none.
 
         Raises
         ------
         UsageError
-            As :func:`egmctl.cli.output.choose_form`, and where a file is named twice.
+            As :func:`egmctl.cli.output.choose_format`, and where a file is named twice.
         """
         asked: list[Path | None] = [*files] if files else [None]
         for path in asked:
             if asked.count(path) > 1:
                 raise UsageError(f"-o {printable(str(path))} is given {asked.count(path)} times; give it once")
         targets = [
-            Target(form=choose_form(valid, path, json=json, csv=csv, form=form), file=file_of(path)) for path in asked
+            Target(format=choose_format(valid, path, json=json, csv=csv, format=format), file=file_of(path))
+            for path in asked
         ]
         return cls(targets=tuple(targets), force=force, color=color, quiet=quiet)
 
@@ -91,17 +92,17 @@ class Outputs:
         """The files."""
         return tuple(target.file for target in self.targets if target.file is not None)
 
-    def all_in(self, valid: Sequence[Form], what: str) -> None:
-        """Refuse what has fewer forms than the command's result.
+    def all_in(self, valid: Sequence[Format], what: str) -> None:
+        """Refuse what has fewer formats than the command's result.
 
         Raises
         ------
         UsageError
-            If another form is asked for; ``what`` begins the sentence.
+            If another format is asked for; ``what`` begins the sentence.
         """
         for target in self.targets:
-            if target.form not in valid:
-                raise UsageError(f"{what} has no format {target.form}; valid are {', '.join(valid)}")
+            if target.format not in valid:
+                raise UsageError(f"{what} has no format {target.format}; valid are {', '.join(valid)}")
 
     def check(self) -> None:
         """Refuse, before any work is done, to write where :meth:`write` could not or must not.
@@ -138,7 +139,7 @@ class Outputs:
         if failed:
             raise failed[0]
         if answers and len(self.files) == len(self.targets) and not self.quiet and output.has_stdout():
-            told = draw(Target(form=Form.TEXT, file=None, brief=True))
+            told = draw(Target(format=Format.TEXT, file=None, brief=True))
             emit(_with_files(told, self.files), output=None, force=False, color=self.color)
 
 

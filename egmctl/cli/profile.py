@@ -22,7 +22,8 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color, check_output, emit, file_of, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import MATCH, PROFILES, Form, render
+from egmctl.report.formats import MATCH, PROFILES, Format
+from egmctl.report.rendering import render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or its file NAME.toml.")]
 RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="JSON results of egmctl bench.")]
-FormatOption = Annotated[Form | None, format_option(PROFILES)]
+FormatOption = Annotated[Format | None, format_option(PROFILES)]
 OutputOption = Annotated[list[Path] | None, output_option(PROFILES)]
-MatchFormatOption = Annotated[Form | None, format_option(MATCH)]
+MatchFormatOption = Annotated[Format | None, format_option(MATCH)]
 MatchOutputOption = Annotated[list[Path] | None, output_option(MATCH)]
 TomlOption = Annotated[
     Path | None,
@@ -59,7 +60,7 @@ def list_profiles(
     """List the profiles: your own, the system's (/etc/egmctl/profiles), and those that ship."""
     from egmctl.verdict.load import load_all
 
-    outputs = Outputs.chosen(PROFILES, output, json=json, csv=csv, form=format, force=force, color=color)
+    outputs = Outputs.chosen(PROFILES, output, json=json, csv=csv, format=format, force=force, color=color)
     _write(outputs, load_all)
     return ExitCode.OK
 
@@ -81,7 +82,7 @@ def show_profile(
         path = find(name)
         return [(read(path), path)]
 
-    _write(Outputs.chosen(PROFILES, output, json=json, csv=csv, form=format, force=force, color=color), found)
+    _write(Outputs.chosen(PROFILES, output, json=json, csv=csv, format=format, force=force, color=color), found)
     return ExitCode.OK
 
 
@@ -96,7 +97,7 @@ def match_profiles(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show which profile matches this machine, and why; exit code 3 if none does."""
-    outputs = Outputs.chosen(MATCH, output, json=json, form=format, force=force, color=color, quiet=quiet)
+    outputs = Outputs.chosen(MATCH, output, json=json, format=format, force=force, color=color, quiet=quiet)
     if machine == "list":
         return list_machines(outputs)
     outputs.check()
@@ -111,7 +112,7 @@ def match_profiles(
     matches = tuple(match_profile(seen, profile) for profile in profiles)
     result = MatchResult(profile=chosen.name if chosen else None, reason=why, matches=matches)
     matched = Matched(origin=seen.origin, result=result)
-    outputs.write(lambda target: render(matched, target.form, width=target.width))
+    outputs.write(lambda target: render(matched, target.format, width=target.width))
     return ExitCode.OK if chosen else ExitCode.NOTHING
 
 
@@ -142,7 +143,7 @@ def _write(outputs: Outputs, find: Callable[[], Sequence[tuple[Profile, Path]]])
 
     outputs.check()
     files = tuple(ProfileFile(file=str(path), profile=profile) for profile, path in find())
-    outputs.write(lambda target: render(ProfileList(profiles=files), target.form, width=target.width))
+    outputs.write(lambda target: render(ProfileList(profiles=files), target.format, width=target.width))
 
 
 def _run(saved: Saved) -> Run:

@@ -1,4 +1,4 @@
-"""``egmctl show``: a saved result once more, in any form that its command has."""
+"""``egmctl show``: a saved result once more, in any format that its command has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.forms import (
+from egmctl.report.formats import (
     BENCH,
     BRINGUP,
     CHECKS,
@@ -33,9 +33,9 @@ from egmctl.report.forms import (
     MATCH,
     PROFILES,
     TOPO,
-    Form,
-    render,
+    Format,
 )
+from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -50,8 +50,8 @@ FileArgument = Annotated[
     ),
 ]
 
-FormatOption = Annotated[Form | None, format_option(tuple(Form), " (those of the command that wrote FILE)")]
-OutputOption = Annotated[list[Path] | None, output_option(tuple(Form), " (those of the command that wrote FILE)")]
+FormatOption = Annotated[Format | None, format_option(tuple(Format), " (those of the command that wrote FILE)")]
+OutputOption = Annotated[list[Path] | None, output_option(tuple(Format), " (those of the command that wrote FILE)")]
 
 
 def show(
@@ -70,20 +70,20 @@ def show(
     from egmctl.saved import load_document, viewed
 
     saved, written = load_document(file)
-    valid = _forms(saved)
-    outputs = Outputs.chosen(valid, output, json=json, csv=csv, form=format, force=force, color=color)
+    valid = _formats(saved)
+    outputs = Outputs.chosen(valid, output, json=json, csv=csv, format=format, force=force, color=color)
     if brief and valid is not DOCTOR:
         raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
     check_detail(brief=brief, verbose=verbose)
     outputs.check()
-    read = written is None or any(target.form is not Form.JSON for target in outputs.targets)
+    read = written is None or any(target.format is not Format.JSON for target in outputs.targets)
     result = viewed(saved) if read else None
 
     def draw(target: Target) -> Text | str:
         try:
-            if result is None or (written is not None and target.form is Form.JSON):
+            if result is None or (written is not None and target.format is Format.JSON):
                 return ascii_text(written or b"")
-            return render(result, target.form, verbose=verbose, brief=brief or target.brief, width=target.width)
+            return render(result, target.format, verbose=verbose, brief=brief or target.brief, width=target.width)
         except (LookupError, ValueError, ArithmeticError) as error:
             # No run writes such a file: its values are valid one by one, and contradict each other.
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
@@ -92,7 +92,7 @@ def show(
     return ExitCode.OK
 
 
-def _forms(saved: Saved | Digest) -> Sequence[Form]:
+def _formats(saved: Saved | Digest) -> Sequence[Format]:
     from egmctl import saved as documents
     from egmctl.model.command import Command
     from egmctl.model.comparison import Comparison
@@ -101,7 +101,7 @@ def _forms(saved: Saved | Digest) -> Sequence[Form]:
     from egmctl.model.profile import Matched, ProfileList
 
     if isinstance(saved, documents.Digest):
-        of_digests: dict[type[Digest], Sequence[Form]] = {
+        of_digests: dict[type[Digest], Sequence[Format]] = {
             Comparison: COMPARISON,
             FleetReport: FLEET,
             History: HISTORY,

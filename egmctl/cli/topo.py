@@ -22,7 +22,8 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode
-from egmctl.report.forms import TOPO, Form, render
+from egmctl.report.formats import TOPO, Format
+from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 """The sections of a machine that the command shows something of."""
 
-FormatOption = Annotated[Form | None, format_option(TOPO)]
+FormatOption = Annotated[Format | None, format_option(TOPO)]
 OutputOption = Annotated[list[Path] | None, output_option(TOPO)]
 
 
@@ -48,7 +49,7 @@ def topo(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show how GPUs, NICs and host memory are connected, and which routes are Extended GPU Memory (EGM)."""
-    outputs = Outputs.chosen(TOPO, output, json=json, csv=csv, form=format, force=force, color=color, quiet=quiet)
+    outputs = Outputs.chosen(TOPO, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet)
     if machine == "list":
         return list_machines(outputs)
     outputs.check()
@@ -61,9 +62,9 @@ def topo(
 
     def draw(target: Target) -> Text | str:
         shown = topology_of(seen, gpus=gpus, numa=numa, redacted=target.leaves_the_node)
-        return render(shown, target.form, verbose=verbose, brief=target.brief, width=target.width)
+        return render(shown, target.format, verbose=verbose, brief=target.brief, width=target.width)
 
     outputs.write(draw)
-    if lacking is not None and not {target.form for target in outputs.targets} & {Form.TEXT, Form.JSON}:
+    if lacking is not None and not {target.format for target in outputs.targets} & {Format.TEXT, Format.JSON}:
         say(lacking.sentence)
     return ExitCode.OK if lacking is None else ExitCode.NOTHING

@@ -13,7 +13,8 @@ from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task
 from egmctl.model.verdict import Grade
 from egmctl.report.document import Tone
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import answer
 from egmctl.report.views.bench_cells import Brand, Frame
@@ -56,7 +57,7 @@ def evident(report: RunReport, **seen: object) -> RunReport:
 
 
 def shown(report: RunReport, *, brief: bool = False, verbose: int = 0) -> str:
-    return str(render(report, Form.TEXT, brief=brief, verbose=verbose))
+    return str(render(report, Format.TEXT, brief=brief, verbose=verbose))
 
 
 def test_a_run_that_is_as_fast_as_expected_passes_and_fits_a_screen() -> None:
@@ -240,7 +241,7 @@ def test_with_v_nothing_is_told_twice_and_no_v_is_offered() -> None:
         assert text.count(": reason 4\n") == 1
     assert "and 3 more reasons (-v)" in usual_text
     assert "\nSkipped\n" in verbose
-    for text in (verbose, str(render(report, Form.HTML)), str(render(report, Form.MARKDOWN))):
+    for text in (verbose, str(render(report, Format.HTML)), str(render(report, Format.MARKDOWN))):
         assert not re.search(r"\(-v\)|: -v\b", text)
     assert "Failed or unstable" not in brief
 

@@ -14,7 +14,8 @@ from egmctl.gpu.cpu_chase import CODE, CpuWalk
 from egmctl.gpu.cpu_threads import words_of
 from egmctl.model.measurement import Settings, Status, Task, Verification
 from egmctl.model.waiver import WaiverKind
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.units import MIB
 from tests.bench.test_cpu import Memory, StubRig, here
 from tests.bench.test_run import FEW, Bench, bench
@@ -132,7 +133,7 @@ def test_on_a_fake_node_all_is_given_back(bench: Bench) -> None:
 
 
 def test_its_table_has_a_column_for_each_cpu() -> None:
-    text = str(render(run("gb200-tray", cases=(CASE,), gpus=1), Form.TEXT, verbose=1, width=200))
+    text = str(render(run("gb200-tray", cases=(CASE,), gpus=1), Format.TEXT, verbose=1, width=200))
     assert "latency HOST_NUMA(row) -> CPU(column), pointer chase by a CPU (ns)" in text
 
 

@@ -28,7 +28,8 @@ from egmctl.model.kernel_log import KernelLog, KernelMessages
 from egmctl.model.measurement import RunReport, Task
 from egmctl.model.record import Reason, Unread
 from egmctl.model.verdict import Grade
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.saved import load_journal
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
@@ -142,15 +143,15 @@ def with_logged(*lines: str, unread: Unread | None = None) -> RunReport:
     return replace(report, verdict=judge(report, load("hgx-h200")))
 
 
-def words(report: RunReport, form: Form = Form.TEXT, *, verbose: int = 0) -> str:
-    return " ".join(str(render(report, form, verbose=verbose)).split())
+def words(report: RunReport, format: Format = Format.TEXT, *, verbose: int = 0) -> str:
+    return " ".join(str(render(report, format, verbose=verbose)).split())
 
 
 def test_a_fault_stands_below_the_verdict_with_whose_it_is_and_what_to_do() -> None:
     report = with_logged(OFF_THE_BUS, OFF_THE_BUS)
     assert report.verdict is not None
     assert report.verdict.grade is Grade.WARN, "the paths may be as fast as ever beside it"
-    lines = str(render(report, Form.TEXT, width=200)).splitlines()
+    lines = str(render(report, Format.TEXT, width=200)).splitlines()
     assert lines[0].startswith("PASS: with warnings: ")
     assert "the kernel logged meanwhile: GPU2: Xid 79, GPU fell off the bus, 2 times" in lines[0]
     (place,) = [n for n, line in enumerate(lines) if line.startswith("FAIL") and "Xid 79" in line]
@@ -159,8 +160,8 @@ def test_a_fault_stands_below_the_verdict_with_whose_it_is_and_what_to_do() -> N
         "logged by the kernel meanwhile: GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)"
     )
     assert "Drain and power-cycle the node" in lines[place + 1]
-    for form in (Form.TEXT, Form.HTML, Form.MARKDOWN):
-        assert "GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)" in words(report, form, verbose=1)
+    for format in (Format.TEXT, Format.HTML, Format.MARKDOWN):
+        assert "GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)" in words(report, format, verbose=1)
 
 
 def test_an_applications_fault_is_told_with_v_and_is_no_warning() -> None:
@@ -198,4 +199,4 @@ def test_a_node_whose_kernel_logged_a_fault_meanwhile_is_not_handed_over(line: s
     found = bringup(diagnose(with_messages(before, report.kernel_messages), EVERYTHING, CHECKS), report)
     assert found.answer is answer
     if answer is Answer.NO_GO:
-        assert " ".join(str(render(found, Form.TEXT)).split()).startswith("NO-GO: GPU2: Xid 79, GPU fell off the bus")
+        assert " ".join(str(render(found, Format.TEXT)).split()).startswith("NO-GO: GPU2: Xid 79, GPU fell off the bus")

@@ -28,7 +28,8 @@ from egmctl.model.memory import HOST_MEMORY, NUMA_MEMORY, MemoryKind
 from egmctl.model.profile import Reference, Unit
 from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
 from egmctl.model.ucx import UcxRoute
-from egmctl.report.forms import BENCH, Form, render
+from egmctl.report.formats import BENCH, Format
+from egmctl.report.rendering import render
 from egmctl.report.route_words import route_words
 from egmctl.saved import Saved
 from egmctl.verdict.classes import SEVERAL, class_of
@@ -82,9 +83,9 @@ def test_every_route_comes_back_from_json_and_through_every_view(routes: list[Ro
     report = with_routes(usual, routes)
     judged = replace(report, verdict=judge(report, load("hgx-h200")))
     assert from_json(RunReport, json.loads(json.dumps(to_json(judged)))) == judged
-    shown = {form: str(render(judged, form)) for form in BENCH}
+    shown = {format: str(render(judged, format)) for format in BENCH}
     assert not any("\x1b" in text for text in shown.values())
-    links = {row["link"] for row in csv.DictReader(io.StringIO(shown[Form.CSV]))}
+    links = {row["link"] for row in csv.DictReader(io.StringIO(shown[Format.CSV]))}
     assert links == {flow.route.symbol for m in report.measurements for flow in m.flows}
     pair = [
         Saved(path=Path(f"{name}.json"), kind=Command.BENCH, name=name, result=run, tool="egmctl")
@@ -157,10 +158,10 @@ class TestSchema1:
         file.write_text(json.dumps(document))
         report = saved.load(file).result
         assert isinstance(report, RunReport)
-        for form in BENCH:
-            assert str(render(report, form))
+        for format in BENCH:
+            assert str(render(report, format))
         again = tmp_path / "today.json"
-        again.write_text(str(render(report, Form.JSON)))
+        again.write_text(str(render(report, Format.JSON)))
         assert json.loads(again.read_text())["schema"] == BENCH_SCHEMA
         assert saved.load(again).result == report
 

@@ -1,4 +1,4 @@
-"""A result goes where it was asked to go, whole, in the form asked for, and never over something else."""
+"""A result goes where it was asked to go, whole, in the format asked for, and never over something else."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from egmctl.cli.output import Color, check_output, choose_form, colored, emit
+from egmctl.cli.output import Color, check_output, choose_format, colored, emit
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.report.forms import BENCH, Form
+from egmctl.report.formats import BENCH, Format
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.in_process import run
 
@@ -22,38 +22,38 @@ SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom, .xml"
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "form"),
+    ("asked", "name", "format"),
     [
-        ({}, None, Form.TEXT),
-        ({"json": True}, None, Form.JSON),
-        ({"csv": True}, None, Form.CSV),
-        ({"form": Form.PROM}, None, Form.PROM),
-        ({}, "a.txt", Form.TEXT),
-        ({}, "a.json", Form.JSON),
-        ({}, "a.b.CSV", Form.CSV),
-        ({}, "a.html", Form.HTML),
-        ({}, "a.svg", Form.SVG),
-        ({}, "a.md", Form.MARKDOWN),
-        ({}, "a.prom", Form.PROM),
-        ({"json": True}, "a.json", Form.JSON),
-        ({"json": True, "form": Form.JSON}, "a.json", Form.JSON),
-        ({"form": Form.MARKDOWN}, "ticket", Form.MARKDOWN),
+        ({}, None, Format.TEXT),
+        ({"json": True}, None, Format.JSON),
+        ({"csv": True}, None, Format.CSV),
+        ({"format": Format.PROM}, None, Format.PROM),
+        ({}, "a.txt", Format.TEXT),
+        ({}, "a.json", Format.JSON),
+        ({}, "a.b.CSV", Format.CSV),
+        ({}, "a.html", Format.HTML),
+        ({}, "a.svg", Format.SVG),
+        ({}, "a.md", Format.MARKDOWN),
+        ({}, "a.prom", Format.PROM),
+        ({"json": True}, "a.json", Format.JSON),
+        ({"json": True, "format": Format.JSON}, "a.json", Format.JSON),
+        ({"format": Format.MARKDOWN}, "ticket", Format.MARKDOWN),
     ],
 )
-def test_the_form_is_said_by_the_option_or_the_suffix(asked: dict[str, Any], name: str | None, form: Form) -> None:
-    assert choose_form(BENCH, None if name is None else Path(name), **asked) is form
+def test_the_form_is_said_by_the_option_or_the_suffix(asked: dict[str, Any], name: str | None, format: Format) -> None:
+    assert choose_format(BENCH, None if name is None else Path(name), **asked) is format
 
 
 @pytest.mark.parametrize(
     ("asked", "name", "sentence"),
     [
         ({"json": True, "csv": True}, None, "--json and --csv exclude each other; give one of them"),
-        ({"json": True, "form": Form.SVG}, None, "--json and --format svg exclude each other; give one of them"),
+        ({"json": True, "format": Format.SVG}, None, "--json and --format svg exclude each other; give one of them"),
         ({"json": True}, "a.csv", "--json and the suffix of a.csv exclude each other; give one of them"),
         ({"csv": True}, "a.txt", "--csv and the suffix of a.txt exclude each other; give one of them"),
-        ({"form": Form.SVG}, "a.md", "--format svg and the suffix of a.md exclude each other; give one of them"),
+        ({"format": Format.SVG}, "a.md", "--format svg and the suffix of a.md exclude each other; give one of them"),
         (
-            {"form": Form.NAGIOS},
+            {"format": Format.NAGIOS},
             None,
             "--format nagios: no such format here; valid are text, json, csv, html, svg, md, prom, junit",
         ),
@@ -73,7 +73,7 @@ def test_what_contradicts_itself_or_names_no_form_is_refused(
     asked: dict[str, Any], name: str | None, sentence: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_form(BENCH, None if name is None else Path(name), **asked)
+        choose_format(BENCH, None if name is None else Path(name), **asked)
     assert str(caught.value) == sentence
 
 

@@ -1,4 +1,4 @@
-"""What leaves the site: no document of any command, in any form, holds a name, an identifier or a path of the node."""
+"""What leaves the site: no document of any command, in any format, holds a name, an identifier or path of the node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Cgroup, Machine, Process
-from egmctl.report.forms import BENCH, DOCTOR, TOPO, Form
+from egmctl.report.formats import BENCH, DOCTOR, TOPO, Format
 from tests.bench.four import OPTIONS
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode, load
@@ -110,10 +110,10 @@ def test_the_secrets_are_there_to_be_found(egmctl: RunEgmctl, node: FakeNode) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("command", "forms"), [(("topo",), TOPO), (("doctor",), DOCTOR), (BENCH_RUN, BENCH)], ids=lambda value: value[0]
+    ("command", "formats"), [(("topo",), TOPO), (("doctor",), DOCTOR), (BENCH_RUN, BENCH)], ids=lambda value: value[0]
 )
 def test_no_form_of_a_document_holds_one(
-    egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, command: tuple[str, ...], forms: tuple[Form, ...]
+    egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, command: tuple[str, ...], formats: tuple[Format, ...]
 ) -> None:
     path = tmp_path / "result.json"
     ended = egmctl(*command, "-o", path, env=environment(node))
@@ -121,16 +121,16 @@ def test_no_form_of_a_document_holds_one(
     document = path.read_text()
     check(document, what="json")
     assert json.loads(document)["result"]["machines"][0]["origin"]["redacted"] is True
-    for form in forms:
-        file = tmp_path / f"result-{form}"
+    for format in formats:
+        file = tmp_path / f"result-{format}"
         if command[0] == "bench":
-            shown = egmctl("show", path, "--format", form).out
+            shown = egmctl("show", path, "--format", format).out
         else:
-            egmctl(*command, "--format", form, "-o", file, env=environment(node))
+            egmctl(*command, "--format", format, "-o", file, env=environment(node))
             shown = file.read_text()
             assert shown
-            check(egmctl("show", path, "--format", form).out, what=f"show {form}")
-        check(shown, what=form)
+            check(egmctl("show", path, "--format", format).out, what=f"show {format}")
+        check(shown, what=format)
 
 
 def test_a_snapshot_holds_none(egmctl: RunEgmctl, node: FakeNode) -> None:

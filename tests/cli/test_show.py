@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import record
-from egmctl.report.forms import CHECKS, HISTORY, MACHINES, MATCH, PROFILES, Form
+from egmctl.report.formats import CHECKS, HISTORY, MACHINES, MATCH, PROFILES, Format
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.in_process import run
 from tests.saved.documents import bench_document, machine_of, measured_report
@@ -84,14 +84,14 @@ def test_a_number_that_json_has_no_word_for_is_a_sentence(egmctl: RunEgmctl, tmp
     ],
 )
 def test_a_list_is_shown_in_every_format_as_its_command_does(
-    tmp_path: Path, command: str, valid: Sequence[Form]
+    tmp_path: Path, command: str, valid: Sequence[Format]
 ) -> None:
     arguments = command.split()
     kept = tmp_path / "list.json"
     assert run(*arguments, "-o", kept).code == 0
-    for form in valid:
-        asked = run(*arguments, "--format", form)
-        shown = run("show", kept, "--format", form)
+    for format in valid:
+        asked = run(*arguments, "--format", format)
+        shown = run("show", kept, "--format", format)
         assert (shown.code, shown.out) == (asked.code, asked.out), shown.err
     refused = run("show", kept, "--format", "junit")
     assert (refused.code, refused.out) == (2, "")

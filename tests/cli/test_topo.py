@@ -1,4 +1,4 @@
-"""``egmctl topo`` as users run it: forms, exit codes, and one sentence for what makes no sense."""
+"""``egmctl topo`` as users run it: formats, exit codes, and one sentence for what makes no sense."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_local_is_the_node_of_the_chosen_gpus(egmctl: RunEgmctl) -> None:
         (("--gpus", "x"), "--gpus 'x' is not a GPU"),
         (("--numa", "7"), "there is no CPU NUMA node 7; the CPU NUMA nodes here are 0-1"),
         (("--json", "--csv"), "--json and --csv exclude each other"),
-        (("-o", "topo.xml"), "the suffix '.xml' names no form"),
+        (("-o", "topo.xml"), "the suffix '.xml' names no format"),
     ],
 )
 def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], words: str) -> None:

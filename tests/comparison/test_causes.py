@@ -8,7 +8,8 @@ from egmctl.comparison import compare
 from egmctl.model.comparison import Comparison
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from tests.comparison.runs import saved
 from tests.doctor.machines import shipped
 from tests.verdict.runs import H2D, WRITE, run
@@ -35,7 +36,7 @@ def told(comparison: Comparison) -> dict[tuple[str, str], set[str]]:
 def test_links_that_went_down_explain_the_worse_paths_of_their_gpu() -> None:
     found = compared(measured(H200), measured(links_down(), "GPU2"))
     assert told(found) == {("node1", "nvlink.links"): OF_GPU2}
-    text = " ".join(str(render(found, Form.TEXT)).split())
+    text = " ".join(str(render(found, Format.TEXT)).split())
     assert "CAUSE GPU2: 16 of 18 NVLinks are active [nvlink.links]" in text
     assert "explains 6 of 7 worse paths" in text
     assert "CAUSE nothing that was read explains 1 of 7 worse paths" in text

@@ -17,7 +17,8 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome, PathDifference
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Stage, Status
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.verdict.load import load_all
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
 from tests.report.texts import text_of
@@ -298,19 +299,19 @@ def test_round_trips_that_the_host_carries_scatter_more_than_what_gpus_do_by_the
     assert bounds[case] > 0.5 > bounds[by_gpus]
 
 
-# --- forms -----------------------------------------------------------------------------------------------------------
+# --- formats ---------------------------------------------------------------------------------------------------------
 
 
 def test_as_markdown_for_a_ticket() -> None:
     found = two(run(seed=1), changed(run(seed=2), times(0.8, from_gpu("GPU1"))))
-    text = str(render(found, Form.MARKDOWN))
+    text = str(render(found, Format.MARKDOWN))
     assert text.startswith("## egmctl compare: WORSE\n")
     assert "WORSE GPU1 -\\> \\*: 20.0 % slower (6 of 6 paths)" in text
     assert text.count("| worse |") + text.count("| **worse** |") == 6
 
 
 def test_as_a_picture() -> None:
-    drawn = str(render(two(run(), run()), Form.SVG))
+    drawn = str(render(two(run(), run()), Format.SVG))
     assert drawn.startswith("<svg")
     assert "before" in drawn
 

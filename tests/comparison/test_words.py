@@ -18,7 +18,8 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
 from egmctl.model.machine import Gpu, Machine, Reason, Unread
 from egmctl.report.exports.compare_csv import compare_csv
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.saved import Saved
 from tests.doctor.machines import shipped
 from tests.report.texts import text_of
@@ -216,7 +217,7 @@ def test_of_what_moments_and_identities_hold_nothing_is_told_that_could_not_be_r
 
 
 def test_only_headings_and_outcomes_are_styled() -> None:
-    text = render(snapshots(with_gpu(0, vbios="97.00")), Form.TEXT)
+    text = render(snapshots(with_gpu(0, vbios="97.00")), Format.TEXT)
     assert isinstance(text, Text)
     styled = {text.plain[span.start : span.end].strip() for span in text.spans}
     assert text.style == ""

@@ -15,7 +15,8 @@ from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
 from egmctl.facts import record
 from egmctl.model.measurement import RunReport
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.saved import load
 from egmctl.verdict import load as profiles
 from egmctl.verdict.bringup import bringup
@@ -52,7 +53,7 @@ def test_the_answer_of_bringup_is_that_of_the_recorded_checks_and_the_real_run(t
     profile, why = choose(run.machines[0], [profiles.load("hgx-h200")])
     judged = replace(run, verdict=judge(run, profile, profile_reason=why))
     found = bringup(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS), judged)
-    said = str(render(found, Form.TEXT))
+    said = str(render(found, Format.TEXT))
     readme = README.read_text()
     shown = "GO" + readme.partition("```text\nGO")[2].partition("```")[0]
     if os.environ.get("EGMCTL_UPDATE_README"):
@@ -66,7 +67,7 @@ def test_the_text_of_the_bench_is_what_the_command_says_by_the_profile_that_ship
     assert isinstance(run, RunReport)
     (machine,) = run.machines
     profile, why = choose(machine, [profiles.load("hgx-h200")])
-    said = str(render(replace(run, verdict=judge(run, profile, profile_reason=why)), Form.TEXT))
+    said = str(render(replace(run, verdict=judge(run, profile, profile_reason=why)), Format.TEXT))
     readme = README.read_text()
     before, _, rest = readme.partition("```text\nPASS: ")
     shown = "PASS: " + rest.partition("```")[0]

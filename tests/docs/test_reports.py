@@ -1,4 +1,4 @@
-"""docs/reports.md names the forms and metrics that there are, and shows pictures that the command drew."""
+"""docs/reports.md names the formats and metrics that there are, and shows pictures that the command drew."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import pytest
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.report import forms
+from egmctl.report import formats
 from egmctl.report.exports.bringup import bringup_prom
-from egmctl.report.forms import Form
+from egmctl.report.formats import Format
 from egmctl.verdict.bringup import bringup
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import shipped
 from tests.report.runs import judged, run
 
-KINDS = (forms.BRINGUP, forms.DOCTOR, forms.BENCH, forms.TOPO, forms.COMPARISON, forms.HISTORY)
+KINDS = (formats.BRINGUP, formats.DOCTOR, formats.BENCH, formats.TOPO, formats.COMPARISON, formats.HISTORY)
 DOCUMENT = (ROOT / "docs/reports.md").read_text()
 
 
 def test_the_table_of_forms_is_the_one_that_commands_use() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in DOCUMENT.splitlines() if line.startswith("|")]
-    told = {row[0]: row[1:8] for row in rows if row[0] in set(Form)}
-    assert set(told) == {form.value for form in Form}
-    for form in Form:
-        suffix, *has = told[form.value]
-        assert suffix.strip("`") in ("", *(name for name, one in forms.SUFFIXES.items() if one is form))
-        assert [bool(cell) for cell in has] == [form in kind for kind in KINDS]
-    assert (forms.FLEET, forms.PROFILES) == (forms.COMPARISON, forms.HISTORY), "each pair shares a column"
+    told = {row[0]: row[1:8] for row in rows if row[0] in set(Format)}
+    assert set(told) == {format.value for format in Format}
+    for format in Format:
+        suffix, *has = told[format.value]
+        assert suffix.strip("`") in ("", *(name for name, one in formats.SUFFIXES.items() if one is format))
+        assert [bool(cell) for cell in has] == [format in kind for kind in KINDS]
+    assert (formats.FLEET, formats.PROFILES) == (formats.COMPARISON, formats.HISTORY), "each pair shares a column"
 
 
 def test_every_metric_is_told_and_none_else() -> None:

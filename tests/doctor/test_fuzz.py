@@ -24,7 +24,8 @@ from egmctl.facts import record, replay
 from egmctl.facts.collect import collect
 from egmctl.facts.root import SYSROOT_VARIABLE
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.report.forms import DOCTOR, render
+from egmctl.report.formats import DOCTOR
+from egmctl.report.rendering import render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
@@ -92,23 +93,23 @@ def test_real_processes(egmctl: RunEgmctl, tmp_path: Path, seed: int) -> None:
     tree = tmp_path / "root"
     files = _tree(tree, seed)
     path = tmp_path / "hostile.json"
-    forms = ("-v", "--brief", "--json", "--format=prom", "--format=nagios", "--format=junit", "--strict")
+    formats = ("-v", "--brief", "--json", "--format=prom", "--format=nagios", "--format=junit", "--strict")
     for number in range(25):
-        form = choice.choice(forms)
+        format = choice.choice(formats)
         if number % 2:
             held = spoil(files, choice)
-            done = egmctl("doctor", form, env={SYSROOT_VARIABLE: str(tree)})
+            done = egmctl("doctor", format, env={SYSROOT_VARIABLE: str(tree)})
             mend(held)
         else:
             path.write_text(record.text(mutated(shipped(choice.choice(replay.names())), choice)))
-            done = egmctl("doctor", form, "--machine", path)
+            done = egmctl("doctor", format, "--machine", path)
         assert 0 <= done.code <= 4, done
         assert "Traceback" not in done.err + done.out, done
         assert "the check itself failed" not in done.out, done
 
 
 def examine(machine: Machine, choice: random.Random) -> None:
-    """Run every check over a machine and show what they find in one of the forms."""
+    """Run every check over a machine and show what they find in one of the formats."""
     try:
         diagnosis = diagnose(machine, _scope(machine, choice), CHECKS)
         broken = [found for found in diagnosis.findings if found.summary.startswith("the check itself failed")]

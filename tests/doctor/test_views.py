@@ -21,8 +21,9 @@ from egmctl.report.exports.json import check_list, doctor_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
 from egmctl.report.exports.prometheus import doctor_prom
-from egmctl.report.forms import DOCTOR, Form, render
+from egmctl.report.formats import DOCTOR, Format
 from egmctl.report.render.text import text
+from egmctl.report.rendering import render
 from egmctl.report.views.doctor import checks_document, doctor_document
 from tests.doctor.builders import ABSENT, DENIED, FINE, GPUS, PERSISTENCE, REBOOT, UNTOLD, check, diagnosis
 from tests.doctor.faults import healthy
@@ -151,11 +152,11 @@ class TestText:
         ]
 
 
-@pytest.mark.parametrize("form", DOCTOR)
-def test_strings_of_the_machine_are_data_in_every_format(form: Form) -> None:
+@pytest.mark.parametrize("format", DOCTOR)
+def test_strings_of_the_machine_are_data_in_every_format(format: Format) -> None:
     hostile = failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE), cause=HOSTILE, note=HOSTILE)
     for verbose in (0, 1, 2):
-        shown = str(render(diagnosis(check("a.one", hostile)), form, verbose=verbose))
+        shown = str(render(diagnosis(check("a.one", hostile)), format, verbose=verbose))
         assert all(line.isprintable() for line in shown.split("\n"))
 
 
@@ -241,7 +242,7 @@ class TestJunit:
 
 class TestPicture:
     def test_it_shows_the_text_and_fetches_nothing(self) -> None:
-        svg = str(render(SICK, Form.SVG))
+        svg = str(render(SICK, Format.SVG))
         root = ElementTree.fromstring(svg)  # noqa: S314
         shown = "".join(root.itertext()).replace("\xa0", " ")
         for line in doctor_text(SICK).splitlines():
@@ -251,7 +252,7 @@ class TestPicture:
 
     def test_any_string_is_well_formed(self) -> None:
         hostile = failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE))
-        ElementTree.fromstring(str(render(diagnosis(check("a.one", hostile)), Form.SVG)))  # noqa: S314
+        ElementTree.fromstring(str(render(diagnosis(check("a.one", hostile)), Format.SVG)))  # noqa: S314
 
 
 def _with(finding: Finding, summary: str) -> Finding:
@@ -262,5 +263,5 @@ def test_every_view_of_a_node_without_gpus() -> None:
     machine = dataclasses.replace(shipped("dgx-h100"), gpus=None, pairs=None)
     empty = diagnosis(check("a.one", ABSENT), machine=machine)
     assert empty.counts[Status.SKIP] == 1
-    for form in DOCTOR:
-        assert str(render(empty, form))
+    for format in DOCTOR:
+        assert str(render(empty, format))

@@ -21,7 +21,8 @@ from egmctl.facts.root import Root, Unreadable
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.report.forms import DOCTOR, render
+from egmctl.report.formats import DOCTOR
+from egmctl.report.rendering import render
 from tests.facts.sysroot import Tree
 from tests.fake.node import load
 
@@ -238,8 +239,8 @@ def test_no_form_of_a_redacted_diagnosis_holds_a_hostile_name(
     doctor = Doctor(check=["kernel.xid"])
     assert SECRET.decode() in render(doctor.diagnose(whole), DOCTOR[0], verbose=2), "it is there to be found"
     diagnosis = doctor.diagnose(whole, redacted=True)
-    for form in DOCTOR:
-        assert SECRET.decode() not in render(diagnosis, form, verbose=2), form
+    for format in DOCTOR:
+        assert SECRET.decode() not in render(diagnosis, format, verbose=2), format
 
 
 @pytest.mark.needs_root

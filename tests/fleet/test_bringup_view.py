@@ -14,7 +14,8 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
 from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Reach, counts
 from egmctl.nodesets import fold
-from egmctl.report.forms import BRINGUP, FLEET, Form, render
+from egmctl.report.formats import BRINGUP, FLEET, Format
+from egmctl.report.rendering import render
 from egmctl.saved import load, viewed
 from egmctl.verdict.bringup import bringup
 from tests.report.texts import text_of
@@ -33,7 +34,7 @@ def no_go() -> Bringup:
 
 def saved(folder: Path, name: str, found: Bringup) -> Path:
     path = folder / f"{name}.json"
-    path.write_text(str(render(found, Form.JSON)))
+    path.write_text(str(render(found, Format.JSON)))
     return path
 
 
@@ -74,17 +75,17 @@ def test_a_rack_says_first_which_nodes_go_and_why_the_others_do_not() -> None:
     assert text.count("FAIL nvlink.links GPU2: 2 of 18 NVLinks down (links 4, 11) on node[05,23] (2 nodes)") == 1
 
 
-@pytest.mark.parametrize("form", [form for form in FLEET if form is not Form.TEXT])
-def test_it_has_every_form_of_a_fleet(form: Form) -> None:
-    made = str(render(rack(), form))
+@pytest.mark.parametrize("format", [format for format in FLEET if format is not Format.TEXT])
+def test_it_has_every_form_of_a_fleet(format: Format) -> None:
+    made = str(render(rack(), format))
     assert "node05" in made or "05,23" in made
 
 
-@pytest.mark.parametrize("form", [form for form in BRINGUP if form not in (Form.JSON, Form.HTML)])
-def test_a_saved_record_shows_what_the_command_showed(tmp_path: Path, form: Form) -> None:
+@pytest.mark.parametrize("format", [format for format in BRINGUP if format not in (Format.JSON, Format.HTML)])
+def test_a_saved_record_shows_what_the_command_showed(tmp_path: Path, format: Format) -> None:
     again = viewed(load(saved(tmp_path, "node", go())))
     assert isinstance(again, Bringup)
-    assert str(render(again, form)) == str(render(go(), form))
+    assert str(render(again, format)) == str(render(go(), format))
 
 
 def test_a_cause_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> None:
@@ -97,11 +98,11 @@ def test_a_cause_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> 
 
 
 def test_metrics_and_test_cases_hold_doctor_and_bench() -> None:
-    metrics = str(render(no_go(), Form.PROM))
+    metrics = str(render(no_go(), Format.PROM))
     assert 'egmctl_bringup_answer{answer="no-go"} 1\n' in metrics
     assert 'egmctl_bringup_answer{answer="go"} 0\n' in metrics
     assert 'egmctl_doctor_check{check="nvlink.links"} 2\n' in metrics
-    junit = str(render(no_go(), Form.JUNIT))
+    junit = str(render(no_go(), Format.JUNIT))
     assert junit.count("<testsuite ") == 2
     assert '<failure type="fail"' in junit
 

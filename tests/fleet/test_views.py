@@ -18,7 +18,8 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Node, Outcome, PathDifference
 from egmctl.model.fleet import Answer, Asked, FleetReport, Group, Launcher, Line, Reach, counts
 from egmctl.report.exports.json import fleet_json
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.report.views.fleet import CAUSES_SHOWN
 from tests.conftest import ROOT, RunEgmctl
 from tests.report.texts import text_of
@@ -86,7 +87,7 @@ def test_a_cause_that_groups_share_is_told_once_with_all_their_nodes() -> None:
 
 
 def test_a_page_shows_the_nodes_by_check_those_with_faults_first() -> None:
-    page = str(render(replace(REPORT, comparison=COMPARED), Form.HTML))
+    page = str(render(replace(REPORT, comparison=COMPARED), Format.HTML))
     assert page.index('<th scope="row">node03</th>') < page.index('<th scope="row">2 others</th>')
     assert '<th scope="row">node01</th>' not in page
 
@@ -144,7 +145,7 @@ def test_a_report_shown_again_is_the_text_that_the_fleet_printed(egmctl: RunEgmc
     done = egmctl("show", file, "-o", tmp_path / "page.html")
     assert (done.code, done.out.splitlines()[-1]) == (0, f"written: {tmp_path / 'page.html'}")
     done = egmctl("show", file, "-o", tmp_path / "fleet.prom")
-    assert (done.code, "the suffix '.prom' names no form" in done.err) == (2, True)
+    assert (done.code, "the suffix '.prom' names no format" in done.err) == (2, True)
     done = egmctl("compare", file, file)
     assert done.code == 2
     assert f"file {file} was made of several results: give those" in done.err

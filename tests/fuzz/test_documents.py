@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.fuzz.documents import KINDS, judged_run, original, readers, spoiled
@@ -106,8 +107,8 @@ def judging(path: Path) -> str:
         return ""
     try:
         report = judged_run()
-        for form in (Form.TEXT, Form.JSON, Form.HTML):
-            render(replace(report, verdict=judge(report, profile)), form, verbose=1)
+        for format in (Format.TEXT, Format.JSON, Format.HTML):
+            render(replace(report, verdict=judge(report, profile)), format, verbose=1)
     except Exception as error:
         return f"judged: {type(error).__name__}: {error}"
     return ""

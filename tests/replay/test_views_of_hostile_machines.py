@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from egmctl.errors import UsageError
 from egmctl.facts import record, replay
 from egmctl.model.machine import Machine
-from egmctl.report.forms import TOPO, render
+from egmctl.report.formats import TOPO
+from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.random_machines import machines
 from tests.replay.test_load import JSON, mutate
@@ -24,9 +25,9 @@ SHIPPED = {name: record.document(replay.load(name)) for name in replay.names()}
 
 def show(machine: Machine) -> None:
     judged = topology(machine, machine.gpus or (), None)
-    for form in TOPO:
+    for format in TOPO:
         for verbose in (0, 2):
-            assert all(line.isprintable() for line in str(render(judged, form, verbose=verbose)).split("\n"))
+            assert all(line.isprintable() for line in str(render(judged, format, verbose=verbose)).split("\n"))
 
 
 @pytest.mark.long

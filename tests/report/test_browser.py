@@ -11,7 +11,8 @@ import pytest
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.doctor.machines import shipped
 from tests.report import comparisons
@@ -23,16 +24,16 @@ pytestmark = pytest.mark.processes
 
 CASES = ("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce", "device_to_device_latency_loaded_8")
 PAGES: Mapping[str, Callable[[], str]] = {
-    "bench.html": lambda: str(render(judged(run("dgx-h100")), Form.HTML)),
-    "hostile.html": lambda: str(render(hostile_run(), Form.HTML)),
-    "hostile.svg": lambda: str(render(hostile_run(), Form.SVG)),
-    "bench.svg": lambda: str(render(run(cases=CASES), Form.SVG)),
-    "topo.html": lambda: str(render(topology(shipped("gb200-tray")), Form.HTML)),
-    "topo.svg": lambda: str(render(topology(shipped("gh200x4")), Form.SVG)),
-    "doctor.html": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
-    "compare.html": lambda: str(render(comparisons.two_runs(), Form.HTML)),
-    "compare-nodes.html": lambda: str(render(comparisons.nodes(), Form.HTML)),
-    "compare-hostile.html": lambda: str(render(comparisons.hostile(), Form.HTML)),
+    "bench.html": lambda: str(render(judged(run("dgx-h100")), Format.HTML)),
+    "hostile.html": lambda: str(render(hostile_run(), Format.HTML)),
+    "hostile.svg": lambda: str(render(hostile_run(), Format.SVG)),
+    "bench.svg": lambda: str(render(run(cases=CASES), Format.SVG)),
+    "topo.html": lambda: str(render(topology(shipped("gb200-tray")), Format.HTML)),
+    "topo.svg": lambda: str(render(topology(shipped("gh200x4")), Format.SVG)),
+    "doctor.html": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Format.HTML)),
+    "compare.html": lambda: str(render(comparisons.two_runs(), Format.HTML)),
+    "compare-nodes.html": lambda: str(render(comparisons.nodes(), Format.HTML)),
+    "compare-hostile.html": lambda: str(render(comparisons.hostile(), Format.HTML)),
 }
 CONTRASTS = """
 (() => {

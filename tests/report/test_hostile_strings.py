@@ -19,7 +19,8 @@ from egmctl import saved
 from egmctl.comparison import compare
 from egmctl.model.codec import field_types, to_json
 from egmctl.model.machine import Spelling
-from egmctl.report.forms import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Form, render
+from egmctl.report.formats import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Format
+from egmctl.report.rendering import render
 from tests.conftest import RunEgmctl
 from tests.fuzz.documents import original
 from tests.saved.documents import bench_document, measured_report
@@ -70,10 +71,10 @@ def files(egmctl: RunEgmctl, tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-def examine(form: Form, shown: str) -> None:
-    assert not [char for char in shown if not char.isprintable() and char != "\n"], form
-    assert "<script>" not in shown or form not in (Form.HTML, Form.SVG, Form.JUNIT)
-    if form is Form.CSV:
+def examine(format: Format, shown: str) -> None:
+    assert not [char for char in shown if not char.isprintable() and char != "\n"], format
+    assert "<script>" not in shown or format not in (Format.HTML, Format.SVG, Format.JUNIT)
+    if format is Format.CSV:
         rows = list(csv.reader(io.StringIO(shown)))
         assert rows
         for cell in (cell for row in rows for cell in row):
@@ -82,12 +83,12 @@ def examine(form: Form, shown: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "forms"), [("bench", BENCH), ("topo", TOPO), ("doctor", DOCTOR)])
-def test_results(files: dict[str, Path], name: str, forms: tuple[Form, ...]) -> None:
+@pytest.mark.parametrize(("name", "formats"), [("bench", BENCH), ("topo", TOPO), ("doctor", DOCTOR)])
+def test_results(files: dict[str, Path], name: str, formats: tuple[Format, ...]) -> None:
     result = saved.viewed(saved.load(files[name]))
-    for form in forms:
+    for format in formats:
         for verbose in (0, 2):
-            examine(form, str(render(result, form, verbose=verbose)))
+            examine(format, str(render(result, format, verbose=verbose)))
 
 
 @pytest.mark.long
@@ -99,21 +100,21 @@ def test_comparisons(files: dict[str, Path], tmp_path: Path, name: str) -> None:
         document["result"]["measurements"] = document["result"]["measurements"][1:]
     other.write_text(json.dumps(document))
     found = compare([saved.load(files[name]), saved.load(other)])
-    for form in COMPARISON:
-        examine(form, str(render(found, form)))
+    for format in COMPARISON:
+        examine(format, str(render(found, format)))
 
 
 @pytest.mark.parametrize(
-    ("kind", "forms"),
+    ("kind", "formats"),
     [("bringup", BRINGUP), ("fleet", FLEET), ("comparison", COMPARISON)],
     ids=lambda value: str(value)[:9],
 )
-def test_what_is_made_of_several_results(tmp_path: Path, kind: str, forms: tuple[Form, ...]) -> None:
+def test_what_is_made_of_several_results(tmp_path: Path, kind: str, formats: tuple[Format, ...]) -> None:
     path = tmp_path / "it.json"
     path.write_bytes(original(kind, tmp_path))
     result = saved.viewed(saved.load_any(path))
     bad = poisoned(type(result), result)
     assert json.dumps(to_json(bad)).count(json.dumps(HOSTILE)) > 5
-    for form in forms:
+    for format in formats:
         for verbose in (0, 2):
-            examine(form, str(render(bad, form, verbose=verbose)))
+            examine(format, str(render(bad, format, verbose=verbose)))

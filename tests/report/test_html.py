@@ -19,9 +19,10 @@ from egmctl.doctor.scope import Scope
 from egmctl.model.gpu import FAKE
 from egmctl.model.measurement import Status
 from egmctl.report.document import Better, Cell, Matrix, Series
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
 from egmctl.report.render.matrix import matrix_html
 from egmctl.report.render.page import style
+from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
@@ -35,19 +36,19 @@ SWEEP = [1 << power for power in range(12, 34, 4)]
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "eight GPUs, every case": lambda: str(render(judged(run("dgx-h100")), Form.HTML)),
-    "EGM": lambda: str(render(judged(run("gb200-tray", gpus=2)), Form.HTML)),
-    "sweep": lambda: str(render(run(cases=("device_to_device_memcpy_write_ce",), sizes=SWEEP), Form.HTML)),
-    "hostile": lambda: str(render(hostile_run(), Form.HTML)),
-    "topo": lambda: str(render(topology(shipped("dgx-h100")), Form.HTML)),
-    "topo of direct links": lambda: str(render(topology(shipped("gh200x4")), Form.HTML)),
-    "doctor": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Form.HTML)),
-    "a rack brought up": lambda: str(render(rack(), Form.HTML)),
-    "bring-up": lambda: str(render(no_go(), Form.HTML)),
-    "compare of two runs": lambda: str(render(comparisons.two_runs(), Form.HTML)),
-    "compare of nodes": lambda: str(render(comparisons.nodes(), Form.HTML)),
-    "compare of findings": lambda: str(render(comparisons.findings(), Form.HTML)),
-    "compare of hostile words": lambda: str(render(comparisons.hostile(), Form.HTML)),
+    "eight GPUs, every case": lambda: str(render(judged(run("dgx-h100")), Format.HTML)),
+    "EGM": lambda: str(render(judged(run("gb200-tray", gpus=2)), Format.HTML)),
+    "sweep": lambda: str(render(run(cases=("device_to_device_memcpy_write_ce",), sizes=SWEEP), Format.HTML)),
+    "hostile": lambda: str(render(hostile_run(), Format.HTML)),
+    "topo": lambda: str(render(topology(shipped("dgx-h100")), Format.HTML)),
+    "topo of direct links": lambda: str(render(topology(shipped("gh200x4")), Format.HTML)),
+    "doctor": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Format.HTML)),
+    "a rack brought up": lambda: str(render(rack(), Format.HTML)),
+    "bring-up": lambda: str(render(no_go(), Format.HTML)),
+    "compare of two runs": lambda: str(render(comparisons.two_runs(), Format.HTML)),
+    "compare of nodes": lambda: str(render(comparisons.nodes(), Format.HTML)),
+    "compare of findings": lambda: str(render(comparisons.findings(), Format.HTML)),
+    "compare of hostile words": lambda: str(render(comparisons.hostile(), Format.HTML)),
 }
 
 
@@ -70,7 +71,7 @@ def test_it_is_small_and_holds_no_control_characters(page: str) -> None:
 
 @pytest.mark.long
 def test_nothing_in_it_can_be_fetched_or_run(tree: Element) -> None:
-    assert list(elements(tree, "script", "img", "link", "iframe", "object", "embed", "form", "base", "image")) == []
+    assert list(elements(tree, "script", "img", "link", "iframe", "object", "embed", "format", "base", "image")) == []
     for node in tree.iter():
         for attribute, value in node.attrib.items():
             bare = attribute.rpartition("}")[2].lower()
@@ -86,7 +87,7 @@ def test_the_policy_allows_its_own_style_sheet_and_nothing_else(tree: Element) -
     (sheet,) = elements(tree, "style")
     digest = base64.b64encode(hashlib.sha256(words(sheet).encode()).digest()).decode()
     (policy,) = [one.get("content") for one in elements(tree, "meta") if one.get("http-equiv")]
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; format-action 'none'"
 
 
 def test_headings_are_in_order_and_the_contents_lead_to_them(tree: Element) -> None:
@@ -143,13 +144,13 @@ def test_each_class_that_is_used_is_in_the_style_sheet(tree: Element) -> None:
 
 
 def test_hostile_words_are_shown_as_they_are_spelled() -> None:
-    tree = parse(str(render(hostile_run(), Form.HTML)))
+    tree = parse(str(render(hostile_run(), Format.HTML)))
     assert words(next(elements(tree, "h1"))) == f"4 x {ESCAPED}"
     assert any(ESCAPED in words(row) for row in elements(tree, "tr"))
 
 
 def test_the_verdict_comes_first_and_the_bad_path_with_it() -> None:
-    tree = parse(str(render(judged(run(cases=("device_to_device_memcpy_write_ce",))), Form.HTML)))
+    tree = parse(str(render(judged(run(cases=("device_to_device_memcpy_write_ce",))), Format.HTML)))
     first = next(elements(tree, "section"))
     assert first.get("id") == "verdict"
     told = words(first)
@@ -163,7 +164,7 @@ def test_the_verdict_comes_first_and_the_bad_path_with_it() -> None:
 
 @pytest.mark.parametrize(("section", "status"), [("failed-or-unstable", "failed"), ("skipped", "waived")])
 def test_what_failed_or_was_skipped_has_its_reason(section: str, status: str) -> None:
-    tree = parse(str(render(hostile_run(), Form.HTML)))
+    tree = parse(str(render(hostile_run(), Format.HTML)))
     (found,) = [one for one in elements(tree, "section") if one.get("id") == section]
     (told,) = [words(one) for one in elements(found, "h3")]
     assert told.startswith(status)
@@ -177,7 +178,7 @@ def test_a_matrix_of_nothing_but_waived_paths_is_not_drawn() -> None:
         replace(m, status=Status.WAIVED, reason="no peer access", latency_ns=None) if m.case == first else m
         for m in made.measurements
     ]
-    tree = parse(str(render(replace(made, measurements=tuple(found)), Form.HTML)))
+    tree = parse(str(render(replace(made, measurements=tuple(found)), Format.HTML)))
     names = [words(one) for one in elements(tree, "span") if one.get("class") == "case"]
     assert len(names) == 1
     assert first not in names
@@ -203,7 +204,7 @@ def test_a_matrix_of_a_large_system_is_left_to_programs_and_the_page_says_so() -
 
 
 def test_what_is_worse_comes_first_then_each_path_with_both_numbers_then_the_machines() -> None:
-    tree = parse(str(render(comparisons.two_runs(), Form.HTML)))
+    tree = parse(str(render(comparisons.two_runs(), Format.HTML)))
     sections = {one.get("id"): one for one in elements(tree, "section")}
     assert "30 paths compared: 8 worse, 1 better, 0 different" in words(sections["verdict"])
     assert "everything slower touches GPU2" in words(sections["verdict"])
@@ -223,7 +224,7 @@ def test_what_is_worse_comes_first_then_each_path_with_both_numbers_then_the_mac
 
 
 def test_of_nodes_those_out_of_line_have_their_medians_and_the_others_are_folded() -> None:
-    told = words(parse(str(render(comparisons.nodes(), Form.HTML))))
+    told = words(parse(str(render(comparisons.nodes(), Format.HTML))))
     assert "only node5 is slower: GPU2 -> *" in told
     assert "node5: GPU2 -> * 19.9 % slower (6 of 6 paths)" in told
     assert "device_to_device_memcpy_write_ce, 512 MiB (GB/s): 320.28, all nodes 399.84" in told
@@ -235,7 +236,7 @@ def test_nothing_to_compare_is_no_pass() -> None:
     nothing = replace(
         found, compared=0, paths=(), affected=(), machines=(), notes=("the files have no path in common",)
     )
-    told = words(parse(str(render(nothing, Form.HTML))))
+    told = words(parse(str(render(nothing, Format.HTML))))
     assert "NOT COMPARED" in told
     assert "the files have no path in common" in told
 
@@ -243,10 +244,10 @@ def test_nothing_to_compare_is_no_pass() -> None:
 @pytest.mark.parametrize(
     ("made", "banner"),
     [
-        (lambda: str(render(run("gb200-tray", gpus=2), Form.HTML)), "MODEL of gb200-tray"),
-        (lambda: str(render(topology(shipped("dgx-h100")), Form.HTML)), "MODEL of dgx-h100"),
+        (lambda: str(render(run("gb200-tray", gpus=2), Format.HTML)), "MODEL of gb200-tray"),
+        (lambda: str(render(topology(shipped("dgx-h100")), Format.HTML)), "MODEL of dgx-h100"),
         (
-            lambda: str(render(diagnose(shipped("gh200"), Scope(), CHECKS), Form.HTML)),
+            lambda: str(render(diagnose(shipped("gh200"), Scope(), CHECKS), Format.HTML)),
             "MODEL of gh200, built from public documentation, not captured from hardware",
         ),
     ],
@@ -257,7 +258,7 @@ def test_what_is_not_live_says_so_before_anything_else(made: object, banner: str
 
 
 def test_a_recorded_machine_says_when_it_was_recorded_in_the_heading() -> None:
-    (heading,) = elements(parse(str(render(topology(shipped("hgx-h200x4")), Form.HTML))), "h1")
+    (heading,) = elements(parse(str(render(topology(shipped("hgx-h200x4")), Format.HTML))), "h1")
     assert words(heading).startswith("hgx-h200x4, recorded 2026-")
 
 

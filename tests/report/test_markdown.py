@@ -14,8 +14,9 @@ from markdown_it import MarkdownIt
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
 from egmctl.report.render.gfm import block, code, escaped, table
+from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from egmctl.units import printable
 from tests.doctor.machines import shipped
@@ -70,10 +71,10 @@ def test_what_github_would_find_in_plain_words_is_taken_apart(text: str, written
 
 
 DOCUMENTS: Mapping[str, Callable[[], str]] = {
-    "hostile": lambda: str(render(hostile_run(), Form.MARKDOWN)),
-    "bench": lambda: str(render(judged(run("dgx-h100")), Form.MARKDOWN)),
-    "topo": lambda: str(render(topology(shipped("dgx-h100")), Form.MARKDOWN)),
-    "doctor": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Form.MARKDOWN)),
+    "hostile": lambda: str(render(hostile_run(), Format.MARKDOWN)),
+    "bench": lambda: str(render(judged(run("dgx-h100")), Format.MARKDOWN)),
+    "topo": lambda: str(render(topology(shipped("dgx-h100")), Format.MARKDOWN)),
+    "doctor": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Format.MARKDOWN)),
 }
 
 
@@ -103,13 +104,13 @@ class TestDocuments:
 @pytest.mark.long
 def test_a_run_that_is_too_long_for_a_comment_is_cut_and_says_so() -> None:
     """GitHub takes 65536 characters."""
-    text = str(render(judged(run("dgx-h100")), Form.MARKDOWN))
+    text = str(render(judged(run("dgx-h100")), Format.MARKDOWN))
     assert len(text) < 65_536
     assert "Too long for a ticket, left out: " in text
-    assert "left out" not in str(render(judged(run("hgx-h200x4", cases=("ring_write_ce",))), Form.MARKDOWN))
+    assert "left out" not in str(render(judged(run("hgx-h200x4", cases=("ring_write_ce",))), Format.MARKDOWN))
 
 
 def test_a_run_for_a_ticket_has_the_verdict_first_and_the_matrix_folded() -> None:
-    text = str(render(judged(run(cases=("device_to_device_memcpy_write_ce",), gpus=2)), Form.MARKDOWN))
+    text = str(render(judged(run(cases=("device_to_device_memcpy_write_ce",), gpus=2)), Format.MARKDOWN))
     assert text.index("**FAIL**") < text.index("Path classes") < text.index("<summary>Between GPUs</summary>")
     assert "| **GPU0** | - | 100.00 |\n" in text

@@ -1,4 +1,4 @@
-"""Every form of a comparison says which of its files are of a modelled machine or of the fake driver."""
+"""Every format of a comparison says which of its files are of a modelled machine or of the fake driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 from egmctl.comparison import compare
 from egmctl.model.comparison import Comparison
-from egmctl.report.forms import COMPARISON, Form, render
+from egmctl.report.formats import COMPARISON, Format
+from egmctl.report.rendering import render
 from egmctl.saved import Saved, load
 from tests.comparison import runs
 from tests.conftest import ROOT, RunEgmctl
@@ -59,31 +60,31 @@ def compared(request: pytest.FixtureRequest) -> tuple[Comparison, str]:
     return NO_HARDWARE[request.param]
 
 
-@pytest.mark.parametrize("form", [form for form in COMPARISON if form not in (Form.JSON, Form.CSV)])
-def test_it_stands_before_every_result(compared: tuple[Comparison, str], form: Form) -> None:
+@pytest.mark.parametrize("format", [format for format in COMPARISON if format not in (Format.JSON, Format.CSV)])
+def test_it_stands_before_every_result(compared: tuple[Comparison, str], format: Format) -> None:
     comparison, banner = compared
-    seen = words(render(comparison, form))
+    seen = words(render(comparison, format))
     assert seen.count(banner) == 1
     assert seen.index(banner) < seen.index("paths compared" if "paths compared" in seen else "facts compared")
 
 
 def test_it_stands_in_every_row(compared: tuple[Comparison, str]) -> None:
     comparison, banner = compared
-    rows = list(csv.DictReader(io.StringIO(str(render(comparison, Form.CSV)))))
+    rows = list(csv.DictReader(io.StringIO(str(render(comparison, Format.CSV)))))
     assert {row["warning"] for row in rows} == {banner}
 
 
 def test_a_document_says_it_of_each_file(compared: tuple[Comparison, str]) -> None:
     comparison, banner = compared
-    told = json.loads(str(render(comparison, Form.JSON)))["result"]["nodes"]
+    told = json.loads(str(render(comparison, Format.JSON)))["result"]["nodes"]
     named = {node["name"] for node in told if node["modelled" if banner.startswith(MODELLED) else "fake"]}
     assert named == {*re.split(", ?", banner.partition(": ")[2])}
     assert not any(node["fake" if banner.startswith(MODELLED) else "modelled"] for node in told)
 
 
-@pytest.mark.parametrize("form", COMPARISON)
-def test_of_hardware_nothing_is_said(form: Form) -> None:
-    seen = words(render(compare([measured("before", fake=False), measured("after", fake=False)]), form))
+@pytest.mark.parametrize("format", COMPARISON)
+def test_of_hardware_nothing_is_said(format: Format) -> None:
+    seen = words(render(compare([measured("before", fake=False), measured("after", fake=False)]), format))
     assert not re.search("model built|fake gpus", seen, re.IGNORECASE)
 
 

@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 from egmctl.report.document import Chart, Point
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
 from egmctl.report.render.figures import diagram
 from egmctl.report.render.plot import HEIGHT, WIDTH, plot, ticks
+from egmctl.report.rendering import render
 from egmctl.report.scene import Label, Line, Look
 from egmctl.report.views.bench_rates import rates
 from egmctl.report.views.node_scene import Rates, node_scene
@@ -23,10 +24,12 @@ from tests.report.runs import hostile_run, judged, run
 
 LOADED = tuple(f"device_to_device_latency_loaded_{blocks}" for blocks in (0, 1, 8, 64))
 PICTURES: Mapping[str, Callable[[], str]] = {
-    "matrices": lambda: str(render(judged(run(cases=("device_to_device_memcpy_write_ce", "ring_write_ce"))), Form.SVG)),
-    "curves": lambda: str(render(run(cases=LOADED), Form.SVG)),
-    "hostile": lambda: str(render(hostile_run(), Form.SVG)),
-    "topology": lambda: str(render(topology(shipped("dgx-h100")), Form.SVG)),
+    "matrices": lambda: str(
+        render(judged(run(cases=("device_to_device_memcpy_write_ce", "ring_write_ce"))), Format.SVG)
+    ),
+    "curves": lambda: str(render(run(cases=LOADED), Format.SVG)),
+    "hostile": lambda: str(render(hostile_run(), Format.SVG)),
+    "topology": lambda: str(render(topology(shipped("dgx-h100")), Format.SVG)),
 }
 
 
@@ -54,7 +57,7 @@ def test_all_is_within_the_picture(picture: ElementTree.Element) -> None:
 
 def test_a_matrix_holds_every_number_and_marks_the_bad_one_with_a_sign() -> None:
     made = judged(run(cases=("device_to_device_memcpy_write_ce",)))
-    texts = [words(one) for one in elements(ElementTree.fromstring(str(render(made, Form.SVG))), "text")]  # noqa: S314
+    texts = [words(one) for one in elements(ElementTree.fromstring(str(render(made, Format.SVG))), "text")]  # noqa: S314
     values = [f"{m.bandwidth_gb_s.median:.2f}" for m in made.measurements if m.bandwidth_gb_s]
     assert [one for one in texts if one.removesuffix(" !") in values] == [*values[:-1], f"{values[-1]} !"]
 

@@ -20,7 +20,8 @@ from egmctl.errors import UsageError
 from egmctl.model.codec import to_json
 from egmctl.model.command import Command
 from egmctl.report.exports.json import doctor_json
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.saved import Saved
 from tests.doctor.machines import shipped
 from tests.mutation import mutated
@@ -28,9 +29,9 @@ from tests.saved.documents import bench_document, measured_report
 from tests.tiers import few
 
 COUNT = 20
-FORMS: dict[Command | None, tuple[Form, ...]] = {
-    Command.BENCH: (Form.TEXT, Form.CSV, Form.JSON),
-    Command.DOCTOR: (Form.TEXT, Form.NAGIOS, Form.PROM, Form.JUNIT),
+FORMS: dict[Command | None, tuple[Format, ...]] = {
+    Command.BENCH: (Format.TEXT, Format.CSV, Format.JSON),
+    Command.DOCTOR: (Format.TEXT, Format.NAGIOS, Format.PROM, Format.JUNIT),
 }
 
 
@@ -69,8 +70,8 @@ def _show(whole: Saved, path: Path, choice: random.Random) -> None:
         return
     for one in ([whole, loaded], [loaded, whole], [whole, loaded, replace(loaded, name="third")]):
         found = compare(one)
-        for form in (Form.TEXT, Form.CSV, Form.JSON, Form.MARKDOWN, Form.HTML):
-            shown = str(render(found, form))
+        for format in (Format.TEXT, Format.CSV, Format.JSON, Format.MARKDOWN, Format.HTML):
+            shown = str(render(found, format))
             assert all(line.isprintable() for line in shown.split("\n")), shown
     assert run(["show", str(path), "--format", choice.choice(FORMS[loaded.kind])]) in (0, 2)
 

@@ -28,7 +28,8 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import doctor_json, dump, envelope
-from egmctl.report.forms import COMPARISON, FLEET, Form, render
+from egmctl.report.formats import COMPARISON, FLEET, Format
+from egmctl.report.rendering import render
 from egmctl.topology.result import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import topology
 from tests.conftest import ROOT, RunEgmctl
@@ -59,9 +60,9 @@ def test_a_run_of_the_bench(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", replay.names())
 def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str) -> None:
     report = measured_report(name)
-    printed = str(render(report, Form.TEXT))
+    printed = str(render(report, Format.TEXT))
     loaded = saved.load(write(tmp_path, bench_document(report)))
-    assert str(render(saved.viewed(loaded), Form.TEXT)) == printed
+    assert str(render(saved.viewed(loaded), Format.TEXT)) == printed
 
 
 @pytest.mark.long
@@ -140,8 +141,8 @@ def test_a_topology_of_schema_1(tmp_path: Path) -> None:
     assert ["nvlink", "c2c"] in wires
     assert [[hop.link for hop in route.hops] for route in loaded.result.routes] == wires
     shown = saved.viewed(loaded)
-    assert str(render(shown, Form.TEXT)) == str(render(topology(machine_of("gb200-tray")), Form.TEXT))
-    assert json.loads(str(render(shown, Form.JSON)))["schema"] == TOPO_SCHEMA
+    assert str(render(shown, Format.TEXT)) == str(render(topology(machine_of("gb200-tray")), Format.TEXT))
+    assert json.loads(str(render(shown, Format.JSON)))["schema"] == TOPO_SCHEMA
 
 
 @pytest.mark.parametrize("name", ["comparison", "fleet"])
@@ -155,8 +156,8 @@ def test_a_comparison_of_schema_1(tmp_path: Path, name: str) -> None:
     assert found.paths
     paths = (then["comparison"] if name == "fleet" else then)["paths"]
     assert [path.link for path in found.paths] == [path["wire"] for path in paths]
-    assert all(str(render(loaded, form)) for form in (COMPARISON if name == "comparison" else FLEET))
-    today = json.loads(str(render(loaded, Form.JSON)))
+    assert all(str(render(loaded, format)) for format in (COMPARISON if name == "comparison" else FLEET))
+    today = json.loads(str(render(loaded, Format.JSON)))
     assert today["schema"] == f"egmctl.{name}/2"
     assert saved.load_any(write(tmp_path, today)) == loaded
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egmctl.model.machine import DeviceNode, Driver, Gpu, Machine, OriginKind, Reason, Unread
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.topology.missing import missing
 from egmctl.topology.topology import topology
 from tests.topology import builders
@@ -24,7 +25,7 @@ def unlisted(count: int, driver_name: str = "nvidia") -> list[Gpu]:
 def text_of(machine: Machine) -> str:
     what = missing(machine)
     assert what is not None
-    return " ".join(str(render(topology(machine), Form.TEXT)).replace("NOT DETERMINED: ", "").split())
+    return " ".join(str(render(topology(machine), Format.TEXT)).replace("NOT DETERMINED: ", "").split())
 
 
 def test_nothing_is_missing_where_nvml_lists_a_gpu() -> None:

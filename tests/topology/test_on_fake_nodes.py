@@ -10,7 +10,8 @@ import pytest
 from egmctl.facts import replay
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
@@ -80,7 +81,7 @@ class TestWhatIsMissing:
         for name, value in fake_node("gb200-tray").environment(faults="cuInit=hang").items():
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
         seen: Machine = collect(("host", "gpus", "pairs", "driver"), deadline_s=5)
-        words = " ".join(str(render(topology(seen), Form.TEXT)).split())
+        words = " ".join(str(render(topology(seen), Format.TEXT)).split())
         assert "NV18>C2C" in words
         assert "CUDA did not answer (the child that reads CUDA timed out in cuInit)" in words
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from egmctl.model.machine import Driver, Machine, OriginKind, Process, Reason, Unread
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.doctor.machines import shipped
 from tests.random_machines import machines
@@ -21,7 +22,7 @@ from tests.topology.builders import gpu, grace, grace_gpu, hgx, nic, node, out_o
 
 
 def text_of(machine: Machine, *, verbose: int = 0) -> str:
-    return str(render(topology(machine), Form.TEXT, verbose=verbose))
+    return str(render(topology(machine), Format.TEXT, verbose=verbose))
 
 
 def block(text: str, title: str) -> list[list[str]]:
@@ -162,7 +163,7 @@ class TestPage:
             assert line == line.rstrip()
 
     def test_it_does_not_depend_on_the_terminals_width(self) -> None:
-        text = render(topology(hgx()), Form.TEXT)
+        text = render(topology(hgx()), Format.TEXT)
         assert isinstance(text, Text)
         shown = []
         for width in (20, 80, 400):

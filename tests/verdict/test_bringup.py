@@ -21,7 +21,8 @@ from egmctl.model.finding import Finding, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, RunReport, Status, Task
-from egmctl.report.forms import BRINGUP, Form, render
+from egmctl.report.formats import BRINGUP, Format
+from egmctl.report.rendering import render
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
@@ -85,7 +86,7 @@ def judged(made: RunReport, *, known: bool = True) -> RunReport:
 
 
 def shown(found: Bringup, width: int = 80) -> str:
-    return str(render(found, Form.TEXT, width=width))
+    return str(render(found, Format.TEXT, width=width))
 
 
 def test_a_healthy_node_that_is_fast_goes() -> None:
@@ -237,22 +238,22 @@ def test_text(name: str, found: Bringup) -> None:
 
 
 ANSWERS = {
-    Form.JSON: '"no-go"',
-    Form.PROM: 'egmctl_bringup_answer{answer="no-go"} 1',
-    Form.JUNIT: '<failure type="fail" message="2 of 18 NVLinks down',
+    Format.JSON: '"no-go"',
+    Format.PROM: 'egmctl_bringup_answer{answer="no-go"} 1',
+    Format.JUNIT: '<failure type="fail" message="2 of 18 NVLinks down',
 }
 
 
-@pytest.mark.parametrize("form", BRINGUP)
-def test_every_format_has_the_answer(form: Form) -> None:
+@pytest.mark.parametrize("format", BRINGUP)
+def test_every_format_has_the_answer(format: Format) -> None:
     found = bringup(sick(("nvlink.links", LINKS)), measured(value=touching("GPU2")))
-    told = str(render(found, form))
-    assert ANSWERS.get(form, "NO-GO") in told
-    assert "18 NVLinks down" in told or form in (Form.SVG, Form.PROM)
+    told = str(render(found, format))
+    assert ANSWERS.get(format, "NO-GO") in told
+    assert "18 NVLinks down" in told or format in (Format.SVG, Format.PROM)
 
 
 def test_the_page_holds_all_three_and_each_anchor_once() -> None:
-    page = str(render(bringup(healthy(), measured()), Form.HTML))
+    page = str(render(bringup(healthy(), measured()), Format.HTML))
     ids = [part.partition('"')[0] for part in page.split('id="')[1:]]
     assert len(ids) == len(set(ids))
     for part in ("doctor", "topology", "bench"):
@@ -262,12 +263,12 @@ def test_the_page_holds_all_three_and_each_anchor_once() -> None:
 def test_the_document_fits_its_schema() -> None:
     schema = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
     for found in (bringup(healthy(), measured()), bringup(sick(("nvlink.links", LINKS)), None)):
-        jsonschema.Draft202012Validator(schema).validate(json.loads(str(render(found, Form.JSON))))
+        jsonschema.Draft202012Validator(schema).validate(json.loads(str(render(found, Format.JSON))))
 
 
 def test_nagios_first_line_names_answer_check_and_cause() -> None:
     found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=touching("GPU2")))
-    first, second, *_ = str(render(found, Form.NAGIOS)).splitlines()
+    first, second, *_ = str(render(found, Format.NAGIOS)).splitlines()
     told = "nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 slow paths"
     assert first.startswith(f"EGMCTL CRITICAL - NO-GO: {told} | fail=1 ")
     assert first.endswith(" slow=6")
@@ -287,16 +288,16 @@ def test_nagios_first_line_names_answer_check_and_cause() -> None:
 )
 def test_nagios_states(found: Bringup, state: int, told: str) -> None:
     assert found.nagios_state == state
-    assert str(render(found, Form.NAGIOS)).startswith(told)
+    assert str(render(found, Format.NAGIOS)).startswith(told)
 
 
 def test_junit_has_what_broke_and_what_was_not_measured_without_a_verdict_too() -> None:
     run = with_status(with_status(measured(WRITE), Status.CRASHED, [0]), Status.WAIVED, [1, 2])
-    shown = ElementTree.fromstring(str(render(replace(run, verdict=None), Form.JUNIT)))  # noqa: S314
+    shown = ElementTree.fromstring(str(render(replace(run, verdict=None), Format.JUNIT)))  # noqa: S314
     assert (shown.get("failures"), shown.get("skipped"), shown.get("tests")) == ("1", "10", "11")
     (failed_case,) = shown.iter("failure")
     assert (failed_case.get("type"), failed_case.get("message")) == ("crashed", "as the test wants it")
-    slow = ElementTree.fromstring(str(render(measured(WRITE, value=touching("GPU2")), Form.JUNIT)))  # noqa: S314
+    slow = ElementTree.fromstring(str(render(measured(WRITE, value=touching("GPU2")), Format.JUNIT)))  # noqa: S314
     assert (slow.get("failures"), slow.get("tests")) == ("1", "1")
 
 

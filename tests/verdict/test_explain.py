@@ -17,7 +17,8 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.machine import GpuProcess, LibraryFailure, Machine
 from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport, Status, Task
 from egmctl.model.route import LinkKind
-from egmctl.report.forms import Form, render
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.report.views.bench_warnings import seen
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
@@ -145,7 +146,7 @@ def test_a_cause_on_one_gpu_hides_no_warning_of_another() -> None:
     assert list(told(report)) == ["bench.throttled"]
     assert list(seen(report, causes=False)) == ["clocks of GPU3 throttled: hw-power-brake-slowdown"]
     node = bringup(diagnose(H200, EVERYTHING, CHECKS), report)
-    for words in (str(render(report, Form.TEXT)), str(render(node, Form.TEXT))):
+    for words in (str(render(report, Format.TEXT)), str(render(node, Format.TEXT))):
         plain = " ".join(words.split())
         assert "clocks of GPU3 throttled: hw-power-brake-slowdown (5 paths)" in plain
         assert plain.count("GPU2: clocks throttled") >= 1

@@ -1,4 +1,4 @@
-"""One table says which kind of result has which forms, and every command and suffix keeps to it."""
+"""One table says which kind of result has which formats, and every command and suffix keeps to it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from egmctl.doctor.scope import Scope
 from egmctl.model.listing import History, KeptRun
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.profile import Matched, MatchResult, ProfileFile, ProfileList
-from egmctl.report import forms
+from egmctl.report import formats
 from egmctl.report.document import Better, Matrix, Tone
 from egmctl.report.exports.json import check_list
-from egmctl.report.forms import Form, render, rendered
+from egmctl.report.formats import Format
 from egmctl.report.render.heat import BOUNDS, best, legend, step
 from egmctl.report.render.text import STYLES
+from egmctl.report.rendering import render, rendered
 from egmctl.report.views.machines import machine_list
 from egmctl.report.views.profile import match_document
 from egmctl.topology.topology import topology
@@ -38,18 +39,18 @@ from tests.report.runs import run
 from tests.report.texts import tables_of
 
 if TYPE_CHECKING:
-    from egmctl.report.forms import Result
+    from egmctl.report.rendering import Result
 
 STARTS = {
-    Form.TEXT: "",
-    Form.JSON: "{\n",
-    Form.CSV: "",
-    Form.HTML: "<!doctype html>\n",
-    Form.SVG: "<svg ",
-    Form.MARKDOWN: "## ",
-    Form.PROM: "# HELP egmctl_",
-    Form.NAGIOS: "EGMCTL ",
-    Form.JUNIT: "<?xml ",
+    Format.TEXT: "",
+    Format.JSON: "{\n",
+    Format.CSV: "",
+    Format.HTML: "<!doctype html>\n",
+    Format.SVG: "<svg ",
+    Format.MARKDOWN: "## ",
+    Format.PROM: "# HELP egmctl_",
+    Format.NAGIOS: "EGMCTL ",
+    Format.JUNIT: "<?xml ",
 }
 
 
@@ -74,48 +75,48 @@ MATCHED = Matched(
 )
 
 
-def results() -> list[tuple[Result, Form, bool]]:
+def results() -> list[tuple[Result, Format, bool]]:
     bench = run(cases=("device_to_device_memcpy_write_ce",), gpus=2)
     topo = topology(GH200)
     doctor = diagnose(GH200, Scope(), CHECKS)
     compared = comparisons.two_runs()
     kinds: list[tuple[Result, object]] = [
-        (bench, forms.BENCH),
-        (topo, forms.TOPO),
-        (doctor, forms.DOCTOR),
-        (compared, forms.COMPARISON),
-        (bringup(doctor, None, not_measured="why"), forms.BRINGUP),
-        (RACK, forms.FLEET),
-        (HISTORY, forms.HISTORY),
-        (History(runs=()), forms.HISTORY),
-        (PROFILES, forms.PROFILES),
-        (MATCHED, forms.MATCH),
-        (machine_list([GH200]), forms.MACHINES),
-        (check_list(CHECKS), forms.CHECKS),
-        (check_list(CHECKS[:1]), forms.CHECKS),
+        (bench, formats.BENCH),
+        (topo, formats.TOPO),
+        (doctor, formats.DOCTOR),
+        (compared, formats.COMPARISON),
+        (bringup(doctor, None, not_measured="why"), formats.BRINGUP),
+        (RACK, formats.FLEET),
+        (HISTORY, formats.HISTORY),
+        (History(runs=()), formats.HISTORY),
+        (PROFILES, formats.PROFILES),
+        (MATCHED, formats.MATCH),
+        (machine_list([GH200]), formats.MACHINES),
+        (check_list(CHECKS), formats.CHECKS),
+        (check_list(CHECKS[:1]), formats.CHECKS),
     ]
-    return [(result, form, form in valid) for result, valid in kinds for form in Form]  # type: ignore[operator]
+    return [(result, format, format in valid) for result, valid in kinds for format in Format]  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("result", "form", "valid"), results(), ids=lambda value: str(value)[:20])
-def test_a_result_has_exactly_the_forms_of_its_kind(result: Result, form: Form, valid: bool) -> None:
+@pytest.mark.parametrize(("result", "format", "valid"), results(), ids=lambda value: str(value)[:20])
+def test_a_result_has_exactly_the_forms_of_its_kind(result: Result, format: Format, valid: bool) -> None:
     if not valid:
-        with pytest.raises(ValueError, match=f"has no format {form}"):
-            render(result, form)
+        with pytest.raises(ValueError, match=f"has no format {format}"):
+            render(result, format)
         return
-    made = render(result, form)
-    assert str(made).startswith(STARTS[form])
-    assert isinstance(made, Text) is (form is Form.TEXT)
-    if form is Form.JSON:
+    made = render(result, format)
+    assert str(made).startswith(STARTS[format])
+    assert isinstance(made, Text) is (format is Format.TEXT)
+    if format is Format.JSON:
         json.loads(str(made))
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        render(topology(GH200), Form.TEXT),
-        render(diagnose(GH200, Scope(), CHECKS), Form.TEXT),
-        rendered(match_document(MATCHED), Form.TEXT),
+        render(topology(GH200), Format.TEXT),
+        render(diagnose(GH200, Scope(), CHECKS), Format.TEXT),
+        rendered(match_document(MATCHED), Format.TEXT),
     ],
     ids=["topo", "doctor", "profile match"],
 )
@@ -130,13 +131,13 @@ def test_the_banner_of_a_modelled_machine_colours_no_line_but_its_own(text: Text
 @pytest.mark.long
 @pytest.mark.parametrize("command", ["topo", "doctor"])
 def test_the_suffix_and_the_option_give_the_same(egmctl: RunEgmctl, tmp_path: Path, command: str) -> None:
-    valid = forms.TOPO if command == "topo" else forms.DOCTOR
-    for suffix, form in forms.SUFFIXES.items():
-        if form not in valid:
+    valid = formats.TOPO if command == "topo" else formats.DOCTOR
+    for suffix, format in formats.SUFFIXES.items():
+        if format not in valid:
             continue
         file = tmp_path / f"found{suffix}"
         arguments = (command, "--machine", "gh200", "-q")
-        written, printed = egmctl(*arguments, "-o", file), egmctl(*arguments, "--format", form)
+        written, printed = egmctl(*arguments, "-o", file), egmctl(*arguments, "--format", format)
         assert written.code == printed.code
         assert file.read_text() == printed.out
 
@@ -152,15 +153,15 @@ def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(egmctl: RunE
 
 
 COMMANDS = {
-    ("bringup",): forms.BRINGUP,
-    ("topo",): forms.TOPO,
-    ("bench",): forms.BENCH,
-    ("doctor",): forms.DOCTOR,
-    ("compare",): forms.COMPARISON,
-    ("history",): forms.HISTORY,
-    ("profile", "list"): forms.PROFILES,
-    ("profile", "show"): forms.PROFILES,
-    ("profile", "match"): forms.MATCH,
+    ("bringup",): formats.BRINGUP,
+    ("topo",): formats.TOPO,
+    ("bench",): formats.BENCH,
+    ("doctor",): formats.DOCTOR,
+    ("compare",): formats.COMPARISON,
+    ("history",): formats.HISTORY,
+    ("profile", "list"): formats.PROFILES,
+    ("profile", "show"): formats.PROFILES,
+    ("profile", "match"): formats.MATCH,
 }
 
 
@@ -171,7 +172,7 @@ def test_help_offers_the_formats_that_the_command_takes_and_no_other(command: tu
     offered = re.findall(
         r"(\.[a-z]+)\b(?: \(JUnit\))?[,.]", told.partition("format by its suffix: ")[2].partition(" Can")[0]
     )
-    assert offered == [suffix for suffix, form in forms.SUFFIXES.items() if form in COMMANDS[command]]
+    assert offered == [suffix for suffix, format in formats.SUFFIXES.items() if format in COMMANDS[command]]
 
 
 @pytest.mark.parametrize("command", [("topo", "--machine", "gh200"), ("history",), ("profile", "list")], ids=" ".join)
@@ -201,15 +202,15 @@ class TestHeat:
         assert [place for place, _ in legend(better)] == list(range(len(BOUNDS), -1, -1))
 
 
-@pytest.mark.parametrize("form", [Form.HTML, Form.SVG, Form.MARKDOWN])
-def test_a_machine_of_which_little_is_known_has_every_form(form: Form) -> None:
+@pytest.mark.parametrize("format", [Format.HTML, Format.SVG, Format.MARKDOWN])
+def test_a_machine_of_which_little_is_known_has_every_form(format: Format) -> None:
     node = shipped("hgx-h200x4")
     for little in (
         replace(node, gpus=()),
         replace(node, gpus=None, pairs=None),
         Machine(origin=Origin(kind=OriginKind.LIVE)),
     ):
-        assert render(topology(little), form)
-        assert render(diagnose(little, Scope(), CHECKS), form)
+        assert render(topology(little), format)
+        assert render(diagnose(little, Scope(), CHECKS), format)
     empty = replace(run(cases=("ring_write_ce",)), measurements=(), machines=(), gpus=())
-    assert render(empty, form)
+    assert render(empty, format)
