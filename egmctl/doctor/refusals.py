@@ -6,6 +6,7 @@ read there and not tried.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egmctl.doctor.situation import fabric
@@ -31,6 +32,8 @@ class Refusal:
     remedy: Remedy
     confidence: Confidence
     evidence: tuple[Evidence, ...] = ()
+    chosen: bool = False
+    """A mode that somebody set says so too: as grave as that is by itself."""
 
 
 def refusal(machine: Machine, one: Gpu, other: Gpu, pair: Pair) -> Refusal | None:
@@ -38,7 +41,21 @@ def refusal(machine: Machine, one: Gpu, other: Gpu, pair: Pair) -> Refusal | Non
     if pair.nvlink_count == 0:
         return None
     gpus = one, other
+    if (mode := mode_without_peers(machine, gpus)) is not None:
+        return Refusal(mode, Remedy(text="See gpu.mig, gpu.cc-mode and gpu.vgpu."), Confidence.HIGH, chosen=True)
     return _modes(machine, gpus) or _in_fabric(gpus) or _egm_address(machine, gpus, pair)
+
+
+def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
+    """Return the mode in which somebody runs one of these GPUs and in which it has no peers; ``None`` for none."""
+    those = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    if any(nvml.mig_mode for nvml in those):
+        return "MIG is on, and its instances have no peers"
+    if (machine.driver or Driver()).confidential_compute == "on":
+        return "confidential computing is on for single GPUs, which have no peers"
+    if any(nvml.virtualization == "vgpu" for nvml in those):
+        return "a vGPU has peers with some profiles only"
+    return None
 
 
 def _modes(machine: Machine, gpus: tuple[Gpu, Gpu]) -> Refusal | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.doctor.access import loss
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.refusals import mode_without_peers
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NOT_EGM, coherent, fabric, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
@@ -106,12 +107,14 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
             yield unknown(f"the EGM route to NUMA {node}: {found.reason}", place=place)
         elif found.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
             told = True
-            yield failed(
+            mode = mode_without_peers(machine, (gpu, *owners(machine, node)))
+            asked = scope.asked_purpose(Guard.EGM) or scope.asked_purpose(Guard.P2P)
+            yield (failed if mode is None or asked else warned)(
                 f"no EGM route to NUMA {node}: {found.reason}",
                 Remedy(text="See p2p.status and nvlink.links for the GPUs that are named."),
                 place=place,
                 evidence=(Evidence(source="nvmlDeviceGetP2PStatus, nvmlDeviceGetNvLinkState", value=found.reason),),
-                cause="remote EGM goes over NVLink to a GPU of that node, as its peer",
+                cause=f"remote EGM goes over NVLink to a GPU of that node, as its peer{f'; {mode}' if mode else ''}",
             )
     if good:
         yield passed("reaches the other NUMA nodes over NVLink and a peer's C2C", place=on_gpus(good.values()))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import NO_GPU, by_value, usable
+from egmctl.doctor.situation import NO_GPU, by_value, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.model.route import LinkKind
@@ -192,6 +192,10 @@ def _nothing_told(gpus: tuple[Gpu, ...]) -> Finding:
 
 
 def _all_down(machine: Machine, gpus: tuple[Gpu, ...]) -> Finding:
+    if all(gpu.nvml and gpu.nvml.mig_mode for gpu in gpus):
+        return skipped("no NVLink is active, and MIG is on: its instances have no peers", place=on_gpus(gpus))
+    if len(machine.gpus or ()) == 1 and virtual(machine):
+        return skipped("no NVLink is active: this virtual machine has one GPU, without peers", place=on_gpus(gpus))
     states = {gpu.nvml.fabric.state for gpu in gpus if gpu.nvml and gpu.nvml.fabric}
     if machine.switches or states & {"not-started", "in-progress", "completed"}:
         return failed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.refusals import Refusal, refusal
@@ -72,7 +72,7 @@ def _verdict(
         through = "NVLink" if nvlinks and None not in nvlinks and 0 not in nvlinks else "PCIe or NVLink"
         return passed(f"the driver allows P2P, read and write, over {through}", place=place)
     if wrong == _BY_CUDA_ALONE:
-        return _by_cuda_alone(refused, place, joined=any(nvlinks))
+        return _by_cuda_alone(refused, place, scope, joined=any(nvlinks))
     evidence = tuple(
         Evidence(source=f"{P2P_STATUS}({name})", value=f"{word}: {MEANINGS.get(word, 'not read')}")
         for name, word in wrong
@@ -92,7 +92,7 @@ def _verdict(
         )
         return failed(summary, remedy, place=place, evidence=evidence)
     if any(nvlinks) and refused is not None:
-        return failed(
+        return _tell(refused, scope)(
             summary,
             refused.remedy,
             place=place,
@@ -111,7 +111,12 @@ def _verdict(
     return skipped(f"these GPUs have no P2P over PCIe: {why}", place=place, evidence=evidence)
 
 
-def _by_cuda_alone(refused: Refusal | None, place: Place, *, joined: bool) -> Finding:
+def _tell(refused: Refusal | None, scope: Scope) -> Callable[..., Finding]:
+    """Return what a refusal is between GPUs with NVLink: a mode that somebody set is a fault only for who wants P2P."""
+    return warned if refused is not None and refused.chosen and not scope.asked_purpose(Guard.P2P) else failed
+
+
+def _by_cuda_alone(refused: Refusal | None, place: Place, scope: Scope, *, joined: bool) -> Finding:
     """Judge pairs that NVML allows P2P and CUDA refuses: hardly anything that is read says why."""
     evidence = (
         Evidence(source=f"{P2P_STATUS}(read, write)", value="OK"),
@@ -122,7 +127,7 @@ def _by_cuda_alone(refused: Refusal | None, place: Place, *, joined: bool) -> Fi
         text="See gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log; then report it with both answers to NVIDIA.",
         command="nvidia-smi topo -p2p r",
     )
-    return (failed if joined else warned)(
+    return (_tell(refused, scope) if joined else warned)(
         "CUDA refuses P2P that NVML allows: copies are staged in host memory",
         refused.remedy if refused is not None else remedy,
         place=place,

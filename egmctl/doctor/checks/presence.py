@@ -67,7 +67,7 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     gone = {gpu.bus_id: stopped for gpu in gpus if (stopped := classify(machine, gpu)) is not None}
     usable = len(gpus) - len(gone)
-    found = [*_unexplained(machine, gone, evidence), *_too_few(counts, usable, scope, line, evidence)]
+    found = [*_unexplained(machine, scope, gone, evidence), *_too_few(counts, usable, scope, line, evidence)]
     untold = elsewhere(machine) and any(stopped.block is Block.UNKNOWN for stopped in gone.values())
     if not usable and not untold and not found:
         yield failed(
@@ -94,10 +94,18 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 def _checks_of(stopped: Iterable[Obstacle]) -> str:
-    return ", ".join(dict.fromkeys(_TOLD_ELSEWHERE.get(one.block, "dev.cgroup-restricted") for one in stopped))
+    names = {**_TOLD_ELSEWHERE, Block.NOT_SEEN_BY_CUDA: "gpu.mig"}
+    return ", ".join(dict.fromkeys(names.get(one.block, "dev.cgroup-restricted") for one in stopped))
 
 
-def _unexplained(machine: Machine, gone: Mapping[str, Obstacle], evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
+def _is_mig(gpu: Gpu) -> bool:
+    """Say whether CUDA need not list it: a process gets one MIG instance, of one GPU (MIG user guide)."""
+    return gpu.nvml is not None and bool(gpu.nvml.mig_mode)
+
+
+def _unexplained(
+    machine: Machine, scope: Scope, gone: Mapping[str, Obstacle], evidence: tuple[Evidence, ...]
+) -> Iterator[Finding]:
     """Judge the GPUs that are lost in a way which no other check judges, each way once."""
     groups: dict[Block, list[Gpu]] = {}
     for gpu in machine.gpus or ():
@@ -106,6 +114,8 @@ def _unexplained(machine: Machine, gone: Mapping[str, Obstacle], evidence: tuple
             continue
         if stopped.block is Block.UNKNOWN and elsewhere(machine):
             # What nobody could look at in another process' place is told by dev.cgroup-restricted.
+            continue
+        if stopped.block is Block.NOT_SEEN_BY_CUDA and _is_mig(gpu) and not requested(machine, scope, gpu):
             continue
         groups.setdefault(stopped.block, []).append(gpu)
     for block, gpus in groups.items():
