@@ -1,12 +1,20 @@
-"""What holds for every machine, whatever it was made from: for tests of all packages."""
+"""What holds for every machine and for what doctor says of it, whatever it was made from: for tests of all packages."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from egmctl.errors import ExitCode
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
 from egmctl.model.machine import SECTION_VERSIONS, Machine, Record
+from egmctl.report.document import plain
+from egmctl.report.views.doctor import verdict
+from egmctl.topology.access import classify, elsewhere
+from egmctl.verdict.causes import causes
 
 STATEMENTS = {
     ("Driver", "cuda_error"),
@@ -31,6 +39,76 @@ def broken_invariants(machine: Machine) -> list[str]:
 def broken_nulls(value: Any, where: str = "record") -> list[str]:
     """Return the same for one record, or a tuple of them."""
     return list(_walk(value, where))
+
+
+def broken_diagnosis(diagnosis: Diagnosis) -> list[str]:
+    """Return a sentence for each thing that nobody would expect of what doctor says, and of how it says it."""
+    return [
+        *(fault for finding in diagnosis.findings for fault in _finding(finding, diagnosis)),
+        *_told_once(diagnosis),
+        *_contradictions(diagnosis),
+        *_answer(diagnosis),
+    ]
+
+
+def _finding(finding: Finding, diagnosis: Diagnosis) -> Iterator[str]:
+    who = f"{finding.check} of {finding.place.label or 'the node'}"
+    if finding.status in (Status.FAIL, Status.WARN) and finding.remedy is None:
+        yield f"{who} is a {finding.status} without a remedy"
+    if finding.place.kind in (PlaceKind.GPU, PlaceKind.PAIR):
+        if not finding.place.ids:
+            yield f"{who} is about no GPU"
+        if len({*finding.place.ids}) < len(finding.place.ids):
+            yield f"{who} is about a GPU twice"
+    for check in finding.explained_by:
+        roots = [
+            root for root in diagnosis.findings if root.check == check and root.status in TOLD and not root.explained_by
+        ]
+        if not roots:
+            yield f"{who} is explained by {check}, which found no fault"
+        if finding.status in TOLD and not any(_as_grave(root, finding) for root in roots):
+            yield f"{who} is graver than {check}, which explains it"
+
+
+def _as_grave(root: Finding, finding: Finding) -> bool:
+    return TOLD.index(root.status) <= TOLD.index(finding.status)
+
+
+def _told_once(diagnosis: Diagnosis) -> Iterator[str]:
+    listed = Counter(id(one) for cause in causes(diagnosis.findings) for one in (cause.finding, *cause.explains))
+    for finding in diagnosis.findings:
+        if (finding.status in TOLD or finding.explained_by) and listed[id(finding)] != 1:
+            yield f"{finding.check} of {finding.place.label or 'the node'} is told {listed[id(finding)]} times"
+
+
+def _contradictions(diagnosis: Diagnosis) -> Iterator[str]:
+    said: dict[tuple[str, str], set[Status]] = defaultdict(set)
+    for finding in diagnosis.findings:
+        for bus_id in finding.place.ids if finding.place.kind is PlaceKind.GPU else ():
+            said[finding.check, bus_id].add(finding.status)
+    for (check, bus_id), statuses in said.items():
+        if Status.PASS in statuses and statuses & {Status.FAIL, Status.WARN}:
+            yield f"{check} says of {bus_id} that it passes and that it does not"
+
+
+def _answer(diagnosis: Diagnosis) -> Iterator[str]:
+    machine, code = diagnosis.machine, diagnosis.exit_code
+    lost = [gpu.bus_id for gpu in machine.gpus or () if classify(machine, gpu) is not None]
+    if not elsewhere(machine) and {*lost} & {*(diagnosis.gpus_asked or ())} and code is not ExitCode.FAILED:
+        yield f"a GPU that was asked for cannot be used, and the exit code is {code}"
+    if lost and len(lost) == len(machine.gpus or ()) and code is ExitCode.OK:
+        yield "no GPU can be used, and the exit code is 0"
+    answer = verdict(diagnosis)
+    if {"PROBLEMS": ExitCode.FAILED, "OK": ExitCode.OK, "NOT DETERMINED": ExitCode.NOTHING}[answer.word] is not code:
+        yield f"the answer is {answer.word}, and the exit code {code}"
+    words = plain(answer.sentence).replace(";", ",").split(", ")
+    found = " and ".join(
+        f"{number} {what}{'s' * (number != 1)}"
+        for status, what in ((Status.FAIL, "failure"), (Status.WARN, "warning"))
+        if (number := sum(finding.status is status for finding in diagnosis.findings))
+    )
+    if found and found not in words:
+        yield f"{found} are listed, and the answer is: {plain(answer.sentence)}"
 
 
 def differences(expected: Any, found: Any, where: str) -> list[str]:

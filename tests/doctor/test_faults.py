@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Status
 from tests.doctor.faults import ONLY_TOLD, PASSES, faults, healthy
 from tests.doctor.machines import shipped
+from tests.invariants import broken_diagnosis
 
 PROBLEMS = (Status.FAIL, Status.WARN)
 
@@ -58,6 +60,16 @@ def test_what_only_tells_never_finds_a_fault() -> None:
     checks = [check for check in CHECKS if check.id in ONLY_TOLD]
     for machine in machines:
         assert not any(f.status in PROBLEMS for f in diagnose(machine, EVERYTHING, checks).findings)
+
+
+@pytest.mark.parametrize("check", sorted(faults()))
+def test_what_is_said_of_a_fault_agrees_with_itself(check: str) -> None:
+    """Also where all GPUs are asked for."""
+    fault = faults()[check]
+    machine = fault.machine()
+    everything = replace(fault.scope, gpus=tuple(gpu.bus_id for gpu in machine.gpus or ()))
+    for scope in (fault.scope, everything):
+        assert broken_diagnosis(diagnose(machine, scope, CHECKS)) == []
 
 
 def test_every_fault_is_of_a_check() -> None:

@@ -31,6 +31,7 @@ from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
 from tests.facts.sysroot import grace_hopper
 from tests.fake.sysroot import write_sysroot
+from tests.invariants import broken_diagnosis
 from tests.mutation import mend, mutated, spoil
 from tests.replay.test_load import mutate
 from tests.tiers import few
@@ -114,6 +115,7 @@ def examine(machine: Machine, choice: random.Random) -> None:
         diagnosis = diagnose(machine, _scope(machine, choice), CHECKS)
         broken = [found for found in diagnosis.findings if found.summary.startswith("the check itself failed")]
         assert broken == []
+        assert broken_diagnosis(diagnosis) == []
         shown = str(render(diagnosis, choice.choice(DOCTOR), verbose=choice.randint(0, 2)))
         assert all(line.isprintable() for line in shown.split("\n"))
     except BaseException:

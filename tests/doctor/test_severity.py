@@ -67,6 +67,21 @@ class TestEgm:
         ]
         assert verdicts("egm.cgroup-route", with_gpu_denied(healthy(), 2, 3))[0] == (Status.FAIL, "NUMA 1")
 
+    def test_a_gpu_that_lacks_one_route_does_not_pass_for_its_others(self) -> None:
+        machine = shipped("gh200x4")
+        ids = [gpu.bus_id for gpu in machine.gpus or ()]
+        pairs = tuple(
+            dataclasses.replace(pair, nvlink_count=0, nvlink_through=None)
+            if {pair.source, pair.target} == {*ids[2:]}
+            else pair
+            for pair in machine.pairs or ()
+        )
+        assert verdicts("egm.peer-route", patched(machine, "", pairs=pairs)) == [
+            (Status.FAIL, "GPU2"),
+            (Status.FAIL, "GPU3"),
+            (Status.PASS, "GPU0-1"),
+        ]
+
     def test_gpus_with_routes_of_their_own_need_no_others(self) -> None:
         machine = with_gpu_denied(healthy(), 1)
         first = (machine.gpus or ())[0].bus_id

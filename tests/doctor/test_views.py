@@ -16,7 +16,7 @@ from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.errors import ExitCode
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
-from egmctl.report.document import Level
+from egmctl.report.document import Level, plain
 from egmctl.report.exports.json import check_list, doctor_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
@@ -24,7 +24,7 @@ from egmctl.report.exports.prometheus import doctor_prom
 from egmctl.report.formats import DOCTOR, Format
 from egmctl.report.render.text import text
 from egmctl.report.rendering import render
-from egmctl.report.views.doctor import checks_document, doctor_document
+from egmctl.report.views.doctor import checks_document, doctor_document, verdict
 from tests.doctor.builders import ABSENT, DENIED, FINE, GPUS, PERSISTENCE, REBOOT, UNTOLD, check, diagnosis
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped
@@ -84,6 +84,14 @@ class TestText:
             "",
             "WARN  GPU0-3: persistence mode is off  [gpu.persistence]",
         ]
+
+    def test_a_warning_counts_where_there_is_no_gpu_too(self) -> None:
+        small = patched(healthy(), "confinement", shm_total_bytes=512 << 20, shm_free_bytes=512 << 20)
+        found = diagnose(patched(small, "", gpus=(), pairs=()), EVERYTHING, CHECKS)
+        number = sum(one.status in (Status.WARN, Status.FAIL) for one in found.findings)
+        assert found.exit_code == ExitCode.NOTHING
+        assert number
+        assert f"there is no NVIDIA GPU on this machine; {number} warning" in plain(verdict(found).sentence)
 
     def test_a_machine_of_which_most_is_unknown_is_not_ok(self) -> None:
         many = diagnosis(check("a.fine", FINE), *(check(f"a.{i}", UNTOLD) for i in range(6)))

@@ -10,7 +10,7 @@ from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, coherent_gpus, in_domain
 from egmctl.doctor.versions import numbers
 from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus, on_pairs
+from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus, on_pairs
 from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, Outcome, Probe, ProbeKind
 from egmctl.units import format_kernel_list, parse_kernel_list
 
@@ -237,8 +237,10 @@ def _place(machine: Machine, probes: list[Probe]) -> Place:
         return Place(kind=PlaceKind.NUMA, ids=(str(first.numa_node),), label=f"NUMA {first.numa_node}")
     pairs = _pairs(probes)
     if pairs == _pairs(probe for probe in machine.probes or () if probe.kind is first.kind and _is_whole(probe)):
-        return on_gpus([known[bus_id] for bus_id in {gpu for pair in pairs for gpu in pair} if bus_id in known])
-    return on_pairs((known[one], known[other]) for one, other in pairs if one in known and other in known)
+        gpus = [known[bus_id] for bus_id in {gpu for pair in pairs for gpu in pair} if bus_id in known]
+        return on_gpus(gpus) if gpus else NODE
+    here = [(known[one], known[other]) for one, other in pairs if one in known and other in known]
+    return on_pairs(here) if here else NODE
 
 
 def _pairs(probes: Iterable[Probe]) -> set[tuple[str, str]]:

@@ -96,17 +96,17 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield skipped("no NVLink joins these GPUs: another node's memory is ordinary system memory to them")
         return
     good: dict[str, Gpu] = {}
-    told = False
+    bad: set[str] = set()
     for gpu, node in far:
         found = route(machine, gpu, node)
         place = on_gpus([gpu])
         if found.kind is RouteKind.REMOTE:
             good[gpu.bus_id] = gpu
         elif found.kind is RouteKind.UNKNOWN:
-            told = True
+            bad.add(gpu.bus_id)
             yield unknown(f"the EGM route to NUMA {node}: {found.reason}", place=place)
         elif found.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
-            told = True
+            bad.add(gpu.bus_id)
             mode = mode_without_peers(machine, (gpu, *owners(machine, node)))
             asked = scope.asked_purpose(Guard.EGM) or scope.asked_purpose(Guard.P2P)
             yield (failed if mode is None or asked else warned)(
@@ -116,9 +116,9 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 evidence=(Evidence(source="nvmlDeviceGetP2PStatus, nvmlDeviceGetNvLinkState", value=found.reason),),
                 cause=f"remote EGM goes over NVLink to a GPU of that node, as its peer{f'; {mode}' if mode else ''}",
             )
-    if good:
-        yield passed("reaches the other NUMA nodes over NVLink and a peer's C2C", place=on_gpus(good.values()))
-    elif not told:
+    if well := [gpu for gpu in good.values() if gpu.bus_id not in bad]:
+        yield passed("reaches the other NUMA nodes over NVLink and a peer's C2C", place=on_gpus(well))
+    elif not bad:
         yield skipped("no remote EGM route to judge; other checks say why")
 
 

@@ -190,7 +190,8 @@ def _import(probes: Sequence[PeerProbe]) -> Finding:
     paths = [f"{probe.labels[0]} to {probe.labels[1]}" for probe in probes]
     where = f"{shortened(paths, _SHOWN)} (owner to importer)"
     if first.outcome is Outcome.OK:
-        return passed(f"{what} arrived, and writes came back: {len(probes)} directions between ranks")
+        directions = f"{len(probes)} direction{'s' * (len(probes) != 1)}"
+        return passed(f"{what} arrived, and writes came back: {directions} between ranks")
     if first.outcome is Outcome.NOT_RUN:
         return unknown(f"{what}: not tried: {first.detail}")
     evidence = tuple(

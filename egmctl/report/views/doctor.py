@@ -77,7 +77,7 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
         return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (found, rest))))
     if diagnosis.nothing is not None:
         why = diagnosis.nothing.removesuffix(".")
-        sentence = f"{why[:1].lower()}{why[1:]}; {rest}"
+        sentence = "; ".join(filter(None, (f"{why[:1].lower()}{why[1:]}", found, rest)))
         return Verdict(word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=sentence, advice=_how_to_know(diagnosis))
     if diagnosis.undetermined:
         applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
