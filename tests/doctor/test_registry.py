@@ -41,6 +41,7 @@ class TestEveryCheck:
     def test_its_texts_are_sentences(self, one: Check) -> None:
         for text in (one.why, one.read, one.fix):
             assert text.endswith("."), text
+            assert "{" not in text, text
         assert not one.title.endswith(".")
         assert len(one.title) <= 60
 

@@ -101,7 +101,7 @@ CHECKS = (
         judge=_management,
         why="On HGX B200 and newer the NVLink switches are reached through a ConnectX-7 on the board, by ib_umad and "
         "the subnet manager nvlsm. If one of these is missing the GPUs look healthy, their fabric stays in progress "
-        "forever, and CUDA ends with 802 ({_SOURCE}).",
+        f"forever, and CUDA ends with 802 ({_SOURCE}).",
         read="/sys/module, the names of running processes, and as root the Vital Product Data of each ConnectX-7: "
         "SW_MNG marks management devices, which topo, bench and rdma.* leave out. Without root they look like NICs.",
         fix="modprobe -a mlx5_ib ib_umad, install nvlsm, restart nvidia-fabricmanager, then reset the GPUs.",
