@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egmctl.doctor.checks.active import KINDS
+from egmctl.doctor.checks.kernel_log import message_of
 from egmctl.doctor.xids import meaning
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
-from egmctl.model.kernel_log import EventKind, KernelEvent
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Driver, Machine, Outcome
 from egmctl.topology.access import Block, classify, cuda_failure, nvml_failure
 
@@ -103,6 +104,15 @@ def lost_as(*blocks: Block, status: Status | None = None) -> Holds:
             and same_gpus(machine, cause, effect)
             and all((stopped := classify(machine, gpu)) is not None and stopped.block in blocks for gpu in gpus)
         )
+
+    return holds
+
+
+def logged(*messages: DriverMessage) -> Holds:
+    """Return whether the effect is that the driver logged one of these messages, of a GPU that the cause may have."""
+
+    def holds(machine: Machine, cause: Finding, effect: Finding) -> bool:
+        return cause.place.meets(effect.place) and message_of(machine, effect) in messages
 
     return holds
 

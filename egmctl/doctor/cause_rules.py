@@ -12,6 +12,7 @@ from egmctl.doctor.cause_conditions import (
     control_node_failed,
     cuda_did_not_start,
     failed_in,
+    logged,
     lost_as,
     no_gpu_left,
     not_ready,
@@ -22,6 +23,7 @@ from egmctl.doctor.cause_conditions import (
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.xids import C2C_XIDS, Blame, meaning
 from egmctl.model.finding import Status
+from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.topology.access import Block, cuda_failure, nvml_failure
 
 
@@ -87,6 +89,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "egm.fabric-address": ("p2p.status", "egm.peer-route"),
     "p2p.status": ("egm.peer-route", "p2p.verify"),
     "fabric.state": ("p2p.status", "fabric.consistency", "imex.domain", "egm.fabric-address", "fabric.alloc-active"),
+    "numa.auto-online": ("numa.mode",),
     "imex.module": ("imex.channel", "imex.daemon", "imex.domain", "fabric.alloc-active", "peers.fabric-active"),
     "imex.daemon": ("imex.domain", "peers.imex", "peers.fabric-active"),
     "imex.channel": ("peers.fabric-active",),
@@ -97,10 +100,30 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
 }
 """By check: the checks that see its fault too, on the same GPUs."""
 
+_LOGGED: Mapping[str, tuple[M, ...]] = {
+    "dev.fell-off-bus": (M.FELL_OFF_BUS,),
+    "c2c.link": (M.C2C_SELF_TEST, M.C2C_P2P, M.SYSMEM_LINK_TRAINING),
+    "nvlink.links": (
+        *(M.SWITCH_TRAINING, M.NVLINK_ACTIVATION, M.NVLINK_ALI, M.NVLINK_RECEIVER_DETECT),
+        *(M.NVLINK_UNCONTAINED, M.NVLINK_DEGRADED),
+    ),
+    "fabric.state": (M.FABRIC_PROBE, M.FABRIC_INBAND, M.NO_FABRIC_ADDRESS),
+    "p2p.status": (M.EGM_NO_FABRIC_ADDRESS, M.P2P_DISABLED),
+    "imex.recovery": (M.IMEX_SHUTDOWN,),
+    "uvm.addressing-mode": (M.SMMU_SVA,),
+    "numa.auto-online": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
+    "numa.mode": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
+}
+"""By check: the messages in which the driver says what it finds."""
+
 RULES: tuple[Rule, ...] = (
     *(
         Rule(cause=cause, effects=effects, holds=alike, why="they see the same fault")
         for cause, effects in _ALIKE.items()
+    ),
+    *(
+        Rule(cause=cause, effects=("kernel.driver-messages",), holds=logged(*messages), why="the driver logged it")
+        for cause, messages in _LOGGED.items()
     ),
     Rule(
         cause="drv.nouveau",

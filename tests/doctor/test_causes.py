@@ -18,6 +18,7 @@ from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.facts.kernel_log import event
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Guard, Status, on_gpus
+from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Gpu, LibraryFailure, Machine, Outcome, PcieLink, Probe, Reason, Unread
 from egmctl.report.exports.json import doctor_json
@@ -131,6 +132,10 @@ def with_lines(machine: Machine, *lines: str) -> Machine:
     return patched(machine, "", kernel_log=KernelLog(source="/dev/kmsg", now_s=60.0, first_s=0.0, events=events))
 
 
+def said(machine: Machine, *messages: M) -> Machine:
+    return with_lines(machine, *(f"NVRM: something: {message.value}: so it is" for message in messages))
+
+
 def xid(machine: Machine, *numbers: int) -> Machine:
     return with_lines(machine, *(f"NVRM: Xid (PCI:0008:01:00): {number}, so it is." for number in numbers))
 
@@ -189,6 +194,30 @@ PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ("c2c.link", "kernel.xid"): lambda: xid(patched(healthy(), "gpus[0].nvml.c2c_links[*]", active=False), 173, 154),
     ("kernel.aer", "kernel.xid"): lambda: with_lines(healthy(), AER, "NVRM: Xid (PCI:0008:01:00): 167, a timeout."),
     ("imex.recovery", "gpu.health"): lambda: patched(healthy(), "gpus[0].nvml", recovery_action="recover-imex-domain"),
+    ("dev.fell-off-bus", "kernel.driver-messages"): lambda: said(silent(), M.FELL_OFF_BUS),
+    ("c2c.link", "kernel.driver-messages"): lambda: said(
+        patched(healthy(), "gpus[0].nvml.c2c_links[*]", active=False), M.C2C_SELF_TEST
+    ),
+    ("nvlink.links", "kernel.driver-messages"): lambda: said(
+        patched(healthy(), "gpus[0].nvml.nvlinks[3]", active=False), M.NVLINK_ALI
+    ),
+    ("fabric.state", "kernel.driver-messages"): lambda: said(
+        patched(healthy(), "gpus[*].nvml.fabric", state="in-progress"), M.FABRIC_PROBE
+    ),
+    ("p2p.status", "kernel.driver-messages"): lambda: said(
+        patched(healthy(), "pairs[*]", p2p_status={"read": "NS", "write": "NS", "nvlink": "NS"}),
+        M.EGM_NO_FABRIC_ADDRESS,
+    ),
+    ("imex.recovery", "kernel.driver-messages"): lambda: said(
+        patched(healthy(), "gpus[0].nvml", recovery_action="recover-imex-domain"), M.IMEX_SHUTDOWN
+    ),
+    ("uvm.addressing-mode", "kernel.driver-messages"): lambda: said(
+        patched(healthy(), "gpus[*].nvml", addressing_mode="none"), M.SMMU_SVA
+    ),
+    ("numa.auto-online", "kernel.driver-messages"): lambda: said(
+        faults()["numa.auto-online"].machine(), M.MEMORY_NOT_MOVABLE
+    ),
+    ("numa.mode", "kernel.driver-messages"): lambda: said(faults()["numa.mode"].machine(), M.MEMORY_ADD),
     ("imex.channel", "fabric.alloc-active"): no_channel,
     ("numa.cpuset-mems", "egm.alloc-active"): cpuset,
     ("numa.mempolicy-syscalls", "egm.alloc-active"): seccomp,
@@ -223,6 +252,10 @@ SEPARATE: dict[str, tuple[Callable[[], Machine], set[str]]] = {
     "CUDA that fails otherwise": (
         lambda: patched(waiting(unmanaged()), "driver", cuda_failure=CUDA_999),
         {"fabric.manager", "drv.libraries"},
+    ),
+    "links that are down and a message about IMEX": (
+        lambda: said(patched(healthy(), "gpus[0].nvml.nvlinks[3]", active=False), M.IMEX_SHUTDOWN),
+        {"nvlink.links", "kernel.driver-messages"},
     ),
     "memory errors and an exclusive mode": (
         lambda: patched(healthy(), "gpus[0].nvml", remapped_rows_failure=True, compute_mode="exclusive-process"),

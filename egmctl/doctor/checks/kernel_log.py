@@ -10,7 +10,7 @@ from egmctl.doctor.kernel_faults import KernelFault, kernel_faults
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.xids import Blame, meaning
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, Status
-from egmctl.model.kernel_log import EventKind, KernelEvent, KernelLog
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine, OriginKind, Reason
 
 ALL = tuple(Guard)
@@ -92,14 +92,26 @@ def _driver(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     faults = list(kernel_faults(machine, _recent(log, scope, EventKind.DRIVER)))
     for fault in faults:
-        message = fault.events[0].message
-        quoted = f"{_ago(log, fault.events[-1])}: ... {message.value if message else ''} ..."
-        yield replace(_finding(log, fault), evidence=(Evidence(source=log.source, value=quoted),))
+        yield replace(_finding(log, fault), evidence=(_quoted(log, fault.events[-1]),))
     if not faults:
         yield passed(
             "no driver message about EGM, NVLink, C2C, fabric or IMEX faults",
             evidence=(_covered(log, scope),),
         )
+
+
+def message_of(machine: Machine, finding: Finding) -> DriverMessage | None:
+    """Return the message that a finding of ``kernel.driver-messages`` is about: the one that it quotes."""
+    log = machine.kernel_log
+    events = () if log is None else [event for event in log.events if event.kind is EventKind.DRIVER]
+    return next(
+        (event.message for event in events if log is not None and _quoted(log, event) in finding.evidence), None
+    )
+
+
+def _quoted(log: KernelLog, event: KernelEvent) -> Evidence:
+    words = "" if event.message is None else event.message.value
+    return Evidence(source=log.source, value=f"{_ago(log, event)}: ... {words} ...")
 
 
 def _finding(log: KernelLog, fault: KernelFault, *, cause: str = "") -> Finding:
