@@ -7,6 +7,7 @@ whether NVLink joins its two GPUs, or did before links went down.
 from __future__ import annotations
 
 from egmctl.doctor.checks.nvlink import has_errors
+from egmctl.model.finding import Place
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Flow, HandleKind
 from egmctl.model.memory import NUMA_MEMORY, MemoryKind
@@ -117,6 +118,19 @@ def _joined(flow: Flow, node: Node) -> list[tuple[Gpu, Gpu]] | None:
     if not nodes:
         return [(gpus[0], gpus[1])] if len(gpus) == 2 else None
     return [(gpu, owner) for gpu in gpus for numa in nodes for owner in owners(node.machine, numa) if owner is not gpu]
+
+
+def leads_through(place: Place, flow: Flow, node: Node) -> bool:
+    """Say whether a flow leads over NVLink through a GPU of a place: the owner of another CPU's EGM.
+
+    Of two GPUs that can be the owner nobody says which is, so the place must have both.
+    """
+    if flow.route.across_nodes or place.gpus is None or not _gpus(flow, node):
+        return False
+    hops = [hop.link for hop in flow.route.hops]
+    nodes = {end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None}
+    ids = [{owner.bus_id for owner in owners(node.machine, numa)} for numa in nodes]
+    return LinkKind.NVLINK in hops and LinkKind.C2C in hops and any(own and own <= place.gpus for own in ids)
 
 
 def far_memory(flow: Flow, node: Node) -> bool:

@@ -27,6 +27,7 @@ from egmctl.topology.access import nvml_failure
 from egmctl.verdict import seen
 from egmctl.verdict.causes import Cause, causes
 from egmctl.verdict.classes import is_degraded, is_lost
+from egmctl.verdict.crossings import leads_through
 from egmctl.verdict.mechanisms import Mechanism, Symptom, mechanisms
 from egmctl.verdict.nodes import Node, nodes, touches
 
@@ -295,6 +296,9 @@ def _concerns(finding: Finding, row: Mechanism, one: Measurement, node: Node) ->
     return any(
         (row.crosses is None or row.crosses(flow))
         and (row.where is None or row.where(flow, node))
-        and touches(finding.place, flow, node, whole=row.whole_node)
+        and (
+            touches(finding.place, flow, node, whole=row.whole_node)
+            or (row.of_links and leads_through(finding.place, flow, node))
+        )
         for flow in one.flows
     )

@@ -73,6 +73,8 @@ class Mechanism:
     """Of which of the checks' findings; ``None``: of all."""
     whole_node: bool = False
     """All GPUs of the node have it, whichever one it was seen on."""
+    of_links: bool = False
+    """Also at the GPU whose links a flow takes on its way: the owner of EGM memory."""
     own_gpu: bool = False
     """Only where the fault is at a GPU: of another device it is not known which paths that is on."""
 
@@ -138,7 +140,12 @@ MECHANISMS: tuple[Mechanism, ...] = (
     # NVLink replays what arrives wrong: errors cost time, no bytes.
     *(
         Mechanism(
-            checks=checks, does=_BOTH, stops=_NO_P2P | {WaiverKind.NO_NVLINK}, crosses=by_nvlink, where=on_its_way
+            checks=checks,
+            does=_BOTH,
+            stops=_NO_P2P | {WaiverKind.NO_NVLINK},
+            crosses=by_nvlink,
+            where=on_its_way,
+            of_links=True,
         )
         for checks, on_its_way in (
             (("nvlink.links",), short_of_nvlinks),
@@ -176,6 +183,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
         does=_BOTH,
         stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.REFUSED}),
         crosses=by_c2c,
+        of_links=True,
     ),
     # Without EGM the same memory is ordinary system memory, which can be had as well.
     Mechanism(checks=("egm.capability", "egm.preconditions", "egm.override-key"), does=_SLOW, crosses=numa_memory),

@@ -31,12 +31,17 @@ def usual(task: Task, flow: Flow) -> float:  # noqa: ARG001
 
 
 def run(
-    *cases: str, value: Value = usual, machine: Machine = H200, gpus: int | None = None, size_bytes: int = 512 * MIB
+    *cases: str,
+    value: Value = usual,
+    machine: Machine = H200,
+    gpus: int | None = None,
+    nodes: Sequence[int] = (0,),
+    size_bytes: int = 512 * MIB,
 ) -> RunReport:
     """Return the report of a run in which each flow gives ``value(task, flow)`` in GB/s, or ns."""
     settings = Settings(size_bytes=size_bytes, copies=16, samples=3, timeout_s=60)
     chosen = [case for case in CASES if case.name in cases]
-    plan = make_plan(machine, (machine.gpus or ())[:gpus], [0], chosen, settings)
+    plan = make_plan(machine, (machine.gpus or ())[:gpus], list(nodes), chosen, settings)
     return replace(
         report(plan, [measured(planned.task, value) for planned in plan.tasks]),
         machines=(machine,),

@@ -21,7 +21,7 @@ from egmctl.verdict import seen
 from egmctl.verdict.causes import Cause
 from egmctl.verdict.explain import Shortfalls, explained_by
 from egmctl.verdict.mechanisms import Symptom, mechanisms
-from tests.doctor.machines import patched
+from tests.doctor.machines import patched, shipped
 from tests.doctor.machines import run as run_check
 from tests.verdict.runs import H2D, H200, WRITE, run
 
@@ -297,6 +297,21 @@ def test_the_route_to_other_nodes_memory_is_no_part_of_the_way_to_the_gpus_own()
     )
     degraded = changed(NUMA, route=replace(NUMA.flows[0].route, degraded=True))
     assert explained_by(fault("egm.peer-route"), *stopped(degraded, WaiverKind.EGM_BLOCKED))
+
+
+@pytest.mark.parametrize("check", ["c2c.link", "nvlink.errors", "nvlink.bw-mode", "gpu.throttle"])
+def test_links_of_the_gpu_that_owns_egm_are_on_the_way_to_it(check: str) -> None:
+    """NUMA 1 is GPU1's on four GH200: GPU0 reaches it over NVLink and GPU1's C2C. Heat of GPU1 slows no link."""
+    machine = shipped("gh200x4")
+    machine = patched(machine, "gpus[1].nvml.nvlinks[*]", recovery_errors=3)
+    made = run(H2D, machine=machine, nodes=(0, 1))
+    (far,) = [one for one in made.measurements if one.path == "NUMA1 -> GPU0"]
+    assert [hop.link for hop in far.flows[0].route.hops] == [LinkKind.NVLINK, LinkKind.C2C]
+    slow = (replace(made, measurements=(far,)), Shortfalls(failing=frozenset({0})))
+    ids = [gpu.bus_id for gpu in machine.gpus or ()]
+    for index, explains in enumerate((True, check != "gpu.throttle", False, False)):
+        place = Place(kind=PlaceKind.GPU, ids=(ids[index],), label=f"GPU{index}")
+        assert bool(explained_by(fault(check, place), *slow)) is explains, index
 
 
 @pytest.mark.parametrize("check", TABLE)
