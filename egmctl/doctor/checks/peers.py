@@ -10,7 +10,7 @@ from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Machine, Outcome, Peer, PeerProbe
 from egmctl.units import printable
-from egmctl.wording import counted, shortened
+from egmctl.wording import counted, several, shortened
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"
 NOT_TRIED = "only with --active under mpirun or srun"
@@ -190,8 +190,7 @@ def _import(probes: Sequence[PeerProbe]) -> Finding:
     paths = [f"{probe.labels[0]} to {probe.labels[1]}" for probe in probes]
     where = f"{shortened(paths, _SHOWN)} (owner to importer)"
     if first.outcome is Outcome.OK:
-        directions = f"{len(probes)} direction{'s' * (len(probes) != 1)}"
-        return passed(f"{what} arrived, and writes came back: {directions} between ranks")
+        return passed(f"{what} arrived, and writes came back: {several(len(probes), 'direction')} between ranks")
     if first.outcome is Outcome.NOT_RUN:
         return unknown(f"{what}: not tried: {first.detail}")
     evidence = tuple(
