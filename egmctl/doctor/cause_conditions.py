@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egmctl.doctor.checks.active import KINDS
-from egmctl.doctor.checks.kernel_log import message_of
-from egmctl.doctor.xids import meaning
+from egmctl.doctor.checks.gpu import RECOVERY_ACTION
+from egmctl.doctor.checks.kernel_log import message_of, xids_of
+from egmctl.doctor.xids import RECOVERY_CHANGED, Action, meaning
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Driver, Machine, Outcome
@@ -115,6 +116,28 @@ def logged(*messages: DriverMessage) -> Holds:
         return cause.place.meets(effect.place) and message_of(machine, effect) in messages
 
     return holds
+
+
+def asks_to_recover(finding: Finding) -> bool:
+    """Say whether a finding of ``gpu.health`` is about the recovery action that the driver asks for."""
+    return {seen.source for seen in finding.evidence} == {RECOVERY_ACTION}
+
+
+def needs_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool:
+    """An Xid after which a GPU has to be recovered is why the driver asks for that."""
+    grave = (Action.RESET, Action.REBOOT, Action.LINKS)
+    return (
+        asks_to_recover(effect)
+        and same_gpus(machine, cause, effect)
+        and any(meaning(event).action in grave for event in xids_of(machine, cause))
+    )
+
+
+def announces_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool:
+    """Xid 154 is how the driver logs that it asks for a recovery."""
+    events = xids_of(machine, effect)
+    only = bool(events) and all(event.number == RECOVERY_CHANGED for event in events)
+    return only and asks_to_recover(cause) and same_gpus(machine, cause, effect)
 
 
 def xids(fits: Callable[[KernelEvent], bool]) -> Holds:

@@ -9,11 +9,13 @@ from egmctl.doctor.cause_conditions import (
     Holds,
     alike,
     always,
+    announces_recovery,
     control_node_failed,
     cuda_did_not_start,
     failed_in,
     logged,
     lost_as,
+    needs_recovery,
     no_gpu_left,
     not_ready,
     same_gpus,
@@ -21,7 +23,7 @@ from egmctl.doctor.cause_conditions import (
     xids,
 )
 from egmctl.doctor.checks.active import KINDS
-from egmctl.doctor.xids import C2C_XIDS, Blame, meaning
+from egmctl.doctor.xids import C2C_XIDS, RECOVERY_CHANGED, Blame, meaning
 from egmctl.model.finding import Status
 from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.topology.access import Block, cuda_failure, nvml_failure
@@ -41,11 +43,10 @@ class Rule:
     """Why it does, one clause."""
 
 
-_RECOVERY_CHANGED = 154
-_OF_MEMORY = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172, _RECOVERY_CHANGED})
+_OF_MEMORY = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172, RECOVERY_CHANGED})
 """Xids of a GPU's memory (:mod:`egmctl.doctor.xids`), and the one that asks for the reset that mends it."""
 _IMEX_RECOVERY = "recover-imex-domain"
-_OFF_THE_BUS = frozenset({79, _RECOVERY_CHANGED})
+_OFF_THE_BUS = frozenset({79, RECOVERY_CHANGED})
 
 _ACTIVE = tuple(KINDS)
 
@@ -234,7 +235,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             cause=cause,
             effects=("kernel.xid",),
-            holds=xids(lambda event: meaning(event).blame is Blame.LINK),
+            holds=xids(lambda event: meaning(event).blame is Blame.LINK or event.number == RECOVERY_CHANGED),
             why="the driver logs errors of these links",
         )
         for cause in ("nvlink.links", "nvlink.errors")
@@ -242,14 +243,26 @@ RULES: tuple[Rule, ...] = (
     Rule(
         cause="c2c.link",
         effects=("kernel.xid",),
-        holds=xids(lambda event: event.number in C2C_XIDS or event.number == _RECOVERY_CHANGED),
+        holds=xids(lambda event: event.number in C2C_XIDS or event.number == RECOVERY_CHANGED),
         why="the driver logs errors of this link",
     ),
     Rule(
         cause="kernel.aer",
         effects=("kernel.xid",),
-        holds=xids(lambda event: meaning(event).blame is Blame.PCIE),
+        holds=xids(lambda event: meaning(event).blame is Blame.PCIE or event.number == RECOVERY_CHANGED),
         why="the driver waits in vain for a link that has errors",
+    ),
+    Rule(
+        cause="kernel.xid",
+        effects=("gpu.health",),
+        holds=needs_recovery,
+        why="after it the GPU has to be reset, and the driver asks for that",
+    ),
+    Rule(
+        cause="gpu.health",
+        effects=("kernel.xid",),
+        holds=announces_recovery,
+        why="the driver logs that it asks for a recovery",
     ),
     Rule(
         cause="imex.recovery",

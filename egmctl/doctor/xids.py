@@ -113,6 +113,8 @@ XIDS: dict[int, Xid] = {
 }
 """One line is all that a number needs: everything else that is said or concluded of it follows from it."""
 
+RECOVERY_CHANGED = 154
+"""What the driver logs when it asks for a recovery of a GPU, after the Xid that is why."""
 C2C_XIDS = frozenset({121, 159, 173})
 """Those of the link between a GPU and its CPU, and of the coherent interface behind it."""
 

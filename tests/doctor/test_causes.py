@@ -193,6 +193,7 @@ PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ),
     ("c2c.link", "kernel.xid"): lambda: xid(patched(healthy(), "gpus[0].nvml.c2c_links[*]", active=False), 173, 154),
     ("kernel.aer", "kernel.xid"): lambda: with_lines(healthy(), AER, "NVRM: Xid (PCI:0008:01:00): 167, a timeout."),
+    ("kernel.xid", "gpu.health"): lambda: xid(patched(healthy(), "gpus[0].nvml", recovery_action="gpu-reset"), 119),
     ("imex.recovery", "gpu.health"): lambda: patched(healthy(), "gpus[0].nvml", recovery_action="recover-imex-domain"),
     ("dev.fell-off-bus", "kernel.driver-messages"): lambda: said(silent(), M.FELL_OFF_BUS),
     ("c2c.link", "kernel.driver-messages"): lambda: said(
@@ -319,6 +320,19 @@ def test_of_two_that_explain_each_other_one_stays_the_cause() -> None:
 
 def fault(check: str, gpu: Gpu) -> Finding:
     return Finding(status=Status.FAIL, summary="", check=check, place=on_gpus([gpu]))
+
+
+@pytest.mark.parametrize(
+    ("number", "down", "root"), [(119, False, "kernel.xid"), (74, True, "nvlink.links"), (48, False, "kernel.xid")]
+)
+def test_a_gpu_that_wants_a_reset_after_an_xid_has_one_cause(number: int, down: bool, root: str) -> None:
+    """As the driver does it: the Xid, Xid 154, and the recovery action that NVML reports from then on."""
+    machine = patched(healthy(), "gpus[0].nvml", recovery_action="gpu-reset")
+    machine = patched(machine, "gpus[0].nvml.nvlinks[3]", active=not down)
+    found = told(xid(machine, number, 154)).findings
+    roots = [one for one in found if one.status in TOLD and not one.explained_by]
+    assert [one.check for one in roots] == [root], [(one.check, one.summary, one.explained_by) for one in found]
+    assert roots[0].status is Status.FAIL
 
 
 def test_a_denied_uvm_is_one_fault_with_what_it_explains() -> None:

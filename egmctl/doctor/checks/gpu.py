@@ -12,6 +12,7 @@ from egmctl.model.machine import Driver, Gpu, GpuNvml, Machine
 
 SHARING = (Guard.P2P, Guard.IPC, Guard.EGM)
 
+RECOVERY_ACTION = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 RECOVERY = {
     "gpu-reset": ("reset of the GPU", "Drain the node and reset the GPU.", False),
     "node-reboot": ("reboot of the node", "Drain the node and reboot it.", True),
@@ -82,7 +83,7 @@ def _faults(gpu: Gpu, nvml: GpuNvml) -> Iterator[Finding]:
                 needs_reboot=reboot,
             ),
             place=place,
-            evidence=(Evidence(source="NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", value=action),),
+            evidence=(Evidence(source=RECOVERY_ACTION, value=action),),
         )
     if nvml.remapped_rows_failure:
         yield failed(
