@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from egmctl.doctor.scope import Scope
-from egmctl.model.finding import Finding, Guard, Remedy, Status
-from egmctl.model.machine import Machine
+from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus
+from egmctl.model.machine import Gpu, Machine, Reason
 
 Judge = Callable[[Machine, Scope], Iterable[Finding]]
 
@@ -66,3 +66,19 @@ def skipped(why: str, **more: Any) -> Finding:
 def unknown(why: str, **more: Any) -> Finding:
     """It concerns this machine and is unknown."""
     return Finding(status=Status.UNKNOWN, summary=why, **more)
+
+
+def unreported(gpus: Sequence[Gpu], name: str, what: str, not_supported: str) -> Finding:
+    """Return a finding on what NVML did not report of GPUs: a skip where they do not have it, else ``unknown``.
+
+    Parameters
+    ----------
+    name
+        Of the field of :class:`egmctl.model.gpu.GpuNvml`.
+    what, not_supported
+        What it is, and the sentence where the GPUs do not have it.
+    """
+    why = next((why for gpu in gpus if gpu.nvml and (why := gpu.nvml.unread.get(name))), None)
+    if why is not None and why.reason is Reason.NOT_SUPPORTED:
+        return skipped(not_supported, place=on_gpus(gpus))
+    return unknown(f"{what}: NVML did not report it" + (f" ({why.reason.value})" if why else ""), place=on_gpus(gpus))

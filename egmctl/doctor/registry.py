@@ -16,12 +16,14 @@ from egmctl.units import printable
 
 _ORDER = (
     "presence",
+    "binding",
     "access",
     "device_nodes",
     "libraries",
     "environment",
     "driver",
     "gpu",
+    "gpu_modes",
     "egm",
     "egm_routes",
     "numa",
