@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from egmctl.doctor.access import funnel
+from egmctl.doctor.access import funnel, requested
 from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
