@@ -87,7 +87,7 @@ def test_the_policy_allows_its_own_style_sheet_and_nothing_else(tree: Element) -
     (sheet,) = elements(tree, "style")
     digest = base64.b64encode(hashlib.sha256(words(sheet).encode()).digest()).decode()
     (policy,) = [one.get("content") for one in elements(tree, "meta") if one.get("http-equiv")]
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; format-action 'none'"
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 def test_headings_are_in_order_and_the_contents_lead_to_them(tree: Element) -> None:
