@@ -226,6 +226,8 @@ def prove(
         kept = left_in(written)
         done = inside.run(artefact.install, 0, {})
         tally.check(f"{label}: installs", done.returncode == 0, done.stderr[-300:])
+        if artefact.form == "pex":
+            tally.check(f"{label}: installs without a warning", not done.stderr, done.stderr[:300])
         if artefact.form == "rpm":
             lacking = unmet(inside, artefact)
             tally.check(f"{label}: what it requires is there", not lacking, " ".join(lacking))

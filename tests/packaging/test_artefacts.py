@@ -132,4 +132,8 @@ def test_what_an_installation_leaves_is_seen_an_empty_folder_of_its_own_too(tmp_
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/settings").touch()
-    assert left_in(tmp_path) == {"usr/share/doc/egmctl", "etc/settings"}
+    for module in ("usr/lib/python3.11/__pycache__", "usr/lib/python3/dist-packages/__pycache__"):
+        (tmp_path / module).mkdir(parents=True)
+        (tmp_path / module / "it.pyc").touch()
+    packages = "usr/lib/python3/dist-packages/__pycache__/it.pyc"
+    assert left_in(tmp_path) == {"usr/share/doc/egmctl", "etc/settings", packages}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -170,9 +171,12 @@ def left_in(layer: Path) -> set[str]:
         "rpmdb",
         "tmp",
     )
+    # What the system's own Python compiles, where that was not done at its installation, is nobody's.
+    pyc = re.compile(r"usr/lib/python3\.[0-9]+/(.*/)?__pycache__/.*")
     found = {path.relative_to(layer).as_posix() for path in layer.rglob("*")}
     return {
         name
         for name in found
-        if not name.startswith(own) and ("egmctl" in Path(name).name or not (layer / name).is_dir())
+        if not (name.startswith(own) or pyc.fullmatch(name))
+        and ("egmctl" in Path(name).name or not (layer / name).is_dir())
     }
