@@ -179,8 +179,9 @@ def artefacts(dist: Path, forms: Sequence[str], arch: str) -> Iterator[Artefact]
             install = f"rpm --dbpath /rpmdb --nodeps --install {inside}"
             found = Artefact("rpm", path, install, "rpm --dbpath /rpmdb --nodeps --erase egmctl", "egmctl")
         elif path.suffix == ".pex":
-            # Run as it is, and made into the virtual environment that starts faster.
-            install = f"{inside} --version && PEX_TOOLS=1 python3 {inside} venv --compile /opt/egmctl"
+            # Run as it is, where it warns of nothing, and made into the virtual environment that starts faster.
+            quiet = f'test -z "$({inside} --version 2>&1 >/dev/null)"'
+            install = f"{quiet} && PEX_TOOLS=1 python3 {inside} venv --compile /opt/egmctl"
             found = Artefact("pex", path, install, "rm -r /opt/egmctl", "/opt/egmctl/bin/egmctl")
         else:
             continue
@@ -226,8 +227,6 @@ def prove(
         kept = left_in(written)
         done = inside.run(artefact.install, 0, {})
         tally.check(f"{label}: installs", done.returncode == 0, done.stderr[-300:])
-        if artefact.form == "pex":
-            tally.check(f"{label}: installs without a warning", not done.stderr, done.stderr[:300])
         if artefact.form == "rpm":
             lacking = unmet(inside, artefact)
             tally.check(f"{label}: what it requires is there", not lacking, " ".join(lacking))

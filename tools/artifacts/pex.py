@@ -24,7 +24,7 @@ def make_pex(target: Path, wheel: Path, lock: Path, arch: str, pex: Path, epoch:
     # Unpacked once into a virtual environment: child processes start from there, as from any other.
     # With the tools that make a virtual environment of it, without network: that starts fastest.
     command += ["--console-script", "egmctl", "--venv", "--sh-boot", "--include-tools", "--no-build"]
-    # ClusterShell's sample configuration, which pex leaves out and then misses, is read by nobody.
+    # ClusterShell's samples and manual pages, which pex leaves out and then misses, are read by nobody.
     command += ["--no-emit-warnings"]
     # They are asked for by the wheel and never imported.
     command += ["--exclude", "cuda-python", "--exclude", "cuda-core"]
