@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -103,13 +104,18 @@ def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def pytest_configure() -> None:
-    """Make property tests independent of how busy the machine is, and the same in every run."""
+    """Make property tests independent of how busy the machine is, and the same in every run; CI tries more."""
     try:
         from hypothesis import settings
     except ImportError:
         return
-    settings.register_profile("egmctl", deadline=None, derandomize=True)
+    settings.register_profile("egmctl", deadline=None, derandomize=True, max_examples=100 if _must_run() else 30)
     settings.load_profile("egmctl")
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector leave alone what is there now, which is a million objects, and stays."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

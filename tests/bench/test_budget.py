@@ -85,6 +85,7 @@ def plan_for_size(machine: Machine, size_bytes: int) -> Plan:
     return make_plan(machine, machine.gpus or (), [0], cases, replace(USUAL, size_bytes=size_bytes))
 
 
+@pytest.mark.long
 def test_the_largest_size_that_fits_is_chosen() -> None:
     machine = node(140 * GIB, 4915 * MIB, 100 * GIB)
     plan = chosen(machine, "full")

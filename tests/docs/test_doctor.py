@@ -15,6 +15,7 @@ from egmctl.facts import replay
 from egmctl.report.exports.json import doctor_json
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped
+from tests.tiers import few
 
 DOCUMENT = (ROOT / "docs/doctor.md").read_text()
 
@@ -24,7 +25,8 @@ def test_every_finding_links_to_a_heading() -> None:
     assert {anchor(check.id) for check in CHECKS} == headings
 
 
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", few(replay.names(), every=4))
 def test_every_document_fits_the_schema(name: str) -> None:
     schema = json.loads((ROOT / "docs/schemas/doctor.schema.json").read_text())
-    jsonschema.validate(json.loads(doctor_json(diagnose(shipped(name), EVERYTHING, CHECKS))), schema)
+    document = json.loads(doctor_json(diagnose(shipped(name), EVERYTHING, CHECKS)))
+    jsonschema.Draft202012Validator(schema).validate(document)

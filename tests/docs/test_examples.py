@@ -36,6 +36,9 @@ TEXTS = (
 )
 
 
+GROUP = cast(TyperGroup, get_command(app))
+
+
 def commands() -> list[tuple[str, list[str]]]:
     """Return every egmctl command line of the texts, as the name of its file and its words after egmctl."""
     found = []
@@ -55,8 +58,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(("name", "words"), commands())
 def test_a_command_of_the_examples_is_one(name: str, words: list[str]) -> None:
-    group = cast(TyperGroup, get_command(app))
-    with group.commands[words[0]].make_context(f"{name}: egmctl {words[0]}", words[1:]):
+    with GROUP.commands[words[0]].make_context(f"{name}: egmctl {words[0]}", words[1:]):
         pass
 
 

@@ -31,6 +31,11 @@ def check(document: dict[str, Any], name: str) -> None:
     jsonschema.Draft202012Validator(SCHEMAS[name], registry=REGISTRY).validate(document)
 
 
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_each_is_a_schema(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+
+
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     """The journal of a run that did not end, with every kind of event."""

@@ -34,20 +34,24 @@ def fold(outputs: Mapping[str, Parts]) -> str:
 
 def _in_order(outputs: Mapping[str, Parts]) -> list[str]:
     """Return the names of all parts, each after those that stand before it in every output that has both."""
-    ordered: list[str] = []
+    following: dict[str, str] = {"": ""}
+    """A ring from ``""`` to ``""``: dry runs have thousands of parts, too many to look for each in a list."""
     for parts in outputs.values():
-        at = 0
+        before = ""
         for part in parts:
-            if part in ordered:
-                at = ordered.index(part) + 1
-            else:
-                ordered.insert(at, part)
-                at += 1
+            if part not in following:
+                following[before], following[part] = part, following[before]
+            before = part
+    ordered: list[str] = []
+    part = ""
+    while part := following[part]:
+        ordered.append(part)
     return ordered
 
 
 def _named(names: list[str], everywhere: list[str]) -> list[str]:
-    others = [name for name in everywhere if name not in names]
+    had = set(names)
+    others = [name for name in everywhere if name not in had]
     if not others:
         said = "everywhere" if len(everywhere) > 1 else ""
     elif len(others) < len(names):

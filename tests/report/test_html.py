@@ -30,6 +30,7 @@ from tests.fleet.test_bringup_view import no_go, rack
 from tests.report import comparisons
 from tests.report.pages import elements, parse, words
 from tests.report.runs import HOSTILE, hostile_run, judged, run
+from tests.tiers import LONG
 
 ESCAPED = HOSTILE.replace("\x00", r"\x00").replace("\x1b", r"\x1b").replace("\u202e", r"\u202e").replace("\n", r"\n")
 SWEEP = [1 << power for power in range(12, 34, 4)]
@@ -52,7 +53,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=PAGES)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=LONG if "eight" in name else ()) for name in PAGES])
 def page(request: pytest.FixtureRequest) -> str:
     return PAGES[request.param]()
 

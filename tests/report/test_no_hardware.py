@@ -7,6 +7,7 @@ import html
 import io
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,21 +36,21 @@ def measured(name: str, *, fake: bool) -> Saved:
     return runs.saved(name, replace(made, gpus=gpus))
 
 
-NO_HARDWARE = {
+NO_HARDWARE: Mapping[str, tuple[Callable[[], Comparison], str]] = {
     "the second of two snapshots is modelled": (
-        compare([machine("hgx-h200x4"), machine("dgx-h100")]),
+        lambda: compare([machine("hgx-h200x4"), machine("dgx-h100")]),
         f"{MODELLED}dgx-h100",
     ),
     "all nodes but one are modelled": (
-        compare([machine(name) for name in ("gh200", "gh200x4", "hgx-h200x4")]),
+        lambda: compare([machine(name) for name in ("gh200", "gh200x4", "hgx-h200x4")]),
         f"{MODELLED}gh200, gh200x4",
     ),
     "the first of two runs is of fake GPUs": (
-        compare([measured("before", fake=True), measured("after", fake=False)]),
+        lambda: compare([measured("before", fake=True), measured("after", fake=False)]),
         f"{FAKE}before",
     ),
     "all runs are of fake GPUs": (
-        compare([measured(name, fake=True) for name in ("before", "between", "after")]),
+        lambda: compare([measured(name, fake=True) for name in ("before", "between", "after")]),
         f"{FAKE}after,before,between",
     ),
 }
@@ -57,7 +58,8 @@ NO_HARDWARE = {
 
 @pytest.fixture(params=NO_HARDWARE)
 def compared(request: pytest.FixtureRequest) -> tuple[Comparison, str]:
-    return NO_HARDWARE[request.param]
+    made, said = NO_HARDWARE[request.param]
+    return made(), said
 
 
 @pytest.mark.parametrize("format", [format for format in COMPARISON if format not in (Format.JSON, Format.CSV)])

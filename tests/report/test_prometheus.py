@@ -18,6 +18,7 @@ from egmctl.report.exports.prometheus import doctor_prom
 from egmctl.units import printable
 from tests.doctor.machines import shipped
 from tests.report.runs import HOSTILE, hostile_run, judged, run
+from tests.tiers import LONG
 
 UNITS = ("_seconds", "_bytes_per_second", "_info")
 COUNTS = ("_measurements", "_verdict", "_exit_code", "_findings", "_check")
@@ -29,12 +30,14 @@ def metrics(text: str) -> dict[str, Metric]:
 
 @pytest.fixture(
     scope="module",
-    params=["bench", "hostile", "doctor"],
+    params=["bench", pytest.param("bench of eight GPUs", marks=LONG), "hostile", "doctor"],
 )
 def text(request: pytest.FixtureRequest) -> str:
     if request.param == "doctor":
         return doctor_prom(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS))
-    return bench_prom(hostile_run() if request.param == "hostile" else judged(run("dgx-h100")))
+    if request.param == "hostile":
+        return bench_prom(hostile_run())
+    return bench_prom(judged(run("dgx-h100" if "eight" in request.param else "hgx-h200x4")))
 
 
 @pytest.mark.long

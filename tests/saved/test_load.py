@@ -36,6 +36,7 @@ from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import shipped
 from tests.memory import most_bytes
 from tests.saved.documents import bench_document, machine_of, measured_report
+from tests.tiers import few
 
 Document = dict[str, Any]
 
@@ -57,7 +58,7 @@ def test_a_run_of_the_bench(tmp_path: Path) -> None:
     assert loaded.machines == report.machines
 
 
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", few(replay.names(), every=4))
 def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str) -> None:
     report = measured_report(name)
     printed = str(render(report, Format.TEXT))
@@ -76,7 +77,7 @@ def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> N
     assert from_json(RunReport, json.loads(json.dumps(to_json(report)))) == report
 
 
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", few(replay.names(), every=4))
 def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     diagnosis = diagnose(shipped(name), EVERYTHING, CHECKS, strict=True)
     loaded = saved.load(write(tmp_path, doctor_json(diagnosis)))
