@@ -5,6 +5,8 @@ OUT ?= out
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start a thousand processes; without bytecode each of them compiles egmctl anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Bindings of CUDA 13 need driver 580 or newer; without a driver the newest line is as good as any.
 DRIVER := $(shell grep -m1 -oE ' [0-9]{3,}\.[0-9]' /proc/driver/nvidia/version 2>/dev/null | head -1 | cut -d. -f1)

@@ -71,7 +71,7 @@ class CommandServer:
         """End the server."""
         if self._socket is not None and self._process is not None:
             self._socket.close()
-            self._process.wait(10)
+            self._process.wait(60)
 
     def _started(self) -> socket.socket:
         if self._socket is None:

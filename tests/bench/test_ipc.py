@@ -162,7 +162,7 @@ def test_clocks_of_other_nodes_are_not_waited_for(run: RunIpc) -> None:
         return Group({rank: start_rank(rank, size) for rank in (0, 1)} | there)
 
     hosts = ("one", "one", "two", "two")
-    ended = run("ipc_fabric_device_write_ce", gpus=4, timeout_s=10, hosts=hosts, start=start)
+    ended = run("ipc_fabric_device_write_ce", gpus=4, timeout_s=60, hosts=hosts, start=start)
     found = ended.of("ipc_fabric_device_write_ce")
     assert {m.status for m in found} <= set(GOOD), [m.reason for m in found if m.status not in GOOD]
     at_once = [{flow.initiator_rank for flow in m.flows} for m in found if (m.concurrent or 0) > 1]
@@ -232,12 +232,12 @@ def test_a_rank_killed_at_any_step_costs_its_case_and_a_new_group_goes_on(
 )
 def test_a_rank_that_hangs_costs_its_case_and_the_timeout(run: RunIpc, case: str, call: str) -> None:
     other = "ipc_legacy_device_write_ce"
-    ended = run(case, other, faults=f"{call}=hang,once", timeout_s=3)
+    ended = run(case, other, faults=f"{call}=hang,once", timeout_s=8)
     hung = [m for m in ended.of(case) if m.status is Status.TIMED_OUT]
     assert len(hung) == 1, [(m.status, m.reason) for m in ended.of(case)]
     assert hung[0].failed_rank is not None
     assert hung[0].last_call == call.partition("@")[0]
-    assert f"no response for 3 s, it is in {hung[0].last_call}" in (hung[0].reason or "")
+    assert f"no response for 8 s, it is in {hung[0].last_call}" in (hung[0].reason or "")
     assert {m.status for m in ended.of(other)} <= set(GOOD)
 
 

@@ -82,11 +82,11 @@ def test_a_crash_costs_one_task_and_a_new_worker_goes_on(run: Supervise) -> None
 
 @pytest.mark.long
 def test_a_hang_costs_one_task_and_its_timeout(run: Supervise) -> None:
-    report = run("5:hang", timeout_s=3)
+    report = run("5:hang", timeout_s=8)
     assert statuses(report) == [*[Status.OK] * 5, Status.TIMED_OUT, Status.OK, Status.OK]
     assert report.measurements[5].last_call == "cuStreamSynchronize"
-    assert "no result within 3 s, it is in cuStreamSynchronize" in (report.measurements[5].reason or "")
-    assert 3 <= report.wall_s < 20
+    assert "no result within 8 s, it is in cuStreamSynchronize" in (report.measurements[5].reason or "")
+    assert 8 <= report.wall_s < 60
     assert report.exit_code is ExitCode.CRASHED
 
 
@@ -122,7 +122,7 @@ def test_a_soak_goes_on_after_a_crash_and_keeps_what_was_found(run: Supervise) -
     ("fault", "status"), [("crash", Status.CRASHED), ("hang", Status.TIMED_OUT), ("raise", Status.FAILED)]
 )
 def test_a_worker_that_fails_at_setting_up_is_not_tried_again(run: Supervise, fault: str, status: Status) -> None:
-    report = run(f"setup:{fault}", timeout_s=3)
+    report = run(f"setup:{fault}", timeout_s=8 if fault == "hang" else 60)
     assert statuses(report) == [status] * 8
     assert {m.last_call for m in report.measurements} == {None if fault == "raise" else "cuInit"}
     assert report.exit_code is ExitCode.CRASHED
@@ -285,7 +285,7 @@ class TestBlockedEgmRoutes:
     @pytest.mark.long
     @pytest.mark.parametrize("how", ["crash", "hang"])
     def test_explain_what_fails_where_the_memory_is_made(self, tried: Supervise, how: str) -> None:
-        first = tried(f"0:{how}@cuMemCreate", timeout_s=3, of=1).measurements[0]
+        first = tried(f"0:{how}@cuMemCreate", timeout_s=8 if how == "hang" else 60, of=1).measurements[0]
         assert (first.status, first.known_cause, first.last_call) == (Status.FAILED, True, "cuMemCreate")
         assert "; the EGM route is blocked: GPU2: denied by the device cgroup" in (first.reason or "")
 
@@ -295,7 +295,7 @@ class TestBlockedEgmRoutes:
         [("0:crash", Status.CRASHED), ("0:hang", Status.TIMED_OUT), ("0:break", Status.FAILED)],
     )
     def test_explain_nothing_that_fails_elsewhere(self, tried: Supervise, fault: str, status: Status) -> None:
-        report = tried(fault, timeout_s=3, of=1)
+        report = tried(fault, timeout_s=8 if "hang" in fault else 60, of=1)
         assert statuses(report) == [status, Status.OK]
         assert "EGM" not in (report.measurements[0].reason or "")
         assert report.exit_code is ExitCode.CRASHED
@@ -305,7 +305,7 @@ class TestBlockedEgmRoutes:
         self, tried: Supervise, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(supervisor, "WORKER_LIMIT", 2)
-        report = tried(",".join(f"{number}:hang@cuMemCreate" for number in range(4)), timeout_s=2)
+        report = tried(",".join(f"{number}:hang@cuMemCreate" for number in range(4)), timeout_s=6)
         assert [m.status for m in report.measurements].count(Status.FAILED) == 2
         waived = [m.reason for m in report.measurements if m.status is Status.WAIVED]
         assert waived == ["not run: 2 processes that tried blocked EGM routes had failed before"] * 2

@@ -45,7 +45,7 @@ def start(body: str, *arguments: str, **changes: str) -> subprocess.Popen[str]:
 
 def run(body: str, *arguments: str, **changes: str) -> Ended:
     with start(body, *arguments, **changes) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     return Ended(process.returncode, out, err)
 
 
@@ -114,14 +114,14 @@ def test_a_signal_ends_the_command_with_130_and_lets_it_clean_up(number: signal.
     body = """
     try:
         print("ready", flush=True)
-        time.sleep(30)
+        time.sleep(60)
     finally:
         print("cleaned", flush=True)"""
     with start(body) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "cleaned\n", "egmctl: interrupted\n")
 
 

@@ -217,7 +217,7 @@ def _namespace(pid: int) -> str:
     return os.readlink(f"/proc/{pid}/ns/net")
 
 
-def settle(true: Callable[[], bool], what: str = "it", seconds: float = 20) -> None:
+def settle(true: Callable[[], bool], what: str = "it", seconds: float = 60) -> None:
     """Wait until something is so."""
     until = time.monotonic() + seconds
     while not true():

@@ -135,7 +135,7 @@ def test_only_this_versions_folders_are_brought_one_for_each_architecture(tmp_pa
 
 
 def _launch() -> Launch:
-    return Launch(launcher=Launcher.SSH, options=(), fanout=4, connect_timeout_s=5, timeout_s=5)
+    return Launch(launcher=Launcher.SSH, options=(), fanout=4, connect_timeout_s=60, timeout_s=60)
 
 
 def _brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, timeout_s: int = 2) -> dict[str, str]:
@@ -308,12 +308,12 @@ def test_a_node_that_never_stops_talking_is_let_go_of(tmp_path: Path, monkeypatc
     began = time.monotonic()
     tracemalloc.start()
     try:
-        reasons = _brought(tmp_path, monkeypatch, "echo no shell >&2; exec yes", timeout_s=20)
+        reasons = _brought(tmp_path, monkeypatch, "echo no shell >&2; exec yes", timeout_s=60)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert reasons == {"a": "no shell", "b": "no shell"}
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert most < 8 << 20
 
 

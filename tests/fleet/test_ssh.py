@@ -272,7 +272,7 @@ def test_a_second_ctrl_c_waits_for_no_node(lab: Lab) -> None:
     time.sleep(0.5)
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=5)
+    process.communicate(timeout=30)
     assert process.returncode == 130
     settle(lambda: not lab.processes("node01"))
 

@@ -13,7 +13,7 @@ from egmctl import launch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(target: str, arguments: dict[str, Any] | None = None, *, timeout_s: float = 30, **options: Any) -> Any:
+def run(target: str, arguments: dict[str, Any] | None = None, *, timeout_s: float = 60, **options: Any) -> Any:
     """Run ``tests.launch.targets:target``."""
     return launch.run(
         f"tests.launch.targets:{target}", arguments or {}, timeout_s=timeout_s, **_with_tests_importable(options)
@@ -34,7 +34,7 @@ def is_alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
     """Wait for something that another process does; return whether it came."""
     end = time.monotonic() + timeout_s
     while not (met := condition()) and time.monotonic() < end:

@@ -32,7 +32,7 @@ def count(parent: Channel, arguments: dict[str, Any]) -> int:
 def converse(parent: Channel, _arguments: dict[str, Any]) -> str:
     """Double each number that comes, until the parent says stop."""
     while True:
-        message, _ = parent.receive(timeout_s=10)
+        message, _ = parent.receive(timeout_s=60)
         if "stop" in message:
             return "stopped"
         parent.send({"doubled": 2 * message["number"]})
@@ -40,7 +40,7 @@ def converse(parent: Channel, _arguments: dict[str, Any]) -> str:
 
 def swap_files(parent: Channel, _arguments: dict[str, Any]) -> str:
     """Read the first of the files that come, and send back a pipe that holds a greeting."""
-    _, fds = parent.receive(timeout_s=10)
+    _, fds = parent.receive(timeout_s=60)
     text = os.read(fds[0], 100).decode()
     reading, writing = os.pipe()
     os.write(writing, b"from the child")
@@ -184,10 +184,11 @@ def close_the_channel(parent: Channel, _arguments: dict[str, Any]) -> None:
 
 
 def print_without_end(_parent: Channel, arguments: dict[str, Any]) -> None:
-    end = time.monotonic() + arguments["seconds"]
-    while time.monotonic() < end:
+    """Print so many bytes, never far ahead of the parent, which is to give back what it has not to keep."""
+    while os.fstat(1).st_size < arguments["bytes"]:
         print("x" * 65536, flush=True)  # noqa: T201
-        time.sleep(0.01)
+        while os.fstat(1).st_blocks * 512 > arguments["ahead"]:
+            time.sleep(0.01)
     print("the last words", flush=True)  # noqa: T201
     os._exit(1)
 

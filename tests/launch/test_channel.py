@@ -60,7 +60,7 @@ def test_waiting_ends_in_time_on_either_side(pair: tuple[Channel, socket.socket]
         channel.receive(timeout_s=0.2)
     with pytest.raises(TimeoutError, match="does not read"):
         channel.send({"text": "x" * 10_000_000}, timeout_s=0.2)
-    assert 0.4 <= time.monotonic() - start < 5
+    assert 0.4 <= time.monotonic() - start < 30
 
 
 def test_an_end_that_is_gone_is_told_after_what_it_said_last(pair: tuple[Channel, socket.socket]) -> None:

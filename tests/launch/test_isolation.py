@@ -99,10 +99,13 @@ def test_a_child_imports_nothing_that_only_the_command_needs() -> None:
     assert heavy.isdisjoint(run("facts")["modules"])
 
 
-def test_a_child_is_ready_for_its_target_within_forty_milliseconds() -> None:
-    # CPU time, from the start of the interpreter to the hook: 25 ms where it was written, however busy the machine.
-    times = [
-        float(run("facts", before="tests.launch.hooks:note_cpu_time")["environment"]["EGMCTL_TEST_CPU_S"])
-        for _ in range(10)
-    ]
-    assert min(times) < 0.040
+def test_a_child_is_ready_for_its_target_in_little_more_time_than_python_takes_to_start() -> None:
+    # CPU time, from the start of the interpreter to the hook: 25 ms where it was written, three and a half times that
+    # of the interpreter alone. In turns, as a busy machine makes both slower.
+    bare = [sys.executable, "-I", "-c", "import time; print(time.process_time())"]
+    ours, pythons = [], []
+    for _ in range(10):
+        seen = run("facts", before="tests.launch.hooks:note_cpu_time")["environment"]
+        ours.append(float(seen["EGMCTL_TEST_CPU_S"]))
+        pythons.append(float(subprocess.check_output(bare)))
+    assert min(ours) < 5 * min(pythons)

@@ -52,11 +52,11 @@ def family(folder: Path, then: str) -> list[str]:
 
 def test_what_it_prints_is_returned_whatever_its_code() -> None:
     words = ["/bin/sh", "-c", 'echo out; echo err >&2; read line; echo "got <$line>"; exit 3']
-    assert output_of(words, timeout_s=20, limit=1000, environment=PATH) == b"out\ngot <>\n", "and it has no input"
+    assert output_of(words, timeout_s=60, limit=1000, environment=PATH) == b"out\ngot <>\n", "and it has no input"
 
 
 def test_its_environment_is_the_given_one() -> None:
-    shown = output_of(["/usr/bin/env"], timeout_s=20, limit=10_000, environment={"A": "b"}).decode().split()
+    shown = output_of(["/usr/bin/env"], timeout_s=60, limit=10_000, environment={"A": "b"}).decode().split()
     assert "A=b" in shown
     assert not [line for line in shown if line.startswith(("PATH=", "HOME=", "PYTHON"))]
 
@@ -72,7 +72,7 @@ def test_output_is_bounded_while_it_is_read() -> None:
 )
 def test_what_cannot_be_started(path: str, error: type[OSError]) -> None:
     with pytest.raises(error):
-        output_of([path], timeout_s=20, limit=10, environment=PATH)
+        output_of([path], timeout_s=60, limit=10, environment=PATH)
 
 
 @pytest.mark.parametrize("then", ["wait", "exit 0", "yes", "kill -9 $$"])
@@ -91,7 +91,7 @@ def test_nothing_stays_behind_a_command_that_was_killed(tmp_path: Path, sleepers
     )
     command = [sys.executable, "-c", script, *family(tmp_path, "wait")]
     with subprocess.Popen(command, cwd=ROOT, env=command_environment({})) as process:
-        assert wait_until(lambda: sleepers() == 5, 30)
+        assert wait_until(lambda: sleepers() == 5)
         process.kill()
     assert wait_until(lambda: sleepers() == 0)
 

@@ -53,7 +53,7 @@ def test_an_exception_in_on_event_ends_the_child() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), spawn("hang") as child:
-        child.result(10, on_event=stop)
+        child.result(60, on_event=stop)
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
 
@@ -62,18 +62,18 @@ def test_parent_and_child_converse() -> None:
     with spawn("converse") as child:
         for number in (1, 21):
             child.channel.send({"number": number})
-            assert child.receive(timeout_s=10) == ({"doubled": 2 * number}, [])
+            assert child.receive(timeout_s=60) == ({"doubled": 2 * number}, [])
         child.channel.send({"stop": True})
-        assert child.result(10) == "stopped"
+        assert child.result(60) == "stopped"
 
 
 def test_receiving_from_a_target_that_has_returned_fails_and_its_result_stays() -> None:
     with spawn("echo") as child:
         with pytest.raises(launch.ChannelClosed, match="last message"):
-            child.channel.receive(timeout_s=10)
-        assert child.result(10) == {}
+            child.channel.receive(timeout_s=60)
+        assert child.result(60) == {}
     with spawn("echo") as child, pytest.raises(ChildFailed, match="echo returned"):
-        child.receive(timeout_s=10)
+        child.receive(timeout_s=60)
 
 
 def test_file_descriptors_go_both_ways(tmp_path: Path) -> None:
@@ -82,23 +82,23 @@ def test_file_descriptors_go_both_ways(tmp_path: Path) -> None:
     with spawn("swap_files") as child:
         with path.open("rb") as file:
             child.channel.send({"file": "this"}, fds=[file.fileno()])
-        message, fds = child.receive(timeout_s=10)
+        message, fds = child.receive(timeout_s=60)
         assert message == {"files": 2}
         assert [os.get_inheritable(fd) for fd in fds] == [False, False]
         assert os.read(fds[0], 100) == b"from the child"
         for fd in fds:
             os.close(fd)
-        assert child.result(10) == "from the parent"
+        assert child.result(60) == "from the parent"
 
 
 def test_children_work_side_by_side() -> None:
     start = time.monotonic()
     with spawn("hang") as first, spawn("hang") as second, spawn("converse") as third:
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30
         for child in (first, second):
-            assert child.receive(timeout_s=10) == ({"hanging": True}, [])
+            assert child.receive(timeout_s=60) == ({"hanging": True}, [])
         third.channel.send({"stop": 1})
-        assert third.result(10) == "stopped"
+        assert third.result(60) == "stopped"
 
 
 def test_the_hook_runs_before_the_target_is_imported() -> None:
@@ -158,7 +158,7 @@ def test_a_target_that_does_not_exist_is_named() -> None:
     with pytest.raises(ChildFailed, match="has no attribute 'no_such_target'"):
         run("no_such_target")
     with pytest.raises(ChildFailed, match=r"No module named 'egmctl\.nowhere'"):
-        launch.run("egmctl.nowhere:f", {}, timeout_s=10)
+        launch.run("egmctl.nowhere:f", {}, timeout_s=60)
 
 
 def test_what_is_not_json_data_is_refused_on_either_side() -> None:
@@ -182,6 +182,6 @@ def test_nothing_that_a_child_prints_reaches_the_output_of_the_command(capfd: py
 
 def test_exit_handlers_of_libraries_cannot_hold_up_a_result() -> None:
     start = time.monotonic()
-    with spawn("raise_at_exit", grace_s=20) as child:
-        assert child.result(10) == "done"
-    assert time.monotonic() - start < 10
+    with spawn("raise_at_exit", grace_s=60) as child:
+        assert child.result(60) == "done"
+    assert time.monotonic() - start < 30

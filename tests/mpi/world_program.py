@@ -19,26 +19,26 @@ from egmctl.mpi.world import RanksMissing, World
 def calls(world: World) -> None:
     """Make every call, with much, little and no data."""
     me = world.rank
-    gathered = world.all_gather(b"x" * me * 100_000, 10)
+    gathered = world.all_gather(b"x" * me * 100_000, 60)
     assert [len(part) for part in gathered] == [rank * 100_000 for rank in range(world.size)]
-    assert world.all_gather(b"", 10) == [b""] * world.size
-    assert world.all_gather(bytes([me]) * (me == 2), 10) == [bytes([2]) if r == 2 else b"" for r in range(world.size)]
-    assert world.gather(str(me).encode(), 10) == ([b"0", b"1", b"2", b"3"] if me == 0 else [])
-    assert world.broadcast(b"from three" if me == 3 else b"?", 10, root=3) == b"from three"
-    assert world.broadcast(b"", 10) == b""
-    world.barrier(10)
-    assert world.roll_call(10) == ()
+    assert world.all_gather(b"", 60) == [b""] * world.size
+    assert world.all_gather(bytes([me]) * (me == 2), 60) == [bytes([2]) if r == 2 else b"" for r in range(world.size)]
+    assert world.gather(str(me).encode(), 60) == ([b"0", b"1", b"2", b"3"] if me == 0 else [])
+    assert world.broadcast(b"from three" if me == 3 else b"?", 60, root=3) == b"from three"
+    assert world.broadcast(b"", 60) == b""
+    world.barrier(60)
+    assert world.roll_call(60) == ()
     world.finish()
     say(f"rank {me} of {world.size}: all calls")
 
 
 def one_is_away(world: World) -> None:
     """Rank 2 does not come to a call in time, rank 3 is dead."""
-    world.barrier(10)
+    world.barrier(60)
     if world.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     if world.rank == 2:
-        time.sleep(8)
+        time.sleep(20)
     try:
         world.all_gather(b"here", 1)
     except RanksMissing as missing:
@@ -50,7 +50,7 @@ def one_is_away(world: World) -> None:
 
 def one_is_late(world: World) -> None:
     """Rank 2 comes when the others have given the call up, whose buffers MPI fills all the same."""
-    world.barrier(10)
+    world.barrier(60)
     if world.rank == 2:
         time.sleep(4.5)
     with contextlib.suppress(RanksMissing):

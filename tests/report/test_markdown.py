@@ -22,6 +22,7 @@ from egmctl.units import printable
 from tests.doctor.machines import shipped
 from tests.report.pages import elements, words
 from tests.report.runs import hostile_run, judged, run
+from tests.tiers import LONG
 
 READER = MarkdownIt("commonmark").enable("table").enable("strikethrough")
 
@@ -72,13 +73,16 @@ def test_what_github_would_find_in_plain_words_is_taken_apart(text: str, written
 
 DOCUMENTS: Mapping[str, Callable[[], str]] = {
     "hostile": lambda: str(render(hostile_run(), Format.MARKDOWN)),
-    "bench": lambda: str(render(judged(run("dgx-h100")), Format.MARKDOWN)),
+    "bench": lambda: str(render(judged(run()), Format.MARKDOWN)),
+    "bench of eight GPUs": lambda: str(render(judged(run("dgx-h100")), Format.MARKDOWN)),
     "topo": lambda: str(render(topology(shipped("dgx-h100")), Format.MARKDOWN)),
     "doctor": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Format.MARKDOWN)),
 }
 
 
-@pytest.fixture(scope="module", params=DOCUMENTS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=LONG if "eight" in name else ()) for name in DOCUMENTS]
+)
 def text(request: pytest.FixtureRequest) -> str:
     return DOCUMENTS[request.param]()
 

@@ -80,7 +80,7 @@ class TestWhatIsMissing:
     ) -> None:
         for name, value in fake_node("gb200-tray").environment(faults="cuInit=hang").items():
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-        seen: Machine = collect(("host", "gpus", "pairs", "driver"), deadline_s=5)
+        seen: Machine = collect(("host", "gpus", "pairs", "driver"), deadline_s=12)
         words = " ".join(str(render(topology(seen), Format.TEXT)).split())
         assert "NV18>C2C" in words
         assert "CUDA did not answer (the child that reads CUDA timed out in cuInit)" in words
