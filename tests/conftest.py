@@ -51,7 +51,7 @@ def egmctl() -> Iterator[RunEgmctl]:
         *arguments: str | Path,
         env: Mapping[str, str | None] | None = None,
         cwd: Path = ROOT,
-        timeout_s: float = 60,
+        timeout_s: float = 240,
     ) -> Ended:
         words = [*map(str, arguments)]
         if not fits(env or {}):

@@ -33,7 +33,7 @@ SMALL = ("bench", "--gpus", "0-1", "--numa", "1", "--size", "1M", "--samples", "
 @pytest.mark.long
 def test_text_has_the_ratio_the_round_trips_and_the_stages(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     node = fake_node("gb200-tray")
-    ended = egmctl(*SMALL, "-v", env=node.environment(), timeout_s=110)
+    ended = egmctl(*SMALL, "-v", env=node.environment(), timeout_s=280)
     assert ended.code == 0, ended.err
     assert "Between processes, beside the same path within one" in ended.out
     assert "round trip of a message over a socket GPU(row) <-> GPU(column) (ns, p50)" in ended.out
@@ -45,7 +45,7 @@ def test_text_has_the_ratio_the_round_trips_and_the_stages(egmctl: RunEgmctl, fa
 
 @pytest.mark.long
 def test_json_fits_its_schema_and_names_the_ranks(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL, "--json", env=fake_node("gb200-tray").environment(), timeout_s=110)
+    ended = egmctl(*SMALL, "--json", env=fake_node("gb200-tray").environment(), timeout_s=280)
     document = json.loads(ended.out)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     result = document["result"]
@@ -57,7 +57,7 @@ def test_json_fits_its_schema_and_names_the_ranks(egmctl: RunEgmctl, fake_node: 
 
 @pytest.mark.long
 def test_csv_says_who_opened_what_and_how(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL, "--csv", env=fake_node("gb200-tray").environment(), timeout_s=110)
+    ended = egmctl(*SMALL, "--csv", env=fake_node("gb200-tray").environment(), timeout_s=280)
     rows = list(csv.DictReader(io.StringIO(ended.out)))
     copies = [row for row in rows if row["case"] == "ipc_posix_fd_device_write_ce"]
     assert [(row["handle"], row["source_rank"], row["destination_rank"], row["initiator_rank"]) for row in copies] == [
@@ -84,7 +84,7 @@ def test_list_and_dry_run_start_nothing(egmctl: RunEgmctl, fake_node: MakeFakeNo
 
 @pytest.mark.long
 def test_a_soak_measures_in_both_kinds_of_processes_again_and_again(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL[:-2], "--duration", "6", "--json", env=fake_node("gb200-tray").environment(), timeout_s=110)
+    ended = egmctl(*SMALL[:-2], "--duration", "6", "--json", env=fake_node("gb200-tray").environment(), timeout_s=280)
     result = json.loads(ended.out)["result"]
     assert ended.code == 0, result["problems"]
     assert {m["status"] for m in result["measurements"]} <= {"ok", "unstable"}

@@ -29,7 +29,7 @@ def test_on_a_node_it_checks_and_measures_and_writes_everything(
     node = fake_node(small)
     kept, page = tmp_path / "node.json", tmp_path / "node.html"
     options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-o", page)
-    ended = egmctl(*options, env=node.environment(), timeout_s=110)
+    ended = egmctl(*options, env=node.environment(), timeout_s=280)
     document = json.loads(kept.read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     result = document["result"]

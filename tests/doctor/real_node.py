@@ -110,7 +110,7 @@ class Node:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=280,
             check=False,
         )
         assert done.stdout, done.stderr

@@ -30,7 +30,7 @@ def active(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Run the command on a fake node; return its exit code and the findings."""
     environment = node.environment(faults) | variables
-    done = egmctl("doctor", "--active", "--json", *arguments, env=environment, timeout_s=110)
+    done = egmctl("doctor", "--active", "--json", *arguments, env=environment, timeout_s=280)
     assert "Traceback" not in done.err
     found: list[dict[str, Any]] = json.loads(done.out)["result"]["findings"]
     return done.code, found

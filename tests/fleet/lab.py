@@ -180,7 +180,7 @@ class Lab:
             arguments = (*arguments[:2], *ssh, *arguments[2:])
         return [*inside, sys.executable, "-m", "egmctl", *arguments]
 
-    def run(self, *arguments: str, timeout_s: float = 100, **environment: str) -> Ended:
+    def run(self, *arguments: str, timeout_s: float = 280, **environment: str) -> Ended:
         """Run egmctl where it reaches the hosts; it writes into ``results`` of the lab's folder."""
         with self.start(*arguments, **environment) as process:
             try:

@@ -54,6 +54,6 @@ def test_the_calls_of_a_family(
 ) -> None:
     node = fake_node("gb200-nvl72")
     small = ("--gpus", "0-1", "--numa", "0", "--size", "1M", "--samples", "1", "--copies", "1", "-q")
-    ended = egmctl("bench", *options, *small, env=node.environment(), timeout_s=110)
+    ended = egmctl("bench", *options, *small, env=node.environment(), timeout_s=280)
     assert ended.code == 0, ended.out + ended.err
     compare(fold({family: by_process(node.calls())}), FOLDER / f"calls-{family}.txt")

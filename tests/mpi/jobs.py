@@ -20,7 +20,7 @@ def mpirun(
     *,
     env: Mapping[str, str | None] | None = None,
     options: Sequence[str] = (),
-    timeout_s: float = 100,
+    timeout_s: float = 280,
 ) -> Ended:
     """Run a Python program as ``ranks`` processes of one job; return how the whole job ended."""
     job = ["-n", str(ranks), sys.executable, *map(str, program)]
@@ -32,7 +32,7 @@ def launch(
     *,
     env: Mapping[str, str | None] | None = None,
     options: Sequence[str] = (),
-    timeout_s: float = 100,
+    timeout_s: float = 280,
 ) -> Ended:
     """Run mpirun with what ``job`` says of processes and programs."""
     if (reason := why_not(["mpirun"])) is not None:
@@ -41,7 +41,7 @@ def launch(
 
 
 def alone(
-    program: Sequence[str | Path], *, env: Mapping[str, str | None] | None = None, timeout_s: float = 100
+    program: Sequence[str | Path], *, env: Mapping[str, str | None] | None = None, timeout_s: float = 280
 ) -> Ended:
     """Run a Python program as one process, without a launcher."""
     return ended([sys.executable, *map(str, program)], env=env, timeout_s=timeout_s)

@@ -66,7 +66,7 @@ class Place:
 
 
 def egmctl_under_mpi(
-    places: Sequence[Place], *arguments: str | Path, options: Sequence[str] = (), timeout_s: float = 100
+    places: Sequence[Place], *arguments: str | Path, options: Sequence[str] = (), timeout_s: float = 280
 ) -> Ended:
     """Run the command as one job over the nodes; each rank has its node's environment."""
     job: list[str] = []

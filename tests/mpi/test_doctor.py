@@ -138,7 +138,7 @@ def test_a_file_that_rank_0_may_not_write_ends_all_ranks(
 ) -> None:
     (tmp_path / "there.json").touch()
     # Without the option mpirun itself would end the others, which srun does not.
-    done = egmctl_under_mpi(two_nodes, *of, "-o", tmp_path / "there.json", options=("--enable-recovery",), timeout_s=30)
+    done = egmctl_under_mpi(two_nodes, *of, "-o", tmp_path / "there.json", options=("--enable-recovery",), timeout_s=60)
     assert "there.json exists; --force overwrites it" in done.err
 
 

@@ -36,7 +36,7 @@ def two_nodes(fake_node: MakeFakeNode) -> list[Place]:
 
 @pytest.mark.long
 def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(two_nodes: list[Place]) -> None:
-    done = egmctl_under_mpi(two_nodes, "bench", *QUICK, "--json", timeout_s=110)
+    done = egmctl_under_mpi(two_nodes, "bench", *QUICK, "--json", timeout_s=280)
     assert done.code == 0, done.err
     found = result(done.out)
     assert [rank["label"] for rank in found["ranks"]] == ["node1:GPU0", "node1:GPU1", "node2:GPU0", "node2:GPU1"]
@@ -91,7 +91,7 @@ def test_rank_0_keeps_the_journal_and_no_other_does(fake_node: MakeFakeNode, tmp
     [
         # Who dies is missed at once; who hangs costs the time that a step has, which the others need on a busy machine.
         ("kill:9", 60, "crashed", "died from SIGKILL in cuMemImportFromShareableHandle"),
-        ("hang", 5, "timed-out", "it is in cuMemImportFromShareableHandle"),
+        ("hang", 15, "timed-out", "it is in cuMemImportFromShareableHandle"),
     ],
 )
 def test_a_rank_that_dies_or_hangs_is_named_with_its_node_and_call_and_the_rest_is_measured(

@@ -39,7 +39,7 @@ def test_what_a_late_rank_gives_to_a_call_that_was_given_up_overwrites_nothing()
 
 
 def test_a_fault_of_the_tool_in_one_rank_is_told_and_ends_the_job() -> None:
-    done = mpirun(3, [PROGRAM, "one_has_a_fault"], timeout_s=30)
+    done = mpirun(3, [PROGRAM, "one_has_a_fault"], timeout_s=60)
     assert "ValueError: a fault" in done.err
     assert done.code == 4, "by MPI_Abort, which srun heeds too: Python alone would end with 1"
 
