@@ -41,7 +41,7 @@ def lead(world: World, coordinator: mpi.Coordinator) -> None:
     group = coordinator.start()
     for step in json.loads(sys.argv[1]):
         try:
-            over = group.ask({"do": Request.MEASURE, **step}, step.get("timeout_s", 20))
+            over = group.ask({"do": Request.MEASURE, **step}, step.get("timeout_s", 60))
             say({"pids": [one["pid"] for one in over], "said": [one["said"] for one in over]})
         except GroupFailed as error:
             say({"failed": error.rank, "how": error.how, "call": error.last_call, "words": str(error)})
