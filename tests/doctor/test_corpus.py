@@ -48,7 +48,9 @@ def test_findings(egmctl: RunEgmctl, tmp_path: Path, name: str) -> None:
 
 
 def test_every_folder_is_of_a_scene() -> None:
-    assert {path.name for path in CORPUS.iterdir()} == set(SCENES)
+    told = {path.name for path in CORPUS.iterdir()}
+    assert set(SCENES) - told == set(), "make regenerate writes what the doctor says of a new machine"
+    assert told - set(SCENES) == set(), "a folder without its machine in scenes.py or sick.py"
     assert {path.parent.name for path in CORPUS.glob("*/machine.json")} <= set(RECORDED)
 
 

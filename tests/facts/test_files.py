@@ -78,8 +78,9 @@ def _as_nobody(function: Callable[[], str | None]) -> str:
 
 def test_a_grace_hopper_host(tree: Tree) -> None:
     found = host.host(tree.root)
-    # No cpufreq in this tree.
-    assert set(found.unread) == {"cpu_frequencies"}
+    # Files that this tree lacks, as those of cpufreq, are not present; all that it has is read, and stands below.
+    assert "cpu_frequencies" in found.unread
+    assert {why.reason for why in found.unread.values()} == {Reason.NOT_PRESENT}
     assert found.hostname == "gh-17"
     assert found.kernel == "6.8.0-1010-nvidia-64k"
     assert found.architecture == "aarch64"
@@ -96,6 +97,8 @@ def test_a_grace_hopper_host(tree: Tree) -> None:
     assert found.transparent_huge_pages == "madvise"
     assert found.numa_balancing == 0
     assert found.auto_online_blocks == "online_movable"
+    assert found.numa_nodes
+    assert found.kernel_command_line
 
 
 def test_numa_nodes_have_their_kind_by_what_they_hold(tree: Tree) -> None:
