@@ -112,6 +112,10 @@ _DIGESTS: dict[str, type[Comparison | FleetReport | History | ProfileList | Mach
 }
 
 
+_FLEET = "fleet.json"
+"""The report in the folder that ``egmctl fleet`` writes."""
+
+
 def load(path: str | os.PathLike[str]) -> Saved:
     """Return what a file holds that ``egmctl bench``, ``doctor``, ``topo`` or ``snapshot`` wrote.
 
@@ -142,18 +146,23 @@ def load_any(path: str | os.PathLike[str]) -> Saved | Digest:
 def load_document(path: str | os.PathLike[str]) -> tuple[Saved | Digest, bytes | None]:
     """Return what a file holds as :func:`load_any`, and its JSON text: a pipe can be read only once.
 
-    A journal of a run has none: it is the report that the run would have given.
+    Of the folder of a fleet it is the fleet's report. A journal of a run has none: it is the report that the run would
+    have given.
 
     Raises
     ------
     UsageError
         As :func:`load`.
     """
-    source = f"file {path}"
-    content = read_content(Path(path), source)
+    file = Path(path)
+    # Not by Path: that raises where a name is too long.
+    if os.path.isfile(file / _FLEET):
+        file /= _FLEET
+    source = f"file {file}"
+    content = read_content(file, source)
     if journal.is_journal(content):
-        return _of_journal(journal.read(content, source, _run), Path(path)), None
-    return _load(parse_object(content, source, "result of egmctl"), source, Path(path)), content
+        return _of_journal(journal.read(content, source, _run), file), None
+    return _load(parse_object(content, source, "result of egmctl"), source, file), content
 
 
 def load_journal(path: Path) -> journal.Kept:

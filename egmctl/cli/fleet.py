@@ -32,7 +32,7 @@ CommandArgument = Annotated[
     typer.Argument(metavar="bringup|doctor|topo|bench|snapshot", help="What to run on each node.", show_default=False),
 ]
 RemoteArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[-- OPTIONS...]", help="Options of that command, after --.")
+    list[str] | None, typer.Argument(metavar="[-- ...]", help="Options of that command, after --.")
 ]
 NodesOption = Annotated[
     list[str] | None,

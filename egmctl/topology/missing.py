@@ -30,7 +30,7 @@ def missing(machine: Machine) -> Missing | None:
     return Missing(
         sentence=_sentence(gpus, driver),
         missing=tuple(_parts(machine, gpus, driver)),
-        advice=(*_advice(machine, gpus, driver), "egmctl topo --machine list names machines to look at without a GPU."),
+        advice=(*_advice(machine, gpus, driver), "'egmctl topo --machine list' names machines to try without a GPU."),
     )
 
 
@@ -79,12 +79,12 @@ def _advice(machine: Machine, gpus: tuple[Gpu, ...], driver: Driver) -> Iterator
     closed = [node.path for node in driver.nodes or () if node.access == "EPERM" and node.path.endswith("nvidiactl")]
     stopped = {found.block for gpu in gpus if (found := obstacle(machine, gpu)) is not None}
     if not gpus:
-        yield "If there should be one, look for it with lspci -d 10de: and ask who set up this machine or container."
+        yield "If it should have one: 'lspci -d 10de:' lists those on its bus; in a container, ask for its GPUs."
     elif not _loaded(driver):
         if "nouveau" in (driver.modules or ()):
             yield "The nouveau driver is loaded: block it and load NVIDIA's."
         else:
-            yield "Load the driver with modprobe nvidia, or install it."
+            yield "Load the driver with 'modprobe nvidia', or install it."
     elif driver.nvml_error == "NVML_ERROR_LIBRARY_NOT_FOUND":
         version = f" {driver.module_version}" if driver.module_version else ""
         yield f"Install the libraries of driver{version}."
@@ -93,12 +93,12 @@ def _advice(machine: Machine, gpus: tuple[Gpu, ...], driver: Driver) -> Iterator
         what = " and ".join((*closed, *(["these GPUs"] if stopped & DENIED else [])))
         yield (
             f"This process was not given {what}: start it in a cgroup or container with all GPUs, and choose among "
-            "them with CUDA_VISIBLE_DEVICES. egmctl doctor says who set that, and how to ask for all."
+            "them with CUDA_VISIBLE_DEVICES. 'egmctl doctor' says who set that, and how to ask for all."
         )
     elif driver.nvml_error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH":
         yield "The library and the loaded driver are of different versions: reload the driver, or reboot."
     else:
-        yield "See what egmctl doctor says of each GPU and of the libraries, and the kernel's log (dmesg | grep NVRM)."
+        yield "'egmctl doctor' has each GPU and the libraries; the kernel log has more (dmesg | grep NVRM)."
 
 
 def _loaded(driver: Driver) -> bool:

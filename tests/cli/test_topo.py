@@ -153,7 +153,7 @@ class TestWithoutDriver:
     def test_it_helps_and_ends_with_3(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
         done = egmctl("topo", env=bare)
         assert done.code == 3
-        assert done.out.startswith("NOT DETERMINED: There is no NVIDIA GPU on this machine.\n")
+        assert done.out.startswith("NOT DETERMINED: there is no NVIDIA GPU on this machine\n")
         assert "NUMA 1  cpu, CPUs 4-7, 1 GiB\n" in done.out
         assert "egmctl topo --machine list" in done.out
 

@@ -44,6 +44,11 @@ def test_two_runs_of_one_node_show_no_regression() -> None:
     assert re.match(r"SAME: [0-9]+ paths compared: 0 worse, 0 better, 0 different\n", text_of(found))
 
 
+def test_one_pair_that_is_slow_blames_neither_of_its_gpus() -> None:
+    found = two(run(seed=1), changed(run(seed=2), times(0.7, lambda m: m.path in ("GPU1 -> GPU2", "GPU2 -> GPU1"))))
+    assert text_of(found).startswith("WORSE: everything slower is between GPU1 and GPU2; ")
+
+
 @settings(max_examples=10)
 @given(seed=st.integers(), spread=st.floats(0, 0.5), machine=st.sampled_from(["hgx-h200x4", "gb200-tray", "gh200"]))
 def test_a_run_with_itself_finds_nothing(seed: int, spread: float, machine: str) -> None:

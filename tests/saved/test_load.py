@@ -210,6 +210,11 @@ def test_a_folder(tmp_path: Path) -> None:
     assert "cannot be read: Is a directory" in refusal(tmp_path)
 
 
+def test_the_folder_of_a_fleet_is_its_report(tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text(older("fleet"))
+    assert isinstance(saved.load_any(tmp_path), FleetReport)
+
+
 def test_a_wrong_value_is_named_with_its_place(tmp_path: Path) -> None:
     document = bench_document(measured_report("hgx-h200x4"))
     document["result"]["measurements"][3]["status"] = "wonderful"

@@ -38,21 +38,21 @@ def test_no_gpu_at_all() -> None:
         nvml_error="NVML_ERROR_LIBRARY_NOT_FOUND", unread={"module_version": NOT_LOADED, "cuda_error": NO_CUDA}
     )
     text = text_of(builders.machine([], driver=driver))
-    assert text.startswith("There is no NVIDIA GPU on this machine. Next: If there should be one, look")
+    assert text.startswith("there is no NVIDIA GPU on this machine Next: If it should have one: 'lspci -d 10de:'")
     assert "kernel driver: not loaded (/proc/driver/nvidia/version: ENOENT)" in text
     assert "NVML: libnvidia-ml.so.1 was not found" in text
     assert "CUDA: libcuda.so.1 was not found" in text
     assert text.endswith("Found NUMA 0 cpu, CPUs 0-55, 512 GiB")
-    assert "egmctl topo --machine list names machines to look at without a GPU. Missing" in text
+    assert "'egmctl topo --machine list' names machines to try without a GPU. Missing" in text
 
 
 def test_gpus_without_a_driver_and_the_nics_beside_them() -> None:
     driver = Driver(modules=(), nvml_error="NVML_ERROR_LIBRARY_NOT_FOUND", unread={"module_version": NOT_LOADED})
     text = text_of(builders.machine(unlisted(2, ""), driver=driver, nics=(nic(0),)))
-    assert text.startswith("2 NVIDIA GPUs are on the PCI bus, but the NVIDIA driver is not loaded.")
+    assert text.startswith("2 NVIDIA GPUs are on the PCI bus, but the NVIDIA driver is not loaded")
     assert "GPU1 0000:11:00.0, NUMA 0, driver none" in text
     assert "NIC0 mlx5_0, 0000:80:00.0, NUMA 0" in text
-    assert "Load the driver with modprobe nvidia, or install it." in text
+    assert "Load the driver with 'modprobe nvidia', or install it." in text
 
 
 def test_nouveau_in_the_way() -> None:
@@ -63,7 +63,7 @@ def test_nouveau_in_the_way() -> None:
 def test_a_container_without_the_library() -> None:
     driver = Driver(module_version="580.1", nvml_error="NVML_ERROR_LIBRARY_NOT_FOUND")
     text = text_of(builders.machine(unlisted(1), driver=driver))
-    assert text.startswith("1 NVIDIA GPU is on the PCI bus and the driver is loaded, but its library NVML is missing.")
+    assert text.startswith("1 NVIDIA GPU is on the PCI bus and the driver is loaded, but its library NVML is missing")
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in text
 
 
@@ -75,13 +75,13 @@ def test_a_cgroup_that_denies_nvidiactl() -> None:
     assert "NVML: NVML_ERROR_UNKNOWN" in text
     assert "/dev/nvidiactl: EPERM" in text
     assert "This process was not given /dev/nvidiactl" in text
-    assert "egmctl doctor says who set that" in text
+    assert "'egmctl doctor' says who set that" in text
 
 
 def test_every_gpu_denied() -> None:
     gpus = [out_of_sight(gpu(i)) for i in range(2)]
     text = text_of(builders.machine(gpus, driver=Driver(module_version="580.1")))
-    assert text.startswith("2 NVIDIA GPUs are on the PCI bus, but none can be used from here.")
+    assert text.startswith("2 NVIDIA GPUs are on the PCI bus, but none can be used from here")
     assert "GPU0: denied by the device cgroup (/dev/nvidia0: EPERM)" in text
 
 

@@ -229,8 +229,9 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Words]], widt
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
     wrapped = [place for place, column in enumerate(columns) if column.wrap]
     excess = sum(widths) + gap * (len(widths) - 1) - width
-    for place in sorted(wrapped, key=lambda place: -widths[place]):
-        least = max(_LEAST_WRAPPED, len(names[place]))
+    for number, place in enumerate(sorted(wrapped, key=lambda place: -widths[place])):
+        # The widest has the sentences.
+        least = max(_LEAST_WRAPPED if number == 0 else _LEAST_WRAPPED // 2, len(names[place]))
         taken = min(max(excess, 0), max(widths[place] - least, 0))
         widths[place] -= taken
         excess -= taken

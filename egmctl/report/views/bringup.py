@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from egmctl.compat import assert_never
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
@@ -153,7 +152,7 @@ def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
 def _advice(bringup: Bringup, cause: JoinedCause) -> str:
     root = root_of(bringup, cause)
     if root is not None and root.remedy is not None:
-        return remedy_words(replace(root.remedy, text=_sentence(root.remedy.text)))
+        return _sentence(remedy_words(root.remedy))
     if root is not None or bringup.run is None:
         return SEE_DOCTOR
     return plain(bench_answer(bringup.run, next_step="inspect these GPUs and their links, then run it again").advice)

@@ -29,7 +29,7 @@ from egmctl.report.document import (
 )
 from egmctl.report.views.doctor import remedy_words
 from egmctl.report.views.doctor import title as found_words
-from egmctl.units import format_size
+from egmctl.units import format_size, natural
 from egmctl.wording import listed, several, shortened
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
@@ -107,7 +107,9 @@ def _common(comparison: Comparison) -> str:
         return ""
     busy = _got_busy(comparison)
     if comparison.touches:
-        told = f"everything slower touches {listed(comparison.touches, 'or')}"
+        pair = _only_pair(comparison)
+        ends = f"is between {listed(pair)}" if pair else f"touches {listed(comparison.touches, 'or')}"
+        told = f"everything slower {ends}"
         if busy and set(comparison.touches) <= {*busy}:
             return f"{told}, which other processes used in {comparison.nodes[-1].name}"
     else:
@@ -115,10 +117,17 @@ def _common(comparison: Comparison) -> str:
     return f"{told}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else told
 
 
+def _only_pair(comparison: Comparison) -> Sequence[str]:
+    """Return the two ends that all worse paths have; none where they have not the same."""
+    worse = [one for one in comparison.paths if one.outcome is Outcome.WORSE and one.change is not None]
+    pairs = {frozenset((one.source, one.destination)) for one in worse}
+    return sorted(next(iter(pairs)), key=natural) if len(pairs) == 1 and len(next(iter(pairs))) > 1 else ()
+
+
 def _where_worse(comparison: Comparison) -> str:
     """Return on which nodes to look for the cause."""
     if not comparison.of_nodes:
-        return f"the node of {comparison.nodes[-1].name}"
+        return f"the node where {comparison.nodes[-1].name} was measured"
     bad = dict.fromkeys(one.node for one in comparison.affected if one.outcome is Outcome.WORSE)
     return _nodes(list(bad)) if bad else "each node that is worse"
 

@@ -180,7 +180,7 @@ def _explained(finding: Finding) -> Words:
 def remedy_words(remedy: Remedy) -> str:
     """Return what to do, and what it needs."""
     needs = [word for word, true in (("as root", remedy.needs_root), ("needs a reboot", remedy.needs_reboot)) if true]
-    return remedy.text + (f" ({', '.join(needs)})" if needs else "")
+    return f"{remedy.text.removesuffix('.')} ({', '.join(needs)})." if needs else remedy.text
 
 
 def _seen(finding: Finding, place: int) -> Words:

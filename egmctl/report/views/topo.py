@@ -61,7 +61,9 @@ def topo_document(topology: Topology) -> Document:
 def _body(topology: Topology) -> Iterator[Block]:
     lacking = missing(topology.machine)
     if lacking is not None:
-        yield Verdict(word="NOT DETERMINED", tone=Tone.WARN, sentence=lacking.sentence, advice=" ".join(lacking.advice))
+        why = lacking.sentence.removesuffix(".")
+        sentence = f"{why[:1].lower()}{why[1:]}"
+        yield Verdict(word="NOT DETERMINED", tone=Tone.WARN, sentence=sentence, advice=" ".join(lacking.advice))
         if lacking.missing:
             yield Section(title="Missing", body=(Bullets(items=lacking.missing),))
         yield Section(title="Found", body=(KeyValues(rows=found_anyway(topology.machine)),))
