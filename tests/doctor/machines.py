@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @functools.cache
 def shipped(name: str) -> Machine:
-    """Return a machine that ships with the tool: gh200, gh200x4, gb200-tray, gb200-nvl72, dgx-h100, ..."""
+    """Return a machine that ships with the tool (gh200, gb200-tray, dgx-h100, ...), or that of a file; read once."""
     return replay.load(name)
 
 
