@@ -152,7 +152,7 @@ def fleet(
     Example: egmctl fleet bringup -w node[01-72]
     """
     from egmctl.model.command import Command
-    from egmctl.model.fleet import Launcher, State
+    from egmctl.model.fleet import Launcher, NodeState
     from egmctl.nodesets import require_clustershell
 
     require_clustershell("'egmctl fleet'")
@@ -163,7 +163,7 @@ def fleet(
     from egmctl.fleet.session import ask, new_session, old_session
 
     what = _word(Command, command, "fleet has no such command")
-    wanted = None if list_nodes is None else _word(State, list_nodes, "--list: there is no such state")
+    wanted = None if list_nodes is None else _word(NodeState, list_nodes, "--list: there is no such state")
     if wanted is not None and json:
         raise UsageError("--list and --json exclude each other; give one of them")
     try:

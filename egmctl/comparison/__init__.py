@@ -17,7 +17,7 @@ from egmctl.comparison.words import Judge, Statement, Subject
 from egmctl.errors import UsageError
 from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
-from egmctl.model.comparison import AttributeDifference, Comparison, Node
+from egmctl.model.comparison import AttributeDifference, ComparedNode, Comparison
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
@@ -147,11 +147,11 @@ def _kind(saved: Sequence[Saved]) -> Command:
     return next(iter(kinds))
 
 
-def _node(saved: Saved) -> Node:
+def _node(saved: Saved) -> ComparedNode:
     at = saved.origin.recorded_at if saved.origin is not None else ""
     if isinstance(saved.result, RunReport):
         at = saved.result.started_at
-    return Node(
+    return ComparedNode(
         name=saved.name,
         tool=saved.tool,
         at=at,

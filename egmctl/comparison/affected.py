@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from egmctl.comparison.matching import Key, PathClass, Point
+from egmctl.comparison.matching import Key, MeasuredPath, PathClass
 from egmctl.model.comparison import Affected, Outcome, PathDifference
 from egmctl.units import natural
 
@@ -23,7 +23,7 @@ _FEW = 3
 
 
 def affected(
-    differences: Sequence[PathDifference], measured: Mapping[str, Mapping[Key, Point]]
+    differences: Sequence[PathDifference], measured: Mapping[str, Mapping[Key, MeasuredPath]]
 ) -> tuple[Affected, ...]:
     """Return what is worse or better of each node in short, the gravest first.
 
@@ -92,7 +92,7 @@ def _grouped(
         yield found, list(those)
 
 
-def _ends_by_class(points: Iterable[Point]) -> dict[PathClass, list[_Ends]]:
+def _ends_by_class(points: Iterable[MeasuredPath]) -> dict[PathClass, list[_Ends]]:
     known: dict[PathClass, list[_Ends]] = {}
     for point in points:
         measurement = point.measurement

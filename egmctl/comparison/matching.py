@@ -31,7 +31,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MeasuredPath:
     """One path of one run."""
 
     measurement: Measurement
@@ -90,12 +90,12 @@ class GpuNames:
         return bus_id if index is None else f"GPU{index}"
 
 
-def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, Point]]:
+def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, MeasuredPath]]:
     """Return the paths of each run by what makes them the same."""
-    found: list[dict[Key, Point]] = []
+    found: list[dict[Key, MeasuredPath]] = []
     sized = _sized(runs)
     for number, run in enumerate(runs):
-        mine: dict[Key, Point] = {}
+        mine: dict[Key, MeasuredPath] = {}
         of_run = _Ranks(run.ranks, names, number)
         for measurement in run.measurements:
             for point in _points(measurement):
@@ -122,17 +122,17 @@ def _sized(runs: Sequence[RunReport]) -> set[str]:
     return sized
 
 
-def _points(measurement: Measurement) -> Iterator[Point]:
+def _points(measurement: Measurement) -> Iterator[MeasuredPath]:
     if measurement.quantity is Quantity.DURATION:
         for stage in measurement.stages:
-            yield Point(measurement, stage.name, stage.ms if measurement.measured else None)
+            yield MeasuredPath(measurement, stage.name, stage.ms if measurement.measured else None)
         if not measurement.stages:
-            yield Point(measurement, "", None)
+            yield MeasuredPath(measurement, "", None)
     else:
-        yield Point(measurement, "", measurement.headline)
+        yield MeasuredPath(measurement, "", measurement.headline)
 
 
-def _key(point: Point, names: GpuNames, run: int, ranks: _Ranks) -> Key:
+def _key(point: MeasuredPath, names: GpuNames, run: int, ranks: _Ranks) -> Key:
     measurement = point.measurement
     chase = measurement.chase
     how = (

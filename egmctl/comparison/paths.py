@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mode
 
-from egmctl.comparison.matching import Key, PathClass, Point
+from egmctl.comparison.matching import Key, MeasuredPath, PathClass
 from egmctl.comparison.spread import OUTLIER, TIMES, Spread, SpreadOf
 from egmctl.model.comparison import Outcome, PathDifference
 from egmctl.model.measurement import BROKEN, Status
@@ -15,7 +15,7 @@ from egmctl.model.route import Egm
 NORMAL = 1.4826
 """Standard deviation of a normal distribution by its median absolute deviation."""
 
-Points = Mapping[Key, Point]
+Points = Mapping[Key, MeasuredPath]
 
 
 def against_first(
@@ -69,7 +69,7 @@ def compared(runs: Sequence[Points]) -> int:
 
 
 def _outcome(
-    before: Point | None, after: Point | None, bound: float, nodes: Sequence[str]
+    before: MeasuredPath | None, after: MeasuredPath | None, bound: float, nodes: Sequence[str]
 ) -> tuple[Outcome | None, str]:
     """Return what the two are to each other and why; no outcome where neither has a number, for the same reason."""
     if before is None or after is None or before.value is None or after.value is None:
@@ -87,7 +87,9 @@ def _outcome(
     return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, reason)
 
 
-def _one_sided(before: Point | None, after: Point | None, nodes: Sequence[str]) -> tuple[Outcome | None, str]:
+def _one_sided(
+    before: MeasuredPath | None, after: MeasuredPath | None, nodes: Sequence[str]
+) -> tuple[Outcome | None, str]:
     if before is not None and before.value is not None:
         broken = after is not None and after.measurement.status in BROKEN
         return Outcome.WORSE if broken else Outcome.DIFFERENT, _why_none(after, nodes[1])
@@ -101,22 +103,22 @@ def _one_sided(before: Point | None, after: Point | None, nodes: Sequence[str]) 
     return Outcome.DIFFERENT, _why_none(after if worse else before, nodes[worse])
 
 
-def _value(point: Point | None) -> float | None:
+def _value(point: MeasuredPath | None) -> float | None:
     return None if point is None else point.value
 
 
-def _why_none(point: Point | None, node: str) -> str:
+def _why_none(point: MeasuredPath | None, node: str) -> str:
     if point is None:
         return f"not measured in {node}"
     reason = f": {point.measurement.reason}" if point.measurement.reason else ""
     return f"{point.measurement.status.value} in {node}{reason}"
 
 
-def _unsure(point: Point, node: str) -> str:
+def _unsure(point: MeasuredPath, node: str) -> str:
     return _why_none(point, node) if point.measurement.status is Status.UNSTABLE else ""
 
 
-def _other_route(point: Point, usual: str, usual_egm: frozenset[Egm]) -> str:
+def _other_route(point: MeasuredPath, usual: str, usual_egm: frozenset[Egm]) -> str:
     """Say that bytes take other links than is usual, or that memory is EGM on one side only."""
     over = "" if point.links == usual else f"over {point.links}, not {usual}"
     if point.egm == usual_egm:
@@ -169,7 +171,7 @@ def _scatter(runs: Sequence[Points], medians: Mapping[Key, float], links: Mappin
 
 def _difference(
     node: str,
-    point: Point,
+    point: MeasuredPath,
     outcome: Outcome,
     reference: float | None,
     value: float | None,

@@ -25,7 +25,7 @@ _EGM_ADDRESS = Remedy(
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class P2pRefusal:
     """The reason that fits what was read."""
 
     cause: str
@@ -36,13 +36,13 @@ class Refusal:
     """A mode that somebody set says so too: as grave as that is by itself."""
 
 
-def refusal(machine: Machine, one: Gpu, other: Gpu, pair: Pair) -> Refusal | None:
+def refusal(machine: Machine, one: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | None:
     """Return why P2P between two GPUs with NVLink is refused; ``None`` where nothing that was read explains it."""
     if pair.nvlink_count == 0:
         return None
     gpus = one, other
     if (mode := mode_without_peers(machine, gpus)) is not None:
-        return Refusal(mode, Remedy(text="See gpu.mig, gpu.cc-mode and gpu.vgpu."), Confidence.HIGH, chosen=True)
+        return P2pRefusal(mode, Remedy(text="See gpu.mig, gpu.cc-mode and gpu.vgpu."), Confidence.HIGH, chosen=True)
     return _modes(machine, gpus) or _in_fabric(gpus) or _egm_address(machine, gpus, pair)
 
 
@@ -58,32 +58,32 @@ def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
     return None
 
 
-def _modes(machine: Machine, gpus: tuple[Gpu, Gpu]) -> Refusal | None:
+def _modes(machine: Machine, gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
     system = (machine.driver or Driver()).nvlink_bandwidth_mode
     modes = [(gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None) or system for gpu in gpus]
     remedy = Remedy(text="See nvlink.bw-mode: give all GPUs one mode that is not OFF, then reset them.")
     if "off" in modes:
-        return Refusal(f"NVLink's bandwidth mode is OFF {_NOT_TRIED}", remedy, Confidence.HIGH)
+        return P2pRefusal(f"NVLink's bandwidth mode is OFF {_NOT_TRIED}", remedy, Confidence.HIGH)
     if None not in modes and modes[0] != modes[1]:
         cause = f"their NVLinks are in different bandwidth modes ({' and '.join(sorted(map(str, modes)))})"
-        return Refusal(cause, remedy, Confidence.MEDIUM)
+        return P2pRefusal(cause, remedy, Confidence.MEDIUM)
     return None
 
 
-def _in_fabric(gpus: tuple[Gpu, Gpu]) -> Refusal | None:
+def _in_fabric(gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
     found = [one for gpu in gpus if (one := fabric(gpu)) is not None]
     remedy = Remedy(text="See fabric.state and fabric.consistency.")
     states = [one.state for one in found]
     if any(state in ("not-started", "in-progress") for state in states):
-        return Refusal("the fabric has not registered them yet", remedy, Confidence.HIGH)
+        return P2pRefusal("the fabric has not registered them yet", remedy, Confidence.HIGH)
     if any(one.health_summary == "unhealthy" for one in found):
-        return Refusal(f"the fabric calls one of them unhealthy {_NOT_TRIED}", remedy, Confidence.HIGH)
+        return P2pRefusal(f"the fabric calls one of them unhealthy {_NOT_TRIED}", remedy, Confidence.HIGH)
     if len(found) == 2 and (found[0].cluster_uuid, found[0].clique_id) != (found[1].cluster_uuid, found[1].clique_id):
-        return Refusal(f"they are in different cliques {_NOT_TRIED}", remedy, Confidence.HIGH)
+        return P2pRefusal(f"they are in different cliques {_NOT_TRIED}", remedy, Confidence.HIGH)
     return None
 
 
-def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> Refusal | None:
+def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefusal | None:
     """Judge the EGM fabric address, which every GPU with EGM on NVSwitches needs for all of its P2P.
 
     It is given only where the fabric manager has EGM on too (gpu_fabric_probe.c). Neither NVML nor CUDA shows it: the
@@ -94,15 +94,15 @@ def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> Refusal
     cause = "a GPU on NVSwitches with EGM on and without an EGM fabric address has no P2P at all " + _NOT_TRIED
     if any(event.message is DriverMessage.EGM_NO_FABRIC_ADDRESS for event in _events(machine)):
         evidence = (Evidence(source="kernel log", value=DriverMessage.EGM_NO_FABRIC_ADDRESS.value),)
-        return Refusal(cause, _EGM_ADDRESS, Confidence.HIGH, evidence)
+        return P2pRefusal(cause, _EGM_ADDRESS, Confidence.HIGH, evidence)
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
     bits = [tuple(gpu.cuda.attributes.get(name) for name in names) for gpu in gpus if gpu.cuda]
     if (1, 0) in bits:
         evidence = (Evidence(source="cuDeviceGetAttribute", value=f"{names[0]} 1, {names[1]} 0"),)
-        return Refusal(cause, _EGM_ADDRESS, Confidence.MEDIUM, evidence)
+        return P2pRefusal(cause, _EGM_ADDRESS, Confidence.MEDIUM, evidence)
     if (1, 1) in bits:
         return None
-    return Refusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)
+    return P2pRefusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)
 
 
 def _events(machine: Machine) -> tuple[KernelEvent, ...]:

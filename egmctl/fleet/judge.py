@@ -14,7 +14,7 @@ from egmctl.fleet.remote import Output, is_brought, read_output
 from egmctl.model.bringup import BRINGUP_SCHEMA
 from egmctl.model.command import Command
 from egmctl.model.diagnosis import DOCTOR_SCHEMA
-from egmctl.model.fleet import Answer, Asked, Reach
+from egmctl.model.fleet import Asked, NodeAnswer, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.measurement import BENCH_SCHEMA
 from egmctl.older import TOPO_SCHEMA_1
@@ -51,7 +51,7 @@ class Ended:
     """It was told to end."""
 
 
-def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> Answer:
+def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeAnswer:
     """Return how asking a node ended; its document goes to its place in the folder, anything else is removed.
 
     What a command that was stopped has until then is kept, too, though it is no answer.
@@ -73,7 +73,7 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> Answe
     else:
         file = ""
         folder.discard(ended.node)
-    return Answer(
+    return NodeAnswer(
         node=ended.node,
         reach=reach,
         exit_code=code,

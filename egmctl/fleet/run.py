@@ -27,7 +27,7 @@ from egmctl.fleet.folder import Folder
 from egmctl.fleet.judge import OUTPUT_LIMIT, Ended, judge
 from egmctl.fleet.remote import KILL_AFTER_S, remote_line, remote_words
 from egmctl.launch.program import END_S, kept
-from egmctl.model.fleet import Answer, Asked, Launcher, Reach
+from egmctl.model.fleet import Asked, Launcher, NodeAnswer, Reach
 from egmctl.signals import stopping
 from egmctl.units import printable
 
@@ -63,14 +63,14 @@ class Progress:
     """How far a run is."""
 
     total: int
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[NodeAnswer] = field(default_factory=list)
     under_way: list[str] = field(default_factory=list)
     stopping: bool = False
 
 
 def run(
     asked: Asked, nodes: Sequence[str], launch: Launch, folder: Folder, on_tick: Callable[[Progress], None]
-) -> tuple[tuple[Answer, ...], EgmctlError | None]:
+) -> tuple[tuple[NodeAnswer, ...], EgmctlError | None]:
     """Ask nodes, and return the answers of those that were asked: after an interruption not all of them.
 
     The second value is why this ended early: the folder could not be written to. It costs what nodes were sending then.
@@ -208,7 +208,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         """Take it that the folder takes no more: raised here it would tear down the engine under the other nodes."""
         self.failure = self.failure or error
         reason = f"what it sent could not be kept: {error}"
-        answer = Answer(node=node, reach=Reach.LOST, exit_code=int(ExitCode.CRASHED), reason=reason)
+        answer = NodeAnswer(node=node, reach=Reach.LOST, exit_code=int(ExitCode.CRASHED), reason=reason)
         self.progress.answers.append(answer)
 
     def ended(self, node: str, code: int, out_of_time: bool) -> None:

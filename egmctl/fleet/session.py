@@ -19,7 +19,7 @@ from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
-from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Reach, counts
+from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
 from egmctl.nodesets import fold
 from egmctl.report.exports.json import fleet_json
 from egmctl.saved import Saved, load
@@ -36,7 +36,7 @@ class Session:
     folder: Folder
     started_at: str
     """UTC, ISO 8601, to the second."""
-    answers: dict[str, Answer]
+    answers: dict[str, NodeAnswer]
     """Of nodes that answered in an earlier run."""
 
 
@@ -135,7 +135,7 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
     lacking = [node for node in asked.nodes if node not in session.answers]
     written = (time.monotonic(), 0)
 
-    def write(answers: Sequence[Answer]) -> None:
+    def write(answers: Sequence[NodeAnswer]) -> None:
         folder.write_report(fleet_json(_report(session, launch.launcher, {answer.node: answer for answer in answers})))
 
     def tick(progress: Progress) -> None:
@@ -163,7 +163,7 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
 
 def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) -> FleetReport:
     """Return the report with what the answers have in common, and what they differ in."""
-    answers: list[Answer] = []
+    answers: list[NodeAnswer] = []
     loaded: dict[str, Saved] = {}
     for answer in report.answers:
         if answer.reach is Reach.ANSWERED:
@@ -188,7 +188,7 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
     )
 
 
-def _report(session: Session, launcher: Launcher, new: dict[str, Answer]) -> FleetReport:
+def _report(session: Session, launcher: Launcher, new: dict[str, NodeAnswer]) -> FleetReport:
     """Return the report with the answers that there are; the others were not asked."""
     known = session.answers | new
     answers = tuple(known.get(node) or _not_asked(node) for node in session.asked.nodes)
@@ -204,5 +204,5 @@ def _report(session: Session, launcher: Launcher, new: dict[str, Answer]) -> Fle
     )
 
 
-def _not_asked(node: str) -> Answer:
-    return Answer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")
+def _not_asked(node: str) -> NodeAnswer:
+    return NodeAnswer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")

@@ -29,7 +29,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class ComparedNode:
     """One file."""
 
     name: str
@@ -136,7 +136,7 @@ class Comparison:
 
     kind: Command
     """What wrote the files."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[ComparedNode, ...]
     """Of two files in their order; of more in the natural order of their names."""
     folded: str
     """All of them in short."""

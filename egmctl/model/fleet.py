@@ -41,7 +41,7 @@ class Reach(StrEnum):
     """Its turn had not come when this command was interrupted."""
 
 
-class State(StrEnum):
+class NodeState(StrEnum):
     """How it stands with a node."""
 
     HEALTHY = "healthy"
@@ -76,7 +76,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class NodeAnswer:
     """How asking one node ended."""
 
     node: str
@@ -93,16 +93,16 @@ class Answer:
     """Its document, relative to the folder; of a command that was stopped, what it had until then."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> NodeState:
         """How it stands with the node."""
         if self.reach is not Reach.ANSWERED:
-            return State.UNREACHABLE
-        known = {int(ExitCode.OK): State.HEALTHY, int(ExitCode.NOTHING): State.NOT_DETERMINED}
-        return known.get(self.exit_code, State.FAILED)
+            return NodeState.UNREACHABLE
+        known = {int(ExitCode.OK): NodeState.HEALTHY, int(ExitCode.NOTHING): NodeState.NOT_DETERMINED}
+        return known.get(self.exit_code, NodeState.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class GroupLine:
     """One thing that a group of nodes has in common."""
 
     key: str
@@ -115,13 +115,13 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class NodeGroup:
     """Nodes on which it stands alike; what they differ in beyond that is in the comparison."""
 
     nodes: tuple[str, ...]
     folded: str
     """The nodes in short: ``node[01-17]``."""
-    lines: tuple[Line, ...]
+    lines: tuple[GroupLine, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +139,9 @@ class FleetReport:
     """Whether every node was asked until it answered, failed or ran out of time."""
     counts: Mapping[Plain, int]
     """Number of nodes by how asking them ended."""
-    answers: tuple[Answer, ...]
+    answers: tuple[NodeAnswer, ...]
     """In the order of the nodes."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
     """The largest first, those that did not answer last."""
     comparison: Comparison | None = None
     """What ``egmctl compare`` says of the answers; null of fewer than two."""
@@ -173,7 +173,7 @@ def worst_exit_code(codes: Iterable[int]) -> ExitCode:
     return max(known, key=order.index, default=ExitCode.OK)
 
 
-def counts(answers: Iterable[Answer]) -> dict[str, int]:
+def counts(answers: Iterable[NodeAnswer]) -> dict[str, int]:
     """Return the number of nodes by how asking them ended, in the order of :class:`Reach`, without zeros."""
     found = Counter(answer.reach for answer in answers)
     return {reach.value: found[reach] for reach in Reach if found[reach]}

@@ -105,7 +105,7 @@ class Fabric(Record):
     clique_id: int | None = None
     health_mask: int | None = None
     health: Mapping[Plain, Plain] | None = None
-    """The mask's fields by name: ``degraded_bandwidth, ``route_recovery``, ``route_unhealthy``,
+    """The mask's fields by name: ``degraded_bandwidth``, ``route_recovery``, ``route_unhealthy``,
     ``access_timeout_recovery``, ``incorrect_configuration`` to ``true``, ``false``, ``not-supported`` or the cause's
     word."""
     health_summary: Plain | None = None

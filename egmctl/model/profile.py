@@ -157,7 +157,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class MatchPoint:
     """One thing that a machine was asked for a profile."""
 
     what: Plain
@@ -172,7 +172,7 @@ class Match:
     """Whether a machine is of a profile's kind, and why."""
 
     profile: Plain
-    points: tuple[Point, ...] = field(default=())
+    points: tuple[MatchPoint, ...] = field(default=())
 
     @property
     def fits(self) -> bool:

@@ -21,7 +21,7 @@ CUDA_ATTRIBUTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class P2pMatrix:
     """One capability, or several that are equal for each pair."""
 
     source: str
@@ -41,19 +41,19 @@ class Matrix:
         return next(iter(self.cells.values()))
 
 
-def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[Matrix, ...]:
+def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]:
     """Return the P2P capabilities of some GPUs, by label, those with equal matrices together; none for a single GPU."""
     pairs = {
         (source, target): machine.pair(gpus[source].bus_id, gpus[target].bus_id)
         for source, target in permutations(gpus, 2)
     }
-    found: list[Matrix] = []
+    found: list[P2pMatrix] = []
     for source, names in (("NVML", NVML_INDICES), ("CUDA", tuple(CUDA_ATTRIBUTES))):
         for name in names if pairs else ():
             cells = {ends: _value(pair, name) for ends, pair in pairs.items()}
             twin = next((matrix for matrix in found if (matrix.source, matrix.cells) == (source, cells)), None)
             if twin is None:
-                found.append(Matrix(source, (name,), cells))
+                found.append(P2pMatrix(source, (name,), cells))
             else:
                 found[found.index(twin)] = replace(twin, names=(*twin.names, name))
     return tuple(found)

@@ -9,7 +9,7 @@ from itertools import combinations, product
 from egmctl.model.machine import Gpu, Machine, Nic
 from egmctl.topology.links import Link, cpu_node_ids, gpu_link, gpu_nic_link, nic_link
 from egmctl.topology.notes import Note, notes
-from egmctl.topology.p2p import Matrix, matrices
+from egmctl.topology.p2p import P2pMatrix, matrices
 from egmctl.topology.platform import PlatformVerdict, platform
 from egmctl.topology.routes import HostRoute, route
 
@@ -31,7 +31,7 @@ class Topology:
     """By the labels of both ends, each pair once."""
     routes: tuple[HostRoute, ...]
     """By GPU and then by node, in the order of both."""
-    p2p: tuple[Matrix, ...]
+    p2p: tuple[P2pMatrix, ...]
     """Of the chosen GPUs that NVML lists."""
     remarks: tuple[Note, ...]
 

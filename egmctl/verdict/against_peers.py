@@ -8,7 +8,7 @@ from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, R
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.verdict.classes import is_by_host, not_judged
-from egmctl.verdict.peers import BANDWIDTH, HOST, LATENCY, LEAST_GPUS, Cell, Fit, Outlier, Tolerance, fit
+from egmctl.verdict.peers import BANDWIDTH, HOST, LATENCY, LEAST_GPUS, Fit, Outlier, PeerCell, Tolerance, fit
 
 _SOURCE = "this run: the same class between its other GPUs"
 _OF_GPUS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
@@ -34,7 +34,7 @@ def against_peers(
     """
     measurements = [report.measurements[number] for number in values]
     tolerance = _tolerance(measurements[0]) if measurements else BANDWIDTH
-    groups: dict[tuple[bool, bool], list[Cell]] = {}
+    groups: dict[tuple[bool, bool], list[PeerCell]] = {}
     if not any(not_judged(one) or is_by_host(one) for one in measurements):
         for number, value in values.items():
             for cell in _cells(number, report.measurements[number], value):
@@ -66,19 +66,19 @@ def _tolerance(measurement: Measurement) -> Tolerance:
     return HOST if any(end.memory in HOST_MEMORY for end in ends) else BANDWIDTH
 
 
-def _cells(number: int, measurement: Measurement, value: float) -> Iterator[Cell]:
+def _cells(number: int, measurement: Measurement, value: float) -> Iterator[PeerCell]:
     """Yield what a measurement says of single GPUs or pairs; nothing where all work at the same time."""
     flow = measurement.flows[0]
     if measurement.pattern is Pattern.ONE_TO_ALL:
-        yield Cell(number, _gpu(flow.source), None, value)
+        yield PeerCell(number, _gpu(flow.source), None, value)
     elif measurement.pattern is Pattern.ALL_TO_ONE:
-        yield Cell(number, None, _gpu(flow.destination), value)
+        yield PeerCell(number, None, _gpu(flow.destination), value)
     elif measurement.pattern is Pattern.BOTH_DIRECTIONS and measurement.flows_gb_s:
         for one, summary in zip(measurement.flows, measurement.flows_gb_s, strict=True):
             if summary.median > 0:
-                yield Cell(number, _gpu(one.source), _gpu(one.destination), summary.median)
+                yield PeerCell(number, _gpu(one.source), _gpu(one.destination), summary.median)
     elif measurement.pattern in (Pattern.PAIR, Pattern.LOCAL) and len(measurement.flows) == 1:
-        yield Cell(number, _gpu(flow.source), _gpu(flow.destination), value)
+        yield PeerCell(number, _gpu(flow.source), _gpu(flow.destination), value)
 
 
 def _gpu(end: Endpoint) -> str | None:
@@ -87,7 +87,7 @@ def _gpu(end: Endpoint) -> str | None:
 
 
 def _judgement(
-    cell: Cell, value: float, measurements: tuple[Measurement, ...], typical: float, tolerance: Tolerance
+    cell: PeerCell, value: float, measurements: tuple[Measurement, ...], typical: float, tolerance: Tolerance
 ) -> Judgement:
     ratio = cell.value / typical
     return Judgement(

@@ -12,7 +12,7 @@ from egmctl.model.finding import TOLD, Finding, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class RootCause:
     """A problem that no other explains, and the findings that it does."""
 
     finding: Finding
@@ -24,7 +24,7 @@ class Cause:
         return min((one.status for one in (self.finding, *self.explains)), key=list(Status).index)
 
 
-def causes(findings: Sequence[Finding]) -> tuple[Cause, ...]:
+def causes(findings: Sequence[Finding]) -> tuple[RootCause, ...]:
     """Return the root causes of all failures, warnings and notes, the gravest first; each finding is in one of them.
 
     What could not be determined is among what they explain.
@@ -38,5 +38,5 @@ def causes(findings: Sequence[Finding]) -> tuple[Cause, ...]:
             if root := next((one for one in known if one.place.meets(finding.place)), next(iter(known), None)):
                 below[id(root)].append(finding)
     gravity = list(Status)
-    found = [Cause(root, tuple(below[id(root)])) for root in roots]
+    found = [RootCause(root, tuple(below[id(root)])) for root in roots]
     return tuple(sorted(found, key=lambda cause: gravity.index(cause.status)))

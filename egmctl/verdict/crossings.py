@@ -14,7 +14,7 @@ from egmctl.model.memory import NUMA_MEMORY, MemoryKind
 from egmctl.model.route import Carrier, LinkKind
 from egmctl.topology.links import gpu_link, nvlink_joins, nvlinks_between
 from egmctl.topology.routes import owners
-from egmctl.verdict.nodes import Node
+from egmctl.verdict.nodes import RunNode
 
 
 def between_gpus(flow: Flow) -> bool:
@@ -71,13 +71,13 @@ def in_place_of_nvlink(flow: Flow) -> bool:
     return between_gpus(flow) and not flow.route.staged
 
 
-def joined_by_nvlink(flow: Flow, node: Node) -> bool:
+def joined_by_nvlink(flow: Flow, node: RunNode) -> bool:
     """Say whether NVLink joins the GPUs of a flow, or did before links went down; some pairs have none by design."""
     joined = _joined(flow, node)
     return joined is None or any(nvlink_joins(node.machine, *ends) for ends in joined)
 
 
-def short_of_nvlinks(flow: Flow, node: Node) -> bool:
+def short_of_nvlinks(flow: Flow, node: RunNode) -> bool:
     """Say the same where links on the way are down: of direct links those between these two GPUs, on a switch any."""
     joined = _joined(flow, node)
     return joined is None or any(
@@ -90,7 +90,7 @@ def _lacks_links(machine: Machine, one: Gpu, other: Gpu) -> bool:
     return link.through != "direct" or link.nvlinks_expected is not None
 
 
-def errors_on_the_way(flow: Flow, node: Node) -> bool:
+def errors_on_the_way(flow: Flow, node: RunNode) -> bool:
     """Say the same where links on the way count errors."""
     joined = _joined(flow, node)
     return joined is None or any(
@@ -100,13 +100,13 @@ def errors_on_the_way(flow: Flow, node: Node) -> bool:
     )
 
 
-def lost_nvlink(flow: Flow, node: Node) -> bool:
+def lost_nvlink(flow: Flow, node: RunNode) -> bool:
     """Say whether NVLink joined two GPUs, of which one has none left: another path is what remains then."""
     links = [gpu.nvml.nvlinks for gpu in _gpus(flow, node) if gpu.nvml is not None and gpu.nvml.nvlinks]
     return any(not any(link.active for link in those) for those in links) and joined_by_nvlink(flow, node)
 
 
-def _joined(flow: Flow, node: Node) -> list[tuple[Gpu, Gpu]] | None:
+def _joined(flow: Flow, node: RunNode) -> list[tuple[Gpu, Gpu]] | None:
     """Return the pairs of GPUs one of which is joined on a flow's way; ``None`` where that is on several nodes.
 
     To EGM of another CPU they are the GPU and each that can own memory there: which one does is not known.
@@ -120,7 +120,7 @@ def _joined(flow: Flow, node: Node) -> list[tuple[Gpu, Gpu]] | None:
     return [(gpu, owner) for gpu in gpus for numa in nodes for owner in owners(node.machine, numa) if owner is not gpu]
 
 
-def leads_through(place: Place, flow: Flow, node: Node) -> bool:
+def leads_through(place: Place, flow: Flow, node: RunNode) -> bool:
     """Say whether a flow leads over NVLink through a GPU of a place: the owner of another CPU's EGM.
 
     Of two GPUs that can be the owner nobody says which is, so the place must have both.
@@ -133,14 +133,14 @@ def leads_through(place: Place, flow: Flow, node: Node) -> bool:
     return LinkKind.NVLINK in hops and LinkKind.C2C in hops and any(own and own <= place.gpus for own in ids)
 
 
-def far_memory(flow: Flow, node: Node) -> bool:
+def far_memory(flow: Flow, node: RunNode) -> bool:
     """Say whether an end is host memory of a NUMA node that is not a GPU's own."""
     own = [gpu.host_numa_id for gpu in _gpus(flow, node) if gpu.host_numa_id is not None]
     ends = [end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None]
     return any(one != numa for one in own for numa in ends)
 
 
-def _gpus(flow: Flow, node: Node) -> list[Gpu]:
+def _gpus(flow: Flow, node: RunNode) -> list[Gpu]:
     ids = node.gpus(flow)
     return [gpu for gpu in node.machine.gpus or () if gpu.bus_id in ids]
 

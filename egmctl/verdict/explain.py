@@ -25,11 +25,11 @@ from egmctl.model.verdict import Grade
 from egmctl.model.waiver import OF_GPUS, Waiver, WaiverKind
 from egmctl.topology.access import nvml_failure
 from egmctl.verdict import seen
-from egmctl.verdict.causes import Cause, causes
+from egmctl.verdict.causes import RootCause, causes
 from egmctl.verdict.classes import is_degraded, is_lost
 from egmctl.verdict.crossings import leads_through
 from egmctl.verdict.mechanisms import Mechanism, Symptom, mechanisms
-from egmctl.verdict.nodes import Node, nodes, touches
+from egmctl.verdict.nodes import RunNode, nodes, touches
 
 SECTIONS = ("switches", "confinement", "system")
 """The facts that causes are found in, besides those that a plan is made from."""
@@ -141,7 +141,7 @@ def shortfalls(run: RunReport) -> Shortfalls:
     return Shortfalls(frozenset(failing), frozenset(warned - failing), frozenset(waived))
 
 
-def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[int]:
+def explained_by(cause: RootCause, run: RunReport, short: Shortfalls) -> frozenset[int]:
     """Return the shortfalls of a run on one node that a root cause of doctor's explains."""
     return frozenset(
         number
@@ -150,7 +150,7 @@ def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[i
     )
 
 
-def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[_Explained]:
+def _on_node(report: RunReport, short: Shortfalls, node: RunNode, scope: Scope) -> Iterator[_Explained]:
     """Yield what explains shortfalls on one node: doctor's causes, then what no check knows of the GPUs left out."""
     blind = _is_blind(node.machine)
     if not (short.all or blind):
@@ -168,7 +168,7 @@ def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> 
 
 
 def _left_out(
-    node: Node, waived: Mapping[int, Measurement], known: Collection[tuple[int, Waiver]]
+    node: RunNode, waived: Mapping[int, Measurement], known: Collection[tuple[int, Waiver]]
 ) -> Iterator[_Explained]:
     """Yield who uses the GPUs that were not measured, who hides them, or what else a run recorded of them."""
     stopped: dict[WaiverKind, set[tuple[int, Waiver]]] = {}
@@ -188,7 +188,7 @@ def _is_blind(machine: Machine) -> bool:
     return nvml_failure(machine) is not None and all(gpu.nvml is None for gpu in machine.gpus or ())
 
 
-def _of_unknown_links(report: RunReport, node: Node) -> set[int]:
+def _of_unknown_links(report: RunReport, node: RunNode) -> set[int]:
     """Return what was tried over links that nobody knows, however it ended."""
     return {
         number
@@ -202,7 +202,7 @@ def _of_unknown_links(report: RunReport, node: Node) -> set[int]:
 
 
 def _by_doctor(
-    cause: Cause, report: RunReport, short: Shortfalls, node: Node, waived: Mapping[int, Measurement]
+    cause: RootCause, report: RunReport, short: Shortfalls, node: RunNode, waived: Mapping[int, Measurement]
 ) -> _Explained:
     found = _Explained(cause.finding, node.name)
     # That something could not be determined makes nothing slow, whatever it follows from.
@@ -220,7 +220,7 @@ def _by_doctor(
     return found
 
 
-def _waived(report: RunReport, short: Shortfalls, node: Node) -> dict[int, Measurement]:
+def _waived(report: RunReport, short: Shortfalls, node: RunNode) -> dict[int, Measurement]:
     """Return what was not measured as it was asked for, with what stopped it."""
     if not short.waived:
         return {}
@@ -228,11 +228,11 @@ def _waived(report: RunReport, short: Shortfalls, node: Node) -> dict[int, Measu
     return {number: _as_asked(report.measurements[number], node, tried) for number in sorted(short.waived)}
 
 
-def _gpus_of(one: Measurement, node: Node) -> set[str]:
+def _gpus_of(one: Measurement, node: RunNode) -> set[str]:
     return {gpu for flow in one.flows for gpu in node.gpus(flow)}
 
 
-def _as_asked(one: Measurement, node: Node, tried: Collection[str]) -> Measurement:
+def _as_asked(one: Measurement, node: RunNode, tried: Collection[str]) -> Measurement:
     """Return a measurement as the one that was asked for, with what stopped that.
 
     Copies that were staged are a path that was refused; a worker that finds a GPU missing does not say which of a path:
@@ -274,13 +274,13 @@ def _produces(finding: Finding, symptoms: Collection[Symptom]) -> bool:
     return any(not row.does.isdisjoint(symptoms) for row in mechanisms(finding.check))
 
 
-def _can(finding: Finding, row: Mechanism, node: Node) -> bool:
+def _can(finding: Finding, row: Mechanism, node: RunNode) -> bool:
     """Say whether a finding is one that a row is about."""
     placed = finding.place.kind is PlaceKind.GPU or not row.own_gpu
     return placed and (row.given is None or row.given(finding, node))
 
 
-def _stops(finding: Finding, row: Mechanism, waiver: Waiver, one: Measurement, node: Node) -> bool:
+def _stops(finding: Finding, row: Mechanism, waiver: Waiver, one: Measurement, node: RunNode) -> bool:
     """Say whether a fault is why something was not measured."""
     # A waiver of a path names no rank.
     if waiver.kind not in row.stops or (waiver.rank is not None and not node.has(waiver.rank)):
@@ -291,7 +291,7 @@ def _stops(finding: Finding, row: Mechanism, waiver: Waiver, one: Measurement, n
     return _concerns(finding, row, one, node)
 
 
-def _concerns(finding: Finding, row: Mechanism, one: Measurement, node: Node) -> bool:
+def _concerns(finding: Finding, row: Mechanism, one: Measurement, node: RunNode) -> bool:
     """Say whether a fault is on the way of one of a measurement's flows."""
     return any(
         (row.crosses is None or row.crosses(flow))

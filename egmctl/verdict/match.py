@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.profile import Match, Point, Profile, Signature
+from egmctl.model.profile import Match, MatchPoint, Profile, Signature
 from egmctl.model.route import LinkClass
 from egmctl.topology.health import C2c, c2c
 from egmctl.topology.links import gpu_link
@@ -46,20 +46,20 @@ def match_profile(machine: Machine, profile: Profile) -> Match:
     return Match(profile=profile.name, points=tuple(point for point in points if point is not None))
 
 
-def _all(what: str, found: Sequence[str | None], expected: Sequence[str]) -> Point:
+def _all(what: str, found: Sequence[str | None], expected: Sequence[str]) -> MatchPoint:
     known = [one for one in found if one is not None]
     words = ", ".join(dict.fromkeys(known or ["unknown" if found else "no GPU"]))
     fits = bool(known) and all(one in expected for one in known)
     return _point(what, fits, words, " or ".join(expected))
 
 
-def _count(found: int, signature: Signature) -> Point:
+def _count(found: int, signature: Signature) -> MatchPoint:
     least, most = signature.least_gpus, signature.most_gpus
     expected = str(most) if least == most else f"{least} to {most}"
     return _point("GPUs", least <= found <= most, str(found), expected)
 
 
-def _nvlinks(gpus: Sequence[Gpu], signature: Signature) -> Point | None:
+def _nvlinks(gpus: Sequence[Gpu], signature: Signature) -> MatchPoint | None:
     if signature.nvlinks is None:
         return None
     listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
@@ -69,7 +69,7 @@ def _nvlinks(gpus: Sequence[Gpu], signature: Signature) -> Point | None:
     return _point("NVLinks per GPU", counts == {signature.nvlinks}, words, str(signature.nvlinks))
 
 
-def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point | None:
+def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> MatchPoint | None:
     """Compare the best link between two GPUs: one whose links are down is still of its kind, and no faster."""
     if signature.link is None or len(gpus) < 2:
         return None
@@ -81,28 +81,28 @@ def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point 
     return _point("link", max(joined) <= most, f"NV{max(joined)}", signature.link)
 
 
-def _c2c(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> Point:
+def _c2c(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> MatchPoint:
     states = {c2c(machine, gpu) for gpu in gpus}
     found = states - {C2c.UNKNOWN} or states
     expected = "NVLink-C2C" if signature.c2c else "no NVLink-C2C"
     fits = found <= ({C2c.UP, C2c.DOWN} if signature.c2c else {C2c.ABSENT})
     reason = expected if fits else f"NVLink-C2C {', '.join(sorted(found))}, expected {expected}"
-    return Point(what="C2C", fits=fits, reason=reason)
+    return MatchPoint(what="C2C", fits=fits, reason=reason)
 
 
-def _domain(machine: Machine, signature: Signature) -> Point | None:
+def _domain(machine: Machine, signature: Signature) -> MatchPoint | None:
     if signature.nvlink_domain is None:
         return None
     found = platform(machine).clique_id is not None
     words = {True: "a multi-node NVLink domain", False: "no multi-node NVLink domain"}
     fits = found is signature.nvlink_domain
     reason = words[found] if fits else f"{words[found]}, expected {words[signature.nvlink_domain]}"
-    return Point(what="NVLink domain", fits=fits, reason=reason)
+    return MatchPoint(what="NVLink domain", fits=fits, reason=reason)
 
 
-def _point(what: str, fits: bool, found: str, expected: str) -> Point:
+def _point(what: str, fits: bool, found: str, expected: str) -> MatchPoint:
     reason = f"{what} {found}" if fits else f"{what} {found}, not {expected}"
-    return Point(what=what, fits=fits, reason=reason)
+    return MatchPoint(what=what, fits=fits, reason=reason)
 
 
 def gpu_kind(gpu: Gpu) -> str:

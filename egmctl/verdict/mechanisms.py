@@ -39,7 +39,7 @@ from egmctl.verdict.crossings import (
     peers_over_pcie,
     short_of_nvlinks,
 )
-from egmctl.verdict.nodes import Node
+from egmctl.verdict.nodes import RunNode
 
 
 class Symptom(Enum):
@@ -67,9 +67,9 @@ class Mechanism:
     """Why something was not measured at all because of it."""
     crosses: Crosses | None = None
     """What a flow has to cross for a fault to concern it; ``None``: nothing, the place decides."""
-    where: Callable[[Flow, Node], bool] | None = None
+    where: Callable[[Flow, RunNode], bool] | None = None
     """What has to hold of its GPUs as well."""
-    given: Callable[[Finding, Node], bool] | None = None
+    given: Callable[[Finding, RunNode], bool] | None = None
     """Of which of the checks' findings; ``None``: of all."""
     whole_node: bool = False
     """All GPUs of the node have it, whichever one it was seen on."""
@@ -87,7 +87,7 @@ def mechanisms(check: str) -> Iterator[Mechanism]:
 # --- of which findings ------------------------------------------------------------------------------------------------
 
 
-def _xid(fits: Callable[[KernelEvent], bool]) -> Callable[[Finding, Node], bool]:
+def _xid(fits: Callable[[KernelEvent], bool]) -> Callable[[Finding, RunNode], bool]:
     """Return whether one of the Xids that a finding is about is such one."""
     return lambda finding, node: any(map(fits, xids_of(node.machine, finding)))
 

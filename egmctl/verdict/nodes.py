@@ -12,7 +12,7 @@ from egmctl.model.rank import node_names
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class RunNode:
     """One node of a run, and which of its processes are there."""
 
     machine: Machine
@@ -32,19 +32,19 @@ class Node:
         return {bus_id for bus_id in ends | issuer if bus_id is not None}
 
 
-def nodes(report: RunReport, machine: Machine | None = None) -> tuple[Node, ...]:
+def nodes(report: RunReport, machine: Machine | None = None) -> tuple[RunNode, ...]:
     """Return the nodes of a run; none where it is not known which process was on which."""
     machines = report.machines
     if len(machines) == 1:
-        return (Node(machine or machines[0]),)
+        return (RunNode(machine or machines[0]),)
     names = node_names(rank.host for rank in report.ranks)
     if len(names) != len(machines):
         return ()
     by_host = {host: frozenset(rank.number for rank in report.ranks if rank.host == host) for host in names}
-    return tuple(Node(one, name, by_host[host]) for one, (host, name) in zip(machines, names.items(), strict=True))
+    return tuple(RunNode(one, name, by_host[host]) for one, (host, name) in zip(machines, names.items(), strict=True))
 
 
-def touches(place: Place, flow: Flow, node: Node, *, whole: bool = False) -> bool:
+def touches(place: Place, flow: Flow, node: RunNode, *, whole: bool = False) -> bool:
     """Say whether a flow has an end at a place of a node.
 
     Parameters

@@ -44,7 +44,7 @@ End = str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PeerCell:
     """One value of a class."""
 
     measurement: int
@@ -85,7 +85,7 @@ class Outlier:
     ratio: float
     """What it reaches by what its siblings do; a GPU's is that of all its cells in the direction."""
     grade: Grade
-    cells: tuple[Cell, ...]
+    cells: tuple[PeerCell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Fit:
     """GPUs first, then pairs; the worst first."""
 
 
-def fit(cells: Sequence[Cell], tolerance: Tolerance) -> Fit:
+def fit(cells: Sequence[PeerCell], tolerance: Tolerance) -> Fit:
     """Find what is out of line among cells of one class.
 
     Parameters
@@ -140,7 +140,7 @@ def fit(cells: Sequence[Cell], tolerance: Tolerance) -> Fit:
     return Fit(math.exp(sign * usual), tuple(found))
 
 
-def _polish(good: Mapping[Cell, float]) -> tuple[dict[str, float], dict[str, float]]:
+def _polish(good: Mapping[PeerCell, float]) -> tuple[dict[str, float], dict[str, float]]:
     """Return the effect of each source and of each destination."""
     rows = dict.fromkeys((str(cell.source) for cell in good), 0.0)
     columns = dict.fromkeys((str(cell.destination) for cell in good), 0.0)
@@ -160,7 +160,7 @@ def _polish(good: Mapping[Cell, float]) -> tuple[dict[str, float], dict[str, flo
     return rows, columns
 
 
-def _usual(good: Mapping[Cell, float], rows: Mapping[str, float], columns: Mapping[str, float]) -> float:
+def _usual(good: Mapping[PeerCell, float], rows: Mapping[str, float], columns: Mapping[str, float]) -> float:
     """Return what a path between two ordinary GPUs reaches.
 
     Of an even number the better of the two in the middle: nothing is faster than its link, so where half are slow,
@@ -172,17 +172,17 @@ def _usual(good: Mapping[Cell, float], rows: Mapping[str, float], columns: Mappi
 
 
 def _outlier(
-    gpus: tuple[str, ...], direction: Direction | None, effect: float, cells: Iterable[Cell], tolerance: Tolerance
+    gpus: tuple[str, ...], direction: Direction | None, effect: float, cells: Iterable[PeerCell], tolerance: Tolerance
 ) -> Outlier:
     ratio = math.exp(effect)
     return Outlier(gpus, direction, ratio, tolerance.grade(ratio), tuple(cells))
 
 
-def _end(cell: Cell, direction: Direction) -> End:
+def _end(cell: PeerCell, direction: Direction) -> End:
     return cell.source if direction is Direction.EGRESS else cell.destination
 
 
-def _direction(cell: Cell) -> Direction | None:
+def _direction(cell: PeerCell) -> Direction | None:
     """Return a single cell's direction: of a pair, and of a GPU's own memory, there is none."""
     if cell.source is not None and cell.destination is not None:
         return None

@@ -26,7 +26,7 @@ from egmctl.fleet.remote import read_output, remote_line
 from egmctl.fleet.run import ERRORS_KEPT, Launch, _Fleet
 from egmctl.fleet.session import old_session
 from egmctl.model.command import Command
-from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Line, Reach, worst_exit_code
+from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
 from egmctl.nodesets import fold
 from egmctl.report.exports.json import fleet_json
 from tests.conftest import ROOT
@@ -49,7 +49,7 @@ def sent(version: str = "egmctl 0.1.0", document: str = DOCUMENT, end: int | Non
     return told if end is None else f"{told}\negmctl-fleet end {end}\n"
 
 
-def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> Answer:
+def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> NodeAnswer:
     folder.part("node01").write_text(output)
     usual = {"node": "node01", "code": 0, "duration_s": 1.0, "errors": errors}
     return judge(ASKED, folder, Ended(**(usual | ended)), timeout_s=60)  # type: ignore[arg-type]
@@ -182,24 +182,27 @@ def test_a_snapshot_is_json_by_itself() -> None:
 
 
 def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
-    answers = [Answer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0) for n in range(1, 6)]
+    answers = [NodeAnswer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0) for n in range(1, 6)]
     down = "ssh: connect to host {} port 22: Connection timed out"
     answers += [
-        Answer(node=f"node{n:02}", reach=Reach.UNREACHABLE, exit_code=4, reason=down.format(f"10.0.0.{n}"))
+        NodeAnswer(node=f"node{n:02}", reach=Reach.UNREACHABLE, exit_code=4, reason=down.format(f"10.0.0.{n}"))
         for n in (6, 7, 8, 9, 10)
     ]
-    usual, other = (Line(key="checks", value="40 pass"),), (Line(key="egm.cgroup-route", value="no", status="fail"),)
+    usual, other = (
+        (GroupLine(key="checks", value="40 pass"),),
+        (GroupLine(key="egm.cgroup-route", value="no", status="fail"),),
+    )
     lines = {f"node{n:02}": other if n == 3 else usual for n in range(1, 6)}
     found = groups(answers, lines, fold)
     assert [group.folded for group in found] == ["node[01-02,04-05]", "node03", "node[06-10]"]
     assert found[2].lines == (
-        Line(key="", value="ssh: connect to host NODE port 22: Connection timed out", status="unreachable"),
+        GroupLine(key="", value="ssh: connect to host NODE port 22: Connection timed out", status="unreachable"),
     )
 
 
 def test_a_node_that_is_alone_in_its_reason_keeps_the_words() -> None:
     reason = "ssh: connect to host 10.0.0.1 port 22: Connection refused"
-    (group,) = groups([Answer(node="a", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)], {}, fold)
+    (group,) = groups([NodeAnswer(node="a", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)], {}, fold)
     assert group.lines[0].value == reason
 
 

@@ -12,7 +12,7 @@ import pytest
 from egmctl.fleet.folding import groups, lines_of
 from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
-from egmctl.model.fleet import Answer, Asked, FleetReport, Launcher, Reach, counts
+from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
 from egmctl.nodesets import fold
 from egmctl.report.formats import BRINGUP, FLEET, Format
 from egmctl.report.rendering import render
@@ -47,9 +47,9 @@ def rack() -> FleetReport:
         lines = {name: lines_of(load(saved(Path(folder), name, one))) for name, one in kinds.items()}
     odd = {"node05": "no-go", "node23": "no-go", "node40": "incomplete"}
     answers = tuple(
-        Answer(node=node, reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: no route to host")
+        NodeAnswer(node=node, reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: no route to host")
         if node == "node71"
-        else Answer(node=node, reach=Reach.ANSWERED, exit_code=kinds[odd.get(node, "go")].exit_code, file=node)
+        else NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=kinds[odd.get(node, "go")].exit_code, file=node)
         for node in nodes
     )
     return FleetReport(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egmctl.fleet.folding import lines_of
-from egmctl.model.fleet import Line
+from egmctl.model.fleet import GroupLine
 from egmctl.model.machine import Machine
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
@@ -17,7 +17,7 @@ from tests.verdict.test_explain import PROFILE, links_down, narrow, slow_at
 H200 = shipped("hgx-h200x4")
 
 
-def lines(machine: Machine, *slow: str) -> tuple[Line, ...]:
+def lines(machine: Machine, *slow: str) -> tuple[GroupLine, ...]:
     made = replace(run(WRITE, H2D, value=slow_at(*slow), machine=H200), machines=(machine,))
     return lines_of(saved("node1", with_causes(replace(made, verdict=judge(made, PROFILE)))))
 

@@ -15,8 +15,8 @@ from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
 from egmctl.model.codec import from_json
 from egmctl.model.command import Command
-from egmctl.model.comparison import Comparison, Node, Outcome, PathDifference
-from egmctl.model.fleet import Answer, Asked, FleetReport, Group, Launcher, Line, Reach, counts
+from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
+from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, NodeGroup, Reach, counts
 from egmctl.report.exports.json import fleet_json
 from egmctl.report.formats import Format
 from egmctl.report.rendering import render
@@ -26,9 +26,9 @@ from tests.report.texts import text_of
 from tests.saved.documents import bench_document, measured_report
 
 ANSWERS = (
-    *(Answer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
-    Answer(node="node03", reach=Reach.ANSWERED, exit_code=1, file="nodes/node03.json"),
-    Answer(node="node04", reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: \x1b[2Jdown"),
+    *(NodeAnswer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
+    NodeAnswer(node="node03", reach=Reach.ANSWERED, exit_code=1, file="nodes/node03.json"),
+    NodeAnswer(node="node04", reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: \x1b[2Jdown"),
 )
 REPORT = FleetReport(
     asked=Asked(
@@ -46,17 +46,19 @@ REPORT = FleetReport(
     counts=counts(ANSWERS),
     answers=ANSWERS,
     groups=(
-        Group(nodes=("node01", "node02"), folded="node[01-02]", lines=(Line(key="checks", value="40 pass"),)),
-        Group(
+        NodeGroup(nodes=("node01", "node02"), folded="node[01-02]", lines=(GroupLine(key="checks", value="40 pass"),)),
+        NodeGroup(
             nodes=("node03",),
             folded="node03",
             lines=tuple(
-                Line(key=f"check.{n} [bold]", value="no", check=f"check.{n}", status="fail")
+                GroupLine(key=f"check.{n} [bold]", value="no", check=f"check.{n}", status="fail")
                 for n in range(CAUSES_SHOWN + 3)
             ),
         ),
-        Group(
-            nodes=("node04",), folded="node04", lines=(Line(key="", value="ssh: \x1b[2Jdown", status="unreachable"),)
+        NodeGroup(
+            nodes=("node04",),
+            folded="node04",
+            lines=(GroupLine(key="", value="ssh: \x1b[2Jdown", status="unreachable"),),
         ),
     ),
 )
@@ -80,8 +82,11 @@ def test_it_says_which_nodes_are_well_and_each_cause_once() -> None:
 
 
 def test_a_cause_that_groups_share_is_told_once_with_all_their_nodes() -> None:
-    line = Line(key="nvlink.links GPU2", value="2 of 18 NVLinks down", status="fail")
-    groups = (Group(nodes=("a1", "a2"), folded="a[1-2]", lines=(line,)), Group(nodes=("b",), folded="b", lines=(line,)))
+    line = GroupLine(key="nvlink.links GPU2", value="2 of 18 NVLinks down", status="fail")
+    groups = (
+        NodeGroup(nodes=("a1", "a2"), folded="a[1-2]", lines=(line,)),
+        NodeGroup(nodes=("b",), folded="b", lines=(line,)),
+    )
     text = text_of(replace(REPORT, groups=groups))
     assert text.count("FAIL  nvlink.links GPU2: 2 of 18 NVLinks down\n      on  a[1-2],b (3 nodes)\n") == 1
 
@@ -94,7 +99,7 @@ def test_a_page_shows_the_nodes_by_check_those_with_faults_first() -> None:
 
 COMPARED = Comparison(
     kind=Command.DOCTOR,
-    nodes=tuple(Node(name=f"node{n:02}", tool="", at="") for n in (1, 2, 3)),
+    nodes=tuple(ComparedNode(name=f"node{n:02}", tool="", at="") for n in (1, 2, 3)),
     folded="node[01-03]",
     tolerance=0.05,
     compared=1,
@@ -113,7 +118,7 @@ COMPARED = Comparison(
 )
 def test_a_node_that_is_worse_counts_also_where_it_is_the_first_of_two(nodes: int, outcome: Outcome, code: int) -> None:
     path = PathDifference(node="b", case="c", path="p", link="w", size_bytes=1, unit="ns", outcome=outcome)
-    named = tuple(Node(name=f"n{number}", tool="", at="") for number in range(nodes))
+    named = tuple(ComparedNode(name=f"n{number}", tool="", at="") for number in range(nodes))
     found = Comparison(kind=Command.BENCH, nodes=named, folded="", tolerance=0.05, compared=1, paths=(path,))
     assert replace(REPORT, answers=ANSWERS[:2], comparison=found).exit_code == code
 
@@ -127,7 +132,7 @@ def test_the_document_fits_its_schema_and_reads_back() -> None:
 
 
 def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    named = tuple(Node(name=f"node{n:02}", tool="", at="", fake=n < 4) for n in (1, 2, 3, 4))
+    named = tuple(ComparedNode(name=f"node{n:02}", tool="", at="", fake=n < 4) for n in (1, 2, 3, 4))
     found = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
     file = tmp_path / "fleet.json"
     file.write_text(fleet_json(replace(REPORT, comparison=found)))

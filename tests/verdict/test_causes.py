@@ -12,7 +12,7 @@ from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
 from egmctl.model.finding import TOLD, Finding, Place, PlaceKind, Status, on_gpus, on_pairs
-from egmctl.verdict.causes import Cause, causes
+from egmctl.verdict.causes import RootCause, causes
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
 
@@ -24,11 +24,11 @@ def finding(check: str, status: Status = Status.FAIL, place: Place | None = None
     return Finding(status=status, summary="", check=check, place=place or Place(kind=PlaceKind.NODE))
 
 
-def judged(*findings: Finding) -> tuple[Cause, ...]:
+def judged(*findings: Finding) -> tuple[RootCause, ...]:
     return causes(explained(shipped("hgx-h200x4"), findings))
 
 
-def checks_of(found: tuple[Cause, ...]) -> list[tuple[str, list[tuple[str, str]]]]:
+def checks_of(found: tuple[RootCause, ...]) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(one.finding.check, [(other.check, other.place.label) for other in one.explains]) for one in found]
 
 

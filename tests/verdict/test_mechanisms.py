@@ -18,7 +18,7 @@ from egmctl.model.memory import MemoryKind
 from egmctl.model.route import Carrier, Hop, LinkKind, Route
 from egmctl.model.waiver import OF_GPUS, Waiver, WaiverKind
 from egmctl.verdict import seen
-from egmctl.verdict.causes import Cause
+from egmctl.verdict.causes import RootCause
 from egmctl.verdict.explain import Shortfalls, explained_by
 from egmctl.verdict.mechanisms import Symptom, mechanisms
 from tests.doctor.machines import patched, shipped
@@ -141,8 +141,8 @@ OUTCOMES = {
 }
 
 
-def fault(check: str, place: Place = AT_GPU2, status: Status = Status.WARN) -> Cause:
-    return Cause(Finding(check=check, status=status, summary="", place=place), ())
+def fault(check: str, place: Place = AT_GPU2, status: Status = Status.WARN) -> RootCause:
+    return RootCause(Finding(check=check, status=status, summary="", place=place), ())
 
 
 def with_symptom(path: Measurement, symptom: Symptom) -> tuple[RunReport, Shortfalls]:
@@ -226,9 +226,9 @@ def test_an_xid_slows_only_what_it_leaves_down(number: int, slow: str) -> None:
     machine = patched(H200, "", kernel_log=log)
     (found,) = [one for one in run_check("kernel.xid", machine) if f"Xid {number}," in one.summary]
     for name in ("nvlink", "pinned"):
-        explained = explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.SLOW)))
+        explained = explained_by(RootCause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.SLOW)))
         assert bool(explained) is (name in slow.split())
-        assert explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.FAILED)))
+        assert explained_by(RootCause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.FAILED)))
 
 
 def linked(*ends: tuple[int, int], down: Collection[tuple[int, int]] = ()) -> Machine:
@@ -317,6 +317,6 @@ def test_links_of_the_gpu_that_owns_egm_are_on_the_way_to_it(check: str) -> None
 @pytest.mark.parametrize("check", TABLE)
 def test_what_could_not_be_determined_explains_nothing(check: str) -> None:
     root = fault("gpu.persistence").finding
-    cause = Cause(root, (fault(check, status=Status.UNKNOWN).finding,))
+    cause = RootCause(root, (fault(check, status=Status.UNKNOWN).finding,))
     for path in PATHS.values():
         assert not any(explained_by(cause, *with_symptom(path, symptom)) for symptom in Symptom)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.model.verdict import Direction, Grade
-from egmctl.verdict.peers import BANDWIDTH, LATENCY, Cell, Fit, Tolerance, fit
+from egmctl.verdict.peers import BANDWIDTH, LATENCY, Fit, PeerCell, Tolerance, fit
 
 EGRESS, INGRESS = Direction.EGRESS, Direction.INGRESS
 
@@ -40,9 +40,11 @@ GB200 = """
 """Matrices of healthy nodes that others have published (docs/profiles.md): row to column, GB/s."""
 
 
-def matrix(size: int, noise: list[float], weak: dict[tuple[int | None, int | None], float] | None = None) -> list[Cell]:
+def matrix(
+    size: int, noise: list[float], weak: dict[tuple[int | None, int | None], float] | None = None
+) -> list[PeerCell]:
     """Return cells around 396; ``weak`` has factors of rows (i, None), columns (None, j) and pairs (i, j)."""
-    cells: list[Cell] = []
+    cells: list[PeerCell] = []
     for i in range(size):
         for j in range(size):
             if i != j:
@@ -50,7 +52,7 @@ def matrix(size: int, noise: list[float], weak: dict[tuple[int | None, int | Non
                 for (row, column), part in (weak or {}).items():
                     if row in (None, i) and column in (None, j):
                         factor *= part
-                cells.append(Cell(len(cells), f"g{i}", f"g{j}", 396 * factor * noise[len(cells) % len(noise)]))
+                cells.append(PeerCell(len(cells), f"g{i}", f"g{j}", 396 * factor * noise[len(cells) % len(noise)]))
     return cells
 
 
@@ -74,7 +76,10 @@ def test_nobody_is_named_for_a_spread_of_three_percent(size: int, noise: list[fl
 def test_nobody_is_named_in_the_published_matrices_of_healthy_nodes(published: str) -> None:
     rows = [line.split() for line in published.split("\n") if line]
     cells = [
-        Cell(0, f"g{i}", f"g{j}", float(value)) for i, row in enumerate(rows) for j, value in enumerate(row) if i != j
+        PeerCell(0, f"g{i}", f"g{j}", float(value))
+        for i, row in enumerate(rows)
+        for j, value in enumerate(row)
+        if i != j
     ]
     assert fit(cells, BANDWIDTH).outliers == ()
 
@@ -150,12 +155,12 @@ def test_three_gpus_have_no_siblings(tolerance: Tolerance) -> None:
 
 
 def test_where_one_end_is_a_gpu_the_gpu_is_named_with_the_direction() -> None:
-    to_gpus = [Cell(n, None, f"g{n}", value) for n, value in enumerate([57.0, 14.2, 57.1, 56.9])]
+    to_gpus = [PeerCell(n, None, f"g{n}", value) for n, value in enumerate([57.0, 14.2, 57.1, 56.9])]
     assert named(fit(to_gpus, BANDWIDTH)) == {(("g1",), INGRESS)}
-    from_gpus = [Cell(n, f"g{n}", None, value) for n, value in enumerate([57.0, 57.0, 57.1, 40.0])]
+    from_gpus = [PeerCell(n, f"g{n}", None, value) for n, value in enumerate([57.0, 57.0, 57.1, 40.0])]
     assert named(fit(from_gpus, BANDWIDTH)) == {(("g3",), EGRESS)}
 
 
 def test_of_a_gpus_own_memory_there_is_no_direction() -> None:
-    local = [Cell(n, f"g{n}", f"g{n}", value) for n, value in enumerate([2099.0, 2100.0, 1400.0, 2095.0])]
+    local = [PeerCell(n, f"g{n}", f"g{n}", value) for n, value in enumerate([2099.0, 2100.0, 1400.0, 2095.0])]
     assert named(fit(local, BANDWIDTH)) == {(("g2",), None)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.refusals import Refusal, refusal
+from egmctl.doctor.refusals import P2pRefusal, refusal
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, usable, virtual
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_nics, on_pairs
@@ -34,7 +34,7 @@ def _status(machine: Machine, scope: Scope) -> Iterator[Finding]:
         for other in gpus
         if one is not other and (pair := machine.pair(one.bus_id, other.bus_id)) is not None
     ]
-    answers: dict[tuple[_Wrong, Refusal | None], list[tuple[Gpu, Gpu]]] = {}
+    answers: dict[tuple[_Wrong, P2pRefusal | None], list[tuple[Gpu, Gpu]]] = {}
     for one, other, pair in pairs:
         wrong = tuple((name, word) for name in ("read", "write", *_nvlink(pair)) if (word := _word(pair, name)) != "OK")
         if not wrong and pair.can_access_peer is False:
@@ -63,7 +63,7 @@ _BY_CUDA_ALONE: _Wrong = (("cuda", "0"),)
 
 
 def _verdict(
-    wrong: _Wrong, refused: Refusal | None, ends: list[tuple[Gpu, Gpu]], nvlinks: set[int | None], scope: Scope
+    wrong: _Wrong, refused: P2pRefusal | None, ends: list[tuple[Gpu, Gpu]], nvlinks: set[int | None], scope: Scope
 ) -> Finding:
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
     everywhere = len(ends) == len(gpus) * (len(gpus) - 1)
@@ -111,12 +111,12 @@ def _verdict(
     return skipped(f"these GPUs have no P2P over PCIe: {why}", place=place, evidence=evidence)
 
 
-def _tell(refused: Refusal | None, scope: Scope) -> Callable[..., Finding]:
+def _tell(refused: P2pRefusal | None, scope: Scope) -> Callable[..., Finding]:
     """Return what a refusal is between GPUs with NVLink: a mode that somebody set is a fault only for who wants P2P."""
     return warned if refused is not None and refused.chosen and not scope.asked_purpose(Guard.P2P) else failed
 
 
-def _by_cuda_alone(refused: Refusal | None, place: Place, scope: Scope, *, joined: bool) -> Finding:
+def _by_cuda_alone(refused: P2pRefusal | None, place: Place, scope: Scope, *, joined: bool) -> Finding:
     """Judge pairs that NVML allows P2P and CUDA refuses: hardly anything that is read says why."""
     evidence = (
         Evidence(source=f"{P2P_STATUS}(read, write)", value="OK"),

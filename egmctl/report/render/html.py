@@ -59,16 +59,16 @@ def html(document: Document) -> str:
     )
 
 
-def sections(blocks: Sequence[Block]) -> Iterator[page.Section]:
+def sections(blocks: Sequence[Block]) -> Iterator[page.PageSection]:
     """Yield the sections of a page; what stands before the first one is a section too."""
     first = [block for block in blocks if not isinstance(block, Section)]
     names: dict[str, int] = {}
     if first:
         title = "Verdict" if isinstance(first[0], Verdict) else "Overview"
-        yield page.Section(_id(title, names), title, tuple(_blocks(first)))
+        yield page.PageSection(_id(title, names), title, tuple(_blocks(first)))
     for block in blocks:
         if isinstance(block, Section):
-            yield page.Section(_id(block.title, names), block.title, tuple(_blocks(block.body)))
+            yield page.PageSection(_id(block.title, names), block.title, tuple(_blocks(block.body)))
 
 
 def _id(title: str, names: dict[str, int]) -> str:

@@ -21,7 +21,7 @@ _STYLE = Path(__file__).with_name("style")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A part of a page under a heading, which the list of contents leads to."""
 
     id: str
@@ -29,7 +29,7 @@ class Section:
     body: tuple[Child, ...]
 
 
-def page(command: str, title: str, subtitle: str, banners: Sequence[str], sections: Sequence[Section]) -> str:
+def page(command: str, title: str, subtitle: str, banners: Sequence[str], sections: Sequence[PageSection]) -> str:
     """Return the whole document.
 
     Parameters
@@ -138,7 +138,7 @@ def _row(row: Sequence[Child], looks: Sequence[str | None]) -> Element:
     return element("tr", element("th", first, scope="row"), cells)
 
 
-def _section(section: Section) -> Element:
+def _section(section: PageSection) -> Element:
     return element(
         "section",
         element("h2", section.title, id=f"{section.id}-heading"),

@@ -30,7 +30,7 @@ from egmctl.report.document import (
     Words,
 )
 from egmctl.report.views.machine import banners, machine_section, subject
-from egmctl.verdict.causes import Cause, causes
+from egmctl.verdict.causes import RootCause, causes
 from egmctl.wording import several, shortened
 
 TONES = {
@@ -134,7 +134,7 @@ def _is_fine(finding: Finding) -> bool:
     return finding.status not in TOLD
 
 
-def _problem(cause: Cause) -> Entry:
+def _problem(cause: RootCause) -> Entry:
     finding = cause.finding
     return Entry(
         word=finding.status.upper(),
@@ -151,7 +151,7 @@ def title(finding: Finding) -> str:
     return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
 
 
-def _about(cause: Cause) -> Iterator[Block]:
+def _about(cause: RootCause) -> Iterator[Block]:
     finding = cause.finding
     rows: list[tuple[str, Words]] = []
     if finding.cause:
@@ -189,7 +189,7 @@ def _seen(finding: Finding, place: int) -> Words:
     return Span(seen.source, code=True), f": {seen.value}{errno}"
 
 
-def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
+def _notes(diagnosis: Diagnosis, found: Sequence[RootCause]) -> Iterator[Block]:
     """Yield what is worth knowing: advice on what could not be determined, and which checks could not be."""
     explained = {id(one) for cause in found for one in cause.explains}
     unknown = [one for one in diagnosis.findings if one.status is Status.UNKNOWN and id(one) not in explained]

@@ -8,7 +8,7 @@ from statistics import median
 
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.fleet import FleetReport, Group, Line, Reach, State
+from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup, NodeState, Reach
 from egmctl.report.document import (
     EMPTY,
     Better,
@@ -36,10 +36,10 @@ CAUSES_SHOWN = 12
 _TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | {reach.value: Tone.BAD for reach in Reach}
 _ORDER = [*(reach.value for reach in Reach), "fail", "warn"]
 _STATES = {
-    State.HEALTHY: Tone.GOOD,
-    State.FAILED: Tone.BAD,
-    State.NOT_DETERMINED: Tone.WARN,
-    State.UNREACHABLE: Tone.WARN,
+    NodeState.HEALTHY: Tone.GOOD,
+    NodeState.FAILED: Tone.BAD,
+    NodeState.NOT_DETERMINED: Tone.WARN,
+    NodeState.UNREACHABLE: Tone.WARN,
 }
 
 
@@ -88,51 +88,51 @@ def _own(compared: Document) -> Iterator[Block]:
 def answer(report: FleetReport) -> Iterator[Paragraph]:
     """Yield how many nodes are in which state, which they are, and the first thing that is wrong with each group."""
     states = {one.node: one.state for one in report.answers}
-    groups = report.groups or tuple(Group(nodes=(one.node,), folded=one.node, lines=()) for one in report.answers)
+    groups = report.groups or tuple(NodeGroup(nodes=(one.node,), folded=one.node, lines=()) for one in report.answers)
     parts: list[str | Span] = []
-    for state in State:
+    for state in NodeState:
         told = []
         for group in groups:
             nodes = [node for node in group.nodes if states.get(node) is state]
             if nodes:
                 names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
-                why = "" if state is State.HEALTHY else _first(group)
+                why = "" if state is NodeState.HEALTHY else _first(group)
                 told.append(f"{names} ({why})" if why else names)
         if told:
             number = list(states.values()).count(state)
             between = " \N{MIDDLE DOT} " if parts else ""
             parts += [between, Span(f"{_name(report, state)} {number}", _STATES[state]), f": {', '.join(told)}"]
     yield Paragraph(words=tuple(parts) or "no node was asked", level=Level.SUMMARY)
-    if advice := _advice(set(states.values()) - {State.HEALTHY}):
+    if advice := _advice(set(states.values()) - {NodeState.HEALTHY}):
         yield Paragraph(words=(Span("Next: ", Tone.STRONG), advice), level=Level.SUMMARY)
 
 
-def _name(report: FleetReport, state: State) -> str:
+def _name(report: FleetReport, state: NodeState) -> str:
     """Return what a state is called: of bring-ups by their answers."""
-    answers = {State.HEALTHY: "GO", State.FAILED: "NO-GO", State.NOT_DETERMINED: "INCOMPLETE"}
+    answers = {NodeState.HEALTHY: "GO", NodeState.FAILED: "NO-GO", NodeState.NOT_DETERMINED: "INCOMPLETE"}
     return answers.get(state, state.value) if report.asked.command is Command.BRINGUP else state.value
 
 
-def _advice(bad: set[State]) -> str:
-    if State.FAILED in bad:
+def _advice(bad: set[NodeState]) -> str:
+    if NodeState.FAILED in bad:
         return "the causes are below; 'egmctl show' reads each node's file; --list failed prints the node set"
-    if State.UNREACHABLE in bad:
+    if NodeState.UNREACHABLE in bad:
         return "retry the silent nodes with --resume"
     return "see what keeps them from an answer with 'egmctl doctor' there" if bad else ""
 
 
-def _first(group: Group) -> str:
+def _first(group: NodeGroup) -> str:
     line = next((line for line in group.lines if line.status), None)
     return "" if line is None else _words(line)
 
 
-def _words(line: Line) -> str:
+def _words(line: GroupLine) -> str:
     return ": ".join(filter(None, (line.key, line.value)))
 
 
 def _causes(report: FleetReport) -> Iterator[Entry]:
     """Yield each thing that is wrong once, with the nodes where it is, the most frequent first."""
-    found: dict[Line, list[Group]] = {}
+    found: dict[GroupLine, list[NodeGroup]] = {}
     for group in report.groups:
         for line in group.lines:
             if line.status:
@@ -155,7 +155,7 @@ def _rank(status: str) -> int:
     return _ORDER.index(status) if status in _ORDER else len(_ORDER)
 
 
-def _group(group: Group) -> Section:
+def _group(group: NodeGroup) -> Section:
     lines = tuple(
         Entry(word=line.status.upper(), tone=_TONES.get(line.status, Tone.PLAIN), title=_words(line))
         for line in group.lines
