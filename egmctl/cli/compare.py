@@ -14,6 +14,7 @@ from egmctl.cli.options import (
     CsvOption,
     ForceOption,
     JsonOption,
+    QuietOption,
     VerboseOption,
     format_option,
     output_option,
@@ -66,6 +67,10 @@ def _with_last(files: list[Path]) -> list[Path]:
     return found
 
 
+def _unsaid(sentence: str) -> None:
+    """Take what ``--quiet`` keeps back."""
+
+
 def _is_over(path: Path) -> bool:
     from egmctl.saved import load_journal
 
@@ -88,10 +93,13 @@ def compare(
     output: OutputOption = None,
     force: ForceOption = False,
     verbose: VerboseOption = 0,
+    quiet: QuietOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Compare saved results of bringup, bench, doctor, topo or snapshot; exit code 1 if something is worse."""
-    outputs = Outputs.chosen(COMPARISON, output, json=json, csv=csv, format=format, force=force, color=color)
+    outputs = Outputs.chosen(
+        COMPARISON, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet
+    )
     outputs.check()
     if not 0 <= tolerance < 100:
         raise UsageError(f"--tolerance {tolerance:g}: it must be from 0 to below 100 per cent")
@@ -104,6 +112,6 @@ def compare(
     if len(files) > 2:
         require_clustershell("comparing more than two files")
     saved = load_all(_with_last(files))
-    found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread_of(saved, say))
+    found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread_of(saved, _unsaid if quiet else say))
     outputs.write(lambda target: render(found, target.format, verbose=verbose, brief=target.brief, width=target.width))
     return found.exit_code

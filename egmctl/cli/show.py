@@ -13,6 +13,7 @@ from egmctl.cli.options import (
     CsvOption,
     ForceOption,
     JsonOption,
+    QuietOption,
     VerboseOption,
     check_detail,
     format_option,
@@ -46,7 +47,7 @@ FileArgument = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="JSON that any command wrote, also packed (.gz), or the journal of a bench.",
+        help="JSON that any command wrote, also packed (.gz), the journal of a bench, or the folder of a fleet.",
     ),
 ]
 
@@ -63,6 +64,7 @@ def show(
     force: ForceOption = False,
     verbose: VerboseOption = 0,
     brief: Annotated[bool, typer.Option("--brief", help="Of a result of doctor: one line per problem.")] = False,
+    quiet: QuietOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show a saved result again, in any format that its command has: the bytes that it would have written itself."""
@@ -71,7 +73,7 @@ def show(
 
     saved, written = load_document(file)
     valid = _formats(saved)
-    outputs = Outputs.chosen(valid, output, json=json, csv=csv, format=format, force=force, color=color)
+    outputs = Outputs.chosen(valid, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet)
     if brief and valid is not DOCTOR:
         raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
     check_detail(brief=brief, verbose=verbose)

@@ -106,3 +106,13 @@ def test_a_run_that_was_saved_without_its_causes_is_explained_by_what_it_holds(t
     told = " ".join(run("show", path).out.split())
     assert "in use by process 1066" in told.partition("CAUSE")[0]
     assert "nothing that was read explains it" not in told
+
+
+@pytest.mark.parametrize("words", [("show", "monday.json"), ("compare", "monday.json", "today.json")])
+def test_quiet_with_a_file_to_write_prints_nothing(egmctl: RunEgmctl, tmp_path: Path, words: tuple[str, ...]) -> None:
+    command, *names = words
+    for name in names:
+        (tmp_path / name).write_text(record.text(machine_of("gh200")))
+    done = egmctl(command, *(tmp_path / name for name in names), "-q", "-o", tmp_path / "shown.html")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert (tmp_path / "shown.html").exists()
