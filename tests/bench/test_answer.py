@@ -220,6 +220,7 @@ def test_many_path_classes_fit_a_screen_and_all_are_there_with_v() -> None:
         assert re.search(rf"^ {case}\b", verbose, re.MULTILINE), case
 
 
+@pytest.mark.long
 def test_what_is_slow_is_shown_however_many_path_classes_there_are() -> None:
     report = many()
     assert report.verdict is not None

@@ -74,6 +74,7 @@ def with_routes(report: RunReport, routes: Sequence[Route]) -> RunReport:
 HOSTILE = to_host(Hop(link=LinkKind.UNKNOWN, reason="\x1b[31m<b>|"), egm=Egm.UNKNOWN)
 
 
+@pytest.mark.long
 @settings(
     max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )

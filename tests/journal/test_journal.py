@@ -139,6 +139,7 @@ def content(tmp_path: Path) -> bytes:
     return original("journal", tmp_path) + b'{"event":"end","exit_code":0}\n'
 
 
+@pytest.mark.long
 def test_cut_at_any_byte_it_is_read_up_to_there(content: bytes) -> None:
     assert is_journal(content)
     first = content.index(b"\n")

@@ -10,6 +10,7 @@ import pytest
 
 from egmctl.gpu import program
 from egmctl.gpu.program import ARCHITECTURES, KERNELS, CompileError, NoCompiler, compile_source, cubin, nvrtc_version
+from tests.tiers import few
 
 FOLDER = Path(program.__file__).parent / "kernels"
 ELF = b"\x7fELF"
@@ -32,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", few(ARCHITECTURES, every=3))
 @pytest.mark.parametrize("source", KERNELS)
 def test_every_kernel_compiles_for_every_architecture(source: str, architecture: str) -> None:
     compiled = compile_source(source, (FOLDER / source).read_bytes(), architecture)
