@@ -28,7 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CASE = ("bench", "--case", "device_to_device_memcpy_write_ce", "--gpus", "0,1")
 SMALL = ("--size", "1M", "--samples", "2", "--copies", "2")
-MACHINE = "gb200-tray"
+MACHINE = "gb200-nvl72"
+"""One that every commit ships under this name."""
 PLANS = "make_plan"
 
 WATCH = """
