@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from egmctl.facts import record
-from egmctl.model.gpu import FAKE
+from egmctl.model.gpu import FAKE, GpuProcess
 from egmctl.units import MIB
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import patched, shipped
@@ -46,6 +46,20 @@ def test_on_a_node_it_checks_and_measures_and_writes_everything(
         assert f'id="{part}"' in page.read_text()
     # A probing process of doctor ends with its context, and the driver frees that.
     assert [leak for leak in node.leaks() if "primary context" not in leak] == []
+
+
+@pytest.mark.long
+def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+) -> None:
+    process = (GpuProcess(pid=4711, used_memory_bytes=512 * MIB),)
+    node = fake_node(patched(shipped("gb200-tray"), "gpus[0].nvml", processes=process))
+    kept = tmp_path / "node.json"
+    ended = egmctl("bringup", "--gpus", "0-1", "-o", "-", "-o", kept, "-q", env=node.environment(), timeout_s=280)
+    result = json.loads(kept.read_text())["result"]
+    assert (ended.code, result["answer"]) == (1, "no-go"), "--gpus asks for it"
+    assert ended.out.splitlines()[1].startswith("NO-GO: GPU0: in use by process 4711; ")
+    assert len(result["causes"]) == 1
 
 
 def test_of_a_machine_that_is_not_here_nothing_is_measured(egmctl: RunEgmctl) -> None:

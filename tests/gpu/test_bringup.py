@@ -1,4 +1,4 @@
-"""On real hardware: a healthy node goes, one GPU denied by a real device cgroup is named as the cause."""
+"""On real hardware: a healthy node goes; a GPU that a device cgroup denies, and GPUs in use, are named as the cause."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from egmctl.verdict.load import load
 from egmctl.verdict.match import match_profile
 from tests.doctor.cgroups import denying_v2
 from tests.gpu.node import minor, started
+from tests.gpu.traffic import pushing
 
 pytestmark = [pytest.mark.gpu]
 
@@ -89,3 +90,12 @@ def test_a_gpu_that_a_cgroup_denies_is_the_cause(
     plugin = started("show", tmp_path / "node.json", "--format", "nagios").out.splitlines()[0]
     assert plugin.startswith(f"EGMCTL {'CRITICAL' if code == 1 else 'UNKNOWN'} - {word}{CGROUP}: ")
     assert f"/dev/nvidia{minor(gpu)}" in plugin
+
+
+@pytest.mark.usefixtures("machine")
+def test_traffic_beside_it_is_the_cause(tmp_path: Path) -> None:
+    with pushing():
+        run = bringup(tmp_path)
+    assert (run.code, run.result["answer"]) == (3, "incomplete"), run.text
+    assert "in use by process " in " ".join(run.text.split()[:60]), "within the first lines"
+    assert len(run.text.splitlines()) <= 25
