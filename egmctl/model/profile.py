@@ -158,7 +158,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchPoint:
-    """One thing that a machine was asked for a profile."""
+    """One thing that a profile asks of a machine."""
 
     what: Plain
     """``GPU name``, ``PCI device id``, ``GPUs``, ``NVLinks``, ``link``, ``C2C``, ``NVLink domain``."""

@@ -144,7 +144,7 @@ def active_nvlinks(gpu: Gpu) -> int | None:
 def nvlinks_between(first: Gpu, second: Gpu) -> tuple[NvLink, ...]:
     """Return the direct links of both ends that lead from one GPU to the other, up or down."""
     ends = ((first, second), (second, first))
-    return tuple(link for gpu, other in ends for link in _ports(gpu) if link.remote_bus_id == other.bus_id)
+    return tuple(link for gpu, other in ends for link in nvlinks_of(gpu) if link.remote_bus_id == other.bus_id)
 
 
 def nvlink_joins(machine: Machine, first: Gpu, second: Gpu) -> bool:
@@ -159,7 +159,7 @@ def nvlink_joins(machine: Machine, first: Gpu, second: Gpu) -> bool:
     if _has_no_nvlink(first) or _has_no_nvlink(second):
         return False
     gpus = machine.gpus or ()
-    if machine.switches or any(link.remote_type == "switch" for gpu in gpus for link in _ports(gpu)):
+    if machine.switches or any(link.remote_type == "switch" for gpu in gpus for link in nvlinks_of(gpu)):
         return True
     fabrics = [gpu.nvml.fabric.state if gpu.nvml and gpu.nvml.fabric else None for gpu in (first, second)]
     if all(state in ("not-started", "in-progress", "completed") for state in fabrics):
@@ -172,17 +172,19 @@ def _lacks_nvlinks(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
 
     In a mesh all lack those to a GPU whose links are down; of a bridge, which leads to one GPU, the other end does.
     """
-    down = [link for link in _ports(gpu) if not link.active]
+    down = [link for link in nvlinks_of(gpu) if not link.active]
     if not any(link.remote_bus_id is None for link in down):
         return False
     usual = max((active_nvlinks(other) or 0 for other in gpus if other.name == gpu.name), default=0)
     meshed = any(
-        len({link.remote_bus_id for link in _ports(other) if link.active and link.remote_bus_id}) > 1 for other in gpus
+        len({link.remote_bus_id for link in nvlinks_of(other) if link.active and link.remote_bus_id}) > 1
+        for other in gpus
     )
     return meshed or (active_nvlinks(gpu) or 0) < usual
 
 
-def _ports(gpu: Gpu) -> tuple[NvLink, ...]:
+def nvlinks_of(gpu: Gpu) -> tuple[NvLink, ...]:
+    """Return a GPU's NVLinks, up or down; none where NVML lists none."""
     return (gpu.nvml.nvlinks if gpu.nvml else None) or ()
 
 

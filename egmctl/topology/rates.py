@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from egmctl.model.machine import Gpu
 from egmctl.model.route import Hop, LinkClass, LinkKind
+from egmctl.topology.links import nvlinks_of
 
 
 def nvlink(gpu: Gpu, links: int) -> Hop:
@@ -19,7 +20,7 @@ def nvlink(gpu: Gpu, links: int) -> Hop:
     18 x 53.125 x 16/17 = 900 GB/s for GB200 (1.8 TB/s both ways, "NVIDIA GB200 NVL72" product page). No such rule is
     published for other generations, so they stay unknown.
     """
-    active = [link for link in (gpu.nvml.nvlinks if gpu.nvml else None) or () if link.active]
+    active = [link for link in nvlinks_of(gpu) if link.active]
     speeds = [link.speed_mb_s for link in active if link.speed_mb_s is not None]
     versions = {link.version for link in active}
     gb_s, reason = None, ""
@@ -41,7 +42,7 @@ _NVLINK_WITH_16_17 = (6, 7)
 def without_speed(gpu: Gpu) -> dict[LinkKind, tuple[int, ...]]:
     """Return by kind the numbers of a GPU's links that NVML calls active at 0 MB/s: one of its two answers is wrong."""
     nvml = gpu.nvml
-    nvlinks = [one.link for one in (nvml.nvlinks if nvml else None) or () if one.active and one.speed_mb_s == 0]
+    nvlinks = [one.link for one in nvlinks_of(gpu) if one.active and one.speed_mb_s == 0]
     c2cs = [one.link for one in (nvml.c2c_links if nvml else None) or () if one.active and one.max_rate_mb_s == 0]
     return {kind: tuple(links) for kind, links in ((LinkKind.NVLINK, nvlinks), (LinkKind.C2C, c2cs)) if links}
 

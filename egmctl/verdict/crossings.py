@@ -6,6 +6,8 @@ whether NVLink joins its two GPUs, or did before links went down.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from egmctl.doctor.checks.nvlink import has_errors
 from egmctl.model.finding import Place
 from egmctl.model.machine import Gpu, Machine
@@ -26,7 +28,7 @@ def between_gpus(flow: Flow) -> bool:
 
 def host_memory(flow: Flow) -> bool:
     """Say whether an end is host memory of any kind."""
-    return flow.source.numa_node is not None or flow.destination.numa_node is not None
+    return bool(_numa_nodes(flow))
 
 
 def numa_memory(flow: Flow) -> bool:
@@ -73,16 +75,12 @@ def in_place_of_nvlink(flow: Flow) -> bool:
 
 def joined_by_nvlink(flow: Flow, node: RunNode) -> bool:
     """Say whether NVLink joins the GPUs of a flow, or did before links went down; some pairs have none by design."""
-    joined = _joined(flow, node)
-    return joined is None or any(nvlink_joins(node.machine, *ends) for ends in joined)
+    return _some_joined(flow, node, lambda _machine, _one, _other: True)
 
 
 def short_of_nvlinks(flow: Flow, node: RunNode) -> bool:
     """Say the same where links on the way are down: of direct links those between these two GPUs, on a switch any."""
-    joined = _joined(flow, node)
-    return joined is None or any(
-        nvlink_joins(node.machine, *ends) and _lacks_links(node.machine, *ends) for ends in joined
-    )
+    return _some_joined(flow, node, _lacks_links)
 
 
 def _lacks_links(machine: Machine, one: Gpu, other: Gpu) -> bool:
@@ -92,18 +90,23 @@ def _lacks_links(machine: Machine, one: Gpu, other: Gpu) -> bool:
 
 def errors_on_the_way(flow: Flow, node: RunNode) -> bool:
     """Say the same where links on the way count errors."""
-    joined = _joined(flow, node)
-    return joined is None or any(
-        nvlink_joins(node.machine, *ends)
-        and (gpu_link(node.machine, *ends).through != "direct" or any(map(has_errors, nvlinks_between(*ends))))
-        for ends in joined
-    )
+    return _some_joined(flow, node, _has_errors)
+
+
+def _has_errors(machine: Machine, one: Gpu, other: Gpu) -> bool:
+    return gpu_link(machine, one, other).through != "direct" or any(map(has_errors, nvlinks_between(one, other)))
 
 
 def lost_nvlink(flow: Flow, node: RunNode) -> bool:
     """Say whether NVLink joined two GPUs, of which one has none left: another path is what remains then."""
     links = [gpu.nvml.nvlinks for gpu in _gpus(flow, node) if gpu.nvml is not None and gpu.nvml.nvlinks]
     return any(not any(link.active for link in those) for those in links) and joined_by_nvlink(flow, node)
+
+
+def _some_joined(flow: Flow, node: RunNode, holds: Callable[[Machine, Gpu, Gpu], bool]) -> bool:
+    """Say whether NVLink joins one of the pairs on a flow's way, and something holds of that pair."""
+    pairs = _joined(flow, node)
+    return pairs is None or any(nvlink_joins(node.machine, *ends) and holds(node.machine, *ends) for ends in pairs)
 
 
 def _joined(flow: Flow, node: RunNode) -> list[tuple[Gpu, Gpu]] | None:
@@ -114,7 +117,7 @@ def _joined(flow: Flow, node: RunNode) -> list[tuple[Gpu, Gpu]] | None:
     if flow.route.across_nodes:
         return None
     gpus = _gpus(flow, node)
-    nodes = {end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None}
+    nodes = _numa_nodes(flow)
     if not nodes:
         return [(gpus[0], gpus[1])] if len(gpus) == 2 else None
     return [(gpu, owner) for gpu in gpus for numa in nodes for owner in owners(node.machine, numa) if owner is not gpu]
@@ -128,7 +131,7 @@ def leads_through(place: Place, flow: Flow, node: RunNode) -> bool:
     if flow.route.across_nodes or place.gpus is None or not _gpus(flow, node):
         return False
     hops = [hop.link for hop in flow.route.hops]
-    nodes = {end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None}
+    nodes = _numa_nodes(flow)
     ids = [{owner.bus_id for owner in owners(node.machine, numa)} for numa in nodes]
     return LinkKind.NVLINK in hops and LinkKind.C2C in hops and any(own and own <= place.gpus for own in ids)
 
@@ -136,8 +139,11 @@ def leads_through(place: Place, flow: Flow, node: RunNode) -> bool:
 def far_memory(flow: Flow, node: RunNode) -> bool:
     """Say whether an end is host memory of a NUMA node that is not a GPU's own."""
     own = [gpu.host_numa_id for gpu in _gpus(flow, node) if gpu.host_numa_id is not None]
-    ends = [end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None]
-    return any(one != numa for one in own for numa in ends)
+    return any(one != numa for one in own for numa in _numa_nodes(flow))
+
+
+def _numa_nodes(flow: Flow) -> set[int]:
+    return {end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None}
 
 
 def _gpus(flow: Flow, node: RunNode) -> list[Gpu]:

@@ -10,7 +10,7 @@ from egmctl.doctor.situation import NO_GPU, by_value, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.model.route import LinkKind
-from egmctl.topology.links import active_nvlinks
+from egmctl.topology.links import active_nvlinks, nvlinks_of
 from egmctl.topology.rates import without_speed
 from egmctl.units import format_kernel_list
 
@@ -38,18 +38,13 @@ _PACKET_COUNTERS = (
 )
 
 
-def links_of(gpu: Gpu) -> tuple[NvLink, ...]:
-    """Return the NVLink ports that NVML reports of a GPU."""
-    return (gpu.nvml.nvlinks if gpu.nvml else None) or ()
-
-
 def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
     told = tuple(gpu for gpu in gpus if active_nvlinks(gpu) is not None)
     if not told:
         yield _nothing_told(gpus)
         return
-    with_links = tuple(gpu for gpu in told if links_of(gpu))
+    with_links = tuple(gpu for gpu in told if nvlinks_of(gpu))
     if not with_links:
         yield skipped(NO_NVLINK)
         return
@@ -108,7 +103,7 @@ def _wired(machine: Machine, gpu: Gpu) -> int | None:
 
 
 def _is_switched(gpu: Gpu) -> bool:
-    return all(link.remote_type == "switch" for link in links_of(gpu) if link.active)
+    return all(link.remote_type == "switch" for link in nvlinks_of(gpu) if link.active)
 
 
 def _as_usual(count: int, gpus: tuple[Gpu, ...], *, lacking: bool) -> Iterator[Finding]:
@@ -170,11 +165,11 @@ def _as_usual(count: int, gpus: tuple[Gpu, ...], *, lacking: bool) -> Iterator[F
 
 def _up(gpu: Gpu) -> int:
     """Return how many of a GPU's links are trained: one that sleeps is."""
-    return sum(bool(link.active) or link.link_state == "sleep" for link in links_of(gpu))
+    return sum(bool(link.active) or link.link_state == "sleep" for link in nvlinks_of(gpu))
 
 
 def _in_state(gpu: Gpu, state: str) -> list[int]:
-    return [link.link for link in links_of(gpu) if link.link_state == state and 0 <= link.link < 1 << 10]
+    return [link.link for link in nvlinks_of(gpu) if link.link_state == state and 0 <= link.link < 1 << 10]
 
 
 def _state_evidence(gpu: Gpu, state: str) -> Evidence:
@@ -211,12 +206,12 @@ def _all_down(machine: Machine, gpus: tuple[Gpu, ...]) -> Finding:
 
 
 def _inactive(gpu: Gpu) -> Evidence:
-    down = format_kernel_list({link.link for link in links_of(gpu) if not link.active and 0 <= link.link < 1 << 10})
+    down = format_kernel_list({link.link for link in nvlinks_of(gpu) if not link.active and 0 <= link.link < 1 << 10})
     return Evidence(source=f"{STATE}(GPU{gpu.index})", value=f"inactive: {down or 'none'}")
 
 
 def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if links_of(gpu)]
+    gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if nvlinks_of(gpu)]
     if not gpus:
         yield skipped(NO_NVLINK)
         return
@@ -224,7 +219,7 @@ def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
     noted: list[Gpu] = []
     untold: list[Gpu] = []
     for gpu in gpus:
-        links = links_of(gpu)
+        links = nvlinks_of(gpu)
         if all(_recoveries(link) is None and _corrected(link) is None for link in links):
             untold.append(gpu)
         elif bad := [link for link in links if _is_bad(link)]:
@@ -241,10 +236,10 @@ def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield passed(
             "no NVLink retrains",
             place=on_gpus([gpu]),
-            evidence=_counters(gpu, links_of(gpu)),
+            evidence=_counters(gpu, nvlinks_of(gpu)),
             note="only a fast rise matters: DCGM fails a Blackwell link whose effective or symbol errors rise within "
             "a minute"
-            if any(link.counters for link in links_of(gpu))
+            if any(link.counters for link in nvlinks_of(gpu))
             else "the link corrected CRC errors and replays; only a fast rise matters",
         )
 
@@ -286,7 +281,7 @@ def _retrained(gpu: Gpu, recoveries: int) -> Finding:
             command="nvidia-smi nvlink -e",
         ),
         place=on_gpus([gpu]),
-        evidence=_counters(gpu, [link for link in links_of(gpu) if _recoveries(link) or _corrected(link)]),
+        evidence=_counters(gpu, [link for link in nvlinks_of(gpu) if _recoveries(link) or _corrected(link)]),
         cause="a link that loses its signal carries no traffic until it is retrained",
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.checks.nvlink import NO_NVLINK, links_of
+from egmctl.doctor.checks.nvlink import NO_NVLINK
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import by_value, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine
+from egmctl.topology.links import nvlinks_of
 
 FULL = Remedy(
     text="Set the mode to FULL, unless you want to save power.",
@@ -33,7 +34,7 @@ def _bandwidth_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
         Evidence(source="nvmlSystemGetNvlinkBwMode", value=mode or "not read"),
         Evidence(source="/proc/driver/nvidia/params: RmNvlinkBandwidthLinkCount", value=parameter),
     )
-    if not any(links_of(gpu) for gpu in machine.gpus or ()):
+    if not any(nvlinks_of(gpu) for gpu in machine.gpus or ()):
         yield skipped(NO_NVLINK)
         return
     told = tuple(gpu for gpu in usable(machine, scope.gpus_of(machine)) if gpu.nvml and gpu.nvml.nvlink_bandwidth_mode)
