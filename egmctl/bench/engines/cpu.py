@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.buffers import assign
@@ -46,7 +46,7 @@ class Cpu(BenchEngine):
         return Verification.CHECKSUM_EVERY_SAMPLE
 
     def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        return [_timed(worker, task, settings) for task in tasks]
+        return one_by_one(measure, worker, tasks, settings)
 
 
 CPU = Cpu(
@@ -58,13 +58,23 @@ CPU = Cpu(
 )
 
 
-def _timed(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
-    started = time.perf_counter()
-    try:
-        found = measure(worker, task, settings)
-    except DriverCallError as error:
-        found = failure(task, error)
-    return replace(found, wall_s=time.perf_counter() - started)
+def one_by_one(
+    measure: Callable[[WorkerContext, Task, Settings], Measurement],
+    worker: WorkerContext,
+    tasks: Sequence[Task],
+    settings: Settings,
+) -> list[Measurement]:
+    """Measure tasks of CPUs one after the other; a driver call that fails costs its task alone."""
+
+    def timed(task: Task) -> Measurement:
+        started = time.perf_counter()
+        try:
+            found = measure(worker, task, settings)
+        except DriverCallError as error:
+            found = failure(task, error)
+        return replace(found, wall_s=time.perf_counter() - started)
+
+    return [timed(task) for task in tasks]
 
 
 def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:

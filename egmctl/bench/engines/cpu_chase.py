@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from egmctl.bench.buffers import assign
 from egmctl.bench.conclusion import chain_error, of_latency
 from egmctl.bench.engines.base import BenchEngine
 from egmctl.bench.engines.chase import WARM_UP_LOADS
-from egmctl.bench.engines.cpu import misplaced
-from egmctl.bench.outcomes import failure
+from egmctl.bench.engines.cpu import misplaced, one_by_one
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.errors import DriverCallError
 from egmctl.facts.cpus import NoCpus, cpus_of
 from egmctl.gpu.cpu_chase import CpuWalk
 from egmctl.model.measurement import Measurement, Sample, Settings, Task, Verification, waived
@@ -28,21 +25,12 @@ class CpuChase(BenchEngine):
         return Verification.WALK_EVERY_SAMPLE
 
     def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        return [_timed(worker, task, settings) for task in tasks]
+        return one_by_one(measure, worker, tasks, settings)
 
 
 CPU_CHASE = CpuChase(
     caption="pointer chase by a CPU", counted="", needs_kernels=False, writes_source=True, timed_by_host=True
 )
-
-
-def _timed(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
-    started = time.perf_counter()
-    try:
-        found = measure(worker, task, settings)
-    except DriverCallError as error:
-        found = failure(task, error)
-    return replace(found, wall_s=time.perf_counter() - started)
 
 
 def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
