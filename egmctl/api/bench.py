@@ -111,7 +111,7 @@ class Bench:
         Parameters
         ----------
         fit
-            Whether buffers become smaller, where no size was asked for, until they fit.
+            Whether buffers become smaller until they fit, where the user chose no size.
         check
             Whether a plan that does not fit is refused.
 
@@ -202,7 +202,7 @@ class Profiles:
 
     candidates: Sequence[Profile]
     named: bool = False
-    """Whether the one candidate was asked for; else the first that fits the machine is taken."""
+    """Whether the user named the one candidate; else the first that fits the machine is taken."""
 
 
 def load_profiles(name: str | None = None) -> Profiles:
@@ -221,7 +221,7 @@ def load_profiles(name: str | None = None) -> Profiles:
 def judge_run(
     report: RunReport, machine: Machine, profiles: Profiles | None = None, *, strict: bool = False
 ) -> RunReport:
-    """Return the run with its verdict, by the profile that fits the machine or was asked for.
+    """Return the run with its verdict, by the profile that the user named or the first that fits the machine.
 
     Parameters
     ----------

@@ -100,7 +100,7 @@ def measure_job(
     child
         The process of this command's rank, which is ended.
     facts
-        Reads the node and returns it with the GPUs that are asked for.
+        Reads the node and returns it with the GPUs that the user chose.
 
     Returns
     -------

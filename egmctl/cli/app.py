@@ -140,7 +140,7 @@ class _Unexpected(EgmctlError):
 
 
 def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
-    """Tell what went wrong, as a sentence and, where JSON was asked for, as a document."""
+    """Tell what went wrong, as a sentence and, where the user chose JSON, as a document."""
     if os.environ.get("EGMCTL_DEBUG") and sys.stderr is not None:
         import traceback
 

@@ -235,7 +235,7 @@ def _write(outputs: Outputs, asked: Bench, report: RunReport, machine: Machine |
 
 
 def _suites(suite: str | None, *, quick: bool, full: bool, sweep: str | None, cases: bool) -> tuple[str, ...]:
-    """Return the names of the suites that are asked for, none where cases are or the standard one is meant."""
+    """Return the names of the suites that the user chose, none where cases are or the standard one is meant."""
     from egmctl.bench.suites import select_suites
 
     if sum((suite is not None, quick, full)) > 1:

@@ -112,7 +112,7 @@ def doctor(
             purposes=purposes,
             gpus=gpus,
             numa=numa,
-            # What fails on another node is told, whatever was asked for.
+            # What fails on another node is told, whatever the user chose.
             check=(*check, OTHER_NODES) if check and found is not None else check or (),
             skip=skip or (),
             expect=expect,

@@ -98,7 +98,7 @@ class Outputs:
         Raises
         ------
         UsageError
-            If another format is asked for; ``what`` begins the sentence.
+            If the user chose another format; ``what`` begins the sentence.
         """
         for target in self.targets:
             if target.format not in valid:

@@ -59,7 +59,7 @@ CHECKS: tuple[Check, ...] = tuple(_all_checks())
 def select(
     purposes: Iterable[Guard] | None = None, only: Sequence[str] = (), without: Sequence[str] = ()
 ) -> tuple[Check, ...]:
-    """Return the checks that were asked for, in their order.
+    """Return the checks that the user chose, in their order.
 
     Parameters
     ----------

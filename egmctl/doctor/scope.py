@@ -25,7 +25,7 @@ class Scope:
     """GPUs, NUMA nodes and purposes that the findings are about."""
 
     gpus: tuple[str, ...] | None = None
-    """Bus ids that the user named; ``None`` where none were (then all count, and none was asked for)."""
+    """Bus ids that the user named; ``None``: the user named none, and all count."""
     numa: tuple[int, ...] | None = None
     """Ids of CPU NUMA nodes that the user named; ``None`` as above."""
     purposes: tuple[Guard, ...] | None = None
@@ -54,4 +54,4 @@ class Scope:
 
 
 EVERYTHING = Scope()
-"""What is checked where nothing was asked for."""
+"""What is checked where the user named nothing."""

@@ -88,11 +88,11 @@ class NoCounters:
         """Say that NVML lists no GPU."""
         return False
 
-    def traffic(self, _bus_id: str, _wires: Iterable[str]) -> Traffic:
+    def traffic(self, _bus_id: str, _links: Iterable[str]) -> Traffic:
         """Return no counters."""
         return Traffic()
 
-    def new_errors(self, _bus_id: str, _wires: Iterable[str]) -> dict[str, int]:
+    def new_errors(self, _bus_id: str, _links: Iterable[str]) -> dict[str, int]:
         """Return no counters."""
         return {}
 

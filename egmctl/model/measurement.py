@@ -323,7 +323,7 @@ class RunReport:
         return ExitCode.FAILED if failed or any(self._is_fault(one, strict) for one in self.causes) else code
 
     def _is_fault(self, cause: RunCause, strict: bool) -> bool:
-        """Say whether a cause kept something from being measured that was asked for, or by a fault."""
+        """Say whether a failed check, or in a strict run any finding, kept a path from being measured."""
         if not any(self.measurements[number].missed_path for number in cause.explains):
             return False
         return cause.status is Found.FAIL or strict

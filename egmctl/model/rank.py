@@ -19,7 +19,7 @@ class Rank:
     numa_node: int | None = None
     """Where host memory that it makes lies: the nearest node with memory, ``None`` where that is not known."""
     host: Plain | None = None
-    """Its node's name, in a run over several: what such a run is asked for, so documents keep it."""
+    """Its node's name, in a run over several: such a run is about its nodes, so documents keep their names."""
 
 
 def node_names(hosts: Iterable[str | None]) -> dict[str | None, str]:

@@ -44,7 +44,7 @@ class Shortfalls:
     warned: frozenset[int] = frozenset()
     """A little slow, or without EGM where its route is blocked."""
     waived: frozenset[int] = frozenset()
-    """Of which the path that was asked for was not measured."""
+    """Whose planned path was not measured."""
 
     @property
     def slow(self) -> frozenset[int]:
@@ -221,7 +221,7 @@ def _by_doctor(
 
 
 def _waived(report: RunReport, short: Shortfalls, node: RunNode) -> dict[int, Measurement]:
-    """Return what was not measured as it was asked for, with what stopped it."""
+    """Return what was not measured as planned, with what stopped it."""
     if not short.waived:
         return {}
     tried = {gpu for one in report.measurements if one.status is not Status.WAIVED for gpu in _gpus_of(one, node)}
@@ -233,7 +233,7 @@ def _gpus_of(one: Measurement, node: RunNode) -> set[str]:
 
 
 def _as_asked(one: Measurement, node: RunNode, tried: Collection[str]) -> Measurement:
-    """Return a measurement as the one that was asked for, with what stopped that.
+    """Return a measurement as the one that was planned, with what stopped that.
 
     Copies that were staged are a path that was refused; a worker that finds a GPU missing does not say which of a path:
     it is the one of which nothing was measured.

@@ -26,7 +26,7 @@ UNCACHED = Footprint(least_bytes=64 * MIB, l2_times=4)
 
 LOAD_BLOCKS_PEER = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 LOAD_BLOCKS_HOST = (0, 1, 2, 4, 8, 16, 32)
-"""Blocks of 128 threads with 8 KiB under way: from idle to more than the wire carries, on H200 from 64 on over NVLink
+"""Blocks of 128 threads with 8 KiB under way: from idle to more than the link carries, on H200 from 64 on over NVLink
 (366 GB/s) and from 16 on over PCIe (51 GB/s)."""
 
 FOOTPRINTS_LOCAL = (

@@ -237,7 +237,7 @@ class Walker:
 class Nvbandwidth(Walker):
     """nvbandwidth's definition: one multiprocessor after the other walks from the start of a sequential chain.
 
-    Each sample has so many launches that all their loads are at least those asked for, on multiprocessors that lie
+    Each sample has so many launches that all their loads are at least the task's, on multiprocessors that lie
     evenly apart. Events before the first and after the last give the time, which so holds the launches too.
     """
 

@@ -1,4 +1,4 @@
-"""Whether others use a GPU: what is measured beside them is neither the wire's rate nor fair to them. Pure."""
+"""Whether others use a GPU: what is measured beside them is neither the link's rate nor fair to them. Pure."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
     Parameters
     ----------
     nodes
-        The NUMA nodes that were asked for: host memory lies on the nearest of them.
+        The NUMA nodes that the user chose: host memory lies on the nearest of them.
     """
     return [
         Rank(

@@ -32,7 +32,7 @@ def gathered(
 ) -> Evidence:
     """Return what ranks have told (:func:`told`; under a key, if there is one) of the GPUs of a task.
 
-    Whether the bytes took their wire is told on one node only: bus ids of several may be alike.
+    The route is confirmed by link counters on one node only: GPUs of several nodes may have the same bus id.
     """
     parts = [item.data[key] if key else item.data for item in items]
     gpus = [

@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 
 def start_rank(number: int, size: int, target: str = WORKER) -> Child:
-    """Start the process of one rank of ``size``, which initialises CUDA and waits for what it is asked for.
+    """Start the process of one rank of ``size``, which initialises CUDA and waits for the coordinator's requests.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Kind(StrEnum):
     CONTRIBUTE = "contribute"
     """The rank gives something to an exchange, and waits for what the others give."""
     DONE = "done"
-    """The rank is through with what it was asked for."""
+    """The rank has done what the coordinator requested."""
     FAILED = "failed"
     """The rank's process is dead, killed after its time was up, or out of order."""
 

@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 
 class WorkerPool(Protocol):
-    """Processes that do what they are asked for together, and are ended by a ``with`` block."""
+    """Processes that do what the command requests, together, and are ended by a ``with`` block."""
 
     def ask(
         self, request: Message, timeout_s: float, on_event: Callable[[Message], None] | None = None

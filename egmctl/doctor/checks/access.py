@@ -143,8 +143,8 @@ def _by_severity(
 ) -> Finding:
     """Judge GPUs that were taken from this process on purpose: that is a fault only for who needs them.
 
-    It fails where a GPU that was asked for is gone, where none is left at all, or where a NUMA node's EGM memory has no
-    GPU left that could route to it; it warns where such a node has fewer left; else it is a share of a node: a note.
+    It fails where a GPU that the user named is gone, where none is left at all, or where a NUMA node's EGM memory has
+    no GPU left that could route to it; it warns where such a node has fewer left; else it is a share of a node: a note.
     """
     words = sentence.format(node_names(gone))
     more = {"place": on_gpus(gone), "evidence": evidence, "cause": cause, "confidence": confidence}

@@ -77,7 +77,7 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 def _all_local(machine: Machine, scope: Scope, node: int) -> bool:
-    """Say whether the GPUs that were asked for all sit on the node, each with a route of its own."""
+    """Say whether the GPUs that the user named all sit on the node, each with a route of its own."""
     return scope.gpus is not None and all(
         gpu.host_numa_id == node and obstacle(machine, gpu) is None for gpu in scope.gpus_of(machine)
     )

@@ -1,7 +1,7 @@
 // What the multiprocessors move: copying, and reading without writing. (Writing without reading is fill_pattern.)
 //
 // All threads take neighbouring 16-byte vectors at a time, and each has UNROLL of them under way, so that enough bytes
-// are in flight to cover the latency of the wire. Loads and stores are .cg, cached in L2 only: L1 is not kept coherent
+// are in flight to cover the latency of the link. Loads and stores are .cg, cached in L2 only: L1 is not kept coherent
 // with other GPUs, and nothing is used twice.
 //
 // A pass moves `vectors`, whatever the number of threads: what UNROLL does not divide is moved one by one. Pass p works

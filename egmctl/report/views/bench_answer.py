@@ -128,11 +128,11 @@ def _nothing(report: RunReport) -> Verdict:
 
 
 def _missing(report: RunReport) -> list[RunCause]:
-    """Return what makes a run incomplete, what was asked for first.
+    """Return what makes a run incomplete, what the user named first.
 
     It is a GPU that was not measured, paths that a fault kept from being measured, or links that nobody knows.
 
-    That CUDA_VISIBLE_DEVICES hides a GPU was somebody's choice: it counts only where the GPU was asked for.
+    That CUDA_VISIBLE_DEVICES hides a GPU was somebody's choice: it counts only where the user named the GPU.
     """
     found = []
     for cause in report.causes:

@@ -22,13 +22,13 @@ SEE_DOCTOR = "see what it is about with 'egmctl doctor'"
 
 
 def cause_title(cause: RunCause) -> str:
-    """Return what was found, on which node of several, and that its GPUs were asked for."""
+    """Return what was found, on which node of several, and that the user named its GPUs."""
     node = f"{cause.node}: " if cause.node else ""
     return f"{node}{title(cause.finding)}{asked_words(cause)}"
 
 
 def asked_words(cause: RunCause) -> str:
-    """Return how a sentence on a cause goes on where GPUs were asked for; a check that fails then says so itself."""
+    """Return how a sentence on a cause goes on where the user named its GPUs; a failed check says so itself."""
     return f", but --gpus names {cause.asked}" if cause.asked and cause.finding.status is not Found.FAIL else ""
 
 
