@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 from egmctl.driver.cuda import call
 from egmctl.gpu.memory import DeviceMemory
 from egmctl.gpu.program import Kernels
+from egmctl.gpu.results import read_words
 from egmctl.gpu.timing import Stream
 
 COUNTERS = 64
@@ -60,10 +60,7 @@ class Counters:
 
     def wrong_offset(self) -> int | None:
         """Return the offset of the first word that does not hold what all additions make; ``None`` if each does."""
-        self._owner.context.make_current()
-        found = (ctypes.c_uint64 * _WORDS)()
-        self._owner.copy(ctypes.addressof(found), self.address, ctypes.sizeof(found))
-        self._owner.synchronize()
+        found = read_words(self._owner, self.address, _WORDS)
         return next((8 * word for word, value in enumerate(found) if value != self._expected(word)), None)
 
     def _expected(self, word: int) -> int:
@@ -95,11 +92,7 @@ class Adder:
 
     def end(self) -> Additions:
         """Wait for what was queued last, and return what it has measured."""
-        self.stream.context.make_current()
-        words = (ctypes.c_uint64 * _RESULT_WORDS)()
-        self.stream.copy(ctypes.addressof(words), self._results.address, ctypes.sizeof(words))
-        self.stream.synchronize()
-        start, end, wrong, _sm = words
+        start, end, wrong, _sm = read_words(self.stream, self._results.address, _RESULT_WORDS)
         return Additions(end - start, self._adds, wrong)
 
     def close(self) -> None:

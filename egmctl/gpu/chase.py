@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from egmctl.driver.cuda import call
 from egmctl.gpu.memory import DeviceMemory
 from egmctl.gpu.program import Kernels
+from egmctl.gpu.results import read_words
 from egmctl.gpu.timing import Stream
 
 TIMEOUT_NS = 5_000_000_000
@@ -209,11 +210,7 @@ class Reader:
         self.stream.synchronize()
 
     def _read(self, count: int) -> list[int]:
-        self.stream.context.make_current()
-        values = (ctypes.c_uint64 * count)()
-        self.stream.copy(ctypes.addressof(values), self._results.address, ctypes.sizeof(values))
-        self.stream.synchronize()
-        return list(values)
+        return read_words(self.stream, self._results.address, count)
 
 
 @dataclass(frozen=True, slots=True)

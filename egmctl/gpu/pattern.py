@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from egmctl.driver.cuda import call
 from egmctl.gpu.program import Kernels
-from egmctl.gpu.results import Results
+from egmctl.gpu.results import Results, read_words
 from egmctl.gpu.timing import Stream
 
 if TYPE_CHECKING:
@@ -94,15 +94,6 @@ def poison(stream: Stream, region: Region) -> None:
     call("cuMemsetD32Async", region.address, POISON, words, stream.handle)
 
 
-def read_word(stream: Stream, address: int) -> int:
-    """Return an 8-byte word of memory that a GPU reaches; waits for the stream."""
-    word = (ctypes.c_uint64 * 1)()
-    stream.context.make_current()
-    stream.copy(ctypes.addressof(word), address, WORD_BYTES)
-    stream.synchronize()
-    return word[0]
-
-
 class KernelPattern:
     """Makes and checks the pattern on the GPU, all of it."""
 
@@ -127,7 +118,7 @@ class KernelPattern:
             if count == 0:
                 return None
             first = inverse ^ _MASK
-            found = read_word(stream, region.address + first * WORD_BYTES)
+            (found,) = read_words(stream, region.address + first * WORD_BYTES, 1)
             expected = int(pattern_words(region.own_seed, first, 1)[0])
             return Difference(count, region.offset_bytes + first * WORD_BYTES, expected, found)
 

@@ -1,4 +1,4 @@
-"""Small results of kernels: pairs of 8-byte words in each GPU's memory, and where the host sees them."""
+"""Small results of kernels: 8-byte words in GPU memory, and how the host sees them."""
 
 from __future__ import annotations
 
@@ -66,3 +66,12 @@ class Results:
     def close(self) -> None:
         """Free the memory."""
         self._undo.close()
+
+
+def read_words(stream: Stream, address: int, count: int) -> list[int]:
+    """Return 8-byte words of memory that a stream's GPU reaches; waits for the stream."""
+    stream.context.make_current()
+    words = (ctypes.c_uint64 * count)()
+    stream.copy(ctypes.addressof(words), address, ctypes.sizeof(words))
+    stream.synchronize()
+    return list(words)

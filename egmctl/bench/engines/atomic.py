@@ -9,7 +9,8 @@ from egmctl.bench.buffers import Window
 from egmctl.bench.case import End
 from egmctl.bench.engines.transfer import THREADS, Destination, Move, Mover, TransferEngine
 from egmctl.driver.cuda import call
-from egmctl.gpu.pattern import WORD_BYTES, Check, Difference, read_word
+from egmctl.gpu.pattern import WORD_BYTES, Check, Difference
+from egmctl.gpu.results import read_words
 from egmctl.gpu.timing import FlowParts
 from egmctl.model.measurement import Verification
 
@@ -57,7 +58,7 @@ class CountAdditions:
             if count == 0:
                 return None
             first = inverse ^ _MASK
-            found = read_word(stream, address + first * WORD_BYTES)
+            (found,) = read_words(stream, address + first * WORD_BYTES, 1)
             expected = passes // part.slots + (first // words < passes % part.slots)
             return Difference(count, part.offset_bytes + first * WORD_BYTES, expected, found)
 
