@@ -43,6 +43,11 @@ def format_size(size: int) -> str:
     return f"{size} B"
 
 
+def round_up(size_bytes: int, unit_bytes: int) -> int:
+    """Return the least multiple of a unit that holds so many bytes."""
+    return -(-size_bytes // unit_bytes) * unit_bytes
+
+
 def parse_kernel_list(text: str) -> tuple[int, ...]:
     """Read a kernel list such as ``0-3,8`` into ascending numbers; an empty text is an empty list.
 

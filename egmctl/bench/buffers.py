@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from egmctl.bench.case import End
 from egmctl.bench.engines import engine_for
 from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Pattern, Quantity, Task
+from egmctl.units import round_up
 
 ROTATED_BELOW_BYTES = 64 << 20
 """Buffers of smaller sizes hold several neighbouring slots, and each pass moves another one: the L2 caches that the
@@ -50,7 +51,7 @@ def span_bytes(size_bytes: int) -> int:
     """Return how large a buffer is in which passes over ``size_bytes`` rotate: a whole number of slots."""
     if size_bytes >= ROTATED_BELOW_BYTES:
         return size_bytes
-    return -(-ROTATED_OVER_BYTES // size_bytes) * size_bytes
+    return round_up(ROTATED_OVER_BYTES, size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,9 @@ class Peak:
     bytes: int
     host: str | None = None
     """Where there are several."""
+    huge_pages: bool = False
+    """Huge pages of the host: they are reserved for this, so neither the host's free memory nor a node's counts them
+    (``Documentation/admin-guide/mm/hugetlbpage.rst`` of Linux)."""
 
 
 def peaks(
@@ -165,8 +169,9 @@ def peaks(
     *,
     keep: bool = False,
     node_of: Callable[[Endpoint], str | None] = lambda _end: None,
+    huge_page_bytes: int = 1,
 ) -> tuple[Peak, ...]:
-    """Return the most that steps hold at any time, on each GPU, on each NUMA node and on the host as a whole.
+    """Return the most that steps hold at any time, on each GPU, on each NUMA node, on the host and of its huge pages.
 
     Parameters
     ----------
@@ -174,6 +179,8 @@ def peaks(
         Nothing is given back before the end.
     node_of
         The name of the host that an end is on, where there are several.
+    huge_page_bytes
+        A buffer of huge pages takes a whole number of this size.
     """
     lifetimes = Lifetimes(steps)
     # In order: which of several equals is named does not change from run to run.
@@ -185,21 +192,25 @@ def peaks(
         ends: dict[_Place, Endpoint | None] = {}
         for buffer in held:
             host = node_of(buffer.end)
+            if buffer.end.memory is MemoryKind.HUGETLB:
+                now[host, None, None, True] += round_up(buffer.size_bytes, huge_page_bytes)
+                ends[host, None, None, True] = None
+                continue
             # GPU memory that the kernel has as a NUMA node is the GPU's all the same.
-            place = (host, buffer.end.bus_id, None if buffer.end.bus_id else buffer.end.numa_node)
+            place = (host, buffer.end.bus_id, None if buffer.end.bus_id else buffer.end.numa_node, False)
             now[place] += buffer.size_bytes
             ends[place] = buffer.end
             if buffer.end.bus_id is None:
-                now[host, None, None] += buffer.size_bytes
-                ends[host, None, None] = None
+                now[host, None, None, False] += buffer.size_bytes
+                ends[host, None, None, False] = None
         for place, taken in now.items():
             if taken > most.get(place, (None, 0))[1]:
                 most[place] = (ends[place], taken)
         if not keep:
             for buffer in lifetimes.finish(tasks):
                 del held[buffer]
-    return tuple(Peak(end, taken, host) for (host, _, _), (end, taken) in most.items())
+    return tuple(Peak(end, taken, host, huge) for (host, _, _, huge), (end, taken) in most.items())
 
 
-_Place = tuple[str | None, str | None, int | None]
-"""A host, and a GPU or a NUMA node of it."""
+_Place = tuple[str | None, str | None, int | None, bool]
+"""A host, and a GPU or a NUMA node of it, or its huge pages."""

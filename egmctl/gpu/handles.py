@@ -35,9 +35,9 @@ from egmctl.gpu.memory import (
     map_allocation,
     on_gpu,
     on_node,
-    round_up,
 )
 from egmctl.model.task import HandleKind
+from egmctl.units import round_up
 
 HANDLE_BYTES = 64
 """Of CUipcMemHandle, CUmemFabricHandle and CUmemPoolPtrExportData (cuda.h)."""

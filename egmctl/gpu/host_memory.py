@@ -19,8 +19,9 @@ from egmctl.driver.cuda import bindings, call
 from egmctl.gpu import numa
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
-from egmctl.gpu.memory import Granularity, access_from, create_pool, on_gpu, on_node, round_up
+from egmctl.gpu.memory import Granularity, access_from, create_pool, on_gpu, on_node
 from egmctl.gpu.numa import Node
+from egmctl.units import round_up
 
 
 class HostNumaPoolMemory:

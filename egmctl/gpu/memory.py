@@ -17,6 +17,7 @@ from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
+from egmctl.units import round_up
 
 
 class Memory(Protocol):
@@ -270,11 +271,6 @@ SPOILT_LIMIT = 16
 H200, driver 580: when a process has closed another one's pool of host memory, its addresses are still mapped somewhere
 in the driver, which gives them out again and then refuses them: with CUDA_ERROR_ALREADY_MAPPED to cuMemSetAccess, with
 CUDA_ERROR_OUT_OF_MEMORY to an allocation from a pool that can be exported (docs/hardware-notes.md)."""
-
-
-def round_up(size_bytes: int, unit_bytes: int) -> int:
-    """Return the least multiple of a unit that holds so many bytes."""
-    return -(-size_bytes // unit_bytes) * unit_bytes
 
 
 _POOL_UNIT_BYTES = 32 << 20

@@ -39,7 +39,7 @@ class HeldMemory:
     """The most memory that the run would hold at one place."""
 
     place: Plain
-    """``GPU0``, ``NUMA1``, or ``host`` for all nodes together."""
+    """``GPU0``, ``NUMA1``, ``host`` for all nodes together, or its ``huge pages``, which ``host`` does not count."""
     bytes: int
 
 

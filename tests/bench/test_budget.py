@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -9,19 +10,29 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
 from egmctl.bench.fabric_run import Asked, alone, plan_for
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, checked, fitted, memory_of
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import FABRIC, SUITES, select_cases
 from egmctl.errors import UsageError
+from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings
+from egmctl.model.measurement import MemoryKind, Settings
+from egmctl.model.waiver import WaiverKind
 from egmctl.units import GIB, MIB
 from tests.doctor.machines import shipped
 
 USUAL = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
 SIZES = st.integers(0, 40 * GIB // MIB).map(lambda mib: mib * MIB)
+POOLS = st.tuples(st.integers(0, 3 * 512), st.integers(0, 4)).map(
+    lambda free: (pool(2 * MIB, free[0]), pool(GIB, free[1]))
+)
+
+
+def pool(page_size_bytes: int, free: int) -> HugePages:
+    return HugePages(page_size_bytes=page_size_bytes, total=free, free=free)
 
 
 @cache
@@ -31,8 +42,8 @@ def two_gpus() -> Machine:
     return replace(machine, gpus=(machine.gpus or ())[:2])
 
 
-def node(gpu_free: int, node_free: int, available: int) -> Machine:
-    """Return it with so much free on GPU 0, on NUMA node 0 and on the host."""
+def node(gpu_free: int, node_free: int, available: int, huge: tuple[HugePages, ...] = ()) -> Machine:
+    """Return it with so much free on GPU 0, on NUMA node 0 and on the host, and in these pools of huge pages."""
     machine = two_gpus()
     assert machine.gpus is not None
     assert machine.host is not None
@@ -42,7 +53,7 @@ def node(gpu_free: int, node_free: int, available: int) -> Machine:
     nodes = tuple(
         replace(one, memory_free_bytes=node_free if one.id == 0 else 100 * GIB) for one in machine.host.numa_nodes or ()
     )
-    host = replace(machine.host, numa_nodes=nodes, memory_available_bytes=available)
+    host = replace(machine.host, numa_nodes=nodes, memory_available_bytes=available, huge_pages=huge)
     return replace(machine, gpus=(used, machine.gpus[1]), host=host)
 
 
@@ -64,19 +75,78 @@ def chosen(machine: Machine, suite: str) -> Plan:
 @settings(
     max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
-@given(gpu_free=SIZES, node_free=SIZES, available=SIZES)
-@example(gpu_free=140 * GIB, node_free=4915 * MIB, available=100 * GIB)
-@example(gpu_free=0, node_free=0, available=0)
-def test_every_suite_fits(suite: str, gpu_free: int, node_free: int, available: int) -> None:
-    machine = node(gpu_free, node_free, available)
+@given(gpu_free=SIZES, node_free=SIZES, available=SIZES, pools=POOLS)
+@example(gpu_free=140 * GIB, node_free=4915 * MIB, available=100 * GIB, pools=(pool(2 * MIB, 256),))
+@example(gpu_free=0, node_free=0, available=0, pools=())
+def test_every_suite_fits(
+    suite: str, gpu_free: int, node_free: int, available: int, pools: tuple[HugePages, ...]
+) -> None:
+    machine = node(gpu_free, node_free, available, pools)
     plan = chosen(machine, suite)
     check_memory(plan, memory_of(machine))
+    assert huge_pages_last(plan, pools)
     size = plan.settings.size_bytes
     assert LEAST_BYTES <= size <= USUAL.size_bytes
     assert (size < USUAL.size_bytes) == any(note.startswith("buffers of ") for note in plan.notes)
     running = {number for step in plan.steps for number in step.tasks}
     assert running == {number for number, one in enumerate(plan.tasks) if one.waiver is None}
     assert all(one.waiver for number, one in enumerate(plan.tasks) if number not in running)
+
+
+def huge_pages_last(plan: Plan, pools: Sequence[HugePages]) -> bool:
+    """Say whether a run never lacks a huge page, each buffer made of the smallest of which there are enough."""
+    steps = [[plan.tasks[number].task for number in step.tasks] for step in plan.steps]
+    free = {pool.page_size_bytes: pool.free or 0 for pool in pools}
+    taken: dict[Buffer, tuple[int, int]] = {}
+    lifetimes = Lifetimes(steps)
+    for tasks in steps:
+        for buffer in buffers_of(tasks):
+            if buffer.end.memory is not MemoryKind.HUGETLB or buffer in taken:
+                continue
+            wanted = {page: -(-buffer.size_bytes // page) for page in sorted(free)}
+            page = next((page for page, count in wanted.items() if count <= free[page]), None)
+            if page is None:
+                return False
+            free[page] -= wanted[page]
+            taken[buffer] = page, wanted[page]
+        for buffer in lifetimes.finish(tasks):
+            if buffer in taken:
+                page, count = taken.pop(buffer)
+                free[page] += count
+    return True
+
+
+HUGE = ("hugetlb_to_*", "device_to_hugetlb_*")
+
+
+@pytest.mark.parametrize(
+    ("pools", "measured"),
+    [
+        ((), 0),
+        ((pool(2 * MIB, 255),), 0),
+        # A source and a destination of 512 MiB, one after the other but never both.
+        ((pool(2 * MIB, 256),), 4),
+        ((pool(2 * MIB, 512),), 8),
+        ((pool(GIB, 1),), 4),
+        ((pool(GIB, 2),), 8),
+    ],
+)
+def test_of_huge_pages_all_that_are_free_are_taken_and_none_more(pools: tuple[HugePages, ...], measured: int) -> None:
+    # The node and the host have just enough for what is not on huge pages: nothing.
+    machine = node(140 * GIB, 0, 0, pools)
+    memory = memory_of(machine, cgroup_left_bytes=0)
+
+    def planned(size_bytes: int) -> Plan:
+        return make_plan(machine, machine.gpus or (), [0], select_cases(HUGE), replace(USUAL, size_bytes=size_bytes))
+
+    for plan in (fitted(planned(USUAL.size_bytes), memory, planned), checked(planned(USUAL.size_bytes), memory)):
+        assert plan.settings.size_bytes == USUAL.size_bytes
+        assert len(plan.runnable) == measured
+        assert huge_pages_last(plan, pools)
+        gone = [one.waivers[0] for one in plan.tasks if one.waivers]
+        assert {waiver.kind for waiver in gone} <= {WaiverKind.NO_PAGES}
+        assert all("HugePages_Free" in waiver.reason for waiver in gone)
+        assert all(not peak.place or peak.place.bus_id for peak in plan.peaks)
 
 
 def plan_for_size(machine: Machine, size_bytes: int) -> Plan:

@@ -1,19 +1,21 @@
 """How much memory a run may take: at most a share of what is free, so that no host is driven out of memory. Pure.
 
 A size that the user chose is kept, and refused where it does not fit. One that nobody chose gives way (:func:`fitted`).
+Huge pages are reserved for who asks for them: all that are free may be taken, and nothing becomes smaller for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
 from egmctl.bench.plan.schedule import Step
 from egmctl.errors import UsageError
+from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Endpoint, Settings, Task
+from egmctl.model.measurement import Endpoint, MemoryKind, Settings, Task
 from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.units import MIB, format_size
 
@@ -36,6 +38,8 @@ class Memory:
     """Bytes free at a place, ``None`` where nobody knows."""
     node_of: Callable[[Endpoint], str | None] = _one_host
     """The name of the host that an end is on, where there are several."""
+    huge_page_bytes: int = 1
+    """The size of the host's huge pages, 1 where nobody knows."""
 
 
 def memory_of(machine: Machine, cgroup_left_bytes: int | None = None) -> Memory:
@@ -49,11 +53,13 @@ def memory_of(machine: Machine, cgroup_left_bytes: int | None = None) -> Memory:
 
     def free(peak: Peak) -> int | None:
         found = free_bytes(machine, peak)
-        if peak.place is not None or cgroup_left_bytes is None:
+        # The limit of a cgroup's memory does not count huge pages (memory.max, hugetlb.max).
+        if peak.place is not None or peak.huge_pages or cgroup_left_bytes is None:
             return found
         return cgroup_left_bytes if found is None else min(found, cgroup_left_bytes)
 
-    return Memory(free)
+    pool = largest_pool(machine)
+    return Memory(free, huge_page_bytes=1 if pool is None else pool.page_size_bytes)
 
 
 def check_memory(plan: Plan, memory: Memory) -> None:
@@ -74,11 +80,14 @@ def check_memory(plan: Plan, memory: Memory) -> None:
 def checked(plan: Plan, memory: Memory) -> Plan:
     """Return a plan for a size that somebody chose; latencies whose own size has no room beside any other are waived.
 
+    Tasks for whose buffers there are no huge pages beside those of others are waived too.
+
     Raises
     ------
     UsageError
         As :func:`check_memory`.
     """
+    plan = _with_huge_pages(plan, memory)
     plan, _ = _with_room(plan, memory, min(plan.settings.size_bytes, LEAST_BYTES))
     check_memory(plan, memory)
     return plan
@@ -89,7 +98,8 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
 
     Buffers become smaller, down to a quarter of the usual size, for which profiles still hold
     (:data:`egmctl.verdict.learn.SMALLER`). Then latencies and messages whose own size has no room are waived, then
-    buffers become as small as :data:`LEAST_BYTES`, and at last what does not fit even so is waived.
+    buffers become as small as :data:`LEAST_BYTES`, and at last what does not fit even so is waived. So are, in buffers
+    of any size, tasks for which there are no huge pages beside those of others.
 
     Parameters
     ----------
@@ -99,7 +109,7 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
     share = plan.settings.memory_percent
     tight = next(_excesses(_peaks(plan, memory), memory, share), None)
     if tight is None:
-        return plan
+        return _with_huge_pages(plan, memory)
     usual = plan.settings.size_bytes
     waived: dict[int, str] = {}
     size = usual
@@ -114,7 +124,7 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
         plan = replace(plan, notes=(*plan.notes, note))
     while (excess := next(_excesses(_peaks(plan, memory), memory, share), None)) is not None:
         plan = _without(plan, _largest_at(plan, memory, *excess, sized=True))
-    return plan
+    return _with_huge_pages(plan, memory)
 
 
 def too_large(machine: Machine, task: Task, share: int) -> tuple[Waiver, ...]:
@@ -126,7 +136,7 @@ def too_large(machine: Machine, task: Task, share: int) -> tuple[Waiver, ...]:
         Per cent of what is free.
     """
     for peak, free in _excesses(peaks([[task]]), memory_of(machine), share):
-        return (_no_room(f"it {_takes(peak, free, share)}"),)
+        return (Waiver(kind=WaiverKind.NO_ROOM, reason=f"it {_takes(peak, free, share)}"),)
     return ()
 
 
@@ -141,7 +151,7 @@ def has_room(machine: Machine, task: Task, settings: Settings) -> bool:
 
 def _or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:
     host, place = machine.host, peak.place
-    if free is not None or host is None or (place is not None and place.bus_id is not None):
+    if free is not None or host is None or peak.huge_pages or (place is not None and place.bus_id is not None):
         return free
     if place is None:
         return host.memory_total_bytes
@@ -151,6 +161,9 @@ def _or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:
 def free_bytes(machine: Machine, peak: Peak) -> int | None:
     """Return what is free at a place, ``None`` where the facts do not say."""
     host, place = machine.host, peak.place
+    if peak.huge_pages:
+        pool = largest_pool(machine)
+        return None if pool is None else pool_bytes(pool)
     if place is None:
         return host.memory_available_bytes if host else None
     if place.bus_id is None:
@@ -162,6 +175,20 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
     return nvml.memory_total_bytes - nvml.memory_used_bytes
 
 
+def largest_pool(machine: Machine) -> HugePages | None:
+    """Return the pool of huge pages with the most bytes free; ``None`` where nobody knows of any.
+
+    A buffer is made of the smallest pages of which there are enough (:func:`egmctl.facts.pages.huge_page_bytes`), so
+    what fits into this pool alone can be had.
+    """
+    return max((machine.host.huge_pages if machine.host else None) or (), key=pool_bytes, default=None)
+
+
+def pool_bytes(pool: HugePages) -> int:
+    """Return how much is free in a pool of huge pages, 0 where it was not read."""
+    return pool.page_size_bytes * (pool.free or 0)
+
+
 def _peaks(plan: Plan, memory: Memory, size_bytes: int | None = None) -> tuple[Peak, ...]:
     """Return what a plan holds at most at each place, with buffers of another size where one is given."""
 
@@ -171,7 +198,8 @@ def _peaks(plan: Plan, memory: Memory, size_bytes: int | None = None) -> tuple[P
         return replace(planned.task, size_bytes=size_bytes)
 
     steps = [[sized(plan.tasks[number]) for number in step.tasks] for step in plan.steps]
-    return peaks(steps, keep=plan.settings.duration_s is not None, node_of=memory.node_of)
+    keep = plan.settings.duration_s is not None
+    return peaks(steps, keep=keep, node_of=memory.node_of, huge_page_bytes=memory.huge_page_bytes)
 
 
 def _largest(plan: Plan, memory: Memory, most_bytes: int, least_bytes: int) -> int | None:
@@ -230,17 +258,43 @@ def _with_room(plan: Plan, memory: Memory, size_bytes: int) -> tuple[Plan, dict[
     return plan, waived
 
 
-def _without(plan: Plan, gone: Mapping[int, str]) -> Plan:
+def _with_huge_pages(plan: Plan, memory: Memory) -> Plan:
+    """Return a plan whose buffers of huge pages fit into those that are free; its last tasks of such are waived."""
+    wanting = [number for number, one in enumerate(plan.tasks) if one.waiver is None and _on_huge_pages(one.task)]
+    if not wanting:
+        return plan
+    # Only these hold any: this takes no time.
+    others = set(range(len(plan.tasks))).difference(wanting)
+    only = replace(plan, steps=tuple(_remaining(plan.steps, others)))
+    gone: dict[int, str] = {}
+    while (free := _too_few_huge_pages(_peaks(only, memory), memory)) is not None:
+        gone[wanting.pop()] = (
+            f"beside other buffers of huge pages it needs more than the {format_size(free)} that are free "
+            "(HugePages_Free, vm.nr_hugepages)"
+        )
+        only = _without(only, gone)
+    return _without(plan, gone, WaiverKind.NO_PAGES)
+
+
+def _too_few_huge_pages(wanted: Sequence[Peak], memory: Memory) -> int | None:
+    """Return how much is free in huge pages where that is too little, else ``None``."""
+    for peak in wanted:
+        if peak.huge_pages and (free := memory.free(peak)) is not None and peak.bytes > free:
+            return free
+    return None
+
+
+def _on_huge_pages(task: Task) -> bool:
+    return any(end.memory is MemoryKind.HUGETLB for flow in task.flows for end in (flow.source, flow.destination))
+
+
+def _without(plan: Plan, gone: Mapping[int, str], kind: WaiverKind = WaiverKind.NO_ROOM) -> Plan:
     """Return a plan in which some tasks are waived."""
     tasks = tuple(
-        replace(one, waivers=(_no_room(gone[number]),)) if number in gone else one
+        replace(one, waivers=(Waiver(kind=kind, reason=gone[number]),)) if number in gone else one
         for number, one in enumerate(plan.tasks)
     )
     return replace(plan, tasks=tasks, steps=tuple(_remaining(plan.steps, gone)))
-
-
-def _no_room(why: str) -> Waiver:
-    return Waiver(kind=WaiverKind.NO_ROOM, reason=why)
 
 
 def _taken(task: Task, memory: Memory, peak: Peak) -> int:
@@ -250,6 +304,7 @@ def _taken(task: Task, memory: Memory, peak: Peak) -> int:
         buffer.size_bytes
         for buffer in buffers_of([task])
         if memory.node_of(buffer.end) == peak.host
+        and buffer.end.memory is not MemoryKind.HUGETLB
         and (
             buffer.end.bus_id is None
             if place is None
@@ -258,7 +313,7 @@ def _taken(task: Task, memory: Memory, peak: Peak) -> int:
     )
 
 
-def _remaining(steps: Iterable[Step], gone: Mapping[int, str]) -> Iterator[Step]:
+def _remaining(steps: Iterable[Step], gone: Container[int]) -> Iterator[Step]:
     for step in steps:
         left = tuple(number for number in step.tasks if number not in gone)
         if left:
@@ -266,9 +321,9 @@ def _remaining(steps: Iterable[Step], gone: Mapping[int, str]) -> Iterator[Step]
 
 
 def _excesses(wanted: Sequence[Peak], memory: Memory, share: int) -> Iterator[tuple[Peak, int]]:
-    """Yield what takes more than its share of a place, with the bytes free there."""
+    """Yield what takes more than its share of a place, with the bytes free there; huge pages are no such place."""
     for peak in wanted:
-        free = memory.free(peak)
+        free = None if peak.huge_pages else memory.free(peak)
         if free is not None and peak.bytes > free * share // 100:
             yield peak, free
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from egmctl.bench.buffers import Peak, buffers_of
-from egmctl.bench.plan.budget import free_bytes
+from egmctl.bench.plan.budget import free_bytes, pool_bytes
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, MemoryKind, Task
 from egmctl.model.waiver import Waiver, WaiverKind
@@ -34,7 +34,7 @@ def pages_waiver(machine: Machine, task: Task, gpus: Sequence[Gpu]) -> Waiver | 
 def _huge(machine: Machine, size_bytes: int) -> Waiver | None:
     pools = machine.host.huge_pages if machine.host is not None else None
     known = [(pool.page_size_bytes, pool.free) for pool in pools or () if pool.free is not None]
-    if pools is None or any(page * free >= size_bytes for page, free in known):
+    if pools is None or any(pool_bytes(pool) >= size_bytes for pool in pools):
         return None
     told = ", ".join(f"{free} of {format_size(page)}" for page, free in known) or "none"
     reason = f"too few huge pages are free for {format_size(size_bytes)}: {told} (HugePages_Free, vm.nr_hugepages)"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from egmctl.bench.buffers import Peak
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import JobCost, plan_bytes, plan_seconds, steps_seconds
 from egmctl.errors import ExitCode
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Endpoint, Task
+from egmctl.model.measurement import Task
 from egmctl.model.planned import PLAN_SCHEMA, HeldMemory, PlannedMeasurement, PlannedStep, PlanReport
 from egmctl.report.exports.json import dump, envelope
 from egmctl.units import natural
@@ -47,7 +48,7 @@ def plan_report(plan: Plan) -> PlanReport:
         memory=tuple(
             HeldMemory(place=place, bytes=held)
             for place, held in sorted(
-                ((_place(peak.place), peak.bytes) for peak in plan.peaks), key=lambda one: natural(one[0])
+                ((_place(peak), peak.bytes) for peak in plan.peaks), key=lambda one: natural(one[0])
             )
         ),
         notes=plan.notes,
@@ -56,7 +57,8 @@ def plan_report(plan: Plan) -> PlanReport:
     )
 
 
-def _place(end: Endpoint | None) -> str:
+def _place(peak: Peak) -> str:
+    end = peak.place
     if end is None:
-        return "host"
+        return "huge pages" if peak.huge_pages else "host"
     return end.label if end.bus_id is not None else f"NUMA{end.numa_node}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from egmctl.bench.buffers import Peak
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import CaseCost, JobCost, plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan.task import shortened
 from egmctl.bench.suites import SUITES
 from egmctl.model.machine import Machine, OriginKind
-from egmctl.model.measurement import Endpoint, Quantity
+from egmctl.model.measurement import Quantity
 from egmctl.report.document import (
     Align,
     Block,
@@ -71,7 +72,7 @@ def _plan(plan: Plan) -> Iterator[Block]:
     if waived or plan.notes:
         told = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
         yield Section(title="Not measured", body=(Bullets(items=told),))
-    held = {_place(peak.place): peak.bytes for peak in plan.peaks}
+    held = {_place(peak): peak.bytes for peak in plan.peaks}
     if held:
         told = tuple(f"{place}: {format_size(held[place])}" for place in sorted(held, key=natural))
         yield Section(title="Peak memory", body=(Bullets(items=told),))
@@ -81,10 +82,11 @@ def _plan(plan: Plan) -> Iterator[Block]:
     )
 
 
-def _place(end: Endpoint | None) -> str:
+def _place(peak: Peak) -> str:
     """Name a GPU or a NUMA node; between processes the label of an end is that of the buffer's owner."""
+    end = peak.place
     if end is None:
-        return "host, all nodes"
+        return "host, huge pages" if peak.huge_pages else "host, all nodes"
     return end.label if end.bus_id is not None else f"NUMA{end.numa_node}"
 
 
