@@ -70,6 +70,8 @@ class Case:
     """How the process that issues the work opens the memory at the flow's other end, which is another process'."""
     in_process: str | None = None
     """The case that takes the same path within one process."""
+    by_owner: bool = False
+    """The host memory is allocated under each GPU of its NUMA node in turn, and each GPU of the node works on it."""
     staged: bool = False
     """Between two GPUs, without the peer access that they have: the driver copies through host memory."""
     one_path: bool = False

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from egmctl.gpu.counters import GpuCounters, State, Traffic
 from egmctl.model.evidence import GpuEvidence, LinkEvidence, Verdict
 from egmctl.model.route import Egm, LinkKind
-from egmctl.model.task import Quantity, Task
+from egmctl.model.task import Flow, Quantity, Task
 
 PERIOD_S = 0.02
 """Between two looks at the clocks."""
@@ -69,10 +69,15 @@ class Watch:
         self._tasks = tasks
         flows = [flow for task in tasks for flow in task.flows]
         self._gpus = [bus_id for bus_id in gpus_of(tasks) if telemetry.knows(bus_id)]
-        self._counted = [bus_id for bus_id in self._gpus if any(flow.initiator == bus_id for flow in flows)]
         self._expected = {link for flow in flows if (link := flow.route.first_link) is not None}
         # C2C has no counters: there those of the other kinds tell.
-        self._links = {LinkKind.NVLINK, LinkKind.PCIE} if LinkKind.C2C in self._expected else self._expected
+        others_tell = LinkKind.C2C in self._expected or any(map(_of_another_gpu, flows))
+        self._links = {LinkKind.NVLINK, LinkKind.PCIE} if others_tell else self._expected
+        counted = {flow.initiator for flow in flows}
+        if LinkKind.NVLINK in self._links:
+            # What the owner of EGM memory sends to another GPU of its CPU goes over its NVLinks too.
+            counted |= {end.allocated_by for flow in flows for end in (flow.source, flow.destination)}
+        self._counted = [bus_id for bus_id in self._gpus if bus_id in counted]
         self._before: dict[str, Traffic] = {}
         self._counting = threading.Lock()
         self.traffic: dict[str, Traffic] = {}
@@ -179,6 +184,14 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
         # (egmctl.topology.routes). The counters tell.
         nvlink = LinkKind.NVLINK
         return LinkEvidence(link=nvlink, expected_bytes=total, carried_bytes=carried[nvlink], verdict=Verdict.PROVEN)
+    if all(map(_of_another_gpu, task.flows)) and all(
+        (rise := carried[name]) is not None and rise <= _STRAY_AT_MOST * total
+        for name in (LinkKind.NVLINK, LinkKind.PCIE)
+    ):
+        # It does not belong to the GPU under which it was allocated: what is left is the reader's own C2C.
+        return LinkEvidence(
+            link=LinkKind.C2C, expected_bytes=total, carried_bytes=carried[LinkKind.C2C], verdict=Verdict.BY_EXCLUSION
+        )
     if _is_degraded(task):
         # Nobody knows beforehand over which link it goes: the counters tell.
         for name in (LinkKind.NVLINK, LinkKind.PCIE):
@@ -202,6 +215,12 @@ def _is_egm(task: Task) -> bool:
     return all(
         flow.route.egm is Egm.YES and all(hop.link is LinkKind.C2C for hop in flow.route.hops) for flow in task.flows
     )
+
+
+def _of_another_gpu(flow: Flow) -> bool:
+    """Say whether a flow is expected to cross NVLink to another GPU of the CPU, under which its EGM was allocated."""
+    owners = {end.allocated_by for end in (flow.source, flow.destination) if end.allocated_by is not None}
+    return flow.route.egm is Egm.YES and bool(owners - {flow.initiator})
 
 
 def _is_degraded(task: Task) -> bool:
@@ -229,4 +248,6 @@ def gpus_of(tasks: Iterable[Task]) -> dict[str, str]:
         for end in (flow.source, flow.destination):
             if end.bus_id is not None:
                 found[end.bus_id] = end.label
+            if end.allocated_by is not None and end.allocated_by_label is not None:
+                found.setdefault(end.allocated_by, end.allocated_by_label)
     return found

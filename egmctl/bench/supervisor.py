@@ -275,6 +275,8 @@ class _Run:
                     gpus = access.setdefault(end.numa_node, {})
                     # Memory that CPUs work on is allocated through a GPU's context too.
                     gpus[flow.initiator or self._plan.gpus[0].bus_id] = None
+                    if end.allocated_by is not None:
+                        gpus[end.allocated_by] = None
         return tuple(
             NodeAccess(numa_node=node, gpus=tuple(gpus), cpus=self._cpus.get(node, ())) for node, gpus in access.items()
         )

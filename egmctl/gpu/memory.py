@@ -104,7 +104,8 @@ class HostNumaMemory:
     size_bytes
         Rounded up to the minimum granularity for the allocation.
     contexts
-        The GPUs that get access, at least one.
+        The GPUs that get access, at least one. The first one's context is current when the memory is made: it can
+        become the owner of EGM memory (:mod:`egmctl.topology.routes`).
     """
 
     pageable = False

@@ -25,7 +25,7 @@ class GpuEvidence:
     """The highest seen."""
     sent_bytes: Mapping[Plain, int] = field(default_factory=dict)
     """By link (``nvlink``, ``pcie``): what its counter rose by. Of PCIe with protocol, of NVLink without. Counted
-    where the GPU issues the work."""
+    where the GPU issues the work; of EGM memory that was allocated under another GPU, that one's NVLinks too."""
     received_bytes: Mapping[Plain, int] = field(default_factory=dict)
     errors: Mapping[Plain, int] = field(default_factory=dict)
     """By counter: what it rose by; only those that rose."""
@@ -51,8 +51,8 @@ class LinkEvidence:
     """Which link carried the bytes, by the counters of the GPUs."""
 
     link: LinkKind
-    """The one expected at the GPUs that issue the work; NVLink instead of C2C where the counters show that EGM memory
-    of a GPU's own CPU belongs to the CPU's other GPU."""
+    """The one expected at the GPUs that issue the work; of EGM memory of a GPU's own CPU, NVLink instead of C2C where
+    the counters show that it belongs to the CPU's other GPU, and C2C instead of NVLink where they show it does not."""
     expected_bytes: int
     """What the samples moved over it, without retries and checks."""
     carried_bytes: int | None

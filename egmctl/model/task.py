@@ -141,6 +141,10 @@ class Endpoint:
     """In a measurement by several processes, the one that has made the memory (``RunReport.ranks``)."""
     handle: HandleKind | None = None
     """How the process that issues the work has opened it; ``None`` where the memory is its own."""
+    allocated_by: BusId | None = None
+    """The GPU whose context was current when this host memory was allocated, where the case chooses it; ``None``: any
+    GPU's. EGM memory belongs to one GPU (:mod:`egmctl.topology.routes`)."""
+    allocated_by_label: Plain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,6 +124,36 @@ class ClassVerdict:
     source: Plain | None = None
 
 
+class OwnerUnknown(StrEnum):
+    """Why the owner of memory is not known."""
+
+    NOT_EGM = "not-egm"
+    """Only EGM memory belongs to a GPU."""
+    NO_COUNTERS = "no-counters"
+    """No counters show which links carried the bytes."""
+    TOO_FEW = "too-few"
+    """The reads that were measured leave several GPUs."""
+    OWN_LINK_EACH = "own-link-each"
+    """Every GPU read over its own NVLink-C2C, as memory is read that belongs to none."""
+    CONTRADICTORY = "contradictory"
+    """The counters of several reads contradict each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOwner:
+    """To which GPU HOST_NUMA memory belongs that was allocated while one GPU's context was current."""
+
+    numa_node: int
+    allocated_by: BusId
+    allocated_by_label: Plain
+    owner: BusId | None = None
+    """By the counters of the links; ``None``: see ``unknown``."""
+    owner_label: Plain | None = None
+    unknown: OwnerUnknown | None = None
+    measurements: tuple[int, ...]
+    """The reads that tell, by their places in ``RunReport.measurements``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
     """A whole run."""
@@ -139,6 +169,8 @@ class RunVerdict:
     judged: tuple[Judged, ...]
     warnings: tuple[Plain, ...] = ()
     """What no yardstick measures: error counters that rose."""
+    owners: tuple[MemoryOwner, ...] = ()
+    """Of memory that was allocated under each GPU of a NUMA node; nothing is graded by it."""
     strict: bool = False
     """Warnings end the command with 1 too."""
 

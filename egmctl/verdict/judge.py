@@ -38,6 +38,7 @@ from egmctl.verdict.classes import (
     unit_of,
     value_of,
 )
+from egmctl.verdict.owners import owners
 
 
 def judge(
@@ -88,6 +89,7 @@ def judge(
         culprits=tuple(culprits),
         judged=tuple(judged[number] for number in sorted(judged)),
         warnings=warnings,
+        owners=owners(measurements),
         strict=strict,
     )
 

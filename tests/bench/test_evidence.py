@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,25 @@ class TestRoute:
             assert found is not None
             assert (found.link, found.verdict) == (link, verdict)
 
+    @pytest.mark.parametrize(
+        ("received", "link", "verdict"),
+        [
+            ({"nvlink": MOVED, "pcie": 0}, "nvlink", Verdict.PROVEN),
+            ({"nvlink": 0, "pcie": 0}, "c2c", Verdict.BY_EXCLUSION),
+            ({"nvlink": 0, "pcie": MOVED}, "nvlink", Verdict.REFUTED),
+            ({"nvlink": MOVED * 3 // 4, "pcie": 0}, "nvlink", Verdict.REFUTED),
+            ({"pcie": 0}, "nvlink", Verdict.UNKNOWN),
+        ],
+    )
+    def test_egm_allocated_under_the_other_gpu_is_expected_over_nvlink_and_may_be_the_readers_own(
+        self, received: dict[str, int], link: str, verdict: Verdict
+    ) -> None:
+        by_other = replace(NODE, label="NUMA0 (by GPUB)", allocated_by=B, allocated_by_label="GPUB")
+        read = flow(by_other, gpu(A), to_host(nv(18), C2C, egm=Egm.YES))
+        found = route_of(task(read), 3, {A: Traffic({}, received)})
+        assert found is not None
+        assert (found.link, found.verdict) == (link, verdict)
+
     def test_host_memory_counts_at_the_gpu_in_the_direction_of_the_bytes(self) -> None:
         seen = {A: Traffic({"pcie": MOVED}, {"pcie": 5})}
         there = route_of(task(flow(gpu(A), NODE, to_host(PCIE))), 3, seen)
@@ -179,6 +199,21 @@ def test_the_link_counters_keep_clocks_errors_and_other_processes_of_the_gpus_it
     assert known.errors == {"nvlink-replays": 2}
     assert known.other_processes == (4711,)
     assert (unknown.sm_clock_mhz, unknown.sent_bytes, unknown.other_processes) == (None, {}, None)
+
+
+def test_the_gpu_under_which_egm_was_allocated_is_counted_beside_the_one_that_reads_it() -> None:
+    by_other = replace(NODE, label="NUMA0 (by GPU1)", allocated_by=B, allocated_by_label="GPU1")
+
+    class Both(StubTelemetry):
+        def knows(self, _bus_id: str) -> bool:
+            return True
+
+    for route, counted in ((to_host(nv(18), C2C, egm=Egm.YES), {A, B}), (to_host(PCIE), {A})):
+        with LinkCounters(Both({})).watch([task(flow(by_other, gpu(A), route))]) as watch:
+            pass
+        seen = watch.seen([A, B])
+        assert {one.bus_id for one in seen if one.sent_bytes} == counted
+        assert [one.label for one in seen] == ["GPU0", "GPU1"]
 
 
 def test_without_nvml_the_reason_is_told() -> None:

@@ -212,3 +212,40 @@ def test_which_of_several_equals_is_named_is_the_same_in_every_process() -> None
     sources = [buffer.end.label for buffer in buffers_of([step]) if buffer.role is End.SOURCE]
     assert sources == initiators
     assert [peak.place.label for peak in peaks([[step]]) if peak.place] == ["GPU0", "GPU1", "GPU2", "GPU3"]
+
+
+BY_OWNER = "host_numa_by_owner_to_device_memcpy_ce"
+
+
+def test_memory_is_allocated_under_each_gpu_of_its_node_and_read_by_each_of_them() -> None:
+    assert [path for (path,) in paths(BY_OWNER, [1, 2, 5, 6])] == [
+        f"NUMA{node} (by GPU{owner}) -> GPU{reader}"
+        for node, near in ((0, (1, 2)), (1, (5, 6)))
+        for owner in near
+        for reader in near
+    ]
+
+
+@pytest.mark.parametrize(("gpus", "nodes"), [([3], (0, 1)), ([3, 4], (0, 1)), ([4, 5], (0,))])
+def test_where_no_node_has_two_gpus_no_owner_is_asked_for_and_the_plan_says_so(
+    gpus: list[int], nodes: tuple[int, ...]
+) -> None:
+    plan = plan_of(BY_OWNER, gpus, nodes)
+    assert (plan.tasks, plan.notes) == ((), (f"these cases need two GPUs on one NUMA node: {BY_OWNER}",))
+
+
+def test_memory_that_was_allocated_under_different_gpus_is_never_one_buffer() -> None:
+    tasks = [planned.task for planned in plan_of(BY_OWNER, [1, 2]).tasks]
+    sources = {buffer for task in tasks for buffer in buffers_of([task]) if buffer.end.memory is MemoryKind.HOST_NUMA}
+    assert {buffer.end.allocated_by_label for buffer in sources} == {"GPU1", "GPU2"}
+    assert len(sources) == 2
+    # They lie on one NUMA node all the same.
+    on_host = [peak for peak in peaks([tasks], keep=True) if peak.place is not None and peak.place.bus_id is None]
+    assert [peak.bytes for peak in on_host] == [4 * 512 * MIB]
+
+
+def test_a_pcie_card_beside_a_grace_s_gpu_owns_no_egm() -> None:
+    station = shipped("dgx-station-gb300")
+    plan = make_plan(station, station.gpus or (), (0,), select_cases([BY_OWNER]), SETTINGS)
+    assert [gpu.host_numa_id for gpu in station.gpus or ()] == [0, 0]
+    assert plan.tasks == ()

@@ -37,6 +37,19 @@ _NODE_TO_NODE = tuple(
     )
 )
 
+_BY_OWNER = Case(
+    name="host_numa_by_owner_to_device_memcpy_ce",
+    family="egm",
+    source=MemoryKind.HOST_NUMA,
+    destination=MemoryKind.DEVICE,
+    engine=Engine.COPY_ENGINE,
+    pattern=Pattern.PAIR,
+    initiator=End.DESTINATION,
+    description="HOST_NUMA memory (cuMemCreate) allocated under each GPU of a NUMA node to device memory of each of "
+    "these GPUs by the GPU's copy engine: which of them owns it",
+    by_owner=True,
+)
+
 CASES = (
     *_COPIES,
     # One stream is said not to fill NVLink-C2C.
@@ -49,6 +62,7 @@ CASES = (
     *one_sided(*_VMM),
     *bulk(*_VMM),
     *_NODE_TO_NODE,
+    _BY_OWNER,
     *copies(*_POOL),
     *at_once(*_POOL),
     *one_sided(*_POOL),

@@ -329,7 +329,10 @@ def _excesses(wanted: Sequence[Peak], memory: Memory, share: int) -> Iterator[tu
 
 
 def _name(peak: Peak) -> str:
-    return peak.place.label if peak.place else peak.host or "the host"
+    if peak.place is None:
+        return peak.host or "the host"
+    # Under which GPU it was allocated does not matter here: it is memory of the node.
+    return peak.place.label if peak.place.allocated_by is None else f"NUMA{peak.place.numa_node}"
 
 
 def _takes(peak: Peak, free: int, share: int) -> str:

@@ -27,11 +27,13 @@ class Ends(NamedTuple):
     destination: Place
     by: Gpu | None = None
     """The GPU that issues the work, where it is at neither end."""
+    allocated_by: Gpu | None = None
+    """The GPU under which the host memory is allocated, where that is chosen."""
 
     @property
     def back(self) -> Ends:
         """The same the other way."""
-        return Ends(self.destination, self.source, self.by)
+        return self._replace(source=self.destination, destination=self.source)
 
 
 def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
@@ -69,6 +71,12 @@ def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterato
                 for gpu, node in own
                 for flow in (ends(gpu, node), ends(gpu, node).back)[: 2 if case.pattern is Pattern.OWN_NODE_BOTH else 1]
             )
+        return
+    if case.by_owner:
+        for node in nodes:
+            near = [gpu for gpu in gpus if own_node(gpu, nodes) == node]
+            if len(near) > 1:
+                yield from ((ends(gpu, node)._replace(allocated_by=owner),) for owner in near for gpu in near)
         return
     for node in nodes:
         match case.pattern:
@@ -112,10 +120,26 @@ def initiator(case: Case, ends: Ends) -> Gpu | None:
     return gpus[0] if case.initiator is End.SOURCE else gpus[1]
 
 
-def endpoint(memory: MemoryKind, place: Place) -> Endpoint:
-    """Return one end of a flow as results name it."""
+def endpoint(memory: MemoryKind, place: Place, allocated_by: Gpu | None = None) -> Endpoint:
+    """Return one end of a flow as results name it.
+
+    Parameters
+    ----------
+    allocated_by
+        The GPU under which host memory is allocated, where that is chosen.
+    """
     if isinstance(place, Gpu):
         node = numa_node_of(place) if memory is MemoryKind.GPU_NUMA else None
         return Endpoint(memory=memory, label=f"GPU{place.index}", bus_id=place.bus_id, numa_node=node)
-    word = "CPU" if memory is MemoryKind.REGISTERS else "NUMA"
-    return Endpoint(memory=memory, label=f"{word}{place}", numa_node=place)
+    if memory is MemoryKind.REGISTERS:
+        return Endpoint(memory=memory, label=f"CPU{place}", numa_node=place)
+    if allocated_by is None:
+        return Endpoint(memory=memory, label=f"NUMA{place}", numa_node=place)
+    name = f"GPU{allocated_by.index}"
+    return Endpoint(
+        memory=memory,
+        label=f"NUMA{place} (by {name})",
+        numa_node=place,
+        allocated_by=allocated_by.bus_id,
+        allocated_by_label=name,
+    )

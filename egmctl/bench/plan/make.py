@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from egmctl.bench.case import Case, Processes
@@ -25,6 +25,7 @@ from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Settings
 from egmctl.model.memory import MemoryKind
 from egmctl.model.rank import Rank
 from egmctl.model.route import Egm
+from egmctl.topology.routes import owners
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """The facts a plan needs."""
@@ -100,7 +101,7 @@ def make_plan(
     tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
     in_series = {case.name for case in cases if case.footprint is not None and case.footprint.if_room}
     none = [name for name, of_case in made.items() if not of_case and name not in in_series]
-    why_none = "these cases measure none of the pairs" if pairs else "these cases need two GPUs"
+    by_owner = {case.name for case in cases if case.by_owner}
     if pairs and not tasks:
         raise UsageError("--pair: none of the chosen cases measures a single path")
     return Plan(
@@ -113,12 +114,24 @@ def make_plan(
         ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
         steps=isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial)),
         notes=(
-            *((f"{why_none}: {', '.join(none)}",) if none else ()),
+            *_without_tasks(none, by_owner, bool(pairs)),
             *(f"measured anyway: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
             *_unlisted(gpus),
             *_not_native(tasks, gpus),
         ),
     )
+
+
+def _without_tasks(none: Sequence[str], by_owner: Collection[str], pairs: bool) -> Iterator[str]:
+    """Say which cases make no task, and why."""
+    if pairs:
+        reasons = {"these cases measure none of the pairs": list(none)}
+    else:
+        reasons = {
+            "these cases need two GPUs": [name for name in none if name not in by_owner],
+            "these cases need two GPUs on one NUMA node": [name for name in none if name in by_owner],
+        }
+    yield from (f"{why}: {', '.join(names)}" for why, names in reasons.items() if names)
 
 
 def _unlisted(gpus: Sequence[Gpu]) -> Iterator[str]:
@@ -175,7 +188,7 @@ def _chosen(case: Case, tasks: Iterable[PlannedTask], pairs: Sequence[Pair]) -> 
 def _in_one_process(
     case: Case, machine: Machine, gpus: Sequence[Gpu], numa_nodes: Sequence[int]
 ) -> Iterator[Candidate]:
-    for ends_of_flows in tasks_of(case, gpus, numa_nodes):
+    for ends_of_flows in tasks_of(case, _can_own(machine, gpus) if case.by_owner else gpus, numa_nodes):
         made = [
             _flow(case, machine, ends, back=case.pattern in THERE_AND_BACK and number % 2 == 1)
             for number, ends in enumerate(ends_of_flows)
@@ -187,6 +200,13 @@ def _in_one_process(
             gpus=tuple(taking_part.values()),
             cache=next((place for place in ends_of_flows[0] if isinstance(place, Gpu)), None),
         )
+
+
+def _can_own(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Leave out GPUs without NVLink-C2C beside others that have it, as a PCIe card in a DGX Station: none owns EGM."""
+    nodes = {gpu.host_numa_id for gpu in gpus if gpu.host_numa_id is not None}
+    able = [gpu for node in nodes for gpu in owners(machine, node)]
+    return [gpu for gpu in gpus if gpu in able or all(one.host_numa_id != gpu.host_numa_id for one in able)]
 
 
 def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
@@ -233,7 +253,7 @@ def _planned_tasks(
 def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow, Path]:
     memory = (case.destination, case.source) if back else (case.source, case.destination)
     gpu = initiator(case, ends)
-    path = path_between(machine, memory, ends[:2], gpu, staging=_staging(case))
+    path = path_between(machine, memory, ends[:2], gpu, staging=_staging(case), allocated_by=ends.allocated_by)
     if gpu is None:
         label = next(
             f"CPU{place}" for place, kind in zip(ends[:2], memory, strict=True) if kind is MemoryKind.REGISTERS
@@ -241,8 +261,8 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
     else:
         label = f"GPU{gpu.index}"
     flow = Flow(
-        source=endpoint(memory[0], ends[0]),
-        destination=endpoint(memory[1], ends[1]),
+        source=endpoint(memory[0], ends[0], ends.allocated_by),
+        destination=endpoint(memory[1], ends[1], ends.allocated_by),
         initiator=gpu.bus_id if gpu else None,
         initiator_label=label,
         route=path.route,

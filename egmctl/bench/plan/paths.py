@@ -99,8 +99,14 @@ def _staged_path(machine: Machine, source: Gpu, destination: Gpu, missing: str) 
     return Path(route=route, rate_gb_s=_planned(hops) / 2)
 
 
-def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path:
-    """Return the path between a GPU and host memory of a kind on a NUMA node."""
+def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allocated_by: Gpu | None = None) -> Path:
+    """Return the path between a GPU and host memory of a kind on a NUMA node.
+
+    Parameters
+    ----------
+    allocated_by
+        The GPU under which the memory is allocated, where that is chosen: EGM memory is expected to belong to it.
+    """
     own = memory in NUMA_MEMORY
     if gpu.nvml is None and gpu.cuda is not None:
         why = f"NVML does not list GPU{gpu.index}"
@@ -134,6 +140,8 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind) -> Path
         )
     if own:
         hops = found.hops or found.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=found.reason),)
+        if allocated_by is not None and allocated_by.bus_id in found.siblings and found.to_sibling is not None:
+            hops = (found.to_sibling, rates.c2c(allocated_by))
         able, why = _EGM[found.egm], f"the EGM route is blocked: {found.reason}" if degraded else found.reason
     else:
         coherent = c2c(machine, gpu) is C2c.UP
@@ -253,6 +261,7 @@ def path_between(
     initiator: Gpu | None,
     *,
     staging: Staging = Staging.NEVER,
+    allocated_by: Gpu | None = None,
 ) -> Path:
     """Return the path of a flow.
 
@@ -262,6 +271,8 @@ def path_between(
         Of its source and of its destination.
     initiator
         The GPU that issues its work, ``None`` for CPU threads.
+    allocated_by
+        As for :func:`host_path`.
     """
     nodes = [place for place in ends if not isinstance(place, Gpu)]
     if MemoryKind.GPU_NUMA in memory:
@@ -277,7 +288,7 @@ def path_between(
         return cpu_path(host, *nodes)
     if len(nodes) > 1:
         return through_path(machine, initiator, (nodes[0], nodes[1]), memory)
-    return host_path(machine, initiator, nodes[0], host)
+    return host_path(machine, initiator, nodes[0], host, allocated_by=allocated_by)
 
 
 def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> Waiver | None:

@@ -295,7 +295,9 @@ class WorkerContext:
         if not contexts:
             raise self._unusable[access.gpus[0]]
         if end.memory is MemoryKind.HOST_NUMA:
-            return HostNumaMemory(node.id, buffer.size_bytes, contexts)
+            first = [] if end.allocated_by is None else [self.stream(end.allocated_by).context]
+            others = [context for context in contexts if context not in first]
+            return HostNumaMemory(node.id, buffer.size_bytes, [*first, *others])
         if end.memory in POOLS:
             default = end.memory is MemoryKind.HOST_NUMA_DEFAULT_POOL
             return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts, default=default)

@@ -34,6 +34,7 @@ from egmctl.report.views.bench_classes import class_tables, number
 from egmctl.report.views.bench_judged import judged_sections
 from egmctl.report.views.bench_kernel import grave, kernel_line, logged
 from egmctl.report.views.bench_notes import exceptions, how, tally, where_time_went
+from egmctl.report.views.bench_owners import owner_lines, unexpected_owners
 from egmctl.report.views.bench_rates import rates
 from egmctl.report.views.bench_sms import by_sms
 from egmctl.report.views.bench_soak import soak_lines, worst_paths
@@ -102,7 +103,8 @@ def _body(report: RunReport) -> Iterator[Block]:
     yield from _warnings(report)
     staged = tuple(staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
-    notes = [*filter(None, [route_line(report)]), *staged[:_STAGED], *more, *_skipped(report), *report.problems]
+    notes = [*filter(None, [route_line(report)]), *unexpected_owners(report), *staged[:_STAGED], *more]
+    notes += [*_skipped(report), *report.problems]
     if notes:
         yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     yield from _details(report)
@@ -136,6 +138,8 @@ def _details(report: RunReport) -> Iterator[Section]:
         yield Section(title=title, body=blocks, level=Level.VERBOSE)
     if report.verdict is not None:
         yield from judged_sections(report, report.verdict)
+    if owned := tuple(owner_lines(report)):
+        yield Section(title="Owner of EGM memory", body=(Bullets(items=owned),), level=Level.VERBOSE)
     skipped = tuple(
         Entry(
             word=status.upper(), tone=STATUS_TONES.get(status, Tone.BAD), title=f"{shortened(paths, _MANY)}: {reason}"

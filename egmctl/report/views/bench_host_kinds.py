@@ -39,6 +39,7 @@ def side_by_side(measurements: Sequence[Measurement], frame: Frame) -> Iterator[
                     and m.blocks is None
                     and gpu.bus_id is not None
                     and not m.ranks
+                    and host.allocated_by is None
                 )
                 if alike and host.memory in _KINDS and (m.flows[0].source == host) is to_gpu:
                     cells.setdefault(host.memory, {})[host.label, gpu.label] = m

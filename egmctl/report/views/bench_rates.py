@@ -27,7 +27,7 @@ def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, .
 def _plain(m: Measurement) -> bool:
     alone = m.pattern is Pattern.PAIR and len(m.flows) == 1 and m.streams == 1
     own = not m.flows[0].through_gpu and all(
-        end.handle is None for flow in m.flows for end in (flow.source, flow.destination)
+        end.handle is None and end.allocated_by is None for flow in m.flows for end in (flow.source, flow.destination)
     )
     measured = m.quantity is Quantity.BANDWIDTH and m.measured
     direct = not any(flow.route.staged for flow in m.flows)

@@ -1,0 +1,104 @@
+"""Which GPU HOST_NUMA memory belongs to, by the links that carried it: pure.
+
+EGM memory belongs to one GPU: its owner reads it over its own NVLink-C2C, every other GPU over NVLink to the owner
+(:mod:`egmctl.topology.routes`: read in the driver's source, not measured). So a GPU that needed NVLink does not own
+what it read, one that did not may, and one that sent over NVLink what another one read does. NVML counts the bytes of
+NVLink and of PCIe and none of NVLink-C2C: that a GPU used its own is told by exclusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from egmctl.model.evidence import Verdict
+from egmctl.model.measurement import Measurement
+from egmctl.model.route import Egm, LinkKind
+from egmctl.model.verdict import MemoryOwner, OwnerUnknown
+
+_SENT_AT_LEAST, _STRAY_AT_MOST = 0.95, 0.5
+"""The part of what was read that a GPU must have sent over NVLink to be its owner, and that one may send that is not;
+as for links (:mod:`egmctl.bench.evidence`)."""
+
+
+def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
+    """Return the owner of the memory of each NUMA node and GPU under which some was allocated and read."""
+    labels: dict[str, str] = {}
+    reads: dict[tuple[int, str], list[int]] = {}
+    for number, measurement in enumerate(measurements):
+        flow = measurement.flows[0]
+        end = flow.source if flow.source.allocated_by is not None else flow.destination
+        if end.allocated_by is None or end.numa_node is None or flow.initiator is None or not measurement.measured:
+            continue
+        reads.setdefault((end.numa_node, end.allocated_by), []).append(number)
+        labels[flow.initiator] = flow.initiator_label
+        labels[end.allocated_by] = end.allocated_by_label or end.allocated_by
+    found = []
+    for (node, allocated_by), numbers in reads.items():
+        told = _owner([_read(measurements[number], allocated_by) for number in numbers])
+        owner = None if isinstance(told, OwnerUnknown) else told
+        found.append(
+            MemoryOwner(
+                numa_node=node,
+                allocated_by=allocated_by,
+                allocated_by_label=labels[allocated_by],
+                owner=owner,
+                owner_label=None if owner is None else labels[owner],
+                unknown=told if isinstance(told, OwnerUnknown) else None,
+                measurements=tuple(numbers),
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the counters showed of one GPU's read."""
+
+    reader: str
+    allocated_by: str
+    egm: bool
+    link: LinkKind | None
+    """Over which it came; ``None`` where nothing shows that."""
+    sent: bool | None
+    """Whether the GPU under which the memory was allocated sent it over NVLink; ``None`` where nothing shows that."""
+
+
+def _owner(reads: Iterable[_Read]) -> str | OwnerUnknown:
+    of_egm = [read for read in reads if read.egm]
+    if not of_egm:
+        return OwnerUnknown.NOT_EGM
+    told = [read for read in of_egm if read.link is not None]
+    if not told:
+        return OwnerUnknown.NO_COUNTERS
+    own = {read.reader for read in told if read.link is LinkKind.C2C}
+    across = {read.reader for read in told if read.link is LinkKind.NVLINK}
+    if not across:
+        return OwnerUnknown.OWN_LINK_EACH if len(own) > 1 else OwnerUnknown.TOO_FEW
+    sent = {read.allocated_by for read in told if read.sent}
+    not_sent = {read.allocated_by for read in told if read.sent is False}
+    possible = own | sent
+    if len(possible) > 1 or possible & (across | not_sent):
+        return OwnerUnknown.CONTRADICTORY
+    return possible.pop() if possible else OwnerUnknown.TOO_FEW
+
+
+def _read(measurement: Measurement, allocated_by: str) -> _Read:
+    flow = measurement.flows[0]
+    reader = flow.initiator or ""
+    egm = flow.route.egm is Egm.YES
+    evidence = measurement.evidence
+    route = evidence.route if evidence is not None else None
+    if evidence is None or route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
+        return _Read(reader, allocated_by, egm, None, None)
+    sent = None
+    if route.link is LinkKind.NVLINK and reader != allocated_by:
+        gpu = next((gpu for gpu in evidence.gpus if gpu.bus_id == allocated_by), None)
+        sent = _has_sent(None if gpu is None else gpu.sent_bytes.get(LinkKind.NVLINK), route.expected_bytes)
+    return _Read(reader, allocated_by, egm, route.link, sent)
+
+
+def _has_sent(sent_bytes: int | None, expected_bytes: int) -> bool | None:
+    if sent_bytes is None or _STRAY_AT_MOST * expected_bytes < sent_bytes < _SENT_AT_LEAST * expected_bytes:
+        return None
+    return sent_bytes >= _SENT_AT_LEAST * expected_bytes

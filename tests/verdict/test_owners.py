@@ -1,0 +1,178 @@
+"""Which GPU EGM memory belongs to, by counters as Graces with two GPUs would show them: made up, none measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from egmctl.bench.evidence import gpus_of, route
+from egmctl.gpu.counters import Traffic
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.evidence import Evidence, GpuEvidence
+from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.task import Flow
+from egmctl.model.verdict import OwnerUnknown
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
+from egmctl.topology.routes import owners as possible_owners
+from egmctl.verdict.judge import judge
+from egmctl.verdict.owners import owners
+from tests.doctor.machines import shipped
+from tests.report.runs import run
+
+CASE = "host_numa_by_owner_to_device_memcpy_ce"
+GB200 = "gb200-tray"
+
+Owner = Mapping[str, str | None]
+"""Of memory allocated under a GPU, the GPU that it belongs to; ``None``: each GPU reaches it over its own C2C."""
+
+EACH_ITSELF: Owner = {f"GPU{n}": f"GPU{n}" for n in range(4)}
+FIRST_OF_CPU: Owner = {"GPU0": "GPU0", "GPU1": "GPU0", "GPU2": "GPU2", "GPU3": "GPU2"}
+
+
+def bus_id(label: str) -> str:
+    return (shipped(GB200).gpus or ())[int(label[3:])].bus_id
+
+
+def counted(measurement: Measurement, owner: Owner, at: tuple[str, ...]) -> Measurement:
+    """Return a read with the counters of the GPUs ``at``, as they stand if memory belongs to whom ``owner`` says."""
+    flow = measurement.flows[0]
+    moved = len(measurement.samples) * measurement.copies * measurement.size_bytes
+    rises = {bus_id(label): Traffic({"nvlink": 0, "pcie": 0}, {"nvlink": 0, "pcie": 0}) for label in at}
+    whose = owner[flow.source.allocated_by_label or ""]
+    if whose is not None and whose != flow.initiator_label:
+        for label, traffic in (
+            (flow.initiator_label, Traffic({"nvlink": 0, "pcie": 0}, {"nvlink": moved, "pcie": 0})),
+            (whose, Traffic({"nvlink": moved, "pcie": 0}, {"nvlink": 0, "pcie": 0})),
+        ):
+            if label in at:
+                rises[bus_id(label)] = traffic
+    gpus = tuple(
+        GpuEvidence(bus_id=one, label=label, sent_bytes=rises[one].sent_bytes, received_bytes=rises[one].received_bytes)
+        for one, label in gpus_of([measurement]).items()
+        if one in rises
+    )
+    found = Evidence(gpus=gpus, route=route(measurement, len(measurement.samples), rises))
+    return replace(measurement, evidence=found)
+
+
+def read(owner: Owner = EACH_ITSELF, at: tuple[str, ...] = tuple(EACH_ITSELF), gpus: int = 4) -> RunReport:
+    made = run(GB200, cases=(CASE,), gpus=gpus)
+    seen = tuple(counted(measurement, owner, at) for measurement in made.measurements)
+    made = replace(made, measurements=seen)
+    return replace(made, verdict=judge(made, None))
+
+
+def told(report: RunReport) -> dict[str, str | OwnerUnknown | None]:
+    return {one.allocated_by_label: one.owner_label or one.unknown for one in owners(report.measurements)}
+
+
+@pytest.mark.parametrize("owner", [EACH_ITSELF, FIRST_OF_CPU], ids=["current context", "first GPU of the CPU"])
+def test_the_gpu_that_needs_no_nvlink_and_sends_to_the_other_is_the_owner(owner: Owner) -> None:
+    assert told(read(owner)) == owner
+
+
+def test_each_gpu_of_a_cpu_is_asked_and_none_of_the_other_cpu() -> None:
+    machine = shipped(GB200)
+    asked = {(one.numa_node, one.allocated_by) for one in owners(read().measurements)}
+    assert asked == {(node, gpu.bus_id) for node in (0, 1) for gpu in possible_owners(machine, node)}
+    assert len(read().measurements) == 2 * 2 * 2
+
+
+def test_each_conclusion_names_the_reads_that_it_is_made_of() -> None:
+    report = read()
+    for one in owners(report.measurements):
+        flows = [report.measurements[number].flows[0] for number in one.measurements]
+        assert {flow.source.allocated_by for flow in flows} == {one.allocated_by}
+        assert len({flow.initiator for flow in flows}) == 2
+
+
+def test_memory_that_each_gpu_reaches_over_its_own_c2c_belongs_to_none() -> None:
+    assert told(read(dict.fromkeys(EACH_ITSELF))) == dict.fromkeys(EACH_ITSELF, OwnerUnknown.OWN_LINK_EACH)
+
+
+def test_without_counters_the_owner_is_unknown() -> None:
+    assert told(read(at=())) == dict.fromkeys(EACH_ITSELF, OwnerUnknown.NO_COUNTERS)
+
+
+def test_one_gpu_that_has_counters_can_prove_that_the_other_is_the_owner_only_with_the_others_read() -> None:
+    # GPU1 received GPU0's memory over NVLink; of GPU0 nothing is known.
+    found = told(read(at=("GPU1",)))
+    assert (found["GPU0"], found["GPU1"]) == (OwnerUnknown.TOO_FEW, OwnerUnknown.TOO_FEW)
+    # What GPU0 has sent says it, even where its own read was not measured.
+    report = read()
+    without = [m for m in report.measurements if m.flows[0].initiator_label == "GPU1"]
+    assert {one.allocated_by_label: one.owner_label for one in owners(without)} == {"GPU0": "GPU0", "GPU1": None}
+
+
+def test_counters_that_contradict_each_other_prove_nothing() -> None:
+    report = read()
+    crossed = next(m for m in report.measurements if m.flows[0].initiator_label != m.flows[0].source.allocated_by_label)
+    assert crossed.evidence is not None
+    silent = tuple(replace(gpu, sent_bytes={"nvlink": 0}) for gpu in crossed.evidence.gpus)
+    changed = replace(crossed, evidence=replace(crossed.evidence, gpus=silent))
+    seen = [changed if m is crossed else m for m in report.measurements]
+    assert {one.unknown for one in owners(seen)} == {None, OwnerUnknown.CONTRADICTORY}
+
+
+def test_memory_that_is_no_egm_belongs_to_no_gpu() -> None:
+    made = run("hgx-h200x4", cases=(CASE,))
+    assert {one.unknown for one in owners(made.measurements)} == {OwnerUnknown.NOT_EGM}
+
+
+def test_what_was_not_measured_concludes_nothing() -> None:
+    report = read()
+    waived = [replace(m, status=Status.WAIVED, reason="no", bandwidth_gb_s=None) for m in report.measurements]
+    assert owners(waived) == ()
+
+
+def test_a_case_without_a_choice_of_gpu_has_no_owners() -> None:
+    assert owners(run(GB200, cases=("host_numa_to_device_memcpy_ce",)).measurements) == ()
+
+
+# --- what is shown and kept -------------------------------------------------------------------------------------------
+
+
+def text(report: RunReport, verbose: int = 0) -> str:
+    return " ".join(str(render(report, Format.TEXT, verbose=verbose)).split())
+
+
+def test_the_owners_are_told_with_v_and_first_only_where_they_are_unexpected() -> None:
+    expected, other = read(), read(FIRST_OF_CPU)
+    line = "NUMA0: memory allocated under GPU0 belongs to GPU0, under GPU1 to GPU1, by the link counters"
+    assert line in text(expected, verbose=1)
+    assert "EGM memory of NUMA" not in text(expected)
+    first = text(other)
+    assert "EGM memory of NUMA0 allocated under GPU1 belongs to GPU0, by the link counters" in first
+    assert "allocated under GPU0 belongs" not in first
+
+
+def test_an_unknown_owner_says_why() -> None:
+    made = run("hgx-h200x4", cases=(CASE,))
+    shown = text(replace(made, verdict=judge(made, None)), verbose=1)
+    assert "NUMA0: memory allocated under GPU0, GPU1, GPU2 and GPU3: owner unknown: not EGM (no NVLink-C2C)" in shown
+    assert "no counters show which link carried the bytes" in text(read(at=()), verbose=1)
+
+
+def test_an_owner_changes_no_grade_and_no_exit_code() -> None:
+    verdicts = [read(owner).verdict for owner in (EACH_ITSELF, FIRST_OF_CPU)]
+    assert len({(verdict.grade, verdict.warnings) for verdict in verdicts if verdict is not None}) == 1
+
+
+def test_owners_are_in_the_document_and_an_older_one_has_none() -> None:
+    report = read()
+    document = to_json(report)
+    assert from_json(RunReport, document) == report
+    older = to_json(report)
+    del older["verdict"]["owners"]
+    for measurement in older["measurements"]:
+        for flow in measurement["flows"]:
+            for end in (flow["source"], flow["destination"]):
+                del end["allocated_by"], end["allocated_by_label"]
+    loaded = from_json(RunReport, older)
+    assert loaded.verdict is not None
+    assert loaded.verdict.owners == ()
+    ends: list[Flow] = [m.flows[0] for m in loaded.measurements]
+    assert {flow.source.allocated_by for flow in ends} == {None}
