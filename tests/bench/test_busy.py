@@ -40,7 +40,7 @@ def test_paths_of_a_gpu_with_a_process_are_waived_with_its_pid_and_the_others_ru
     busy = with_nvml(1, processes=(GpuProcess(pid=4711, name="python3", used_memory_bytes=None),))
     plan = plan_of(busy)
     waived = {planned.waiver for planned in plan.tasks if planned.waiver}
-    assert waived == {"GPU1 is in use by process 4711; --allow-busy measures it anyway"}
+    assert waived == {"GPU1 is in use by process 4711; 'egmctl bench --allow-busy' measures it anyway"}
     assert {flow.initiator_label for task in plan.runnable for flow in task.flows} == {"GPU0"}
     assert all("numa" in task.case for task in plan.runnable)
 

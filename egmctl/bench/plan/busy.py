@@ -48,7 +48,9 @@ def busy_waiver(gpu: Gpu) -> Waiver | None:
     use = in_use(gpu)
     if use is None:
         return None
-    return Waiver(kind=WaiverKind.GPU_BUSY, reason=f"{use}; --allow-busy measures it anyway", gpus=(gpu.bus_id,))
+    return Waiver(
+        kind=WaiverKind.GPU_BUSY, reason=f"{use}; 'egmctl bench --allow-busy' measures it anyway", gpus=(gpu.bus_id,)
+    )
 
 
 def listed(pids: tuple[int, ...]) -> str:
