@@ -16,6 +16,11 @@ def counted(names: Iterable[str]) -> str:
     return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
 
 
+def gpu_name(name: str | None, number: int = 1) -> str:
+    """Return the product name of a GPU, or of several alike: ``NVIDIA H200``, ``GPU of unknown name``."""
+    return name or f"{'GPU' if number == 1 else 'GPUs'} of unknown name"
+
+
 def listed(items: Sequence[str], word: str = "and") -> str:
     """Return one thing or several in a sentence: ``GPU0``, ``GPU0, GPU1 and GPU2``."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {word} {items[-1]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egmctl.wording import counted, listed, several, shortened
+from egmctl.wording import counted, gpu_name, listed, several, shortened
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 paths"), (1, "1 path"), (2, "2 paths")])
@@ -15,6 +15,14 @@ def test_a_number_of_things(number: int, words: str) -> None:
 def test_how_often_each_name_occurs_in_the_order_of_their_first() -> None:
     assert counted(["H200", "A2", "H200"]) == "2 x H200, 1 x A2"
     assert counted([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "words"),
+    [("NVIDIA H200", 4, "NVIDIA H200"), (None, 1, "GPU of unknown name"), ("", 4, "GPUs of unknown name")],
+)
+def test_gpus_by_their_product_name(name: str | None, number: int, words: str) -> None:
+    assert gpu_name(name, number) == words
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from egmctl.report.views.causes import asked_words
 from egmctl.saved import Saved
 from egmctl.topology.missing import missing
 from egmctl.topology.platform import platform
-from egmctl.wording import counted
+from egmctl.wording import counted, gpu_name
 
 _STATUSES = {Grade.FAIL: "fail", Grade.WARN: "warn"}
 
@@ -156,4 +156,4 @@ def _bringup_lines(found: Bringup) -> tuple[GroupLine, ...]:
 
 
 def _counted(names: Iterable[str | None]) -> str:
-    return counted(name or "GPU of unknown name" for name in names) or "none"
+    return counted(map(gpu_name, names)) or "none"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine
 from egmctl.topology.health import egm
+from egmctl.wording import gpu_name
 
 
 class PlatformKind(StrEnum):
@@ -77,7 +78,7 @@ def _clique(gpus: Sequence[Gpu]) -> int | None:
 
 def _what(machine: Machine, gpus: Sequence[Gpu]) -> str:
     """Name the GPUs and the CPUs' architecture: ``4 NVIDIA GB200 on aarch64``."""
-    names = Counter(gpu.name or "unnamed" for gpu in gpus)
-    parts = " and ".join(f"{count} {name}" for name, count in names.items())
+    names = Counter(gpu.name for gpu in gpus)
+    parts = " and ".join(f"{count} {gpu_name(name, count)}" for name, count in names.items())
     architecture = machine.host.architecture if machine.host else None
     return f"{parts} on {architecture}" if architecture else parts

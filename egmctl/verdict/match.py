@@ -15,7 +15,7 @@ from egmctl.model.route import LinkClass
 from egmctl.topology.health import C2c, c2c
 from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import platform
-from egmctl.wording import counted
+from egmctl.wording import counted, gpu_name
 
 
 def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | None, str]:
@@ -107,7 +107,7 @@ def _point(what: str, fits: bool, found: str, expected: str) -> MatchPoint:
 
 def gpu_kind(gpu: Gpu) -> str:
     """Return what a GPU is, in words: its name and its PCI id."""
-    return f"{gpu.name or 'GPU of unknown name'} ({pci_id(gpu) or 'PCI id unknown'})"
+    return f"{gpu_name(gpu.name)} ({pci_id(gpu) or 'PCI id unknown'})"
 
 
 def pci_id(gpu: Gpu) -> str | None:

@@ -11,7 +11,7 @@ from egmctl.model.measurement import Endpoint, Flow, Measurement, RunReport, Sta
 from egmctl.model.verdict import Grade
 from egmctl.report.exports.prometheus import Sample, gauge
 from egmctl.units import GB
-from egmctl.wording import counted
+from egmctl.wording import counted, gpu_name
 
 GRADES = {Grade.PASS: 0, Grade.WARN: 1, Grade.FAIL: 2, Grade.NO_REFERENCE: 3}
 """As in ``egmctl_doctor_check``: 3 is what is unknown."""
@@ -139,7 +139,7 @@ def _began(report: RunReport) -> Iterator[Sample]:
 
 def _info(report: RunReport) -> dict[str, object]:
     return {
-        "gpus": counted(gpu.name or "unknown" for gpu in report.gpus),
+        "gpus": counted(gpu_name(gpu.name) for gpu in report.gpus),
         "driver": report.driver_version or "",
         "version": __version__,
     }

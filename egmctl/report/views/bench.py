@@ -46,7 +46,7 @@ from egmctl.report.views.node_scene import node_scene
 from egmctl.report.views.topo import gpu_matrix
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.classes import unit_of
-from egmctl.wording import counted, several, shortened
+from egmctl.wording import counted, gpu_name, several, shortened
 
 _NODES_DRAWN = 4
 _MANY = 8
@@ -66,7 +66,7 @@ _STATUS_TONES = {Found.FAIL: Tone.BAD, Found.WARN: Tone.WARN}
 
 def bench_document(report: RunReport) -> Document:
     """Return what there is to say of a run first."""
-    subject = counted(gpu.name or "GPU of unknown name" for gpu in report.gpus)
+    subject = counted(gpu_name(gpu.name) for gpu in report.gpus)
     version = report.cuda_driver_version
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
     driver = report.driver_version or "unknown"

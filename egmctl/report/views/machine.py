@@ -10,7 +10,7 @@ from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report.document import Block, Column, KeyValues, Level, Section, Table
 from egmctl.units import format_kernel_list, format_size, printable
-from egmctl.wording import counted
+from egmctl.wording import counted, gpu_name
 
 
 def banners(origin: Origin) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def numa_rows(machine: Machine) -> tuple[tuple[str, str], ...]:
 
 
 def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
-    yield "GPUs", counted(gpu.name or "unnamed" for gpu in machine.gpus or ())
+    yield "GPUs", counted(gpu_name(gpu.name) for gpu in machine.gpus or ())
     driver, host = machine.driver, machine.host
     if driver is not None:
         flavour = f" ({driver.module_flavour})" if driver.module_flavour else ""
@@ -107,7 +107,7 @@ def _gpus(machine: Machine) -> Table:
         rows.append(
             (
                 f"GPU{gpu.index}",
-                gpu.name or "unnamed",
+                gpu_name(gpu.name),
                 gpu.bus_id,
                 format_size(memory) if memory else "-",
                 f"{speed:g} GT/s x{width}" if speed and width else "-",

@@ -19,6 +19,7 @@ from egmctl.topology.rates import nvlink
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import format_size
+from egmctl.wording import gpu_name
 
 Rates = Mapping[tuple[str, str], float]
 """Measured GB/s by the labels of source and destination: ``("NUMA0", "GPU1")``, ``("GPU0", "GPU1")``."""
@@ -178,7 +179,7 @@ class _Drawing:
         if memory:
             size = format_size(memory)
             yield Label(text=size, x=x + _COLUMN - 12, y=y + 21, look=Look.DIM, anchor=Anchor.END)
-        yield Label(text=_cut((gpu.name or "unnamed").removeprefix("NVIDIA "), _COLUMN - 20), x=x + 12, y=y + 39)
+        yield Label(text=_cut(gpu_name(gpu.name).removeprefix("NVIDIA "), _COLUMN - 20), x=x + 12, y=y + 39)
         told, style = (f"blocked: {stopped.block.value}", Look.BAD) if stopped else (short, Look.WARN)
         if not told:
             told, style = gpu.bus_id, Look.MONO

@@ -10,6 +10,7 @@ from egmctl.report.document import Block, Details, KeyValues, Level, Paragraph, 
 from egmctl.report.views.machine import numa_rows
 from egmctl.topology.topology import Topology
 from egmctl.units import format_kernel_list, printable
+from egmctl.wording import gpu_name
 
 _FEW = 8
 """Names of unread values that are listed without asking for all."""
@@ -28,7 +29,7 @@ def _devices(topology: Topology) -> Iterator[Details]:
         yield _part("NUMA nodes", nodes)
     for label, gpu in topology.gpus.items():
         rows = (*_gpu(gpu), *_atomics(topology, gpu), *_routes(topology, gpu), *_unread(gpu, Level.VERBOSE))
-        yield _part(f"{label}  {gpu.name or 'unnamed'}", rows, tuple(_unread(gpu, Level.ALL)))
+        yield _part(f"{label}  {gpu_name(gpu.name)}", rows, tuple(_unread(gpu, Level.ALL)))
     if topology.nics:
         yield _part("NICs", tuple((label, _nic(nic)) for label, nic in topology.nics.items()))
     origin = topology.machine.origin
