@@ -69,7 +69,8 @@ class Watch:
         self._tasks = tasks
         flows = [flow for task in tasks for flow in task.flows]
         self._gpus = [bus_id for bus_id in gpus_of(tasks) if telemetry.knows(bus_id)]
-        self._expected = {link for flow in flows if (link := flow.route.first_link) is not None}
+        links = (link for flow in flows for link in (flow.route.first_link, _telling_link(flow)))
+        self._expected = {link for link in links if link is not None}
         # C2C has no counters: there those of the other kinds tell.
         others_tell = LinkKind.C2C in self._expected or any(map(_of_another_gpu, flows))
         self._links = {LinkKind.NVLINK, LinkKind.PCIE} if others_tell else self._expected
@@ -165,14 +166,14 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
         For each GPU that has counters, what these rose by.
     """
     size_bytes = samples * task.copies * task.size_bytes
-    links = {link for flow in task.flows if (link := flow.route.first_link) is not None}
+    links = {link for flow in task.flows if (link := _telling_link(flow)) is not None}
     if task.quantity is not Quantity.BANDWIDTH or len(links) != 1:
         return None
     (link,) = links
     expected: dict[tuple[str, bool], int] = defaultdict(int)
     for flow in task.flows:
         if flow.initiator is not None:
-            expected[flow.initiator, flow.sent] += size_bytes
+            expected[flow.initiator, _leaves(flow)] += size_bytes
     total = sum(expected.values())
     if total < TELLING_BYTES:
         return None
@@ -208,6 +209,25 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     else:
         verdict = Verdict.UNKNOWN
     return LinkEvidence(link=link, expected_bytes=total, carried_bytes=own, verdict=verdict)
+
+
+def _telling_link(flow: Flow) -> LinkKind | None:
+    """Return the link whose counters tell: the first, or NVLink where a GPU carries bytes between host memory over it.
+
+    C2C, which is at its other side, has no counters.
+    """
+    return LinkKind.NVLINK if flow.through_gpu and _nvlink_at(flow) is not None else flow.route.first_link
+
+
+def _leaves(flow: Flow) -> bool:
+    """Say whether the bytes leave the GPU over the link that tells: through a GPU they come in over the first."""
+    at = _nvlink_at(flow) if flow.through_gpu else None
+    return flow.sent if at is None else at > 0
+
+
+def _nvlink_at(flow: Flow) -> int | None:
+    """Return which of a flow's hops is the first NVLink; ``None`` where none is."""
+    return next((number for number, hop in enumerate(flow.route.hops) if hop.link is LinkKind.NVLINK), None)
 
 
 def _is_egm(task: Task) -> bool:

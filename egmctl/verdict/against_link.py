@@ -23,9 +23,11 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
         return _none(value, "a link's rate does not bound a latency")
     if measurement.pattern not in _ONE_WAY:
         return _none(value, "its flows do not share one link in one direction")
+    route = measurement.flows[0].route
+    if measurement.flows[0].through_gpu and route.across_nodes:
+        return _none(value, "its bytes go through a GPU from link to link: what that reaches is not known")
     if measurement.flows[0].through_gpu:
         return _none(value, "its bytes cross the GPU's link in both directions")
-    route = measurement.flows[0].route
     if any(flow.route.staged for flow in measurement.flows):
         return _none(value, "staged through host memory: what that reaches of its links is not known")
     link = route.first_link

@@ -66,6 +66,24 @@ class TestRoute:
         assert (found.link, found.verdict) == ("nvlink", Verdict.PROVEN)
         assert (found.expected_bytes, found.carried_bytes) == (MOVED, MOVED)
 
+    @pytest.mark.parametrize(
+        ("hops", "seen"),
+        [
+            ((C2C, nv(18), C2C), Traffic({"nvlink": MOVED, "pcie": 0}, {"nvlink": 0, "pcie": 0})),
+            ((nv(18), C2C, C2C), Traffic({"nvlink": 0}, {"nvlink": MOVED})),
+        ],
+        ids=["to another node", "from another node"],
+    )
+    def test_from_egm_to_egm_the_nvlinks_between_tell(self, hops: tuple[Hop, ...], seen: Traffic) -> None:
+        one, other = NODE, replace(NODE, label="NUMA1", numa_node=1)
+        through = flow(one, other, to_host(*hops, egm=Egm.YES))
+        found = route_of(task(through), 3, {A: seen})
+        assert found is not None
+        assert (found.link, found.verdict, found.carried_bytes) == ("nvlink", Verdict.PROVEN, MOVED)
+        still = route_of(task(through), 3, {A: Traffic({"nvlink": 0, "pcie": 0}, {"nvlink": 0, "pcie": 0})})
+        assert still is not None
+        assert still.verdict is Verdict.REFUTED
+
     def test_a_gpu_that_only_reads_receives_and_one_that_only_writes_sends(self) -> None:
         registers = Endpoint(memory=MemoryKind.REGISTERS, label="GPU0", bus_id=A)
         seen = {A: Traffic({"nvlink": 0}, {"nvlink": MOVED})}

@@ -16,9 +16,11 @@ from egmctl.bench.registry import FABRIC_CASES
 from egmctl.errors import NothingToDo
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import HandleKind, Settings, Status, Task, finish
+from egmctl.model.memory import MemoryKind
 from egmctl.model.route import Egm
 from egmctl.model.waiver import WaiverKind
 from egmctl.report.route_words import route_words
+from egmctl.verdict.against_link import against_link
 from egmctl.verdict.explain import with_causes
 from tests.bench.reports import report
 from tests.doctor.machines import patched
@@ -62,6 +64,80 @@ def test_over_pcie_each_gpu_s_own_link_is_measured_once() -> None:
     assert Counter(task.flows[0].initiator_rank for task in found) == Counter(range(4))
 
 
+TO_HOST = {way: f"fabric_host_numa_to_host_numa_{way}_sm" for way in ("write", "read")}
+
+
+class TestEgmToEgm:
+    """From the rank's own NUMA node to another's, and back: through the GPU of the rank that issues the work."""
+
+    @pytest.mark.parametrize("way", TO_HOST)
+    def test_every_ordered_pair_of_ranks_once_and_the_other_s_end_by_fabric_handle(self, way: str) -> None:
+        found = tasks(layout("gb200-nvl72", 8), TO_HOST[way])
+        assert Counter(map(ends, found)) == Counter(permutations(range(8), 2))
+        for task in found:
+            (flow,) = task.flows
+            own, other = (flow.source, flow.destination)[:: 1 if way == "write" else -1]
+            assert flow.initiator_rank == own.rank
+            assert (own.handle, other.handle) == (None, HandleKind.FABRIC)
+            assert {own.memory, other.memory} == {MemoryKind.HOST_NUMA}
+
+    @pytest.mark.parametrize(
+        ("way", "links"), [("write", "C2C>NV18>C2C across nodes"), ("read", "NV18>C2C>C2C across nodes")]
+    )
+    def test_across_nodes_the_bytes_take_c2c_of_both_and_the_nvlinks_between(self, way: str, links: str) -> None:
+        wanted = (2, 5) if way == "write" else (5, 2)
+        (task,) = [one for one in tasks(layout("gb200-nvl72", 8), TO_HOST[way]) if ends(one) == wanted]
+        (flow,) = task.flows
+        assert (flow.route.symbol, flow.route.egm, flow.route.memory) == (links, Egm.YES, MemoryKind.HOST_NUMA)
+        path = ["node1:GPU2:NUMA1", "node2:GPU1:NUMA0"][:: 1 if way == "write" else -1]
+        assert task.path == f"{' -> '.join(path)} by node1:GPU2"
+
+    def test_within_a_node_the_same_links_as_in_one_process(self) -> None:
+        routes = {ends(task): task.flows[0].route for task in tasks(layout("gb200-nvl72", 4), TO_HOST["write"])}
+        assert {pair: route.symbol for pair, route in routes.items() if pair in ((0, 1), (0, 2))} == {
+            (0, 1): "C2C>C2C",
+            (0, 2): "C2C>NV18>C2C",
+        }
+        over_pcie = tasks(layout("hgx-h200x4", 4), TO_HOST["write"])
+        assert {task.flows[0].route.symbol for task in over_pcie} == {"PCIe>PCIe"}
+        assert Counter(task.flows[0].initiator_rank for task in over_pcie) == Counter(range(4)), "each link once"
+
+    @pytest.mark.parametrize("sample", [None, 2])
+    def test_no_two_pairs_of_a_step_use_the_memory_of_one_numa_node(self, sample: int | None) -> None:
+        of = layout("gb200-nvl72", 8)
+        cases = [one for one in FABRIC_CASES if one.name == TO_HOST["write"]]
+        plan = make_fabric_plan(of, cases, SETTINGS, sample)
+        steps = [step for step in plan.steps if not step.proof]
+        assert sorted(number for step in steps for number in step.tasks) == list(range(len(plan.tasks)))
+        assert any(len(step.tasks) > 1 for step in steps)
+        for step in steps:
+            there = [
+                node
+                for number in step.tasks
+                for flow in plan.tasks[number].task.flows
+                for node in {(of.node_of(end), end.numa_node) for end in (flow.source, flow.destination)}
+            ]
+            assert len(set(there)) == len(there)
+        if sample is not None:
+            assert Counter(planned.task.flows[0].initiator_rank for planned in plan.tasks) == Counter(
+                sample * list(range(8))
+            )
+
+    def test_a_node_whose_gpus_cannot_share_host_memory_says_so(self) -> None:
+        machine = without_multinode_ipc(with_imex_channel(load("gb200-nvl72")))
+        plan = make_fabric_plan(modelled(machine, 8), [c for c in FABRIC_CASES if c.name == TO_HOST["read"]], SETTINGS)
+        across = [one for one in plan.tasks if one.task.flows[0].route.across_nodes]
+        assert len(across) == 2 * 4 * 4
+        assert all("HOST_NUMA_MULTINODE_IPC_SUPPORTED is 0" in (one.waiver or "") for one in across)
+
+    def test_two_links_in_a_row_are_no_yardstick_of_a_copy(self) -> None:
+        plan = make_fabric_plan(
+            layout("gb200-nvl72", 8), [c for c in FABRIC_CASES if c.name == TO_HOST["read"]], SETTINGS
+        )
+        measured = [finish(one.task, Status.OK) for one in plan.tasks if one.task.flows[0].route.across_nodes]
+        assert "from link to link" in against_link(measured[0], 300.0, None).reason
+
+
 def test_disjoint_pairs_run_at_the_same_time_whatever_their_links() -> None:
     of = layout("gb200-nvl72", 8)
     plan = make_fabric_plan(of, FABRIC_CASES[:1], SETTINGS)
@@ -91,17 +167,20 @@ def test_patterns_of_all_ranks_cross_nodes() -> None:
     assert [len(task.flows) for task in everyone] == [7] * 8
 
 
-def test_nodes_that_cannot_share_host_memory_say_why() -> None:
-    machine = with_imex_channel(load("gb200-nvl72"))
-    without = [
+def without_multinode_ipc(machine: Machine) -> Machine:
+    gpus = tuple(
         replace(
             gpu,
             cuda=gpu.cuda
             and replace(gpu.cuda, attributes={**gpu.cuda.attributes, "HOST_NUMA_MULTINODE_IPC_SUPPORTED": 0}),
         )
         for gpu in machine.gpus or ()
-    ]
-    of = modelled(replace(machine, gpus=tuple(without)), 8)
+    )
+    return replace(machine, gpus=gpus)
+
+
+def test_nodes_that_cannot_share_host_memory_say_why() -> None:
+    of = modelled(without_multinode_ipc(with_imex_channel(load("gb200-nvl72"))), 8)
     plan = make_fabric_plan(of, [c for c in FABRIC_CASES if c.name == "fabric_host_numa_read_ce"], SETTINGS)
     waived = [planned for planned in plan.tasks if planned.waiver]
     assert len(waived) == 2 * 4 * 4

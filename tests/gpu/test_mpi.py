@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ pytestmark = [
 FEW = ("bench", "--suite", "fabric", "--case", "fabric_device_write_ce", "--no-verdict", "--json")
 MEASURING_MIB = 900
 """In use on each GPU when ranks have their buffers: one of 512 MiB at least, beside what a context takes."""
-CASES = ("fabric_device_*", "fabric_host_numa_read_*", "fabric_host_numa_bisect*", "fabric_host_numa_latency")
+TO_HOST = "fabric_host_numa_to_host_numa_*"
+CASES = ("fabric_device_*", "fabric_host_numa_read_*", "fabric_host_numa_bisect*", "fabric_host_numa_latency", TO_HOST)
 SAME = {
     "fabric_device_write_ce": "device_to_device_memcpy_write_ce",
     "fabric_device_read_ce": "device_to_device_memcpy_read_ce",
@@ -93,6 +95,19 @@ def test_what_is_measured_is_verified_and_as_fast_as_in_one_process(
     assert all(m["verification"] for m in found)
     measured = {m["case"] for m in found}
     assert {"fabric_device_ring_write_ce", "fabric_device_bisect_write_ce", "fabric_host_numa_read_sm"} <= measured
+    to_host = [m for m in found if fnmatchcase(m["case"], TO_HOST)]
+    assert len({m["case"] for m in to_host}) == 4
+    for m in to_host:
+        (flow,) = m["flows"]
+        assert {flow["source"]["handle"], flow["destination"]["handle"]} == {None, "fabric"}
+        assert m["verification"] == "gpu-every-sample"
+        limits = [hop["nominal_gb_s"] for hop in flow["route"]["hops"] if hop["nominal_gb_s"]]
+        assert all(m["bandwidth_gb_s"]["median"] <= limit for limit in limits)
+        assert m["gating"] == ("none" if m["engine"] == "ce" else "kernel")
+        # The driver may have the CPU copy between host memory: the counters refute the GPU's link then.
+        route = (m["evidence"] or {}).get("route")
+        if m["engine"] == "sm-copy" and route is not None:
+            assert route["verdict"] != "refuted", route
     chosen = [word for case in SAME.values() for word in ("--case", case)]
     alone = measurements(egmctl("bench", *chosen, "--no-verdict", "--json"))
     for case, within in SAME.items():

@@ -52,7 +52,25 @@ def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(two_nod
     assert {m["concurrent"] for m in written} == {2}
     egm = [m for m in measurements if m["case"] == "fabric_host_numa_read_ce"]
     assert {m["flows"][0]["route"]["egm"] for m in egm} == {"yes"}
+    to_egm = [m for m in measurements if m["case"] == "fabric_host_numa_to_host_numa_write_ce"]
+    assert len(to_egm) == 12
+    routes = [m["flows"][0]["route"]["symbol"] for m in to_egm]
+    assert routes.count("C2C>NV18>C2C across nodes") == 8
+    assert {m["verification"] for m in to_egm} == {"gpu-every-sample"}
+    assert {m["flows"][0]["initiator_label"] for m in to_egm} == {rank["label"] for rank in found["ranks"]}
     assert not [leak for place in two_nodes for leak in place.node.leaks()]
+
+
+@pytest.mark.long
+def test_a_byte_that_is_changed_on_its_way_to_another_node_s_egm_is_found(fake_node: MakeFakeNode) -> None:
+    wrong = "cuMemcpyAsync@4=corrupt:4096"
+    nodes = [Place(fake_node(in_domain("rack1-n1")), 1, wrong), Place(fake_node(in_domain("rack1-n2")), 1)]
+    case = ("--case", "fabric_host_numa_to_host_numa_write_ce")
+    done = egmctl_under_mpi(nodes, "bench", *QUICK, *case, "--json")
+    assert done.code == 1, done.err
+    statuses = {m["flows"][0]["initiator_rank"]: m["status"] for m in result(done.out)["measurements"]}
+    assert statuses[0] == "corrupt"
+    assert statuses[1] in ("ok", "unstable")
 
 
 @pytest.mark.long

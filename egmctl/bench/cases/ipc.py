@@ -78,6 +78,7 @@ class Among:
 NODE = Among(Processes.NODE, "ipc", "ipc_")
 JOB = Among(Processes.JOB, "fabric", "")
 
+_ENGINES = ((Engine.COPY_ENGINE, "ce"), (Engine.SM_COPY, "sm"))
 _AT_ONCE = (
     (Pattern.BOTH_DIRECTIONS, "bidirectional", "two processes to each other's at the same time", (JOB,)),
     (Pattern.RING, "ring", "each process to the next one's, all at once", (NODE, JOB)),
@@ -115,8 +116,31 @@ def copies(of: Shared, among: Among) -> tuple[Case, ...]:
             in_process=counterpart,
         )
 
-    engines = ((Engine.COPY_ENGINE, "ce"), (Engine.SM_COPY, "sm"))
-    return tuple(case(way, engine, suffix) for engine, suffix in engines for way in ("write", "read"))
+    return tuple(case(way, engine, suffix) for engine, suffix in _ENGINES for way in ("write", "read"))
+
+
+def host_to_host(of: Shared) -> tuple[Case, ...]:
+    """Return the copies between HOST_NUMA memory of two ranks, by the GPU of the one that has opened the other's."""
+
+    def case(way: str, engine: Engine, suffix: str) -> Case:
+        writes = way == "write"
+        # As within one process: between host memory the driver chooses who copies.
+        by = "cuMemcpyAsync (copy engine or CPU: the link's counters tell)" if suffix == "ce" else "a kernel"
+        ends = f"own HOST_NUMA memory to {of.what}" if writes else f"{of.what}, to own HOST_NUMA memory"
+        return Case(
+            name=f"{of.word}_to_host_numa_{way}_{suffix}",
+            family=JOB.family,
+            source=of.memory,
+            destination=of.memory,
+            engine=engine,
+            pattern=Pattern.PAIR,
+            initiator=End.SOURCE if writes else End.DESTINATION,
+            description=f"EGM to EGM: {ends}, by {by}, through the GPU of the process that issues it",
+            processes=JOB.processes,
+            handle=of.handle,
+        )
+
+    return tuple(case(way, engine, suffix) for engine, suffix in _ENGINES for way in ("write", "read"))
 
 
 def at_once(of: Shared, among: Among) -> Iterator[Case]:
@@ -240,6 +264,7 @@ CASES = (
 
 FABRIC_CASES = (
     *(case for of in _FABRIC for case in copies(of, JOB)),
+    *(case for of in _FABRIC if of.memory is MemoryKind.HOST_NUMA for case in host_to_host(of)),
     *(case for of in _FABRIC for case in at_once(of, JOB)),
     *(latency(of, JOB) for of in _FABRIC),
 )

@@ -6,14 +6,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from egmctl.bench.case import Case
+from egmctl.bench.case import Case, End
 from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import too_large
 from egmctl.bench.plan.busy import busy_waiver, in_use
-from egmctl.bench.plan.paths import Path, nowhere, path_across
+from egmctl.bench.plan.paths import Path, host_path, joined, path_across
 from egmctl.bench.plan.patterns import expand
 from egmctl.bench.plan.placement import RankLayout
-from egmctl.bench.plan.ranks import RankFlow, flow_of, handle_waiver, local_path, shared_memory
+from egmctl.bench.plan.ranks import (
+    RankFlow,
+    flow_of,
+    handle_waiver,
+    homeless,
+    local_path,
+    own_memory,
+    shared_memory,
+    untried,
+)
 from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
 from egmctl.bench.plan.task import Candidate, planned_task
 from egmctl.bench.plan.ucx import ucx_path
@@ -82,7 +91,11 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
         gpus=tuple(_bench_gpu(rank, layout.gpu(rank)) for rank in sorted(ranks, key=_by_place(layout))),
         numa_nodes=(),
         tasks=tasks,
-        steps=make_steps(slots(tasks, _of_ranks, by_link=False), serial=settings.serial, rounds=rounds),
+        steps=make_steps(
+            slots(tasks, _of_ranks, by_link=False, memory=_host_memory(layout)),
+            serial=settings.serial,
+            rounds=rounds,
+        ),
         ranks=layout.taking_part,
         notes=tuple(_notes(layout, settings, sample, len(met))),
     )
@@ -197,6 +210,19 @@ def _of_ranks(flow: Flow) -> tuple[str, ...]:
     return str(issuer), str(other)
 
 
+def _host_memory(layout: RankLayout) -> Callable[[Flow], frozenset[str]]:
+    """Return what tells on which NUMA nodes host memory lies that a GPU both reads and writes.
+
+    Two GPUs of one CPU would share its memory, and perhaps one C2C (:mod:`egmctl.topology.routes`).
+    """
+
+    def nodes(flow: Flow) -> frozenset[str]:
+        ends = (flow.source, flow.destination) if flow.through_gpu else ()
+        return frozenset(f"{layout.node_of(end)} NUMA{end.numa_node}" for end in ends)
+
+    return nodes
+
+
 def _within(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
     path = local_path(layout.machine(rank_flow.initiator))(case, rank_flow)
     # EGM is reached over the GPU that owns it, which no other pair of the round uses.
@@ -205,11 +231,17 @@ def _within(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
 
 def _across(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
     initiator, owner, memory = rank_flow.initiator, rank_flow.owner, shared_memory(case)
-    if memory not in HOST_MEMORY:
-        return path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), None)
-    if rank_flow.numa_node is None:
-        return nowhere(memory, owner.label)
-    return path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), memory)
+    if (nothing := homeless(case, rank_flow)) is not None:
+        return nothing
+    on_host = memory in HOST_MEMORY
+    far = path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), memory if on_host else None)
+    own = own_memory(case)
+    if own not in HOST_MEMORY or initiator.numa_node is None:
+        return far
+    near = host_path(layout.machine(initiator), layout.gpu(initiator), initiator.numa_node, own)
+    path = untried(joined(near, far) if case.initiator is End.SOURCE else joined(far, near))
+    # What two pairs share, their NUMA node's memory, keeps them apart (_host_memory).
+    return replace(path, disjoint=True)
 
 
 def _by_place(layout: RankLayout) -> Callable[[Rank], tuple[int, int]]:

@@ -156,11 +156,17 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
 
 
 def through_path(machine: Machine, gpu: Gpu, nodes: tuple[int, int], memory: tuple[MemoryKind, MemoryKind]) -> Path:
-    """Return the path from memory of one NUMA node to memory of another, or of the same one, through a GPU.
+    """Return the path from memory of one NUMA node to memory of another, or of the same one, through a GPU."""
+    source, destination = (host_path(machine, gpu, node, kind) for node, kind in zip(nodes, memory, strict=True))
+    return joined(source, destination)
+
+
+def joined(source: Path, destination: Path) -> Path:
+    """Return the path through a GPU of which its paths to the source and to the destination are known.
 
     Its hops are those to the source, then those to the destination. It is EGM where both ends are.
     """
-    halves = [host_path(machine, gpu, node, kind) for node, kind in zip(nodes, memory, strict=True)]
+    halves = (source, destination)
     for half in halves:
         if half.route.carrier is Carrier.NONE:
             return half
@@ -169,8 +175,9 @@ def through_path(machine: Machine, gpu: Gpu, nodes: tuple[int, int], memory: tup
     telling = next((route for egm in (Egm.NO, Egm.UNKNOWN) for route in routes if route.egm is egm), routes[0])
     return Path(
         route=Route(
-            memory=memory[0],
+            memory=source.route.memory,
             hops=tuple(hop for route in routes for hop in route.hops),
+            across_nodes=any(route.across_nodes for route in routes),
             egm=telling.egm,
             egm_reason=telling.egm_reason,
             degraded=any(route.degraded for route in routes),

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
+from egmctl.bench.plan.flows import Place
 from egmctl.bench.plan.paths import Path, nowhere, path_between
 from egmctl.bench.plan.patterns import expand
-from egmctl.bench.plan.ucx import ucx_flow, ucx_path
+from egmctl.bench.plan.ucx import own_end, ucx_flow, ucx_path
 from egmctl.driver.signatures import cause_of
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind
@@ -102,12 +103,7 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, by_owner: bool = Fal
     if case.engine in UCX_ENGINES:
         return ucx_flow(case, issuer, owner, path)
     pushed = case.initiator is End.SOURCE
-    near = Endpoint(
-        memory=case.source if pushed else case.destination,
-        label=issuer.label,
-        bus_id=issuer.bus_id,
-        rank=issuer.number,
-    )
+    near = own_end(own_memory(case), issuer)
     on_host = rank_flow.numa_node is not None
     far = Endpoint(
         memory=shared_memory(case),
@@ -132,6 +128,30 @@ def shared_memory(case: Case) -> MemoryKind:
     return case.destination if case.initiator is End.SOURCE else case.source
 
 
+def own_memory(case: Case) -> MemoryKind:
+    """Return the kind of the memory at the end of the rank that issues the work."""
+    return case.source if case.initiator is End.SOURCE else case.destination
+
+
+def homeless(case: Case, rank_flow: RankFlow) -> Path | None:
+    """Return the path to host memory of a rank whose node has no NUMA node with memory; ``None`` where all have."""
+    if rank_flow.numa_node is None and shared_memory(case) in HOST_MEMORY:
+        return nowhere(shared_memory(case), rank_flow.owner.label)
+    if rank_flow.initiator.numa_node is None and own_memory(case) in HOST_MEMORY:
+        return nowhere(own_memory(case), rank_flow.initiator.label)
+    return None
+
+
+def untried(path: Path) -> Path:
+    """Return a path over a blocked EGM route as waived.
+
+    What is not EGM any more is tried within one process, where its failure costs nothing else.
+    """
+    if not path.route.degraded or path.waiver is not None:
+        return path
+    return replace(path, waiver=Waiver(kind=WaiverKind.EGM_BLOCKED, reason=path.route.egm_reason))
+
+
 def local_path(machine: Machine) -> PathOf:
     """Return the paths between ranks of one node."""
 
@@ -140,15 +160,15 @@ def local_path(machine: Machine) -> PathOf:
             return _MESSAGES
         if case.engine in UCX_ENGINES:
             return ucx_path(case, rank_flow.initiator, machine, rank_flow.owner, machine)
-        if rank_flow.numa_node is None and shared_memory(case) in HOST_MEMORY:
-            return nowhere(shared_memory(case), rank_flow.owner.label)
+        if (nothing := homeless(case, rank_flow)) is not None:
+            return nothing
         issuer, owner = machine.gpu(rank_flow.initiator.bus_id), machine.gpu(rank_flow.owner.bus_id)
         far = owner if rank_flow.numa_node is None else rank_flow.numa_node
-        ends = (issuer, far) if case.initiator is End.SOURCE else (far, issuer)
-        path = path_between(machine, (case.source, case.destination), ends, issuer)
-        if path.route.degraded and path.waiver is None:
-            # What is not EGM any more is tried within one process, where its failure costs nothing else.
-            path = replace(path, waiver=Waiver(kind=WaiverKind.EGM_BLOCKED, reason=path.route.egm_reason))
+        near: Place = issuer
+        if own_memory(case) in HOST_MEMORY and rank_flow.initiator.numa_node is not None:
+            near = rank_flow.initiator.numa_node
+        ends = (near, far) if case.initiator is End.SOURCE else (far, near)
+        path = untried(path_between(machine, (case.source, case.destination), ends, issuer))
         # What the host has a part in is disturbed by whatever else it does; round trips have one pair of ranks.
         alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
         return replace(path, disjoint=False) if alone else path

@@ -35,6 +35,8 @@ class Slot:
     """Those that take part, the first one's part told from the second's: a write from A to B is not one from B to A."""
     group: str | None
     """Tasks of one group may run at the same time where they share no GPU; ``None``: nothing runs beside it."""
+    memory: frozenset[str] = frozenset()
+    """What they must not share either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,13 @@ def sampled_rounds(count: int, peers: int, seed: int) -> Iterator[tuple[array[in
         yield array("i", map(players.__getitem__, firsts)), array("i", map(players.__getitem__, seconds))
 
 
-def slots(tasks: Sequence[PlannedTask], ends: Callable[[Flow], tuple[str, ...]], *, by_link: bool) -> Iterator[Slot]:
+def slots(
+    tasks: Sequence[PlannedTask],
+    ends: Callable[[Flow], tuple[str, ...]],
+    *,
+    by_link: bool,
+    memory: Callable[[Flow], frozenset[str]] = lambda _flow: frozenset(),
+) -> Iterator[Slot]:
     """Yield what the schedule has to know: pairs of one case run at the same time where their paths are disjoint.
 
     Parameters
@@ -124,6 +132,8 @@ def slots(tasks: Sequence[PlannedTask], ends: Callable[[Flow], tuple[str, ...]],
         Who takes part in a flow.
     by_link
         Only pairs over the same links run at the same time.
+    memory
+        What of a flow only one task of a step may use, besides its GPUs.
     """
     alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
     for number, planned in enumerate(tasks):
@@ -133,7 +143,8 @@ def slots(tasks: Sequence[PlannedTask], ends: Callable[[Flow], tuple[str, ...]],
         flow = task.flows[0]
         over = f" over {flow.route.symbol}" if by_link else ""
         together = planned.disjoint and task.pattern in alike
-        yield Slot(number, ends(flow), f"{task.case}{over}, {format_size(task.size_bytes)}" if together else None)
+        group = f"{task.case}{over}, {format_size(task.size_bytes)}" if together else None
+        yield Slot(number, ends(flow), group, memory(flow))
 
 
 def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | None = None) -> tuple[Step, ...]:
@@ -163,22 +174,36 @@ def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | 
 
 
 def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> list[Step]:
-    by_gpus = {slot.gpus: slot.number for slot in slots}
+    by_gpus = {slot.gpus: slot for slot in slots}
     if len(by_gpus) < len(slots):
         raise ValueError(f"two tasks of {group} have the same ends")
     gpus = tuple(dict.fromkeys(gpu for slot in slots for gpu in slot.gpus))
-    rounds: list[list[int]] = [[by_gpus[ends] for ends in by_gpus if len(set(ends)) == 1]]
+    rounds: list[list[Slot]] = [[by_gpus[ends] for ends in by_gpus if len(set(ends)) == 1]]
     for pairs in tournament(gpus) if meetings is None else meetings:
         ways = [[by_gpus[ends] for ends in (pair, pair[::-1]) if ends in by_gpus] for pair in pairs]
         rounds += [[way[turn] for way in ways if turn < len(way)] for turn in (0, 1)]
     steps: list[Step] = []
-    for number, tasks in enumerate(tasks for tasks in rounds if tasks):
+    for number, tasks in enumerate(tasks for one in rounds for tasks in _apart(one)):
         several = len(tasks) > 1
         steps.append(Step(tasks=tuple(tasks), group=group if several else None))
         if several:
             # Not always the first one, so that over the rounds all GPUs have their turn.
             steps.append(Step(tasks=(tasks[number % len(tasks)],), group=group, proof=True))
     return steps
+
+
+def _apart(slots: Iterable[Slot]) -> list[list[int]]:
+    """Return the tasks of a round in parts, one after the other, in none of which two share memory."""
+    parts: list[tuple[set[str], list[int]]] = []
+    for slot in slots:
+        for taken, tasks in parts:
+            if taken.isdisjoint(slot.memory):
+                taken |= slot.memory
+                tasks.append(slot.number)
+                break
+        else:
+            parts.append((set(slot.memory), [slot.number]))
+    return [tasks for _, tasks in parts]
 
 
 def isolated(tasks: Sequence[PlannedTask], steps: Iterable[Step]) -> tuple[Step, ...]:

@@ -50,8 +50,8 @@ def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:
     """Return messages as results name them: each end is memory of its own rank, of which one issues the work."""
     source, destination = (issuer, other) if case.initiator is End.SOURCE else (other, issuer)
     return Flow(
-        source=_end(case.source, source),
-        destination=_end(case.destination, destination),
+        source=own_end(case.source, source),
+        destination=own_end(case.destination, destination),
         initiator=issuer.bus_id,
         initiator_label=issuer.label,
         initiator_rank=issuer.number,
@@ -59,8 +59,9 @@ def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:
     )
 
 
-def _end(memory: MemoryKind, rank: Rank) -> Endpoint:
-    if memory not in HOST_MEMORY:
+def own_end(memory: MemoryKind, rank: Rank) -> Endpoint:
+    """Return memory that a rank makes for itself: its GPU's, or that of its NUMA node, where it has one."""
+    if memory not in HOST_MEMORY or rank.numa_node is None:
         return Endpoint(memory=memory, label=rank.label, bus_id=rank.bus_id, rank=rank.number)
     # Both ranks may have memory of one NUMA node: the label says whose it is.
     label = f"{rank.label}:NUMA{rank.numa_node}"

@@ -50,7 +50,7 @@ def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matr
         return
     first = measurements[0]
     notes = tuple(routes(measurements))
-    if first.flows[0].through_gpu:
+    if first.flows[0].through_gpu and not first.ranks:
         yield _through(measurements, frame, notes)
         return
     if first.pattern in _ONE_ROW:
@@ -98,6 +98,8 @@ def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoin
     source, destination = flow.source, flow.destination
     if pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
         swap = pattern is Pattern.ALL_TO_ONE
+    elif flow.through_gpu and flow.initiator_rank is not None:
+        swap = not flow.pushed
     elif source.bus_id is None and destination.bus_id is None:
         swap = source.memory is MemoryKind.REGISTERS
     elif source.bus_id is None or destination.bus_id is None:
@@ -114,7 +116,8 @@ def _caption(measurement: Measurement, way: int = 0) -> str:
     at_once = _AT_ONCE.get(measurement.pattern, "")
     streams = f", {measurement.streams} streams" if measurement.streams > 1 else ""
     sides = "GPU(column)" if measurement.pattern in _ONE_ROW else f"{_kind(row)}(row) {arrow} {_kind(column)}(column)"
-    return f"{_engine(measurement)} {sides} bandwidth{at_once}{streams} (GB/s)"
+    through = " by the row's GPU" if flow.through_gpu and measurement.ranks else ""
+    return f"{_engine(measurement)} {sides}{through} bandwidth{at_once}{streams} (GB/s)"
 
 
 def _engine(measurement: Measurement) -> str:
