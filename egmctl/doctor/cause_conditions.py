@@ -140,6 +140,23 @@ def announces_recovery(machine: Machine, cause: Finding, effect: Finding) -> boo
     return only and asks_to_recover(cause) and same_gpus(machine, cause, effect)
 
 
+def precedes_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool:
+    """The effect is Xid 154, and the cause is the last Xid of the GPU before it that needs an operator."""
+    announced = {(event.number, event.bus_id) for event in xids_of(machine, effect)}
+    reasons = {(event.number, event.bus_id) for event in xids_of(machine, cause)}
+    if machine.kernel_log is None or any(number != RECOVERY_CHANGED for number, _ in announced):
+        return False
+    last: dict[str | None, int | None] = {}
+    for event in machine.kernel_log.events:
+        if event.kind is not EventKind.XID or meaning(event).status not in TOLD:
+            continue
+        if event.number != RECOVERY_CHANGED:
+            last[event.bus_id] = event.number
+        elif (event.number, event.bus_id) in announced and (last.get(event.bus_id), event.bus_id) in reasons:
+            return True
+    return False
+
+
 def xids(fits: Callable[[KernelEvent], bool]) -> Holds:
     """Return whether all Xids of the effect's GPU that need an operator are such ones, and the cause has that GPU."""
 

@@ -18,6 +18,7 @@ from egmctl.doctor.cause_conditions import (
     needs_recovery,
     no_gpu_left,
     not_ready,
+    precedes_recovery,
     same_gpus,
     undetermined,
     xids,
@@ -263,6 +264,12 @@ RULES: tuple[Rule, ...] = (
         effects=("kernel.xid",),
         holds=announces_recovery,
         why="the driver logs that it asks for a recovery",
+    ),
+    Rule(
+        cause="kernel.xid",
+        effects=("kernel.xid",),
+        holds=precedes_recovery,
+        why="after it the driver logs, as Xid 154, that it asks for a recovery",
     ),
     Rule(
         cause="imex.recovery",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from egmctl.facts.kernel_log import event
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import LibraryFailure, Machine, Reason, Unread
 from tests.doctor.faults import faults, healthy, weak_switch
 from tests.doctor.machines import patched, shipped, with_gpu_denied
@@ -44,6 +46,16 @@ def two_faults() -> Machine:
     return patched(machine, "gpus[1].nvml.nvlinks[11]", active=False)
 
 
+def gsp_silent() -> Machine:
+    """A GPU whose GSP firmware does not answer, and what the driver logs next, in its words."""
+    lines = (
+        "NVRM: Xid (PCI:0008:01:00): 119, Timeout after 6s of waiting for RPC response from GPU0 GSP!",
+        "NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+    )
+    events = tuple(found for line in lines if (found := event(80_000.0, line)) is not None)
+    return patched(healthy(), "", kernel_log=KernelLog(source="/dev/kmsg", now_s=80_100.0, first_s=0.0, events=events))
+
+
 _DENIED_NOTE = "Measured on H200: what a GPU that cannot be used looks like."
 _PARAMETERS = "open-gpu-kernel-modules, nv-reg.h: the driver's parameters."
 _IMEX = "IMEX guide: channels, service and domain."
@@ -73,6 +85,7 @@ SICK: Mapping[str, Scene] = {
     "gb200-mig-on-one": Scene(_of("gpu.mig"), ("--for", "p2p"), why="NVIDIA MIG user guide."),
     "gb200-vgpu": Scene(_of("gpu.vgpu"), why="nvml.h: virtualization mode."),
     "gb200-xid-79": Scene(_of("kernel.xid"), why=_XID),
+    "gb200-xid-154": Scene(gsp_silent, why="NVIDIA Xid catalog; open-gpu-kernel-modules, gpu.c: Xid 154."),
     "gb200-fatal-sxid": Scene(_of("kernel.sxid"), why="Fabric Manager guide: SXids."),
     "gb200-fatal-aer": Scene(_of("kernel.aer"), why="Documentation/PCI/pcieaer-howto.rst."),
     "gb200-egm-address": Scene(_of("kernel.driver-messages"), why="open-gpu-kernel-modules, mem_mgr.c: its messages."),

@@ -25,7 +25,7 @@ from egmctl.report.exports.json import doctor_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
 from egmctl.report.render.text import text
-from egmctl.report.views.doctor import doctor_document
+from egmctl.report.views.doctor import doctor_document, title
 from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
 
@@ -194,6 +194,7 @@ PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ("c2c.link", "kernel.xid"): lambda: xid(patched(healthy(), "gpus[0].nvml.c2c_links[*]", active=False), 173, 154),
     ("kernel.aer", "kernel.xid"): lambda: with_lines(healthy(), AER, "NVRM: Xid (PCI:0008:01:00): 167, a timeout."),
     ("kernel.xid", "gpu.health"): lambda: xid(patched(healthy(), "gpus[0].nvml", recovery_action="gpu-reset"), 119),
+    ("kernel.xid", "kernel.xid"): lambda: xid(healthy(), 119, 154),
     ("imex.recovery", "gpu.health"): lambda: patched(healthy(), "gpus[0].nvml", recovery_action="recover-imex-domain"),
     ("dev.fell-off-bus", "kernel.driver-messages"): lambda: said(silent(), M.FELL_OFF_BUS),
     ("c2c.link", "kernel.driver-messages"): lambda: said(
@@ -333,6 +334,31 @@ def test_a_gpu_that_wants_a_reset_after_an_xid_has_one_cause(number: int, down: 
     roots = [one for one in found if one.status in TOLD and not one.explained_by]
     assert [one.check for one in roots] == [root], [(one.check, one.summary, one.explained_by) for one in found]
     assert roots[0].status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("logged", "roots"),
+    [
+        ("0:119 0:154", "0:119"),
+        ("0:109 0:119 0:154", "0:109 0:119"),
+        ("0:109 0:154 0:119 0:154", "0:109 0:119"),
+        ("0:154 0:119", "0:119 0:154"),
+        ("0:31 0:154", "0:154"),
+        ("1:119 0:154", "0:154 1:119"),
+    ],
+)
+def test_xid_154_is_told_with_the_xid_that_it_follows(logged: str, roots: str) -> None:
+    """NVML need not report the recovery action any more; an application's Xid asks for none."""
+    buses = ("0008:01:00", "0009:01:00")
+    pairs = [one.split(":") for one in logged.split()]
+    lines = [f"NVRM: Xid (PCI:{buses[int(gpu)]}): {number}, so it is." for gpu, number in pairs]
+    found = told(with_lines(healthy(), *lines)).findings
+    left = [one for one in found if one.status in TOLD and not one.explained_by]
+    assert {tuple(title(one).split(",")[0].split(": Xid ")) for one in left} == {
+        (f"GPU{gpu}", number) for gpu, number in (one.split(":") for one in roots.split())
+    }
+    explained = [one for one in found if one.explained_by]
+    assert all("Xid 154" in one.summary and one.explained_by == ("kernel.xid",) for one in explained)
 
 
 def test_a_denied_uvm_is_one_fault_with_what_it_explains() -> None:
