@@ -37,7 +37,8 @@ class Footprint:
     l2_times: int = 0
     """At least so many times the L2 cache of the GPU that owns the memory or, for host memory, reads it."""
     if_room: bool = False
-    """One of a series that goes as far as memory does: without room there is no task, and nothing is missing."""
+    """One of a series that goes as far as memory does: without room there is no task, and nothing is missing. One that
+    the user named by itself is no part of a series (:func:`egmctl.bench.suites.select_cases`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

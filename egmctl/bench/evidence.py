@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from egmctl.gpu.counters import GpuCounters, State, Traffic
 from egmctl.model.evidence import GpuEvidence, LinkEvidence, Verdict
+from egmctl.model.memory import MemoryKind
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.task import Flow, Quantity, Task
 
@@ -180,9 +181,13 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
     others = [carried[name] for name in carried if name != link]
     own = carried[link]
-    if link is LinkKind.C2C and _is_egm(task) and (carried[LinkKind.NVLINK] or 0) >= _COUNTED_AT_LEAST * total:
+    if (
+        link is LinkKind.C2C
+        and (_is_egm(task) or _by_uvm(task))
+        and (carried[LinkKind.NVLINK] or 0) >= _COUNTED_AT_LEAST * total
+    ):
         # EGM memory belongs to one GPU of its CPU, and libcuda does not say which: the other GPU goes over NVLink to it
-        # (egmctl.topology.routes). The counters tell.
+        # (egmctl.topology.routes). So may managed memory, which UVM routes. The counters tell.
         nvlink = LinkKind.NVLINK
         return LinkEvidence(link=nvlink, expected_bytes=total, carried_bytes=carried[nvlink], verdict=Verdict.PROVEN)
     if all(map(_of_another_gpu, task.flows)) and all(
@@ -235,6 +240,11 @@ def _is_egm(task: Task) -> bool:
     return all(
         flow.route.egm is Egm.YES and all(hop.link is LinkKind.C2C for hop in flow.route.hops) for flow in task.flows
     )
+
+
+def _by_uvm(task: Task) -> bool:
+    """Say whether all flows are between a GPU and managed memory that may be EGM."""
+    return all(flow.route.memory is MemoryKind.MANAGED and flow.route.egm is Egm.UNKNOWN for flow in task.flows)
 
 
 def _of_another_gpu(flow: Flow) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -171,4 +171,15 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = ()) -> tuple[C
             whole = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
             hint = f"did you mean {' or '.join(alike)}?" if alike else whole
             raise UsageError(f"--case {printable(pattern[:100])!r} matches no case; {hint}")
-    return tuple(case for case in cases if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns))
+    return tuple(
+        _wanted(case) if case.name in patterns else case
+        for case in cases
+        if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns)
+    )
+
+
+def _wanted(case: Case) -> Case:
+    """Return a case that somebody named: without room it is not left out in silence, but waived with the reason."""
+    if case.footprint is None or not case.footprint.if_room:
+        return case
+    return replace(case, footprint=replace(case.footprint, if_room=False))

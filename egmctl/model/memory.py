@@ -39,7 +39,8 @@ POOLS = frozenset({MemoryKind.HOST_NUMA_POOL, MemoryKind.HOST_NUMA_DEFAULT_POOL}
 """HOST_NUMA memory from a pool: one of our own, or the driver's."""
 
 NUMA_MEMORY = frozenset({MemoryKind.HOST_NUMA, *POOLS})
-"""What the driver allocates on a NUMA node by number: EGM where the platform has it. Other host memory never is."""
+"""What the driver allocates on a NUMA node by number: EGM where the platform has it. Other host memory never is; of
+managed memory that is not known there."""
 
 HOST_NAMES = {
     MemoryKind.HOST_NUMA: "HOST_NUMA",

@@ -13,18 +13,23 @@ from typing import Any, cast
 
 import pytest
 
+from egmctl.bench.evidence import route as route_evidence
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.pages import MANAGED_SHARE
 from egmctl.bench.processes.context import _registered
 from egmctl.bench.suites import select_cases
 from egmctl.facts import pages as facts
 from egmctl.gpu import numa
+from egmctl.gpu.counters import Traffic
 from egmctl.gpu.host_memory import Pages, SystemMemory
 from egmctl.gpu.numa import Node
+from egmctl.model.evidence import Verdict
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import MemoryKind, Settings
+from egmctl.model.route import Egm, Route
 from egmctl.model.waiver import Waiver, WaiverKind
+from egmctl.topology.routes import route
 from egmctl.units import GIB, MIB
 from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped
@@ -95,6 +100,43 @@ class TestPlan:
         assert found is not None
         assert found.kind is WaiverKind.UNSUPPORTED_MEMORY
         assert "CONCURRENT_MANAGED_ACCESS is 0" in found.reason
+
+
+class TestWhetherManagedMemoryIsEgm:
+    """UVM routes it: EGM may be where the GPU has it, and is not where there is none."""
+
+    def route(self, machine: Machine, node: int = 0) -> Route:
+        gpus = (machine.gpus or ())[:1]
+        settings = Settings(size_bytes=MIB, copies=None, samples=3, timeout_s=60)
+        (planned,) = make_plan(machine, gpus, [node], select_cases(["managed_to_*_ce"]), settings).tasks
+        return planned.task.flows[0].route
+
+    @pytest.mark.parametrize("node", [0, 1])
+    def test_with_egm_it_is_not_known_and_the_route_says_why(self, node: int) -> None:
+        found = self.route(shipped("gb200-tray"), node)
+        assert (found.egm, found.degraded) == (Egm.UNKNOWN, False)
+        assert found.egm_reason.startswith(
+            "UVM routes managed memory by the GPUs that this process registered as peers"
+        )
+
+    def test_without_egm_it_is_none_for_the_reason_of_the_gpu(self) -> None:
+        found = self.route(H200)
+        assert (found.egm, found.symbol) == (Egm.NO, "PCIe")
+        assert found.egm_reason == route(H200, (H200.gpus or ())[0], 0).reason != ""
+
+    @pytest.mark.parametrize(
+        ("nvlink", "link", "verdict"),
+        [(1 << 30, "nvlink", Verdict.PROVEN), (0, "c2c", Verdict.BY_EXCLUSION)],
+        ids=["through a peer", "by itself"],
+    )
+    def test_the_counters_say_which_way_it_took(self, nvlink: int, link: str, verdict: Verdict) -> None:
+        machine = shipped("gb200-tray")
+        settings = Settings(size_bytes=1 << 30, copies=1, samples=1, timeout_s=60)
+        (one,) = make_plan(machine, (machine.gpus or ())[:1], [1], select_cases(["managed_to_*_ce"]), settings).tasks
+        rises = {one.task.flows[0].initiator or "": Traffic({}, {"nvlink": nvlink, "pcie": 0})}
+        found = route_evidence(one.task, 1, rises)
+        assert found is not None
+        assert (found.link, found.verdict) == (link, verdict)
 
 
 class TestRun:

@@ -108,13 +108,14 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         The GPU under which the memory is allocated, where that is chosen: EGM memory is expected to belong to it.
     """
     own = memory in NUMA_MEMORY
+    managed = memory is MemoryKind.MANAGED
     if gpu.nvml is None and gpu.cuda is not None:
         why = f"NVML does not list GPU{gpu.index}"
         unlisted = Route(
             memory=memory,
             hops=(Hop(link=LinkKind.UNKNOWN, reason=why),),
-            egm=Egm.UNKNOWN if own else Egm.NO,
-            egm_reason=why if own else _NEVER,
+            egm=Egm.UNKNOWN if own or managed else Egm.NO,
+            egm_reason=why if own or managed else _NEVER,
         )
         return Path(route=unlisted, rate_gb_s=_UNKNOWN_GB_S)
     found = route(machine, gpu, node)
@@ -147,6 +148,8 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         coherent = c2c(machine, gpu) is C2c.UP
         hops = (rates.c2c(gpu) if coherent else rates.pcie(gpu), *across(machine, gpu, node))
         able, why = Egm.NO, _NEVER
+        if managed:
+            able, why = (Egm.NO, found.reason) if found.egm is False else (Egm.UNKNOWN, _BY_UVM)
     return Path(
         route=Route(memory=memory, hops=hops, egm=able, egm_reason="" if able is Egm.YES else why, degraded=degraded),
         waiver=waiver,
@@ -189,6 +192,10 @@ def joined(source: Path, destination: Path) -> Path:
 
 _NEVER = "EGM needs a NUMA node's number"
 """Why pinned, registered and plain memory is no EGM on any platform."""
+_BY_UVM = (
+    "UVM routes managed memory by the GPUs that this process registered as peers (uvm_va_space.c, read there, not "
+    "measured)"
+)
 
 
 def nowhere(memory: MemoryKind, label: str) -> Path:
