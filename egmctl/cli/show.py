@@ -67,7 +67,10 @@ def show(
     quiet: QuietOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
-    """Show a saved result again, in any format that its command has: the bytes that it would have written itself."""
+    """Show a saved result again, in any format that its command has: the bytes that it would have written itself.
+
+    It judges nothing: the exit code is 0 once the result is shown. That of its command is exit_code in JSON.
+    """
     from egmctl.documents import ascii_text
     from egmctl.saved import load_document, viewed
 

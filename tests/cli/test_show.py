@@ -99,6 +99,15 @@ def test_a_list_is_shown_in_every_format_as_its_command_does(
     assert "is a list and no result of a node" in run("compare", kept, kept).err
 
 
+def test_a_result_that_failed_is_shown_with_0_and_keeps_its_own_code(tmp_path: Path) -> None:
+    machine = ROOT / "tests/doctor/corpus/h200-v2-cgroup/machine.json"
+    kept = tmp_path / "doctor.json"
+    assert run("doctor", "--machine", machine, "--gpus", "all", "-o", kept).code == 1
+    assert run("show", kept).code == 0
+    shown = run("show", kept, "--json")
+    assert (shown.code, json.loads(shown.out)["exit_code"]) == (0, 1)
+
+
 def test_a_run_that_was_saved_without_its_causes_is_explained_by_what_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(gzip.decompress((ROOT / "tests/data/runs/beside-traffic.json.gz").read_bytes()))
