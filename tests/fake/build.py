@@ -17,7 +17,7 @@ SOURCES = Path(__file__).parent / "driver"
 
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 
-_SHARED = ("answers.c", "calls.c", "faults.c")
+_SHARED = ("answers.c", "calls.c", "faults.c", "traffic.c")
 _OF_LIBRARY = {
     CUDA: (
         "devices.c",

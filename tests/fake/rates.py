@@ -17,7 +17,10 @@ _PCIE_CODING = 128 / 130
 
 
 def link_rates(machine: Machine) -> dict[str, float]:
-    """Return the rates under the keys of the answers file: ``gpu.0.rate.gpu.1``, ``gpu.0.rate.numa.1``, ``.host``."""
+    """Return the rates under the keys of the answers file: ``gpu.0.rate.gpu.1``, ``gpu.0.rate.numa.1``, ``.host``.
+
+    And which links there are: ``gpu.0.nvlink.gpu.1``, ``gpu.0.c2c``; ``gpu.0.egm.node`` is where a GPU can own EGM.
+    """
     gpus = machine.gpus or ()
     rates = {}
     for i, gpu in enumerate(gpus):
@@ -27,6 +30,12 @@ def link_rates(machine: Machine) -> dict[str, float]:
             if i != j:
                 nvlink = nvlink_rate(machine, gpu, peer)
                 rates[f"gpu.{i}.rate.gpu.{j}"] = nvlink or min(pcie_rate(gpu), pcie_rate(peer))
+                if nvlink:
+                    rates[f"gpu.{i}.nvlink.gpu.{j}"] = 1
+        if c2c_rate(gpu):
+            rates[f"gpu.{i}.c2c"] = 1
+            if gpu.nvml is not None and gpu.nvml.egm_capable and gpu.host_numa_id is not None:
+                rates[f"gpu.{i}.egm.node"] = gpu.host_numa_id
         for node in (machine.host and machine.host.numa_nodes) or ():
             rates[f"gpu.{i}.rate.numa.{node.id}"] = numa_rate(machine, gpu, node.id)
     return rates

@@ -43,6 +43,7 @@ static int run_copy(struct operation *operation, struct stream *stream, double *
     last.from = copy->from;
     last.size = copy->size;
     damage(to, copy->size, copy->corrupt);
+    copy_count(gpu, copy->to, copy->from, copy->size);
     *seconds = copy_seconds(gpu, copy->to, copy->from, copy->size);
     return 0;
 }

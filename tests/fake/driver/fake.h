@@ -7,7 +7,8 @@
  * Modelled: devices and their visibility (device nodes, CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER), contexts, memory of
  * devices and NUMA nodes with its limits and its access rules, memory that processes share (file descriptors, legacy
  * IPC and fabric handles, pools), streams and events in simulated time, interprocess events, the project's kernels by
- * name, the NVML queries of egmctl.facts. What real drivers answer where they refuse follows what was measured on H200s.
+ * name, the NVML queries of egmctl.facts; that EGM memory belongs to the GPU whose context was current when it was made,
+ * and which links' counters then rise, which follows the open kernel driver's source and was not measured. What real drivers answer where they refuse follows what was measured on H200s.
  *
  * Not modelled: sharing of a link (streams that run at once each get the whole of it), caches, graphs, textures,
  * multicast, host callbacks, work that goes on without the host ever waiting for it (a stream runs
@@ -17,7 +18,8 @@
  * writes a line to the call log.
  *
  * Environment: EGMCTL_FAKE_ANSWERS (file, required), EGMCTL_FAKE_LOG (file), EGMCTL_FAKE_FAULTS (text, see faults.c),
- * EGMCTL_FAKE_STATE (folder: what faults that happen once have happened), EGMCTL_FAKE_NODES (folder: real device nodes in
+ * EGMCTL_FAKE_STATE (folder: what faults that happen once have happened, and what the links have carried),
+ * EGMCTL_FAKE_COUNTERS (NVML counts the bytes that copy engines move), EGMCTL_FAKE_NODES (folder: real device nodes in
  * its dev, so that cgroups, modes and mounts decide what the libraries find).
  */
 #ifndef EGMCTL_FAKE_H
@@ -84,6 +86,15 @@ struct fault {
 struct fault fault_for_call(const char *name);
 /* Whether the plan says that the driver has no such function. */
 bool fault_is_missing(const char *name);
+
+/* traffic.c */
+
+struct traffic {
+    uint64_t nvlink_sent, nvlink_received, pcie_sent, pcie_received; /* bytes */
+};
+
+/* A GPU's, NULL where the node has no counters of bytes. */
+struct traffic *traffic_of(int gpu);
 
 /* A message on stderr and abort(): the test asked for something the fake does not model. */
 void fake_abort(const char *message, ...) PRINTF(1, 2) __attribute__((noreturn));

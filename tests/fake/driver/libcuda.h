@@ -158,6 +158,7 @@ int handle_open(const struct handle *handle, const char *magic);
 /* rates.c: the link model. */
 double kernel_seconds(int gpu, uintptr_t address, size_t size);
 double copy_seconds(int gpu, uintptr_t to, uintptr_t from, size_t size);
+void copy_count(int gpu, uintptr_t to, uintptr_t from, size_t size); /* in the links' counters */
 
 /* queues.c, streams.c */
 

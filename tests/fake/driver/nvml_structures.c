@@ -142,6 +142,35 @@ EXPORT int nvmlDeviceGetPlatformInfo(nvmlDevice_t device, nvmlPlatformInfo_t *in
     CALL("nvmlDeviceGetPlatformInfo", platform_info(device, info), "gpu=%d", gpu_number(device));
 }
 
+static const unsigned ALL_LINKS = 0xffffffff;
+
+enum { KIB = 1024 };
+
+/* Counters of bytes: NVLink's in KiB for all links together, PCIe's in bytes modulo 2^32. */
+static bool byte_counter(int gpu, const nvmlFieldValue_t *value, unsigned long long *count)
+{
+    const struct traffic *traffic = traffic_of(gpu);
+    if (!traffic)
+        return false;
+    bool all = value->scopeId == ALL_LINKS;
+    switch (value->fieldId) {
+    case 138:
+        *count = traffic->nvlink_sent / KIB;
+        return all;
+    case 139:
+        *count = traffic->nvlink_received / KIB;
+        return all;
+    case 197:
+        *count = (uint32_t)traffic->pcie_sent;
+        return true;
+    case 198:
+        *count = (uint32_t)traffic->pcie_received;
+        return true;
+    default:
+        return false;
+    }
+}
+
 /* A field without a scope is answered by the key with scope 0. */
 static int field_values(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
 {
@@ -153,6 +182,11 @@ static int field_values(nvmlDevice_t device, int count, nvmlFieldValue_t *values
         values[i].nvmlReturn = (unsigned)answer_error(text);
         values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
         values[i].value.ullVal = values[i].nvmlReturn ? 0 : strtoull(text, NULL, 10);
+        unsigned long long count;
+        if (byte_counter(gpu, &values[i], &count)) {
+            values[i].nvmlReturn = NVML_SUCCESS;
+            values[i].value.ullVal = count;
+        }
     }
     return NVML_SUCCESS;
 }

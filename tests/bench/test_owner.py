@@ -1,0 +1,116 @@
+"""Whose EGM memory is: the case from the command to the fake driver and back, where NVML counts what links carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.bench.test_run import STAYS, Bench, Run, bench
+from tests.fake.node import load
+
+pytest_plugins = ["tests.fake.plugin"]
+
+__all__ = ["bench"]
+
+CASE = ("--case", "host_numa_by_owner_to_device_memcpy_ce")
+TELLING = ("bench", "--size", "16M", "--samples", "2", "--copies", "4", *CASE)
+"""So many bytes that counters prove something."""
+LITTLE = ("bench", "--size", "1M", "--samples", "2", "--copies", "2", *CASE)
+COUNTERS = {"EGMCTL_FAKE_COUNTERS": "1"}
+
+
+def owners(found: Run) -> dict[tuple[int, str], str | None]:
+    """Return for each node and GPU under which memory was allocated its owner, or why there is none."""
+    told = found.result["verdict"]["owners"]
+    return {(one["numa_node"], one["allocated_by_label"]): one["owner_label"] or one["unknown"] for one in told}
+
+
+def links(found: Run) -> dict[str, tuple[str, str]]:
+    """Return for each path the link that carried the bytes, and how that is known."""
+    routes: dict[str, Any] = {
+        f"{flow['source']['label']} -> {flow['destination']['label']}": m["evidence"]["route"]
+        for m in found.result["measurements"]
+        for flow in m["flows"]
+    }
+    return {path: (route["link"], route["verdict"]) for path, route in routes.items()}
+
+
+def test_each_gpu_of_a_cpu_owns_what_was_allocated_under_it_and_serves_the_other_over_nvlink(bench: Bench) -> None:
+    found = bench(*TELLING, "--numa", "0", "--gpus", "0-1", env=COUNTERS)
+    assert (found.code, found.statuses()) == (0, ["ok"] * 4)
+    assert {m["verification"] for m in found.result["measurements"]} == {"gpu-every-sample"}
+    assert links(found) == {
+        "NUMA0 (by GPU0) -> GPU0": ("c2c", "by-exclusion"),
+        "NUMA0 (by GPU0) -> GPU1": ("nvlink", "proven"),
+        "NUMA0 (by GPU1) -> GPU0": ("nvlink", "proven"),
+        "NUMA0 (by GPU1) -> GPU1": ("c2c", "by-exclusion"),
+    }
+    assert owners(found) == {(0, "GPU0"): "GPU0", (0, "GPU1"): "GPU1"}
+    moved = 2 * 4 * (16 << 20)
+    sent = {
+        (flow["source"]["allocated_by_label"], gpu["label"]): gpu["sent_bytes"]["nvlink"]
+        for m in found.result["measurements"]
+        for flow in m["flows"]
+        for gpu in m["evidence"]["gpus"]
+        if flow["source"]["allocated_by_label"] != flow["initiator_label"]
+    }
+    assert sent == {("GPU0", "GPU0"): moved, ("GPU0", "GPU1"): 0, ("GPU1", "GPU1"): moved, ("GPU1", "GPU0"): 0}
+    assert found.node.leaks() == []
+
+
+def test_memory_is_made_while_the_gpus_own_context_is_current(bench: Bench) -> None:
+    found = bench(*LITTLE, "--numa", "0-1", "--gpus", "0-3")
+    assert (found.code, found.statuses()) == (0, ["ok"] * 8)
+    current, made = "", []
+    for call in found.worker_calls():
+        if call.name == "cuCtxSetCurrent":
+            current = call.arguments["device"]
+        elif call.name == "cuMemCreate":
+            made.append((call.arguments["location"], current))
+    assert made == [("HOST_NUMA:0", "0"), ("HOST_NUMA:0", "1"), ("HOST_NUMA:1", "2"), ("HOST_NUMA:1", "3")]
+    assert set(owners(found).values()) == {"no-counters"}
+    assert found.node.leaks() == []
+
+
+def test_without_egm_the_case_runs_and_says_that_no_gpu_owns_the_memory(bench: Bench) -> None:
+    machine = load("hgx-h200x4")
+    found = bench(*TELLING, "--numa", "0", "--gpus", "0-1", machine=machine, env=COUNTERS)
+    assert (found.code, found.statuses()) == (0, ["ok"] * 4)
+    assert set(links(found).values()) == {("pcie", "proven")}
+    assert owners(found) == {(0, "GPU0"): "not-egm", (0, "GPU1"): "not-egm"}
+
+
+@pytest.mark.parametrize("fault", ["cuMemcpyAsync@3=corrupt:100"])
+def test_a_byte_that_arrives_wrong_is_found(bench: Bench, fault: str) -> None:
+    found = bench(*LITTLE, "--numa", "1", "--gpus", "2-3", faults=fault)
+    assert found.code == 1
+    assert "corrupt" in found.statuses()
+    assert found.node.leaks() == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(
+            "cuDevicePrimaryCtxRetain",
+            "cuMemGetAllocationGranularity",
+            "cuMemCreate",
+            "cuMemAddressReserve",
+            "cuMemMap",
+        ),
+        *("cuMemSetAccess", "cuMemcpyAsync", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease"),
+    ],
+)
+def test_a_call_that_fails_for_the_memory_of_one_gpu_is_named_and_all_else_given_back(
+    bench: Bench, call: str, number: int
+) -> None:
+    found = bench(*LITTLE, "--numa", "0-1", "--gpus", "0-3", faults=f"{call}@{number}=error:719")
+    said = " ".join([*found.reasons(), *found.result["problems"]])
+    assert found.code in (1, 4)
+    # What is still mapped cannot be freed: that failure comes last, and is the one that is told.
+    named = "cuMemAddressFree failed" if call == "cuMemUnmap" else f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)"
+    assert named in said
+    assert {line.split(": ")[1].split()[0] for line in found.node.leaks()} <= STAYS.get(call, set())
