@@ -73,6 +73,7 @@ SUITES: Mapping[str, Suite] = {
             "ipc_flag_device_round_trip",
             "ipc_event_round_trip",
         ),
+        samples=3,
     ),
     "quick": Suite(
         "one look at every link",

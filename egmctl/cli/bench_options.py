@@ -35,7 +35,7 @@ SweepOption = Annotated[
     ),
 ]
 SamplesOption = Annotated[
-    int | None, typer.Option("--samples", metavar="N", help="Samples of each path: 5, some suites 3.")
+    int | None, typer.Option("--samples", metavar="N", help="Samples of each path: 3 or 5, by the suite.")
 ]
 CopiesOption = Annotated[
     int | None,

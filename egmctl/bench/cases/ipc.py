@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from egmctl.bench.case import Case, End, Footprint, Processes
-from egmctl.bench.cases.latency import FLAG_BYTES, LAPS, LINE_BYTES, LOADS, UNCACHED
+from egmctl.bench.cases.latency import FLAG_BYTES, LAP_LOADS, LAPS, LINE_BYTES, UNCACHED
 from egmctl.model.measurement import Chase, ChaseOrder, Engine, HandleKind, MemoryKind, Pattern, Quantity
 from egmctl.units import MIB
 
@@ -176,7 +176,7 @@ def latency(of: Shared, among: Among) -> Case:
         initiator=End.DESTINATION,
         description=f"latency of {of.what}: random lines of 4 times the L2 cache, each read once",
         quantity=Quantity.LATENCY,
-        chase=Chase(order=ChaseOrder.RANDOM, stride_bytes=LINE_BYTES, warm=False, loads=LOADS),
+        chase=Chase(order=ChaseOrder.RANDOM, stride_bytes=LINE_BYTES, warm=False, loads=LAP_LOADS),
         footprint=UNCACHED,
         processes=among.processes,
         handle=of.handle,
