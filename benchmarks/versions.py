@@ -67,7 +67,7 @@ def run(checkout: Path, options: list[str]) -> tuple[dict[str, Any], float]:
 
 
 def figures(document: dict[str, Any]) -> dict[Cell, float]:
-    """Return the median of each measurement that has one."""
+    """Return the median of each measurement that has one; a load of no blocks has moved nothing, and is left out."""
     found = {}
     for measured in document["result"]["measurements"]:
         path = ", ".join(
@@ -75,7 +75,7 @@ def figures(document: dict[str, Any]) -> dict[Cell, float]:
             for flow in measured["flows"]
         )
         for figure in ("bandwidth_gb_s", "latency_ns"):
-            if (value := measured[figure]) is not None:
+            if (value := measured[figure]) is not None and value["median"]:
                 found[Cell(measured["case"], path, measured["size_bytes"], figure)] = value["median"]
     return found
 
