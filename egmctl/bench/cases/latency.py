@@ -26,8 +26,8 @@ CACHED = Footprint(least_bytes=2 * MIB)
 UNCACHED = Footprint(least_bytes=64 * MIB, l2_times=4)
 
 LAP_LOADS = CACHED.least_bytes // LINE_BYTES
-"""In one sample of the others: each line of :data:`CACHED` once. 5 ms in a GPU's own memory, 22 ms in the host's; the clock
-that times them ticks every 32 ns."""
+"""In one sample of the others: each line of :data:`CACHED` once. 5 ms in a GPU's own memory, 22 ms in the host's; the
+clock that times them ticks every 32 ns."""
 
 LOAD_BLOCKS_PEER = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 LOAD_BLOCKS_HOST = (0, 1, 2, 4, 8, 16, 32)
