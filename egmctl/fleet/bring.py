@@ -5,8 +5,9 @@ connections a node: the first asks whether the copy is there and for which archi
 holds it against its sum before it is unpacked. The scripts keep to what ``remote.py`` says about quoting.
 
 Nodes may share the home directory, those of two architectures too: each has its own copy. A copy gets its name when it
-is whole, and loses it before it is removed; one that lost files since (to a crash, or to whoever clears old files) is
-noticed by its list of them (:data:`egmctl.fleet.remote.WHOLE`), moved out of the way, and created again.
+is whole, and loses it before it is removed; one whose files were lost since (to a crash, or to whoever clears old
+files) or changed is noticed by its list of them (:data:`egmctl.fleet.remote.WHOLE`), moved out of the way, and created
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from egmctl import __version__
 from egmctl.errors import UsageError
-from egmctl.fleet.remote import CACHE, LIST, MARK, WHOLE
+from egmctl.fleet.remote import CACHE, LIST, MARK, SUMS, WHOLE
 from egmctl.fleet.run import SSH_OPTIONS, Launch
 from egmctl.launch.program import converse, kept
 from egmctl.units import printable
@@ -52,6 +53,7 @@ _TAKE = (
     'if echo "$2  $new/file" | sha256sum -c >/dev/null 2>&1; then '
     # Not the archive's old times: who clears old files would take them first.
     'tar -xmJf "$new/file" -C "$new/tree" --strip-components=1 && '
+    f'sums "$new/tree" > "$new/sums" && test -s "$new/sums" && mv "$new/sums" "$new/tree/{SUMS}" && '
     f'files "$new/tree" > "$new/list" && test -s "$new/list" && mv "$new/list" "$new/tree/{LIST}" && '
     # It is there already where another node of the same home was faster.
     '{ mv -T "$new/tree" "$copy" || whole "$copy"; }; code=$?; '

@@ -41,16 +41,23 @@ _INNER = (
 
 CACHE = ".cache/egmctl/fleet"
 """Where the copies of egmctl are that ``bring.py`` carried to a node, under the user's home."""
+SUMS = ".egmctl-sums"
+"""The content of a copy's files, in the copy: the SHA-256 of each, its rights, and where links lead."""
 LIST = ".egmctl-files"
-"""The list of a copy's files, in the copy: the last that is written of it."""
+"""The list of a copy's files, in the copy, with the sum of :data:`SUMS`: the last that is written of it."""
 WHOLE = (
-    'files() ( cd "$1" && find . ! -type d -exec stat -c "%s %a %n" "{}" + | LC_ALL=C sort ); '
-    f'whole() {{ test -s "$1/{LIST}" && '
-    f'test "$(files "$1" | LC_ALL=C comm -12 - "$1/{LIST}" | sha256sum)" = "$(sha256sum <"$1/{LIST}")"; }}; '
+    'sums() ( cd "$1" && { find . -type f -exec sha256sum "{}" + ; find . ! -type d -exec stat -c "%a %n" "{}" + ; '
+    'find . -type l | while read -r link; do echo "$link to $(readlink "$link")"; done; } | LC_ALL=C sort ); '
+    'files() ( cd "$1" && { find . ! -type d -exec env TZ=UTC0 stat -c "%s %a %z %n" "{}" + ; '
+    f"sha256sum <{SUMS}; }} | LC_ALL=C sort ); "
+    'same() { test "$("$1" "$2" | LC_ALL=C comm -12 - "$3" | sha256sum)" = "$(sha256sum <"$3")"; }; '
+    f'whole() {{ test -s "$1/{LIST}" && test -s "$1/{SUMS}" && {{ same files "$1" "$1/{LIST}" || '
+    f'{{ grep -qxF "$(sha256sum <"$1/{SUMS}")" "$1/{LIST}" && same sums "$1" "$1/{SUMS}"; }}; }}; }}; '
 )
-"""The shell's functions for the files of a copy, and for whether all that are in its list are there, each as large as
-it was: what a crash or a purge of old files leaves is not. Their content is not read: from a home that a rack shares
-that would take minutes."""
+"""The shell's functions for the files of a copy, for their content, and for whether all in its list are as they were:
+neither lost to a crash or a purge of old files, nor changed. As git does it, what has its size, its rights and its time
+of change (``ctime``, which no program can set) is not read: from a home that a rack shares that would take minutes.
+Where one of them differs, the content decides: a file system may date a file anew."""
 _BROUGHT = re.compile(rf"~/{re.escape(CACHE)}/[0-9a-f]{{16}}-\$\(uname -m\)/bin/egmctl", re.ASCII)
 _CHOOSE = (
     f"{WHOLE}copy=${{2#??}}; copy=$HOME/${{copy%%-*}}-$(uname -m); "

@@ -22,7 +22,7 @@ import pytest
 from egmctl import __version__
 from egmctl.errors import UsageError
 from egmctl.fleet.bring import _TAKE, KEPT, bring, read_folders
-from egmctl.fleet.remote import LIST, read_output, remote_line
+from egmctl.fleet.remote import LIST, SUMS, read_output, remote_line
 from egmctl.fleet.run import Launch
 from egmctl.launch.program import converse, kept
 from egmctl.model.command import Command
@@ -238,6 +238,28 @@ def _cut_a_file(copy: Path) -> None:
     os.truncate(copy / "lib/it", 3)
 
 
+def _change_a_byte(copy: Path) -> None:
+    """As large as it was, and of the same time as far as programs can set it."""
+    before = (copy / "lib/it").stat()
+    (copy / "lib/it").write_text("all of IT\n")
+    os.utime(copy / "lib/it", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _change_a_byte_and_cut_the_sums(copy: Path) -> None:
+    _change_a_byte(copy)
+    sums = (copy / SUMS).read_text().splitlines(keepends=True)
+    (copy / SUMS).write_text("".join(line for line in sums if "lib/it" not in line))
+
+
+def _turn_a_link(copy: Path) -> None:
+    (copy / "lib/link").unlink()
+    (copy / "lib/link").symlink_to("no")
+
+
+def _remove_the_sums(copy: Path) -> None:
+    (copy / SUMS).unlink()
+
+
 def _remove_the_list(copy: Path) -> None:
     (copy / LIST).unlink()
 
@@ -262,6 +284,10 @@ def _take_a_right(copy: Path) -> None:
         _remove_a_file,
         _remove_a_link,
         _cut_a_file,
+        _change_a_byte,
+        _change_a_byte_and_cut_the_sums,
+        _turn_a_link,
+        _remove_the_sums,
         _remove_the_list,
         _empty_the_list,
         _keep_the_folder_alone,
@@ -278,6 +304,15 @@ def test_a_damaged_copy_is_never_run_and_made_anew(shared_home: SharedHome, dama
     assert sorted(path.name for path in shared_home.cache.iterdir()) == sorted(
         shared_home.copy(node).name for node in shared_home.NODES
     )
+
+
+@pytest.mark.processes
+def test_a_copy_whose_files_were_only_dated_anew_is_whole(shared_home: SharedHome) -> None:
+    shared_home.bring()
+    for path in shared_home.copy("x86_64").rglob("*"):
+        os.utime(path, follow_symlinks=False)
+    assert shared_home.run("x86_64") == "all of it\nof x86_64"
+    assert shared_home.bring() == 0
 
 
 @pytest.mark.processes
