@@ -14,16 +14,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
+from egmctl.bench.blocked_route import by_blocked_route
 from egmctl.bench.buffers import Lifetimes
 from egmctl.bench.in_process import set_beside
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
 from egmctl.bench.plan.schedule import Step
 from egmctl.bench.plan.task import shortened
+from egmctl.bench.preparation import for_ranks, for_worker
 from egmctl.bench.processes.group import WORKER, GroupFailed
 from egmctl.bench.processes.pool import SingleWorker, WorkerPool, start_group, start_worker
-from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
+from egmctl.bench.processes.protocol import OrderedStep, OrderedTask, Request
 from egmctl.bench.registry import CASES
+from egmctl.bench.repeated import of_both, with_proof
 from egmctl.bench.soak import Soak
 from egmctl.bench.spent import Spent
 from egmctl.driver.signatures import cause_of_crash
@@ -35,8 +38,7 @@ from egmctl.journal.events import NoRecorder, Recorder
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BROKEN, Flow, Measurement, RunReport, Status, Summary, Task, finish, waived
-from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task, finish, waived
 from egmctl.model.waiver import WaiverKind
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
@@ -246,40 +248,15 @@ class _Run:
         return self._by_ranks(step), step.isolated
 
     def _prepare(self, pool: WorkerPool, by_ranks: bool, isolated: str | None) -> None:
-        settings = self._plan.settings
-        if by_ranks:
-            ranks = self._plan.ranks
-            preparation = Preparation(settings=settings, gpus=tuple(rank.bus_id for rank in ranks), ranks=ranks)
-        else:
-            preparation = Preparation(
-                settings=settings, gpus=self._taking_part(isolated), host_access=self._host_access(isolated)
-            )
-        preparation = replace(preparation, no_counters=self._no_counters)
-        for message in pool.ask({"do": Request.PREPARE, "preparation": to_json(preparation)}, settings.timeout_s):
+        preparation = (
+            for_ranks(self._plan, self._no_counters)
+            if by_ranks
+            else for_worker(self._plan, self._pending_flows(isolated), self._cpus, self._no_counters)
+        )
+        order = {"do": Request.PREPARE, "preparation": to_json(preparation)}
+        for message in pool.ask(order, self._plan.settings.timeout_s):
             if message["note"] and message["note"] not in self.notes:
                 self.notes.append(message["note"])
-
-    def _taking_part(self, isolated: str | None) -> tuple[str, ...]:
-        taking_part = {
-            bus_id
-            for flow in self._pending_flows(isolated)
-            for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
-        } | {bus_id for access in self._host_access(isolated) for bus_id in access.gpus}
-        return tuple(gpu.bus_id for gpu in self._plan.gpus if gpu.bus_id in taking_part)
-
-    def _host_access(self, isolated: str | None) -> tuple[NodeAccess, ...]:
-        access: dict[int, dict[str, None]] = {}
-        for flow in self._pending_flows(isolated):
-            for end in (flow.source, flow.destination):
-                if end.memory in HOST_MEMORY and end.numa_node is not None:
-                    gpus = access.setdefault(end.numa_node, {})
-                    # Memory that CPUs work on is allocated through a GPU's context too.
-                    gpus[flow.initiator or self._plan.gpus[0].bus_id] = None
-                    if end.allocated_by is not None:
-                        gpus[end.allocated_by] = None
-        return tuple(
-            NodeAccess(numa_node=node, gpus=tuple(gpus), cpus=self._cpus.get(node, ())) for node, gpus in access.items()
-        )
 
     def _pending_flows(self, isolated: str | None) -> list[Flow]:
         steps = [step for step in self.pending if self._kind(step) == (False, isolated)]
@@ -324,35 +301,18 @@ class _Run:
 
     def _keep(self, step: Step, number: int, measurement: Measurement) -> None:
         before = self.found.get(number)
-        measurement = _by_blocked_route(measurement)
+        measurement = by_blocked_route(measurement)
         if step.proof:
             if before is not None:
-                self._compare(step, number, before, measurement)
+                self.found[number], difference = with_proof(before, measurement)
+                if difference is not None and step.group is not None:
+                    self._differences[step.group] = max(difference, self._differences.get(step.group, 0))
         elif self._soak is not None:
             self.found[number] = self._soak.merge(before, measurement)
-        elif before is not None and before.status in BROKEN:
-            # Measured again, alone or because others were unstable: what broke once is broken.
-            kept = measurement if measurement.graver_than(before) else before
-            self.found[number] = replace(kept, attempts=before.attempts + 1)
-        elif before is not None and before.status is Status.UNSTABLE and measurement.status in _STEADINESS:
-            better = min(before, measurement, key=lambda m: _STEADINESS[m.status])
-            self.found[number] = replace(better, attempts=before.attempts + 1)
         else:
-            self.found[number] = measurement
+            self.found[number] = of_both(before, measurement)
         if number in self.found:
             self._recorder.measurement(number, self.found[number])
-
-    def _compare(self, step: Step, number: int, among: Measurement, proof: Measurement) -> None:
-        """Note how a pair that was measured among others does alone; that it breaks alone counts."""
-        if proof.graver_than(among):
-            self.found[number] = proof
-            return
-        summary, alone = _headline(among), _headline(proof)
-        self.found[number] = replace(among, alone=alone.median if alone else None)
-        if summary and alone and step.group is not None:
-            # What lies between the samples does not differ from them: a latency depends on the SM by a percent or two.
-            difference = max(summary.min / alone.median - 1, 1 - summary.max / alone.median, 0)
-            self._differences[step.group] = max(difference, self._differences.get(step.group, 0))
 
     def _repeat(self, step: Step) -> None:
         """Have a step measured once more whose samples differ too much."""
@@ -404,7 +364,7 @@ class _Run:
                 last_call=error.last_call,
                 failed_rank=error.rank if isinstance(error, GroupFailed) else None,
             )
-            outcome = _by_blocked_route(outcome)
+            outcome = by_blocked_route(outcome)
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
             self._recorder.measurement(number, self.found[number])
 
@@ -416,37 +376,3 @@ def _processes_of(task: Task) -> _Processes:
     if task.ranks:
         return _Processes.GROUPS
     return _Processes.ISOLATED if any(flow.route.degraded for flow in task.flows) else _Processes.WORKERS
-
-
-_MAKE_NUMA_MEMORY = frozenset(
-    {
-        *("cuMemCreate", "cuMemMap", "cuMemSetAccess"),
-        *("cuMemPoolCreate", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync"),
-    }
-)
-"""The calls that make HOST_NUMA memory and map it to a GPU: the driver looks for a route there
-(open-gpu-kernel-modules, ``system_mem.c`` and ``uvm_map_external.c``)."""
-
-
-def _by_blocked_route(measurement: Measurement) -> Measurement:
-    """Return a measurement with a blocked EGM route as its cause, where the facts and the call that failed say so.
-
-    The route is blocked by the facts, the memory was refused, and nothing else is known to make that call fail: not
-    documented is whether the driver then returns an error, ends the process or hangs. What else fails there, the start
-    of CUDA or the kernel that reads, is not the route's doing.
-    """
-    blocked = next((flow.route.egm_reason for flow in measurement.flows if flow.route.degraded), "")
-    tried = measurement.status in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT) and not measurement.known_cause
-    if not blocked or not tried or measurement.last_call not in _MAKE_NUMA_MEMORY:
-        return measurement
-    reason = f"{measurement.reason}; {blocked}"
-    return replace(measurement, status=Status.FAILED, reason=reason, known_cause=True)
-
-
-_STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
-"""Which of two outcomes of the same task counts: corrupt data does, whatever else was seen."""
-
-
-def _headline(measurement: Measurement) -> Summary | None:
-    """Return the quantity that a measurement is about, if it has one."""
-    return measurement.latency_ns or measurement.bandwidth_gb_s
