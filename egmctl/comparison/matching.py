@@ -149,7 +149,8 @@ def _key(point: MeasuredPath, names: GpuNames, run: int, ranks: _Ranks) -> Key:
             end.memory.value,
             f"NUMA{end.numa_node}" if end.bus_id is None else names.name(run, end.bus_id),
             end.handle.value if end.handle else "",
-            *((names.name(run, end.allocated_by),) if end.allocated_by is not None else ()),
+            # Of several processes the rank tells.
+            *((names.name(run, end.allocated_by),) if end.allocated_by is not None and end.rank is None else ()),
         )
         for flow in measurement.flows
         for end in (flow.source, flow.destination)

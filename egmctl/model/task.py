@@ -142,8 +142,9 @@ class Endpoint:
     handle: HandleKind | None = None
     """How the process that issues the work has opened it; ``None`` where the memory is its own."""
     allocated_by: BusId | None = None
-    """The GPU whose context was current when this host memory was allocated, where the case chooses it; ``None``: any
-    GPU's. EGM memory belongs to one GPU (:mod:`egmctl.topology.routes`)."""
+    """The GPU whose context was current when this host memory was allocated, where the case chooses it, or the one GPU
+    of the process that allocated it; ``None``: any GPU's. EGM memory belongs to one GPU
+    (:mod:`egmctl.topology.routes`)."""
     allocated_by_label: Plain | None = None
 
 

@@ -143,6 +143,7 @@ class OwnerUnknown(StrEnum):
 class MemoryOwner:
     """To which GPU HOST_NUMA memory belongs that was allocated while one GPU's context was current."""
 
+    case: Plain
     numa_node: int
     allocated_by: BusId
     allocated_by_label: Plain
@@ -151,7 +152,7 @@ class MemoryOwner:
     owner_label: Plain | None = None
     unknown: OwnerUnknown | None = None
     measurements: tuple[int, ...]
-    """The reads that tell, by their places in ``RunReport.measurements``."""
+    """The copies that tell, by their places in ``RunReport.measurements``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,8 @@ class RunVerdict:
     warnings: tuple[Plain, ...] = ()
     """What no yardstick measures: error counters that rose."""
     owners: tuple[MemoryOwner, ...] = ()
-    """Of memory that was allocated under each GPU of a NUMA node; nothing is graded by it."""
+    """Of memory that was allocated under each GPU of a NUMA node or, where it is EGM, by a process of one GPU; nothing
+    is graded by it."""
     strict: bool = False
     """Warnings end the command with 1 too."""
 

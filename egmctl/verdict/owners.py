@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from egmctl.model.evidence import Verdict
-from egmctl.model.measurement import Measurement
+from egmctl.model.measurement import Measurement, Quantity
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.verdict import MemoryOwner, OwnerUnknown
 
@@ -22,29 +22,37 @@ as for links (:mod:`egmctl.bench.evidence`)."""
 
 
 def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
-    """Return the owner of the memory of each NUMA node and GPU under which some was allocated and read."""
+    """Return for each case the owner of the memory of each NUMA node and GPU under which some was allocated and copied.
+
+    That of other processes than the one that copies it is told of where it is EGM.
+    """
     labels: dict[str, str] = {}
-    reads: dict[tuple[int, str], list[int]] = {}
+    reads: dict[tuple[str, int, str], list[int]] = {}
     for number, measurement in enumerate(measurements):
         flow = measurement.flows[0]
         end = flow.source if flow.source.allocated_by is not None else flow.destination
-        if end.allocated_by is None or end.numa_node is None or flow.initiator is None or not measurement.measured:
+        if end.allocated_by is None or end.numa_node is None or flow.initiator is None:
             continue
-        reads.setdefault((end.numa_node, end.allocated_by), []).append(number)
+        alone = measurement.quantity is Quantity.BANDWIDTH and len(measurement.flows) == 1
+        told = end.rank is None or flow.route.egm is Egm.YES
+        if not (measurement.measured and alone and told):
+            continue
+        reads.setdefault((measurement.case, end.numa_node, end.allocated_by), []).append(number)
         labels[flow.initiator] = flow.initiator_label
         labels[end.allocated_by] = end.allocated_by_label or end.allocated_by
     found = []
-    for (node, allocated_by), numbers in reads.items():
-        told = _owner([_read(measurements[number], allocated_by) for number in numbers])
-        owner = None if isinstance(told, OwnerUnknown) else told
+    for (case, node, allocated_by), numbers in reads.items():
+        found_owner = _owner([_read(measurements[number], allocated_by) for number in numbers])
+        owner = None if isinstance(found_owner, OwnerUnknown) else found_owner
         found.append(
             MemoryOwner(
+                case=case,
                 numa_node=node,
                 allocated_by=allocated_by,
                 allocated_by_label=labels[allocated_by],
                 owner=owner,
                 owner_label=None if owner is None else labels[owner],
-                unknown=told if isinstance(told, OwnerUnknown) else None,
+                unknown=found_owner if isinstance(found_owner, OwnerUnknown) else None,
                 measurements=tuple(numbers),
             )
         )
@@ -53,7 +61,7 @@ def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What the counters showed of one GPU's read."""
+    """What the counters showed of one GPU's read or write."""
 
     reader: str
     allocated_by: str
@@ -61,7 +69,8 @@ class _Read:
     link: LinkKind | None
     """Over which it came; ``None`` where nothing shows that."""
     sent: bool | None
-    """Whether the GPU under which the memory was allocated sent it over NVLink; ``None`` where nothing shows that."""
+    """Whether the GPU under which the memory was allocated sent it over NVLink, or received what was written; ``None``
+    where nothing shows that."""
 
 
 def _owner(reads: Iterable[_Read]) -> str | OwnerUnknown:
@@ -94,7 +103,9 @@ def _read(measurement: Measurement, allocated_by: str) -> _Read:
     sent = None
     if route.link is LinkKind.NVLINK and reader != allocated_by:
         gpu = next((gpu for gpu in evidence.gpus if gpu.bus_id == allocated_by), None)
-        sent = _has_sent(None if gpu is None else gpu.sent_bytes.get(LinkKind.NVLINK), route.expected_bytes)
+        if gpu is not None:
+            counted = gpu.received_bytes if flow.sent else gpu.sent_bytes
+            sent = _has_sent(counted.get(LinkKind.NVLINK), route.expected_bytes)
     return _Read(reader, allocated_by, egm, route.link, sent)
 
 

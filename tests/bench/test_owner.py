@@ -73,6 +73,16 @@ def test_memory_is_made_while_the_gpus_own_context_is_current(bench: Bench) -> N
     assert found.node.leaks() == []
 
 
+def test_a_process_that_works_one_gpu_shares_egm_memory_of_that_gpu(bench: Bench) -> None:
+    cases = ("--case", "ipc_posix_fd_host_numa_read_ce", "--case", "ipc_posix_fd_host_numa_write_ce")
+    found = bench(*TELLING[:-2], *cases, "--numa", "0", "--gpus", "0-1", env=COUNTERS)
+    assert found.code == 0, found.reasons()
+    shared = [m for m in found.result["measurements"] if m["case"].startswith("ipc")]
+    assert {m["evidence"]["route"]["link"] for m in shared} == {"nvlink"}
+    told = {(one["case"], one["allocated_by_label"]): one["owner_label"] for one in found.result["verdict"]["owners"]}
+    assert told == {(case, gpu): gpu for case in cases[1::2] for gpu in ("GPU0", "GPU1")}
+
+
 def test_without_egm_the_case_runs_and_says_that_no_gpu_owns_the_memory(bench: Bench) -> None:
     machine = load("hgx-h200x4")
     found = bench(*TELLING, "--numa", "0", "--gpus", "0-1", machine=machine, env=COUNTERS)

@@ -331,8 +331,10 @@ def _excesses(wanted: Sequence[Peak], memory: Memory, share: int) -> Iterator[tu
 def _name(peak: Peak) -> str:
     if peak.place is None:
         return peak.host or "the host"
-    # Under which GPU it was allocated does not matter here: it is memory of the node.
-    return peak.place.label if peak.place.allocated_by is None else f"NUMA{peak.place.numa_node}"
+    if peak.place.allocated_by is not None and peak.place.rank is None:
+        # Under which GPU it was allocated does not matter here: it is memory of the node.
+        return f"NUMA{peak.place.numa_node}"
+    return peak.place.label
 
 
 def _takes(peak: Peak, free: int, share: int) -> str:

@@ -112,6 +112,9 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, by_owner: bool = Fal
         numa_node=rank_flow.numa_node,
         rank=owner.number,
         handle=None if issuer is owner else case.handle,
+        # The owner's process works no other GPU. Bus ids of several nodes may be alike.
+        allocated_by=owner.bus_id if on_host and not by_owner else None,
+        allocated_by_label=owner.label if on_host and not by_owner else None,
     )
     return Flow(
         source=near if pushed else far,

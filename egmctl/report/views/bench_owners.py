@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import MemoryOwner, OwnerUnknown
 from egmctl.units import printable
-from egmctl.wording import listed
+from egmctl.wording import listed, shortened
 
+_CASES = 2
+"""Cases that are named."""
 _WHY = {
     OwnerUnknown.NO_COUNTERS: "no counters show which link carried the bytes",
     OwnerUnknown.TOO_FEW: "the reads that were measured leave several GPUs",
@@ -19,28 +22,38 @@ _WHY = {
 
 def owner_lines(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each NUMA node: the owner of what was allocated under each GPU, or why it is not known."""
-    unknown: dict[tuple[int, str], list[str]] = {}
-    known: dict[int, list[str]] = {}
-    for one in report.verdict.owners if report.verdict is not None else ():
-        if one.unknown is not None:
-            unknown.setdefault((one.numa_node, _why(report, one)), []).append(one.allocated_by_label)
-        else:
-            verb = "to" if one.numa_node in known else "belongs to"
-            known.setdefault(one.numa_node, []).append(f"under {one.allocated_by_label} {verb} {one.owner_label}")
-    for node, those in known.items():
-        yield f"NUMA{node}: memory allocated {', '.join(those)}, by the link counters"
-    for (node, why), labels in unknown.items():
-        yield f"NUMA{node}: memory allocated under {listed(labels)}: owner unknown: {why}"
+    cases: dict[str, list[str]] = {}
+    found = report.verdict.owners if report.verdict is not None else ()
+    for (case, node), those in groupby(sorted(found, key=_of_case), key=_of_case):
+        for sentence in _sentences(report, tuple(those)):
+            cases.setdefault(f"NUMA{node}: {sentence}", []).append(case)
+    yield from (f"{sentence} ({shortened(names, _CASES)})" for sentence, names in cases.items())
+
+
+def _of_case(one: MemoryOwner) -> tuple[str, int]:
+    return one.case, one.numa_node
+
+
+def _sentences(report: RunReport, those: Sequence[MemoryOwner]) -> Iterator[str]:
+    known = [f"under {one.allocated_by_label}: {one.owner_label}" for one in those if one.owner is not None]
+    if known:
+        yield f"owner by the link counters of memory allocated {', '.join(known)}"
+    unknown: dict[str, list[str]] = {}
+    for one in those:
+        if one.owner is None:
+            unknown.setdefault(_why(report, one), []).append(one.allocated_by_label)
+    yield from (f"owner unknown of memory allocated under {listed(names)}: {why}" for why, names in unknown.items())
 
 
 def unexpected_owners(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each EGM memory that does not belong to the GPU under which it was allocated."""
-    for one in report.verdict.owners if report.verdict is not None else ():
-        if one.owner is not None and one.owner != one.allocated_by:
-            yield (
-                f"EGM memory of NUMA{one.numa_node} allocated under {one.allocated_by_label} belongs to "
-                f"{one.owner_label}, by the link counters: its NVLink-C2C carries the bytes"
-            )
+    found = report.verdict.owners if report.verdict is not None else ()
+    other = [one for one in found if one.owner is not None and one.owner != one.allocated_by]
+    yield from dict.fromkeys(
+        f"EGM memory of NUMA{one.numa_node} allocated under {one.allocated_by_label} belongs to {one.owner_label}, by "
+        "the link counters: its NVLink-C2C carries the bytes"
+        for one in other
+    )
 
 
 def _why(report: RunReport, one: MemoryOwner) -> str:
