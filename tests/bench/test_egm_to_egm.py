@@ -11,7 +11,8 @@ from egmctl.model.codec import from_json
 from egmctl.model.measurement import RunReport
 from egmctl.report.formats import Format
 from egmctl.report.rendering import render
-from tests.bench.test_run import STAYS, Bench, bench
+from tests.bench.test_run import Bench, bench
+from tests.bench.test_run_failures import STAYS
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.mpi.nodes import QUICK
 

@@ -13,7 +13,8 @@ from egmctl.report.rendering import render
 from egmctl.units import MIB
 from egmctl.verdict.against_link import against_link
 from egmctl.verdict.classes import class_of
-from tests.bench.test_run import FEW, STAYS, Bench, bench
+from tests.bench.test_run import FEW, Bench, bench
+from tests.bench.test_run_failures import STAYS
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 

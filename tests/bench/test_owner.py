@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench.test_run import STAYS, Bench, Run, bench
+from tests.bench.test_run import Bench, Run, bench
+from tests.bench.test_run_failures import STAYS
 from tests.fake.node import load
 
 pytest_plugins = ["tests.fake.plugin"]
