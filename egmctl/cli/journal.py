@@ -57,11 +57,13 @@ def end_journal(journal: Journal | None, exit_code: int, *, quiet: bool) -> None
 
 def _mention(folder: Path) -> None:
     """Tell of the latest run that did not end, unless somebody was told."""
-    from egmctl.journal.read import earlier
+    from egmctl.journal.read import earlier, needs_no_telling
     from egmctl.journal.write import mention
     from egmctl.saved import load_journal
 
     for path in reversed(earlier(folder)[-3:]):
+        if needs_no_telling(path):
+            continue
         try:
             kept = load_journal(path)
         except UsageError:

@@ -24,6 +24,9 @@ _MOST_ELEMENTS = 4_000_000
 """Objects, lists and their members in the largest journal that is read. Ours have one in some 15 bytes; of the smallest
 ones Python makes 30 times the file's size in memory."""
 
+_SHORT_LINE_BYTES = 256
+"""More than the line of a run's end has, or that of its mention."""
+
 _BEGINNING = f'{{"event":"{events.BEGIN}","schema":"{events.JOURNAL_SCHEMA.partition("/")[0]}/'.encode()
 
 
@@ -58,6 +61,20 @@ class Kept:
 def is_journal(content: bytes) -> bool:
     """Say whether a file's content is a journal's, of any version."""
     return content.startswith(_BEGINNING)
+
+
+def needs_no_telling(path: Path) -> bool:
+    """Say whether a journal's last line is that its run ended, or that somebody was told that it did not.
+
+    Reads that line alone, where it is as short as these two: a run looks at its predecessors before it begins.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, io.SEEK_END) - _SHORT_LINE_BYTES))
+            last = b"".join(file.readlines()[-1:])
+    except OSError:
+        return False
+    return any(entry.get("event") in (events.END, events.MENTIONED) for entry in _entries(last))
 
 
 def read_file(path: Path, decode: Decode) -> Kept:

@@ -263,6 +263,17 @@ def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str |
     assert load_journal(path).mentioned
 
 
+def test_its_last_line_says_whether_there_is_something_to_tell(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "kept.journal"
+    for end in (*range(len(content) - 300, len(content) + 1), *random.Random(7).sample(range(len(content)), 20)):
+        path.write_bytes(content[:end])
+        assert reading.needs_no_telling(path) == (end == len(content)), end
+    path.write_bytes(content[:-1])
+    write.mention(path)
+    assert reading.needs_no_telling(path)
+    assert not reading.needs_no_telling(tmp_path / "not there")
+
+
 @pytest.mark.long
 def test_where_it_is_kept(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path, tmp_path: Path) -> None:
     assert egmctl(*BENCH, "-q", "--no-journal", env=env).code == 0
