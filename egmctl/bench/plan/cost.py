@@ -18,12 +18,12 @@ from egmctl.model.measurement import Engine, Pattern, Quantity, Task
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.units import GB, GIB
 
-START_S = 3.0
+START_S = 2.7
 """Until the first step: the facts, and CUDA on all GPUs."""
-RANKS_START_S = 2.5
+RANKS_START_S = 1.5
 """Until the first step of ranks: CUDA in all of them at once."""
 
-ALLOCATE_S_PER_GIB = 0.5
+ALLOCATE_S_PER_GIB = 0.3
 """Of host memory, with its first touch."""
 _WARM_UP_COPIES = 4
 _LOAD_S = 1.2e-6
