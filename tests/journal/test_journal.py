@@ -265,7 +265,7 @@ def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str |
 
 def test_its_last_line_says_whether_there_is_something_to_tell(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "kept.journal"
-    for end in (*range(len(content) - 300, len(content) + 1), *random.Random(7).sample(range(len(content)), 20)):
+    for end in (*range(len(content) - 300, len(content) + 1), *range(0, len(content), len(content) // 20)):
         path.write_bytes(content[:end])
         assert reading.needs_no_telling(path) == (end == len(content)), end
     path.write_bytes(content[:-1])
