@@ -34,6 +34,7 @@ _ORDER = (
     "nvlink_mode",
     "c2c",
     "p2p",
+    "pcie",
     "fabric",
     "fabric_nvlink5",
     "imex",

@@ -1,4 +1,4 @@
-"""GPU to GPU: what the driver says of each pair, and what PCIe does to traffic between devices."""
+"""GPU to GPU: what the driver says of each pair."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.refusals import P2pRefusal, refusal
 from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import coherent, usable, virtual
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_nics, on_pairs
-from egmctl.model.machine import Gpu, Machine, Pair, PcieLink, PciFunction, System
+from egmctl.doctor.situation import usable
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_pairs
+from egmctl.model.machine import Gpu, Machine, Pair
 
 P2P_STATUS = "nvmlDeviceGetP2PStatus"
 MEANINGS = {
@@ -137,192 +137,6 @@ def _by_cuda_alone(refused: P2pRefusal | None, place: Place, scope: Scope, *, jo
     )
 
 
-def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    functions = [(gpu, gpu.pci) for gpu in scope.gpus_of(machine) if gpu.pci is not None]
-    nics = [(nic.name, nic.pci) for nic in machine.nics or () if nic.pci is not None]
-    good_gpus: list[Gpu] = []
-    untold: list[Gpu] = []
-    for gpu, pci in functions:
-        link = _known(pci.link, gpu.nvml.link if gpu.nvml else None)
-        width = _expected(machine, pci, link, "max_width")
-        speed = _expected(machine, pci, link, "max_speed_gt_s")
-        if link.width is None or width is None:
-            untold.append(gpu)
-        elif link.width < width:
-            yield failed(
-                f"PCIe x{link.width} of x{width:g}", RESEAT, place=on_gpus([gpu]), evidence=_link_evidence(pci, link)
-            )
-        elif _busy(gpu) and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
-            yield warned(
-                f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s, though the GPU is busy",
-                RESEAT,
-                place=on_gpus([gpu]),
-                evidence=_link_evidence(pci, link),
-            )
-        else:
-            good_gpus.append(gpu)
-    if untold:
-        yield unknown("the width of the PCIe link was not read", place=on_gpus(untold))
-    if good_gpus:
-        yield passed("the GPUs' PCIe links run at full width", place=on_gpus(good_gpus))
-    good_nics = []
-    for name, pci in nics:
-        link = pci.link or PcieLink()
-        width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
-        narrow = link.width is not None and width is not None and link.width < width
-        slow = link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed
-        if narrow or slow:
-            yield warned(
-                f"PCIe x{link.width} of x{width:g}"
-                if narrow
-                else f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s",
-                RESEAT,
-                place=on_nics([name]),
-                evidence=_link_evidence(pci, link),
-            )
-        elif link.width is not None:
-            good_nics.append(name)
-    if good_nics:
-        yield passed("the NICs' PCIe links run at full width and speed", place=on_nics(good_nics))
-    if not functions and not nics:
-        yield skipped("no GPU or NIC was read on PCIe")
-
-
-RESEAT = Remedy(
-    text="Look for PCIe errors in the system event log, then reseat the card, riser or cable.",
-    command="dmesg | grep -iE 'pcieport|AER'",
-    needs_root=True,
-)
-
-
-def _known(sysfs: PcieLink | None, nvml: PcieLink | None) -> PcieLink:
-    """Return sysfs' link, or NVML's where sysfs has none (a virtual machine may hide it)."""
-    return sysfs if sysfs is not None and sysfs.width is not None else nvml or PcieLink()
-
-
-def _expected(machine: Machine, function: PciFunction, link: PcieLink, name: str) -> float | None:
-    """Return the most that both ends of a function's link can do: a card may be wider or faster than its slot."""
-    own = getattr(link, name)
-    above = (function.path or ("",))[-1]
-    bridges = (machine.system or System()).bridges or ()
-    slot = next((getattr(bridge.link, name) for bridge in bridges if bridge.bus_id == above and bridge.link), None)
-    known = [value for value in (own, slot) if value is not None]
-    return min(known) if own is not None else None
-
-
-def _busy(gpu: Gpu) -> bool:
-    """Say whether the link has no reason to be slowed down: GPUs do so while idle."""
-    nvml = gpu.nvml
-    if nvml is None or nvml.throttle_reasons is None:
-        return False
-    return nvml.performance_state == 0 and "idle" not in nvml.throttle_reasons
-
-
-def _link_evidence(pci: PciFunction, link: PcieLink) -> tuple[Evidence, ...]:
-    words = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
-    return (
-        Evidence(
-            source=f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", value=words.replace("None", "?")
-        ),
-    )
-
-
-def _over_pcie(machine: Machine, scope: Scope) -> str:
-    """Say what goes from device to device over PCIe here; empty where nothing does."""
-    gpus = usable(machine, scope.gpus_of(machine))
-    pairs = [machine.pair(one.bus_id, other.bus_id) for one in gpus for other in gpus if one is not other]
-    parts = []
-    if any(pair is not None and not pair.nvlink_count and pair.p2p_status.get("read") == "OK" for pair in pairs):
-        parts.append("P2P between GPUs")
-    if machine.nics:
-        parts.append("GPUDirect RDMA")
-    return " and ".join(parts)
-
-
-def _acs(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    system = machine.system or System()
-    what = _over_pcie(machine, scope)
-    if system.bridges is None:
-        yield unknown("the PCIe bridges were not read")
-        return
-    told = {bridge.bus_id: bridge.acs_control for bridge in system.bridges if bridge.acs_control is not None}
-    closed = [
-        bridge
-        for bridge in system.bridges
-        if (why := bridge.unread.get("acs_control")) and why.reason.value == "no-permission"
-    ]
-    redirecting = {bus_id: control for bus_id, control in told.items() if control & _REDIRECT}
-    evidence = tuple(
-        Evidence(source=f"ACS control of {bus_id}", value=f"{control:#06x}") for bus_id, control in redirecting.items()
-    )
-    if not what:
-        yield skipped("no traffic goes from device to device over PCIe here")
-    elif virtual(machine):
-        yield skipped("in a virtual machine the host controls Access Control Services")
-    elif redirecting:
-        yield warned(
-            f"{len(redirecting)} PCIe bridges send {what} up to the root complex",
-            Remedy(
-                text="Turn ACS off in the firmware setup where no virtual machines are run, or for each bridge with "
-                "setpci -s BRIDGE ECAP_ACS+0x6.w=0000.",
-                needs_root=True,
-                needs_reboot=True,
-            ),
-            evidence=evidence,
-            cause="source validation or redirection is on; NCCL's user guide (troubleshooting of PCIe) names it as a "
-            "cause of slow or hanging GPUDirect",
-        )
-    elif closed:
-        yield unknown("whether bridges redirect P2P traffic is unknown: only root may read it")
-    elif told:
-        yield passed(
-            "no PCIe bridge redirects P2P traffic",
-            evidence=(Evidence(source="bridges read", value=str(len(told))),),
-        )
-    else:
-        yield skipped("no bridge above these devices has Access Control Services")
-
-
-_REDIRECT = 0b01101
-"""Source validation, request redirect, completion redirect."""
-
-
-def _iommu(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    domains = (machine.system or System()).iommu_domains
-    what = _over_pcie(machine, scope)
-    if domains is None:
-        yield unknown("the IOMMU groups were not read")
-        return
-    translating = {bus_id: kind for bus_id, kind in domains.items() if kind in ("DMA", "DMA-FQ")}
-    evidence = tuple(
-        Evidence(source=f"/sys/bus/pci/devices/{bus_id}/iommu_group/type", value=kind)
-        for bus_id, kind in domains.items()
-    )
-    if coherent(machine):
-        yield skipped("on Grace the SMMU translates by design: GPUs use ATS")
-    elif not what:
-        yield skipped("no traffic goes from device to device over PCIe here")
-    elif translating and not virtual(machine):
-        yield warned(
-            f"an IOMMU translates the addresses that {what} uses",
-            Remedy(
-                text="Boot with iommu=pt, or turn the IOMMU off in the firmware setup; verify with 'egmctl doctor "
-                "--active'.",
-                needs_root=True,
-                needs_reboot=True,
-            ),
-            evidence=evidence,
-            cause="peer writes through a translating IOMMU can be dropped while CUDA reports success, and all of it "
-            "goes up to the root complex",
-        )
-    elif translating:
-        yield passed(
-            "the virtual machine has an IOMMU", evidence=evidence, note="the host decides whether it translates"
-        )
-    else:
-        yield passed("no IOMMU translates these devices' addresses", evidence=evidence)
-
-
 CHECKS = (
     Check(
         id="p2p.status",
@@ -337,41 +151,5 @@ CHECKS = (
         read="nvmlDeviceGetP2PStatus for read, write and, where links are active, NVLink, and cuDeviceCanAccessPeer, "
         "for each ordered pair. They show what the driver allows; only doctor --active shows whether the bytes arrive.",
         fix="By its code: DR is a registry key; CNS and TNS are the board; GNS is the GPU or a mode of it.",
-    ),
-    Check(
-        id="pcie.link",
-        title="PCIe links run at full width and speed",
-        guards=(Guard.PERF, Guard.RDMA),
-        sections=("gpus", "nics", "system"),
-        judge=_link,
-        why="A link that trained narrow stays narrow until it is reset, and halves every copy to and from the host.",
-        read="current_link_* and max_link_* of GPUs and NICs in sysfs, against what the slot can do. A GPU's speed is "
-        "judged only while it is busy, because it slows its link down when idle. Links further upstream are not "
-        "judged.",
-        fix="Look for PCIe errors in the event log; reseat the card.",
-    ),
-    Check(
-        id="pcie.acs",
-        title="no PCIe bridge redirects P2P traffic (ACS)",
-        guards=(Guard.P2P, Guard.RDMA, Guard.PERF),
-        sections=("gpus", "pairs", "nics", "system"),
-        judge=_acs,
-        why="With source validation or redirection on, a PCIe switch sends traffic between two of its devices up to "
-        "the root complex: slow, and on some platforms data is lost (NCCL user guide, GPU troubleshooting).",
-        read="As root, the ACS control register of each bridge above a GPU or a NIC. In a virtual machine the host "
-        "decides.",
-        fix="Turn ACS off in the firmware setup where no virtual machines are run.",
-    ),
-    Check(
-        id="pcie.iommu",
-        title="no IOMMU translates P2P traffic",
-        guards=(Guard.P2P, Guard.RDMA),
-        sections=("gpus", "pairs", "nics", "system"),
-        judge=_iommu,
-        why="An IOMMU that translates sends traffic between devices through the root complex, and peer writes can "
-        "vanish although every call succeeds.",
-        read="iommu_group/type of GPUs and NICs: identity passes addresses through, DMA and DMA-FQ translate. Its "
-        "faults are in the kernel log.",
-        fix="Boot with iommu=pt on x86. On Grace leave the SMMU as it is.",
     ),
 )
