@@ -19,12 +19,12 @@ from egmctl.documents import check_schema, parse_object, read_content, refuse, s
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.journal import read as journal
-from egmctl.model.bringup import BRINGUP_SCHEMA, Answer, Bringup
+from egmctl.model.bringup import BRINGUP_SCHEMA, Bringup
+from egmctl.model.bringup_fault import bringup_fault
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.command import Command
 from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
 from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis, counts
-from egmctl.model.finding import Status
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.listing import CHECKS_SCHEMA, HISTORY_SCHEMA, MACHINES_SCHEMA, CheckList, History, MachineList
@@ -340,7 +340,7 @@ def _bringup(body: Any, source: str) -> Bringup:
     if not isinstance(diagnosis, Diagnosis):
         raise TypeError("a result of another kind")
     found = dataclasses.replace(found, diagnosis=diagnosis, run=run)
-    if fault := _joined_fault(found):
+    if fault := bringup_fault(found):
         refuse(source, f"is not a valid result: {fault}")
     return found
 
@@ -352,32 +352,6 @@ def _matched(body: Any, envelope: _Envelope, source: str) -> Matched:
     if result.profile is not None and [one.profile for one in result.matches].count(result.profile) != 1:
         refuse(source, "is not a valid result: result.profile: it is not among result.matches")
     return Matched(origin=envelope.machine, result=result)
-
-
-def _joined_fault(found: Bringup) -> str | None:
-    """Return which cause names something that is not there, as half a sentence."""
-    counts_of = {
-        "findings": len(found.diagnosis.findings),
-        "slow": 0 if found.run is None else len(found.run.measurements),
-        "waived": 0 if found.run is None else len(found.run.measurements),
-    }
-    if not found.diagnosis.machines:
-        return "result.diagnosis.machines: there is none"
-    for place, cause in enumerate(found.causes):
-        for name, count in counts_of.items():
-            if any(not 0 <= number < count for number in getattr(cause, name)):
-                return f"result.causes[{place}].{name}: one of them is not there"
-        causes = () if found.run is None else found.run.causes
-        if cause.run_cause is not None and not 0 <= cause.run_cause < len(causes):
-            return f"result.causes[{place}].run_cause: it is not there"
-    gaps = [number for gap in found.gaps for number in gap.causes]
-    if any(not 0 <= number < len(found.causes) for number in gaps):
-        return "result.gaps: one is of a cause that is not there"
-    if not found.gaps and found.answer is Answer.INCOMPLETE:
-        return "result.gaps: there is none"
-    if found.answer is Answer.NO_GO and not any(cause.status is Status.FAIL for cause in found.causes):
-        return "result.causes: none failed"
-    return None
 
 
 def _decode(cls: type[Any], data: Any, source: str, where: str = "") -> Any:
