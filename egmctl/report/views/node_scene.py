@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
-from egmctl.model.machine import Gpu, Nic
+from egmctl.model.machine import Gpu
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report.scene import Anchor, Box, Label, Line, Look, Scene, Shape
+from egmctl.report.views.node_words import cut, host_words, port_words, route_words, short_of
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, active_nvlinks
 from egmctl.topology.rates import nvlink
-from egmctl.topology.routes import HostRoute, RouteKind
+from egmctl.topology.routes import RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import format_size
 from egmctl.wording import gpu_name
@@ -119,7 +120,7 @@ class _Drawing:
         height = self.bottom - _PAD / 2
         yield Box(x=node.x, y=_PAD / 2, width=node.width, height=height, look=Look.FRAME, radius=10)
         yield Box(x=inner, y=self.top, width=wide, height=_HOST, look=Look.HOST, radius=6)
-        name, *told = _host_words(self.topology, node.node)
+        name, *told = host_words(self.topology, node.node)
         yield Label(text=name, x=inner + 12, y=self.top + 23, look=Look.STRONG)
         more = " · ".join(told)
         yield Label(text=more, x=inner + wide - 12, y=self.top + 23, look=Look.DIM, anchor=Anchor.END)
@@ -133,7 +134,7 @@ class _Drawing:
         nic = self.topology.nics[label]
         told = port_words(nic)
         yield Box(x=x, y=y, width=width, height=_NIC, look=Look.NIC, radius=6)
-        yield Label(text=_cut(f"{label} {nic.name}", width - 7), x=x + 6, y=y + (15 if told else 22))
+        yield Label(text=cut(f"{label} {nic.name}", width - 7), x=x + 6, y=y + (15 if told else 22))
         if told:
             yield Label(text=told, x=x + 6, y=y + 29, look=Look.DIM)
 
@@ -157,7 +158,7 @@ class _Drawing:
                 yield Line(points=((x + 8, y + _SWITCH), (x + 8, middle), (x + 14, middle)), look=Look.LINK)
                 yield from self.nic(nic, x + 14, at, _COLUMN - 14 - _LEFT)
         down, up = self.rates.get((f"NUMA{node.node}", label)), self.rates.get((label, f"NUMA{node.node}"))
-        yield from _words(_route_words(route), down, up, x + 10, start + 20)
+        yield from _words(route_words(route), down, up, x + 10, start + 20)
 
     def between_cpus(self) -> Iterator[Shape]:
         """Yield the link between the CPUs of neighbours, of which nothing reports the rate."""
@@ -171,7 +172,7 @@ class _Drawing:
     def card(self, label: str, gpu: Gpu) -> Iterator[Shape]:
         x, y = self.centres[label] - _COLUMN / 2, self.cards
         stopped = obstacle(self.topology.machine, gpu)
-        short = _short(gpu)
+        short = short_of(gpu)
         memory = (gpu.nvml and gpu.nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
         look = Look.GPU_BLOCKED if stopped else Look.GPU_DEGRADED if short else Look.GPU
         yield Box(x=x, y=y, width=_COLUMN, height=_CARD, look=look, radius=8)
@@ -179,7 +180,7 @@ class _Drawing:
         if memory:
             size = format_size(memory)
             yield Label(text=size, x=x + _COLUMN - 12, y=y + 21, look=Look.DIM, anchor=Anchor.END)
-        yield Label(text=_cut(gpu_name(gpu.name).removeprefix("NVIDIA "), _COLUMN - 20), x=x + 12, y=y + 39)
+        yield Label(text=cut(gpu_name(gpu.name).removeprefix("NVIDIA "), _COLUMN - 20), x=x + 12, y=y + 39)
         told, style = (f"blocked: {stopped.block.value}", Look.BAD) if stopped else (short, Look.WARN)
         if not told:
             told, style = gpu.bus_id, Look.MONO
@@ -279,43 +280,6 @@ def _nodes(topology: Topology, behind: Mapping[str, Sequence[str]]) -> list[_Nod
     return sorted(nodes.values(), key=lambda node: (node.node is None, node.node or 0))
 
 
-def _host_words(topology: Topology, node: int | None) -> list[str]:
-    if node is None:
-        return ["NUMA node not known"]
-    host = topology.machine.host
-    found = next((one for one in (host.numa_nodes if host else None) or () if one.id == node), None)
-    words = [f"CPU, NUMA {node}"]
-    if found is not None and found.cpus:
-        words.append(f"CPUs {found.cpus}" if len(found.cpus) <= 20 else f"CPUs {found.cpus[:19]}…")
-    if found is not None and found.memory_total_bytes:
-        words.append(format_size(found.memory_total_bytes))
-    return words
-
-
-def port_words(nic: Nic) -> str:
-    """Return the rates of a NIC's ports."""
-    rates = {port.rate_gbit_s for port in nic.ports if port.rate_gbit_s}
-    return " and ".join(f"{rate:g} Gbit/s" for rate in sorted(rates))
-
-
-def _short(gpu: Gpu) -> str:
-    """Say what a GPU has less of than it should; nothing where it has all."""
-    active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
-    if active is not None and count and active < count:
-        return f"{active} of {count} NVLinks"
-    link = (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
-    if link and link.width and link.max_width and link.width < link.max_width:
-        return f"PCIe x{link.width} of x{link.max_width}"
-    return ""
-
-
-def _route_words(route: HostRoute | None) -> tuple[str, ...]:
-    if route is None or not route.hops:
-        return () if route is None else (route.symbol,)
-    rate = f"{route.nominal_gb_s:.0f} GB/s" if route.nominal_gb_s is not None else ""
-    return (route.symbol, " ".join(filter(None, (rate, "EGM" if route.egm else ""))))
-
-
 def _words(nominal: Sequence[str], down: float | None, up: float | None, x: float, y: float) -> Iterator[Shape]:
     """Yield the lines beside a link: what it is, and what was measured in each of its directions."""
     for place, text in enumerate(nominal):
@@ -337,25 +301,6 @@ def _widest(places: Sequence[float]) -> float:
 
 def _middle(values: Sequence[float]) -> float | None:
     return sorted(values)[len(values) // 2] if values else None
-
-
-def _cut(text: str, width: float) -> str:
-    """Return text that is no wider than that in the widest font that the style sheet names."""
-    if sum(map(_letter, text)) <= width:
-        return text
-    kept = text
-    while kept and sum(map(_letter, f"{kept}…")) > width:
-        kept = kept[:-1]
-    return f"{kept.rstrip()}…"
-
-
-def _letter(letter: str) -> float:
-    """Return the pixels that a letter takes at most: of DejaVu Sans at 13 px; other fonts are narrower."""
-    if letter in "mwMW…":
-        return 13
-    if letter in " .,:'|ijlI":
-        return 4.2
-    return 9 if letter.isupper() else 8.3 if letter.isdigit() else 7.6
 
 
 def _sentences(topology: Topology, behind: Mapping[str, Sequence[str]]) -> Iterator[str]:
