@@ -12,20 +12,19 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.gpu import numa
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
-from egmctl.gpu.memory import Granularity, access_from, create_pool, on_gpu, on_node
+from egmctl.gpu.memory import Granularity, create_pool, on_gpu, on_node
 from egmctl.gpu.numa import Node
 from egmctl.units import round_up
 
 
 class HostNumaPoolMemory:
-    """One allocation from a memory pool on a host NUMA node.
+    """One allocation from a memory pool of its own on a host NUMA node.
 
     Parameters
     ----------
@@ -35,8 +34,6 @@ class HostNumaPoolMemory:
         Also, rounded up, the most that the pool may grow to.
     contexts
         The GPUs that get access, at least one; the first one's default stream allocates and frees.
-    default
-        From the driver's own pool of the node (cuMemGetDefaultMemPool, CUDA 13.0), which stays; else from a new pool.
     """
 
     pageable = False
@@ -45,13 +42,12 @@ class HostNumaPoolMemory:
     granularity: Granularity | None = None
     own_pages = False
 
-    def __init__(self, node: int, size_bytes: int, contexts: Sequence[Context], *, default: bool = False) -> None:
+    def __init__(self, node: int, size_bytes: int, contexts: Sequence[Context]) -> None:
         started = time.perf_counter()
         self._context = contexts[0]
         self._context.make_current()
         with ExitStack() as undo:
-            make = _default_pool if default else partial(create_pool, undo)
-            pool = make(on_node(node), size_bytes, contexts)
+            pool = create_pool(undo, on_node(node), size_bytes, contexts)
             pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, _DEFAULT_STREAM)
             undo.callback(call, "cuMemPoolTrimTo", pool, 0)
             undo.callback(call, "cuStreamSynchronize", _DEFAULT_STREAM)
@@ -63,7 +59,7 @@ class HostNumaPoolMemory:
         self.allocate_ms = ms_since(started)
 
     def close(self) -> None:
-        """Free the memory and empty the pool; destroy it, if it is no default one."""
+        """Free the memory and destroy the pool."""
         self._context.make_current()
         self._undo.close()
 
@@ -252,14 +248,6 @@ def _advise(pointer: Any, size_bytes: int, advice: str, place: Any) -> None:
     cuda = bindings()
     name = "cuMemAdvise_v2" if hasattr(cuda, "cuMemAdvise_v2") else "cuMemAdvise"
     call(name, pointer, size_bytes, getattr(cuda.CUmem_advise, f"CU_MEM_ADVISE_{advice}"), place)
-
-
-def _default_pool(place: Any, _size_bytes: int, contexts: Sequence[Context]) -> Any:
-    """Return the driver's pool of a place, which these GPUs have access to from now on."""
-    pool = call("cuMemGetDefaultMemPool", place, bindings().CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
-    access = access_from([on_gpu(context) for context in contexts])
-    call("cuMemPoolSetAccess", pool, access, len(access))
-    return pool
 
 
 def _host_alloc(context: Context, size_bytes: int) -> Any:

@@ -161,6 +161,11 @@ def on_node(node: int) -> Any:
     return _location("HOST_NUMA", node)
 
 
+def on_host() -> Any:
+    """Return the host as the driver takes it, of which it chooses the node (CUDA 13.0)."""
+    return _location("HOST", 0)
+
+
 def access_from(places: Sequence[Any]) -> list[Any]:
     """Return what cuMemSetAccess and cuMemPoolSetAccess take to let GPUs, or a node's CPUs, read and write."""
     cuda = bindings()

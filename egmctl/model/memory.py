@@ -10,6 +10,8 @@ class MemoryKind(StrEnum):
 
     DEVICE = "device"
     """cuMemAlloc."""
+    DEVICE_DEFAULT_POOL = "device-default-pool"
+    """cuMemAllocFromPoolAsync from the driver's own pool of a GPU (cuDeviceGetDefaultMemPool)."""
     HOST_NUMA = "host-numa"
     """cuMemCreate on a host NUMA node. It is EGM only where the platform has EGM: see
     :attr:`egmctl.model.route.Route.egm`."""
@@ -17,6 +19,9 @@ class MemoryKind(StrEnum):
     """cuMemAllocFromPoolAsync from a pool that cuMemPoolCreate made on a host NUMA node."""
     HOST_NUMA_DEFAULT_POOL = "host-numa-default-pool"
     """cuMemAllocFromPoolAsync from the driver's own pool of a host NUMA node (cuMemGetDefaultMemPool, CUDA 13.0)."""
+    HOST_DEFAULT_POOL = "host-default-pool"
+    """cuMemAllocFromPoolAsync from the driver's own pool of the host (cuMemGetDefaultMemPool with
+    CU_MEM_LOCATION_TYPE_HOST, CUDA 13.0), by a thread bound to the node."""
     PINNED = "pinned"
     """cuMemHostAlloc, by a thread bound to the node."""
     REGISTERED = "registered"
@@ -46,6 +51,7 @@ HOST_NAMES = {
     MemoryKind.HOST_NUMA: "HOST_NUMA",
     MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
     MemoryKind.HOST_NUMA_DEFAULT_POOL: "HOST_NUMA default pool",
+    MemoryKind.HOST_DEFAULT_POOL: "HOST default pool",
     MemoryKind.PINNED: "pinned",
     MemoryKind.REGISTERED: "registered",
     MemoryKind.HUGETLB: "hugetlb",

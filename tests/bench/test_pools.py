@@ -14,7 +14,7 @@ from egmctl.bench.suites import SUITES
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.report.route_words import route_words
-from tests.bench.test_run import FEW, Bench, bench
+from tests.bench.test_run import FEW, Bench, Run, bench
 from tests.doctor.machines import shipped
 
 pytest_plugins = ["tests.fake.plugin"]
@@ -23,7 +23,9 @@ __all__ = ["bench"]
 
 H200, GB200 = shipped("hgx-h200x4"), shipped("gb200-tray")
 SETTINGS = Settings(size_bytes=64 << 20, copies=4, samples=3, timeout_s=60)
-DEFAULT = tuple(case.name for case in CASES if "default_pool" in case.name)
+DEFAULT = tuple(case.name for case in CASES if "host_numa_default_pool" in case.name)
+OF_HOST = ("host_default_pool_to_device_memcpy_ce", "device_to_host_default_pool_memcpy_ce")
+OF_GPUS = ("device_default_pool_memcpy_write_ce", "device_default_pool_local_copy")
 LATENCY = ("host_numa_pool_to_device_latency_cached", "host_numa_pool_to_device_latency_uncached")
 OPTIONS = ("bench", "--numa", "1", "--gpus", "0-1", *FEW)
 
@@ -56,8 +58,9 @@ def test_the_driver_s_own_pool_is_copied_to_and_from_by_copy_engines_and_kernels
 
 @pytest.mark.parametrize("suite", ["standard", "quick"])
 def test_the_suites_that_are_to_be_fast_have_none_of_it(suite: str) -> None:
-    new = [case.name for case in CASES if case.name in (*DEFAULT, *LATENCY) or "pool_fabric" in case.name]
-    assert len(new) > len(DEFAULT) + len(LATENCY)
+    mine = (*DEFAULT, *OF_HOST, *OF_GPUS, *LATENCY)
+    new = [case.name for case in CASES if case.name in mine or "pool_fabric" in case.name]
+    assert len(new) > len(mine)
     assert not [case.name for case in CASES if case.name in new and SUITES[suite].has(case)]
 
 
@@ -98,6 +101,122 @@ def test_a_damaged_byte_is_found(bench: Bench) -> None:
     run = bench(*OPTIONS, "--case", DEFAULT[0], faults="cuMemcpyAsync@4=corrupt:99")
     assert run.code == 1
     assert sorted(run.statuses()) == ["corrupt", "ok"]
+
+
+def access(run: Run) -> list[str]:
+    """Return what was asked for of pools, in order."""
+    return [call.arguments["access"] for call in run.node.calls("cuMemPoolSetAccess")]
+
+
+class TestPoolsOfGpus:
+    """``device_default_pool_*``: each GPU's own pool, opened to the peer that writes to it."""
+
+    def test_memory_is_of_the_pool_and_access_is_given_and_taken_back(self, bench: Bench) -> None:
+        run = bench(*OPTIONS, *(word for name in OF_GPUS for word in ("--case", name)))
+        assert (run.code, run.statuses()) == (0, ["ok"] * 4), run.reasons()
+        assert {m["verification"] for m in run.result["measurements"]} == {"gpu-every-sample"}
+        ends = [
+            end for m in run.result["measurements"] for end in (m["flows"][0]["source"], m["flows"][0]["destination"])
+        ]
+        assert {end["memory"] for end in ends} == {"device-default-pool"}
+        assert not run.node.calls("cuMemGetDefaultMemPool"), "before CUDA 13.0 too"
+        assert not run.node.calls("cuCtxEnablePeerAccess")
+        given = access(run)
+        assert sorted(given) == sorted(["DEVICE:0:RW", "DEVICE:0:NONE", "DEVICE:1:RW", "DEVICE:1:NONE"])
+        assert given.index("DEVICE:0:RW") < given.index("DEVICE:0:NONE")
+        assert run.node.leaks() == []
+
+    @pytest.mark.parametrize("fault", ["cuMemcpyAsync@4=corrupt:99", "cuMemcpyAsync@6=corrupt:99"])
+    def test_a_damaged_byte_is_found(self, bench: Bench, fault: str) -> None:
+        run = bench(*OPTIONS, "--case", OF_GPUS[0], faults=fault)
+        assert run.code == 1
+        assert "corrupt" in run.statuses()
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(
+        "call",
+        [
+            "cuDeviceGetDefaultMemPool@1",
+            "cuMemPoolGetAccess@1",
+            "cuMemPoolSetAccess@1",
+            "cuMemPoolSetAccess@2",
+            "cuMemAllocFromPoolAsync@1",
+            "cuMemAllocFromPoolAsync@2",
+            "cuMemPoolTrimTo@1",
+            "cuMemFreeAsync@2",
+        ],
+    )
+    def test_each_call_that_fails_is_named_and_all_else_is_given_back(self, bench: Bench, call: str) -> None:
+        run = bench(*OPTIONS, "--case", OF_GPUS[0], faults=f"{call}=error:719")
+        assert run.code == 4
+        told = " ".join([*run.reasons(), *run.result["problems"]])
+        name = call.partition("@")[0]
+        assert f"{name} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in told
+        stays = {"memory", "pool"} if name == "cuMemFreeAsync" else set()
+        assert {line.split(": ")[1].split()[0] for line in run.node.leaks()} <= stays
+        if name != "cuMemPoolSetAccess":
+            given = access(run)
+            assert [one for one in given if "RW" in one] == [] or given[-1].endswith("NONE")
+
+    def test_without_peer_access_the_reason_is_said_and_nothing_is_staged(self) -> None:
+        refused = tuple(replace(pair, can_access_peer=False) for pair in H200.pairs or ())
+        made = plan(replace(H200, pairs=refused), OF_GPUS[:1])
+        assert all("has no peer access" in (reason or "") for reason in reasons(made))
+        assert not any(planned.task.flows[0].route.staged for planned in made.tasks)
+
+    def test_a_gpu_without_pools_is_waived_with_the_attribute(self) -> None:
+        found = reasons(plan(with_attribute("MEMORY_POOLS_SUPPORTED", 0), OF_GPUS))
+        assert found == {
+            f"GPU{gpu} cannot use default pool memory: CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED is 0"
+            for gpu in (0, 1)
+        }
+
+
+class TestThePoolOfTheHost:
+    """``*host_default_pool*``: CU_MEM_LOCATION_TYPE_HOST, of which the driver chooses the node."""
+
+    def test_it_is_no_egm_and_is_called_what_it_is(self) -> None:
+        (route, *_) = (planned.task.flows[0].route for planned in plan(GB200, OF_HOST).tasks)
+        assert route_words(route) == "HOST default pool over C2C, not EGM"
+
+    def test_it_is_measured_verified_its_placement_is_recorded_and_access_is_taken_back(self, bench: Bench) -> None:
+        run = bench(*OPTIONS, *(word for name in OF_HOST for word in ("--case", name)))
+        assert (run.code, run.statuses()) == (0, ["ok"] * 4), run.reasons()
+        assert {call.arguments["location"].partition(":")[0] for call in run.node.calls("cuMemGetDefaultMemPool")} == {
+            "HOST"
+        }
+        for m in run.result["measurements"]:
+            assert (m["gating"], m["verification"]) == ("kernel", "gpu-every-sample")
+            assert [placement["label"] for placement in m["placements"]] == ["NUMA1"]
+        assert access(run)[-1] == "DEVICE:0:NONE,DEVICE:1:NONE"
+        assert run.node.leaks() == []
+
+    def test_a_damaged_byte_is_found(self, bench: Bench) -> None:
+        run = bench(*OPTIONS, "--case", OF_HOST[1], faults="cuMemcpyAsync@4=corrupt:99")
+        assert run.code == 1
+        assert sorted(run.statuses()) == ["corrupt", "ok"]
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(
+        "call", ["cuMemGetDefaultMemPool", "cuMemPoolGetAccess", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync"]
+    )
+    def test_each_call_that_fails_is_named_and_all_else_is_given_back(self, bench: Bench, call: str) -> None:
+        run = bench(*OPTIONS, "--case", OF_HOST[0], faults=f"{call}@1=error:719")
+        assert run.code == 4
+        assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in " ".join(run.reasons())
+        assert run.node.leaks() == []
+
+    def test_a_driver_before_cuda_13_is_waived_and_the_missing_call_named(self, bench: Bench) -> None:
+        run = bench(*OPTIONS, "--case", OF_HOST[0], faults="cuMemGetDefaultMemPool=missing")
+        assert (run.code, set(run.statuses())) == (3, {"waived"})
+        assert any("cuMemGetDefaultMemPool" in reason for reason in run.reasons())
+
+    def test_a_gpu_whose_driver_has_no_host_pools_is_waived_with_the_attribute(self) -> None:
+        found = reasons(plan(with_attribute("HOST_MEMORY_POOLS_SUPPORTED", 0), OF_HOST))
+        assert found == {
+            f"GPU{gpu} cannot use HOST default pool memory: CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED is 0"
+            for gpu in (0, 1)
+        }
 
 
 CALLS = ("cuMemGetDefaultMemPool", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync", "cuMemPoolTrimTo")

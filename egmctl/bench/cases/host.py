@@ -175,10 +175,18 @@ def one_sided(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Ca
 
 _PINNED = ("host", MemoryKind.PINNED, "pinned memory (cuMemHostAlloc)", "host")
 
+_DEFAULT_POOL = (
+    "host_default_pool",
+    MemoryKind.HOST_DEFAULT_POOL,
+    "memory from the driver's own pool of the host (cuMemGetDefaultMemPool, CUDA 13.0)",
+    "host",
+)
+
 CASES = (
     *copies(*_PINNED),
     *at_once(*_PINNED),
     *one_sided(*_PINNED),
+    *(case for case in copies(*_DEFAULT_POOL) if case.engine is Engine.COPY_ENGINE),
     *copies("registered", MemoryKind.REGISTERED, "registered memory (cuMemHostRegister)", "host"),
     *copies("hugetlb", MemoryKind.HUGETLB, "registered memory of huge pages (MAP_HUGETLB)", "host"),
     *copies("thp", MemoryKind.THP, "registered memory of transparent huge pages (MADV_HUGEPAGE)", "host"),

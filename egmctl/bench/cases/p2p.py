@@ -145,4 +145,22 @@ _LOCAL = (
     ),
 )
 
-CASES = (*_PAIRS, *_BOTH, *_STAGED, *_LOCAL, *_ONE_SIDED, *_BULK, *_ATOMIC, *_AT_ONCE)
+_POOLS = (
+    _case(
+        "device_default_pool_memcpy_write_ce",
+        Pattern.PAIR,
+        f"memory from the driver's own pool of a GPU (cuDeviceGetDefaultMemPool) to a peer's, which is opened to the "
+        f"GPU meanwhile, {_CE} of the source (push), every ordered pair",
+        source=MemoryKind.DEVICE_DEFAULT_POOL,
+        destination=MemoryKind.DEVICE_DEFAULT_POOL,
+    ),
+    _case(
+        "device_default_pool_local_copy",
+        Pattern.LOCAL,
+        f"memory from the driver's own pool of a GPU (cuDeviceGetDefaultMemPool) to the same pool {_CE}",
+        source=MemoryKind.DEVICE_DEFAULT_POOL,
+        destination=MemoryKind.DEVICE_DEFAULT_POOL,
+    ),
+)
+
+CASES = (*_PAIRS, *_BOTH, *_STAGED, *_LOCAL, *_POOLS, *_ONE_SIDED, *_BULK, *_ATOMIC, *_AT_ONCE)

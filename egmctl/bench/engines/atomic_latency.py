@@ -38,7 +38,7 @@ class Additions(Walker):
             stream = self.worker.stream(self.flow.initiator or "")
             if self.worker.kernels is None:
                 raise NoCompiler(f"a latency can only be measured with kernels; {self.worker.note}")
-            self.worker.connect(stream.context.bus_id, self.flow.source.bus_id)
+            self.worker.connect(stream.context.bus_id, self.flow.source)
             self.adder = Adder(stream, self.worker.kernels_of(stream.context.bus_id))
             self._held.own.append(self.adder)
 

@@ -302,5 +302,5 @@ def take_reader(collective: CollectiveStep, worker: WorkerContext, flow: Flow) -
         raise NoCompiler(f"a latency can only be measured with kernels; {worker.note}")
     for end in (flow.source, flow.destination):
         if collective.owns(end):
-            worker.connect(stream.context.bus_id, end.bus_id)
+            worker.connect(stream.context.bus_id, end)
     return Reader(stream, worker.kernels_of(stream.context.bus_id))

@@ -209,7 +209,7 @@ class _Step:
                 continue
             for end in (flow.source, flow.destination):
                 if self._collective.owns(end):
-                    self._worker.connect(initiator, end.bus_id)
+                    self._worker.connect(initiator, end)
 
     def _get_ready(self, place: int, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
         """Put together what fills, moves and looks at the bytes of each flow."""

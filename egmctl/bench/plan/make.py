@@ -273,7 +273,9 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
 def _staging(case: Case) -> Staging:
     if case.staged:
         return Staging.ALWAYS
-    alone = case.engine is Engine.COPY_ENGINE and case.pattern is Pattern.PAIR
+    # Memory of pools is open by the pool's access, not by peer access: that it is staged is not documented.
+    pools = MemoryKind.DEVICE_DEFAULT_POOL in (case.source, case.destination)
+    alone = case.engine is Engine.COPY_ENGINE and case.pattern is Pattern.PAIR and not pools
     return Staging.WITHOUT_ACCESS if alone else Staging.NEVER
 
 

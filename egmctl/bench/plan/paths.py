@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from egmctl.bench.plan.flows import Place, numa_node_of
@@ -20,6 +20,8 @@ from egmctl.topology.routes import SMP, RouteKind, across, route
 _NEEDS_ATTRIBUTE = {
     MemoryKind.HOST_NUMA: "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
     **dict.fromkeys(POOLS, "HOST_NUMA_MEMORY_POOLS_SUPPORTED"),
+    MemoryKind.HOST_DEFAULT_POOL: "HOST_MEMORY_POOLS_SUPPORTED",
+    MemoryKind.DEVICE_DEFAULT_POOL: "MEMORY_POOLS_SUPPORTED",
     MemoryKind.PINNED: "CAN_MAP_HOST_MEMORY",
     MemoryKind.REGISTERED: "HOST_REGISTER_SUPPORTED",
     MemoryKind.HUGETLB: "HOST_REGISTER_SUPPORTED",
@@ -27,7 +29,7 @@ _NEEDS_ATTRIBUTE = {
     MemoryKind.MANAGED: "CONCURRENT_MANAGED_ACCESS",
     MemoryKind.SYSTEM: "PAGEABLE_MEMORY_ACCESS",
 }
-"""The device attribute that is 0 where a GPU cannot use a kind of host memory."""
+"""The device attribute that is 0 where a GPU cannot use a kind of memory."""
 _USUAL_GB_S = {LinkKind.NVLINK: 20.0, LinkKind.C2C: 300.0, LinkKind.PCIE: 25.0}
 """What to plan with where no rate is reported: of one NVLink, of C2C, of PCIe. Nothing is judged by it."""
 _LOCAL_GB_S, _CPU_GB_S, _UNKNOWN_GB_S = 1500.0, 100.0, 25.0
@@ -131,14 +133,7 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         )
         return Path(route=blocked, waiver=why_not, rate_gb_s=_UNKNOWN_GB_S)
     degraded = own and bool(found.otherwise)
-    waiver = None
-    attribute = _NEEDS_ATTRIBUTE[memory]
-    if gpu.cuda is not None and gpu.cuda.attributes.get(attribute) == 0:
-        waiver = Waiver(
-            kind=WaiverKind.UNSUPPORTED_MEMORY,
-            reason=f"GPU{gpu.index} cannot use {HOST_NAMES[memory]} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0",
-            gpus=(gpu.bus_id,),
-        )
+    waiver = _memory_waiver(gpu, memory)
     if own:
         hops = found.hops or found.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=found.reason),)
         if allocated_by is not None and allocated_by.bus_id in found.siblings and found.to_sibling is not None:
@@ -297,7 +292,9 @@ def path_between(
         if initiator is None or not isinstance(other, Gpu):
             raise ValueError("between GPUs one of them issues the work")
         source = next(place for place in ends if isinstance(place, Gpu))
-        return device_path(machine, initiator, other, source=source, staging=staging)
+        path = device_path(machine, initiator, other, source=source, staging=staging)
+        waivers = [_memory_waiver(gpu, kind) for gpu, kind in zip(ends, memory, strict=True) if isinstance(gpu, Gpu)]
+        return replace(path, waiver=next((one for one in [path.waiver, *waivers] if one is not None), None))
     if initiator is None:
         return cpu_path(host, *nodes)
     if len(nodes) > 1:
@@ -355,6 +352,19 @@ def cuda_visible(machine: Machine) -> frozenset[str] | None:
 
 def _attribute(gpu: Gpu, name: str) -> int | None:
     return None if gpu.cuda is None else gpu.cuda.attributes.get(name)
+
+
+def _memory_waiver(gpu: Gpu, memory: MemoryKind) -> Waiver | None:
+    """Say why a GPU cannot use a kind of memory; ``None`` if it can, or its driver does not know the attribute."""
+    attribute = _NEEDS_ATTRIBUTE.get(memory)
+    if attribute is None or _attribute(gpu, attribute) != 0:
+        return None
+    return Waiver(
+        kind=WaiverKind.UNSUPPORTED_MEMORY,
+        reason=f"GPU{gpu.index} cannot use {HOST_NAMES.get(memory, 'default pool')} memory: "
+        f"CU_DEVICE_ATTRIBUTE_{attribute} is 0",
+        gpus=(gpu.bus_id,),
+    )
 
 
 def _planned(hops: Sequence[Hop], usual_gb_s: float = _UNKNOWN_GB_S) -> float:

@@ -19,6 +19,7 @@ from egmctl.facts.pages import NoPages, huge_page_bytes
 from egmctl.facts.placement import Before
 from egmctl.gpu.context import Context
 from egmctl.gpu.counters import GpuCounters
+from egmctl.gpu.default_pool import DefaultPool, DefaultPoolMemory
 from egmctl.gpu.handles import SharedMemory
 from egmctl.gpu.host_memory import (
     HostNumaPoolMemory,
@@ -28,14 +29,22 @@ from egmctl.gpu.host_memory import (
     RegisteredMemory,
     SystemMemory,
 )
-from egmctl.gpu.memory import BufferMemory, DeviceMemory, HostNumaMemory, Memory, PinnedWords
+from egmctl.gpu.memory import (
+    BufferMemory,
+    DeviceMemory,
+    HostNumaMemory,
+    Memory,
+    PinnedWords,
+    on_host,
+    on_node,
+)
 from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
 from egmctl.gpu.program import Kernels, NoCompiler
 from egmctl.gpu.results import Results
 from egmctl.gpu.timing import Gate, NoGate, Stream, choose_gate
 from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Placement, Verification
-from egmctl.model.memory import HOST_NAMES, POOLS
+from egmctl.model.memory import HOST_NAMES
 from egmctl.units import format_size
 
 
@@ -96,6 +105,7 @@ class WorkerContext:
         self._streams: dict[tuple[str, int], Stream] = {}
         self._no_kernels: NoCompiler | None = None
         self._buffers: dict[Buffer, AllocatedBuffer] = {}
+        self._pools: dict[str, DefaultPool] = {}
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
         self._new_seeds = count(1 + (exchange.rank << 32))
@@ -244,10 +254,15 @@ class WorkerContext:
                 problem = str(error)
         return problem
 
-    def connect(self, initiator: str, bus_id: str | None) -> None:
+    def connect(self, initiator: str, end: Endpoint) -> None:
         """Let the GPU that issues work reach the memory of another one."""
-        if bus_id is not None and bus_id != initiator:
-            self.stream(initiator).context.enable_access_to(self.stream(bus_id).context)
+        if end.bus_id is None or end.bus_id == initiator:
+            return
+        issuer = self.stream(initiator).context
+        if end.memory is MemoryKind.DEVICE_DEFAULT_POOL:
+            self._default_pool(end, self.stream(end.bus_id).context).open_to([issuer])
+        else:
+            issuer.enable_access_to(self.stream(end.bus_id).context)
 
     def disconnect(self, bus_id: str, other: str) -> None:
         """Keep two GPUs from reaching each other's memory, so that copies between them go through host memory."""
@@ -283,6 +298,9 @@ class WorkerContext:
             return self._share(buffer, end.handle)
         if end.memory is MemoryKind.DEVICE:
             return DeviceMemory(self.stream(end.bus_id or "").context, buffer.size_bytes)
+        if end.memory is MemoryKind.DEVICE_DEFAULT_POOL:
+            pool = self._default_pool(end, self.stream(end.bus_id or "").context)
+            return DefaultPoolMemory(pool, buffer.size_bytes)
         if end.memory is MemoryKind.GPU_NUMA and end.numa_node is not None:
             self._before[buffer] = Before(end.numa_node)
             return SystemMemory(Node(end.numa_node), buffer.size_bytes)
@@ -298,15 +316,30 @@ class WorkerContext:
             first = [] if end.allocated_by is None else [self.stream(end.allocated_by).context]
             others = [context for context in contexts if context not in first]
             return HostNumaMemory(node.id, buffer.size_bytes, [*first, *others])
-        if end.memory in POOLS:
-            default = end.memory is MemoryKind.HOST_NUMA_DEFAULT_POOL
-            return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts, default=default)
+        if end.memory is MemoryKind.HOST_NUMA_POOL:
+            return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts)
+        if end.memory is MemoryKind.HOST_NUMA_DEFAULT_POOL:
+            return DefaultPoolMemory(self._default_pool(end, contexts[0]), buffer.size_bytes, contexts)
+        if end.memory is MemoryKind.HOST_DEFAULT_POOL:
+            return DefaultPoolMemory(self._default_pool(end, contexts[0]), buffer.size_bytes, contexts, node)
         if end.memory is MemoryKind.MANAGED:
             return ManagedMemory(node, buffer.size_bytes, contexts)
         # Portable memory can be made through any context.
         if end.memory is MemoryKind.PINNED:
             return PinnedMemory(node, buffer.size_bytes, contexts[0])
         return _registered(end.memory, node, buffer.size_bytes, contexts[0])
+
+    def _default_pool(self, end: Endpoint, context: Context) -> DefaultPool:
+        """Return the driver's own pool that memory at an end is from; it stays, and who had access to it before has."""
+        if end.memory is MemoryKind.HOST_DEFAULT_POOL:
+            key, place = "host", on_host()
+        elif end.numa_node is not None:
+            key, place = f"NUMA{end.numa_node}", on_node(end.numa_node)
+        else:
+            key, place = context.bus_id, None
+        if key not in self._pools:
+            self._pools[key] = self._keep(DefaultPool(context, place))
+        return self._pools[key]
 
     def _share(self, buffer: Buffer, handle: HandleKind) -> BufferMemory:
         """Make memory that other processes open, on this process' one GPU or on a NUMA node."""

@@ -16,6 +16,7 @@ _KINDS = {
     MemoryKind.HOST_NUMA: "VMM",
     MemoryKind.HOST_NUMA_POOL: "pool",
     MemoryKind.HOST_NUMA_DEFAULT_POOL: "default pool",
+    MemoryKind.HOST_DEFAULT_POOL: "host pool",
     MemoryKind.PINNED: "pinned",
     MemoryKind.REGISTERED: "registered",
     MemoryKind.HUGETLB: "hugetlb",

@@ -16,6 +16,7 @@ _MEMORY = {
     MemoryKind.HOST_NUMA: "NUMA",
     MemoryKind.HOST_NUMA_POOL: "NUMA pool",
     MemoryKind.HOST_NUMA_DEFAULT_POOL: "NUMA default pool",
+    MemoryKind.HOST_DEFAULT_POOL: "host default pool",
     MemoryKind.PINNED: "pinned",
     MemoryKind.REGISTERED: "registered",
     MemoryKind.HUGETLB: "hugetlb",

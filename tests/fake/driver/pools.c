@@ -97,9 +97,16 @@ static int set_access(struct pool *pool, const CUmemAccessDesc *descriptors, siz
     TRY(initialised());
     if (!pool_exists(pool))
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; ++i)
-        if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_exists(descriptors[i].location.id))
+    for (size_t i = 0; i < count; ++i) {
+        CUmemLocation to = descriptors[i].location;
+        if (to.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_exists(to.id))
             return CUDA_ERROR_INVALID_VALUE;
+        /* A device's access to its own memory cannot be revoked (CUDA Programming Guide, "Stream-Ordered Memory
+         * Allocator"). */
+        bool own = pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE && pool->location.id == device_gpu(to.id);
+        if (own && descriptors[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
     for (size_t i = 0; i < count; ++i)
         pool->access[device_gpu(descriptors[i].location.id)] = (unsigned char)descriptors[i].flags;
     return 0;
