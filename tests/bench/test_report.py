@@ -218,6 +218,8 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
         "numa_node": 0,
         "rank": None,
         "handle": None,
+        "allocated_by": None,
+        "allocated_by_label": None,
     }
     route = flow["route"]
     assert (route["egm"], route["symbol"], route["memory"]) == ("yes", "C2C", "host-numa")
