@@ -4,6 +4,8 @@ python benchmarks/matrices.py                            egmctl alone: the seven
 python benchmarks/matrices.py PATH/TO/nvbandwidth        both, one after the other
 python benchmarks/matrices.py --host PATH/TO/nvbandwidth --rounds 5
                                                          host memory to GPUs and back; in turns, each five times
+python benchmarks/matrices.py --all PATH/TO/nvbandwidth --rounds 3
+                                                         every case that nvbandwidth 0.8 has too
 python benchmarks/matrices.py --output nvb.txt           egmctl beside an nvbandwidth output that was kept
 
 Needs GPUs. Ends with 1 if a cell's median is below 0.995 of nvbandwidth's, or a latency differs by more than 5 %.
@@ -37,6 +39,28 @@ HOST_CASES = (
     "host_to_device_memcpy_sm",
     "device_to_host_memcpy_sm",
 )
+ALL_CASES = (
+    *HOST_CASES,
+    *CASES,
+    *(
+        f"{case}_{engine}"
+        for case in (
+            "host_to_device_bidirectional_memcpy",
+            "host_to_all_memcpy",
+            "all_to_host_memcpy",
+            "host_to_all_bidirectional_memcpy",
+            "device_to_device_bidirectional_memcpy_read",
+            "all_to_one_write",
+            "all_to_one_read",
+            "one_to_all_write",
+            "one_to_all_read",
+        )
+        for engine in ("ce", "sm")
+    ),
+    "device_local_copy",
+    "host_device_latency_sm",
+)
+"""Without those of several nodes. device_to_host_bidirectional_* is the other direction of the same case here."""
 LEAST = 0.995
 LATENCY = 0.05
 
@@ -48,16 +72,15 @@ def main(arguments: list[str]) -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(description="Matrices beside nvbandwidth's.")
     parser.add_argument("nvbandwidth", nargs="?", help="its executable")
-    parser.add_argument("--host", action="store_true", help="pinned memory in place of the seven between GPUs")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--host", action="store_true", help="pinned memory in place of the seven between GPUs")
+    which.add_argument("--all", action="store_true", help="every case that both have")
     parser.add_argument("--output", type=Path, help="what it printed for the same cases")
     parser.add_argument("--rounds", type=int, default=1, help="how often both run, in turns")
     chosen = parser.parse_args(arguments)
-    cases = HOST_CASES if chosen.host else CASES
-    command = [sys.executable, "-m", "egmctl", "bench", "--json"]
-    if chosen.host:
-        command += ["--numa", "local", *(word for case in cases for word in ("--case", case))]
-    else:
-        command += ["--suite", "matrices"]
+    cases = HOST_CASES if chosen.host else ALL_CASES if chosen.all else CASES
+    command = [sys.executable, "-m", "egmctl", "bench", "--json", "--samples", "3"]
+    command += ["--numa", "local", *(word for case in cases for word in ("--case", case))]
     ours: list[list[dict[str, Any]]] = []
     theirs = [read_nvbandwidth(chosen.output.read_text())] if chosen.output else []
     for _ in range(chosen.rounds):
@@ -132,17 +155,30 @@ def read_egmctl(measurements: list[dict[str, Any]], arrow: str) -> Cells:
     Parameters
     ----------
     arrow
-        How the bytes go: ``->`` from the row to the column, ``<-`` to the row, ``<->`` both, which is their sum.
+        How the bytes go: ``->`` from the row to the column, ``<-`` to the row, ``<->`` both, which is their sum; empty
+        within a GPU.
     """
     cells = {}
     for m in measurements:
+        if m["pattern"] in ("one-to-all", "all-to-one"):
+            # The sum is told of the one, in a matrix of one row.
+            one = {"one-to-all": "source", "all-to-one": "destination"}[m["pattern"]]
+            cells[0, place(m["flows"][0][one])] = m["bandwidth_gb_s"]["median"]
+            continue
         for number, flow in enumerate(m["flows"]):
             # All host memory is one row to nvbandwidth.
             ends = [place(flow[end]) for end in ("source", "destination")]
             row, column = ends[::-1] if arrow == "<-" else ends
+            from_host = flow["source"]["numa_node"] is not None
             if m["latency_ns"]:
-                # The thread that reads is the row's.
-                cells[column, row] = m["latency_ns"]["median"]
+                # Between GPUs the thread that reads is the row's.
+                cells[(row, column) if from_host else (column, row)] = m["latency_ns"]["median"]
+            elif not arrow:
+                cells[0, column] = m["bandwidth_gb_s"]["median"]
+            elif "host" in m["case"] and arrow == "<->":
+                # Of both directions it tells the one to the GPU.
+                if from_host:
+                    cells[row, column] = m["flows_gb_s"][number]["median"]
             elif arrow == "<->":
                 cells[row, column] = m["bandwidth_gb_s"]["median"]
             elif m["flows_gb_s"]:
@@ -162,8 +198,8 @@ def read_nvbandwidth(text: str) -> dict[str, tuple[str, Cells]]:
     for line in text.splitlines():
         if match := re.fullmatch(r"Running (\w+)\.", line):
             case = match[1]
-        elif match := re.search(r"[CG]PU\(row\) (<->|<-|->) GPU\(column\)", line):
-            arrow, cells = match[1], {}
+        elif match := re.search(r"(?:[CG]PU\(row\) (<->|<-|->)|memcpy local) GPU\(column\)", line):
+            arrow, cells = match[1] or "", {}
             found[case] = arrow, cells
         elif case and re.fullmatch(r"\s*\d+(\s+(N/A|[0-9.]+))+", line):
             row, *values = line.split()
