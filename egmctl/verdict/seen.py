@@ -61,8 +61,8 @@ def _busy(gpus: Sequence[Gpu]) -> Finding:
     told = [f"in use by process {listed(pids)}"] if pids else []
     words = "; ".join([*told, *(str(use) for use in uses if not use.pids)]) or "in use by others"
     command = f"ps -o pid,user,etime,args -p {','.join(map(str, pids))}" if pids else "nvidia-smi"
-    text = "Measure again when they are idle, or beside them with 'egmctl bench --allow-busy'"
-    remedy = Remedy(text=f"{text}; this shows who they are.", command=command)
+    text = "Wait until they are idle (the command below shows who uses them)"
+    remedy = Remedy(text=f"{text}, or measure beside them with 'egmctl bench --allow-busy'.", command=command)
     return _left_out(IN_USE, gpus, words, remedy, tuple(map(_use_evidence, uses)))
 
 

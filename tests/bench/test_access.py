@@ -129,7 +129,7 @@ class TestBusyGpus:
         done = egmctl(*BENCH, "-v", env=node.environment())
         assert done.code == 3
         assert first(done.out) == "INCOMPLETE: nothing was measured: GPU0-3: in use by process 4711"
-        advice = "Next: Measure again when they are idle, or beside them with 'egmctl bench --allow-busy'"
+        advice = "or measure beside them with 'egmctl bench --allow-busy'"
         assert advice in " ".join(done.out.split())
         assert "$ ps -o pid,user,etime,args -p 4711" in done.out
         assert sections(done.out) == set()
