@@ -13,9 +13,12 @@ from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
+from egmctl.report.formats import Format
+from egmctl.report.rendering import render
 from egmctl.report.route_words import route_words
 from tests.bench.test_run import FEW, Bench, Run, bench
 from tests.doctor.machines import shipped
+from tests.report.runs import run as made_up
 
 pytest_plugins = ["tests.fake.plugin"]
 
@@ -157,6 +160,10 @@ class TestPoolsOfGpus:
         if name != "cuMemPoolSetAccess":
             given = access(run)
             assert [one for one in given if "RW" in one] == [] or given[-1].endswith("NONE")
+
+    def test_the_table_says_of_which_memory_it_is(self) -> None:
+        text = str(render(made_up("hgx-h200x4", cases=OF_GPUS, gpus=2), Format.TEXT, verbose=1))
+        assert "memcpy CE GPU default pool(row) -> GPU default pool(column) bandwidth (GB/s)" in text
 
     def test_without_peer_access_the_reason_is_said_and_nothing_is_staged(self) -> None:
         refused = tuple(replace(pair, can_access_peer=False) for pair in H200.pairs or ())

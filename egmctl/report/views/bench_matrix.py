@@ -127,7 +127,7 @@ def _engine(measurement: Measurement) -> str:
 
 def _kind(end: Endpoint) -> str:
     if end.bus_id is not None:
-        return "GPU"
+        return "GPU default pool" if end.memory is MemoryKind.DEVICE_DEFAULT_POOL else "GPU"
     return "CPU" if end.memory is MemoryKind.REGISTERS else _MEMORY[end.memory]
 
 
