@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from egmctl.driver.cuda import bindings, call
+from egmctl.errors import DriverTooOld
 from egmctl.gpu import numa
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
@@ -48,8 +49,7 @@ class DefaultPool:
         if place is None:
             self._pool = call("cuDeviceGetDefaultMemPool", context.device)
         else:
-            pinned = bindings().CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-            self._pool = call("cuMemGetDefaultMemPool", place, pinned)
+            self._pool = _of_host(place)
         self._before: dict[int, tuple[Any, Any]] = {}
         self._held = 0
 
@@ -99,6 +99,15 @@ class DefaultPool:
         self._held -= 1
         if not self._held:
             self.close()
+
+
+def _of_host(place: Any) -> Any:
+    pinned = bindings().CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    try:
+        return call("cuMemGetDefaultMemPool", place, pinned)
+    except DriverTooOld as error:
+        why = f"{error.name}; default pools of the host come with CUDA 13.0 (driver 580)"
+        raise DriverTooOld(error.call, error.number, why) from error
 
 
 class DefaultPoolMemory:

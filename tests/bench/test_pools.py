@@ -216,7 +216,9 @@ class TestThePoolOfTheHost:
     def test_a_driver_before_cuda_13_is_waived_and_the_missing_call_named(self, bench: Bench) -> None:
         run = bench(*OPTIONS, "--case", OF_HOST[0], faults="cuMemGetDefaultMemPool=missing")
         assert (run.code, set(run.statuses())) == (3, {"waived"})
-        assert any("cuMemGetDefaultMemPool" in reason for reason in run.reasons())
+        (reason,) = run.reasons()
+        assert reason.startswith("cuMemGetDefaultMemPool failed: the driver has no such function; ")
+        assert reason.endswith("come with CUDA 13.0 (driver 580)")
 
     def test_a_gpu_whose_driver_has_no_host_pools_is_waived_with_the_attribute(self) -> None:
         found = reasons(plan(with_attribute("HOST_MEMORY_POOLS_SUPPORTED", 0), OF_HOST))
