@@ -163,6 +163,10 @@ class Peak:
     """Huge pages of the host: they are reserved for this, so neither the host's free memory nor a node's counts them
     (``Documentation/admin-guide/mm/hugetlbpage.rst`` of Linux)."""
 
+    def same_place(self, other: Peak) -> bool:
+        """Say whether another peak is one of this place."""
+        return _key(self.host, self.place, self.huge_pages) == _key(other.host, other.place, other.huge_pages)
+
 
 def peaks(
     steps: Sequence[Sequence[Task]],
@@ -193,16 +197,17 @@ def peaks(
         for buffer in held:
             host = node_of(buffer.end)
             if buffer.end.memory is MemoryKind.HUGETLB:
-                now[host, None, None, True] += round_up(buffer.size_bytes, huge_page_bytes)
-                ends[host, None, None, True] = None
+                huge = _key(host, None, huge_pages=True)
+                now[huge] += round_up(buffer.size_bytes, huge_page_bytes)
+                ends[huge] = None
                 continue
-            # GPU memory that the kernel has as a NUMA node is the GPU's all the same.
-            place = (host, buffer.end.bus_id, None if buffer.end.bus_id else buffer.end.numa_node, False)
+            place = _key(host, buffer.end)
             now[place] += buffer.size_bytes
             ends[place] = buffer.end
             if buffer.end.bus_id is None:
-                now[host, None, None, False] += buffer.size_bytes
-                ends[host, None, None, False] = None
+                whole = _key(host, None)
+                now[whole] += buffer.size_bytes
+                ends[whole] = None
         for place, taken in now.items():
             if taken > most.get(place, (None, 0))[1]:
                 most[place] = (ends[place], taken)
@@ -214,3 +219,10 @@ def peaks(
 
 _Place = tuple[str | None, str | None, int | None, bool]
 """A host, and a GPU or a NUMA node of it, or its huge pages."""
+
+
+def _key(host: str | None, end: Endpoint | None, huge_pages: bool = False) -> _Place:
+    if end is None:
+        return host, None, None, huge_pages
+    # GPU memory that the kernel has as a NUMA node is the GPU's all the same.
+    return host, end.bus_id, None if end.bus_id else end.numa_node, huge_pages

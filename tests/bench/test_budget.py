@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
+from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of, peaks
 from egmctl.bench.fabric_run import Asked, alone, plan_for
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, checked, fitted, memory_of
@@ -118,6 +118,16 @@ def test_every_suite_fits(
     running = {number for step in plan.steps for number in step.tasks}
     assert running == {number for number, one in enumerate(plan.tasks) if one.waiver is None}
     assert all(one.waiver for number, one in enumerate(plan.tasks) if number not in running)
+
+
+@pytest.mark.parametrize("suite", ["full", "ipc"])
+def test_what_a_plan_holds_at_a_place_is_held_by_some_task_alone(suite: str) -> None:
+    """What does not fit is waived by this: else the search for who takes too much would find nobody."""
+    plan = chosen(two_gpus(), suite)
+    alone = [one for planned in plan.tasks if planned.waiver is None for one in peaks([[planned.task]])]
+    assert plan.peaks
+    for peak in plan.peaks:
+        assert any(one.bytes > 0 and one.same_place(peak) for one in alone)
 
 
 def huge_pages_last(plan: Plan, pools: Sequence[HugePages]) -> bool:

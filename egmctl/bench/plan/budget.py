@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
+from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, peaks
 from egmctl.bench.plan.schedule import Step
 from egmctl.errors import UsageError
 from egmctl.model.host import HugePages
@@ -122,6 +122,7 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
         why = f"{_name(tight[0])} has no room for more"
         note = f"buffers of {format_size(size)}, not of the usual {format_size(usual)}: {why}"
         plan = replace(plan, notes=(*plan.notes, note))
+    # It ends: what is too much at a place is that of tasks, and the largest of them go each time (_taken).
     while (excess := next(_excesses(_peaks(plan, memory), memory, share), None)) is not None:
         plan = _without(plan, _largest_at(plan, memory, *excess, sized=True))
     return _with_huge_pages(plan, memory)
@@ -298,19 +299,8 @@ def _without(plan: Plan, gone: Mapping[int, str], kind: WaiverKind = WaiverKind.
 
 
 def _taken(task: Task, memory: Memory, peak: Peak) -> int:
-    """Return what a task takes at a place."""
-    place = peak.place
-    return sum(
-        buffer.size_bytes
-        for buffer in buffers_of([task])
-        if memory.node_of(buffer.end) == peak.host
-        and buffer.end.memory is not MemoryKind.HUGETLB
-        and (
-            buffer.end.bus_id is None
-            if place is None
-            else (place.bus_id == buffer.end.bus_id and (place.bus_id or place.numa_node == buffer.end.numa_node))
-        )
-    )
+    """Return what a task takes at a place, counted as for the plan: what exceeds is always some task's."""
+    return sum(one.bytes for one in peaks([[task]], node_of=memory.node_of) if one.same_place(peak))
 
 
 def _remaining(steps: Iterable[Step], gone: Container[int]) -> Iterator[Step]:
