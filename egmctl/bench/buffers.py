@@ -1,6 +1,6 @@
 """Which buffers a step works on, and how much memory a sequence of steps takes at most: pure.
 
-The planner counts with it and the rig allocates by it, so that what was promised is what is taken.
+The planner counts with it and the worker allocates by it, so that what was promised is what is taken.
 """
 
 from __future__ import annotations

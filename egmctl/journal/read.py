@@ -128,7 +128,7 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
 
 
 def _entries(content: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the events up to the first line that is none; a line that was cut has no end."""
+    """Yield the events of all lines that are whole; one that was cut has no end, or is no JSON."""
     for line in io.BytesIO(content):
         if line == b"\n" or not line.endswith(b"\n"):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.verdict import MemoryOwner
 
 
 def run_fault(report: RunReport) -> str | None:
@@ -10,9 +11,14 @@ def run_fault(report: RunReport) -> str | None:
     for place, measurement in enumerate(report.measurements):
         if fault := measurement_fault(measurement):
             return f"result.measurements[{place}].{fault}"
-    judged, classes = ((), ()) if report.verdict is None else (report.verdict.judged, report.verdict.classes)
-    numbers = [("verdict", one.measurement) for one in judged]
-    numbers += [("verdict", number) for one in classes for number in one.measurements]
+    numbers: list[tuple[str, int]] = []
+    if (verdict := report.verdict) is not None:
+        for place, owner in enumerate(verdict.owners):
+            if fault := _owner_fault(owner):
+                return f"result.verdict.owners[{place}]{fault}"
+        numbers += [("verdict", one.measurement) for one in verdict.judged]
+        numbers += [("verdict", number) for one in verdict.classes for number in one.measurements]
+        numbers += [("verdict.owners", number) for one in verdict.owners for number in one.measurements]
     numbers += [(f"causes[{place}]", number) for place, one in enumerate(report.causes) for number in one.explains]
     count = len(report.measurements)
     return next(
@@ -30,4 +36,14 @@ def measurement_fault(measurement: Measurement) -> str | None:
     for name, values in counts:
         if values and len(values) != flows:
             return f"{name}: {len(values)} numbers for {flows} flows"
+    return None
+
+
+def _owner_fault(owner: MemoryOwner) -> str | None:
+    if not owner.measurements:
+        return ".measurements: there is none"
+    if (owner.owner is None) == (owner.unknown is None):
+        return ": one of owner and unknown is there, and not both"
+    if (owner.owner is None) != (owner.owner_label is None):
+        return ".owner_label: it is there where owner is"
     return None

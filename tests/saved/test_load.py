@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from egmctl.report.formats import COMPARISON, FLEET, Format
 from egmctl.report.rendering import render
 from egmctl.topology.result import TOPO_SCHEMA, TopoResult
 from egmctl.topology.topology import topology
+from egmctl.verdict.judge import judge
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import shipped
 from tests.memory import most_bytes
+from tests.report.runs import run as run_of
 from tests.saved.documents import bench_document, machine_of, measured_report
 from tests.tiers import few
 
@@ -239,6 +242,24 @@ def test_a_cause_explains_measurements_that_are_there(tmp_path: Path, number: in
     document["result"]["causes"] = [{"status": "fail", "finding": finding, "explains": [number]}]
     count = len(document["result"]["measurements"])
     assert f"result.causes[0]: there is no measurement {number} of {count}" in refusal(write(tmp_path, document))
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"measurements": []}, "result.verdict.owners[0].measurements: there is none"),
+        ({"measurements": [10**6]}, "result.verdict.owners: there is no measurement 1000000 of "),
+        ({"unknown": None}, "result.verdict.owners[0]: one of owner and unknown is there, and not both"),
+        ({"owner": "0000:1b:00.0"}, "result.verdict.owners[0]: one of owner and unknown is there, and not both"),
+        ({"owner_label": "GPU1"}, "result.verdict.owners[0].owner_label: it is there where owner is"),
+    ],
+)
+def test_an_owner_of_memory_fits_what_was_measured(tmp_path: Path, changed: dict[str, Any], fault: str) -> None:
+    run = run_of("hgx-h200x4", cases=("host_numa_by_owner_to_device_memcpy_ce",))
+    document = bench_document(replace(run, verdict=judge(run, None)))
+    assert saved.load(write(tmp_path, document))
+    document["result"]["verdict"]["owners"][0] |= changed
+    assert fault in refusal(write(tmp_path, document))
 
 
 def test_so_is_one_in_the_machine(tmp_path: Path) -> None:
