@@ -13,8 +13,8 @@ from egmctl.model.memory import HOST_MEMORY
 from egmctl.units import GIB, MIB, format_size
 
 LOADS = 40_000
-"""In one sample of what needs many: nvbandwidth's definition, which takes one multiprocessor after the other, and
-footprints whose pages the loads before do not all reach."""
+"""In one sample of what needs many: nvbandwidth's definition, which takes one multiprocessor after the other;
+footprints, whose pages the loads before do not all reach; the loads of a CPU; and atomic additions."""
 LAPS = 2_000
 LINE_BYTES = 128
 """Of the GPUs' caches, and of nvbandwidth's chain."""
@@ -26,8 +26,8 @@ CACHED = Footprint(least_bytes=2 * MIB)
 UNCACHED = Footprint(least_bytes=64 * MIB, l2_times=4)
 
 LAP_LOADS = CACHED.least_bytes // LINE_BYTES
-"""In one sample of the others: each line of :data:`CACHED` once. 5 ms in a GPU's own memory, 22 ms in the host's; the
-clock that times them ticks every 32 ns."""
+"""In one sample of a GPU's other loads: each line of :data:`CACHED` once. 5 ms in a GPU's own memory, 22 ms in the
+host's; the clock that times them ticks every 32 ns."""
 
 LOAD_BLOCKS_PEER = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 LOAD_BLOCKS_HOST = (0, 1, 2, 4, 8, 16, 32)

@@ -148,7 +148,9 @@ def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, tuple[RankF
         first = rank_flows[0]
         taking_part = {rank.number: rank for one in rank_flows for rank in (one.initiator, one.owner)}
         made = Candidate(
-            flows=tuple(flow_of(case, one, path, by_owner=True) for one, path in zip(rank_flows, paths, strict=True)),
+            flows=tuple(
+                flow_of(case, one, path, across_nodes=True) for one, path in zip(rank_flows, paths, strict=True)
+            ),
             paths=paths,
             gpus=(),
             cache=layout.gpu(first.owner if first.numa_node is None else first.initiator),

@@ -91,13 +91,14 @@ def node_flows(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Itera
         yield tuple(RankFlow(ranks[one], ranks[other]) for one, other in flows)
 
 
-def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, by_owner: bool = False) -> Flow:
+def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool = False) -> Flow:
     """Return a flow as results name it.
 
     Parameters
     ----------
-    by_owner
+    across_nodes
         Host memory is named by the rank that has made it, over whose GPU it is reached: several nodes have a NUMA 0.
+        The GPU under which it was allocated is not told: GPUs of several nodes may have the same bus id.
     """
     issuer, owner = rank_flow.initiator, rank_flow.owner
     if case.engine in UCX_ENGINES:
@@ -107,14 +108,14 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, by_owner: bool = Fal
     on_host = rank_flow.numa_node is not None
     far = Endpoint(
         memory=shared_memory(case),
-        label=f"{f'{owner.label}:' if by_owner else ''}NUMA{rank_flow.numa_node}" if on_host else owner.label,
+        label=f"{f'{owner.label}:' if across_nodes else ''}NUMA{rank_flow.numa_node}" if on_host else owner.label,
         bus_id=None if on_host else owner.bus_id,
         numa_node=rank_flow.numa_node,
         rank=owner.number,
         handle=None if issuer is owner else case.handle,
-        # The owner's process works no other GPU. Bus ids of several nodes may be alike.
-        allocated_by=owner.bus_id if on_host and not by_owner else None,
-        allocated_by_label=owner.label if on_host and not by_owner else None,
+        # The owner's process works no other GPU.
+        allocated_by=owner.bus_id if on_host and not across_nodes else None,
+        allocated_by_label=owner.label if on_host and not across_nodes else None,
     )
     return Flow(
         source=near if pushed else far,
