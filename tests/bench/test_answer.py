@@ -180,6 +180,14 @@ def test_what_was_not_made_is_told_without_a_reference_too() -> None:
         assert "; 2 measurements not made: not run: 4 workers had failed before" in str(told.sentence)
 
 
+def test_a_profile_without_these_cases_is_named_as_the_reason() -> None:
+    found = run(WRITE)
+    verdict = judge(found, replace(H200, references=()), profile_reason="GPU name NVIDIA H200")
+    told = answer(replace(found, verdict=replace(verdict, grade=Grade.NO_REFERENCE)))
+    assert told.word == "NO REFERENCE"
+    assert str(told.sentence).endswith("judge them by: profile hgx-h200 has no reference for these cases")
+
+
 def test_nothing_measured_is_incomplete_and_says_why() -> None:
     report = run(WRITE)
     waived = tuple(

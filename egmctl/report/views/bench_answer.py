@@ -87,7 +87,7 @@ def answer(
     return Verdict(
         word="NO REFERENCE",
         tone=Tone.UNKNOWN,
-        sentence=f"{made} measurements and nothing to judge them by: {verdict.profile_reason or verdict.reason}"
+        sentence=f"{made} measurements and nothing to judge them by: {_why_no_reference(verdict)}"
         + _not_made(report)
         + _warned(report, verdict),
         advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
@@ -184,7 +184,14 @@ def _rest(made: int, verdict: RunVerdict | None) -> str:
         return f"PASS for {measured}: {passed} are as fast as profile {verdict.profile} expects"
     if verdict.grade is Grade.WARN and verdict.profile is not None:
         return f"PASS with warnings for {measured}: {passed} are as fast as profile {verdict.profile} expects"
-    return f"{measured} {'have' if made != 1 else 'has'} no reference: {verdict.profile_reason or verdict.reason}"
+    return f"{measured} {'have' if made != 1 else 'has'} no reference: {_why_no_reference(verdict)}"
+
+
+def _why_no_reference(verdict: RunVerdict) -> str:
+    """Say why no path class has a reference: there is no profile, or it has none of these cases."""
+    if verdict.profile is not None:
+        return f"profile {verdict.profile} has no reference for these cases"
+    return verdict.profile_reason or verdict.reason
 
 
 _NOT_HERE = frozenset(
