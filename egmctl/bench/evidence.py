@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from egmctl.gpu.counters import GpuCounters, State, Traffic
-from egmctl.model.evidence import GpuEvidence, LinkEvidence, Verdict
+from egmctl.model.evidence import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, Verdict
 from egmctl.model.memory import MemoryKind
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.task import Flow, Quantity, Task
@@ -24,11 +24,6 @@ PERIOD_S = 0.02
 
 TELLING_BYTES = 64 << 20
 """Fewer bytes than this prove nothing: other traffic, such as launches and flags, is of that order of magnitude."""
-
-_COUNTED_AT_LEAST = 0.95
-"""The part of the expected bytes that a link's counters must show: they are read in KiB and may lag behind."""
-_STRAY_AT_MOST = 0.5
-"""The part of the expected bytes that another kind of link may show."""
 
 
 class LinkCounters:
@@ -184,14 +179,14 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     if (
         link is LinkKind.C2C
         and (_is_egm(task) or _by_uvm(task))
-        and (carried[LinkKind.NVLINK] or 0) >= _COUNTED_AT_LEAST * total
+        and (carried[LinkKind.NVLINK] or 0) >= COUNTED_AT_LEAST * total
     ):
         # EGM memory belongs to one GPU of its CPU, and libcuda does not say which: the other GPU goes over NVLink to it
         # (egmctl.topology.routes). So may managed memory, which UVM routes. The counters tell.
         nvlink = LinkKind.NVLINK
         return LinkEvidence(link=nvlink, expected_bytes=total, carried_bytes=carried[nvlink], verdict=Verdict.PROVEN)
     if all(map(_of_another_gpu, task.flows)) and all(
-        (rise := carried[name]) is not None and rise <= _STRAY_AT_MOST * total
+        (rise := carried[name]) is not None and rise <= STRAY_AT_MOST * total
         for name in (LinkKind.NVLINK, LinkKind.PCIE)
     ):
         # It does not belong to the GPU under which it was allocated: what is left is the reader's own C2C.
@@ -201,13 +196,13 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     if _is_degraded(task):
         # Nobody knows beforehand over which link it goes: the counters tell.
         for name in (LinkKind.NVLINK, LinkKind.PCIE):
-            if (carried[name] or 0) >= _COUNTED_AT_LEAST * total:
+            if (carried[name] or 0) >= COUNTED_AT_LEAST * total:
                 return LinkEvidence(
                     link=name, expected_bytes=total, carried_bytes=carried[name], verdict=Verdict.PROVEN
                 )
     if own is not None:
-        verdict = Verdict.PROVEN if own >= _COUNTED_AT_LEAST * total else Verdict.REFUTED
-    elif any(other is not None and other > _STRAY_AT_MOST * total for other in others):
+        verdict = Verdict.PROVEN if own >= COUNTED_AT_LEAST * total else Verdict.REFUTED
+    elif any(other is not None and other > STRAY_AT_MOST * total for other in others):
         verdict = Verdict.REFUTED
     elif link is LinkKind.C2C and all(carried[name] is not None for name in (LinkKind.NVLINK, LinkKind.PCIE)):
         verdict = Verdict.BY_EXCLUSION

@@ -9,6 +9,11 @@ from egmctl.compat import StrEnum
 from egmctl.model.record import BusId, Plain
 from egmctl.model.route import LinkKind
 
+COUNTED_AT_LEAST = 0.95
+"""The part of the expected bytes that a link's counters must show: they are read in KiB and may lag behind."""
+STRAY_AT_MOST = 0.5
+"""The part of the expected bytes that another kind of link, or another GPU, may show."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEvidence:

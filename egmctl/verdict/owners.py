@@ -11,14 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from egmctl.model.evidence import Verdict
+from egmctl.model.evidence import COUNTED_AT_LEAST, STRAY_AT_MOST, Verdict
 from egmctl.model.measurement import Measurement, Quantity
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.verdict import MemoryOwner, OwnerUnknown
-
-_SENT_AT_LEAST, _STRAY_AT_MOST = 0.95, 0.5
-"""The part of what was read that a GPU must have sent over NVLink to be its owner, and that one may send that is not;
-as for links (:mod:`egmctl.bench.evidence`)."""
 
 
 def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
@@ -110,6 +106,7 @@ def _read(measurement: Measurement, allocated_by: str) -> _Read:
 
 
 def _has_sent(sent_bytes: int | None, expected_bytes: int) -> bool | None:
-    if sent_bytes is None or _STRAY_AT_MOST * expected_bytes < sent_bytes < _SENT_AT_LEAST * expected_bytes:
+    """Say whether a GPU sent what was read; ``None`` where its counter shows neither all of it nor stray bytes only."""
+    if sent_bytes is None or STRAY_AT_MOST * expected_bytes < sent_bytes < COUNTED_AT_LEAST * expected_bytes:
         return None
-    return sent_bytes >= _SENT_AT_LEAST * expected_bytes
+    return sent_bytes >= COUNTED_AT_LEAST * expected_bytes
