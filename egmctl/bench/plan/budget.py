@@ -321,10 +321,9 @@ def _excesses(wanted: Sequence[Peak], memory: Memory, share: int) -> Iterator[tu
 def _name(peak: Peak) -> str:
     if peak.place is None:
         return peak.host or "the host"
-    if peak.place.allocated_by is not None and peak.place.rank is None:
-        # Under which GPU it was allocated does not matter here: it is memory of the node.
-        return f"NUMA{peak.place.numa_node}"
-    return peak.place.label
+    # Of several ends on a NUMA node one is kept, and its label may tell more than the node, as who allocated it.
+    own = peak.place.bus_id is not None or peak.place.rank is not None
+    return peak.place.label if own else f"NUMA{peak.place.numa_node}"
 
 
 def _takes(peak: Peak, free: int, share: int) -> str:
