@@ -11,6 +11,7 @@ from egmctl.bench.plan.patterns import expand
 from egmctl.model.machine import Gpu
 from egmctl.model.measurement import Endpoint, Engine, MemoryKind, Pattern
 from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.rank import Rank
 
 Place = Gpu | int
 """A GPU, or the number of a NUMA node."""
@@ -143,3 +144,12 @@ def endpoint(memory: MemoryKind, place: Place, allocated_by: Gpu | None = None) 
         allocated_by=allocated_by.bus_id,
         allocated_by_label=name,
     )
+
+
+def own_end(memory: MemoryKind, rank: Rank) -> Endpoint:
+    """Return memory that a rank makes for itself: its GPU's, or that of its NUMA node, where it has one."""
+    if memory not in HOST_MEMORY or rank.numa_node is None:
+        return Endpoint(memory=memory, label=rank.label, bus_id=rank.bus_id, rank=rank.number)
+    # Both ranks may have memory of one NUMA node: the label says whose it is.
+    label = f"{rank.label}:NUMA{rank.numa_node}"
+    return Endpoint(memory=memory, label=label, numa_node=rank.numa_node, rank=rank.number)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.plan.flows import Place
+from egmctl.bench.plan.flows import Place, own_end
 from egmctl.bench.plan.paths import Path, nowhere, path_between
 from egmctl.bench.plan.patterns import expand
-from egmctl.bench.plan.ucx import own_end, ucx_flow, ucx_path
+from egmctl.bench.plan.ucx import ucx_flow, ucx_path
 from egmctl.driver.signatures import cause_of
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from egmctl.bench.case import Case, End
+from egmctl.bench.plan.flows import own_end
 from egmctl.bench.plan.paths import Path, nowhere, path_between
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Endpoint, Flow, MemoryKind
+from egmctl.model.measurement import Flow, MemoryKind
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
 from egmctl.model.route import Carrier, Egm, Route
@@ -57,12 +58,3 @@ def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:
         initiator_rank=issuer.number,
         route=path.route,
     )
-
-
-def own_end(memory: MemoryKind, rank: Rank) -> Endpoint:
-    """Return memory that a rank makes for itself: its GPU's, or that of its NUMA node, where it has one."""
-    if memory not in HOST_MEMORY or rank.numa_node is None:
-        return Endpoint(memory=memory, label=rank.label, bus_id=rank.bus_id, rank=rank.number)
-    # Both ranks may have memory of one NUMA node: the label says whose it is.
-    label = f"{rank.label}:NUMA{rank.numa_node}"
-    return Endpoint(memory=memory, label=label, numa_node=rank.numa_node, rank=rank.number)
