@@ -16,7 +16,7 @@ from egmctl.errors import DriverTooOld
 from egmctl.gpu import numa
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
-from egmctl.gpu.memory import Granularity, access_from, on_gpu
+from egmctl.gpu.memory import DEFAULT_STREAM, Granularity, access_from, on_gpu, settled
 from egmctl.gpu.numa import Node
 
 
@@ -72,14 +72,10 @@ class DefaultPool:
     def allocate(self, undo: ExitStack, size_bytes: int) -> int:
         """Return the address of new memory; ``undo`` gets the way back."""
         self.context.make_current()
-        pointer = call("cuMemAllocFromPoolAsync", size_bytes, self._pool, _DEFAULT_STREAM)
+        pointer = call("cuMemAllocFromPoolAsync", size_bytes, self._pool, DEFAULT_STREAM)
         self._held += 1
         undo.callback(self._let_go)
-        undo.callback(call, "cuMemPoolTrimTo", self._pool, 0)
-        undo.callback(call, "cuStreamSynchronize", _DEFAULT_STREAM)
-        undo.callback(call, "cuMemFreeAsync", pointer, _DEFAULT_STREAM)
-        call("cuStreamSynchronize", _DEFAULT_STREAM)
-        return int(pointer)
+        return settled(undo, self._pool, pointer)
 
     def close(self) -> None:
         """Give each GPU the access that it had before; the pool stays."""
@@ -146,6 +142,3 @@ class DefaultPoolMemory:
         """Free the memory and trim the pool, which stays."""
         self._context.make_current()
         self._undo.close()
-
-
-_DEFAULT_STREAM = 0

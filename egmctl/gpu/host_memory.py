@@ -18,7 +18,7 @@ from egmctl.driver.cuda import bindings, call
 from egmctl.gpu import numa
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
-from egmctl.gpu.memory import Granularity, create_pool, on_gpu, on_node
+from egmctl.gpu.memory import DEFAULT_STREAM, Granularity, create_pool, on_gpu, on_node, settled
 from egmctl.gpu.numa import Node
 from egmctl.units import round_up
 
@@ -48,14 +48,10 @@ class HostNumaPoolMemory:
         self._context.make_current()
         with ExitStack() as undo:
             pool = create_pool(undo, on_node(node), size_bytes, contexts)
-            pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, _DEFAULT_STREAM)
-            undo.callback(call, "cuMemPoolTrimTo", pool, 0)
-            undo.callback(call, "cuStreamSynchronize", _DEFAULT_STREAM)
-            undo.callback(call, "cuMemFreeAsync", pointer, _DEFAULT_STREAM)
-            call("cuStreamSynchronize", _DEFAULT_STREAM)
+            pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, DEFAULT_STREAM)
+            self.address = settled(undo, pool, pointer)
             self._undo = undo.pop_all()
         self.size_bytes = size_bytes
-        self.address = int(pointer)
         self.allocate_ms = ms_since(started)
 
     def close(self) -> None:
@@ -220,8 +216,6 @@ class ManagedMemory:
         self._context.make_current()
         self._undo.close()
 
-
-_DEFAULT_STREAM = 0
 
 _MAP_HUGETLB, _MAP_HUGE_SHIFT = 0x40000, 26  # asm-generic/mman-common.h, linux/mman.h: the same on x86-64 and arm64
 

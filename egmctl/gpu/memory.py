@@ -271,6 +271,21 @@ def create_pool(
     return pool
 
 
+DEFAULT_STREAM = 0
+
+
+def settled(undo: ExitStack, pool: Any, pointer: Any) -> int:
+    """Wait for memory that the default stream has allocated from a pool, and return its address.
+
+    ``undo`` gets the way back: the same stream frees it, and the pool is trimmed.
+    """
+    undo.callback(call, "cuMemPoolTrimTo", pool, 0)
+    undo.callback(call, "cuStreamSynchronize", DEFAULT_STREAM)
+    undo.callback(call, "cuMemFreeAsync", pointer, DEFAULT_STREAM)
+    call("cuStreamSynchronize", DEFAULT_STREAM)
+    return int(pointer)
+
+
 SPOILT_LIMIT = 16
 """How many ranges of addresses are tried after the first.
 
