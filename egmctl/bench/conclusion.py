@@ -58,7 +58,7 @@ def of_latency(
     remark
         The reason of one that is plainly ``ok``.
     discarded
-        How many samples are missing because one side had waited in vain for the other.
+        How many samples are missing because one side timed out waiting for its peer.
     more
         Further fields of it.
     """

@@ -41,5 +41,5 @@ def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, flo
 
 
 def _headline(measurement: Measurement) -> Summary | None:
-    """Return the quantity that a measurement is about, if it has one."""
+    """Return the quantity that a measurement is about, if it has one; also of corrupt data, which has no headline."""
     return measurement.latency_ns or measurement.bandwidth_gb_s

@@ -70,7 +70,7 @@ def connect(collective: CollectiveStep, pairs: Sequence[Pair]) -> None:
 
 
 def sample(collective: CollectiveStep, pairs: Sequence[Pair]) -> list[Sample | None]:
-    """Take one sample of each task; ``None`` where a side has waited in vain."""
+    """Take one sample of each task; ``None`` where a side timed out waiting for its peer."""
     collective.do(lambda place: pairs[place].ready())
     told = collective.do(lambda place: pairs[place].take(), begin=lambda place: pairs[place].start())
     return [pair.joined(items) if items else None for pair, items in zip(pairs, told, strict=True)]
@@ -122,10 +122,10 @@ class Pair(ABC):
 
     @abstractmethod
     def run(self) -> Sequence[float] | None:
-        """Do this process' part of a sample; return the nanoseconds of each lap, ``None`` if it has waited in vain."""
+        """Do this process' part of a sample; return the nanoseconds of each lap, ``None`` if it timed out waiting."""
 
     def take(self) -> Any:
-        """Return this side's part of a sample as JSON data, ``None`` where it has none or has waited in vain."""
+        """Return this side's part of a sample as JSON data, ``None`` where it has none or timed out."""
         if not self.takes_part:
             return None
         laps_ns = self.run()
