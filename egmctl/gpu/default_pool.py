@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from egmctl.driver.cuda import bindings, call
@@ -18,6 +17,7 @@ from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import DEFAULT_STREAM, Granularity, access_from, on_gpu, settled
 from egmctl.gpu.numa import Node
+from egmctl.gpu.release import ReleaseStack
 
 
 class DefaultPool:
@@ -69,7 +69,7 @@ class DefaultPool:
             self._set([place for place, _ in changed.values()])
             self._before |= changed
 
-    def allocate(self, undo: ExitStack, size_bytes: int) -> int:
+    def allocate(self, undo: ReleaseStack, size_bytes: int) -> int:
         """Return the address of new memory; ``undo`` gets the way back."""
         self.context.make_current()
         pointer = call("cuMemAllocFromPoolAsync", size_bytes, self._pool, DEFAULT_STREAM)
@@ -128,7 +128,7 @@ class DefaultPoolMemory:
         started = time.perf_counter()
         self._context = pool.context
         self.refused: str | None = None
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             pool.open_to(contexts)
             if node is None:
                 self.address = pool.allocate(undo, size_bytes)

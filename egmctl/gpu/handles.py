@@ -16,7 +16,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -36,6 +36,7 @@ from egmctl.gpu.memory import (
     on_gpu,
     on_node,
 )
+from egmctl.gpu.release import ReleaseStack
 from egmctl.model.task import HandleKind
 from egmctl.units import round_up
 
@@ -87,7 +88,7 @@ class SharedMemory:
         """``allocate`` (until this process can use it), ``export`` and, when it is over, ``free``: milliseconds by the
         host's clock."""
         way = _WAYS[kind]
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             with _timed(self.stages_ms, "allocate"):
                 made = way.allocate(undo, context, size_bytes, node)
             with _timed(self.stages_ms, "export"):
@@ -147,7 +148,7 @@ class ImportedMemory:
         self.stages_ms: dict[str, float] = {}
         """``open``, ``map`` (a legacy handle's is part of its ``open``) and, when it is over, ``close``: milliseconds
         by the host's clock."""
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             self.address = way.open(undo, context, offer, partial(_timed, self.stages_ms))
             self._undo = undo.pop_all()
         self.allocate_ms = sum(self.stages_ms.values())
@@ -197,27 +198,27 @@ _Stage = Callable[[str], AbstractContextManager[None]]
 class _Way(Protocol):
     """One kind of handle; each call gives ``undo`` the way back of what it did."""
 
-    def allocate(self, undo: ExitStack, context: Context, size_bytes: int, node: int | None) -> _Made:
+    def allocate(self, undo: ReleaseStack, context: Context, size_bytes: int, node: int | None) -> _Made:
         """Make memory that this process can use."""
 
-    def export(self, undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
+    def export(self, undo: ReleaseStack, made: _Made) -> tuple[bytes, int | None]:
         """Return bytes and a descriptor, either of which may be missing."""
 
-    def open(self, undo: ExitStack, context: Context, offer: _Offer, stage: _Stage) -> int:
+    def open(self, undo: ReleaseStack, context: Context, offer: _Offer, stage: _Stage) -> int:
         """Open and map what another process has exported; return its address here."""
 
 
 class _Legacy:
-    def allocate(self, undo: ExitStack, _context: Context, size_bytes: int, _node: int | None) -> _Made:
+    def allocate(self, undo: ReleaseStack, _context: Context, size_bytes: int, _node: int | None) -> _Made:
         mapped_bytes = round_up(size_bytes, LEGACY_UNIT_BYTES)
         pointer = call("cuMemAlloc", mapped_bytes)
         undo.callback(call, "cuMemFree", pointer)
         return _Made(int(pointer), mapped_bytes, pointer)
 
-    def export(self, _undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
+    def export(self, _undo: ReleaseStack, made: _Made) -> tuple[bytes, int | None]:
         return _bytes_of(call("cuIpcGetMemHandle", made.exported)), None
 
-    def open(self, undo: ExitStack, _context: Context, offer: _Offer, stage: _Stage) -> int:
+    def open(self, undo: ReleaseStack, _context: Context, offer: _Offer, stage: _Stage) -> int:
         cuda = bindings()
         handle = offer.bytes_into(cuda.CUipcMemHandle())
         with stage("open"):
@@ -232,20 +233,20 @@ class _Allocation:
     def __init__(self, handle_type_name: str) -> None:
         self._type = handle_type_name
 
-    def allocate(self, undo: ExitStack, context: Context, size_bytes: int, node: int | None) -> _Made:
+    def allocate(self, undo: ReleaseStack, context: Context, size_bytes: int, node: int | None) -> _Made:
         place = on_gpu(context) if node is None else on_node(node)
         allocation, mapped_bytes = create_allocation(undo, place, size_bytes, self._type)
         access = [on_gpu(context)] if node is None else [on_node(node), on_gpu(context)]
         return _Made(map_allocation(undo, allocation, mapped_bytes, access), mapped_bytes, allocation)
 
-    def export(self, undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
+    def export(self, undo: ReleaseStack, made: _Made) -> tuple[bytes, int | None]:
         exported = call("cuMemExportToShareableHandle", made.exported, handle_type(self._type), 0)
         if isinstance(exported, int):
             undo.callback(os.close, exported)
             return b"", exported
         return bytes(exported.data), None
 
-    def open(self, undo: ExitStack, context: Context, offer: _Offer, stage: _Stage) -> int:
+    def open(self, undo: ReleaseStack, context: Context, offer: _Offer, stage: _Stage) -> int:
         fabric = offer.bytes_into(bindings().CUmemFabricHandle()) if offer.fd is None else None
         shareable = offer.descriptor() if fabric is None else fabric.getPtr()
         with stage("open"):
@@ -261,14 +262,14 @@ class _Pool:
     def __init__(self, handle_type_name: str) -> None:
         self._type = handle_type_name
 
-    def allocate(self, undo: ExitStack, context: Context, size_bytes: int, node: int | None) -> _Made:
+    def allocate(self, undo: ReleaseStack, context: Context, size_bytes: int, node: int | None) -> _Made:
         place = on_gpu(context) if node is None else on_node(node)
         pool, pointer = self._first_that_works(undo, place, size_bytes, context)
         undo.callback(_free_async, pointer)
         call("cuCtxSynchronize")
         return _Made(int(pointer), size_bytes, (pool, pointer))
 
-    def _first_that_works(self, undo: ExitStack, place: Any, size_bytes: int, context: Context) -> tuple[Any, Any]:
+    def _first_that_works(self, undo: ReleaseStack, place: Any, size_bytes: int, context: Context) -> tuple[Any, Any]:
         """Return a pool and memory in it; pools that were refused memory stay meanwhile, as their addresses do."""
         for attempt in range(SPOILT_LIMIT + 1):
             pool = create_pool(undo, place, size_bytes, [context], self._type)
@@ -279,7 +280,7 @@ class _Pool:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def export(self, undo: ExitStack, made: _Made) -> tuple[bytes, int | None]:
+    def export(self, undo: ReleaseStack, made: _Made) -> tuple[bytes, int | None]:
         pool, pointer = made.exported
         exported = call("cuMemPoolExportToShareableHandle", pool, handle_type(self._type), 0)
         if not isinstance(exported, int):
@@ -287,7 +288,7 @@ class _Pool:
         undo.callback(os.close, exported)
         return _bytes_of(call("cuMemPoolExportPointer", pointer)), exported
 
-    def open(self, undo: ExitStack, context: Context, offer: _Offer, stage: _Stage) -> int:
+    def open(self, undo: ReleaseStack, context: Context, offer: _Offer, stage: _Stage) -> int:
         fabric = offer.bytes_into(bindings().CUmemFabricHandle(), 0, 2) if offer.fd is None else None
         parts = 1 if fabric is None else 2
         exported = offer.bytes_into(bindings().CUmemPoolPtrExportData(), parts - 1, parts)

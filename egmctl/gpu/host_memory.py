@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import DEFAULT_STREAM, Granularity, create_pool, on_gpu, on_node, settled
 from egmctl.gpu.numa import Node
+from egmctl.gpu.release import ReleaseStack
 from egmctl.units import round_up
 
 
@@ -46,7 +46,7 @@ class HostNumaPoolMemory:
         started = time.perf_counter()
         self._context = contexts[0]
         self._context.make_current()
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             pool = create_pool(undo, on_node(node), size_bytes, contexts)
             pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, DEFAULT_STREAM)
             self.address = settled(undo, pool, pointer)
@@ -151,7 +151,7 @@ class RegisteredMemory:
     def __init__(self, node: Node, size_bytes: int, context: Context, pages: Pages = Pages()) -> None:
         cuda = bindings()
         self._context = context
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             self._memory = SystemMemory(node, size_bytes, pages)
             undo.callback(self._memory.close)
             context.make_current()
@@ -197,7 +197,7 @@ class ManagedMemory:
         started = time.perf_counter()
         self._context = contexts[0]
         self._context.make_current()
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             pointer = call("cuMemAllocManaged", size_bytes, bindings().CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value)
             undo.callback(call, "cuMemFree", pointer)
             _advise(pointer, size_bytes, "SET_PREFERRED_LOCATION", on_node(node.id))

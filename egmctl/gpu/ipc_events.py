@@ -8,10 +8,10 @@ there is a new recording.
 from __future__ import annotations
 
 import ctypes
-from contextlib import ExitStack
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.gpu.context import Context
+from egmctl.gpu.release import ReleaseStack
 from egmctl.gpu.timing import Stream
 
 HANDLE_BYTES = 64
@@ -32,7 +32,7 @@ class SharedEvent:
         context.make_current()
         self._context = context
         flags = cuda.CUevent_flags
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             self._event = call("cuEventCreate", flags.CU_EVENT_INTERPROCESS | flags.CU_EVENT_DISABLE_TIMING)
             undo.callback(call, "cuEventDestroy", self._event)
             # The bindings show no fields of this structure: its bytes are taken as they lie.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
 from egmctl.gpu.clock import ms_since
 from egmctl.gpu.context import Context
+from egmctl.gpu.release import ReleaseStack
 from egmctl.units import round_up
 
 
@@ -118,7 +118,7 @@ class HostNumaMemory:
         contexts[0].make_current()
         self.granularity = granularity_of(on_node(node))
         started = time.perf_counter()
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             allocation, mapped_bytes = create_allocation(undo, on_node(node), size_bytes)
             places = [on_node(node), *map(on_gpu, contexts)]
             self.address = map_allocation(undo, allocation, mapped_bytes, places)
@@ -202,7 +202,7 @@ def _allocation_properties(place: Any, shared_by: str) -> Any:
     return properties
 
 
-def create_allocation(undo: ExitStack, place: Any, size_bytes: int, shared_by: str = "NONE") -> tuple[Any, int]:
+def create_allocation(undo: ReleaseStack, place: Any, size_bytes: int, shared_by: str = "NONE") -> tuple[Any, int]:
     """Make physical memory; return the driver's handle and the size, rounded up to the minimum granularity.
 
     Parameters
@@ -222,11 +222,11 @@ def create_allocation(undo: ExitStack, place: Any, size_bytes: int, shared_by: s
     return allocation, padded
 
 
-def map_allocation(undo: ExitStack, allocation: Any, mapped_bytes: int, places: Sequence[Any]) -> int:
+def map_allocation(undo: ReleaseStack, allocation: Any, mapped_bytes: int, places: Sequence[Any]) -> int:
     """Map all of an allocation at an address of this process, for those who get access; return the address."""
     access = access_from(places)
     for attempt in range(SPOILT_LIMIT + 1):
-        with ExitStack() as taken:
+        with ReleaseStack() as taken:
             pointer = call("cuMemAddressReserve", mapped_bytes, 0, 0, 0)
             taken.callback(call, "cuMemAddressFree", pointer, mapped_bytes)
             call("cuMemMap", pointer, mapped_bytes, 0, allocation, 0)
@@ -246,7 +246,7 @@ def map_allocation(undo: ExitStack, allocation: Any, mapped_bytes: int, places: 
 
 
 def create_pool(
-    undo: ExitStack, place: Any, size_bytes: int, contexts: Sequence[Context], shared_by: str = "NONE"
+    undo: ReleaseStack, place: Any, size_bytes: int, contexts: Sequence[Context], shared_by: str = "NONE"
 ) -> Any:
     """Make a memory pool that GPUs have access to.
 
@@ -274,7 +274,7 @@ def create_pool(
 DEFAULT_STREAM = 0
 
 
-def settled(undo: ExitStack, pool: Any, pointer: Any) -> int:
+def settled(undo: ReleaseStack, pool: Any, pointer: Any) -> int:
     """Wait for memory that the default stream has allocated from a pool, and return its address.
 
     ``undo`` gets the way back: the same stream frees it, and the pool is trimmed.

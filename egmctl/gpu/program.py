@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import EgmctlError
 from egmctl.gpu.context import Context
+from egmctl.gpu.release import ReleaseStack
 
 INSTALL_NVRTC = "pip install 'egmctl[cu13]'"
 """What brings NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""
@@ -77,7 +78,7 @@ class Kernels:
         self._context = context
         context.make_current()
         self._functions: dict[str, tuple[Any, tuple[type, ...]]] = {}
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             for source, kernels in KERNELS.items():
                 module = call("cuModuleLoadData", _compiled(source, context.architecture))
                 undo.callback(call, "cuModuleUnload", module)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import ExitStack
 from itertools import cycle
 
 from egmctl.driver.cuda import call
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import DeviceMemory, PinnedWords
+from egmctl.gpu.release import ReleaseStack
 from egmctl.gpu.timing import Stream
 
 _PAIR_BYTES = 16
@@ -47,7 +47,7 @@ class Results:
     def __init__(self, contexts: dict[str, Context]) -> None:
         self._memory = {}
         self._seen = {}
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             for bus_id, context in contexts.items():
                 self._memory[bus_id] = DeviceMemory(context, _PAIR_BYTES * _PAIRS)
                 undo.callback(self._memory[bus_id].close)

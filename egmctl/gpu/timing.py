@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -21,6 +20,7 @@ from egmctl.gpu.clock import ms_since, possible_ms
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import PinnedWords
 from egmctl.gpu.program import Kernels
+from egmctl.gpu.release import ReleaseStack
 
 GATE_TIMEOUT_NS = 10_000_000_000
 """How long the gate kernel waits. Queueing takes microseconds: a gate that gives up means a stalled host."""
@@ -94,7 +94,7 @@ class Stream:
         cuda = bindings()
         context.make_current()
         self.context = context
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             self.handle = call("cuStreamCreate", cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
             undo.callback(call, "cuStreamDestroy", self.handle)
             self._events = []

@@ -119,7 +119,8 @@ class TestFailure:
         assert {line.split(": ")[1].split()[0] for line in run.node.leaks()} == STAYS.get(call, set())
         if call in STAYS:
             assert set(run.statuses()) == {"ok"}
-            assert " failed: CUDA_ERROR_" in run.result["problems"][0]
+            first = run.result["problems"][0]
+            assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in first, "and not what fails because of it"
         else:
             assert "failed" in run.statuses()
             assert any(f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in reason for reason in run.reasons())

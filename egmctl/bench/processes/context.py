@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol, TypeVar
@@ -41,6 +40,7 @@ from egmctl.gpu.memory import (
 from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
 from egmctl.gpu.program import Kernels, NoCompiler
+from egmctl.gpu.release import ReleaseStack
 from egmctl.gpu.results import Results
 from egmctl.gpu.timing import Gate, NoGate, Stream, choose_gate
 from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Placement, Verification
@@ -114,7 +114,7 @@ class WorkerContext:
         self.verification = Verification.HOST_FIRST_AND_LAST_SAMPLE
         self.note: str | None = None
         self.kernels: dict[str, Kernels] | None = None
-        with ExitStack() as undo:
+        with ReleaseStack() as undo:
             self._undo = undo
             self._open(preparation.gpus)
             self.link_counters = LinkCounters(self._keep(counters(self._contexts)))
@@ -245,13 +245,13 @@ class WorkerContext:
             held.memory.close()
 
     def release_all(self, buffers: Iterable[Buffer]) -> str | None:
-        """Give buffers back; return what went wrong with the last one that could not be."""
+        """Give buffers back; return what went wrong with the first one that could not be."""
         problem = None
         for buffer in buffers:
             try:
                 self.release(buffer)
             except DriverCallError as error:
-                problem = str(error)
+                problem = problem or str(error)
         return problem
 
     def connect(self, initiator: str, end: Endpoint) -> None:
@@ -286,7 +286,7 @@ class WorkerContext:
         Raises
         ------
         DriverCallError
-            The last failure.
+            The first failure.
         """
         with self._undo:
             for buffer in self._buffers:
@@ -349,7 +349,8 @@ class WorkerContext:
         return SharedMemory(handle, self.stream(bus_id).context, buffer.size_bytes, buffer.end.numa_node)
 
     def _keep(self, resource: T) -> T:
-        return self._undo.enter_context(closing(resource))
+        self._undo.callback(resource.close)
+        return resource
 
 
 def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> RegisteredMemory:

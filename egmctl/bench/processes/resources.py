@@ -28,7 +28,7 @@ class ResourceScope:
     """Made by another rank."""
 
     def close(self) -> None:
-        """Close what others have made, the latest first, whatever fails; raise the last failure."""
+        """Close what others have made, the latest first, whatever fails; raise the first failure."""
         _close(self.opened)
 
     def free(self) -> None:
@@ -78,6 +78,6 @@ def _close(held: list[_Closable]) -> None:
         try:
             held.pop().close()
         except FAILURES as error:
-            problem = error
+            problem = problem or error
     if problem is not None:
         raise problem

@@ -103,11 +103,12 @@ def open_buffers(
 
 
 def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
-    """Let go of buffers, of those of others first and in all ranks; return what went wrong with the last one."""
+    """Let go of buffers, of those of others first and in all ranks; return what went wrong with the first one."""
     problem = None
     for own in (False, True):
         chosen = (buffer for buffer in buffers if ((buffer.end.rank or 0) == worker.exchange.rank) is own)
-        problem = worker.release_all(chosen) or problem
+        failed = worker.release_all(chosen)
+        problem = problem or failed
         worker.exchange.barrier()
     return problem
 
