@@ -51,10 +51,13 @@ class DefaultPool:
         else:
             self._pool = _of_host(place)
         self._before: dict[int, tuple[Any, Any]] = {}
-        self._held = 0
+        self._used = 0
 
     def open_to(self, contexts: Sequence[Context]) -> None:
-        """Let GPUs read and write all memory of the pool, until the last that was allocated here is given back."""
+        """Let GPUs read and write all memory of the pool, until the last that was allocated here is given back.
+
+        Where nothing comes to be allocated, :meth:`close_unused` takes the access away.
+        """
         wanted = bindings().CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         changed: dict[int, tuple[Any, Any]] = {}
         for context in contexts:
@@ -69,13 +72,21 @@ class DefaultPool:
             self._set([place for place, _ in changed.values()])
             self._before |= changed
 
+    def use(self, undo: ReleaseStack) -> None:
+        """Count one more that uses the pool; ``undo`` gets the way back, which closes it after the last."""
+        self._used += 1
+        undo.callback(self._let_go)
+
     def allocate(self, undo: ReleaseStack, size_bytes: int) -> int:
         """Return the address of new memory; ``undo`` gets the way back."""
         self.context.make_current()
         pointer = call("cuMemAllocFromPoolAsync", size_bytes, self._pool, DEFAULT_STREAM)
-        self._held += 1
-        undo.callback(self._let_go)
         return settled(undo, self._pool, pointer)
+
+    def close_unused(self) -> None:
+        """Close where there is no memory from the pool."""
+        if not self._used:
+            self.close()
 
     def close(self) -> None:
         """Give each GPU the access that it had before; the pool stays."""
@@ -92,9 +103,8 @@ class DefaultPool:
         call("cuMemPoolSetAccess", self._pool, access, len(access))
 
     def _let_go(self) -> None:
-        self._held -= 1
-        if not self._held:
-            self.close()
+        self._used -= 1
+        self.close_unused()
 
 
 def _of_host(place: Any) -> Any:
@@ -129,6 +139,7 @@ class DefaultPoolMemory:
         self._context = pool.context
         self.refused: str | None = None
         with ReleaseStack() as undo:
+            pool.use(undo)
             pool.open_to(contexts)
             if node is None:
                 self.address = pool.allocate(undo, size_bytes)

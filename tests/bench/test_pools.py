@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -111,6 +112,14 @@ def access(run: Run) -> list[str]:
     return [call.arguments["access"] for call in run.node.calls("cuMemPoolSetAccess")]
 
 
+def next_access(run: Run) -> str | None:
+    """Return what was asked for of pools first after the allocation that failed, before anything else is allocated."""
+    calls = run.worker_calls()
+    (failed,) = (at for at, call in enumerate(calls) if call.name == "cuMemAllocFromPoolAsync" and call.injected)
+    following = itertools.takewhile(lambda call: not call.name.startswith("cuMemAlloc"), calls[failed + 1 :])
+    return next((call.arguments["access"] for call in following if call.name == "cuMemPoolSetAccess"), None)
+
+
 class TestPoolsOfGpus:
     """``device_default_pool_*``: each GPU's own pool, opened to the peer that writes to it."""
 
@@ -160,6 +169,15 @@ class TestPoolsOfGpus:
         if name != "cuMemPoolSetAccess":
             given = access(run)
             assert [one for one in given if "RW" in one] == [] or given[-1].endswith("NONE")
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_where_the_source_or_the_destination_cannot_be_had_access_is_taken_back_at_once(
+        self, bench: Bench, number: int
+    ) -> None:
+        run = bench(*OPTIONS, "--case", OF_GPUS[0], faults=f"cuMemAllocFromPoolAsync@{number}=error:2")
+        assert sorted(run.statuses()) == ["failed", "ok"]
+        assert next_access(run) == "DEVICE:0:NONE"
+        assert run.node.leaks() == []
 
     def test_the_table_says_of_which_memory_it_is(self) -> None:
         text = str(render(made_up("hgx-h200x4", cases=OF_GPUS, gpus=2), Format.TEXT, verbose=1))
@@ -212,6 +230,11 @@ class TestThePoolOfTheHost:
         assert run.code == 4
         assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in " ".join(run.reasons())
         assert run.node.leaks() == []
+
+    def test_where_it_gives_no_memory_access_is_taken_back_at_once(self, bench: Bench) -> None:
+        run = bench(*OPTIONS, "--case", OF_HOST[0], faults="cuMemAllocFromPoolAsync@1=error:2")
+        assert sorted(run.statuses()) == ["failed", "ok"]
+        assert next_access(run) == "DEVICE:0:NONE,DEVICE:1:NONE"
 
     def test_a_driver_before_cuda_13_is_waived_and_the_missing_call_named(self, bench: Bench) -> None:
         run = bench(*OPTIONS, "--case", OF_HOST[0], faults="cuMemGetDefaultMemPool=missing")

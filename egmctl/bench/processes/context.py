@@ -264,6 +264,12 @@ class WorkerContext:
         else:
             issuer.enable_access_to(self.stream(end.bus_id).context)
 
+    def disconnect_unused(self) -> None:
+        """Take access to default pools away again where no memory came to be allocated from them."""
+        with ReleaseStack() as undo:
+            for pool in self._pools.values():
+                undo.callback(pool.close_unused)
+
     def disconnect(self, bus_id: str, other: str) -> None:
         """Keep two GPUs from reaching each other's memory, so that copies between them go through host memory."""
         one, peer = self.stream(bus_id).context, self.stream(other).context

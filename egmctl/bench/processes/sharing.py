@@ -12,6 +12,7 @@ from egmctl.bench.processes.collective import CollectiveStep, close_all
 from egmctl.bench.processes.exchange import Item
 from egmctl.facts.pages import page_sizes
 from egmctl.gpu.handles import ImportedMemory
+from egmctl.gpu.release import ReleaseStack
 from egmctl.model.measurement import BufferCost, Endpoint, Flow, Task
 
 if TYPE_CHECKING:
@@ -55,7 +56,15 @@ def open_buffers(
     found = OpenBuffers()
 
     def offer(place: int) -> Item:
-        before(place)
+        with ReleaseStack() as undo:
+            # What was prepared for the buffers of a task that cannot be made.
+            undo.callback(worker.disconnect_unused)
+            before(place)
+            made = make(place)
+            undo.pop_all()
+        return made
+
+    def make(place: int) -> Item:
         offers: list[dict[str, Any]] = []
         fds: list[int] = []
         for end in _ends(collective.tasks[place], assigned[place]):
