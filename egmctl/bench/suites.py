@@ -24,10 +24,17 @@ class Suite:
     family: str | None = None
     """All of one family, in place of names."""
     samples: int = 5
+    one_path: tuple[str, ...] = ()
+    """Shell patterns of those of its cases that are measured over one path of each kind of route only
+    (:attr:`Case.one_path`): they tell a kind of memory from another, and not one GPU from the next."""
 
     def has(self, case: Case) -> bool:
         """Say whether a case belongs to it."""
         return case.family == self.family or any(fnmatchcase(case.name, pattern) for pattern in self.cases)
+
+    def takes_one_path(self, case: Case) -> bool:
+        """Say whether one path of each kind of route is enough for a case of it."""
+        return case.one_path or any(fnmatchcase(case.name, pattern) for pattern in self.one_path)
 
 
 SUITES: Mapping[str, Suite] = {
@@ -74,6 +81,14 @@ SUITES: Mapping[str, Suite] = {
             "ipc_event_round_trip",
         ),
         samples=3,
+        # Each GPU's way to host memory is measured with HOST_NUMA and pinned memory.
+        one_path=(
+            "*_4_streams",
+            "*host_numa_pool_*",
+            "*registered_*",
+            "*system_*",
+            "ipc_posix_fd_host_numa_read_ce",
+        ),
     ),
     "quick": Suite(
         "one look at every link",
@@ -173,10 +188,15 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = ()) -> tuple[C
             hint = f"did you mean {' or '.join(alike)}?" if alike else whole
             raise UsageError(f"--case {printable(pattern[:100])!r} matches no case; {hint}")
     return tuple(
-        _wanted(case) if case.name in patterns else case
+        _wanted(case) if case.name in patterns else _of_suites(case, chosen)
         for case in cases
         if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns)
     )
+
+
+def _of_suites(case: Case, chosen: Sequence[Suite]) -> Case:
+    """Return a case as the suites measure it that have it: over one path if that is enough for each of them."""
+    return replace(case, one_path=all(suite.takes_one_path(case) for suite in chosen if suite.has(case)))
 
 
 def _wanted(case: Case) -> Case:

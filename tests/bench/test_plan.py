@@ -345,6 +345,23 @@ class TestCases:
         assert len(select_cases([])) < len(select_cases(["*"])) == len(CASES)
         assert select_cases([], ["full"]) == CASES
 
+    @pytest.mark.parametrize(
+        ("suites", "patterns", "paths"),
+        [
+            (("standard",), (), (1, 4)),
+            (("standard", "quick"), (), (1, 4)),
+            (("standard", "host"), (), (4, 4)),
+            (("full",), (), (4, 4)),
+            ((), ("registered_to_device_memcpy_ce", "host_numa_to_device_memcpy_ce"), (4, 4)),
+        ],
+    )
+    def test_the_standard_suite_tells_kinds_of_host_memory_apart_over_one_path(
+        self, suites: tuple[str, ...], patterns: tuple[str, ...], paths: tuple[int, int]
+    ) -> None:
+        plan = make_plan(DGX, (DGX.gpus or ())[:4], [0], select_cases(patterns, suites), SETTINGS)
+        found = Counter(planned.task.case for planned in plan.tasks)
+        assert (found["registered_to_device_memcpy_ce"], found["host_numa_to_device_memcpy_ce"]) == paths
+
     def test_a_glob_within_a_suite_chooses_from_it(self) -> None:
         assert {case.family for case in select_cases(["*_ce"], ["p2p"])} == {"p2p"}
         with pytest.raises(UsageError, match="matches no case; 'egmctl bench --list --suite p2p,host' shows all"):
