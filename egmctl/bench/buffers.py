@@ -186,35 +186,44 @@ def peaks(
     huge_page_bytes
         A buffer of huge pages takes a whole number of this size.
     """
+
+    def places(buffer: Buffer) -> tuple[_Place, ...]:
+        host = node_of(buffer.end)
+        if buffer.end.memory is MemoryKind.HUGETLB:
+            return (_key(host, None, huge_pages=True),)
+        own = _key(host, buffer.end)
+        return (own,) if buffer.end.bus_id is not None else (own, _key(host, None))
+
+    def taken(buffer: Buffer) -> int:
+        huge = buffer.end.memory is MemoryKind.HUGETLB
+        return round_up(buffer.size_bytes, huge_page_bytes) if huge else buffer.size_bytes
+
     lifetimes = Lifetimes(steps)
     # In order: which of several equals is named does not change from run to run.
-    held: dict[Buffer, None] = {}
-    most: dict[_Place, tuple[Endpoint | None, int]] = {}
+    held: dict[_Place, dict[Buffer, None]] = {}
+    now: Counter[_Place] = Counter()
+    most: dict[_Place, Peak] = {}
     for tasks in steps:
-        held |= dict.fromkeys(buffers_of(tasks))
-        now: Counter[_Place] = Counter()
-        ends: dict[_Place, Endpoint | None] = {}
-        for buffer in held:
-            host = node_of(buffer.end)
-            if buffer.end.memory is MemoryKind.HUGETLB:
-                huge = _key(host, None, huge_pages=True)
-                now[huge] += round_up(buffer.size_bytes, huge_page_bytes)
-                ends[huge] = None
-                continue
-            place = _key(host, buffer.end)
-            now[place] += buffer.size_bytes
-            ends[place] = buffer.end
-            if buffer.end.bus_id is None:
-                whole = _key(host, None)
-                now[whole] += buffer.size_bytes
-                ends[whole] = None
-        for place, taken in now.items():
-            if taken > most.get(place, (None, 0))[1]:
-                most[place] = (ends[place], taken)
+        grown: dict[_Place, None] = {}
+        for buffer in buffers_of(tasks):
+            for place in places(buffer):
+                there = held.setdefault(place, {})
+                if buffer not in there:
+                    there[buffer] = None
+                    now[place] += taken(buffer)
+                    grown[place] = None
+        for place in grown:
+            if place not in most or now[place] > most[place].bytes:
+                host, bus_id, node, huge = place
+                whole = bus_id is None and node is None
+                end = None if whole else next(reversed(held[place])).end
+                most[place] = Peak(end, now[place], host, huge)
         if not keep:
             for buffer in lifetimes.finish(tasks):
-                del held[buffer]
-    return tuple(Peak(end, taken, host, huge) for (host, _, _, huge), (end, taken) in most.items())
+                for place in places(buffer):
+                    del held[place][buffer]
+                    now[place] -= taken(buffer)
+    return tuple(most.values())
 
 
 _Place = tuple[str | None, str | None, int | None, bool]
