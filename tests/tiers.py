@@ -4,7 +4,7 @@
   fixture that starts processes, or says so by the mark ``processes``; it fails if it starts a process all the same.
 * long: the mark of what takes a second or more by itself: jobs of several processes, all that can fail or die in turn,
   many thousands of made-up machines (`make test-long`). `make test` leaves these out; CI runs them.
-* A test marked ``needs("sshd")`` is skipped where a program is missing, and says which package has it.
+* A test marked ``needs("sshd")`` is skipped where a program or Python package is missing, and says what installs it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Generator, Iterable
+from importlib.util import find_spec
 
 import pytest
 
@@ -31,27 +32,36 @@ PROGRAMS = {
     "ssh": ("ssh", "openssh-client"),
     "sshd": ("/usr/sbin/sshd", "openssh-server"),
 }
-"""What tests need beside Python: where it is looked for, and Debian's packages that have it."""
+"""Programs that tests need: where each is looked for, and Debian's packages that have it."""
+
+MODULES = {"ucxx": "make test-ucx"}
+"""Python packages that tests need and an installation without extras lacks, and what installs each."""
 
 _STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")
 _started: list[str] = []
 _watching = False
 
 
-def why_not(programs: Iterable[str]) -> str | None:
-    """Return which of these programs are missing here and what to install, ``None`` where all are there."""
-    missing = [name for name in programs if shutil.which(PROGRAMS[name][0]) is None]
+def why_not(names: Iterable[str]) -> str | None:
+    """Return what of :data:`PROGRAMS` and :data:`MODULES` is missing here and what to install, ``None`` if nothing."""
+    missing = [name for name in names if not _is_here(name)]
     if not missing:
         return None
-    packages = " ".join(PROGRAMS[name][1] for name in missing)
-    return f"there is no {' and no '.join(missing)} here (Debian: {packages})"
+    packages = " ".join(PROGRAMS[name][1] for name in missing if name in PROGRAMS)
+    installed_by = [f"Debian: {packages}"] if packages else []
+    installed_by += [MODULES[name] for name in missing if name in MODULES]
+    return f"there is no {' and no '.join(missing)} here ({', '.join(installed_by)})"
+
+
+def _is_here(name: str) -> bool:
+    return find_spec(name) is not None if name in MODULES else shutil.which(PROGRAMS[name][0]) is not None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test the mark of its tier, and skip it where a program that it needs is missing."""
+    """Give each test the mark of its tier, and skip it where something that it needs is missing."""
     for item in items:
-        programs = [name for needs in item.iter_markers("needs") for name in needs.args]
-        if (reason := why_not(programs)) is not None:
+        needed = [name for needs in item.iter_markers("needs") for name in needs.args]
+        if (reason := why_not(needed)) is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
         fixtures = set(getattr(item, "fixturenames", ()))
         others = ("processes", "gpu", "long", "needs_root")

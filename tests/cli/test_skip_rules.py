@@ -84,6 +84,31 @@ def test_what_is_missing_is_named_with_the_package_that_has_it(monkeypatch: pyte
     monkeypatch.setattr("tests.tiers.shutil.which", lambda program: None if "sshd" in program else program)
     assert why_not(["ssh", "sshd"]) == "there is no sshd here (Debian: openssh-server)"
     assert why_not(["ssh"]) is None
+    monkeypatch.setattr("tests.tiers.find_spec", lambda _: None)
+    assert why_not(["ssh", "ucxx"]) == "there is no ucxx here (make test-ucx)"
+    assert why_not(["sshd", "ucxx"]) == "there is no sshd and no ucxx here (Debian: openssh-server, make test-ucx)"
+
+
+WITHOUT_UCXX = "import sys, pytest; sys.modules['ucxx'] = None; sys.exit(pytest.main(sys.argv[1:]))"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strict", [False, True])
+def test_without_ucxx_what_needs_it_is_skipped_by_name_and_in_ci_fails(strict: bool) -> None:
+    files = [f"tests/rdma/test_{name}.py" for name in ("messages", "one_sided")]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_UCXX, "-p", "no:cacheprovider", "-p", "no:randomly", *files],
+        cwd=ROOT,
+        env=os.environ | {"EGMCTL_NO_SKIP": "1" if strict else "", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == int(strict), done.stdout
+    told = "ERROR tests/rdma/test_one_sided.py::test_" if strict else "SKIPPED [4] tests/rdma/test_one_sided.py:"
+    assert told in done.stdout
+    assert "there is no ucxx here (make test-ucx)" in done.stdout
+    assert " failed" not in done.stdout
 
 
 @pytest.mark.long

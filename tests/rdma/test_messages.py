@@ -20,7 +20,7 @@ from tests.fake.plugin import MakeFakeNode
 from tests.mpi.jobs import mpirun
 from tests.rdma.ranks import SETTINGS, SPOILT_OFFSET, ask, start
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.needs("ucxx")]
 
 WITHOUT_CUDA = {
     # UCX's part for CUDA calls functions that the fake driver has not, and importing ucxx asks NVML for one.

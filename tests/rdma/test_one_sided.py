@@ -17,6 +17,7 @@ __all__ = ["measure", "node"]
 
 GB200 = shipped("gb200-tray")
 ONE_SIDED = tuple(case for case in rdma.CASES if case.engine in (Engine.UCX_PUT, Engine.UCX_GET))
+REAL_UCX = pytest.mark.needs("ucxx")
 STAGES = ["register", "pack", "unpack", "deregister"]
 
 
@@ -36,6 +37,7 @@ def test_who_puts_has_the_source_and_who_gets_the_destination() -> None:
         assert other.rank != flow.initiator_rank
 
 
+@REAL_UCX
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("case", ["ucx_put_host_to_host_1m", "ucx_get_host_to_host_1m", "ucx_put_host_to_host_4k"])
@@ -53,6 +55,7 @@ def test_every_byte_is_where_it_is_to_be_and_registering_is_timed(measure: Measu
         assert any(word in one.operation for one in m.ucx.protocols for word in ("put", "get")), m.ucx.protocols
 
 
+@REAL_UCX
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("case", ["ucx_put_host_to_host_1m", "ucx_get_host_to_host_1m"])
@@ -63,6 +66,7 @@ def test_a_byte_that_is_wrong_is_found_and_located(measure: Measure, case: str) 
     assert first.mismatch.first_offset_bytes % MIB == SPOILT_OFFSET // 8 * 8
 
 
+@REAL_UCX
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("call", ["ucp_mem_map", "ucp_rkey_pack", "ucp_ep_rkey_unpack", "ucp_put_nbx"])
