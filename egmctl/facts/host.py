@@ -104,7 +104,7 @@ def host(root: Root, pid: int = 0) -> Host:
         numa_nodes=why.read("numa_nodes", lambda: _numa_nodes(root)),
         allowed_cpus=why.read("allowed_cpus", lambda: _allowed(root, status, "Cpus_allowed_list")),
         allowed_numa_nodes=why.read("allowed_numa_nodes", lambda: _allowed(root, status, "Mems_allowed_list")),
-        huge_pages=why.read("huge_pages", lambda: _huge_pages(root)),
+        huge_pages=why.read("huge_pages", lambda: _huge_pages(root, HUGE_PAGES)),
         transparent_huge_pages=why.read("transparent_huge_pages", lambda: _transparent_huge_pages(root)),
         numa_balancing=why.read("numa_balancing", lambda: root.number("/proc/sys/kernel/numa_balancing")),
         cpu_frequencies=why.read("cpu_frequencies", lambda: _cpu_frequencies(root)),
@@ -214,6 +214,7 @@ def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...
             "memory_free_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemFree")
         ),
         distances=why.read("distances", lambda: _distances(root, f"{folder}/distance", online)),
+        huge_pages=why.read("huge_pages", lambda: _huge_pages(root, f"{folder}/hugepages")),
         unread=why.unread,
     )
 
@@ -246,13 +247,13 @@ def _cpu_frequencies(root: Root) -> tuple[CpuFrequencies, ...]:
     return tuple(replace(one, cpus=format_kernel_list(numbers)) for one, numbers in found.values())
 
 
-def _huge_pages(root: Root) -> tuple[HugePages, ...]:
-    sizes = (re.fullmatch(r"hugepages-([0-9]{1,12})kB", name, re.ASCII) for name in root.names(HUGE_PAGES))
-    return tuple(_huge_page_pool(root, kib) for kib in sorted(int(size[1]) for size in sizes if size))
+def _huge_pages(root: Root, folder: str) -> tuple[HugePages, ...]:
+    sizes = (re.fullmatch(r"hugepages-([0-9]{1,12})kB", name, re.ASCII) for name in root.names(folder))
+    return tuple(_huge_page_pool(root, folder, kib) for kib in sorted(int(size[1]) for size in sizes if size))
 
 
-def _huge_page_pool(root: Root, kib: int) -> HugePages:
-    folder = f"{HUGE_PAGES}/hugepages-{kib}kB"
+def _huge_page_pool(root: Root, pools: str, kib: int) -> HugePages:
+    folder = f"{pools}/hugepages-{kib}kB"
     why = Reasons()
     return HugePages(
         page_size_bytes=kib * KIB,

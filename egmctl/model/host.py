@@ -25,6 +25,15 @@ class NumaKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HugePages(Record):
+    """One pool of huge pages: of the host (``/sys/kernel/mm/hugepages``), or a NUMA node's part of it."""
+
+    page_size_bytes: int
+    total: int | None = None
+    free: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumaNode(Record):
     """One node of ``/sys/devices/system/node``."""
 
@@ -35,15 +44,8 @@ class NumaNode(Record):
     memory_free_bytes: int | None = None
     distances: tuple[int, ...] | None = None
     """ACPI SLIT distances to the online nodes, in ascending order of their ids."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HugePages(Record):
-    """One pool of ``/sys/kernel/mm/hugepages``."""
-
-    page_size_bytes: int
-    total: int | None = None
-    free: int | None = None
+    huge_pages: tuple[HugePages, ...] | None = None
+    """Not present where the node has no memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from egmctl.facts import driver_files, host, nics, nodes, pci, process
 from egmctl.facts.root import READ_LIMIT, Reasons, Root, Unreadable
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.machine import Machine, NumaKind, NvSwitch, Origin, OriginKind, Reason
+from egmctl.model.machine import HugePages, Machine, NumaKind, NvSwitch, Origin, OriginKind, Reason
 from tests.facts.sysroot import GPU, Tree, grace_hopper
 from tests.invariants import broken_nulls
 
@@ -110,6 +110,17 @@ def test_numa_nodes_have_their_kind_by_what_they_hold(tree: Tree) -> None:
     assert cpu_only.kind is NumaKind.CPU_ONLY
     assert [node.id for node in rest] == [4, 5, 6, 7, 8]
     assert gpu_memory.distances == (80, 10, 80, 80, 80, 80, 80, 80, 80)
+
+
+def test_each_numa_node_has_its_own_part_of_the_huge_pages(tree: Tree) -> None:
+    for node, free in ((0, 5), (1, 10)):
+        folder = f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB"
+        tree.write(f"{folder}/nr_hugepages", "12\n")
+        tree.write(f"{folder}/free_hugepages", f"{free}\n")
+    first, second, third, *_ = host.host(tree.root).numa_nodes or ()
+    assert first.huge_pages == (HugePages(page_size_bytes=2 << 20, total=12, free=5),)
+    assert second.huge_pages == (HugePages(page_size_bytes=2 << 20, total=12, free=10),)
+    assert (third.huge_pages, third.unread["huge_pages"].reason) == (None, Reason.NOT_PRESENT)
 
 
 def test_without_the_list_of_nodes_with_memory_their_sizes_say_the_same(tree: Tree) -> None:
