@@ -163,6 +163,16 @@ class Peak:
     """Huge pages of the host: they are reserved for this, so neither the host's free memory nor a node's counts them
     (``Documentation/admin-guide/mm/hugetlbpage.rst`` of Linux)."""
 
+    @property
+    def name(self) -> str:
+        """What the place is called: ``GPU0``, ``NUMA1``, ``host``, ``huge pages``.
+
+        Between processes the label of an end is that of the buffer's owner, and a NUMA node's may name who allocated.
+        """
+        if self.place is None:
+            return "huge pages" if self.huge_pages else "host"
+        return self.place.label if self.place.bus_id is not None else f"NUMA{self.place.numa_node}"
+
     def same_place(self, other: Peak) -> bool:
         """Say whether another peak is one of this place."""
         return _key(self.host, self.place, self.huge_pages) == _key(other.host, other.place, other.huge_pages)

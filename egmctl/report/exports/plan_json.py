@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from egmctl.bench.buffers import Peak
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import JobCost, plan_bytes, plan_seconds, steps_seconds
 from egmctl.errors import ExitCode
@@ -46,19 +45,10 @@ def plan_report(plan: Plan) -> PlanReport:
             for step, seconds in zip(plan.steps, steps_seconds(plan), strict=True)
         ),
         memory=tuple(
-            HeldMemory(place=place, bytes=held)
-            for place, held in sorted(
-                ((_place(peak), peak.bytes) for peak in plan.peaks), key=lambda one: natural(one[0])
-            )
+            HeldMemory(place=peak.name, bytes=peak.bytes)
+            for peak in sorted(plan.peaks, key=lambda peak: natural(peak.name))
         ),
         notes=plan.notes,
         bytes_moved=plan_bytes(plan),
         seconds=plan_seconds(plan),
     )
-
-
-def _place(peak: Peak) -> str:
-    end = peak.place
-    if end is None:
-        return "huge pages" if peak.huge_pages else "host"
-    return end.label if end.bus_id is not None else f"NUMA{end.numa_node}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from egmctl.bench.buffers import Peak
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import CaseCost, JobCost, plan_bytes, plan_seconds, steps_seconds
@@ -72,22 +71,14 @@ def _plan(plan: Plan) -> Iterator[Block]:
     if waived or plan.notes:
         told = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
         yield Section(title="Not measured", body=(Bullets(items=told),))
-    held = {_place(peak): peak.bytes for peak in plan.peaks}
+    held = sorted(plan.peaks, key=lambda peak: natural(peak.name))
     if held:
-        told = tuple(f"{place}: {format_size(held[place])}" for place in sorted(held, key=natural))
+        told = tuple(f"{peak.name}: {format_size(peak.bytes)}" for peak in held)
         yield Section(title="Peak memory", body=(Bullets(items=told),))
     yield Paragraph(
         words=f"{len(plan.runnable)} measurements in {len(plan.steps)} steps, {plan_bytes(plan) / 1e12:.2f} TB, "
         f"about {plan_seconds(plan):.0f} s"
     )
-
-
-def _place(peak: Peak) -> str:
-    """Name a GPU or a NUMA node; between processes the label of an end is that of the buffer's owner."""
-    end = peak.place
-    if end is None:
-        return "host, huge pages" if peak.huge_pages else "host, all nodes"
-    return end.label if end.bus_id is not None else f"NUMA{end.numa_node}"
 
 
 def cost_document(cost: JobCost, machine: Machine) -> Document:
