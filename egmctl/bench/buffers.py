@@ -6,7 +6,7 @@ The planner counts with it and the worker allocates by it, so that what was prom
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from egmctl.bench.case import End
@@ -160,18 +160,20 @@ class Peak:
     host: str | None = None
     """Where there are several."""
     huge_pages: bool = False
-    """Huge pages of the host: they are reserved for this, so neither the host's free memory nor a node's counts them
+    """Huge pages there: they are reserved for this, so neither the host's free memory nor a node's counts them
     (``Documentation/admin-guide/mm/hugetlbpage.rst`` of Linux)."""
 
     @property
     def name(self) -> str:
-        """What the place is called: ``GPU0``, ``NUMA1``, ``host``, ``huge pages``.
+        """What the place is called: ``GPU0``, ``NUMA1``, ``host``, ``NUMA1 huge pages``, ``huge pages``.
 
         Between processes the label of an end is that of the buffer's owner, and a NUMA node's may name who allocated.
         """
         if self.place is None:
             return "huge pages" if self.huge_pages else "host"
-        return self.place.label if self.place.bus_id is not None else f"NUMA{self.place.numa_node}"
+        if self.place.bus_id is not None:
+            return self.place.label
+        return f"NUMA{self.place.numa_node}{' huge pages' if self.huge_pages else ''}"
 
     def same_place(self, other: Peak) -> bool:
         """Say whether another peak is one of this place."""
@@ -183,9 +185,9 @@ def peaks(
     *,
     keep: bool = False,
     node_of: Callable[[Endpoint], str | None] = lambda _end: None,
-    huge_page_bytes: int = 1,
+    huge_page_bytes: Mapping[int, int] | None = None,
 ) -> tuple[Peak, ...]:
-    """Return the most that steps hold at any time, on each GPU, on each NUMA node, on the host and of its huge pages.
+    """Return the most that steps hold at any time, on each GPU, on each NUMA node, on the host, and of huge pages.
 
     Parameters
     ----------
@@ -194,20 +196,20 @@ def peaks(
     node_of
         The name of the host that an end is on, where there are several.
     huge_page_bytes
-        A buffer of huge pages takes a whole number of this size.
+        The size of huge pages by NUMA node: a buffer of them takes a whole number.
     """
 
     def places(buffer: Buffer) -> tuple[_Place, ...]:
         host = node_of(buffer.end)
-        if buffer.end.memory is MemoryKind.HUGETLB:
-            return (_key(host, None, huge_pages=True),)
-        own = _key(host, buffer.end)
-        return (own,) if buffer.end.bus_id is not None else (own, _key(host, None))
+        huge = _on_huge_pages(buffer)
+        own = _key(host, buffer.end, huge)
+        return (own,) if buffer.end.bus_id is not None else (own, _key(host, None, huge))
 
     def taken(buffer: Buffer) -> int:
-        huge = buffer.end.memory is MemoryKind.HUGETLB
-        return round_up(buffer.size_bytes, huge_page_bytes) if huge else buffer.size_bytes
+        page = sizes.get(buffer.end.numa_node or 0, 1) if _on_huge_pages(buffer) else 1
+        return round_up(buffer.size_bytes, page)
 
+    sizes = huge_page_bytes or {}
     lifetimes = Lifetimes(steps)
     # In order: which of several equals is named does not change from run to run.
     held: dict[_Place, dict[Buffer, None]] = {}
@@ -237,7 +239,11 @@ def peaks(
 
 
 _Place = tuple[str | None, str | None, int | None, bool]
-"""A host, and a GPU or a NUMA node of it, or its huge pages."""
+"""A host, and a GPU or a NUMA node of it, or the huge pages of the host or a node."""
+
+
+def _on_huge_pages(buffer: Buffer) -> bool:
+    return buffer.end.memory is MemoryKind.HUGETLB
 
 
 def _key(host: str | None, end: Endpoint | None, huge_pages: bool = False) -> _Place:

@@ -39,7 +39,8 @@ class HeldMemory:
     """The most memory that the run would hold at one place."""
 
     place: Plain
-    """``GPU0``, ``NUMA1``, ``host`` for all nodes together, or its ``huge pages``, which ``host`` does not count."""
+    """``GPU0``, ``NUMA1``, ``host`` for all nodes together; ``NUMA1 huge pages`` and ``huge pages``, which those do not
+    count."""
     bytes: int
 
 

@@ -42,8 +42,14 @@ def two_gpus() -> Machine:
     return replace(machine, gpus=(machine.gpus or ())[:2])
 
 
-def node(gpu_free: int, node_free: int, available: int, huge: tuple[HugePages, ...] = ()) -> Machine:
-    """Return it with so much free on GPU 0, on NUMA node 0 and on the host, and in these pools of huge pages."""
+def node(
+    gpu_free: int,
+    node_free: int,
+    available: int,
+    huge: tuple[HugePages, ...] = (),
+    huge_of_node: tuple[HugePages, ...] | None = None,
+) -> Machine:
+    """Return it with so much free on GPU 0, on NUMA node 0 and on the host, and in their pools of huge pages."""
     machine = two_gpus()
     assert machine.gpus is not None
     assert machine.host is not None
@@ -51,7 +57,12 @@ def node(gpu_free: int, node_free: int, available: int, huge: tuple[HugePages, .
     assert first.nvml is not None
     used = replace(first, nvml=replace(first.nvml, memory_total_bytes=gpu_free, memory_used_bytes=0))
     nodes = tuple(
-        replace(one, memory_free_bytes=node_free if one.id == 0 else 100 * GIB) for one in machine.host.numa_nodes or ()
+        replace(
+            one,
+            memory_free_bytes=node_free if one.id == 0 else 100 * GIB,
+            huge_pages=huge_of_node,
+        )
+        for one in machine.host.numa_nodes or ()
     )
     host = replace(machine.host, numa_nodes=nodes, memory_available_bytes=available, huge_pages=huge)
     return replace(machine, gpus=(used, machine.gpus[1]), host=host)
@@ -102,13 +113,15 @@ def chosen(machine: Machine, suite: str) -> Plan:
 @settings(
     max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
-@given(gpu_free=SIZES, node_free=SIZES, available=SIZES, pools=POOLS)
-@example(gpu_free=140 * GIB, node_free=4915 * MIB, available=100 * GIB, pools=(pool(2 * MIB, 256),))
-@example(gpu_free=0, node_free=0, available=0, pools=())
+@given(gpu_free=SIZES, node_free=SIZES, available=SIZES, pools=POOLS, by_node=st.booleans())
+@example(gpu_free=140 * GIB, node_free=4915 * MIB, available=100 * GIB, pools=(pool(2 * MIB, 256),), by_node=False)
+@example(gpu_free=0, node_free=0, available=0, pools=(), by_node=True)
 def test_every_suite_fits(
-    suite: str, gpu_free: int, node_free: int, available: int, pools: tuple[HugePages, ...]
+    suite: str, gpu_free: int, node_free: int, available: int, pools: tuple[HugePages, ...], by_node: bool
 ) -> None:
-    machine = node(gpu_free, node_free, available, pools)
+    # Buffers are on node 0: what the host has beside is of no use to them.
+    of_host, of_node = ((pool(GIB, 100),), pools) if by_node else (pools, None)
+    machine = node(gpu_free, node_free, available, of_host, of_node)
     plan = chosen(machine, suite)
     check_memory(plan, memory_of(machine))
     assert huge_pages_last(plan, pools)
@@ -183,7 +196,44 @@ def test_of_huge_pages_all_that_are_free_are_taken_and_none_more(pools: tuple[Hu
         gone = [one.waivers[0] for one in plan.tasks if one.waivers]
         assert {waiver.kind for waiver in gone} <= {WaiverKind.NO_PAGES}
         assert all("HugePages_Free" in waiver.reason for waiver in gone)
-        assert all(not peak.place or peak.place.bus_id for peak in plan.peaks)
+        assert all(not peak.place or peak.place.bus_id or peak.huge_pages for peak in plan.peaks)
+
+
+def test_huge_pages_are_counted_on_the_numa_node_that_they_are_taken_from() -> None:
+    # Of the host there are enough for every task; node 0 has room for one buffer, node 1 for two.
+    machine = shipped("dgx-h100")
+    assert machine.host is not None
+    first, second = machine.host.numa_nodes or ()
+    nodes = replace(first, huge_pages=(pool(2 * MIB, 256),)), replace(second, huge_pages=(pool(2 * MIB, 512),))
+    machine = replace(machine, host=replace(machine.host, numa_nodes=nodes, huge_pages=(pool(2 * MIB, 768),)))
+    plan = make_plan(machine, (machine.gpus or ())[:1], [0, 1], select_cases(HUGE), USUAL)
+    plan = checked(plan, memory_of(machine, cgroup_left_bytes=0))
+    waived = [one for one in plan.tasks if one.waiver is not None]
+    on_first = [one for one in plan.tasks if "NUMA0" in one.task.path]
+    assert len(waived) == len(on_first) // 2
+    assert {one.task.path for one in waived} <= {one.task.path for one in on_first}
+    (reason,) = {one.waiver for one in waived}
+    assert reason == (
+        "beside other buffers of huge pages it needs more than the 512 MiB that are free on NUMA0 "
+        "(HugePages_Free, vm.nr_hugepages)"
+    )
+    assert {peak.name: peak.bytes for peak in plan.peaks if peak.huge_pages} == {
+        "NUMA0 huge pages": 512 * MIB,
+        "NUMA1 huge pages": 1024 * MIB,
+        "huge pages": 1024 * MIB,
+    }
+
+
+@pytest.mark.parametrize("by_node", [False, True])
+def test_a_buffer_of_huge_pages_is_counted_in_whole_ones(by_node: bool) -> None:
+    pools = (pool(2 * MIB, 8), pool(GIB, 4))
+    machine = node(140 * GIB, 0, 0, pools, pools if by_node else None)
+    plan = make_plan(machine, machine.gpus or (), [0], select_cases(("hugetlb_to_device_memcpy_ce",)), USUAL)
+    assert plan.settings.size_bytes == 512 * MIB
+    assert {peak.name: peak.bytes for peak in plan.peaks if peak.huge_pages} == {
+        "NUMA0 huge pages": GIB,
+        "huge pages": GIB,
+    }
 
 
 def plan_for_size(machine: Machine, size_bytes: int) -> Plan:

@@ -68,6 +68,12 @@ class TestPlan:
         machine = host(H200, huge_pages=(HugePages(page_size_bytes=page, total=free, free=free),))
         assert waiver(machine, "hugetlb_to_*_ce") is None
 
+    def test_those_of_its_numa_node_count_where_they_are_known(self) -> None:
+        (only,) = H200.host.numa_nodes or () if H200.host else ()
+        mine = replace(only, huge_pages=(HugePages(page_size_bytes=2 * MIB, total=8, free=7),))
+        machine = host(H200, huge_pages=(HugePages(page_size_bytes=GIB, total=8, free=8),), numa_nodes=(mine,))
+        assert "too few huge pages are free on NUMA0 for 512 MiB: 7 of 2 MiB" in str(waiver(machine, "hugetlb_to_*_ce"))
+
     def test_where_nobody_has_looked_it_is_tried(self) -> None:
         assert waiver(host(H200, huge_pages=None), "hugetlb_to_*_ce") is None
 

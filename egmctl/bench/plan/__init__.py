@@ -8,7 +8,8 @@ memory, ``cost`` how long it takes. All pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from egmctl.bench.buffers import Peak, peaks
 from egmctl.bench.plan.schedule import Step
@@ -29,6 +30,8 @@ class Plan:
     """Of the tasks that will be run."""
     ranks: tuple[Rank, ...] = ()
     """The processes of the measurements by several, where there are such."""
+    huge_page_bytes: Mapping[int, int] = field(default_factory=dict)
+    """The size of the pages that huge-page memory of each NUMA node is counted in, where it is known."""
     notes: tuple[str, ...] = ()
     """Cases that these GPUs and nodes make no task of, and why."""
 
@@ -39,10 +42,10 @@ class Plan:
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
-        """The most memory that the run holds at any time, on each GPU and NUMA node and on the host."""
+        """The most memory that the run holds at any time, on each GPU and NUMA node, on the host, and of huge pages."""
         steps = [[self.tasks[number].task for number in step.tasks] for step in self.steps]
         # A soak keeps everything: it is all needed again.
-        return peaks(steps, keep=self.settings.duration_s is not None)
+        return peaks(steps, keep=self.settings.duration_s is not None, huge_page_bytes=self.huge_page_bytes)
 
 
 @dataclass(frozen=True, slots=True)

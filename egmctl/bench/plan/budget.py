@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, peaks
+from egmctl.bench.plan.huge_pages import largest_pool, pool_bytes, pools_of
 from egmctl.bench.plan.schedule import Step
 from egmctl.errors import UsageError
-from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Endpoint, MemoryKind, Settings, Task
 from egmctl.model.waiver import Waiver, WaiverKind
@@ -38,8 +38,6 @@ class Memory:
     """Bytes free at a place, ``None`` where nobody knows."""
     node_of: Callable[[Endpoint], str | None] = _one_host
     """The name of the host that an end is on, where there are several."""
-    huge_page_bytes: int = 1
-    """The size of the host's huge pages, 1 where nobody knows."""
 
 
 def memory_of(machine: Machine, cgroup_left_bytes: int | None = None) -> Memory:
@@ -58,8 +56,7 @@ def memory_of(machine: Machine, cgroup_left_bytes: int | None = None) -> Memory:
             return found
         return cgroup_left_bytes if found is None else min(found, cgroup_left_bytes)
 
-    pool = largest_pool(machine)
-    return Memory(free, huge_page_bytes=1 if pool is None else pool.page_size_bytes)
+    return Memory(free)
 
 
 def check_memory(plan: Plan, memory: Memory) -> None:
@@ -163,7 +160,7 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
     """Return what is free at a place, ``None`` where the facts do not say."""
     host, place = machine.host, peak.place
     if peak.huge_pages:
-        pool = largest_pool(machine)
+        pool = largest_pool(pools_of(machine, None if place is None else place.numa_node))
         return None if pool is None else pool_bytes(pool)
     if place is None:
         return host.memory_available_bytes if host else None
@@ -176,20 +173,6 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
     return nvml.memory_total_bytes - nvml.memory_used_bytes
 
 
-def largest_pool(machine: Machine) -> HugePages | None:
-    """Return the pool of huge pages with the most bytes free; ``None`` where nobody knows of any.
-
-    A buffer is made of the smallest pages of which there are enough (:func:`egmctl.facts.pages.huge_page_bytes`), so
-    what fits into this pool alone can be had.
-    """
-    return max((machine.host.huge_pages if machine.host else None) or (), key=pool_bytes, default=None)
-
-
-def pool_bytes(pool: HugePages) -> int:
-    """Return how much is free in a pool of huge pages, 0 where it was not read."""
-    return pool.page_size_bytes * (pool.free or 0)
-
-
 def _peaks(plan: Plan, memory: Memory, size_bytes: int | None = None) -> tuple[Peak, ...]:
     """Return what a plan holds at most at each place, with buffers of another size where one is given."""
 
@@ -200,7 +183,7 @@ def _peaks(plan: Plan, memory: Memory, size_bytes: int | None = None) -> tuple[P
 
     steps = [[sized(plan.tasks[number]) for number in step.tasks] for step in plan.steps]
     keep = plan.settings.duration_s is not None
-    return peaks(steps, keep=keep, node_of=memory.node_of, huge_page_bytes=memory.huge_page_bytes)
+    return peaks(steps, keep=keep, node_of=memory.node_of, huge_page_bytes=plan.huge_page_bytes)
 
 
 def _largest(plan: Plan, memory: Memory, most_bytes: int, least_bytes: int) -> int | None:
@@ -268,20 +251,24 @@ def _with_huge_pages(plan: Plan, memory: Memory) -> Plan:
     others = set(range(len(plan.tasks))).difference(wanting)
     only = replace(plan, steps=tuple(_remaining(plan.steps, others)))
     gone: dict[int, str] = {}
-    while (free := _too_few_huge_pages(_peaks(only, memory), memory)) is not None:
-        gone[wanting.pop()] = (
-            f"beside other buffers of huge pages it needs more than the {format_size(free)} that are free "
+    while (excess := _too_few_huge_pages(_peaks(only, memory), memory)) is not None:
+        peak, free = excess
+        last = next(number for number in reversed(wanting) if _taken(plan.tasks[number].task, memory, peak) > 0)
+        wanting.remove(last)
+        there = "" if peak.place is None else f" on NUMA{peak.place.numa_node}"
+        gone[last] = (
+            f"beside other buffers of huge pages it needs more than the {format_size(free)} that are free{there} "
             "(HugePages_Free, vm.nr_hugepages)"
         )
         only = _without(only, gone)
     return _without(plan, gone, WaiverKind.NO_PAGES)
 
 
-def _too_few_huge_pages(wanted: Sequence[Peak], memory: Memory) -> int | None:
-    """Return how much is free in huge pages where that is too little, else ``None``."""
+def _too_few_huge_pages(wanted: Sequence[Peak], memory: Memory) -> tuple[Peak, int] | None:
+    """Return where too few huge pages are free, and how much is, else ``None``."""
     for peak in wanted:
         if peak.huge_pages and (free := memory.free(peak)) is not None and peak.bytes > free:
-            return free
+            return peak, free
     return None
 
 

@@ -78,7 +78,8 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
         tasks = [planned for planned in plan.tasks if planned.task.case == case]
         steps = [number for number, step in enumerate(plan.steps) if plan.tasks[step.tasks[0]].task.case == case]
         only = replace(plan, steps=tuple(plan.steps[number] for number in steps))
-        held = peaks([[plan.tasks[n].task for n in step.tasks] for step in only.steps], node_of=layout.node_of)
+        tasks_of_steps = [[plan.tasks[n].task for n in step.tasks] for step in only.steps]
+        held = peaks(tasks_of_steps, node_of=layout.node_of, huge_page_bytes=plan.huge_page_bytes)
         most = max(held, key=lambda peak: peak.bytes, default=None)
         free = None if most is None else _free_bytes(layout, most)
         costs.append(
@@ -103,7 +104,7 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
 def _free_bytes(layout: RankLayout, peak: Peak) -> int | None:
     machine = layout.machines[peak.host or ""]
     free, place = free_bytes(machine, peak), peak.place
-    if free is not None or place is None:
+    if free is not None or place is None or peak.huge_pages:
         return free
     if place.bus_id is not None:
         nvml = machine.gpu(place.bus_id).nvml

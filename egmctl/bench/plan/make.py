@@ -12,6 +12,7 @@ from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import has_room, too_large
 from egmctl.bench.plan.busy import busy_waiver, in_use
 from egmctl.bench.plan.flows import Ends, endpoint, initiator, tasks_of
+from egmctl.bench.plan.huge_pages import huge_page_sizes
 from egmctl.bench.plan.pages import pages_waiver
 from egmctl.bench.plan.pairs import Pair, picked
 from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
@@ -113,6 +114,7 @@ def make_plan(
         tasks=tasks,
         ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
         steps=isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial)),
+        huge_page_bytes=huge_page_sizes(machine),
         notes=(
             *_without_tasks(none, by_owner, bool(pairs)),
             *(f"measured anyway: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),

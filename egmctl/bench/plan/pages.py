@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from egmctl.bench.buffers import Peak, buffers_of
-from egmctl.bench.plan.budget import free_bytes, pool_bytes
+from egmctl.bench.plan.budget import free_bytes
+from egmctl.bench.plan.huge_pages import pool_bytes, pools_of
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, MemoryKind, Task
 from egmctl.model.waiver import Waiver, WaiverKind
@@ -19,10 +20,15 @@ GPU has was seen to hang it; what is measured here stays on the host, and needs 
 def pages_waiver(machine: Machine, task: Task, gpus: Sequence[Gpu]) -> Waiver | None:
     """Say why memory of a task's kind cannot be had in its size; ``None`` if it can, or nobody knows."""
     needed: dict[MemoryKind, int] = {}
+    on_huge_pages: dict[int, int] = {}
     for buffer in buffers_of([task]):
-        needed[buffer.end.memory] = needed.get(buffer.end.memory, 0) + buffer.size_bytes
-    if (size := needed.get(MemoryKind.HUGETLB)) is not None:
-        return _huge(machine, size)
+        end = buffer.end
+        needed[end.memory] = needed.get(end.memory, 0) + buffer.size_bytes
+        if end.memory is MemoryKind.HUGETLB and end.numa_node is not None:
+            on_huge_pages[end.numa_node] = on_huge_pages.get(end.numa_node, 0) + buffer.size_bytes
+    for node, asked in on_huge_pages.items():
+        if (waiver := _huge(machine, node, asked)) is not None:
+            return waiver
     if MemoryKind.THP in needed and machine.host is not None and machine.host.transparent_huge_pages == "never":
         reason = "transparent huge pages are off: /sys/kernel/mm/transparent_hugepage/enabled is never"
         return Waiver(kind=WaiverKind.NO_PAGES, reason=reason)
@@ -31,13 +37,17 @@ def pages_waiver(machine: Machine, task: Task, gpus: Sequence[Gpu]) -> Waiver | 
     return None
 
 
-def _huge(machine: Machine, size_bytes: int) -> Waiver | None:
-    pools = machine.host.huge_pages if machine.host is not None else None
+def _huge(machine: Machine, node: int, size_bytes: int) -> Waiver | None:
+    there, pools = f" on NUMA{node}", pools_of(machine, node)
+    if pools is None:
+        there, pools = "", pools_of(machine, None)
     known = [(pool.page_size_bytes, pool.free) for pool in pools or () if pool.free is not None]
     if pools is None or any(pool_bytes(pool) >= size_bytes for pool in pools):
         return None
     told = ", ".join(f"{free} of {format_size(page)}" for page, free in known) or "none"
-    reason = f"too few huge pages are free for {format_size(size_bytes)}: {told} (HugePages_Free, vm.nr_hugepages)"
+    reason = (
+        f"too few huge pages are free{there} for {format_size(size_bytes)}: {told} (HugePages_Free, vm.nr_hugepages)"
+    )
     return Waiver(kind=WaiverKind.NO_PAGES, reason=reason)
 
 
