@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.model.measurement import BROKEN, Measurement, Status, Summary
+from egmctl.model.measurement import BROKEN, Measurement, Status
 
 _STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
 """Which of two outcomes of the same task counts: corrupt data does, whatever else was seen."""
@@ -32,14 +32,9 @@ def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, flo
     """
     if proof.graver_than(among):
         return proof, None
-    summary, alone = _headline(among), _headline(proof)
+    summary, alone = among.timed, proof.timed
     found = replace(among, alone=alone.median if alone else None)
     if not summary or not alone:
         return found, None
     # What lies between the samples does not differ from them: a latency depends on the SM by a percent or two.
     return found, max(summary.min / alone.median - 1, 1 - summary.max / alone.median, 0)
-
-
-def _headline(measurement: Measurement) -> Summary | None:
-    """Return the quantity that a measurement is about, if it has one; also of corrupt data, which has no headline."""
-    return measurement.latency_ns or measurement.bandwidth_gb_s

@@ -72,8 +72,7 @@ class Soak:
             ),
             costs=before.costs or now.costs,
         )
-        headline = merged.latency_ns or merged.bandwidth_gb_s
-        status, reason = (Status.OK, None) if headline is None else judged(headline)
+        status, reason = (Status.OK, None) if merged.timed is None else judged(merged.timed)
         return replace(merged, status=status, reason=reason)
 
 

@@ -245,6 +245,15 @@ class Measurement(Task):
             return None
         return self.latency_ns if self.quantity is Quantity.LATENCY else self.bandwidth_gb_s
 
+    @property
+    def timed(self) -> Summary | None:
+        """What its samples came to, whatever was found of the data: a latency (ns), or a bandwidth (GB/s).
+
+        Corrupt data has this too: it says how fast the path was, but is no result, which :attr:`headline` is. ``None``
+        where nothing was timed.
+        """
+        return self.latency_ns or self.bandwidth_gb_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchGpu:

@@ -46,3 +46,10 @@ def test_a_task_whose_samples_were_all_thrown_away_has_failed() -> None:
     measurement = concluded((), discarded=5)
     assert (measurement.status, measurement.latency_ns) == (Status.FAILED, None)
     assert measurement.reason == "timed out waiting for the peer in every sample"
+
+
+def test_corrupt_data_has_no_headline_and_yet_took_its_time() -> None:
+    measurement = concluded(STEADY, WRONG)
+    assert measurement.headline is None
+    assert measurement.timed is not None
+    assert measurement.timed.median == sum(STEADY) / len(STEADY)

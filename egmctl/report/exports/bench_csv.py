@@ -68,8 +68,7 @@ def _rows(report: RunReport, names: Mapping[str, str | None]) -> Iterator[dict[s
     for number, measurement in enumerate(report.measurements):
         verdict = _verdict(judged.get(number, ()))
         if len(measurement.flows) > 1:
-            row = _row(measurement, "total", measurement.latency_ns or measurement.bandwidth_gb_s)
-            yield row | verdict
+            yield _row(measurement, "total", measurement.timed) | verdict
         for place, flow in enumerate(measurement.flows):
             summary = measurement.flows_gb_s[place] if measurement.flows_gb_s else measurement.latency_ns
             row = _row(measurement, str(place), summary) | _flow(flow, names.get(flow.initiator or ""))

@@ -20,9 +20,8 @@ def beside(report: RunReport) -> Iterator[Matrix]:
     found: dict[str, list[tuple[float, float]]] = {}
     latencies = set()
     for m in report.measurements:
-        summary = m.latency_ns or m.bandwidth_gb_s
-        if m.in_process and summary is not None:
-            found.setdefault(m.case, []).append((summary.median, m.in_process))
+        if m.in_process and m.timed is not None:
+            found.setdefault(m.case, []).append((m.timed.median, m.in_process))
             if m.quantity is Quantity.LATENCY:
                 latencies.add(m.case)
     if not found:
