@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from egmctl.gpu.counters import GpuCounters, State, Traffic
 from egmctl.model.evidence import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, Verdict
@@ -65,7 +66,7 @@ class Watch:
         self._tasks = tasks
         flows = [flow for task in tasks for flow in task.flows]
         self._gpus = [bus_id for bus_id in gpus_of(tasks) if telemetry.knows(bus_id)]
-        links = (link for flow in flows for link in (flow.route.first_link, _telling_link(flow)))
+        links = (link for flow in flows for link in (flow.route.first_link, _telling(flow).link))
         self._expected = {link for link in links if link is not None}
         # C2C has no counters: there those of the other kinds tell.
         others_tell = LinkKind.C2C in self._expected or any(map(_of_another_gpu, flows))
@@ -162,14 +163,15 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
         For each GPU that has counters, what these rose by.
     """
     size_bytes = samples * task.copies * task.size_bytes
-    links = {link for flow in task.flows if (link := _telling_link(flow)) is not None}
+    telling = [_telling(flow) for flow in task.flows]
+    links = {one.link for one in telling if one.link is not None}
     if task.quantity is not Quantity.BANDWIDTH or len(links) != 1:
         return None
     (link,) = links
     expected: dict[tuple[str, bool], int] = defaultdict(int)
-    for flow in task.flows:
+    for flow, one in zip(task.flows, telling, strict=True):
         if flow.initiator is not None:
-            expected[flow.initiator, _leaves(flow)] += size_bytes
+            expected[flow.initiator, one.sent] += size_bytes
     total = sum(expected.values())
     if total < TELLING_BYTES:
         return None
@@ -211,23 +213,22 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     return LinkEvidence(link=link, expected_bytes=total, carried_bytes=own, verdict=verdict)
 
 
-def _telling_link(flow: Flow) -> LinkKind | None:
-    """Return the link whose counters tell: the first, or NVLink where a GPU carries bytes between host memory over it.
+class _Telling(NamedTuple):
+    """The link of the initiator whose counters tell, and whether the bytes leave the GPU over it."""
 
-    C2C, which is at its other side, has no counters.
+    link: LinkKind | None
+    sent: bool
+
+
+def _telling(flow: Flow) -> _Telling:
+    """Return the first link, or NVLink where a GPU carries bytes between host memory over it.
+
+    C2C, which is at its other side, has no counters. Through a GPU, bytes come in over the first hop.
     """
-    return LinkKind.NVLINK if flow.through_gpu and _nvlink_at(flow) is not None else flow.route.first_link
-
-
-def _leaves(flow: Flow) -> bool:
-    """Say whether the bytes leave the GPU over the link that tells: through a GPU they come in over the first."""
-    at = _nvlink_at(flow) if flow.through_gpu else None
-    return flow.sent if at is None else at > 0
-
-
-def _nvlink_at(flow: Flow) -> int | None:
-    """Return which of a flow's hops is the first NVLink; ``None`` where none is."""
-    return next((number for number, hop in enumerate(flow.route.hops) if hop.link is LinkKind.NVLINK), None)
+    links = [hop.link for hop in flow.route.hops]
+    if flow.through_gpu and LinkKind.NVLINK in links:
+        return _Telling(LinkKind.NVLINK, links.index(LinkKind.NVLINK) > 0)
+    return _Telling(flow.route.first_link, flow.sent)
 
 
 def _is_egm(task: Task) -> bool:
