@@ -76,6 +76,9 @@ def placed(*, right: bool | None) -> Placement:
     return Placement(label="GPU0", proof="move_pages", detail="of one page in each 2 MiB: 1 on node 4", right=right)
 
 
+ELSEWHERE = "its pages are not shown to be in GPU0's memory: of one page in each 2 MiB: 1 on node 4"
+
+
 @pytest.mark.usefixtures("here")
 class TestMeasurement:
     @pytest.fixture
@@ -90,14 +93,22 @@ class TestMeasurement:
         assert len(found.samples) == 2
         assert not_judged(found) == "CPU threads are a lower bound"
 
-    @pytest.mark.parametrize("placements", [[], [placed(right=None)], [placed(right=False)]])
+    @pytest.mark.parametrize(
+        ("placements", "reason"),
+        [
+            ([], "location of its pages unknown: not shown to be in GPU0's memory"),
+            ([placed(right=None)], ELSEWHERE),
+            ([placed(right=False)], ELSEWHERE),
+        ],
+    )
     def test_memory_that_may_lie_elsewhere_is_not_called_the_gpus(
-        self, task: Task, placements: list[Placement]
+        self, task: Task, placements: list[Placement], reason: str
     ) -> None:
         worker: Any = Rig(placements)
         found = cpu.measure(worker, task, SETTINGS)
         assert found.status is Status.WAIVED
         assert found.waivers[0].kind is WaiverKind.NO_NUMA_MEMORY
+        assert found.reason == reason
         assert found.samples == ()
 
 

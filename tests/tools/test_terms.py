@@ -59,6 +59,7 @@ OLD = (
     "it is too hot",
     "denies /dev/nvidia3, which was asked for",
     "what was not asked for is not missed",
+    "nothing tells where its pages are",
     "nothing tells who made it",
     "the kernel's command line has nothing that harms",
     "mode bits, security modules and mounts let this process in",

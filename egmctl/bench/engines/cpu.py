@@ -139,8 +139,10 @@ def misplaced(task: Task, end: Endpoint, placements: Sequence[Placement]) -> Mea
     """Return the outcome of a task on a GPU's memory whose pages are not shown to be there; ``None`` of others."""
     if end.memory is not MemoryKind.GPU_NUMA or (placements and all(placement.right for placement in placements)):
         return None
-    told = "; ".join(placement.detail for placement in placements) or "nothing tells where its pages are"
-    return waived(task, WaiverKind.NO_NUMA_MEMORY, f"its pages are not shown to be in {end.label}'s memory: {told}")
+    not_shown = f"not shown to be in {end.label}'s memory"
+    details = "; ".join(placement.detail for placement in placements)
+    reason = f"its pages are {not_shown}: {details}" if details else f"location of its pages unknown: {not_shown}"
+    return waived(task, WaiverKind.NO_NUMA_MEMORY, reason)
 
 
 @dataclass(slots=True)
