@@ -4,8 +4,9 @@ python benchmarks/versions.py OLD_CHECKOUT NEW_CHECKOUT --rounds 3 -- --suite ma
 python benchmarks/versions.py OLD_CHECKOUT NEW_CHECKOUT --rounds 3 -- --suite ipc
 
 What follows ``--`` are options of ``egmctl bench``. Needs GPUs. Each round runs both versions, in alternating order, as
-whole processes. A cell is one measurement of one case; its figure is the median over the rounds of the run's median.
-Ends with 1 if a bandwidth differs by more than 0.5 %, a latency by more than 1 %, or a cell is missing in one of them.
+whole processes, with the modules compiled before, as those of an installed egmctl are. A cell is one measurement of one
+case; its figure is the median over the rounds of the run's median. Ends with 1 if a bandwidth differs by more than
+0.5 %, a latency by more than 1 %, or a cell is missing in one of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -42,24 +44,38 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     checkouts = {"old": chosen.old.resolve(), "new": chosen.new.resolve()}
+    with tempfile.TemporaryDirectory(prefix="versions-") as bytecode:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment["PYTHONPYCACHEPREFIX"] = bytecode
+        return show(*compared(checkouts, chosen.rounds, options, environment))
+
+
+def compared(
+    checkouts: dict[str, Path], rounds: int, options: list[str], environment: dict[str, str]
+) -> tuple[dict[str, dict[Cell, list[float]]], dict[str, list[float]]]:
+    """Return each version's figures of all rounds, and the seconds of its runs."""
+    for checkout in checkouts.values():
+        subprocess.run(
+            [sys.executable, "-m", "compileall", "-q", str(checkout / "egmctl")], env=environment, check=True
+        )
     cells: dict[str, dict[Cell, list[float]]] = {name: defaultdict(list) for name in checkouts}
     seconds: dict[str, list[float]] = {name: [] for name in checkouts}
-    for number in range(chosen.rounds):
+    for number in range(rounds):
         for name in ("old", "new") if number % 2 == 0 else ("new", "old"):
-            document, took = run(checkouts[name], options)
+            document, took = run(checkouts[name], options, environment)
             seconds[name].append(took)
             for cell, value in figures(document).items():
                 cells[name][cell].append(value)
-    return show(cells, seconds)
+    return cells, seconds
 
 
-def run(checkout: Path, options: list[str]) -> tuple[dict[str, Any], float]:
+def run(checkout: Path, options: list[str], environment: dict[str, str]) -> tuple[dict[str, Any], float]:
     """Return the document of one run of ``egmctl bench`` and how many seconds it took."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "egmctl", "bench", "--json", *options],
         cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
+        env={**environment, "PYTHONPATH": str(checkout)},
         stdout=subprocess.PIPE,
         check=False,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from egmctl.api.bench import Bench
+    from egmctl.launch import Child
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
 
@@ -133,74 +136,73 @@ def bench(
     if no_journal and journal is not None:
         raise UsageError("--no-journal and --journal exclude each other; give one of them")
 
-    from egmctl.api.bench import Bench, judge_run, load_profiles
-    from egmctl.bench.processes.pool import start_worker
-    from egmctl.verdict.ucx_route import explained
+    with _begun(measuring and job is None) as begun:
+        from egmctl.api.bench import Bench, judge_run, load_profiles
+        from egmctl.verdict.ucx_route import explained
 
-    suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if found else ())
-    fabric = is_fabric(suites, job, ranks=ranks, sample=sample, dry_run=dry_run)
-    if fabric and suites == (FABRIC,) and (sweep is not None or numa != "all"):
-        option = "--numa" if sweep is None else "--sweep"
-        raise UsageError(
-            f"{option} cannot be combined with --suite {FABRIC}, which measures one size and each GPU's "
-            "nearest NUMA node"
+        suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if found else ())
+        fabric = is_fabric(suites, job, ranks=ranks, sample=sample, dry_run=dry_run)
+        if fabric and suites == (FABRIC,) and (sweep is not None or numa != "all"):
+            option = "--numa" if sweep is None else "--sweep"
+            raise UsageError(
+                f"{option} cannot be combined with --suite {FABRIC}, which measures one size and each GPU's "
+                "nearest NUMA node"
+            )
+        if fabric and pair is not None:
+            raise UsageError(
+                f"--pair cannot be combined with --suite {FABRIC} or an MPI job: those measure between all ranks"
+            )
+        asked = Bench(
+            suites=suites,
+            cases=case or (),
+            gpus=gpus,
+            numa=numa,
+            pair=pair,
+            size=size,
+            sweep=sweep is not None,
+            samples=samples,
+            copies=copies,
+            duration_s=duration,
+            timeout_s=timeout,
+            serial=serial,
+            gate=not no_gate,
+            allow_busy=allow_busy,
+            memory_percent=memory,
         )
-    if fabric and pair is not None:
-        raise UsageError(
-            f"--pair cannot be combined with --suite {FABRIC} or an MPI job: those measure between all ranks"
-        )
-    asked = Bench(
-        suites=suites,
-        cases=case or (),
-        gpus=gpus,
-        numa=numa,
-        pair=pair,
-        size=size,
-        sweep=sweep is not None,
-        samples=samples,
-        copies=copies,
-        duration_s=duration,
-        timeout_s=timeout,
-        serial=serial,
-        gate=not no_gate,
-        allow_busy=allow_busy,
-        memory_percent=memory,
-    )
-    # Before anything is measured, as one may be broken.
-    profiles = load_profiles(profile) if profile is not None or (measuring and not no_verdict) else None
-    if fabric and not list_cases:
-        kept = open_journal(journal, no_journal or not measuring or bool(job and job.rank), outputs.files, quiet=quiet)
-        run = FabricRun(
-            cases=asked.cases,
-            settings=asked.settings,
-            gpus=gpus or "all",
-            sections=asked.sections,
-            sample=sample,
-            fixed_size=size is not None,
-            outputs=outputs,
-            quiet=quiet,
-            recorder=kept,
-        )
-        if dry_run:
-            outputs.write(run.planned(machine, ranks), answers=False)
-            return
-        with run.measured(job, lambda: show_progress(quiet)) as report:
-            if profiles is not None and len(report.machines) == 1:
-                report = judge_run(report, report.machines[0], profiles, strict=strict)
-            report = asked.explain(explained(report))
-            _write(outputs, asked, report, None, verbose)
-            end_journal(kept, report.exit_code, quiet=quiet)
-            raise typer.Exit(report.exit_code)
-    with contextlib.ExitStack() as early:
-        # CUDA takes a second to initialise: the worker does so while the facts are read.
-        worker = early.enter_context(start_worker()) if measuring else None
-        seen = read_machine(machine, asked.sections, quiet=quiet)
+        # Before anything is measured, as one may be broken.
+        profiles = load_profiles(profile) if profile is not None or (measuring and not no_verdict) else None
+        if fabric and not list_cases:
+            kept = open_journal(
+                journal, no_journal or not measuring or bool(job and job.rank), outputs.files, quiet=quiet
+            )
+            run = FabricRun(
+                cases=asked.cases,
+                settings=asked.settings,
+                gpus=gpus or "all",
+                sections=asked.sections,
+                sample=sample,
+                fixed_size=size is not None,
+                outputs=outputs,
+                quiet=quiet,
+                recorder=kept,
+            )
+            if dry_run:
+                outputs.write(run.planned(machine, ranks), answers=False)
+                return
+            with run.measured(job, lambda: show_progress(quiet)) as report:
+                if profiles is not None and len(report.machines) == 1:
+                    report = judge_run(report, report.machines[0], profiles, strict=strict)
+                report = asked.explain(explained(report))
+                _write(outputs, asked, report, None, verbose)
+                end_journal(kept, report.exit_code, quiet=quiet)
+                raise typer.Exit(report.exit_code)
+        seen = begun.machine(*asked.sections) if begun else read_machine(machine, asked.sections, quiet=quiet)
         try:
             plan = asked.plan(seen, fit=not list_cases, check=measuring)
         except NothingToDo as error:
             elsewhere = "" if measuring or machine else "; --machine NAME answers for another machine"
             raise NothingToDo(f"{error}{elsewhere}") from error
-        if not measuring:
+        if begun is None:
             from egmctl.report.exports.plan_json import plan_json
             from egmctl.report.rendering import rendered
             from egmctl.report.views.bench_plan import cases_document, plan_document
@@ -215,13 +217,38 @@ def bench(
             return
         kept = open_journal(journal, no_journal, outputs.files, seen, quiet=quiet)
         with show_progress(quiet) as on_progress:
-            report = asked.run(plan, seen, on_progress=on_progress, worker=worker, recorder=Beside(kept, on_progress))
+            report = asked.run(
+                plan, seen, on_progress=on_progress, worker=begun.worker, recorder=Beside(kept, on_progress)
+            )
     if profiles is not None:
         report = judge_run(report, seen, profiles, strict=strict)
     report = asked.explain(report, seen)
     _write(outputs, asked, report, seen, verbose)
     end_journal(kept, report.exit_code, quiet=quiet)
     raise typer.Exit(report.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What goes on in child processes meanwhile."""
+
+    machine: Callable[..., Machine]
+    """Returns the node, with more sections of it: :func:`egmctl.facts.collect.reading`."""
+    worker: Child
+
+
+@contextlib.contextmanager
+def _begun(measuring: bool) -> Iterator[_Begun | None]:
+    """Have the libraries asked and CUDA initialised in children, a second's work, while modules are loaded here."""
+    if not measuring:
+        yield None
+        return
+    from egmctl.bench.processes.pool import start_worker
+    from egmctl.facts.collect import LIBRARY_SECTIONS, reading
+
+    # Reading comes first: it looks which device nodes are missing before CUDA makes them.
+    with reading(LIBRARY_SECTIONS) as machine, start_worker() as worker:
+        yield _Begun(machine, worker)
 
 
 def _write(outputs: Outputs, asked: Bench, report: RunReport, machine: Machine | None, verbose: int) -> None:

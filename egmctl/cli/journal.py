@@ -59,11 +59,13 @@ def _mention(folder: Path) -> None:
     """Tell of the latest run that did not end, unless somebody was told."""
     from egmctl.journal.read import earlier, needs_no_telling
     from egmctl.journal.write import mention
-    from egmctl.saved import load_journal
 
     for path in reversed(earlier(folder)[-3:]):
         if needs_no_telling(path):
             continue
+        # All that loads documents of any kind: only where there is one to tell of.
+        from egmctl.saved import load_journal
+
         try:
             kept = load_journal(path)
         except UsageError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -63,14 +63,56 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
     UsageError
         If there is no such section, or no such process, or it ended meanwhile: its number may be another's by now.
     """
-    asked = tuple(sections)
-    for name in asked:
-        if name not in SECTION_VERSIONS:
-            raise UsageError(f"there is no section {name!r}; valid are {', '.join(SECTION_VERSIONS)}")
+    with reading(sections, deadline_s=deadline_s, cuda=cuda, pid=pid) as machine:
+        return machine()
+
+
+@contextmanager
+def reading(
+    sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = True, pid: int = 0
+) -> Iterator[Callable[..., Machine]]:
+    """Begin to read this node: two children ask NVML and CUDA, which takes half a second, while the caller goes on.
+
+    Gives a function, to be called once, that reads the rest, ends the children and returns the machine. It takes the
+    names of more sections; those of :data:`LIBRARY_SECTIONS` must have been among the first. The parameters and errors
+    are those of :func:`collect`.
+    """
+    asked = _known(sections)
     root = Root.from_environment()
     if pid and not root.exists(f"/proc/{pid}"):
         raise UsageError(f"there is no process {pid}")
     started = _attempt(lambda: process.start_time(root, pid))
+    with ExitStack() as children:
+        node = _Node(root, asked, deadline_s, children, cuda=cuda, pid=pid)
+
+        def machine(*more: str) -> Machine:
+            with children:
+                read = _machine(node, {*asked, *_known(more)})
+            if pid and _attempt(lambda: process.start_time(root, pid)) != started:
+                raise UsageError(f"process {pid} ended while it was read: name one that keeps running")
+            return read
+
+        yield machine
+
+
+def _known(sections: Iterable[str]) -> tuple[str, ...]:
+    """Return the sections.
+
+    Raises
+    ------
+    UsageError
+        If there is no such one.
+    """
+    asked = tuple(sections)
+    for name in asked:
+        if name not in SECTION_VERSIONS:
+            raise UsageError(f"there is no section {name!r}; valid are {', '.join(SECTION_VERSIONS)}")
+    return asked
+
+
+def _machine(node: _Node, asked: Collection[str]) -> Machine:
+    """Read what was asked; what needs the answers of the children, which work meanwhile, comes last."""
+    root, pid = node.root, node.pid
     statuses: dict[str, SectionStatus] = {}
     values: dict[str, Any] = {}
 
@@ -83,21 +125,16 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
             duration_ms = round(1e3 * (time.perf_counter() - started), 3)
         statuses[name] = SectionStatus(version=SECTION_VERSIONS[name], duration_ms=duration_ms, unread=unread)
 
-    with ExitStack() as children:
-        node = _Node(root, asked, deadline_s, children, cuda=cuda, pid=pid)
-        # The children work meanwhile: what needs their answers comes last.
-        read("host", lambda: host.host(root, pid))
-        read("switches", node.switches)
-        read("nics", lambda: nics.nics(root))
-        read("process", lambda: process.process(root, pid))
-        read("confinement", lambda: confinement.confinement(root, pid))
-        read("system", lambda: system.system(root))
-        read("kernel_log", lambda: kernel_log.kernel_log(root))
-        read("gpus", lambda: node.gpus)
-        read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
-        read("driver", node.driver)
-    if pid and _attempt(lambda: process.start_time(root, pid)) != started:
-        raise UsageError(f"process {pid} ended while it was read: name one that keeps running")
+    read("host", lambda: host.host(root, pid))
+    read("switches", node.switches)
+    read("nics", lambda: nics.nics(root))
+    read("process", lambda: process.process(root, pid))
+    read("confinement", lambda: confinement.confinement(root, pid))
+    read("system", lambda: system.system(root))
+    read("kernel_log", lambda: kernel_log.kernel_log(root))
+    read("gpus", lambda: node.gpus)
+    read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
+    read("driver", node.driver)
     statuses["probes"] = SectionStatus(
         version=SECTION_VERSIONS["probes"],
         unread=Unread(reason=Reason.NOT_ASKED, detail="egmctl doctor --active makes them"),
@@ -116,7 +153,7 @@ class _Node:
     def __init__(
         self, root: Root, asked: tuple[str, ...], deadline_s: float, children: ExitStack, *, cuda: bool, pid: int
     ) -> None:
-        self.root = root
+        self.root, self.pid = root, pid
         self._deadline = time.monotonic() + deadline_s
         if LIBRARY_SECTIONS.isdisjoint(asked):
             return

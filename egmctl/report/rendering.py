@@ -74,16 +74,24 @@ def _shown(content: Text | str) -> Text | str:
 
 
 def _rendered(result: Result, format: Format, verbose: int, brief: bool, width: int | None) -> Text | str:
-    from egmctl.model.bringup import Bringup
-    from egmctl.model.comparison import Comparison
-    from egmctl.model.fleet import FleetReport
-    from egmctl.model.listing import CheckList, History, MachineList
     from egmctl.model.measurement import RunReport
-    from egmctl.model.profile import Matched, ProfileList
-    from egmctl.topology.topology import Topology
 
     if isinstance(result, RunReport):
         return _bench(result, format, verbose, brief, width)
+    from egmctl.topology.topology import Topology
+
+    if isinstance(result, Topology):
+        return _topo(result, format, verbose, brief, width)
+    from egmctl.model.diagnosis import Diagnosis
+
+    if isinstance(result, Diagnosis):
+        return _doctor(result, format, verbose, brief, width)
+    from egmctl.model.bringup import Bringup
+    from egmctl.model.comparison import Comparison
+    from egmctl.model.fleet import FleetReport
+    from egmctl.model.listing import History, MachineList
+    from egmctl.model.profile import Matched, ProfileList
+
     if isinstance(result, Comparison):
         return _comparison(result, format, verbose, brief, width)
     if isinstance(result, FleetReport):
@@ -96,13 +104,9 @@ def _rendered(result: Result, format: Format, verbose: int, brief: bool, width: 
         return _profiles(result, format, verbose, brief, width)
     if isinstance(result, MachineList):
         return _machines(result, format, verbose, brief, width)
-    if isinstance(result, CheckList):
-        return _checks(result, format, verbose, brief, width)
     if isinstance(result, Matched):
         return _match(result, format, verbose, brief, width)
-    if isinstance(result, Topology):
-        return _topo(result, format, verbose, brief, width)
-    return _doctor(result, format, verbose, brief, width)
+    return _checks(result, format, verbose, brief, width)
 
 
 def _bench(report: RunReport, format: Format, verbose: int, brief: bool, width: int | None) -> Text | str:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.model.cause import RunCause
 from egmctl.model.finding import TOLD, Finding, PlaceKind, on_gpus
@@ -155,6 +153,10 @@ def _on_node(report: RunReport, short: Shortfalls, node: RunNode, scope: Scope) 
     blind = _is_blind(node.machine)
     if not (short.all or blind):
         return
+    # All checks: only where there is something to explain.
+    from egmctl.doctor.registry import CHECKS
+    from egmctl.doctor.runner import diagnose
+
     waived = _waived(report, short, node)
     found = [
         _by_doctor(one, report, short, node, waived) for one in causes(diagnose(node.machine, scope, CHECKS).findings)

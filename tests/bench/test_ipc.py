@@ -30,7 +30,7 @@ from egmctl.units import MIB
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
-from tests.launch.start import wait_until
+from tests.launch.start import children, wait_until
 from tests.tiers import few
 
 pytest_plugins = ["tests.fake.plugin"]
@@ -91,12 +91,6 @@ def small(case: Case) -> Case:
     """Return a case whose lives are of 2 MiB, and nothing beside it."""
     lives = case.engine is Engine.LIFE_CYCLE
     return replace(case, in_process=None, footprint=Footprint(least_bytes=2 * MIB) if lives else case.footprint)
-
-
-def children() -> set[str]:
-    """Return the processes that this one has started and that are still there."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {child for task in tasks for child in (task / "children").read_text().split()}
 
 
 @pytest.mark.long

@@ -96,6 +96,16 @@ def test_the_command_itself_never_imports_a_driver(arguments: tuple[str, ...], t
     assert {"cuda", "pynvml"}.isdisjoint(packages(modules))
 
 
+@pytest.mark.parametrize(
+    "arguments", [(*words, "--machine", "hgx-h200x4", "--json") for words in (("topo",), ("bench", "--dry-run"))]
+)
+def test_a_command_loads_neither_the_checks_nor_the_other_kinds_of_results(arguments: tuple[str, ...]) -> None:
+    modules = imported(*arguments)
+    assert "egmctl.report.exports.json" in modules, "it has answered"
+    others = {"fleet", "bringup", "comparison", "listing"}
+    assert modules.isdisjoint({"egmctl.doctor.registry", "egmctl.saved", *(f"egmctl.model.{each}" for each in others)})
+
+
 @pytest.mark.long
 def test_start_up_is_little_more_than_the_import_of_its_libraries() -> None:
     for runs in (8, 30):

@@ -12,12 +12,13 @@ import pytest
 from egmctl import launch
 from egmctl.errors import UsageError
 from egmctl.facts import confinement, host, process
-from egmctl.facts.collect import collect
+from egmctl.facts.collect import LIBRARY_SECTIONS, collect, reading
 from egmctl.facts.root import SYSROOT_VARIABLE, Root
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import SECTION_VERSIONS, Machine, OriginKind, Reason
 from tests.facts.sysroot import GPU, Tree, grace_hopper
 from tests.invariants import broken_invariants
+from tests.launch.start import children, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -122,6 +123,32 @@ def test_device_nodes_are_looked_at_before_a_library_can_make_them(
     assert node.exists(), "the child has made it meanwhile"
     assert gpu.node is not None
     assert (gpu.node.exists, gpu.node.access) == (False, "ENOENT")
+
+
+@pytest.mark.usefixtures("tree")
+def test_libraries_are_asked_while_the_caller_goes_on_and_other_sections_are_named_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "asked"
+    _spawn_instead(monkeypatch, tmp_path, f"open({str(asked)!r}, 'w').close()")
+    before = children()
+    with reading(LIBRARY_SECTIONS) as machine:
+        assert wait_until(asked.exists), "a child asks before anything is waited for"
+        found = machine("host")
+        assert children() == before, "they have nothing left to do"
+    read = {name for name, status in found.sections.items() if status.duration_ms is not None}
+    assert read == {*LIBRARY_SECTIONS, "host"}
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_reading_that_is_given_up_leaves_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _spawn_instead(monkeypatch, tmp_path, "__import__('time').sleep(600)")
+    before = children()
+    with reading(LIBRARY_SECTIONS) as machine:
+        assert len(children() - before) == 2
+        with pytest.raises(UsageError, match="no section 'weather'"):
+            machine("weather")
+    assert children() == before
 
 
 @pytest.mark.usefixtures("tree")

@@ -34,6 +34,12 @@ def is_alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
+def children() -> set[str]:
+    """Return the processes that this one has started and that are still there."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {child for task in tasks for child in (task / "children").read_text().split()}
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
     """Wait for something that another process does; return whether it came."""
     end = time.monotonic() + timeout_s

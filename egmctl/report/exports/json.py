@@ -1,4 +1,7 @@
-"""Results as JSON: the one envelope that every command answers in, success or failure (``docs/json.md``)."""
+"""Results as JSON: the one envelope that every command answers in, success or failure (``docs/json.md``).
+
+A kind of result is imported where it is written: no command loads the others'.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,18 @@ from typing import TYPE_CHECKING, Any
 from egmctl import __version__
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo
 from egmctl.facts.redact import redact
-from egmctl.model.bringup import BRINGUP_SCHEMA, Bringup
 from egmctl.model.codec import to_json
-from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
-from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
-from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
-from egmctl.model.listing import (
-    CHECKS_SCHEMA,
-    HISTORY_SCHEMA,
-    MACHINES_SCHEMA,
-    CheckEntry,
-    CheckList,
-    History,
-    MachineList,
-)
 from egmctl.model.machine import Machine, Origin
-from egmctl.model.measurement import BENCH_SCHEMA, RunReport
-from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, ProfileList
-from egmctl.topology.result import TOPO_SCHEMA, topo_result
 
 if TYPE_CHECKING:
     from egmctl.doctor.check import Check
+    from egmctl.model.bringup import Bringup
+    from egmctl.model.comparison import Comparison
+    from egmctl.model.diagnosis import Diagnosis
+    from egmctl.model.fleet import FleetReport
+    from egmctl.model.listing import CheckList, History, MachineList
+    from egmctl.model.measurement import RunReport
+    from egmctl.model.profile import Matched, ProfileList
     from egmctl.topology.topology import Topology
 
 
@@ -87,6 +81,8 @@ def dump(document: dict[str, Any]) -> str:
 
 def topo_json(topology: Topology) -> str:
     """Return a topology as a JSON document, with an error where no matrix could be drawn."""
+    from egmctl.topology.result import TOPO_SCHEMA, topo_result
+
     result = topo_result(topology)
     errors = [] if result.missing is None else [NothingToDo(result.missing.sentence)]
     body = to_json(replace(result, machines=(redact(topology.machine),)))
@@ -95,6 +91,8 @@ def topo_json(topology: Topology) -> str:
 
 def doctor_json(diagnosis: Diagnosis) -> str:
     """Return a diagnosis as a JSON document."""
+    from egmctl.model.diagnosis import DOCTOR_SCHEMA
+
     result = replace(diagnosis, machines=(redact(diagnosis.machine),))
     errors = [] if diagnosis.nothing is None else [NothingToDo(diagnosis.nothing)]
     code = diagnosis.exit_code
@@ -103,6 +101,8 @@ def doctor_json(diagnosis: Diagnosis) -> str:
 
 def bringup_json(bringup: Bringup) -> str:
     """Return what a node's bring-up found as a JSON document."""
+    from egmctl.model.bringup import BRINGUP_SCHEMA
+
     kept = replace(bringup.diagnosis, machines=(redact(bringup.machine),))
     body = to_json(replace(bringup, diagnosis=kept))
     return dump(envelope(BRINGUP_SCHEMA, bringup.exit_code, body, machine=bringup.machine))
@@ -110,11 +110,15 @@ def bringup_json(bringup: Bringup) -> str:
 
 def bench_json(report: RunReport, machine: Machine | None) -> str:
     """Return a run of the bench as a JSON document: every sample, null with the reason beside it."""
+    from egmctl.model.measurement import BENCH_SCHEMA
+
     return dump(envelope(BENCH_SCHEMA, report.exit_code, to_json(report), machine=machine))
 
 
 def compare_json(comparison: Comparison) -> str:
     """Return a comparison as a JSON document."""
+    from egmctl.model.comparison import COMPARISON_SCHEMA
+
     return dump(envelope(COMPARISON_SCHEMA, comparison.exit_code, to_json(comparison), machine=None))
 
 
@@ -123,37 +127,51 @@ def fleet_json(report: FleetReport) -> str:
 
     Its ``machine`` is null: each node's own file says where its facts are from.
     """
+    from egmctl.model.fleet import FLEET_SCHEMA
+
     return dump(envelope(FLEET_SCHEMA, report.exit_code, to_json(report), machine=None))
 
 
 def history_json(history: History) -> str:
     """Return the runs that are kept as a JSON document."""
+    from egmctl.model.listing import HISTORY_SCHEMA
+
     return dump(envelope(HISTORY_SCHEMA, ExitCode.OK, to_json(history), machine=None))
 
 
 def profiles_json(profiles: ProfileList) -> str:
     """Return profiles as a JSON document."""
+    from egmctl.model.profile import PROFILES_SCHEMA
+
     return dump(envelope(PROFILES_SCHEMA, ExitCode.OK, to_json(profiles), machine=None))
 
 
 def match_json(matched: Matched) -> str:
     """Return which profile a machine is of as a JSON document."""
+    from egmctl.model.profile import MATCH_SCHEMA
+
     code = ExitCode.OK if matched.result.profile is not None else ExitCode.NOTHING
     return dump(envelope(MATCH_SCHEMA, code, to_json(matched.result), machine=matched.origin))
 
 
 def machines_json(listed: MachineList) -> str:
     """Return the list of shipped machines as a JSON document."""
+    from egmctl.model.listing import MACHINES_SCHEMA
+
     return dump(envelope(MACHINES_SCHEMA, ExitCode.OK, to_json(listed), machine=None))
 
 
 def checks_json(checks: CheckList) -> str:
     """Return the list of checks as a JSON document."""
+    from egmctl.model.listing import CHECKS_SCHEMA
+
     return dump(envelope(CHECKS_SCHEMA, ExitCode.OK, to_json(checks), machine=None))
 
 
 def check_list(checks: Iterable[Check]) -> CheckList:
     """Return what the list says of checks."""
+    from egmctl.model.listing import CheckEntry, CheckList
+
     rows = tuple(
         CheckEntry(
             id=check.id,
