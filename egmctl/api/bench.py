@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import checked, fitted, memory_of
@@ -21,6 +22,7 @@ from egmctl.launch import Child
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.profile import Profile
+from egmctl.model.ucx import unusable
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size
 from egmctl.verdict.explain import SECTIONS as CAUSES_FROM
@@ -141,11 +143,13 @@ class Bench:
         chosen = select_gpus(self._gpus or "all", machine.gpus or ())
         nodes = select_numa(self._numa, machine, chosen)
         pairs = () if self._pair is None else parse_pairs(self._pair, chosen, nodes)
+        here = machine.origin.kind is OriginKind.LIVE
+        no_ucx = unusable("ucxx is not installed") if here and find_spec("ucxx") is None else ""
         if not self._sweep:
-            return make_plan(machine, chosen, nodes, self.cases, settings, pairs=pairs)
+            return make_plan(machine, chosen, nodes, self.cases, settings, pairs=pairs, no_ucx=no_ucx)
         top = settings.size_bytes if self._size else top_that_fits(machine, chosen, nodes, self.cases, settings)
         settings = replace(settings, size_bytes=top)
-        return make_plan(machine, chosen, nodes, self.cases, settings, sweep_sizes(top), pairs=pairs)
+        return make_plan(machine, chosen, nodes, self.cases, settings, sweep_sizes(top), pairs=pairs, no_ucx=no_ucx)
 
     def run(
         self,

@@ -19,8 +19,8 @@ from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError, EgmctlError
 from egmctl.gpu.context import Context
 from egmctl.gpu.ucx_rma import RegisteredMemory, RemoteMemory
+from egmctl.model.ucx import unusable
 
-INSTALL_UCXX = "pip install 'egmctl[rdma]'"
 PATIENCE_S = 20.0
 """How long a process waits for messages of the other one in one :meth:`Link.wait` before it gives up."""
 
@@ -235,4 +235,4 @@ def _library() -> Any:
         return importlib.import_module("ucxx._lib.libucxx")
     except Exception as error:
         # Importing it loads UCX's libraries and asks NVML: more than ImportError may come of it.
-        raise NoUcx(f"UCX cannot be used: {str(error) or type(error).__name__} ({INSTALL_UCXX})") from error
+        raise NoUcx(unusable(str(error) or type(error).__name__)) from error

@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.model.record import Plain
 
+INSTALL_UCXX = "pip install 'egmctl[rdma]'"
+
+
+def unusable(why: str) -> str:
+    """Return the sentence for a process that cannot use UCX."""
+    return f"UCX cannot be used: {why} ({INSTALL_UCXX})"
+
 
 class UcxRoute(StrEnum):
     """What the way of the bytes is, by UCX's report."""

@@ -62,7 +62,7 @@ class StubRig:
         return ()
 
     gate = near = stream
-    fill = connect = make_current = copy = synchronize = check
+    fill = connect = disconnect_unused = make_current = copy = synchronize = check
 
 
 @pytest.fixture

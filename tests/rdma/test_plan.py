@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from egmctl.api import bench as api
 from egmctl.bench.cases import rdma
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.suites import select_cases
+from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import Engine, MemoryKind, Settings
 from egmctl.model.rank import Rank
 from egmctl.model.route import Egm
@@ -19,6 +22,7 @@ from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
 
 SETTINGS = Settings(size_bytes=1 << 26, copies=None, samples=3, timeout_s=60)
+NOT_INSTALLED = "UCX cannot be used: ucxx is not installed (pip install 'egmctl[rdma]')"
 MEMORY = (MemoryKind.DEVICE, MemoryKind.HOST_NUMA, MemoryKind.PINNED)
 
 
@@ -52,6 +56,22 @@ def test_ranks_of_two_nodes_need_no_nvlink_domain() -> None:
     assert len(plan.runnable) == 2 * len(rdma.CASES)
     paths = {task.path for task in plan.runnable if task.case == "ucx_host_to_host"}
     assert paths == {"node1:GPU0:NUMA0 -> node2:GPU0:NUMA0", "node2:GPU0:NUMA0 -> node1:GPU0:NUMA0"}
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_plan_counts_no_time_for_ucx_where_ucxx_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    machine = load("gb200-tray")
+    here = replace(machine, origin=replace(machine.origin, kind=OriginKind.LIVE))
+    monkeypatch.setattr(api, "find_spec", lambda _name: object() if installed else None)
+    bench = api.Bench(cases=["ucx_device_to_device", "device_to_device_memcpy_write_ce"], gpus="0-1")
+    plan = bench.plan(here, check=False)
+    named = {one.task.case for one in plan.tasks if one.waiver is None}
+    assert named == {"device_to_device_memcpy_write_ce"} | ({"ucx_device_to_device"} if installed else set())
+    assert {one.waiver for one in plan.tasks} - {None} == (set() if installed else {NOT_INSTALLED})
+    elsewhere = bench.plan(machine, check=False)
+    assert all(one.waiver is None for one in elsewhere.tasks), "what is installed there is not known"
 
 
 @pytest.mark.long

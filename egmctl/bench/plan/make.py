@@ -26,6 +26,8 @@ from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Settings
 from egmctl.model.memory import MemoryKind
 from egmctl.model.rank import Rank
 from egmctl.model.route import Egm
+from egmctl.model.task import UCX_ENGINES
+from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.topology.routes import owners
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
@@ -47,6 +49,7 @@ def make_plan(
     sizes: Sequence[int] = (),
     *,
     pairs: Sequence[Pair] = (),
+    no_ucx: str = "",
 ) -> Plan:
     """Combine cases with GPUs and NUMA nodes.
 
@@ -56,6 +59,8 @@ def make_plan(
         Of the buffers, each measured; the one of the settings by default.
     pairs
         The only paths to measure; without any all of them.
+    no_ucx
+        Why UCX cannot be used, where that is known.
 
     Raises
     ------
@@ -86,6 +91,7 @@ def make_plan(
                     else _in_one_process(case, machine, gpus, numa_nodes),
                     replace(settings, size_bytes=size),
                     visible,
+                    no_ucx if case.engine in UCX_ENGINES else "",
                 ),
                 pairs,
             )
@@ -230,7 +236,12 @@ def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes
 
 
 def _planned_tasks(
-    case: Case, machine: Machine, candidates: Iterable[Candidate], settings: Settings, visible: frozenset[str] | None
+    case: Case,
+    machine: Machine,
+    candidates: Iterable[Candidate],
+    settings: Settings,
+    visible: frozenset[str] | None,
+    not_installed: str,
 ) -> Iterator[PlannedTask]:
     """Yield every task of a case."""
     for made in candidates:
@@ -239,6 +250,8 @@ def _planned_tasks(
         waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]
         waivers += [blocks_waiver(case, gpu) for gpu in made.gpus]
         waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
+        if not_installed:
+            waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=not_installed))
         if not settings.allow_busy:
             # Who uses a GPU that this process cannot use either is nobody's matter here.
             waivers += [busy_waiver(gpu) for gpu in made.gpus if of_gpus[gpu.bus_id] is None]
