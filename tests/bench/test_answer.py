@@ -12,6 +12,7 @@ import pytest
 from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task
 from egmctl.model.verdict import Grade
+from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.report.document import Tone
 from egmctl.report.formats import Format
 from egmctl.report.rendering import render
@@ -188,14 +189,23 @@ def test_a_profile_without_these_cases_is_named_as_the_reason() -> None:
     assert str(told.sentence).endswith("judge them by: profile hgx-h200 has no reference for these cases")
 
 
-def test_nothing_measured_is_incomplete_and_says_why() -> None:
+@pytest.mark.parametrize(
+    ("kind", "next_step"),
+    [
+        (WaiverKind.REFUSED, "see what stops it with 'egmctl doctor'"),
+        (WaiverKind.UNSUPPORTED_ENGINE, "choose other cases: 'egmctl bench --list' shows them"),
+    ],
+)
+def test_nothing_measured_is_incomplete_and_says_why(kind: WaiverKind, next_step: str) -> None:
     report = run(WRITE)
+    why = Waiver(kind=kind, reason="it needs two GPUs")
     waived = tuple(
-        replace(m, status=Status.WAIVED, reason="it needs two GPUs", samples=(), bandwidth_gb_s=None, flows_gb_s=())
+        replace(m, status=Status.WAIVED, reason=why.reason, waivers=(why,), samples=(), bandwidth_gb_s=None)
         for m in report.measurements
     )
     verdict = answer(replace(report, measurements=waived))
     assert (verdict.word, verdict.sentence) == ("INCOMPLETE", "nothing was measured: it needs two GPUs")
+    assert verdict.advice == next_step
 
 
 def test_the_matrices_come_with_v_behind_the_answer() -> None:

@@ -120,7 +120,11 @@ def _nothing(report: RunReport) -> Verdict:
     """Return the answer where nothing was measured: the first cause, and why else not what that does not explain."""
     if not report.causes:
         why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
-        return _incomplete(f"nothing was measured: {why}", "see what stops it with 'egmctl doctor'")
+        kinds = {waiver.kind for m in report.measurements for waiver in m.waivers}
+        # No check is about what a case needs to be installed, or of a GPU.
+        other = "choose other cases: 'egmctl bench --list' shows them"
+        advice = other if kinds == {WaiverKind.UNSUPPORTED_ENGINE} else "see what stops it with 'egmctl doctor'"
+        return _incomplete(f"nothing was measured: {why}", advice)
     explained = {number for cause in report.causes for number in cause.explains}
     reasons = Counter(m.reason for n, m in enumerate(report.measurements) if n not in explained and m.reason)
     rest = "".join(f"; {count} more: {reason}" for reason, count in reasons.most_common(1))
