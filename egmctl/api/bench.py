@@ -147,7 +147,9 @@ class Bench:
         no_ucx = unusable("ucxx is not installed") if here and find_spec("ucxx") is None else ""
         if not self._sweep:
             return make_plan(machine, chosen, nodes, self.cases, settings, pairs=pairs, no_ucx=no_ucx)
-        top = settings.size_bytes if self._size else top_that_fits(machine, chosen, nodes, self.cases, settings)
+        top = settings.size_bytes
+        if not self._size:
+            top = top_that_fits(machine, chosen, nodes, self.cases, settings, no_ucx=no_ucx)
         settings = replace(settings, size_bytes=top)
         return make_plan(machine, chosen, nodes, self.cases, settings, sweep_sizes(top), pairs=pairs, no_ucx=no_ucx)
 

@@ -203,7 +203,8 @@ def peaks(
         host = node_of(buffer.end)
         huge = _on_huge_pages(buffer)
         own = _key(host, buffer.end, huge)
-        return (own,) if buffer.end.bus_id is not None else (own, _key(host, None, huge))
+        # Host memory of no known node is the host's alone.
+        return (own,) if buffer.end.bus_id is not None else tuple(dict.fromkeys((own, _key(host, None, huge))))
 
     def taken(buffer: Buffer) -> int:
         page = sizes.get(buffer.end.numa_node or 0, 1) if _on_huge_pages(buffer) else 1

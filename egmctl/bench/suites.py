@@ -187,16 +187,20 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = ()) -> tuple[C
             whole = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
             hint = f"did you mean {' or '.join(alike)}?" if alike else whole
             raise UsageError(f"--case {printable(pattern[:100])!r} matches no case; {hint}")
+    # What is set beside the paths of another case is measured over all that the other one takes.
+    beside = {case.in_process for case in cases if not _over_one_path(case, chosen)}
     return tuple(
-        _wanted(case) if case.name in patterns else _of_suites(case, chosen)
+        _wanted(case)
+        if case.name in patterns
+        else replace(case, one_path=_over_one_path(case, chosen) and case.name not in beside)
         for case in cases
         if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns)
     )
 
 
-def _of_suites(case: Case, chosen: Sequence[Suite]) -> Case:
-    """Return a case as the suites measure it that have it: over one path if that is enough for each of them."""
-    return replace(case, one_path=all(suite.takes_one_path(case) for suite in chosen if suite.has(case)))
+def _over_one_path(case: Case, chosen: Sequence[Suite]) -> bool:
+    """Say whether one path of each kind of route is enough for all of the suites that have a case."""
+    return all(suite.takes_one_path(case) for suite in chosen if suite.has(case))
 
 
 def _wanted(case: Case) -> Case:

@@ -136,22 +136,23 @@ def bench(
     if no_journal and journal is not None:
         raise UsageError("--no-journal and --journal exclude each other; give one of them")
 
-    with _begun(measuring and job is None) as begun:
+    suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if found else ())
+    fabric = is_fabric(suites, job, ranks=ranks, sample=sample, dry_run=dry_run)
+    if fabric and suites == (FABRIC,) and (sweep is not None or numa != "all"):
+        option = "--numa" if sweep is None else "--sweep"
+        raise UsageError(
+            f"{option} cannot be combined with --suite {FABRIC}, which measures one size and each GPU's "
+            "nearest NUMA node"
+        )
+    if fabric and pair is not None:
+        raise UsageError(
+            f"--pair cannot be combined with --suite {FABRIC} or an MPI job: those measure between all ranks"
+        )
+    # The ranks of a job read their own nodes.
+    with _begun(measuring and not fabric) as begun:
         from egmctl.api.bench import Bench, judge_run, load_profiles
         from egmctl.verdict.ucx_route import explained
 
-        suites = _suites(suite, quick=quick, full=full, sweep=sweep, cases=bool(case)) or ((FABRIC,) if found else ())
-        fabric = is_fabric(suites, job, ranks=ranks, sample=sample, dry_run=dry_run)
-        if fabric and suites == (FABRIC,) and (sweep is not None or numa != "all"):
-            option = "--numa" if sweep is None else "--sweep"
-            raise UsageError(
-                f"{option} cannot be combined with --suite {FABRIC}, which measures one size and each GPU's "
-                "nearest NUMA node"
-            )
-        if fabric and pair is not None:
-            raise UsageError(
-                f"--pair cannot be combined with --suite {FABRIC} or an MPI job: those measure between all ranks"
-            )
         asked = Bench(
             suites=suites,
             cases=case or (),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, ROTATED_OVER_BYTES, Peak, peaks, span_bytes, window
+from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
 from egmctl.model.measurement import Settings
@@ -38,11 +41,15 @@ def test_small_sizes_come_to_the_same_bytes_only_after_many_others(size: int, pa
     assert len(set(few)) == len(few)
 
 
-def held(machine_name: str, *cases: str) -> tuple[Peak, ...]:
+def plan_of(machine_name: str, *cases: str) -> Plan:
     machine = shipped(machine_name)
     chosen = select_cases(cases, ())
     settings = Settings(size_bytes=64 * MIB, copies=1, samples=1, timeout_s=60)
-    plan = make_plan(machine, (machine.gpus or ())[:1], [0], chosen, settings)
+    return make_plan(machine, (machine.gpus or ())[:1], [0], chosen, settings)
+
+
+def held(machine_name: str, *cases: str) -> tuple[Peak, ...]:
+    plan = plan_of(machine_name, *cases)
     steps = [[plan.tasks[number].task for number in step.tasks] for step in plan.steps]
     assert steps
     return peaks(steps, keep=True)
@@ -55,3 +62,10 @@ def test_a_gpu_s_memory_is_one_place_also_where_the_kernel_has_it_as_a_numa_node
     }
     (both,) = held("gh200", *alone)
     assert both.bytes == sum(peak.bytes for one in alone.values() for peak in one)
+
+
+def test_host_memory_of_no_known_node_is_the_host_s() -> None:
+    (task,) = (one.task for one in plan_of("gh200", "host_to_device_memcpy_ce").tasks)
+    (flow,) = task.flows
+    unknown = replace(task, flows=(replace(flow, source=replace(flow.source, numa_node=None)),))
+    assert [peak.bytes for peak in peaks([[unknown]]) if peak.name == "host"] == [task.size_bytes]

@@ -6,12 +6,17 @@ import json
 import re
 
 import pytest
+import typer
 
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.registry import CASES
 from egmctl.bench.suites import SUITES, select_cases
+from egmctl.cli.app import app
+from egmctl.cli.fabric import FabricRun
+from egmctl.errors import NothingToDo, UsageError
+from egmctl.facts import collect
 from egmctl.model.measurement import Settings
 from egmctl.report.render.text import WIDTH
 from egmctl.units import MIB
@@ -19,6 +24,7 @@ from tests.bench.four import NAMES
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
 from tests.fake.plugin import MakeFakeNode
+from tests.launch.start import children
 
 pytest_plugins = ["tests.fake.plugin"]
 
@@ -60,6 +66,29 @@ def test_a_dry_run_names_places_in_their_order(egmctl: RunEgmctl, suite: str, se
     )
     labels = [line.strip().partition(": ")[0] for line in held]
     assert labels == [*(f"GPU{number}" for number in range(4)), "NUMA0", "NUMA1", "host"]
+
+
+def test_a_fabric_s_ranks_read_their_nodes_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is begun early for other suites could make the device nodes whose absence a rank is to see."""
+    before, meanwhile = children(), []
+
+    def facts(_run: FabricRun) -> None:
+        meanwhile.append(children() - before)
+        raise NothingToDo("seen enough")
+
+    monkeypatch.setattr(FabricRun, "_facts", facts)
+    with pytest.raises(NothingToDo, match="seen enough"):
+        typer.main.get_command(app)(["bench", "--suite", "fabric", "--no-journal"], standalone_mode=False)
+    assert meanwhile == [set()]
+
+
+@pytest.mark.parametrize("words", [("--suite", "nonsense"), ("--suite", "fabric", "--pair", "0:1")])
+def test_a_suite_that_does_not_exist_or_fit_is_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(collect, "reading", None)
+    with pytest.raises(UsageError):
+        typer.main.get_command(app)(["bench", *words], standalone_mode=False)
 
 
 def test_serial_is_one_pair_at_a_time(egmctl: RunEgmctl) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
@@ -197,6 +198,16 @@ def test_a_sweep_without_a_top_ends_where_half_of_the_memory_does() -> None:
     assert DGX.gpus is not None
     cases = select_cases(["device_to_device_memcpy_write_ce"])
     assert top_that_fits(DGX, DGX.gpus[:2], [0], cases, SETTINGS) == 8 * GIB
+    with_ucx = (*cases, *select_cases(["ucx_host_numa_to_host_numa"]))
+    nodes = (DGX.host and DGX.host.numa_nodes) or ()
+    little = tuple(replace(node, memory_free_bytes=300 * MIB) for node in nodes)
+    assert DGX.host is not None
+    tight = replace(DGX, host=replace(DGX.host, numa_nodes=little))
+    assert top_that_fits(tight, DGX.gpus[:2], [0], with_ucx, SETTINGS) < 8 * GIB
+    assert top_that_fits(tight, DGX.gpus[:2], [0], with_ucx, SETTINGS, no_ucx="not installed") == 8 * GIB
+
+
+def test_a_sweep_begins_at_its_first_size() -> None:
     with pytest.raises(UsageError, match="a sweep begins at 4096 bytes"):
         sweep_sizes(2048)
 

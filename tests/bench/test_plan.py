@@ -362,6 +362,13 @@ class TestCases:
         found = Counter(planned.task.case for planned in plan.tasks)
         assert (found["registered_to_device_memcpy_ce"], found["host_numa_to_device_memcpy_ce"]) == paths
 
+    @pytest.mark.parametrize("suites", [("ipc",), ("standard", "ipc")])
+    def test_what_is_set_beside_other_paths_is_measured_over_all_of_them(self, suites: tuple[str, ...]) -> None:
+        plan = make_plan(DGX, (DGX.gpus or ())[:4], [0], select_cases((), suites), SETTINGS)
+        found = Counter(planned.task.case for planned in plan.tasks)
+        between, within = "ipc_pool_host_numa_read_ce", "host_numa_pool_to_device_memcpy_ce"
+        assert (found[between], found[within]) == (4, 4)
+
     def test_a_glob_within_a_suite_chooses_from_it(self) -> None:
         assert {case.family for case in select_cases(["*_ce"], ["p2p"])} == {"p2p"}
         with pytest.raises(UsageError, match="matches no case; 'egmctl bench --list --suite p2p,host' shows all"):

@@ -286,7 +286,10 @@ def _without(plan: Plan, gone: Mapping[int, str], kind: WaiverKind = WaiverKind.
 
 
 def _taken(task: Task, memory: Memory, peak: Peak) -> int:
-    """Return what a task takes at a place, counted as for the plan: what exceeds is always some task's."""
+    """Return what a task takes at a place, counted as for the plan but for whole huge pages.
+
+    What exceeds is always some task's.
+    """
     return sum(one.bytes for one in peaks([[task]], node_of=memory.node_of) if one.same_place(peak))
 
 

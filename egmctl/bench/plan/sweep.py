@@ -36,7 +36,13 @@ def sweep_sizes(top_bytes: int) -> tuple[int, ...]:
 
 
 def top_that_fits(
-    machine: Machine, gpus: Sequence[Gpu], numa_nodes: Sequence[int], cases: Sequence[Case], settings: Settings
+    machine: Machine,
+    gpus: Sequence[Gpu],
+    numa_nodes: Sequence[int],
+    cases: Sequence[Case],
+    settings: Settings,
+    *,
+    no_ucx: str = "",
 ) -> int:
     """Return the largest power of two, at most :data:`LAST_BYTES`, whose buffers fit (parameters: see ``make_plan``).
 
@@ -45,7 +51,8 @@ def top_that_fits(
     top = LAST_BYTES
     while True:
         try:
-            check_memory(make_plan(machine, gpus, numa_nodes, cases, settings, (top,)), memory_of(machine))
+            plan = make_plan(machine, gpus, numa_nodes, cases, settings, (top,), no_ucx=no_ucx)
+            check_memory(plan, memory_of(machine))
         except UsageError:
             if top <= LEAST_BYTES:
                 return top
