@@ -113,7 +113,7 @@ def bench(
 ) -> None:
     """Measure the paths between GPUs and to host memory (EGM where the node has it), and verify every byte.
 
-    Needs idle GPUs. Without --quick, --full, --suite or --case: the suite 'standard', 17 s on two GPUs.
+    Needs idle GPUs. Without --quick, --full, --suite or --case: the suite 'standard', 15 s on two GPUs.
     """
     outputs = Outputs.chosen(BENCH, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet)
     measuring = not (list_cases or dry_run)

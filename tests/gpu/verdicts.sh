@@ -1,5 +1,5 @@
 #!/bin/sh
-# How often a healthy node is called anything but healthy: N runs of a suite (quick: 6 s each on two GPUs, standard: 17 s).
+# How often a healthy node is called anything but healthy: N runs of a suite (quick: 4 s each on two GPUs, standard: 15 s).
 # usage, from the repository's root on a GPU machine: sh tests/gpu/verdicts.sh [N] [FOLDER] [SUITE]
 # The runs are kept in FOLDER (out/verdicts): `egmctl profile learn` and `egmctl compare` read them.
 set -eu
