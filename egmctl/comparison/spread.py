@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity
 from egmctl.model.profile import Profile
+from egmctl.model.task import CPU_ENGINES
 from egmctl.saved import Saved
 from egmctl.verdict.against_profile import reference_for
 from egmctl.verdict.classes import is_by_host
@@ -47,6 +48,7 @@ DEFAULTS = {
     "between GPUs": Spread(0.005, "default for bandwidths between GPUs"),
     "latency": Spread(0.01, "default for latencies between GPUs"),
     "host": Spread(0.04, "default for paths to host memory, which others use too"),
+    "cpu": Spread(0.1, "default for CPU threads, which share their memory with all else on the host"),
     "duration": Spread(0.15, "default for durations and round trips by message"),
 }
 """Where no profile says more: rounded up from what was seen on H200 nodes, which docs/compare.md has."""
@@ -61,6 +63,8 @@ def default_spread(measurement: Measurement) -> Spread:
     """Return the spread of what was measured where no profile has one."""
     if measurement.quantity is Quantity.DURATION or is_by_host(measurement):
         return DEFAULTS["duration"]
+    if measurement.engine in CPU_ENGINES:
+        return DEFAULTS["cpu"]
     ends = (end for flow in measurement.flows for end in (flow.source, flow.destination))
     if any(end.bus_id is None for end in ends):
         return DEFAULTS["host"]

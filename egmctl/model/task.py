@@ -64,6 +64,8 @@ class Engine(StrEnum):
     """Nothing is moved: memory is exported, sent, opened, mapped, touched and closed."""
 
 
+CPU_ENGINES = frozenset({Engine.CPU, Engine.CPU_CHASE})
+"""What threads of a CPU do: no GPU issues their work."""
 UCX_ENGINES = frozenset({Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET})
 """What UCX carries, between two processes."""
 

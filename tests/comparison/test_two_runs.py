@@ -297,6 +297,14 @@ def test_host_memory_scatters_more_than_what_gpus_have_to_themselves() -> None:
     assert spreads["host_numa_to_device_memcpy_ce"] > spreads[CASE]
 
 
+def test_a_healthy_node_s_cpu_threads_are_not_called_slower() -> None:
+    """Reading NUMA memory: the first and the fourth of ten runs on an idle node of 2 x H200."""
+    before, after = (run_of("host_numa_read_cpu", value=lambda *_, gb_s=gb_s: gb_s) for gb_s in (174.5, 136.0))
+    assert not differing(two(before, after))
+    halved = run_of("host_numa_read_cpu", value=lambda *_: 174.5 / 2)
+    assert {one.outcome for one in differing(two(before, halved))} == {Outcome.WORSE}
+
+
 @pytest.mark.parametrize("case", ["ipc_event_round_trip", "ipc_socket_round_trip"])
 def test_round_trips_that_the_host_carries_scatter_more_than_what_gpus_do_by_themselves(case: str) -> None:
     by_gpus = "ipc_flag_device_round_trip"

@@ -12,13 +12,10 @@ from egmctl.model.machine import Gpu
 from egmctl.model.measurement import Endpoint, Engine, MemoryKind, Pattern
 from egmctl.model.memory import HOST_MEMORY
 from egmctl.model.rank import Rank
+from egmctl.model.task import CPU_ENGINES
 
 Place = Gpu | int
 """A GPU, or the number of a NUMA node."""
-
-
-_BY_CPU = (Engine.CPU, Engine.CPU_CHASE)
-"""No GPU issues their work."""
 
 
 class Ends(NamedTuple):
@@ -46,7 +43,7 @@ def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[
     elif MemoryKind.GPU_NUMA in (case.source, case.destination):
         for node in nodes:
             yield from ((Ends(gpu, node) if case.source is MemoryKind.GPU_NUMA else Ends(node, gpu),) for gpu in gpus)
-    elif case.engine in _BY_CPU:
+    elif case.engine in CPU_ENGINES:
         for cpu_node in nodes:
             for node in nodes:
                 yield (Ends(cpu_node, node) if case.destination in HOST_MEMORY else Ends(node, cpu_node),)
@@ -113,7 +110,7 @@ def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]
 
 def initiator(case: Case, ends: Ends) -> Gpu | None:
     """Return the GPU that issues a flow's work; ``None`` for CPU threads."""
-    if case.engine in _BY_CPU:
+    if case.engine in CPU_ENGINES:
         return None
     gpus = [place for place in (ends.by, ends.source, ends.destination) if isinstance(place, Gpu)]
     if len(gpus) < 2:
