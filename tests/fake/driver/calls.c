@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -93,6 +94,16 @@ void call_wait(void)
 {
     pthread_mutex_unlock(&lock);
     usleep(50);
+    pthread_mutex_lock(&lock);
+}
+
+void call_sleep(double seconds)
+{
+    struct timespec time = {.tv_nsec = (long)(seconds * 1e9)};
+    if (seconds <= 0)
+        return;
+    pthread_mutex_unlock(&lock);
+    nanosleep(&time, NULL);
     pthread_mutex_lock(&lock);
 }
 

@@ -63,6 +63,9 @@ void call_enter(struct call *call);
 int call_leave(const struct call *call, int result, const char *arguments, ...) PRINTF(3, 4);
 /* Lets other threads in for a moment; for work that waits for something outside this thread. */
 void call_wait(void);
+
+/* Lets other threads call for so many seconds, fewer than one; none if there are not more than 0. */
+void call_sleep(double seconds);
 /* The call under way in this thread, for work that passes its damage on to a later moment. */
 const struct call *call_current(void);
 
