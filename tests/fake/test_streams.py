@@ -111,6 +111,26 @@ def test_without_c2c_host_memory_is_reached_by_pcie(fake_node: MakeFakeNode) -> 
     assert found["other node"] == pytest.approx(pcie_rate(gpus[0]), rel=0.05)
 
 
+def copy_often() -> tuple[float, float]:
+    """Return how long the same copy, made often, took by its events and for who waited, in seconds."""
+    use_device(0)
+    place, other = int(cu("cuMemAlloc", SIZE)), int(cu("cuMemHostAlloc", SIZE, 0))
+    stream = cu("cuStreamCreate", NON_BLOCKING)
+    cu("cuMemcpyAsync", place, other, SIZE, stream)  # the first touch of this host's pages
+    cu("cuStreamSynchronize", stream)
+    start, end = timed(stream, place, other, copies=130)
+    began = time.perf_counter()
+    cu("cuStreamSynchronize", stream)
+    waited = time.perf_counter() - began
+    return float(cu("cuEventElapsedTime", start, end)) * 1e-3, waited
+
+
+def test_who_waits_sees_no_less_time_than_the_events_say(fake_node: MakeFakeNode) -> None:
+    lasted, waited = run_on(fake_node(nvl4()), copy_often)
+    assert 0.02 < lasted < 0.05, "of what is longer not all is lived through"
+    assert waited >= lasted
+
+
 def _gpu(machine: Machine, index: int) -> Any:
     assert machine.gpus is not None
     return machine.gpus[index]
