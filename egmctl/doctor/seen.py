@@ -59,7 +59,7 @@ def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
 
 
 def minor_of(gpu: Gpu) -> int | None:
-    """Return the minor of a GPU's device node, ``None`` where nothing tells it."""
+    """Return the minor of a GPU's device node, ``None`` where it is unknown."""
     if gpu.proc is not None and gpu.proc.minor is not None:
         return gpu.proc.minor
     return gpu.node.minor if gpu.node is not None else None

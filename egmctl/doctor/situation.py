@@ -31,7 +31,7 @@ def coherent(machine: Machine) -> bool | None:
 
 
 def coherent_gpus(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs that have NVLink-C2C, or of which nothing tells that they have none.
+    """Return the GPUs that have NVLink-C2C, or of which it is unknown.
 
     Coherence belongs to a GPU: a DGX Station has a GB300 on its Grace CPU and may have another card on PCIe
     (https://github.com/NVIDIA/dgx-spark-playbooks).

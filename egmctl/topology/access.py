@@ -303,7 +303,7 @@ def _without_node(machine: Machine, gpu: Gpu) -> Obstacle | None:
         return Obstacle(Block.NOT_IN_CONTAINER, **missing)
     if gpu.node is not None or gpu.proc is not None:
         return Obstacle(Block.NO_DEVICE_NODE, **missing)
-    # Nothing tells the node's name: what NVML says of it may.
+    # The node's name is unknown: what NVML says of it may.
     why = gpu.unread.get("nvml")
     return None if why is not None and why.reason is Reason.FAILED else Obstacle(Block.UNKNOWN)
 
