@@ -97,6 +97,13 @@ void call_wait(void)
     pthread_mutex_lock(&lock);
 }
 
+double real_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
 void call_sleep(double seconds)
 {
     struct timespec time = {.tv_nsec = (long)(seconds * 1e9)};

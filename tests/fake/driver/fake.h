@@ -64,6 +64,8 @@ int call_leave(const struct call *call, int result, const char *arguments, ...) 
 /* Lets other threads in for a moment; for work that waits for something outside this thread. */
 void call_wait(void);
 
+/* The host's real clock, which only runs forwards. */
+double real_seconds(void);
 /* Lets other threads call for so many seconds, fewer than one; none if there are not more than 0. */
 void call_sleep(double seconds);
 /* The call under way in this thread, for work that passes its damage on to a later moment. */

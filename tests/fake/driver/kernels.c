@@ -5,14 +5,6 @@
 #include "kernels.h"
 
 #include <string.h>
-#include <time.h>
-
-static double real_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 void *kernel_range(const struct launch *launch, const struct stream *stream, int parameter, size_t size,
                    enum access access)

@@ -8,7 +8,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <time.h>
 
 static struct stream *streams;
 static double host_clock;
@@ -227,13 +226,6 @@ void run_all(void)
 
 /* No more than a few samples' length: what a test makes slower than that is not lived through. */
 #define LONGEST_WAIT_S 0.05
-
-static double real_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 void record_await(const struct record *record)
 {
