@@ -132,19 +132,20 @@ class Bench:
             raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(machine)}")
         live = machine.origin.kind is OriginKind.LIVE
         memory = memory_of(machine, memory_left(Root.from_environment()) if live else None)
-        made = self._plan(machine, self.settings)
+        no_ucx = unusable("ucxx is not installed") if live and find_spec("ucxx") is None else ""
+        made = self._plan(machine, self.settings, no_ucx)
         if fit and self._size is None:
-            made = fitted(made, memory, lambda size: self._plan(machine, replace(self.settings, size_bytes=size)))
+            made = fitted(
+                made, memory, lambda size: self._plan(machine, replace(self.settings, size_bytes=size), no_ucx)
+            )
         if check:
             made = checked(made, memory)
         return made
 
-    def _plan(self, machine: Machine, settings: Settings) -> Plan:
+    def _plan(self, machine: Machine, settings: Settings, no_ucx: str) -> Plan:
         chosen = select_gpus(self._gpus or "all", machine.gpus or ())
         nodes = select_numa(self._numa, machine, chosen)
         pairs = () if self._pair is None else parse_pairs(self._pair, chosen, nodes)
-        here = machine.origin.kind is OriginKind.LIVE
-        no_ucx = unusable("ucxx is not installed") if here and find_spec("ucxx") is None else ""
         if not self._sweep:
             return make_plan(machine, chosen, nodes, self.cases, settings, pairs=pairs, no_ucx=no_ucx)
         top = settings.size_bytes
