@@ -19,21 +19,21 @@ from egmctl.documents import check_schema, parse_object, read_content, refuse, s
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.journal import read as journal
-from egmctl.model.bringup import BRINGUP_SCHEMA, Bringup
+from egmctl.model.bringup import Bringup
 from egmctl.model.bringup_fault import bringup_fault
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.command import Command
-from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
-from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis, counts
-from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
+from egmctl.model.comparison import Comparison
+from egmctl.model.diagnosis import Diagnosis, counts
+from egmctl.model.fleet import FleetReport
 from egmctl.model.gpu import are_fake
-from egmctl.model.listing import CHECKS_SCHEMA, HISTORY_SCHEMA, MACHINES_SCHEMA, CheckList, History, MachineList
+from egmctl.model.listing import CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
-from egmctl.model.measurement import BENCH_SCHEMA, RunReport
-from egmctl.model.profile import MATCH_SCHEMA, PROFILES_SCHEMA, Matched, MatchResult, ProfileList
+from egmctl.model.measurement import RunReport
+from egmctl.model.profile import Matched, MatchResult, ProfileList
 from egmctl.model.run_fault import run_fault
 from egmctl.older import COMPARISON_SCHEMA_1, FLEET_SCHEMA_1, TOPO_SCHEMA_1, upgraded
-from egmctl.topology.result import TOPO_SCHEMA, TopoResult
+from egmctl.topology.result import TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
 from egmctl.verdict.explain import with_causes
@@ -94,21 +94,21 @@ class Saved:
 
 
 _RESULTS: dict[str, tuple[Command, type[RunReport] | type[Diagnosis] | type[TopoResult]]] = {
-    BENCH_SCHEMA: (Command.BENCH, RunReport),
+    RunReport.SCHEMA: (Command.BENCH, RunReport),
     BENCH_SCHEMA_1: (Command.BENCH, RunReport),
-    DOCTOR_SCHEMA: (Command.DOCTOR, Diagnosis),
-    TOPO_SCHEMA: (Command.TOPO, TopoResult),
+    Diagnosis.SCHEMA: (Command.DOCTOR, Diagnosis),
+    TopoResult.SCHEMA: (Command.TOPO, TopoResult),
     TOPO_SCHEMA_1: (Command.TOPO, TopoResult),
 }
 _DIGESTS: dict[str, type[Comparison | FleetReport | History | ProfileList | MachineList | CheckList]] = {
-    COMPARISON_SCHEMA: Comparison,
+    Comparison.SCHEMA: Comparison,
     COMPARISON_SCHEMA_1: Comparison,
-    FLEET_SCHEMA: FleetReport,
+    FleetReport.SCHEMA: FleetReport,
     FLEET_SCHEMA_1: FleetReport,
-    HISTORY_SCHEMA: History,
-    PROFILES_SCHEMA: ProfileList,
-    MACHINES_SCHEMA: MachineList,
-    CHECKS_SCHEMA: CheckList,
+    History.SCHEMA: History,
+    ProfileList.SCHEMA: ProfileList,
+    MachineList.SCHEMA: MachineList,
+    CheckList.SCHEMA: CheckList,
 }
 
 
@@ -197,7 +197,7 @@ def _of_journal(kept: journal.Kept, file: Path) -> Saved:
 
 
 def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
-    known = (*_RESULTS, MACHINE_SCHEMA, BRINGUP_SCHEMA, *_DIGESTS, MATCH_SCHEMA, ERROR_SCHEMA)
+    known = (*_RESULTS, MACHINE_SCHEMA, Bringup.SCHEMA, *_DIGESTS, Matched.SCHEMA, ERROR_SCHEMA)
     schema = check_schema(document, known, source, "result of egmctl")
     body = upgraded(schema, document.get("result"))
     if schema in _DIGESTS:
@@ -214,11 +214,11 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
             origin=machine.origin,
         )
     envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
-    if schema == MATCH_SCHEMA:
+    if schema == Matched.SCHEMA:
         return _matched(body, envelope, source)
     kind: Command | None = None
     result: Result | None = None
-    if schema == BRINGUP_SCHEMA:
+    if schema == Bringup.SCHEMA:
         kind, result = Command.BRINGUP, _bringup(body, source)
     elif schema != ERROR_SCHEMA:
         kind, cls = _RESULTS[schema]

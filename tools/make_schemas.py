@@ -24,18 +24,18 @@ from egmctl.bench.plan.cost import JobCost
 from egmctl.errors import ERROR_SCHEMA
 from egmctl.journal import events
 from egmctl.journal.events import JOURNAL_SCHEMA
-from egmctl.model.bringup import BRINGUP_SCHEMA, Bringup
+from egmctl.model.bringup import Bringup
 from egmctl.model.codec import field_types
-from egmctl.model.comparison import COMPARISON_SCHEMA, Comparison
-from egmctl.model.diagnosis import DOCTOR_SCHEMA, Diagnosis
-from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
-from egmctl.model.listing import CHECKS_SCHEMA, HISTORY_SCHEMA, MACHINES_SCHEMA, CheckList, History, MachineList
+from egmctl.model.comparison import Comparison
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.fleet import FleetReport
+from egmctl.model.listing import CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
-from egmctl.model.measurement import BENCH_SCHEMA, RunReport
+from egmctl.model.measurement import RunReport
 from egmctl.model.planned import PLAN_SCHEMA, PlanReport
-from egmctl.model.profile import MATCH_SCHEMA, PROFILE_SCHEMA, PROFILES_SCHEMA, MatchResult, Profile, ProfileList
+from egmctl.model.profile import PROFILE_SCHEMA, Matched, MatchResult, Profile, ProfileList
 from egmctl.report.exports.plan_json import COST_SCHEMA
-from egmctl.topology.result import TOPO_SCHEMA, TopoResult
+from egmctl.topology.result import TopoResult
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 
@@ -49,20 +49,20 @@ def main(arguments: list[str]) -> int:
     outdated = False
     schemas = {
         "machine": machine_schema(),
-        "topo": command_schema(TOPO_SCHEMA, TopoResult),
-        "bench": command_schema(BENCH_SCHEMA, RunReport),
+        "topo": command_schema(TopoResult.SCHEMA, TopoResult),
+        "bench": command_schema(RunReport.SCHEMA, RunReport),
         "plan": command_schema(PLAN_SCHEMA, PlanReport),
-        "doctor": command_schema(DOCTOR_SCHEMA, Diagnosis),
-        "bringup": command_schema(BRINGUP_SCHEMA, Bringup),
-        "comparison": command_schema(COMPARISON_SCHEMA, Comparison, one_machine=False),
-        "fleet": command_schema(FLEET_SCHEMA, FleetReport, one_machine=False),
+        "doctor": command_schema(Diagnosis.SCHEMA, Diagnosis),
+        "bringup": command_schema(Bringup.SCHEMA, Bringup),
+        "comparison": command_schema(Comparison.SCHEMA, Comparison, one_machine=False),
+        "fleet": command_schema(FleetReport.SCHEMA, FleetReport, one_machine=False),
         "profile": profile_schema(),
-        "profiles": command_schema(PROFILES_SCHEMA, ProfileList, one_machine=False),
-        "match": command_schema(MATCH_SCHEMA, MatchResult),
+        "profiles": command_schema(ProfileList.SCHEMA, ProfileList, one_machine=False),
+        "match": command_schema(Matched.SCHEMA, MatchResult),
         "cost": command_schema(COST_SCHEMA, JobCost),
-        "history": command_schema(HISTORY_SCHEMA, History, one_machine=False),
-        "machines": command_schema(MACHINES_SCHEMA, MachineList, one_machine=False),
-        "checks": command_schema(CHECKS_SCHEMA, CheckList, one_machine=False),
+        "history": command_schema(History.SCHEMA, History, one_machine=False),
+        "machines": command_schema(MachineList.SCHEMA, MachineList, one_machine=False),
+        "checks": command_schema(CheckList.SCHEMA, CheckList, one_machine=False),
         "error": command_schema(ERROR_SCHEMA, None),
         "journal": journal_schema(),
     }
@@ -151,7 +151,7 @@ def journal_schema() -> dict[str, Any]:
         "properties": {"number": number, "task": {"type": "object"}},
         "required": ["number", "task"],
     }
-    first = {"schema": {"const": JOURNAL_SCHEMA}, "egmctl": text, "bench": {"const": BENCH_SCHEMA}, "steps": number}
+    first = {"schema": {"const": JOURNAL_SCHEMA}, "egmctl": text, "bench": {"const": RunReport.SCHEMA}, "steps": number}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": JOURNAL_SCHEMA,

@@ -57,7 +57,8 @@ from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.cli.progress import Beside, show_progress
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.report.formats import BENCH, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import BENCH
 from egmctl.report.rendering import render
 from egmctl.units import printable
 
@@ -69,8 +70,8 @@ if TYPE_CHECKING:
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
 
-FormatOption = Annotated[Format | None, format_option(BENCH)]
-OutputOption = Annotated[list[Path] | None, output_option(BENCH)]
+FormatOption = Annotated[Format | None, format_option(BENCH.formats)]
+OutputOption = Annotated[list[Path] | None, output_option(BENCH.formats)]
 
 
 def bench(

@@ -23,7 +23,8 @@ from egmctl.cli.outputs import Outputs, Target
 from egmctl.cli.progress import Beside, Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import NothingToDo
-from egmctl.report.formats import BRINGUP, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import BRINGUP
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 SUITE = "quick"
 """What is measured: one look at every link."""
 
-FormatOption = Annotated[Format | None, format_option(BRINGUP)]
-OutputOption = Annotated[list[Path] | None, output_option(BRINGUP)]
+FormatOption = Annotated[Format | None, format_option(BRINGUP.formats)]
+OutputOption = Annotated[list[Path] | None, output_option(BRINGUP.formats)]
 
 
 def bringup(

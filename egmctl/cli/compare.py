@@ -22,7 +22,8 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import UsageError
-from egmctl.report.formats import COMPARISON, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import COMPARISON
 from egmctl.report.rendering import render
 from egmctl.wording import several
 
@@ -80,8 +81,8 @@ def _is_over(path: Path) -> bool:
         return False
 
 
-FormatOption = Annotated[Format | None, format_option(COMPARISON)]
-OutputOption = Annotated[list[Path] | None, output_option(COMPARISON)]
+FormatOption = Annotated[Format | None, format_option(COMPARISON.formats)]
+OutputOption = Annotated[list[Path] | None, output_option(COMPARISON.formats)]
 
 
 def compare(

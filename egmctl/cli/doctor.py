@@ -41,7 +41,8 @@ from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Draw, Outputs, Target
 from egmctl.cli.progress import probing, show_progress
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.formats import CHECKS, DOCTOR, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import CHECKS, DOCTOR
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ PEERS = ("nics", "system")
 OTHER_NODES = "peers.nodes"
 """The check that tells what the checks found on other nodes."""
 
-FormatOption = Annotated[Format | None, format_option(DOCTOR)]
-OutputOption = Annotated[list[Path] | None, output_option(DOCTOR)]
+FormatOption = Annotated[Format | None, format_option(DOCTOR.formats)]
+OutputOption = Annotated[list[Path] | None, output_option(DOCTOR.formats)]
 
 
 def doctor(
@@ -102,9 +103,9 @@ def doctor(
         if list_checks and explain is not None:
             raise UsageError("--list and --explain exclude each other; give one of them")
         if list_checks or explain is not None:
-            outputs.all_in(CHECKS, "--list" if explain is None else "--explain")
+            outputs.all_in(CHECKS.formats, "--list" if explain is None else "--explain")
             outputs.check()
-            outputs.write(_told(explain, purposes), answers=False)
+            outputs.write(_listed(explain, purposes), answers=False)
             return ExitCode.OK
         from egmctl.api.doctor import Doctor
 
@@ -156,12 +157,11 @@ def doctor(
     return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
 
 
-def _told(explain: str | None, purposes: str | None) -> Draw:
-    """Return what ``--list`` or ``--explain`` shows."""
+def _listed(explain: str | None, purposes: str | None) -> Draw:
+    """Return the renderer of the checks that ``--list`` or ``--explain`` shows."""
     from egmctl.api.doctor import purposes_of
     from egmctl.doctor import registry
-    from egmctl.report.exports.json import check_list
 
     checks = registry.select(purposes_of(purposes)) if explain is None else (registry.find(explain),)
-    told = check_list(checks)
-    return lambda target: render(told, target.format, width=target.width)
+    listed = registry.check_list(checks)
+    return lambda target: render(listed, target.format, width=target.width)

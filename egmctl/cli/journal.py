@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.options import ColorOption, CsvOption, ForceOption, JsonOption, format_option, output_option
+from egmctl.cli.options import ColorOption, ForceOption, JsonOption, output_option
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.formats import HISTORY, Format
+from egmctl.report.kinds import HISTORY
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ def _row(path: Path) -> KeptRun:
     )
 
 
-FormatOption = Annotated[Format | None, format_option(HISTORY)]
-OutputOption = Annotated[list[Path] | None, output_option(HISTORY)]
+OutputOption = Annotated[list[Path] | None, output_option(HISTORY.formats)]
 
 
 def history(
@@ -103,14 +102,12 @@ def history(
         Path | None, typer.Option("--journal", metavar="DIR", help="Folder given to bench --journal.")
     ] = None,
     json: JsonOption = False,
-    csv: CsvOption = False,
-    format: FormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
     """List the bench runs that this node keeps, the latest last."""
-    outputs = Outputs.chosen(HISTORY, output, json=json, csv=csv, format=format, force=force, color=color)
+    outputs = Outputs.chosen(HISTORY, output, json=json, force=force, color=color)
     outputs.check()
 
     from egmctl.journal.read import earlier

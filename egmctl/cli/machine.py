@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from egmctl.cli.output import say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode
-from egmctl.report.formats import MACHINES
+from egmctl.report.kinds import MACHINES
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def list_machines(outputs: Outputs) -> int:
     from egmctl.facts.replay import load, names
     from egmctl.report.views.machines import machine_list
 
-    outputs.all_in(MACHINES, "--machine list")
+    outputs.all_in(MACHINES.formats, "--machine list")
     outputs.check()
     listed = machine_list([load(name) for name in names()])
     outputs.write(lambda target: render(listed, target.format, width=target.width), answers=False)

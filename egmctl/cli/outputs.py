@@ -11,6 +11,7 @@ from egmctl.cli import output
 from egmctl.cli.output import Color, check_output, choose_format, emit, file_of, leaves_the_node, terminal_width
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.report.formats import Format
+from egmctl.report.kinds import Kind
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Outputs:
     @classmethod
     def chosen(
         cls,
-        valid: Sequence[Format],
+        kind: Kind,
         files: Sequence[Path] | None,
         *,
         json: bool = False,
@@ -67,7 +68,9 @@ class Outputs:
 
         Parameters
         ----------
-        valid, json, csv, format
+        kind
+            Of the result.
+        json, csv, format
             As for :func:`egmctl.cli.output.choose_format`.
         files
             What ``-o`` names, each with its format by its suffix; standard output where there is none.
@@ -82,7 +85,7 @@ class Outputs:
             if asked.count(path) > 1:
                 raise UsageError(f"-o {printable(str(path))} is given {asked.count(path)} times; give it once")
         targets = [
-            Target(format=choose_format(valid, path, json=json, csv=csv, format=format), file=file_of(path))
+            Target(format=choose_format(kind.formats, path, json=json, csv=csv, format=format), file=file_of(path))
             for path in asked
         ]
         return cls(targets=tuple(targets), force=force, color=color, quiet=quiet)

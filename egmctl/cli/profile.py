@@ -11,18 +11,16 @@ import typer
 from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import (
     ColorOption,
-    CsvOption,
     ForceOption,
     JsonOption,
     MachineOption,
     QuietOption,
-    format_option,
     output_option,
 )
 from egmctl.cli.output import Color, check_output, emit, file_of, say
 from egmctl.cli.outputs import Outputs
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.formats import MATCH, PROFILES, Format
+from egmctl.report.kinds import MATCH, PROFILES
 from egmctl.report.rendering import render
 from egmctl.units import printable
 
@@ -38,10 +36,8 @@ app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or its file NAME.toml.")]
 RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="JSON results of egmctl bench.")]
-FormatOption = Annotated[Format | None, format_option(PROFILES)]
-OutputOption = Annotated[list[Path] | None, output_option(PROFILES)]
-MatchFormatOption = Annotated[Format | None, format_option(MATCH)]
-MatchOutputOption = Annotated[list[Path] | None, output_option(MATCH)]
+OutputOption = Annotated[list[Path] | None, output_option(PROFILES.formats)]
+MatchOutputOption = Annotated[list[Path] | None, output_option(MATCH.formats)]
 TomlOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE.toml", help="Write to FILE.toml; its stem is the profile's name."),
@@ -51,8 +47,6 @@ TomlOption = Annotated[
 @app.command("list", short_help="List the profiles.")
 def list_profiles(
     json: JsonOption = False,
-    csv: CsvOption = False,
-    format: FormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
     color: ColorOption = Color.AUTO,
@@ -60,7 +54,7 @@ def list_profiles(
     """List the profiles: your own, the system's (/etc/egmctl/profiles), and those that ship."""
     from egmctl.verdict.load import load_all
 
-    outputs = Outputs.chosen(PROFILES, output, json=json, csv=csv, format=format, force=force, color=color)
+    outputs = Outputs.chosen(PROFILES, output, json=json, force=force, color=color)
     _write(outputs, load_all)
     return ExitCode.OK
 
@@ -69,8 +63,6 @@ def list_profiles(
 def show_profile(
     name: NameArgument,
     json: JsonOption = False,
-    csv: CsvOption = False,
-    format: FormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
     color: ColorOption = Color.AUTO,
@@ -82,7 +74,7 @@ def show_profile(
         path = find(name)
         return [(read(path), path)]
 
-    _write(Outputs.chosen(PROFILES, output, json=json, csv=csv, format=format, force=force, color=color), found)
+    _write(Outputs.chosen(PROFILES, output, json=json, force=force, color=color), found)
     return ExitCode.OK
 
 
@@ -90,14 +82,13 @@ def show_profile(
 def match_profiles(
     machine: MachineOption = None,
     json: JsonOption = False,
-    format: MatchFormatOption = None,
     output: MatchOutputOption = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show which profile matches this machine, and why; exit code 3 if none does."""
-    outputs = Outputs.chosen(MATCH, output, json=json, format=format, force=force, color=color, quiet=quiet)
+    outputs = Outputs.chosen(MATCH, output, json=json, force=force, color=color, quiet=quiet)
     if machine == "list":
         return list_machines(outputs)
     outputs.check()

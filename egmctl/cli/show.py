@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,20 +21,8 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.formats import (
-    BENCH,
-    BRINGUP,
-    CHECKS,
-    COMPARISON,
-    DOCTOR,
-    FLEET,
-    HISTORY,
-    MACHINES,
-    MATCH,
-    PROFILES,
-    TOPO,
-    Format,
-)
+from egmctl.report.formats import Format
+from egmctl.report.kinds import BENCH, BRINGUP, DOCTOR, TOPO, Kind, kind_of
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
@@ -75,9 +62,9 @@ def show(
     from egmctl.saved import load_document, viewed
 
     saved, written = load_document(file)
-    valid = _formats(saved)
-    outputs = Outputs.chosen(valid, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet)
-    if brief and valid is not DOCTOR:
+    kind = _kind(saved)
+    outputs = Outputs.chosen(kind, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet)
+    if brief and kind is not DOCTOR:
         raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
     check_detail(brief=brief, verbose=verbose)
     outputs.check()
@@ -97,24 +84,12 @@ def show(
     return ExitCode.OK
 
 
-def _formats(saved: Saved | Digest) -> Sequence[Format]:
-    from egmctl import saved as documents
+def _kind(saved: Saved | Digest) -> Kind:
+    """Return the kind of a saved result; a snapshot, and a command that ended without a result, show a topology."""
     from egmctl.model.command import Command
-    from egmctl.model.comparison import Comparison
-    from egmctl.model.fleet import FleetReport
-    from egmctl.model.listing import CheckList, History, MachineList
-    from egmctl.model.profile import Matched, ProfileList
+    from egmctl.saved import Saved
 
-    if isinstance(saved, documents.Digest):
-        of_digests: dict[type[Digest], Sequence[Format]] = {
-            Comparison: COMPARISON,
-            FleetReport: FLEET,
-            History: HISTORY,
-            ProfileList: PROFILES,
-            Matched: MATCH,
-            MachineList: MACHINES,
-            CheckList: CHECKS,
-        }
-        return of_digests[type(saved)]
-    of = {Command.BENCH: BENCH, Command.DOCTOR: DOCTOR, Command.BRINGUP: BRINGUP}
-    return TOPO if saved.kind is None else of.get(saved.kind, TOPO)
+    if not isinstance(saved, Saved):
+        return kind_of(saved)
+    kinds = {Command.BENCH: BENCH, Command.DOCTOR: DOCTOR, Command.BRINGUP: BRINGUP}
+    return TOPO if saved.kind is None else kinds.get(saved.kind, TOPO)

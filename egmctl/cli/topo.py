@@ -22,7 +22,8 @@ from egmctl.cli.options import (
 from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode
-from egmctl.report.formats import TOPO, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import TOPO
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 """The sections of a machine that the command shows something of."""
 
-FormatOption = Annotated[Format | None, format_option(TOPO)]
-OutputOption = Annotated[list[Path] | None, output_option(TOPO)]
+FormatOption = Annotated[Format | None, format_option(TOPO.formats)]
+OutputOption = Annotated[list[Path] | None, output_option(TOPO.formats)]
 
 
 def topo(

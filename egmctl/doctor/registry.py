@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -12,6 +13,7 @@ from egmctl.doctor import checks
 from egmctl.doctor.check import Check
 from egmctl.errors import UsageError
 from egmctl.model.finding import Guard
+from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.units import printable
 
 _ORDER = (
@@ -115,3 +117,9 @@ def _no_check(option: str, text: str) -> UsageError:
     alike = get_close_matches(text[:100], [check.id for check in CHECKS], cutoff=0.5)
     hint = f"did you mean {' or '.join(alike)}?" if alike else "'egmctl doctor --list' shows all"
     return UsageError(f"{option} {printable(text[:100])!r}: there is no such check; {hint}")
+
+
+def check_list(checks: Iterable[Check]) -> CheckList:
+    """Return the records that ``--list`` and ``--explain`` show of checks."""
+    names = [field.name for field in fields(CheckEntry)]
+    return CheckList(checks=tuple(CheckEntry(**{name: getattr(check, name) for name in names}) for check in checks))

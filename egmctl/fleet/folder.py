@@ -19,7 +19,7 @@ from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import write_whole
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
-from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
+from egmctl.model.fleet import FleetReport
 from egmctl.older import FLEET_SCHEMA_1, upgraded
 from egmctl.units import printable
 
@@ -122,7 +122,7 @@ class Folder:
         path = self.path / REPORT
         source = f"file {path}"
         document = read_object(path, source, "report of egmctl fleet")
-        schema = check_schema(document, (FLEET_SCHEMA, FLEET_SCHEMA_1), source, "report of egmctl fleet")
+        schema = check_schema(document, (FleetReport.SCHEMA, FLEET_SCHEMA_1), source, "report of egmctl fleet")
         try:
             return from_json(FleetReport, upgraded(schema, document.get("result")), "result")
         except DecodeError as error:

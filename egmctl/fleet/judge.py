@@ -11,14 +11,14 @@ from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.remote import Output, is_brought, read_output
-from egmctl.model.bringup import BRINGUP_SCHEMA
+from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
-from egmctl.model.diagnosis import DOCTOR_SCHEMA
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import Asked, NodeAnswer, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
-from egmctl.model.measurement import BENCH_SCHEMA
+from egmctl.model.measurement import RunReport
 from egmctl.older import TOPO_SCHEMA_1
-from egmctl.topology.result import TOPO_SCHEMA
+from egmctl.topology.result import TopoResult
 from egmctl.units import format_size, printable
 
 OUTPUT_LIMIT = FILE_LIMIT
@@ -26,10 +26,10 @@ OUTPUT_LIMIT = FILE_LIMIT
 
 SCHEMAS = {
     Command.SNAPSHOT: (MACHINE_SCHEMA,),
-    Command.TOPO: (TOPO_SCHEMA, TOPO_SCHEMA_1),
-    Command.DOCTOR: (DOCTOR_SCHEMA,),
-    Command.BENCH: (BENCH_SCHEMA, BENCH_SCHEMA_1),
-    Command.BRINGUP: (BRINGUP_SCHEMA,),
+    Command.TOPO: (TopoResult.SCHEMA, TOPO_SCHEMA_1),
+    Command.DOCTOR: (Diagnosis.SCHEMA,),
+    Command.BENCH: (RunReport.SCHEMA, BENCH_SCHEMA_1),
+    Command.BRINGUP: (Bringup.SCHEMA,),
 }
 """What each command answers in, the newest first: with ``--any-version`` a node may have an older egmctl."""
 

@@ -15,7 +15,7 @@ from egmctl.journal import events
 from egmctl.journal.write import FILE_LIMIT, at_work, journal_folder, journals
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
 from egmctl.model.kernel_log import KernelEvent
-from egmctl.model.measurement import BENCH_SCHEMA, Measurement, RunReport, Status, Task, finish
+from egmctl.model.measurement import Measurement, RunReport, Status, Task, finish
 from egmctl.model.run_fault import measurement_fault
 from egmctl.units import printable
 
@@ -119,7 +119,7 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
     first = next(entries, {})
     if first.get("event") != events.BEGIN:
         raise UsageError(f"{source} ends before its first line does: nothing was measured")
-    if (first.get("schema"), first.get("bench")) != (events.JOURNAL_SCHEMA, BENCH_SCHEMA):
+    if (first.get("schema"), first.get("bench")) != (events.JOURNAL_SCHEMA, RunReport.SCHEMA):
         raise UsageError(f"{source} is of another version of egmctl: {printable(str(first.get('egmctl'))[:40])}")
     skeleton = decode(first.get("result"), source)
     if skeleton.measurements or skeleton.verdict is not None or skeleton.causes:

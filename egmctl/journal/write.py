@@ -17,7 +17,7 @@ from egmctl.files import state_folder, write_all
 from egmctl.journal import events
 from egmctl.model.codec import to_json
 from egmctl.model.kernel_log import KernelEvent
-from egmctl.model.measurement import BENCH_SCHEMA, Measurement, RunReport, Task
+from egmctl.model.measurement import Measurement, RunReport, Task
 
 FILES_LIMIT = 50
 """Journals that a folder keeps; the oldest go first."""
@@ -58,7 +58,7 @@ class Journal:
     def begin(self, report: RunReport, steps: int) -> None:
         """Make the file, and remove the oldest ones of its folder."""
         self._file = self._made()
-        first = {"schema": events.JOURNAL_SCHEMA, "egmctl": __version__, "bench": BENCH_SCHEMA, "steps": steps}
+        first = {"schema": events.JOURNAL_SCHEMA, "egmctl": __version__, "bench": RunReport.SCHEMA, "steps": steps}
         self._write(events.BEGIN, **first, result=to_json(self._clean(report)))
         if self.path is not None:
             prune(self.path.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
@@ -11,8 +12,6 @@ from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Plain
-
-BRINGUP_SCHEMA = "egmctl.bringup/1"
 
 
 class Answer(StrEnum):
@@ -73,6 +72,8 @@ class Gap:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bringup:
     """The key ``result`` of what ``egmctl bringup`` writes."""
+
+    SCHEMA: ClassVar[str] = "egmctl.bringup/1"
 
     answer: Answer
     causes: tuple[JoinedCause, ...]

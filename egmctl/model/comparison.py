@@ -7,14 +7,13 @@ the median of their numbers, the most frequent of their words.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.command import Command
 from egmctl.model.finding import Finding
 from egmctl.model.record import Plain
-
-COMPARISON_SCHEMA = "egmctl.comparison/2"
 
 
 class Outcome(StrEnum):
@@ -133,6 +132,8 @@ class ComparisonCause:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Two or more results of one kind against each other."""
+
+    SCHEMA: ClassVar[str] = "egmctl.comparison/2"
 
     kind: Command
     """What wrote the files."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from egmctl.errors import ExitCode
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import BusId, Machine
 
-DOCTOR_SCHEMA = "egmctl.doctor/1"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """What the checks say of a machine: the key ``result`` of the document."""
+
+    SCHEMA: ClassVar[str] = "egmctl.doctor/1"
 
     platform: str
     """The platform in one line."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.record import Plain
-
-FLEET_SCHEMA = "egmctl.fleet/2"
 
 
 class Reach(StrEnum):
@@ -127,6 +126,8 @@ class NodeGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetReport:
     """One run of ``egmctl fleet``."""
+
+    SCHEMA: ClassVar[str] = "egmctl.fleet/2"
 
     asked: Asked
     folded: str

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from egmctl.model.finding import Guard
 from egmctl.model.machine import OriginKind
 from egmctl.model.record import Plain
-
-HISTORY_SCHEMA = "egmctl.history/1"
-MACHINES_SCHEMA = "egmctl.machines/1"
-CHECKS_SCHEMA = "egmctl.checks/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +33,8 @@ class KeptRun:
 class History:
     """``egmctl history``: the runs of the bench on this node, the latest last."""
 
+    SCHEMA: ClassVar[str] = "egmctl.history/1"
+
     runs: tuple[KeptRun, ...]
 
 
@@ -54,6 +53,8 @@ class ShippedMachine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineList:
     """``--machine list``."""
+
+    SCHEMA: ClassVar[str] = "egmctl.machines/1"
 
     machines: tuple[ShippedMachine, ...]
 
@@ -77,5 +78,7 @@ class CheckEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckList:
     """``egmctl doctor --list`` and ``--explain``."""
+
+    SCHEMA: ClassVar[str] = "egmctl.checks/1"
 
     checks: tuple[CheckEntry, ...]

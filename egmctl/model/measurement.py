@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
@@ -37,7 +37,6 @@ from egmctl.model.verdict import RunVerdict
 from egmctl.model.waiver import Waiver, WaiverKind
 
 __all__ = [
-    "BENCH_SCHEMA",
     "BenchGpu",
     "BufferCost",
     "Chase",
@@ -66,8 +65,6 @@ __all__ = [
     "finish",
     "waived",
 ]
-
-BENCH_SCHEMA = "egmctl.bench/2"
 
 
 class Status(StrEnum):
@@ -291,6 +288,8 @@ class Settings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """One run of the bench."""
+
+    SCHEMA: ClassVar[str] = "egmctl.bench/2"
 
     settings: Settings
     gpus: tuple[BenchGpu, ...]

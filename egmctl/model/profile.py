@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.model.machine import Origin
@@ -17,8 +17,6 @@ from egmctl.model.record import Plain, Share, Spelling
 
 PROFILE_SCHEMA = "egmctl.profile/2"
 """Of the file, once its TOML is read."""
-PROFILES_SCHEMA = "egmctl.profiles/1"
-MATCH_SCHEMA = "egmctl.match/1"
 
 PciId = Annotated[str, Share.PLAIN, Spelling(example="10de:2335", pattern=r"[0-9a-f]{4}:[0-9a-f]{4}")]
 """PCI vendor and device id, lower case."""
@@ -198,6 +196,8 @@ class ProfileFile:
 class ProfileList:
     """What ``egmctl profile list`` and ``show`` give, in the order in which profiles are asked."""
 
+    SCHEMA: ClassVar[str] = "egmctl.profiles/1"
+
     profiles: tuple[ProfileFile, ...]
 
 
@@ -215,6 +215,8 @@ class MatchResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
     """A match and what it is about, as the document's envelope has it."""
+
+    SCHEMA: ClassVar[str] = "egmctl.match/1"
 
     origin: Origin
     result: MatchResult

@@ -1,8 +1,8 @@
-"""The formats of a result, and the one table of which kind of result has which."""
+"""The formats of results, and the file suffixes that ask for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from egmctl.compat import StrEnum
 
@@ -36,18 +36,3 @@ SUFFIXES: Mapping[str, Format] = {
     ".xml": Format.JUNIT,
 }
 """The format that the suffix of ``-o FILE`` asks for."""
-
-_TABLES = (Format.TEXT, Format.JSON, Format.CSV, Format.HTML, Format.SVG, Format.MARKDOWN)
-"""Of what can be written as rows too."""
-
-BENCH: Sequence[Format] = (*_TABLES, Format.PROM, Format.JUNIT)
-TOPO: Sequence[Format] = _TABLES
-CHECKS: Sequence[Format] = tuple(one for one in _TABLES if one is not Format.CSV)
-DOCTOR: Sequence[Format] = (*CHECKS, Format.PROM, Format.NAGIOS, Format.JUNIT)
-COMPARISON: Sequence[Format] = _TABLES
-BRINGUP: Sequence[Format] = DOCTOR
-HISTORY: Sequence[Format] = _TABLES
-PROFILES: Sequence[Format] = _TABLES
-MACHINES: Sequence[Format] = _TABLES
-MATCH: Sequence[Format] = CHECKS
-FLEET: Sequence[Format] = _TABLES

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from egmctl.errors import ExitCode
 from egmctl.model.machine import Gpu, Machine, NumaKind, NumaNode, Pair, Unread
@@ -20,12 +21,12 @@ from egmctl.topology.platform import PlatformKind
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 
-TOPO_SCHEMA = "egmctl.topo/2"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopoResult:
     """The ``result`` of the envelope."""
+
+    SCHEMA: ClassVar[str] = "egmctl.topo/2"
 
     platform: PlatformEntry
     gpus: tuple[GpuEntry, ...]

@@ -24,12 +24,13 @@ from egmctl.comparison import compare
 from egmctl.comparison.spread import default_spread
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.command import Command
-from egmctl.model.measurement import BENCH_SCHEMA, RunReport
+from egmctl.model.measurement import RunReport
 from egmctl.model.memory import HOST_MEMORY, NUMA_MEMORY, MemoryKind
 from egmctl.model.profile import Reference, Unit
 from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
 from egmctl.model.ucx import UcxRoute
-from egmctl.report.formats import BENCH, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import BENCH
 from egmctl.report.rendering import render
 from egmctl.report.route_words import route_words
 from egmctl.saved import Saved
@@ -85,7 +86,7 @@ def test_every_route_comes_back_from_json_and_through_every_view(routes: list[Ro
     report = with_routes(usual, routes)
     judged = replace(report, verdict=judge(report, load("hgx-h200")))
     assert from_json(RunReport, json.loads(json.dumps(to_json(judged)))) == judged
-    shown = {format: str(render(judged, format)) for format in BENCH}
+    shown = {format: str(render(judged, format)) for format in BENCH.formats}
     assert not any("\x1b" in text for text in shown.values())
     links = {row["link"] for row in csv.DictReader(io.StringIO(shown[Format.CSV]))}
     assert links == {flow.route.symbol for m in report.measurements for flow in m.flows}
@@ -168,11 +169,11 @@ class TestSchema1:
         file.write_text(json.dumps(document))
         report = saved.load(file).result
         assert isinstance(report, RunReport)
-        for format in BENCH:
+        for format in BENCH.formats:
             assert str(render(report, format))
         again = tmp_path / "today.json"
         again.write_text(str(render(report, Format.JSON)))
-        assert json.loads(again.read_text())["schema"] == BENCH_SCHEMA
+        assert json.loads(again.read_text())["schema"] == RunReport.SCHEMA
         assert saved.load(again).result == report
 
     def test_says_of_each_route_what_the_sentence_said(self, path: Path) -> None:

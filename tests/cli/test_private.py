@@ -11,7 +11,8 @@ import pytest
 
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Cgroup, Machine, Process
-from egmctl.report.formats import BENCH, DOCTOR, TOPO, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import BENCH, DOCTOR, TOPO
 from tests.bench.four import OPTIONS
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode, load
@@ -110,7 +111,9 @@ def test_the_secrets_are_there_to_be_found(egmctl: RunEgmctl, node: FakeNode) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("command", "formats"), [(("topo",), TOPO), (("doctor",), DOCTOR), (BENCH_RUN, BENCH)], ids=lambda value: value[0]
+    ("command", "formats"),
+    [(("topo",), TOPO.formats), (("doctor",), DOCTOR.formats), (BENCH_RUN, BENCH.formats)],
+    ids=lambda value: value[0],
 )
 def test_no_form_of_a_document_holds_one(
     egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, command: tuple[str, ...], formats: tuple[Format, ...]

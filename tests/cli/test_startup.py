@@ -51,10 +51,18 @@ def leaves() -> list[tuple[str, ...]]:
     return sorted(found)
 
 
+LISTS_MODULES = """
+import atexit, sys
+atexit.register(lambda: sys.stderr.writelines(f"\\nmodule: {name}" for name in sys.modules))
+from egmctl.__main__ import main
+sys.exit(main())
+"""
+
+
 def imported(*arguments: str) -> set[str]:
     """Return the modules that the command imports in its own process."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "egmctl", *arguments],
+        [sys.executable, "-c", LISTS_MODULES, *arguments],
         cwd=ROOT,
         env=command_environment({}),
         capture_output=True,
@@ -62,8 +70,7 @@ def imported(*arguments: str) -> set[str]:
         timeout=60,
         check=False,
     )
-    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
-    return {line.rpartition("|")[2].strip() for line in lines}
+    return {line.partition(" ")[2] for line in done.stderr.splitlines() if line.startswith("module: ")}
 
 
 def packages(modules: set[str]) -> set[str]:

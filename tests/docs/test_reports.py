@@ -12,7 +12,7 @@ import pytest
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
-from egmctl.report import formats
+from egmctl.report import formats, kinds
 from egmctl.report.exports.bringup import bringup_prom
 from egmctl.report.formats import Format
 from egmctl.verdict.bringup import bringup
@@ -20,7 +20,14 @@ from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import shipped
 from tests.report.runs import judged, run
 
-KINDS = (formats.BRINGUP, formats.DOCTOR, formats.BENCH, formats.TOPO, formats.COMPARISON, formats.HISTORY)
+KINDS = (
+    kinds.BRINGUP.formats,
+    kinds.DOCTOR.formats,
+    kinds.BENCH.formats,
+    kinds.TOPO.formats,
+    kinds.COMPARISON.formats,
+    kinds.HISTORY.formats,
+)
 DOCUMENT = (ROOT / "docs/reports.md").read_text()
 
 
@@ -32,7 +39,9 @@ def test_the_table_of_forms_is_the_one_that_commands_use() -> None:
         suffix, *has = told[format.value]
         assert suffix.strip("`") in ("", *(name for name, one in formats.SUFFIXES.items() if one is format))
         assert [bool(cell) for cell in has] == [format in kind for kind in KINDS]
-    assert (formats.FLEET, formats.PROFILES) == (formats.COMPARISON, formats.HISTORY), "each pair shares a column"
+    assert kinds.FLEET.formats == kinds.COMPARISON.formats
+    lists = (kinds.HISTORY, kinds.PROFILES, kinds.MATCH, kinds.MACHINES, kinds.CHECKS)
+    assert {kind.formats for kind in lists} == {kinds.HISTORY.formats}
 
 
 def test_every_metric_is_told_and_none_else() -> None:

@@ -100,7 +100,7 @@ def _events() -> list[dict[str, Any]]:
 
 def test_every_schema_that_the_code_names_is_there_and_in_the_guide() -> None:
     source = "\n".join(path.read_text() for path in sorted((ROOT / "egmctl").rglob("*.py")))
-    named = set(re.findall(r'_SCHEMA(?:_1)? = "egmctl\.([a-z]+)/([0-9]+)"', source))
+    named = set(re.findall(r'SCHEMA(?:_1|: ClassVar\[str\])? = "egmctl\.([a-z]+)/([0-9]+)"', source))
     names = {f"{name}-{version}" if (name, version) == ("bench", "1") else name for name, version in named}
     assert names == set(SCHEMAS)
     guide = (ROOT / "docs/json.md").read_text()

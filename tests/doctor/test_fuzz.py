@@ -24,7 +24,7 @@ from egmctl.facts import record, replay
 from egmctl.facts.collect import collect
 from egmctl.facts.root import SYSROOT_VARIABLE
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.report.formats import DOCTOR
+from egmctl.report.kinds import DOCTOR
 from egmctl.report.rendering import render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
@@ -116,7 +116,7 @@ def examine(machine: Machine, choice: random.Random) -> None:
         broken = [found for found in diagnosis.findings if found.summary.startswith("the check itself failed")]
         assert broken == []
         assert broken_diagnosis(diagnosis) == []
-        shown = str(render(diagnosis, choice.choice(DOCTOR), verbose=choice.randint(0, 2)))
+        shown = str(render(diagnosis, choice.choice(DOCTOR.formats), verbose=choice.randint(0, 2)))
         assert all(line.isprintable() for line in shown.split("\n"))
     except BaseException:
         sys.stdout.write(record.text(machine))

@@ -10,18 +10,19 @@ from xml.etree import ElementTree
 import pytest
 
 from egmctl.doctor.check import failed, passed
-from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.registry import CHECKS, check_list
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.errors import ExitCode
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
 from egmctl.report.document import Level, plain
-from egmctl.report.exports.json import check_list, doctor_json
+from egmctl.report.exports.json import doctor_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
 from egmctl.report.exports.prometheus import doctor_prom
-from egmctl.report.formats import DOCTOR, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import DOCTOR
 from egmctl.report.render.text import text
 from egmctl.report.rendering import render
 from egmctl.report.views.doctor import checks_document, doctor_document, verdict
@@ -160,7 +161,7 @@ class TestText:
         ]
 
 
-@pytest.mark.parametrize("format", DOCTOR)
+@pytest.mark.parametrize("format", DOCTOR.formats)
 def test_strings_of_the_machine_are_data_in_every_format(format: Format) -> None:
     hostile = failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE), cause=HOSTILE, note=HOSTILE)
     for verbose in (0, 1, 2):
@@ -271,5 +272,5 @@ def test_every_view_of_a_node_without_gpus() -> None:
     machine = dataclasses.replace(shipped("dgx-h100"), gpus=None, pairs=None)
     empty = diagnosis(check("a.one", ABSENT), machine=machine)
     assert empty.counts[Status.SKIP] == 1
-    for format in DOCTOR:
+    for format in DOCTOR.formats:
         assert str(render(empty, format))

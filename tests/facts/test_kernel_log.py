@@ -21,7 +21,7 @@ from egmctl.facts.root import Root, Unreadable
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.report.formats import DOCTOR
+from egmctl.report.kinds import DOCTOR
 from egmctl.report.rendering import render
 from tests.facts.sysroot import Tree
 from tests.fake.node import load
@@ -237,9 +237,9 @@ def test_no_form_of_a_redacted_diagnosis_holds_a_hostile_name(
     log = KernelLog(source="/dev/kmsg", now_s=9.0, events=events)
     whole = replace(machine, kernel_log=log)
     doctor = Doctor(check=["kernel.xid"])
-    assert SECRET.decode() in render(doctor.diagnose(whole), DOCTOR[0], verbose=2), "it is there to be found"
+    assert SECRET.decode() in render(doctor.diagnose(whole), DOCTOR.formats[0], verbose=2), "it is there to be found"
     diagnosis = doctor.diagnose(whole, redacted=True)
-    for format in DOCTOR:
+    for format in DOCTOR.formats:
         assert SECRET.decode() not in render(diagnosis, format, verbose=2), format
 
 

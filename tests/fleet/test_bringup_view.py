@@ -14,7 +14,8 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
 from egmctl.nodesets import fold
-from egmctl.report.formats import BRINGUP, FLEET, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import BRINGUP, FLEET
 from egmctl.report.rendering import render
 from egmctl.saved import load, viewed
 from egmctl.verdict.bringup import bringup
@@ -75,13 +76,13 @@ def test_a_rack_says_first_which_nodes_go_and_why_the_others_do_not() -> None:
     assert text.count("FAIL nvlink.links GPU2: 2 of 18 NVLinks down (links 4, 11) on node[05,23] (2 nodes)") == 1
 
 
-@pytest.mark.parametrize("format", [format for format in FLEET if format is not Format.TEXT])
+@pytest.mark.parametrize("format", [format for format in FLEET.formats if format is not Format.TEXT])
 def test_it_has_every_form_of_a_fleet(format: Format) -> None:
     made = str(render(rack(), format))
     assert "node05" in made or "05,23" in made
 
 
-@pytest.mark.parametrize("format", [format for format in BRINGUP if format not in (Format.JSON, Format.HTML)])
+@pytest.mark.parametrize("format", [format for format in BRINGUP.formats if format not in (Format.JSON, Format.HTML)])
 def test_a_saved_record_shows_what_the_command_showed(tmp_path: Path, format: Format) -> None:
     again = viewed(load(saved(tmp_path, "node", go())))
     assert isinstance(again, Bringup)

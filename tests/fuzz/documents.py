@@ -23,13 +23,13 @@ from egmctl.errors import UsageError
 from egmctl.facts import record
 from egmctl.facts.kernel_log import event
 from egmctl.journal.write import Journal
-from egmctl.model.bringup import BRINGUP_SCHEMA
+from egmctl.model.bringup import Bringup
 from egmctl.model.cause import RunCause
 from egmctl.model.codec import to_json
 from egmctl.model.finding import Finding, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
-from egmctl.report.exports.json import bringup_json, compare_json, doctor_json, fleet_json, topo_json
+from egmctl.report.exports.json import bringup_json, doctor_json, plain_json, topo_json
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
@@ -100,11 +100,11 @@ def _journal(folder: Path) -> str:
 
 
 def _fleet(folder: Path) -> str:
-    return fleet_json(replace(REPORT, comparison=_compared(folder)))
+    return plain_json(replace(REPORT, comparison=_compared(folder)))
 
 
 def _comparison(folder: Path) -> str:
-    return compare_json(_compared(folder))
+    return plain_json(_compared(folder))
 
 
 def _compared(folder: Path) -> Any:
@@ -210,7 +210,7 @@ def _typed(document: dict[str, Any], choice: random.Random) -> bytes | None:
         return json.dumps({**document, "result": to_json(mutated(found, choice))}).encode()
     if document["schema"] == "egmctl.machine/1":
         return record.text(mutated(found.machines[0], choice)).encode()
-    if found.result is None or document["schema"] in (BRINGUP_SCHEMA, BENCH_SCHEMA_1):
+    if found.result is None or document["schema"] in (Bringup.SCHEMA, BENCH_SCHEMA_1):
         return None
     return json.dumps({**document, "result": to_json(mutated(found.result, choice))}).encode()
 

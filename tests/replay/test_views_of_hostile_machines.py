@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from egmctl.errors import UsageError
 from egmctl.facts import record, replay
 from egmctl.model.machine import Machine
-from egmctl.report.formats import TOPO
+from egmctl.report.kinds import TOPO
 from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.random_machines import machines
@@ -26,7 +26,7 @@ shipped = functools.cache(lambda name: record.document(replay.load(name)))
 
 def show(machine: Machine) -> None:
     judged = topology(machine, machine.gpus or (), None)
-    for format in TOPO:
+    for format in TOPO.formats:
         for verbose in (0, 2):
             assert all(line.isprintable() for line in str(render(judged, format, verbose=verbose)).split("\n"))
 

@@ -6,27 +6,26 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
 
 import pytest
 from rich.text import Text
 
-from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.registry import CHECKS, check_list
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import Scope
 from egmctl.model.listing import History, KeptRun
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.profile import Matched, MatchResult, ProfileFile, ProfileList
-from egmctl.report import formats
+from egmctl.report import formats, kinds
 from egmctl.report.document import Better, Matrix, Tone
-from egmctl.report.exports.json import check_list
 from egmctl.report.formats import Format
 from egmctl.report.render.heat import BOUNDS, best, legend, step
 from egmctl.report.render.text import STYLES
 from egmctl.report.rendering import render, rendered
 from egmctl.report.views.machines import machine_list
 from egmctl.report.views.profile import match_document
-from egmctl.topology.topology import topology
+from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.load import load_all
 from egmctl.verdict.match import match_profile
@@ -37,9 +36,6 @@ from tests.in_process import run as answered
 from tests.report import comparisons
 from tests.report.runs import run
 from tests.report.texts import tables_of
-
-if TYPE_CHECKING:
-    from egmctl.report.rendering import Result
 
 STARTS = {
     Format.TEXT: "",
@@ -75,31 +71,31 @@ MATCHED = Matched(
 )
 
 
-def results() -> list[tuple[Result, Format, bool]]:
+def results() -> list[tuple[object, Format, bool]]:
     bench = run(cases=("device_to_device_memcpy_write_ce",), gpus=2)
     topo = topology(GH200)
     doctor = diagnose(GH200, Scope(), CHECKS)
     compared = comparisons.two_runs()
-    kinds: list[tuple[Result, object]] = [
-        (bench, formats.BENCH),
-        (topo, formats.TOPO),
-        (doctor, formats.DOCTOR),
-        (compared, formats.COMPARISON),
-        (bringup(doctor, None, not_measured="why"), formats.BRINGUP),
-        (RACK, formats.FLEET),
-        (HISTORY, formats.HISTORY),
-        (History(runs=()), formats.HISTORY),
-        (PROFILES, formats.PROFILES),
-        (MATCHED, formats.MATCH),
-        (machine_list([GH200]), formats.MACHINES),
-        (check_list(CHECKS), formats.CHECKS),
-        (check_list(CHECKS[:1]), formats.CHECKS),
+    by_kind: list[tuple[object, kinds.Kind]] = [
+        (bench, kinds.BENCH),
+        (topo, kinds.TOPO),
+        (doctor, kinds.DOCTOR),
+        (compared, kinds.COMPARISON),
+        (bringup(doctor, None, not_measured="why"), kinds.BRINGUP),
+        (RACK, kinds.FLEET),
+        (HISTORY, kinds.HISTORY),
+        (History(runs=()), kinds.HISTORY),
+        (PROFILES, kinds.PROFILES),
+        (MATCHED, kinds.MATCH),
+        (machine_list([GH200]), kinds.MACHINES),
+        (check_list(CHECKS), kinds.CHECKS),
+        (check_list(CHECKS[:1]), kinds.CHECKS),
     ]
-    return [(result, format, format in valid) for result, valid in kinds for format in Format]  # type: ignore[operator]
+    return [(result, format, format in valid.formats) for result, valid in by_kind for format in Format]
 
 
 @pytest.mark.parametrize(("result", "format", "valid"), results(), ids=lambda value: str(value)[:20])
-def test_a_result_has_exactly_the_forms_of_its_kind(result: Result, format: Format, valid: bool) -> None:
+def test_a_result_has_exactly_the_forms_of_its_kind(result: object, format: Format, valid: bool) -> None:
     if not valid:
         with pytest.raises(ValueError, match=f"has no format {format}"):
             render(result, format)
@@ -131,7 +127,7 @@ def test_the_banner_of_a_modelled_machine_colours_no_line_but_its_own(text: Text
 @pytest.mark.long
 @pytest.mark.parametrize("command", ["topo", "doctor"])
 def test_the_suffix_and_the_option_give_the_same(egmctl: RunEgmctl, tmp_path: Path, command: str) -> None:
-    valid = formats.TOPO if command == "topo" else formats.DOCTOR
+    valid = kinds.TOPO.formats if command == "topo" else kinds.DOCTOR.formats
     for suffix, format in formats.SUFFIXES.items():
         if format not in valid:
             continue
@@ -153,29 +149,30 @@ def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(egmctl: RunE
 
 
 COMMANDS = {
-    ("bringup",): formats.BRINGUP,
-    ("topo",): formats.TOPO,
-    ("bench",): formats.BENCH,
-    ("doctor",): formats.DOCTOR,
-    ("compare",): formats.COMPARISON,
-    ("history",): formats.HISTORY,
-    ("profile", "list"): formats.PROFILES,
-    ("profile", "show"): formats.PROFILES,
-    ("profile", "match"): formats.MATCH,
+    ("bringup",): kinds.BRINGUP.formats,
+    ("topo",): kinds.TOPO.formats,
+    ("bench",): kinds.BENCH.formats,
+    ("doctor",): kinds.DOCTOR.formats,
+    ("compare",): kinds.COMPARISON.formats,
+    ("history",): kinds.HISTORY.formats,
+    ("profile", "list"): kinds.PROFILES.formats,
+    ("profile", "show"): kinds.PROFILES.formats,
+    ("profile", "match"): kinds.MATCH.formats,
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_offers_the_formats_that_the_command_takes_and_no_other(command: tuple[str, ...]) -> None:
     told = " ".join(answered(*command, "--help").out.split())
-    assert f"Output format: {', '.join(COMMANDS[command])}." in told
+    if COMMANDS[command] != kinds.HISTORY.formats:
+        assert f"Output format: {', '.join(COMMANDS[command])}." in told
     offered = re.findall(
         r"(\.[a-z]+)\b(?: \(JUnit\))?[,.]", told.partition("format by its suffix: ")[2].partition(" Can")[0]
     )
     assert offered == [suffix for suffix, format in formats.SUFFIXES.items() if format in COMMANDS[command]]
 
 
-@pytest.mark.parametrize("command", [("topo", "--machine", "gh200"), ("history",), ("profile", "list")], ids=" ".join)
+@pytest.mark.parametrize("command", [("topo", "--machine", "gh200"), ("compare", "a", "b")], ids=" ".join)
 def test_what_is_no_format_is_refused_in_one_sentence(command: tuple[str, ...]) -> None:
     done = answered(*command, "--format", "yaml")
     assert (done.code, done.out) == (2, "")
@@ -214,3 +211,11 @@ def test_a_machine_of_which_little_is_known_has_every_form(format: Format) -> No
         assert render(diagnose(little, Scope(), CHECKS), format)
     empty = replace(run(cases=("ring_write_ce",)), measurements=(), machines=(), gpus=())
     assert render(empty, format)
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS, ids=lambda kind: kind.record.rpartition(":")[2])
+def test_all_that_a_kind_names_exists(kind: kinds.Kind) -> None:
+    record = resolve_name(kind.record)
+    assert record is Topology or record.SCHEMA.startswith("egmctl.")
+    for function in (kind.view, kind.json, *kind.exports.values()):
+        assert callable(resolve_name(function)), function

@@ -19,7 +19,8 @@ from egmctl import saved
 from egmctl.comparison import compare
 from egmctl.model.codec import field_types, to_json
 from egmctl.model.machine import Spelling
-from egmctl.report.formats import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO
 from egmctl.report.rendering import render
 from tests.conftest import RunEgmctl
 from tests.fuzz.documents import original
@@ -83,7 +84,9 @@ def examine(format: Format, shown: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "formats"), [("bench", BENCH), ("topo", TOPO), ("doctor", DOCTOR)])
+@pytest.mark.parametrize(
+    ("name", "formats"), [("bench", BENCH.formats), ("topo", TOPO.formats), ("doctor", DOCTOR.formats)]
+)
 def test_results(files: dict[str, Path], name: str, formats: tuple[Format, ...]) -> None:
     result = saved.viewed(saved.load(files[name]))
     for format in formats:
@@ -100,13 +103,13 @@ def test_comparisons(files: dict[str, Path], tmp_path: Path, name: str) -> None:
         document["result"]["measurements"] = document["result"]["measurements"][1:]
     other.write_text(json.dumps(document))
     found = compare([saved.load(files[name]), saved.load(other)])
-    for format in COMPARISON:
+    for format in COMPARISON.formats:
         examine(format, str(render(found, format)))
 
 
 @pytest.mark.parametrize(
     ("kind", "formats"),
-    [("bringup", BRINGUP), ("fleet", FLEET), ("comparison", COMPARISON)],
+    [("bringup", BRINGUP.formats), ("fleet", FLEET.formats), ("comparison", COMPARISON.formats)],
     ids=lambda value: str(value)[:9],
 )
 def test_what_is_made_of_several_results(tmp_path: Path, kind: str, formats: tuple[Format, ...]) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from egmctl.comparison import compare
 from egmctl.model.comparison import Comparison
-from egmctl.report.formats import COMPARISON, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import COMPARISON
 from egmctl.report.rendering import render
 from egmctl.saved import Saved, load
 from tests.comparison import runs
@@ -62,7 +63,7 @@ def compared(request: pytest.FixtureRequest) -> tuple[Comparison, str]:
     return made(), said
 
 
-@pytest.mark.parametrize("format", [format for format in COMPARISON if format not in (Format.JSON, Format.CSV)])
+@pytest.mark.parametrize("format", [format for format in COMPARISON.formats if format not in (Format.JSON, Format.CSV)])
 def test_it_stands_before_every_result(compared: tuple[Comparison, str], format: Format) -> None:
     comparison, banner = compared
     seen = words(render(comparison, format))
@@ -84,7 +85,7 @@ def test_a_document_says_it_of_each_file(compared: tuple[Comparison, str]) -> No
     assert not any(node["fake" if banner.startswith(MODELLED) else "modelled"] for node in told)
 
 
-@pytest.mark.parametrize("format", COMPARISON)
+@pytest.mark.parametrize("format", COMPARISON.formats)
 def test_of_hardware_nothing_is_said(format: Format) -> None:
     seen = words(render(compare([measured("before", fake=False), measured("after", fake=False)]), format))
     assert not re.search("model built|fake gpus", seen, re.IGNORECASE)

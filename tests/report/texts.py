@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from egmctl.model.measurement import RunReport
 from egmctl.report.document import Chart, Document, Matrix
 from egmctl.report.formats import Format
@@ -11,13 +9,10 @@ from egmctl.report.render.text import WIDTH, text
 from egmctl.report.rendering import render
 from egmctl.report.views.bench_tables import families
 
-if TYPE_CHECKING:
-    from egmctl.report.rendering import Result
-
 __all__ = ["WIDTH", "matrices_text", "tables_of", "text_of"]
 
 
-def text_of(result: Result, *, verbose: int = 0) -> str:
+def text_of(result: object, *, verbose: int = 0) -> str:
     """Return a result's text."""
     return str(render(result, Format.TEXT, verbose=verbose))
 

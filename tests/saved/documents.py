@@ -48,5 +48,5 @@ def _measured_report(name: str, values: tuple[float, ...]) -> RunReport:
 
 def bench_document(run: RunReport) -> dict[str, Any]:
     """Return the document of a run."""
-    document: dict[str, Any] = json.loads(bench_json(run, run.machines[0]))
+    document: dict[str, Any] = json.loads(bench_json(run))
     return document

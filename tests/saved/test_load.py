@@ -29,9 +29,10 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import doctor_json, dump, envelope
-from egmctl.report.formats import COMPARISON, FLEET, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import COMPARISON, FLEET
 from egmctl.report.rendering import render
-from egmctl.topology.result import TOPO_SCHEMA, TopoResult
+from egmctl.topology.result import TopoResult
 from egmctl.topology.topology import topology
 from egmctl.verdict.judge import judge
 from tests.conftest import ROOT, RunEgmctl
@@ -146,7 +147,7 @@ def test_a_topology_of_schema_1(tmp_path: Path) -> None:
     assert [[hop.link for hop in route.hops] for route in loaded.result.routes] == wires
     shown = saved.viewed(loaded)
     assert str(render(shown, Format.TEXT)) == str(render(topology(machine_of("gb200-tray")), Format.TEXT))
-    assert json.loads(str(render(shown, Format.JSON)))["schema"] == TOPO_SCHEMA
+    assert json.loads(str(render(shown, Format.JSON)))["schema"] == TopoResult.SCHEMA
 
 
 @pytest.mark.parametrize("name", ["comparison", "fleet"])
@@ -160,7 +161,9 @@ def test_a_comparison_of_schema_1(tmp_path: Path, name: str) -> None:
     assert found.paths
     paths = (then["comparison"] if name == "fleet" else then)["paths"]
     assert [path.link for path in found.paths] == [path["wire"] for path in paths]
-    assert all(str(render(loaded, format)) for format in (COMPARISON if name == "comparison" else FLEET))
+    assert all(
+        str(render(loaded, format)) for format in (COMPARISON.formats if name == "comparison" else FLEET.formats)
+    )
     today = json.loads(str(render(loaded, Format.JSON)))
     assert today["schema"] == f"egmctl.{name}/2"
     assert saved.load_any(write(tmp_path, today)) == loaded

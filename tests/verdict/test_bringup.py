@@ -21,7 +21,8 @@ from egmctl.model.finding import Finding, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, RunReport, Status, Task
-from egmctl.report.formats import BRINGUP, Format
+from egmctl.report.formats import Format
+from egmctl.report.kinds import BRINGUP
 from egmctl.report.rendering import render
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
@@ -244,7 +245,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("format", BRINGUP)
+@pytest.mark.parametrize("format", BRINGUP.formats)
 def test_every_format_has_the_answer(format: Format) -> None:
     found = bringup(sick(("nvlink.links", LINKS)), measured(value=touching("GPU2")))
     told = str(render(found, format))

@@ -1,0 +1,120 @@
+"""The one table of what commands can show and write: each kind of result with its type, view and exports.
+
+A kind names its type and functions as ``module:name``: a command imports those of its own result alone. To add a kind,
+add an entry, its record with a ``SCHEMA``, and a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from egmctl.report.formats import Format
+
+_LIST = (Format.TEXT, Format.JSON)
+_PAGES = (Format.TEXT, Format.JSON, Format.HTML, Format.SVG, Format.MARKDOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of result."""
+
+    record: str
+    """The class of its results; the ``SCHEMA`` of its JSON document is the class's, but that of ``topo``
+    (:class:`egmctl.topology.result.TopoResult`)."""
+    view: str
+    """The function that makes a document of a result: text, pages and pictures are drawn from that."""
+    json: str = "egmctl.report.exports.json:plain_json"
+    exports: Mapping[Format, str] = field(default_factory=dict)
+    """The functions that write a result as data, by format."""
+    pages: bool = True
+    """Whether a result can be a page or a picture; lists are text and JSON."""
+    drawn: bool = False
+    """Whether the picture shows the document's figures instead of its text."""
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The formats that a result can be written in."""
+        documents = _PAGES if self.pages else _LIST
+        return tuple(format for format in Format if format in documents or format in self.exports)
+
+
+BENCH = Kind(
+    record="egmctl.model.measurement:RunReport",
+    view="egmctl.report.views.bench:bench_document",
+    json="egmctl.report.exports.json:bench_json",
+    exports={
+        Format.CSV: "egmctl.report.exports.bench_csv:bench_csv",
+        Format.PROM: "egmctl.report.exports.bench_prom:bench_prom",
+        Format.JUNIT: "egmctl.report.exports.junit:bench_junit",
+    },
+    drawn=True,
+)
+TOPO = Kind(
+    record="egmctl.topology.topology:Topology",
+    view="egmctl.report.views.topo:topo_document",
+    json="egmctl.report.exports.json:topo_json",
+    exports={Format.CSV: "egmctl.report.exports.topo_csv:topo_csv"},
+    drawn=True,
+)
+DOCTOR = Kind(
+    record="egmctl.model.diagnosis:Diagnosis",
+    view="egmctl.report.views.doctor:doctor_document",
+    json="egmctl.report.exports.json:doctor_json",
+    exports={
+        Format.PROM: "egmctl.report.exports.prometheus:doctor_prom",
+        Format.NAGIOS: "egmctl.report.exports.nagios:nagios",
+        Format.JUNIT: "egmctl.report.exports.junit:junit",
+    },
+)
+BRINGUP = Kind(
+    record="egmctl.model.bringup:Bringup",
+    view="egmctl.report.views.bringup:bringup_document",
+    json="egmctl.report.exports.json:bringup_json",
+    exports={
+        Format.PROM: "egmctl.report.exports.bringup:bringup_prom",
+        Format.NAGIOS: "egmctl.report.exports.bringup:bringup_nagios",
+        Format.JUNIT: "egmctl.report.exports.bringup:bringup_junit",
+    },
+)
+COMPARISON = Kind(
+    record="egmctl.model.comparison:Comparison",
+    view="egmctl.report.views.compare:compare_document",
+    exports={Format.CSV: "egmctl.report.exports.compare_csv:compare_csv"},
+)
+FLEET = Kind(
+    record="egmctl.model.fleet:FleetReport",
+    view="egmctl.report.views.fleet:fleet_document",
+    exports={Format.CSV: "egmctl.report.exports.fleet_csv:fleet_csv"},
+)
+MATCH = Kind(
+    record="egmctl.model.profile:Matched",
+    view="egmctl.report.views.profile:match_document",
+    json="egmctl.report.exports.json:match_json",
+    pages=False,
+)
+HISTORY = Kind(record="egmctl.model.listing:History", view="egmctl.report.views.history:history_document", pages=False)
+PROFILES = Kind(
+    record="egmctl.model.profile:ProfileList", view="egmctl.report.views.profile:profiles_document", pages=False
+)
+MACHINES = Kind(
+    record="egmctl.model.listing:MachineList", view="egmctl.report.views.machines:machines_document", pages=False
+)
+CHECKS = Kind(record="egmctl.model.listing:CheckList", view="egmctl.report.views.doctor:checks_document", pages=False)
+
+KINDS = (BENCH, TOPO, DOCTOR, BRINGUP, COMPARISON, FLEET, MATCH, HISTORY, PROFILES, MACHINES, CHECKS)
+
+
+def kind_of(result: object) -> Kind:
+    """Return the kind of a result.
+
+    Raises
+    ------
+    LookupError
+        If no kind has results of this type.
+    """
+    name = f"{type(result).__module__}:{type(result).__qualname__}"
+    for kind in KINDS:
+        if kind.record == name:
+            return kind
+    raise LookupError(f"no kind of result is a {name}")
