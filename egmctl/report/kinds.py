@@ -44,7 +44,7 @@ BENCH = Kind(
     view="egmctl.report.views.bench:bench_document",
     json="egmctl.report.exports.json:bench_json",
     exports={
-        Format.CSV: "egmctl.report.exports.bench_csv:bench_csv",
+        Format.CSV: "egmctl.report.exports.csv:bench_csv",
         Format.PROM: "egmctl.report.exports.bench_prom:bench_prom",
         Format.JUNIT: "egmctl.report.exports.junit:bench_junit",
     },
@@ -54,7 +54,7 @@ TOPO = Kind(
     record="egmctl.topology.topology:Topology",
     view="egmctl.report.views.topo:topo_document",
     json="egmctl.report.exports.json:topo_json",
-    exports={Format.CSV: "egmctl.report.exports.topo_csv:topo_csv"},
+    exports={Format.CSV: "egmctl.report.exports.csv:topo_csv"},
     drawn=True,
 )
 DOCTOR = Kind(
@@ -80,12 +80,12 @@ BRINGUP = Kind(
 COMPARISON = Kind(
     record="egmctl.model.comparison:Comparison",
     view="egmctl.report.views.compare:compare_document",
-    exports={Format.CSV: "egmctl.report.exports.compare_csv:compare_csv"},
+    exports={Format.CSV: "egmctl.report.exports.csv:compare_csv"},
 )
 FLEET = Kind(
     record="egmctl.model.fleet:FleetReport",
     view="egmctl.report.views.fleet:fleet_document",
-    exports={Format.CSV: "egmctl.report.exports.fleet_csv:fleet_csv"},
+    exports={Format.CSV: "egmctl.report.exports.csv:fleet_csv"},
 )
 MATCH = Kind(
     record="egmctl.model.profile:Matched",

@@ -29,7 +29,7 @@ from egmctl.model.measurement import (
     exit_code,
     finish,
 )
-from egmctl.report.exports.bench_csv import COLUMNS, bench_csv
+from egmctl.report.exports.csv import bench_csv
 from egmctl.report.exports.json import bench_json
 from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_plan import cases_document
@@ -195,7 +195,7 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     plan = plan_of("gb200-tray", 2)
     first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
     rest = [finish(planned.task, Status.WAIVED, reason="not here") for planned in plan.tasks[1:]]
-    document = json.loads(bench_json(report_of(plan, first, *rest)))
+    document = json.loads(bench_json(replace(report_of(plan, first, *rest), machines=(GB200,))))
     assert (document["schema"], document["exit_code"]) == ("egmctl.bench/2", 0)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     result = document["result"]
@@ -227,15 +227,17 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     assert (waived["status"], waived["reason"], waived["bandwidth_gb_s"]) == ("waived", "not here", None)
 
 
-def test_csv_is_tidy_one_row_a_measurement() -> None:
+def test_csv_is_tidy_one_row_a_flow_with_its_run_and_gpu() -> None:
     plan = plan_of("gb200-tray", 2)
     first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
     rest = [finish(planned.task, Status.WAIVED, reason='not "here", yet') for planned in plan.tasks[1:]]
     rows = list(csv.DictReader(io.StringIO(bench_csv(report_of(plan, first, *rest)))))
-    assert len(rows) == len(plan.tasks)
-    assert tuple(rows[0]) == COLUMNS
-    assert (rows[0]["median"], rows[0]["egm"], rows[0]["status"]) == ("210.0", "yes", "ok")
-    assert (rows[1]["median"], rows[1]["reason"], rows[-1]["egm"]) == ("", 'not "here", yet', "")
+    assert len(rows) == sum(len(planned.task.flows) for planned in plan.tasks)
+    started, driver = rows[0]["started_at"], rows[0]["driver_version"]
+    assert all((row["started_at"], row["driver_version"]) == (started, driver) != ("", "") for row in rows)
+    assert (rows[0]["bandwidth_gb_s_median"], rows[0]["flow_route_egm"], rows[0]["status"]) == ("210.0", "yes", "ok")
+    assert (rows[1]["bandwidth_gb_s_median"], rows[1]["reason"]) == ("", 'not "here", yet')
+    assert rows[0]["flow_initiator_name"] == "NVIDIA GB200"
 
 
 @pytest.mark.processes

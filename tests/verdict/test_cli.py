@@ -102,7 +102,7 @@ def test_a_sites_profile_is_found_and_the_text_and_the_table_say_what_was_judged
     assert max(map(len, ended.out.splitlines())) <= 80
     table = egmctl(*ALL_GPUS, "--csv", env=node.environment() | home)
     rows = list(csv.DictReader(io.StringIO(table.out)))
-    assert {(row["verdict_profile"], row["typical"]) for row in rows} == {("fail", "1000000000.0")}
+    assert {(row["verdict_profile"], row["expected"]) for row in rows} == {("fail", "1000000000.0")}
     assert {row["verdict_peers"] for row in rows} <= {"pass", "warn", "fail"}
 
 

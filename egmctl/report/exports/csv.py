@@ -1,0 +1,221 @@
+"""Results as CSV: a row for each flow, link, route, path, finding or node; empty where there is no value.
+
+One rule makes the columns: the fields of a row's records in order, ``flow_route_symbol`` for a field of a nested
+record. A tuple of words is joined by spaces; a field that holds several records or a mapping is in the JSON only.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from egmctl.model.codec import field_types
+from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from egmctl.model.comparison import Comparison
+    from egmctl.model.fleet import FleetReport
+    from egmctl.model.measurement import RunReport
+    from egmctl.topology.topology import Topology
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", re.ASCII)
+
+
+def bench_csv(report: RunReport) -> str:
+    """Return a row for each flow of each measurement, and for each stage of a handle's life cycle.
+
+    Every row has what the whole measurement reached and how it was judged; ``flow_gb_s_...`` is the flow's own.
+    """
+    from egmctl.model.measurement import Flow, Measurement, Stage, Summary
+    from egmctl.model.verdict import Yardstick
+
+    run = {
+        "node": next((machine.host.hostname for machine in report.machines if machine.host), None),
+        "started_at": report.started_at,
+        "driver_version": report.driver_version,
+    }
+    gpus = {gpu.bus_id: gpu for gpu in report.gpus}
+    judged = {entry.measurement: entry.judgements for entry in (report.verdict.judged if report.verdict else ())}
+    columns = (
+        *run,
+        *_columns(Measurement),
+        "flow",
+        *_columns(Flow, "flow_"),
+        "flow_initiator_uuid",
+        "flow_initiator_name",
+        *_columns(Summary, "flow_gb_s_"),
+        *_columns(Stage, "stage_"),
+        *(f"verdict_{yardstick}" for yardstick in Yardstick),
+        "expected",
+    )
+
+    def rows() -> Iterator[dict[str, object]]:
+        for number, measurement in enumerate(report.measurements):
+            whole = run | _cells(measurement)
+            for judgement in judged.get(number, ()):
+                whole[f"verdict_{judgement.yardstick}"] = judgement.grade
+                if judgement.yardstick is Yardstick.PROFILE:
+                    whole["expected"] = judgement.expected
+            for index, flow in enumerate(measurement.flows):
+                row = whole | {"flow": index} | _cells(flow, "flow_")
+                if gpu := gpus.get(flow.initiator or ""):
+                    row |= {"flow_initiator_uuid": gpu.uuid, "flow_initiator_name": gpu.name}
+                if measurement.flows_gb_s:
+                    row |= _cells(measurement.flows_gb_s[index], "flow_gb_s_")
+                for stage in measurement.stages:
+                    yield row | _cells(stage, "stage_")
+                if not measurement.stages:
+                    yield row
+
+    return csv_text(columns, rows())
+
+
+def topo_csv(topology: Topology) -> str:
+    """Return a row for each link, route and pair of GPUs.
+
+    Every row says where the machine came from, so that rows of a modelled machine cannot pass for facts once they are
+    cut out or put together with others.
+    """
+    from egmctl.topology.result import LinkEntry, P2pEntry, RouteEntry, topo_result
+
+    result = topo_result(topology)
+    machine = topology.machine
+    origin = {
+        "origin": machine.origin.kind,
+        "machine": machine.origin.name,
+        "driver_version": machine.driver.module_version if machine.driver else None,
+    }
+    bus_ids = {label: gpu.bus_id for label, gpu in topology.gpus.items()}
+    kinds = (("link", LinkEntry, result.links), ("route", RouteEntry, result.routes), ("p2p", P2pEntry, result.p2p))
+    columns = dict.fromkeys((*origin, "record", "source", "source_bus_id", "target", "target_bus_id"))
+    rows: list[dict[str, object]] = []
+    for name, record, entries in kinds:
+        columns |= dict.fromkeys(_columns(record))
+        for entry in entries:
+            row = origin | {"record": name} | _cells(entry)
+            if isinstance(entry, RouteEntry):
+                row |= {"source": entry.gpu, "target": f"NUMA{entry.numa_node}"}
+            if isinstance(entry, P2pEntry):
+                for column, value in _p2p(entry):
+                    columns[column] = None
+                    row[column] = value
+            ends = ((end, bus_ids.get(str(row[end]))) for end in ("source", "target"))
+            rows.append(row | {f"{end}_bus_id": bus_id for end, bus_id in ends})
+    return csv_text(columns, rows)
+
+
+def _p2p(entry: Any) -> Iterator[tuple[str, object]]:
+    """Yield what the drivers say of a pair, by capability and by attribute."""
+    yield from ((f"status_{name}", value) for name, value in entry.status.items())
+    yield from ((f"cuda_{name}", value) for name, value in entry.cuda_attributes.items())
+
+
+def compare_csv(comparison: Comparison) -> str:
+    """Return a row for each path, finding or fact that differs; of two runs for each path.
+
+    ``subject`` is ``path``, ``finding``, ``fact`` or ``machine``: a fact beside the other three. ``warning`` says in
+    every row which files are of no hardware, so that none can pass for hardware once it is cut out.
+    """
+    from egmctl.model.command import Command
+    from egmctl.model.comparison import AttributeDifference, PathDifference
+    from egmctl.report.views.compare import banners
+
+    warning = {"warning": "; ".join(banners(comparison))}
+    subject = "finding" if comparison.kind is Command.DOCTOR else "fact"
+    attributes = ((subject, comparison.words), ("machine", comparison.machines))
+    rows = [{"subject": "path"} | _cells(path) | warning for path in comparison.paths]
+    for name, differences in attributes:
+        for difference in differences:
+            rows += [{"subject": name, "node": node} | _cells(difference) | warning for node in difference.nodes]
+    columns = dict.fromkeys(("subject", "node", *_columns(PathDifference), *_columns(AttributeDifference), "warning"))
+    return csv_text(columns, rows)
+
+
+def fleet_csv(report: FleetReport) -> str:
+    """Return a row for each node; ``causes`` are what is wrong on it, each behind its status."""
+    from egmctl.model.fleet import NodeAnswer
+
+    causes = {
+        node: "; ".join(f"{line.status} {line.key} {line.value}".strip() for line in group.lines if line.status)
+        for group in report.groups
+        for node in group.nodes
+    }
+    rows = (
+        _cells(answer) | {"state": answer.state.value, "causes": causes.get(answer.node, "")}
+        for answer in report.answers
+    )
+    return csv_text((*_columns(NodeAnswer), "state", "causes"), rows)
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """Return a table with a header line; a cell that is missing is empty.
+
+    Raises
+    ------
+    ValueError
+        For a cell of no column.
+    """
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Return what is written for a value.
+
+    A spreadsheet runs text that begins with ``= + - @`` as a formula; an apostrophe before it says that it is text
+    (https://owasp.org/www-community/attacks/CSV_Injection).
+    """
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        value = " ".join(str(item) for item in value)
+    if isinstance(value, str):
+        shown = printable(value)
+        return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(shown) else shown
+    return value
+
+
+def _columns(record: Any, prefix: str = "") -> tuple[str, ...]:
+    """Return the columns of a record, by its type: they are the same for every result."""
+    names: list[str] = []
+    for name, kind in field_types(record).items():
+        value = _value_type(kind)
+        if dataclasses.is_dataclass(value):
+            names += _columns(value, f"{prefix}{name}_")
+            continue
+        item = _value_type(typing.get_args(value)[0]) if typing.get_origin(value) is tuple else value
+        if isinstance(item, type) and not dataclasses.is_dataclass(item):
+            names.append(f"{prefix}{name}")
+    return tuple(names)
+
+
+def _cells(record: Any, prefix: str = "") -> dict[str, object]:
+    """Return a record's cells by column."""
+    cells: dict[str, object] = {}
+    columns = _columns(type(record), prefix)
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            cells |= _cells(value, f"{prefix}{field.name}_")
+        elif f"{prefix}{field.name}" in columns:
+            cells[f"{prefix}{field.name}"] = value
+    return cells
+
+
+def _value_type(kind: Any) -> Any:
+    """Return a field's type without its marks and without ``None``."""
+    while typing.get_origin(kind) in (typing.Annotated, typing.Union, types.UnionType):
+        kind = next(inner for inner in typing.get_args(kind) if inner is not type(None))
+    return kind
