@@ -245,9 +245,7 @@ class TestWhoSetIt:
     def test_slurms_remedy_depends_on_what_the_job_has(
         self, program: str | None, denied: Sequence[int], environment: dict[str, str], cause: str, remedy: str
     ) -> None:
-        machine = HGX
-        for index in denied:
-            machine = with_gpu_denied(machine, index)
+        machine = with_gpu_denied(HGX, *denied)
         found = run_one(CGROUP, in_cgroup(machine, JOB, program=program, at=JOB, SLURM_JOB_ID="42", **environment))
         assert found.cause.startswith(f"set by Slurm for {cause} (")
         assert found.remedy is not None
@@ -256,7 +254,7 @@ class TestWhoSetIt:
     def test_the_remedy_is_the_managers(self) -> None:
         asked = Scope(gpus=(bus_id(HGX, 1),))
         for path, words in (
-            (JOB, "all GPUs of the job"),
+            (JOB, "--gres=gpu:4"),
             ("/docker/0123456789abcdef", "--gpus all"),
             ("/kubepods/x", "DRA claim"),
             ("/lsf/c/job.7", "-gpu"),
