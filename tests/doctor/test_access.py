@@ -246,7 +246,8 @@ class TestWhoSetIt:
         self, program: str | None, denied: Sequence[int], environment: dict[str, str], cause: str, remedy: str
     ) -> None:
         machine = with_gpu_denied(HGX, *denied)
-        found = run_one(CGROUP, in_cgroup(machine, JOB, program=program, at=JOB, SLURM_JOB_ID="42", **environment))
+        machine = in_cgroup(machine, JOB, program=program, at=JOB)
+        found = run_one(CGROUP, patched(machine, "process", environment={"SLURM_JOB_ID": "42", **environment}))
         assert found.cause.startswith(f"set by Slurm for {cause} (")
         assert found.remedy is not None
         assert remedy in found.remedy.text
