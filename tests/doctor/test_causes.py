@@ -20,7 +20,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Guard, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.kernel_log import KernelLog
-from egmctl.model.machine import Gpu, LibraryFailure, Machine, Outcome, PcieLink, Probe, Reason, Unread
+from egmctl.model.machine import Gpu, Imex, LibraryFailure, Machine, Outcome, PcieLink, Peers, Probe, Reason, Unread
 from egmctl.report.exports.json import doctor_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
@@ -397,6 +397,13 @@ def test_a_container_without_gpus_has_one_cause(gpus: bool, cause: str) -> None:
             "this container was started without GPUs (/dev/nvidia0, /dev/nvidia1, /dev/nvidia2, /dev/nvidia3 not "
             "given): no GPU can be used"
         )
+
+
+def test_no_fault_of_the_node_explains_that_mpi_did_not_start() -> None:
+    machine = patched(healthy(), "system", daemons=(), imex=Imex())
+    machine = patched(machine, "", peers=Peers(nodes=(), problem="MPI_Init exited with code 1"))
+    found = [one for one in told(machine).findings if one.check.startswith("peers.")]
+    assert {(one.status, one.explained_by) for one in found} == {(Status.UNKNOWN, ())}
 
 
 def test_two_faults_stay_two() -> None:
