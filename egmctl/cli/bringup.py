@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from egmctl.cli.doctor_options import ExitStyle, ExitStyleOption, GpusOption, NumaOption, exit_codes
 from egmctl.cli.journal import end_journal, open_journal
 from egmctl.cli.machine import list_machines, read_machine
+from egmctl.cli.mpi import Mpi, answers_alone, launched
 from egmctl.cli.options import (
     ColorOption,
     ForceOption,
@@ -62,9 +63,12 @@ def bringup(
     With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE.
     """
     with exit_codes(exit_style):
+        found = launched(Mpi.AUTO) if machine is None else None
         outputs = Outputs.chosen(BRINGUP, output, json=json, format=format, force=force, color=color, quiet=quiet)
         if machine == "list":
             return list_machines(outputs)
+        if found is not None:
+            outputs = answers_alone(found, outputs)
         outputs.check()
 
         from egmctl.api.bench import Bench
@@ -90,17 +94,17 @@ def bringup(
                     seen = with_messages(seen, run.kernel_messages)
                 except NothingToDo as error:
                     why = str(error)
-        found = judged(doctor.diagnose(seen), run, not_measured=why)
+        answer = judged(doctor.diagnose(seen), run, not_measured=why)
 
         def draw(target: Target) -> Text | str:
-            shown = found
+            shown = answer
             if target.leaves_the_node:
                 redacted = None if run is None else redact_run(run, seen)
                 shown = judged(doctor.diagnose(seen, redacted=True), redacted, not_measured=why)
             return render(shown, target.format, verbose=verbose, brief=target.brief, width=target.width)
 
         outputs.write(draw)
-    return found.nagios_state if exit_style is ExitStyle.NAGIOS else found.exit_code
+    return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 
 def _measured(bench: Bench, machine: Machine, files: Sequence[Path], shown: Shown, *, quiet: bool) -> RunReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,7 @@ from egmctl.cli.doctor_options import (
     exit_codes,
 )
 from egmctl.cli.machine import list_machines, read_machine
-from egmctl.cli.mpi import Mpi, MpiOption, job, launched
+from egmctl.cli.mpi import Mpi, MpiOption, answers_alone, job, launched
 from egmctl.cli.options import (
     ColorOption,
     ForceOption,
@@ -91,7 +92,7 @@ def doctor(
     compares the nodes too, and with --active they open each other's memory.
     """
     with exit_codes(exit_style):
-        found = launched(mpi) if machine is None and not pid else None
+        found, problem = launched(mpi) if machine is None and not pid else None, ""
         outputs = Outputs.chosen(DOCTOR, output, json=json, format=format, force=force, color=color, quiet=quiet)
         check_detail(brief=brief, verbose=verbose)
         if pid and machine is not None:
@@ -135,12 +136,24 @@ def doctor(
             return asked.diagnose(seen).failures
 
         with contextlib.ExitStack() as joined:
+            if found is not None:
+                from egmctl.doctor.peers import with_peers
+                from egmctl.mpi.world import MpiFailed
+
+                try:
+                    world = joined.enter_context(job(found))
+                except MpiFailed as error:
+                    outputs = answers_alone(found, outputs)
+                    if found.rank == 0:
+                        say(f"{error}; the first process of each node answers for that node alone")
+                    problem, found = error.reason, None
             if found is None:
                 seen = facts()
-            else:
-                from egmctl.doctor.peers import with_peers
+                if problem:
+                    from egmctl.model.machine import Peers
 
-                world = joined.enter_context(job(found))
+                    seen = replace(seen, peers=Peers(nodes=(), problem=problem))
+            else:
                 seen = with_peers(world, facts, failing, active=active)
             diagnosis = asked.diagnose(seen)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode
 
 if TYPE_CHECKING:
+    from egmctl.cli.outputs import Outputs
     from egmctl.mpi.environment import Launched
     from egmctl.mpi.world import World
 
@@ -52,18 +54,34 @@ def launched(mode: Mpi) -> Launched | None:
     return found
 
 
+def answers_alone(found: Launched, outputs: Outputs) -> Outputs:
+    """Have one process of each node answer for it, and the others end in silence.
+
+    Returns
+    -------
+    Outputs
+        On all nodes but that of rank 0 with the node's name in each file's: two nodes never write the same file.
+    """
+    if not found.first_of_node:
+        raise typer.Exit
+    output.muted = False
+    return outputs.of_node(socket.gethostname()) if found.rank else outputs
+
+
 @contextlib.contextmanager
 def job(found: Launched) -> Iterator[World]:
     """Join the job, and leave it with all others.
 
     Raises
     ------
+    MpiFailed
+        If MPI does not start.
     EgmctlError
         On rank 0, what was raised on all ranks; the others end in silence.
     """
     from egmctl.mpi.world import RanksMissing, World
 
-    world = World(found)
+    world = World(found, on_wait=lambda: output.say(f"waiting for all {found.size} processes to start MPI"))
     try:
         yield world
     except RanksMissing as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +94,14 @@ class Outputs:
     def files(self) -> tuple[Path, ...]:
         """The files."""
         return tuple(target.file for target in self.targets if target.file is not None)
+
+    def of_node(self, host: str) -> Outputs:
+        """Return the same with the name of a node in that of each file: ``topo-node02.json``."""
+
+        def renamed(file: Path | None) -> Path | None:
+            return None if file is None else file.with_name(f"{file.stem}-{host}{file.suffix}")
+
+        return replace(self, targets=tuple(replace(target, file=renamed(target.file)) for target in self.targets))
 
     def all_in(self, valid: Sequence[Format], what: str) -> None:
         """Refuse what has fewer formats than the command's result.

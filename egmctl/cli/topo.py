@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from egmctl.cli.machine import list_machines, read_machine
+from egmctl.cli.mpi import Mpi, answers_alone, launched
 from egmctl.cli.options import (
     ColorOption,
     CsvOption,
@@ -50,9 +51,12 @@ def topo(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show how GPUs, NICs and host memory are connected, and which routes are Extended GPU Memory (EGM)."""
+    found = launched(Mpi.AUTO) if machine is None else None
     outputs = Outputs.chosen(TOPO, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet)
     if machine == "list":
         return list_machines(outputs)
+    if found is not None:
+        outputs = answers_alone(found, outputs)
     outputs.check()
 
     from egmctl.api.machine import topology_of

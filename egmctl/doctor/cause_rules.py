@@ -23,6 +23,7 @@ from egmctl.doctor.cause_conditions import (
     undetermined,
     xids,
 )
+from egmctl.doctor.checks.access import without_gpus
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.xids import C2C_XIDS, RECOVERY_CHANGED, Blame, meaning
 from egmctl.model.finding import Status
@@ -154,6 +155,12 @@ RULES: tuple[Rule, ...] = (
             seen.errno == "EPERM" for seen in effect.evidence if seen.source == "access(/dev/nvidiactl)"
         ),
         why="one cgroup denies the GPUs and the node that all of them need",
+    ),
+    Rule(
+        cause="dev.nodes-missing",
+        effects=("dev.control-nodes",),
+        holds=lambda machine, _cause, _effect: without_gpus(machine),
+        why="a container that is started without GPUs has none of NVIDIA's device nodes",
     ),
     Rule(
         cause="dev.control-nodes",

@@ -23,6 +23,9 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
     """
     faults = [place for place, finding in enumerate(findings) if finding.status in TOLD]
     untold = [place for place, finding in enumerate(findings) if finding.status is Status.UNKNOWN]
+    if machine.peers and machine.peers.problem:
+        # That MPI did not start is why the nodes were not compared, whatever is wrong with this one.
+        untold = [place for place in untold if not findings[place].check.startswith("peers.")]
     by: dict[int, list[int]] = {}
     for effect in (*faults, *untold):
         causes = [

@@ -11,8 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from egmctl.doctor.access import lost
 from egmctl.model.finding import Confidence, Evidence, Remedy
 from egmctl.model.machine import Confinement, DeviceUnit, Driver, Machine, Process
+from egmctl.topology.access import Block
 
 SLURM_PROGRAM, SYSTEMD_PROGRAM = "Slurm_Cgroup_v2", "sd_devices"
 
@@ -115,6 +117,9 @@ class _Signs:
     container: tuple[str, ...]
     units: tuple[DeviceUnit, ...]
     """Units in the path whose files limit devices."""
+    gpus: int
+    allowed: int
+    """How many of the GPUs the device cgroup does not deny."""
 
 
 def _signs(machine: Machine) -> _Signs:
@@ -128,6 +133,8 @@ def _signs(machine: Machine) -> _Signs:
         environment=process.environment or {},
         container=process.container_signs or (),
         units=tuple(one for one in confinement.device_units if any(map(_limits, one.settings))),
+        gpus=len(machine.gpus or ()),
+        allowed=len(machine.gpus or ()) - len(lost(machine, Block.DEVICE_CGROUP)),
     )
 
 
@@ -140,7 +147,7 @@ def _slurm_program(seen: _Signs) -> Manager | None:
     if SLURM_PROGRAM not in seen.programs:
         return None
     where = seen.programs[SLURM_PROGRAM]
-    return _slurm(Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {where}"), where, Confidence.HIGH)
+    return _slurm(seen, Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {where}"), where, Confidence.HIGH)
 
 
 def _kubernetes(seen: _Signs) -> Manager | None:
@@ -165,31 +172,35 @@ def _runtime(seen: _Signs) -> Manager | None:
 
 def _slurm_job(seen: _Signs) -> Manager | None:
     if re.search(r"/job_[0-9]+(/|$)", seen.path):
-        options = (seen.environment.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
-        by_task = any(option not in (None, "", "none") for option in options)
-        return _slurm(seen.by_path, seen.path if by_task else "", Confidence.MEDIUM)
+        return _slurm(seen, seen.by_path, "", Confidence.MEDIUM)
     if "SLURM_JOB_ID" in seen.environment:
-        return _slurm(Evidence(source="environment", value="SLURM_JOB_ID is set"), "", Confidence.MEDIUM)
+        return _slurm(seen, Evidence(source="environment", value="SLURM_JOB_ID is set"), "", Confidence.MEDIUM)
     return None
 
 
-def _slurm(sign: Evidence, where: str, confidence: Confidence) -> Manager:
-    """Return Slurm, which denies devices for a whole job, or for each of its tasks where GPUs are bound to tasks."""
-    name, text = (
-        "Slurm for this job",
-        (
-            f"Allocate all GPUs of the node (--exclusive with --gpus-per-node of all of them) {_CHOOSE}; or ask for "
-            "ConstrainDevices=no on this partition."
-        ),
-    )
-    if "/task_" in where:
-        name, text = (
-            "Slurm for this task",
-            (
-                "Give every task all GPUs of the job (srun --gpu-bind=none, --gpus-per-node for --gpus-per-task) "
-                f"{_CHOOSE}."
-            ),
+def _slurm(seen: _Signs, sign: Evidence, where: str, confidence: Confidence) -> Manager:
+    """Return Slurm, which denies devices for a whole job, or for each of its tasks where GPUs are bound to tasks.
+
+    SLURM_GPUS_ON_NODE counts the GPUs of the step here. Where they are bound to tasks, SLURM_STEP_GPUS names those of
+    the task alone, and no variable need name the option that did it (seen with Slurm 22.05).
+    """
+    has = seen.environment.get("SLURM_GPUS_ON_NODE", "")
+    options = (seen.environment.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
+    by_task = "/task_" in where or any(option not in (None, "", "none") for option in options)
+    if re.fullmatch("[0-9]{1,4}", has, re.ASCII):
+        by_task = int(has) > seen.allowed
+    elif "SLURM_JOB_ID" in seen.environment and not seen.allowed:
+        by_task = False
+    if by_task:
+        text = (
+            "Give every task all GPUs of the job (srun --gpu-bind=none, --gpus-per-node for --gpus-per-task) "
+            f"{_CHOOSE}."
         )
+    elif seen.allowed:
+        text = f"Ask Slurm for all GPUs of the node (--gres=gpu:{seen.gpus}) {_CHOOSE}."
+    else:
+        text = f"Ask Slurm for GPUs (--gres=gpu:N, this node has {seen.gpus}): this step has none."
+    name = "Slurm for this task" if by_task else "Slurm for this job"
     return Manager(name=name, sign=sign, remedy=Remedy(text=text), confidence=confidence)
 
 

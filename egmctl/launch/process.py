@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from egmctl.driver.breadcrumb import Trail
@@ -104,6 +104,7 @@ def spawn(
     before_arguments: dict[str, Any] | None = None,
     sealed: bool = False,
     grace_s: float = GRACE_S,
+    inherited: Sequence[int] = (),
 ) -> Child:
     """Start a child process and return at once; parameters as for `run`.
 
@@ -114,6 +115,8 @@ def spawn(
     ----------
     grace_s
         Seconds that the child has to end by itself when the block is left.
+    inherited
+        Descriptors of this process that the child has too, by the same numbers.
 
     Raises
     ------
@@ -141,13 +144,13 @@ def spawn(
             asked = given.enter_context(libc.memory_file("egmctl-request"))
             asked.write(text)
             asked.seek(0)
-            inherited = (child_end.fileno(), crumbs.fileno(), asked.fileno())
+            own = (child_end.fileno(), crumbs.fileno(), asked.fileno())
             process = subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
-                [sys.executable, *_interpreter_flags(), _CHILD, target, *map(str, (os.getpid(), *inherited))],
+                [sys.executable, *_interpreter_flags(), _CHILD, target, *map(str, (os.getpid(), *own))],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=inherited,
+                pass_fds=(*own, *inherited),
                 env=_environment(environment or {}),
                 **_OWN_GROUP,
             )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from egmctl.model.probes import Outcome
-from egmctl.model.record import Plain, Uuid
+from egmctl.model.record import Plain, Share, Uuid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +70,5 @@ class Peers:
     nodes: tuple[Peer, ...]
     probes: tuple[PeerProbe, ...] | None = None
     """``None`` without ``--active``."""
+    problem: Annotated[str, Share.PARAMETER] = ""
+    """Why the processes of the job could not talk to each other; then ``nodes`` is empty."""

@@ -1,33 +1,56 @@
 """All commands of one MPI job: collective calls with a deadline, and who is missing when one does not come to its end.
 
-MPI has no timeouts: a process that is gone leaves the others waiting. So every call here is a non-blocking one that is
-polled. When one is not over in time, all that still are there report to rank 0, which knows then who does not.
+MPI runs in a child process (:mod:`egmctl.mpi.communicator`). Where the MPI library does not fit the launcher, its start
+prints, aborts, exits or hangs, and may do no more than end that child.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import signal
 import socket
-import time
-from array import array
-from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import NoReturn
 
-from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo
+from egmctl.launch import ChannelClosed, spawn, wait_for_any
+from egmctl.mpi.communicator import ROLL_CALL_S, memory_of, taken
 from egmctl.mpi.environment import Launched
 
-ROLL_CALL_S = 3.0
-"""How long rank 0 listens for the others: they come to the same call at different times."""
+START_S = 60.0
+"""How long the start of MPI may take: all processes of a job wait for each other."""
+PATIENCE_S = 5.0
+"""How long the user hears nothing of it."""
 FINISH_S = 60.0
 """How long the slowest rank may take to end: its process may sit in a driver call."""
-MESSAGE_LIMIT = 1 << 30
-"""Bytes that all ranks together give in one call: MPI counts in signed 32-bit integers."""
 
-_SPIN_S = 2e-3
-"""How long a call is polled without a pause: two ranks that begin to measure together are this close, not closer."""
-_PAUSE_S = 1e-3
-_ALIVE = 7
-"""Tag of the roll call's messages."""
+_MARGIN_S = 10.0
+"""How long a call into MPI may take beyond its own deadline."""
+_ABORT_S = 5.0
+_TARGET = "egmctl.mpi.communicator:serve"
+_WORDS = 400
+"""Characters of what MPI printed that are shown."""
+
+
+class MpiFailed(NothingToDo):
+    """MPI does not start: the processes of the job cannot talk to each other.
+
+    Parameters
+    ----------
+    reason
+        A clause.
+    """
+
+    code = "no-mpi"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the processes of this job cannot talk to each other: {reason}; start them with the launcher of the MPI "
+            "that mpi4py loads (its own mpirun, or srun --mpi=pmix), or give --mpi off"
+        )
+        self.reason = reason
 
 
 class RanksMissing(EgmctlError):
@@ -50,6 +73,11 @@ class RanksMissing(EgmctlError):
 class World:
     """The job; every rank makes the same calls in the same order.
 
+    Parameters
+    ----------
+    on_wait
+        Called when the start takes long.
+
     Attributes
     ----------
     rank, size
@@ -61,24 +89,32 @@ class World:
 
     Raises
     ------
-    UsageError
-        If there is no mpi4py or no MPI for it, or that does not know the job that the launcher started.
+    MpiFailed
+        If there is no mpi4py or no MPI for it, if it does not start, or does not know the job that the launcher
+        started.
     """
 
-    def __init__(self, launched: Launched) -> None:
-        self._mpi = _initialised()
-        self._comm = self._mpi.COMM_WORLD
-        self.rank: int = self._comm.Get_rank()
-        self.size: int = self._comm.Get_size()
+    def __init__(
+        self, launched: Launched, on_wait: Callable[[], object] = lambda: None, start_s: float = START_S
+    ) -> None:
         self.host = socket.gethostname()
         self.broken = False
-        # Of calls under way, and of those that were given up: MPI goes on to write into their buffers.
-        self._requests: list[Any] = []
+        self._order = 0
+        self._child = spawn(_TARGET, {}, inherited=_pmi(os.environ))
+        try:
+            if not wait_for_any([self._child], min(PATIENCE_S, start_s)):
+                on_wait()
+            started = self._child.receive(start_s)[0]
+        except BaseException as error:
+            self._child.close()
+            if isinstance(error, ChildFailed):
+                raise MpiFailed(_reason(error)) from None
+            raise
+        self.rank: int = started["rank"]
+        self.size: int = started["size"]
         if self.size != launched.size:
-            raise UsageError(
-                f"{launched.by} has started {launched.size} processes and MPI knows {self.size}: use the launcher of "
-                "the MPI that mpi4py was built with (srun --mpi=pmix), or --mpi off"
-            )
+            self._child.close()
+            raise MpiFailed(f"{launched.by} has started {launched.size} processes and MPI knows {self.size}")
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Give bytes to all; return what each rank has given.
@@ -88,128 +124,95 @@ class World:
         RanksMissing
             If it is not over in time.
         """
-        sizes = array("i", bytes(4 * self.size))
-        self._wait(self._comm.Iallgather(array("i", [len(data)]), sizes), timeout_s)
-        total = _total(sizes)
-        if not total:
-            return [b""] * self.size
-        received = bytearray(total)
-        layout = [received, (sizes, _starts(sizes)), self._mpi.BYTE]
-        self._wait(self._comm.Iallgatherv([data, self._mpi.BYTE], layout), timeout_s)
-        return _parts(received, sizes)
+        return self._call("all_gather", timeout_s, data)
 
     def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Give bytes to rank 0; return there what each rank has given, elsewhere nothing."""
-        sizes = array("i", bytes(4 * self.size))
-        self._wait(self._comm.Iallgather(array("i", [len(data)]), sizes), timeout_s)
-        total = _total(sizes)
-        if self.rank:
-            self._wait(self._comm.Igatherv([data, self._mpi.BYTE], None), timeout_s)
-            return []
-        received = bytearray(total)
-        layout = [received, (sizes, _starts(sizes)), self._mpi.BYTE]
-        self._wait(self._comm.Igatherv([data, self._mpi.BYTE], layout), timeout_s)
-        return _parts(received, sizes)
+        return self._call("gather", timeout_s, data)
 
     def broadcast(self, data: bytes, timeout_s: float, root: int = 0) -> bytes:
         """Return what ``root`` gives; what others give is not looked at."""
-        size = array("q", [len(data)])
-        self._wait(self._comm.Ibcast(size, root), timeout_s)
-        _total(size)
-        buffer = bytearray(data) if self.rank == root else bytearray(size[0])
-        self._wait(self._comm.Ibcast([buffer, self._mpi.BYTE], root), timeout_s)
-        return bytes(buffer)
+        return self._call("broadcast", timeout_s, data, root=root)[0]
 
     def barrier(self, timeout_s: float) -> None:
         """Return when all have come here."""
-        self._wait(self._comm.Ibarrier(), timeout_s)
+        self._call("barrier", timeout_s)
 
     def roll_call(self, within_s: float = ROLL_CALL_S) -> tuple[int, ...]:
         """Have everybody who is there report to rank 0; return there who has not, elsewhere nothing."""
-        if self.rank:
-            self._requests.append(self._comm.Isend([bytearray(1), self._mpi.BYTE], 0, _ALIVE))
-            self._poll(self._requests[-1].Test, within_s)
-            return ()
-        missing = dict.fromkeys(range(1, self.size))
-        requests = {rank: self._comm.Irecv([bytearray(1), self._mpi.BYTE], rank, _ALIVE) for rank in missing}
-        self._requests += requests.values()
-
-        def all_there() -> bool:
-            for rank in [rank for rank in missing if requests[rank].Test()]:
-                del missing[rank]
-            return not missing
-
-        self._poll(all_there, within_s)
-        return tuple(missing)
+        try:
+            self._call("roll_call", within_s)
+        except RanksMissing as error:
+            return error.ranks
+        return ()
 
     def finish(self) -> None:
         """Leave MPI: every rank comes here; if one does not, all are ended."""
         try:
-            self.barrier(FINISH_S)
+            self._call("finish", FINISH_S)
         except RanksMissing:
             self.abort(ExitCode.CRASHED)
-        self._mpi.Finalize()
+        self._child.close()
 
     def abort(self, code: int) -> NoReturn:
         """End all processes of the job: some do not come to its end by themselves."""
-        self._comm.Abort(code)
+        # The launcher ends this one too, perhaps before the code below reaches it.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        with contextlib.suppress(RanksMissing):
+            self._call("abort", 0, code=code, within_s=_ABORT_S)
+        self._child.close()
         raise SystemExit(code)
 
-    def _wait(self, request: Any, timeout_s: float) -> None:
-        self._requests.append(request)
-        if not self._poll(request.Test, timeout_s):
+    def _call(
+        self, name: str, timeout_s: float, data: bytes = b"", *, within_s: float = _MARGIN_S, **more: int
+    ) -> list[bytes]:
+        """Have the child make a call and return the bytes of each rank that come of it.
+
+        A call that is interrupted here ends there when the next one is asked for; its answer is not waited for.
+        """
+        self._order += 1
+        order = {"number": self._order, "call": name, "timeout_s": timeout_s, **more}
+        try:
+            with memory_of(data) as file:
+                self._child.channel.send(order, [file.fileno()], timeout_s=_MARGIN_S)
+            while True:
+                answer, fds = self._child.receive(timeout_s + ROLL_CALL_S + within_s)
+                content = taken(fds)
+                if answer["number"] == self._order:
+                    break
+        except (ChannelClosed, TimeoutError, ChildFailed):
             self.broken = True
-            raise RanksMissing(self.roll_call())
-        self._requests.remove(request)
-
-    @staticmethod
-    def _poll(is_over: Callable[[], bool], timeout_s: float) -> bool:
-        started = time.monotonic()
-        while not is_over():
-            waited = time.monotonic() - started
-            if waited > timeout_s:
-                return False
-            if waited > _SPIN_S:
-                time.sleep(_PAUSE_S)
-        return True
+            raise RanksMissing((self.rank,)) from None
+        if "refused" in answer:
+            raise EgmctlError(answer["refused"])
+        if "missing" in answer:
+            self.broken = self.broken or name != "roll_call"
+            raise RanksMissing(tuple(answer["missing"]))
+        ends = [sum(answer["sizes"][: index + 1]) for index in range(len(answer["sizes"]))]
+        return [content[end - size : end] for end, size in zip(ends, answer["sizes"], strict=True)]
 
 
-def _initialised() -> Any:
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        # The latter where mpi4py is there and finds no MPI library.
-        why = str(error).partition("\n")[0]
-        raise UsageError(
-            f"a run under MPI needs mpi4py and the launcher's MPI library ({why}): pip install 'egmctl[mpi]', load "
-            "that MPI, or --mpi off"
-        ) from None
-    if not MPI.Is_initialized():
-        MPI.Init()
-    return MPI
+def _pmi(environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the descriptor by which PMI-1 and PMI-2 reach the launcher: it is for whichever process starts MPI."""
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        number = int(environment["PMI_FD"])
+        os.fstat(number)
+        return (number,)
+    return ()
 
 
-def _total(sizes: Sequence[int]) -> int:
-    """Return how many bytes are to come: every rank sees the same numbers, and all refuse the same.
-
-    Raises
-    ------
-    EgmctlError
-        If that is more than may come at once, or a rank says less than nothing.
-    """
-    total = sum(sizes)
-    if total > MESSAGE_LIMIT or min(sizes, default=0) < 0:
-        raise EgmctlError(f"{total} bytes are more than {MESSAGE_LIMIT}, which all ranks together may give at once")
-    return total
+def _reason(error: ChildFailed) -> str:
+    """Return why MPI did not start, with what it printed, as a clause."""
+    if error.how == "raised":
+        return str(error)
+    how = str(error).replace(_TARGET, "MPI_Init", 1).removesuffix(" without a result")
+    return how + (f" ({words})" if (words := _last_words(error.output)) else "")
 
 
-def _starts(sizes: Sequence[int]) -> array[int]:
-    return array("i", [0, *accumulate(sizes)][:-1])
-
-
-def _parts(received: bytearray, sizes: Sequence[int]) -> list[bytes]:
-    return [bytes(received[start : start + size]) for start, size in zip(_starts(sizes), sizes, strict=True)]
+def _last_words(output: str) -> str:
+    """Return what MPI says of its end: the first sentence that Open MPI puts between rules, or the last lines."""
+    printed = output.partition("Fatal Python error:")[0]
+    framed = re.search(r"^-{20,}\n(.+?\.)(?:\s|$)", printed, re.DOTALL | re.MULTILINE)
+    lines = framed[1].splitlines() if framed else printed.strip().splitlines()[-3:]
+    return " ".join(word for line in lines for word in line.split())[:_WORDS]

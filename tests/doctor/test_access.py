@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
@@ -225,10 +226,36 @@ class TestWhoSetIt:
         free = in_cgroup(denied, path, version=1, SLURM_GPU_BIND="none")
         assert run_one(CGROUP, free).cause.startswith("set by Slurm for this job (")
 
+    @pytest.mark.parametrize("program", ["Slurm_Cgroup_v2", None])
+    @pytest.mark.parametrize(
+        ("denied", "environment", "cause", "remedy"),
+        [
+            # As real tasks have them: srun --gres=gpu:3; --gres=gpu:4 --gpu-bind=single:1; --gres=none.
+            (
+                [1],
+                {"SLURM_GPUS_ON_NODE": "3", "SLURM_STEP_GPUS": "0,2,3"},
+                "this job",
+                "of the node (--gres=gpu:4) and",
+            ),
+            ([1, 2, 3], {"SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_GPUS": "0"}, "this task", "srun --gpu-bind=none"),
+            (range(4), {}, "this job", "Ask Slurm for GPUs (--gres=gpu:N, this node has 4): this step has none."),
+            (range(4), {"SLURM_GPUS_ON_NODE": "4"}, "this task", "srun --gpu-bind=none"),
+        ],
+    )
+    def test_slurms_remedy_depends_on_what_the_job_has(
+        self, program: str | None, denied: Sequence[int], environment: dict[str, str], cause: str, remedy: str
+    ) -> None:
+        machine = with_gpu_denied(HGX, *denied)
+        machine = in_cgroup(machine, JOB, program=program, at=JOB)
+        found = run_one(CGROUP, patched(machine, "process", environment={"SLURM_JOB_ID": "42", **environment}))
+        assert found.cause.startswith(f"set by Slurm for {cause} (")
+        assert found.remedy is not None
+        assert remedy in found.remedy.text
+
     def test_the_remedy_is_the_managers(self) -> None:
         asked = Scope(gpus=(bus_id(HGX, 1),))
         for path, words in (
-            (JOB, "--exclusive"),
+            (JOB, "--gres=gpu:4"),
             ("/docker/0123456789abcdef", "--gpus all"),
             ("/kubepods/x", "DRA claim"),
             ("/lsf/c/job.7", "-gpu"),

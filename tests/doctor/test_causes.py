@@ -20,7 +20,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Guard, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.kernel_log import KernelLog
-from egmctl.model.machine import Gpu, LibraryFailure, Machine, Outcome, PcieLink, Probe, Reason, Unread
+from egmctl.model.machine import Gpu, Imex, LibraryFailure, Machine, Outcome, PcieLink, Peers, Probe, Reason, Unread
 from egmctl.report.exports.json import doctor_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
@@ -77,6 +77,15 @@ def without_uvm() -> Machine:
 def without_control() -> Machine:
     machine = patched(blind(with_gpu_denied(healthy(), 0, 1, 2, 3)), "driver.nodes[0]", access="EPERM")
     return patched(machine, "driver", cuda_failure=NO_DEVICE)
+
+
+def container(*, gpus: bool) -> Machine:
+    """A container that was started with all GPUs, or with none, and whose runtime left out the nodes of all GPUs."""
+    machine = blind(healthy() if gpus else with_gpu_denied(healthy(), 0, 1, 2, 3, access="ENOENT"))
+    machine = patched(
+        patched(machine, "driver.nodes[*]", exists=False, access="ENOENT"), "driver", cuda_failure=NO_DEVICE
+    )
+    return patched(machine, "process", container_signs=("/run/.containerenv",), environment={})
 
 
 def nvidiactl_only() -> Machine:
@@ -160,6 +169,7 @@ PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ("drv.versions", "drv.libraries"): updated,
     ("drv.libraries", "dev.count-consistency"): lambda: blind(healthy(), CRASH),
     ("dev.cgroup-restricted", "dev.control-nodes"): without_control,
+    ("dev.nodes-missing", "dev.control-nodes"): lambda: container(gpus=False),
     ("dev.cgroup-restricted", "dev.count-consistency"): lambda: with_gpu_denied(healthy(), 0, 1, 2, 3),
     ("dev.cgroup-restricted", "egm.cgroup-route"): lambda: with_gpu_denied(healthy(), 2, 3),
     ("dev.nodes-missing", "dev.count-consistency"): lambda: with_gpu_denied(healthy(), 0, 1, 2, 3, access="ENOENT"),
@@ -375,6 +385,25 @@ def test_a_denied_uvm_is_one_fault_with_what_it_explains() -> None:
     assert 'failures="1"' in junit(found)
     document = json.loads(doctor_json(found))["result"]
     assert next(one["explains"] for one in document["findings"] if one["check"] == "dev.control-nodes")
+
+
+@pytest.mark.parametrize(("gpus", "cause"), [(False, "dev.nodes-missing"), (True, "dev.control-nodes")])
+def test_a_container_without_gpus_has_one_cause(gpus: bool, cause: str) -> None:
+    roots = [one for one in told(container(gpus=gpus)).findings if one.status in TOLD and not one.explained_by]
+    assert {one.check for one in roots} == {cause}
+    if not gpus:
+        (root,) = roots
+        assert root.summary == (
+            "this container was started without GPUs (/dev/nvidia0, /dev/nvidia1, /dev/nvidia2, /dev/nvidia3 not "
+            "given): no GPU can be used"
+        )
+
+
+def test_no_fault_of_the_node_explains_that_mpi_did_not_start() -> None:
+    machine = patched(healthy(), "system", daemons=(), imex=Imex())
+    machine = patched(machine, "", peers=Peers(nodes=(), problem="MPI_Init exited with code 1"))
+    found = [one for one in told(machine).findings if one.check.startswith("peers.")]
+    assert {(one.status, one.explained_by) for one in found} == {(Status.UNKNOWN, ())}
 
 
 def test_two_faults_stay_two() -> None:

@@ -291,17 +291,24 @@ class TestIpc:
         assert run_one("ipc.limits", machine, asked(Guard.RDMA)).status is Status.PASS
 
     @pytest.mark.parametrize(
-        ("total", "free", "status"),
+        ("total", "free", "status", "for_ipc"),
         [
-            (63 << 20, 63 << 20, Status.FAIL),
-            (64 << 20, 64 << 20, Status.WARN),
-            (1 << 30, 1 << 20, Status.WARN),
-            (1 << 30, 1 << 30, Status.PASS),
+            # Podman's default, Docker's, what NCCL's guide asks for.
+            (64000 << 10, 64000 << 10, Status.WARN, Status.FAIL),
+            (64 << 20, 64 << 20, Status.WARN, Status.FAIL),
+            (512 << 20, 512 << 20, Status.WARN, Status.WARN),
+            (1 << 30, 1 << 20, Status.WARN, Status.WARN),
+            (1 << 30, 1 << 30, Status.PASS, Status.PASS),
         ],
     )
-    def test_shared_memory(self, total: int, free: int, status: Status) -> None:
+    def test_little_shared_memory_fails_only_where_ranks_are_to_share_it(
+        self, total: int, free: int, status: Status, for_ipc: Status
+    ) -> None:
         machine = patched(HGX, "confinement", shm_total_bytes=total, shm_free_bytes=free)
         assert run_one("ipc.shm", machine).status is status
+        assert run_one("ipc.shm", machine, asked(Guard.IPC)).status is for_ipc
+        large = Expectation(reference=patched(HGX, "confinement", shm_total_bytes=400 << 30))
+        assert run_one("ipc.shm", machine, Scope(expectation=large)).status is for_ipc
 
     def test_yamas_default_is_no_fault(self) -> None:
         machine = patched(HGX, "confinement", ptrace_scope=1, capabilities=0, unread={})

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from egmctl.errors import EgmctlError
+from egmctl.mpi.communicator import MESSAGE_LIMIT, Communicator
 from egmctl.mpi.environment import Launched, launched
-from egmctl.mpi.world import MESSAGE_LIMIT, World
 from tests.mpi.jobs import alone, mpirun
 
 pytestmark = pytest.mark.processes
@@ -45,12 +45,12 @@ def test_a_fault_of_the_tool_in_one_rank_is_told_and_ends_the_job() -> None:
 
 
 @pytest.mark.needs("mpirun")
-def test_a_launcher_of_another_mpi_is_a_usage_error() -> None:
+def test_a_launcher_of_another_mpi_connects_nobody() -> None:
     # As under srun without PMIx: more were started than MPI knows of.
     done = alone([PROGRAM, "unknown_to_mpi"], env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"})
     assert "srun has started 8 processes and MPI knows 1" in done.out
     assert "--mpi=pmix" in done.out
-    assert done.code == 2
+    assert done.code == 3
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,9 @@ class Claims:
 @pytest.mark.parametrize("call", ["all_gather", "gather", "broadcast"])
 @pytest.mark.parametrize("sizes", [(MESSAGE_LIMIT + 1, 0), (-1, 5)])
 def test_no_more_bytes_are_awaited_than_the_bound(call: str, sizes: tuple[int, int]) -> None:
-    world = World.__new__(World)
-    world._comm, world._mpi, world._requests = Claims(sizes), SimpleNamespace(BYTE=None), []
-    world.rank, world.size, world.broken = 1, 2, False
+    communicator = Communicator.__new__(Communicator)
+    communicator._comm, communicator._mpi, communicator._requests = Claims(sizes), SimpleNamespace(BYTE=None), []
+    communicator.rank, communicator.size = 1, 2
+    order = {"call": call, "timeout_s": 1.0, "root": 0}
     with pytest.raises(EgmctlError, match=r"bytes are more than 1073741824, which all ranks together may give"):
-        getattr(world, call)(b"", 1.0)
+        communicator.make(order, b"")

@@ -11,9 +11,8 @@ from array import array
 from collections.abc import Callable
 
 from egmctl.cli.mpi import job
-from egmctl.errors import UsageError
 from egmctl.mpi.environment import Launched, launched
-from egmctl.mpi.world import RanksMissing, World
+from egmctl.mpi.world import MpiFailed, RanksMissing, World
 
 
 def calls(world: World) -> None:
@@ -64,9 +63,9 @@ def one_is_late(world: World) -> None:
     time.sleep(5)
 
 
-def one_has_a_fault(world: World) -> None:
+def one_has_a_fault(started: Launched) -> None:
     """Rank 1 comes upon a fault of the tool, and the others wait for it."""
-    with job(Launched(world.rank, world.size, "the test")):
+    with job(started) as world:
         if world.rank == 1:
             raise ValueError("a fault")
         world.barrier(600)
@@ -77,7 +76,7 @@ def unknown_to_mpi(_world: World) -> None:
 
 
 SCENES: dict[str, Callable[[World], None]] = {
-    function.__name__: function for function in (calls, one_is_away, one_is_late, one_has_a_fault, unknown_to_mpi)
+    function.__name__: function for function in (calls, one_is_away, one_is_late, unknown_to_mpi)
 }
 
 
@@ -91,11 +90,13 @@ def main() -> None:
     """Play the scene."""
     started = launched(os.environ)
     assert started is not None
+    if sys.argv[1] == one_has_a_fault.__name__:
+        one_has_a_fault(started)
     try:
         world = World(started)
-    except UsageError as error:
+    except MpiFailed as error:
         say(str(error))
-        sys.exit(2)
+        sys.exit(3)
     assert (world.rank, world.size) == (started.rank, started.size)
     SCENES[sys.argv[1]](world)
 

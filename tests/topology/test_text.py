@@ -15,7 +15,7 @@ from egmctl.model.machine import Driver, Machine, OriginKind, Process, Reason, U
 from egmctl.report.formats import Format
 from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
-from tests.doctor.machines import shipped
+from tests.doctor.machines import shipped, with_gpu_denied
 from tests.random_machines import machines
 from tests.topology import builders
 from tests.topology.builders import gpu, grace, grace_gpu, hgx, nic, node, out_of_sight, pairs
@@ -33,6 +33,19 @@ def block(text: str, title: str) -> list[list[str]]:
 
 def test_the_matrix_of_eight_gpus_with_their_affinities() -> None:
     assert block(text_of(hgx()), "GPU links")[2] == ["GPU0", "X", *["NV18"] * 7, "0-55", "0", "0", "N/A"]
+
+
+def test_the_first_line_says_how_many_gpus_can_be_used_and_nothing_is_said_of_the_links_of_others() -> None:
+    whole = shipped("hgx-h200x4")
+    assert "can be used" not in text_of(whole)
+    said = {gone: text_of(with_gpu_denied(whole, *range(gone))).split("\n\n")[0] for gone in (1, 2, 3)}
+    assert [text.splitlines()[0] for text in said.values()] == [
+        f"{left} of 4 GPUs can be used from here." for left in (3, 2, 1)
+    ]
+    links = "joined by 18 NVLinks through NVLink switches"
+    assert f"All pairs of usable GPUs are {links}" in said[1]
+    assert f"GPU0 and GPU1 are {links}" in said[2]
+    assert "links" not in said[3].lower().replace("nvlink-c2c", "")
 
 
 def test_gpu_numa_ids_of_a_coherent_platform() -> None:

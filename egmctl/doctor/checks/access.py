@@ -20,6 +20,7 @@ _DRIVER_SOURCE = (
 
 
 _NO_NODE = "no GPU has a device node"
+_CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 
 
 def _cgroup_restricted(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -107,7 +108,9 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
             machine,
             scope,
             kept,
-            "this container was not given {}",
+            "this container was started without GPUs ({} not given)"
+            if without_gpus(machine)
+            else "this container was not given {}",
             remedy,
             evidence=(*accesses(kept), *mounts, *route_evidence(machine, scope)),
             cause=cause,
@@ -128,6 +131,13 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Iterator[Finding]:
             yield passed("every GPU of the driver has its device node", place=on_gpus(there))
         else:
             yield skipped(_NO_NODE)
+
+
+def without_gpus(machine: Machine) -> bool:
+    """Say whether this is a container that was given no GPU, nor the nodes that all GPUs need."""
+    control = [node for node in (machine.driver or Driver()).nodes or () if node.path in _CONTROL_NODES]
+    kept = [loss(machine, gpu) is Block.NOT_IN_CONTAINER for gpu in machine.gpus or ()]
+    return bool(kept) and all(kept) and {access_of(node) for node in control} == {"ENOENT"}
 
 
 def _by_severity(

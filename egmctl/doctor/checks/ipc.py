@@ -14,7 +14,7 @@ from egmctl.model.process import INITIAL_NAMESPACES
 from egmctl.units import GIB, MIB, format_size
 
 SHM_FAIL, SHM_WARN = 64 * MIB, GIB
-"""Docker's default is the first; the NCCL user guide asks for the second (--shm-size=1g)."""
+"""The first is the default of containers; the NCCL user guide asks for the second (--shm-size=1g)."""
 NOFILE = 65536
 """Descriptors below which large jobs run out of them (NCCL user guide, troubleshooting)."""
 UNLIMITED = -1
@@ -89,7 +89,7 @@ def _ptrace(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield warned("only root may use pidfd_getfd", remedy, evidence=evidence)
 
 
-def _shm(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+def _shm(machine: Machine, scope: Scope) -> Iterator[Finding]:
     confinement = machine.confinement or Confinement()
     total, free = confinement.shm_total_bytes, confinement.shm_free_bytes
     if total is None:
@@ -106,15 +106,17 @@ def _shm(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         text="Make it larger: docker run --shm-size=1g; in Kubernetes an emptyDir with medium Memory at /dev/shm; "
         "on a host mount -o remount,size=50% /dev/shm."
     )
-    if total < SHM_FAIL:
-        yield failed("/dev/shm is too small for libraries that share memory", remedy, evidence=evidence)
+    reference = scope.expectation.reference if scope.expectation else None
+    expected = (reference and reference.confinement and reference.confinement.shm_total_bytes) or 0
+    if total <= SHM_FAIL and (scope.asked_purpose(Guard.IPC) or expected >= SHM_WARN):
+        yield failed(f"/dev/shm is too small for ranks that share memory ({words})", remedy, evidence=evidence)
     elif total < SHM_WARN or (free is not None and free < SHM_FAIL):
         yield warned(
-            f"/dev/shm is small ({words})",
+            f"/dev/shm is small ({words}): NCCL and PyTorch workers need more",
             remedy,
             evidence=evidence,
-            cause="NCCL and MPI ranks of one node share buffers there, and end with a bus error when it is full; "
-            "Docker gives 64 MiB by default",
+            cause="ranks and data loaders share buffers there, and end with a bus error when it is full; containers "
+            "have 64 MiB by default",
         )
     else:
         note = "RemoveIPC=yes: a user's shared memory is removed when the last session ends, even while jobs run"
@@ -225,7 +227,8 @@ CHECKS = (
         judge=_shm,
         why="Ranks of one node share host buffers in /dev/shm. Docker's 64 MiB run out quickly, and then a rank dies "
         "with a bus error (NCCL user guide, troubleshooting).",
-        read="statvfs(2) of /dev/shm, and RemoveIPC in logind's configuration.",
+        read="statvfs(2) of /dev/shm, and RemoveIPC in logind's configuration. Less than 1 GiB is a warning, and with "
+        "--for ipc 64 MiB or less a failure.",
         fix="docker run --shm-size=1g or more.",
     ),
     Check(

@@ -13,6 +13,7 @@ from egmctl.units import printable
 from egmctl.wording import counted, several, shortened
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"
+_NO_DOMAIN = "the GPUs are in no multi-node NVLink domain"
 NOT_TRIED = "only with --active under mpirun or srun"
 
 _SHOWN = 4
@@ -22,6 +23,14 @@ def _nodes(machine: Machine) -> tuple[Peer, ...]:
     """Return the nodes of the job, none where there are not several."""
     nodes = machine.peers.nodes if machine.peers else ()
     return nodes if len(nodes) > 1 else ()
+
+
+def _alone(machine: Machine) -> Finding:
+    """Return what is found where no node has told anything."""
+    if machine.peers and machine.peers.problem:
+        problem = Evidence(source="MPI", value=machine.peers.problem)
+        return unknown("the processes of this job could not talk to each other", evidence=(problem,))
+    return skipped(ALONE)
 
 
 def _groups(nodes: Sequence[Peer], value: Callable[[Peer], Hashable]) -> dict[Hashable, list[str]]:
@@ -39,7 +48,7 @@ def _told(groups: dict[Hashable, list[str]]) -> tuple[Evidence, ...]:
 def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     nodes = _nodes(machine)
     if not nodes:
-        yield skipped(ALONE)
+        yield _alone(machine)
         return
     drivers = _groups(nodes, lambda node: node.driver_version or "not known")
     tools = _groups(nodes, lambda node: node.tool)
@@ -61,8 +70,11 @@ def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 def _clique(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     nodes = _nodes(machine)
-    if (why := _no_domain(nodes)) is not None:
-        yield skipped(why)
+    if not nodes:
+        yield _alone(machine)
+        return
+    if not any(node.clusters for node in nodes):
+        yield skipped(_NO_DOMAIN)
         return
     groups = _groups(
         nodes, lambda node: f"cluster {', '.join(node.clusters) or 'none'}, clique {_numbers(node.cliques)}"
@@ -81,21 +93,17 @@ def _clique(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     )
 
 
-def _no_domain(nodes: Sequence[Peer]) -> str | None:
-    """Say why fabric handles between nodes are no matter here; ``None`` where they are."""
-    if not nodes:
-        return ALONE
-    return None if any(node.clusters for node in nodes) else "the GPUs are in no multi-node NVLink domain"
-
-
 def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
 
 
 def _imex(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     nodes = _nodes(machine)
-    if (why := _no_domain(nodes)) is not None:
-        yield skipped(why)
+    if not nodes:
+        yield _alone(machine)
+        return
+    if not any(node.clusters for node in nodes):
+        yield skipped(_NO_DOMAIN)
         return
     bad = [(node, why) for node in nodes if (why := _imex_fault(node))]
     if bad:
@@ -124,7 +132,7 @@ def _imex_fault(node: Peer) -> str | None:
 def _ports(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     nodes = _nodes(machine)
     if not nodes:
-        yield skipped(ALONE)
+        yield _alone(machine)
         return
     known = [node for node in nodes if node.ports is not None]
     if not known:
@@ -154,7 +162,7 @@ def _active_ports(node: Peer) -> str:
 def _others(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     nodes = _nodes(machine)
     if not nodes:
-        yield skipped(ALONE)
+        yield _alone(machine)
         return
     groups = _groups([node for node in nodes if node.failed], lambda node: ", ".join(node.failed))
     if not groups:
@@ -170,6 +178,9 @@ def _others(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 def _imports(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     probes = machine.peers.probes if machine.peers else None
+    if machine.peers and machine.peers.problem:
+        yield _alone(machine)
+        return
     if probes is None:
         yield skipped(NOT_TRIED)
         return

@@ -33,6 +33,7 @@ from egmctl.report.document import (
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.report.views.node_scene import node_scene
 from egmctl.report.views.topo_detail import details, found_anyway
+from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link
 from egmctl.topology.memory_mode import own_node
 from egmctl.topology.missing import missing
@@ -42,6 +43,7 @@ from egmctl.topology.rates import nvlink
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import format_kernel_list, natural
+from egmctl.wording import several
 
 _TONES = {NoteKind.HIDDEN: Tone.BAD, NoteKind.DEGRADED: Tone.WARN}
 _NEAR = (LinkClass.PIX, LinkClass.PXB)
@@ -103,6 +105,9 @@ def _sentences(topology: Topology) -> Iterator[str]:
     egm = {PlatformKind.NO_EGM: "no EGM", PlatformKind.UNKNOWN: "EGM unknown"}.get(verdict.kind)
     why = f": {verdict.cause}" if egm and verdict.cause else ""
     number = len(topology.machine.gpus or ())
+    usable = sum(_usable(topology, gpu) for gpu in topology.machine.gpus or ())
+    if usable < number:
+        yield f"{usable} of {several(number, 'GPU')} can be used from here."
     able = "with EGM" if verdict.able == number else f"EGM on {verdict.able} of {number} GPUs"
     told = f"{verdict.what}, {egm or able}{why}"
     domain = f"; one tray of a multi-node NVLink domain (clique {verdict.clique_id})"
@@ -127,19 +132,29 @@ def _sentences(topology: Topology) -> Iterator[str]:
 
 
 def _between_gpus(topology: Topology) -> Iterator[str]:
-    pairs = list(combinations(topology.gpus, 2))
     kinds: dict[str, list[tuple[str, str]]] = {}
-    for pair in pairs:
-        kinds.setdefault(_joined(topology, pair), []).append(pair)
+    for pair in combinations(topology.gpus, 2):
+        how = _joined(topology, pair)
+        # Nothing can be known of the links of a GPU that cannot be asked: why not is a note.
+        if how or all(_usable(topology, topology.gpus[label]) for label in pair):
+            kinds.setdefault(how, []).append(pair)
+    pairs = [pair for those in kinds.values() for pair in those]
+    all_told = len(pairs) == len(topology.gpus) * (len(topology.gpus) - 1) // 2
     if len(kinds) == 1:
         (how,) = kinds
-        whose = "both GPUs" if len(pairs) == 1 else "all GPU pairs"
+        whose = "all GPU pairs" if all_told else "all pairs of usable GPUs"
+        if len(pairs) == 1:
+            whose = "both GPUs" if all_told else " and ".join(pairs[0])
         yield f"{_capital(whose)} are joined by {how}." if how else f"The links of {whose} are unknown."
     elif kinds:
         told = [f"{_pairs(those)} joined by {how}" for how, those in kinds.items() if how]
         if unknown := kinds.get(""):
             told.append(f"the links of {len(unknown)} are unknown")
-        yield f"Of {len(pairs)} GPU pairs, {'; '.join(told)}."
+        yield f"Of {len(pairs)} {'GPU pairs' if all_told else 'pairs of usable GPUs'}, {'; '.join(told)}."
+
+
+def _usable(topology: Topology, gpu: Gpu) -> bool:
+    return obstacle(topology.machine, gpu) is None
 
 
 def _capital(words: str) -> str:
