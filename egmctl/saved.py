@@ -71,6 +71,8 @@ class Saved:
     origin: Origin | None = None
     """Where the facts came from; ``None`` where the command ended before it had a machine."""
     errors: tuple[ErrorEntry, ...] = ()
+    damage: str | None = None
+    """What is missing of it, in a sentence: lines of a journal."""
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -192,6 +194,7 @@ def _of_journal(kept: journal.Kept, file: Path) -> Saved:
         result=report,
         tool="egmctl",
         exit_code=kept.exit_code,
+        damage=kept.damage,
         origin=report.machines[0].origin if report.machines else None,
     )
 

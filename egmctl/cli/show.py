@@ -69,10 +69,11 @@ def show(
 ) -> int:
     """Show a saved result again, in any format that its command has: the bytes that it would have written itself.
 
-    It judges nothing: the exit code is 0 once the result is shown. That of its command is exit_code in JSON.
+    It judges nothing: the exit code is 0 once the result is shown, 4 where lines of a journal are damaged. That of its
+    command is exit_code in JSON.
     """
     from egmctl.documents import ascii_text
-    from egmctl.saved import load_document, viewed
+    from egmctl.saved import Saved, load_document, viewed
 
     saved, written = load_document(file)
     valid = _formats(saved)
@@ -94,7 +95,7 @@ def show(
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
 
     outputs.write(draw, answers=result is not None)
-    return ExitCode.OK
+    return ExitCode.CRASHED if isinstance(saved, Saved) and saved.damage else ExitCode.OK
 
 
 def _formats(saved: Saved | Digest) -> Sequence[Format]:
