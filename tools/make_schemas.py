@@ -156,8 +156,8 @@ def journal_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": JOURNAL_SCHEMA,
         "description": "One line of the journal of a bench: docs/bench.md. The first line, number 0, is the event "
-        "state, which is written again at the run's end; the next two are the event begin, whose result is a report without "
-        'measurements. crc32 is the checksum, 8 hexadecimal digits, of the line\'s bytes before ,"crc32".',
+        "state, which is written again at the run's end; the next two are the event begin, whose result is a report "
+        "without measurements. crc32 is the checksum, 8 hexadecimal digits, of the line's bytes before it.",
         "oneOf": [
             event(
                 events.STATE,

@@ -104,8 +104,8 @@ def compare(
         require_clustershell("comparing more than two files")
     saved = load_all(_with_last(files))
     for loaded in saved:
-        if loaded.damage and not quiet:
-            say(f"{loaded.path}: {loaded.damage}")
+        if loaded.missing and not quiet:
+            say(f"{loaded.path}: {loaded.missing}")
     found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread_of(saved, _unsaid if quiet else say))
     outputs.write(lambda target: render(found, target.format, verbose=verbose, brief=target.brief, width=target.width))
     return found.exit_code

@@ -81,7 +81,7 @@ def _row(path: Path) -> KeptRun:
         measurements=len(kept.report.measurements),
         ok=sum(one.status is Status.OK for one in kept.report.measurements),
         exit_code=kept.exit_code,
-        ending="; ".join(filter(None, (kept.ending, kept.damage))),
+        ending="; ".join(filter(None, (kept.ending, kept.missing))),
     )
 
 

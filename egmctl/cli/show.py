@@ -19,7 +19,7 @@ from egmctl.cli.options import (
     format_option,
     output_option,
 )
-from egmctl.cli.output import Color
+from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.formats import (
@@ -95,7 +95,11 @@ def show(
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
 
     outputs.write(draw, answers=result is not None)
-    return ExitCode.CRASHED if isinstance(saved, Saved) and saved.damage else ExitCode.OK
+    if not isinstance(saved, Saved):
+        return ExitCode.OK
+    if saved.missing and not quiet:
+        say(f"{file}: {saved.missing}")
+    return ExitCode.CRASHED if saved.damaged else ExitCode.OK
 
 
 def _formats(saved: Saved | Digest) -> Sequence[Format]:

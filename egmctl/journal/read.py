@@ -44,10 +44,17 @@ class Kept:
     """What it ended with; ``None`` where it did not end, or that is unknown."""
     under_way: tuple[Task, ...]
     """What was being measured at the journal's end; empty where it ended, or between two steps."""
-    damage: str | None
-    """How many lines are damaged or missing, in a sentence; ``None``: no line that held anything."""
     ending: str
     """How it ended, in a few words."""
+    cut: str | None
+    """That and why what was measured last is not in it."""
+    damage: str | None
+    """How many lines are damaged or missing; ``None``: no line that held anything."""
+
+    @property
+    def missing(self) -> str | None:
+        """What is not in it though it was measured, in a sentence; ``None``: nothing."""
+        return "; ".join(filter(None, (self.cut, self.damage))) or None
 
 
 def is_journal(content: bytes) -> bool:
@@ -231,7 +238,7 @@ def _ending(state: events.State | None, under_way: tuple[Task, ...]) -> str:
     if state.exit_code is not None:
         return f"exit code {state.exit_code}"
     if state.cut is not None:
-        return f"ended at an unknown place: its journal was cut off ({printable(state.cut)})"
+        return "ended at an unknown place"
     if under_way:
         more = f" and {len(under_way) - 1} more at once" if len(under_way) > 1 else ""
         return f"ended while measuring {events.what(under_way[0])}{more}"
@@ -245,13 +252,14 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
     under_way = tuple(run.under_way.values()) if broke_off else ()
     ending = _ending(state, under_way)
     notes, problems = [*skeleton.notes, *run.notes], [*skeleton.problems, *run.problems]
-    damage = None
+    cut = damage = None
     if damaged:
         held = "it held is" if damaged == 1 else "they held is"
         damage = f"{damaged} {'line' if damaged == 1 else 'lines'} damaged: what {held} missing"
         problems.append(f"read from a journal: {damage}")
     if state is not None and state.cut is not None:
-        notes.append(f"the journal was cut off ({printable(state.cut)}): what was measured afterwards is unknown")
+        cut = f"the journal was cut off ({printable(state.cut)}): what was measured afterwards is unknown"
+        notes.append(cut)
     if state is None or state.exit_code is None:
         problems.append(f"read from a journal: the run {ending}")
     crashed = {
@@ -273,8 +281,9 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
         report=report,
         exit_code=None if state is None else state.exit_code,
         under_way=under_way,
-        damage=damage,
         ending=ending,
+        cut=cut,
+        damage=damage,
     )
 
 
