@@ -1,4 +1,4 @@
-"""A journal that a disk, a network or a hand has damaged: nothing that was measured is lost without a word."""
+"""A journal that a disk, a network or a hand has damaged: nothing that was measured is lost silently."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outcome(content: bytes, whole: Kept) -> str:
     return "nothing is missing" if kept == whole else "SILENT LOSS"
 
 
-def test_500_flipped_bits_lose_nothing_without_a_word(content: bytes) -> None:
+def test_500_flipped_bits_lose_nothing_silently(content: bytes) -> None:
     choice, whole = random.Random(1), read(content)  # noqa: S311
     outcomes: Counter[str] = Counter()
     for _ in range(500):
@@ -64,7 +64,7 @@ def test_a_flipped_bit_in_any_line_costs_that_line_alone(content: bytes) -> None
         assert len(kept.report.measurements) >= len(whole.report.measurements) - 1
 
 
-def test_700_cuts_lose_nothing_without_a_word(content: bytes) -> None:
+def test_700_cuts_lose_nothing_silently(content: bytes) -> None:
     """Half of them at the end, half in the middle, of one byte, some bytes or any part."""
     choice, whole = random.Random(3), read(content)  # noqa: S311
     outcomes: Counter[str] = Counter()
