@@ -1,4 +1,4 @@
-"""Lines of a journal, with content of their own and a checksum that fits: what a test or a stranger may write into one."""
+"""Lines of a journal with any content and a checksum that fits: what a test or a stranger may write into one."""
 
 from __future__ import annotations
 
