@@ -2,7 +2,7 @@
 
 Most steps are one worker's; those of cases by several processes a group's of ranks. A process that dies or hangs costs
 the step that was under way: its tasks are ``crashed`` or ``timed-out`` with the driver call it was in, and a new
-worker, or a new group, goes on with the rest.
+worker, or a new group, goes on with the rest. One that dies while it is set up is replaced once.
 """
 
 from __future__ import annotations
