@@ -19,6 +19,8 @@ FIFO_WAIT_S = 10.0
 _LINKS = 40
 """Links that the kernel follows in one path (``MAXSYMLINKS``)."""
 
+_NOT_REGULAR = "it is not a regular file"
+
 
 class FileExists(UsageError):
     """The file was not to be replaced, and is there: perhaps only since a moment ago."""
@@ -77,7 +79,7 @@ def _write(target: Path, content: bytes, replace: bool) -> None:
     try:
         earlier = target.stat() if target.exists() else None
         if earlier is not None and not stat.S_ISREG(earlier.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
+            raise OSError(errno.EINVAL, _NOT_REGULAR)
         with temporary.open("xb") as file:
             if earlier is not None:
                 os.fchmod(file.fileno(), _mode_after(earlier))
@@ -192,6 +194,21 @@ def read_bounded(path: Path, limit: int) -> bytes:
         return b"".join(parts)
     finally:
         os.close(descriptor)
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Return a descriptor of a regular file, without waiting for anything that has taken its place.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened, or is none; ``strerror`` says why.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, _NOT_REGULAR)
+    return descriptor
 
 
 def _had_writer(descriptor: int) -> bool:

@@ -71,6 +71,10 @@ class Saved:
     origin: Origin | None = None
     """Where the facts came from; ``None`` where the command ended before it had a machine."""
     errors: tuple[ErrorEntry, ...] = ()
+    missing: str | None = None
+    """What is not in a journal though it was measured, in a sentence."""
+    damaged: bool = False
+    """Whether lines of a journal are damaged."""
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -192,6 +196,8 @@ def _of_journal(kept: journal.Kept, file: Path) -> Saved:
         result=report,
         tool="egmctl",
         exit_code=kept.exit_code,
+        missing=kept.missing,
+        damaged=kept.damage is not None,
         origin=report.machines[0].origin if report.machines else None,
     )
 

@@ -134,18 +134,18 @@ def profile_schema() -> dict[str, Any]:
 
 def journal_schema() -> dict[str, Any]:
     """Return the schema of one line of a journal; what is a bench's is in the bench's schema, beside it."""
+    number, text = {"type": "integer"}, {"type": "string"}
 
     def event(word: str, **properties: dict[str, Any]) -> dict[str, Any]:
         return {
             "type": "object",
-            "properties": {"event": {"const": word}, **properties},
-            "required": ["event", *properties],
+            "properties": {"line": number, "event": {"const": word}, **properties, "crc32": text},
+            "required": ["line", "event", *properties, "crc32"],
         }
 
     def of_bench(name: str) -> dict[str, Any]:
         return {"$ref": f"bench.schema.json#/$defs/{name}"}
 
-    number, text = {"type": "integer"}, {"type": "string"}
     task = {
         "type": "object",
         "properties": {"number": number, "task": {"type": "object"}},
@@ -155,20 +155,29 @@ def journal_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": JOURNAL_SCHEMA,
-        "description": "One line of the journal of a bench: docs/bench.md. The first line is the event begin, whose "
-        "result is a report without measurements; the last is end where the run came to its end.",
+        "description": "One line of the journal of a bench: docs/bench.md. The first line, number 0, is the event "
+        "state, which is written again at the run's end; the next two are the event begin, whose result is a report "
+        "without measurements. crc32 is the checksum, 8 hexadecimal digits, of the line's bytes before it.",
         "oneOf": [
+            event(
+                events.STATE,
+                exit_code=_or_null(number),
+                lines=_or_null(number),
+                cut=_or_null(text),
+                mentioned={"type": "boolean"},
+            ),
             event(events.BEGIN, **first, result=of_bench("RunReport")),
             event(events.STEP, tasks={"type": "array", "items": task}),
             event(events.MEASUREMENT, number=number, measurement=of_bench("Measurement")),
             event(events.KERNEL, events={"type": "array", "items": of_bench("KernelEvent")}),
             event(events.NOTE, text=text),
             event(events.PROBLEM, text=text),
-            event(events.FULL),
-            event(events.END, exit_code=number),
-            event(events.MENTIONED),
         ],
     }
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def _object(**properties: dict[str, Any]) -> dict[str, Any]:

@@ -111,10 +111,7 @@ def describe(mismatch: Mismatch, task: Task) -> str:
     if len(task.flows) > 1:
         where += f", {task.flows[mismatch.flow].path}"
     if mismatch.words == 0:
-        return (
-            f"{where}: the checksum is {mismatch.found}, not {mismatch.expected}; all words were correct when read "
-            "again"
-        )
+        return f"{where}: the check's result is {mismatch.found}, not {mismatch.expected}; no wrong word was located"
     looked_at = window(task.size_bytes, task.copies, mismatch.sample).size_bytes // WORD_BYTES
     return (
         f"{where}: {mismatch.words} of {looked_at} words differ, the first at offset "

@@ -2,7 +2,7 @@
 
 Most steps are one worker's; those of cases by several processes a group's of ranks. A process that dies or hangs costs
 the step that was under way: its tasks are ``crashed`` or ``timed-out`` with the driver call it was in, and a new
-worker, or a new group, goes on with the rest.
+worker, or a new group, goes on with the rest. One that dies while it is set up is replaced once.
 """
 
 from __future__ import annotations
@@ -178,6 +178,8 @@ class _Run:
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
         self._differences: dict[str, float] = {}
         """By group, how much a pair alone differed from the same one among others."""
+        self._died_in_set_up: dict[tuple[bool, str | None], str] = {}
+        """By kind of pool, how the last one ended where that was before its first step."""
         self._seconds = dict(zip(plan.steps, steps_seconds(plan), strict=True))
         self._soak = Soak(plan.settings.duration_s) if plan.settings.duration_s else None
 
@@ -205,6 +207,8 @@ class _Run:
             with start(by_ranks) as pool:
                 self._prepare(pool, by_ranks, isolated)
                 self.spent.starting_s += time.perf_counter() - started
+                if died := self._died_in_set_up.pop((by_ranks, isolated), None):
+                    self.problems.append(f"{died} while it was set up; a new one took over")
                 while self.goes_on and self._kind(self.pending[0]) == (by_ranks, isolated):
                     under_way = self.pending.popleft()
                     if not self._measure(pool, under_way):
@@ -347,8 +351,10 @@ class _Run:
             again = self._soak is not None and not under_way.proof
             blamed = [number for number in under_way.tasks if again or number not in self.found]
         else:
-            # It failed at setting up: the next one would fail there too.
             lost = [step for step in self.pending if self._kind(step) == (by_ranks, isolated)]
+            if lost and error.how == "crashed" and self._has_another_chance(lost[0]):
+                self._died_in_set_up[by_ranks, isolated] = str(error)
+                return
             blamed = [number for step in lost for number in step.tasks if number not in self.found]
             status = Status.FAILED if error.how == "raised" else status
             self.pending = deque(step for step in self.pending if step not in lost)
@@ -367,6 +373,10 @@ class _Run:
             outcome = by_blocked_route(outcome)
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
             self._recorder.measurement(number, self.found[number])
+
+    def _has_another_chance(self, step: Step) -> bool:
+        """Say whether a new pool is to try what the last one died in: a signal may have hit that process alone."""
+        return self._kind(step) not in self._died_in_set_up and self._failures[self._processes(step)] < WORKER_LIMIT
 
     def _of(self, step: Step) -> list[Task]:
         return [self._tasks[number] for number in step.tasks]

@@ -47,7 +47,7 @@ ToleranceOption = Annotated[
 
 def _with_last(files: list[Path]) -> list[Path]:
     """Return the files with journals of earlier runs in place of ``last`` and ``last~N``."""
-    from egmctl.journal.read import earlier
+    from egmctl.journal.read import earlier, ended
 
     if [str(file) for file in files] == ["last"] and not os.path.exists(files[0]):
         files = [Path("last~1"), Path("last")]
@@ -59,7 +59,7 @@ def _with_last(files: list[Path]) -> list[Path]:
             found.append(file)
             continue
         if runs is None:
-            runs = [path for path in earlier() if _is_over(path)]
+            runs = [path for path in earlier() if ended(path)]
         back = int(match[1] or 0)
         if back >= len(runs):
             kept = several(len(runs), "finished bench run")
@@ -70,15 +70,6 @@ def _with_last(files: list[Path]) -> list[Path]:
 
 def _unsaid(sentence: str) -> None:
     """Take what ``--quiet`` keeps back."""
-
-
-def _is_over(path: Path) -> bool:
-    from egmctl.saved import load_journal
-
-    try:
-        return load_journal(path).exit_code is not None
-    except UsageError:
-        return False
 
 
 FormatOption = Annotated[Format | None, format_option(COMPARISON.formats)]
@@ -113,6 +104,9 @@ def compare(
     if len(files) > 2:
         require_clustershell("comparing more than two files")
     saved = load_all(_with_last(files))
+    for loaded in saved:
+        if loaded.missing and not quiet:
+            say(f"{loaded.path}: {loaded.missing}")
     found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread_of(saved, _unsaid if quiet else say))
     outputs.write(lambda target: render(found, target.format, verbose=verbose, brief=target.brief, width=target.width))
     return found.exit_code

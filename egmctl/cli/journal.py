@@ -57,22 +57,13 @@ def end_journal(journal: Journal | None, exit_code: int, *, quiet: bool) -> None
 
 def _mention(folder: Path) -> None:
     """Tell of the latest run that did not end, unless somebody was told."""
-    from egmctl.journal.read import earlier, needs_no_telling
+    from egmctl.journal.read import earlier, to_tell
     from egmctl.journal.write import mention
 
     for path in reversed(earlier(folder)[-3:]):
-        if needs_no_telling(path):
-            continue
-        # All that loads documents of any kind: only where there is one to tell of.
-        from egmctl.saved import load_journal
-
-        try:
-            kept = load_journal(path)
-        except UsageError:
-            continue
-        if kept.exit_code is None and not kept.mentioned:
+        if ending := to_tell(path):
             mention(path)
-            say(f"an earlier bench {kept.ending}; 'egmctl show {path}' shows its results")
+            say(f"an earlier bench {ending}; 'egmctl show {path}' shows its results")
             return
 
 
@@ -90,7 +81,7 @@ def _row(path: Path) -> KeptRun:
         measurements=len(kept.report.measurements),
         ok=sum(one.status is Status.OK for one in kept.report.measurements),
         exit_code=kept.exit_code,
-        ending=kept.ending,
+        ending="; ".join(filter(None, (kept.ending, kept.missing))),
     )
 
 

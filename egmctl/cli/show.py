@@ -18,7 +18,7 @@ from egmctl.cli.options import (
     format_option,
     output_option,
 )
-from egmctl.cli.output import Color
+from egmctl.cli.output import Color, say
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.formats import Format
@@ -56,10 +56,11 @@ def show(
 ) -> int:
     """Show a saved result again, in any format that its command has: the bytes that it would have written itself.
 
-    It judges nothing: the exit code is 0 once the result is shown. That of its command is exit_code in JSON.
+    It judges nothing: the exit code is 0 once the result is shown, 4 where lines of a journal are damaged. That of its
+    command is exit_code in JSON.
     """
     from egmctl.documents import ascii_text
-    from egmctl.saved import load_document, viewed
+    from egmctl.saved import Saved, load_document, viewed
 
     saved, written = load_document(file)
     kind = _kind(saved)
@@ -81,7 +82,11 @@ def show(
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
 
     outputs.write(draw, answers=result is not None)
-    return ExitCode.OK
+    if not isinstance(saved, Saved):
+        return ExitCode.OK
+    if saved.missing and not quiet:
+        say(f"{file}: {saved.missing}")
+    return ExitCode.CRASHED if saved.damaged else ExitCode.OK
 
 
 def _kind(saved: Saved | Digest) -> Kind:

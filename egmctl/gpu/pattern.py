@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from egmctl.driver.cuda import call
 from egmctl.gpu.program import Kernels
-from egmctl.gpu.results import Results, read_words
+from egmctl.gpu.results import Result, Results, read_words
 from egmctl.gpu.timing import Stream
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Difference:
     """How memory differs from the pattern."""
 
     words: int
-    """How many 8-byte words differ."""
+    """How many 8-byte words differ; 0 where the check's result is wrong and no word was located."""
     first_offset_bytes: int
     """In the buffer."""
     expected: int
@@ -113,16 +114,9 @@ class KernelPattern:
         self._launch("verify_pattern", stream, region.address, vectors, region.own_seed, result.address)
         result.fetch()
 
-        def finish() -> Difference | None:
-            count, inverse = result.words()
-            if count == 0:
-                return None
-            first = inverse ^ _MASK
-            (found,) = read_words(stream, region.address + first * WORD_BYTES, 1)
-            expected = int(pattern_words(region.own_seed, first, 1)[0])
-            return Difference(count, region.offset_bytes + first * WORD_BYTES, expected, found)
-
-        return finish
+        return partial(
+            first_difference, stream, result, region, lambda first: int(pattern_words(region.own_seed, first, 1)[0])
+        )
 
     def sum(self, stream: Stream, region: Region) -> int:
         """Return the sum of the pattern's words, modulo 2^64, without reading the memory."""
@@ -138,6 +132,29 @@ class KernelPattern:
     def _launch(self, name: str, stream: Stream, *arguments: int) -> None:
         blocks = BLOCKS * stream.context.multiprocessors
         self._kernels[stream.context.bus_id].launch(name, stream.handle, blocks, THREADS, *arguments)
+
+
+def first_difference(
+    stream: Stream, result: Result, region: Region, expected: Callable[[int], int]
+) -> Difference | None:
+    """Wait for a kernel that counts differing words, and return what it found; ``None``: no word differs.
+
+    Parameters
+    ----------
+    result
+        The number of words that differ, and the complement of the first one's index; both are 0 where none does.
+    expected
+        Returns the word that should be at an index.
+    """
+    count, inverse = result.words()
+    if count == inverse == 0:
+        return None
+    first = inverse ^ _MASK
+    if not 0 < count <= region.size_bytes // WORD_BYTES - first:
+        # No kernel gives such a pair: it was damaged on its way, as the data may have been.
+        return Difference(0, region.offset_bytes, 0, count)
+    (found,) = read_words(stream, region.address + first * WORD_BYTES, 1)
+    return Difference(count, region.offset_bytes + first * WORD_BYTES, expected(first), found)
 
 
 class HostPattern:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from egmctl.errors import UsageError
-from egmctl.files import read_bounded
+from egmctl.files import open_regular
 from egmctl.journal import events
 from egmctl.journal.write import FILE_LIMIT, at_work, journal_folder, journals
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
@@ -24,10 +24,10 @@ _MOST_ELEMENTS = 4_000_000
 """Objects, lists and their members in the largest journal that is read. Ours have one in some 15 bytes; of the smallest
 ones Python makes 30 times the file's size in memory."""
 
-_SHORT_LINE_BYTES = 256
-"""More than the line of a run's end has, or that of its mention."""
+_TAIL_BYTES = 1 << 18
+"""How much of a journal's end is read for what was under way there: a step of all pairs of 8 GPUs has some 100 KiB."""
 
-_BEGINNING = f'{{"event":"{events.BEGIN}","schema":"{events.JOURNAL_SCHEMA.partition("/")[0]}/'.encode()
+_MARK = f'"schema":"{events.JOURNAL_SCHEMA.partition("/")[0]}/'.encode()
 
 
 Decode = Callable[[Any, str], RunReport]
@@ -41,40 +41,59 @@ class Kept:
     report: RunReport
     """What the run would have given, had it ended there: what was under way is ``crashed``."""
     exit_code: int | None
-    """What it ended with; ``None`` where it did not end."""
+    """What it ended with; ``None`` where it did not end, or that is unknown."""
     under_way: tuple[Task, ...]
     """What was being measured at the journal's end; empty where it ended, or between two steps."""
-    mentioned: bool
-    """Whether somebody was told that it did not end."""
+    ending: str
+    """How it ended, in a few words."""
+    cut: str | None
+    """That and why what was measured last is not in it."""
+    damage: str | None
+    """How many lines are damaged or missing; ``None``: no line that held anything."""
 
     @property
-    def ending(self) -> str:
-        """How it ended, in a few words."""
-        if self.exit_code is not None:
-            return f"exit code {self.exit_code}"
-        if self.under_way:
-            more = f" and {len(self.under_way) - 1} more at once" if len(self.under_way) > 1 else ""
-            return f"ended while measuring {events.what(self.under_way[0])}{more}"
-        return "ended between two steps"
+    def missing(self) -> str | None:
+        """What is not in it though it was measured, in a sentence; ``None``: nothing."""
+        return "; ".join(filter(None, (self.cut, self.damage))) or None
 
 
 def is_journal(content: bytes) -> bool:
-    """Say whether a file's content is a journal's, of any version."""
-    return content.startswith(_BEGINNING)
+    """Say whether a file's content is a journal's, of any version: the text of no other document has this in it."""
+    return _MARK in content
 
 
-def needs_no_telling(path: Path) -> bool:
-    """Say whether a journal's last line is that its run ended, or that somebody was told that it did not.
+def ended(path: Path) -> bool:
+    """Say whether a journal's run came to its end: its first line alone is read."""
+    state = _state(path)
+    return state is not None and state.exit_code is not None
 
-    Reads that line alone, where it is as short as these two: a run looks at its predecessors before it begins.
+
+def to_tell(path: Path) -> str | None:
+    """Return how a run ended that did not come to its end, ``None`` of others and where somebody was told.
+
+    Reads the journal's first line and its end alone: a run looks at its predecessors before it begins.
     """
+    state = _state(path)
+    if state is None or state.exit_code is not None or state.mentioned:
+        return None
+    run = _Run()
+    with contextlib.suppress(OSError), open(open_regular(path), "rb") as file:
+        began = file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
+        entries = list(_entries(file.read(_TAIL_BYTES), run))
+        steps = [place for place, entry in enumerate(entries) if entry["event"] == events.STEP]
+        if not steps and began:
+            return "did not end"
+        for entry in entries[steps[-1] :] if steps else ():
+            run.take(entry)
+    return _ending(state, tuple(run.under_way.values()))
+
+
+def _state(path: Path) -> events.State | None:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, io.SEEK_END) - _SHORT_LINE_BYTES))
-            last = b"".join(file.readlines()[-1:])
+        with open(open_regular(path), "rb") as file:
+            return events.state_of(file.read(events.STATE_BYTES))
     except OSError:
-        return False
-    return any(entry.get("event") in (events.END, events.MENTIONED) for entry in _entries(last))
+        return None
 
 
 def read_file(path: Path, decode: Decode) -> Kept:
@@ -91,14 +110,15 @@ def read_file(path: Path, decode: Decode) -> Kept:
         If it cannot be read, or as :func:`read`.
     """
     try:
-        content = read_bounded(path, _MOST_BYTES)
+        with open(open_regular(path), "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"journal {printable(str(path))} cannot be read: {error.strerror}") from error
     return read(content, f"journal {path}", decode)
 
 
 def read(content: bytes, source: str, decode: Decode) -> Kept:
-    """Return what a journal holds.
+    """Return what a journal holds. A line that is damaged costs what it held, and no other.
 
     Parameters
     ----------
@@ -110,65 +130,71 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
     Raises
     ------
     UsageError
-        If its first line, which says what was to be measured, is not whole or is of another version, or if it is larger
-        than any journal.
+        If neither line that says what was to be measured is whole, if it is of another version, or if it is larger than
+        any journal.
     """
     if len(content) > _MOST_BYTES or sum(map(content.count, (b",", b"[", b"{"))) > _MOST_ELEMENTS:
         raise UsageError(f"{source} is larger than any journal of egmctl")
-    entries = _entries(content)
-    first = next(entries, {})
-    if first.get("event") != events.BEGIN:
-        raise UsageError(f"{source} ends before its first line does: nothing was measured")
-    if (first.get("schema"), first.get("bench")) != (events.JOURNAL_SCHEMA, RunReport.SCHEMA):
-        raise UsageError(f"{source} is of another version of egmctl: {printable(str(first.get('egmctl'))[:40])}")
-    skeleton = decode(first.get("result"), source)
+    run = _Run()
+    for entry in _entries(content, run):
+        run.take(entry)
+    if run.begin is None:
+        raise UsageError(f"{source}: the lines that say what was to be measured are damaged: nothing can be shown")
+    if (run.begin.get("schema"), run.begin.get("bench")) != (events.JOURNAL_SCHEMA, RunReport.SCHEMA):
+        raise UsageError(f"{source} is of another version of egmctl: {printable(str(run.begin.get('egmctl'))[:40])}")
+    skeleton = decode(run.begin.get("result"), source)
     if skeleton.measurements or skeleton.verdict is not None or skeleton.causes:
-        raise UsageError(f"{source} is not valid: its first line has results")
-    return _put_together(skeleton, entries)
+        raise UsageError(f"{source} is not valid: it begins with results")
+    return _put_together(skeleton, run)
 
 
-def _entries(content: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the events of all lines that are whole; one that was cut has no end, or is no JSON."""
+def _entries(content: bytes, run: _Run) -> Iterator[dict[str, Any]]:
+    """Yield what the whole lines hold in their order, and count those that are damaged after the last of them."""
+    number = -1
     for line in io.BytesIO(content):
-        if line == b"\n" or not line.endswith(b"\n"):
-            continue
-        try:
-            entry = json.loads(line, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            # A line that was cut when the run died, before the one that tells that somebody heard of it.
-            continue
-        if isinstance(entry, dict):
+        entry = events.entry(line)
+        if entry is not None and number < entry["line"] < FILE_LIMIT:
+            number, run.damaged_at_end = entry["line"], 0
+            run.lines = number + 1
             yield entry
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"JSON has no number for {word}")
+        elif line.endswith(b"\n"):
+            run.damaged_at_end += 1
 
 
 @dataclass(slots=True)
 class _Run:
     """What a journal's lines add up to."""
 
+    state: events.State | None = None
+    begin: dict[str, Any] | None = None
     found: dict[int, Measurement] = field(default_factory=dict)
     under_way: dict[int, Task] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     kernel: list[KernelEvent] = field(default_factory=list)
-    exit_code: int | None = None
-    mentioned: bool = False
+    taken: set[int] = field(default_factory=set)
+    """Numbers of the lines that are whole and fit."""
+    lines: int = 0
+    """How many there are up to the last whole one."""
+    damaged_at_end: int = 0
 
     def take(self, entry: dict[str, Any]) -> None:
-        """Take a line; one of an unknown event is a newer writer's.
+        """Take a line, unless it does not fit: by the same rules as a document that has the same in it."""
+        with contextlib.suppress(DecodeError):
+            self._take(entry)
+            self.taken.add(entry["line"])
 
-        Raises
-        ------
-        DecodeError
-            If it does not fit: by the same rules as a document that has the same in it.
-        """
+    def _take(self, entry: dict[str, Any]) -> None:
+        if max(len(self.kernel), len(self.notes), len(self.problems)) >= ITEMS_LIMIT:
+            raise DecodeError(f"more than {ITEMS_LIMIT} lines of one kind")
         match entry.get("event"):
+            case events.STATE:
+                self.state = from_json(events.State, entry)
+            case events.BEGIN:
+                self.begin = self.begin or entry
             case events.STEP:
                 step = from_json(events.Step, entry)
-                begun = {_number(one.number): one.task for one in step.tasks}
+                begun = {_number(numbered.number): numbered.task for numbered in step.tasks}
                 for task in begun.values():
                     _check(finish(task, Status.CRASHED))
                 self.under_way = begun
@@ -183,14 +209,16 @@ class _Run:
                 self.notes.append(from_json(events.Text, entry).text)
             case events.PROBLEM:
                 self.problems.append(from_json(events.Text, entry).text)
-            case events.FULL:
-                self.notes.append("the journal was full here")
-            case events.END:
-                self.exit_code, self.under_way = from_json(events.End, entry).exit_code, {}
-            case events.MENTIONED:
-                self.mentioned = True
-        if max(len(self.kernel), len(self.notes), len(self.problems)) > ITEMS_LIMIT:
-            raise DecodeError(f"more than {ITEMS_LIMIT} lines of one kind")
+            case _:
+                raise DecodeError("there is no such event")
+
+    @property
+    def damaged(self) -> int:
+        """How many lines are damaged or missing that held something which no other line holds."""
+        lines = self.lines + self.damaged_at_end
+        if self.state is not None and self.state.lines is not None:
+            lines = self.state.lines
+        return max(0, lines - len(self.taken) - (not self.taken.issuperset(events.BEGIN_LINES)))
 
 
 def _check(measurement: Measurement) -> None:
@@ -204,34 +232,59 @@ def _number(number: int) -> int:
     return number
 
 
-def _put_together(skeleton: RunReport, entries: Iterator[dict[str, Any]]) -> Kept:
-    run = _Run(notes=list(skeleton.notes), problems=list(skeleton.problems))
-    try:
-        for entry in entries:
-            run.take(entry)
-    except DecodeError:
-        # What is damaged, and all after it, is passed over.
-        run.problems.append("the rest of the journal cannot be read")
+def _ending(state: events.State | None, under_way: tuple[Task, ...]) -> str:
+    if state is None:
+        return "ended in an unknown way: the journal's first line is damaged"
+    if state.exit_code is not None:
+        return f"exit code {state.exit_code}"
+    if state.cut is not None:
+        return "ended at an unknown place"
+    if under_way:
+        more = f" and {len(under_way) - 1} more at once" if len(under_way) > 1 else ""
+        return f"ended while measuring {events.what(under_way[0])}{more}"
+    return "ended between two steps"
+
+
+def _put_together(skeleton: RunReport, run: _Run) -> Kept:
+    state, damaged = run.state, run.damaged
+    # What the run did after the journal's end is unknown, unless it is the run's end too.
+    broke_off = state is not None and state.exit_code is None and state.cut is None
+    under_way = tuple(run.under_way.values()) if broke_off else ()
+    ending = _ending(state, under_way)
+    notes, problems = [*skeleton.notes, *run.notes], [*skeleton.problems, *run.problems]
+    cut = damage = None
+    if damaged:
+        held = "it held is" if damaged == 1 else "they held is"
+        damage = f"{damaged} {'line' if damaged == 1 else 'lines'} damaged: what {held} missing"
+        problems.append(f"read from a journal: {damage}")
+    if state is not None and state.cut is not None:
+        cut = f"the journal was cut off ({printable(state.cut)}): what was measured afterwards is unknown"
+        notes.append(cut)
+    if state is None or state.exit_code is None:
+        problems.append(f"read from a journal: the run {ending}")
     crashed = {
         number: finish(task, Status.CRASHED, reason="the command ended while this was measured")
         for number, task in run.under_way.items()
+        if broke_off
     }
-    kept = Kept(
-        report=skeleton, exit_code=run.exit_code, under_way=tuple(run.under_way.values()), mentioned=run.mentioned
-    )
-    if run.exit_code is None:
-        run.problems.append(f"read from a journal: the run {kept.ending}")
     found = crashed | run.found
     report = replace(
         skeleton,
-        notes=tuple(run.notes),
-        problems=tuple(run.problems),
+        notes=tuple(notes),
+        problems=tuple(problems),
         measurements=tuple(found[number] for number in sorted(found)),
     )
     if (messages := skeleton.kernel_messages) is not None and run.kernel:
         ended_s = max(messages.ended_s, run.kernel[-1].time_s)
         report = replace(report, kernel_messages=replace(messages, events=tuple(run.kernel), ended_s=ended_s))
-    return replace(kept, report=report)
+    return Kept(
+        report=report,
+        exit_code=None if state is None else state.exit_code,
+        under_way=under_way,
+        ending=ending,
+        cut=cut,
+        damage=damage,
+    )
 
 
 def earlier(folder: Path | None = None) -> list[Path]:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from egmctl import __version__
-from egmctl.files import state_folder, write_all
+from egmctl.files import open_regular, state_folder, write_all
 from egmctl.journal import events
 from egmctl.model.codec import to_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport, Task
 
-FILES_LIMIT = 50
+FILES_LIMIT = 20
 """Journals that a folder keeps; the oldest go first."""
-FOLDER_LIMIT = 256 << 20
-"""Bytes of all of them."""
 FILE_LIMIT = 32 << 20
 """Bytes of the longest one: what would come after that is not kept."""
 
-
-_OURS = re.compile(rf"bench-[0-9]{{8}}T[0-9]{{6}}Z-[0-9]+{re.escape(events.SUFFIX)}", re.ASCII)
+_OURS = re.compile(rf"bench-([0-9]{{6,9}})-[0-9]{{8}}T[0-9]{{6}}Z{re.escape(events.SUFFIX)}", re.ASCII)
 
 
 def journal_folder() -> Path:
@@ -53,15 +51,26 @@ class Journal:
         self._folders = folders
         self._clean = clean
         self._file: int | None = None
-        self._size = 0
+        self._state = events.State()
+        self._lines = 1
+        self._size = events.STATE_BYTES
 
     def begin(self, report: RunReport, steps: int) -> None:
         """Make the file, and remove the oldest ones of its folder."""
         self._file = self._made()
         first = {"schema": events.JOURNAL_SCHEMA, "egmctl": __version__, "bench": RunReport.SCHEMA, "steps": steps}
-        self._write(events.BEGIN, **first, result=to_json(self._clean(report)))
-        if self.path is not None:
-            prune(self.path.parent)
+        result = to_json(self._clean(report))
+        for _ in events.BEGIN_LINES:
+            self._write(events.BEGIN, **first, result=result)
+        if self.path is None:
+            return
+        if self._state.cut is not None:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            self.path = None
+            self.close()
+            return
+        prune(self.path.parent)
 
     def step(self, tasks: Sequence[tuple[int, Task]]) -> None:
         """Write that a step begins, and wait until the disk has that and all before it."""
@@ -88,7 +97,7 @@ class Journal:
 
     def end(self, exit_code: int) -> None:
         """Write that the run came to its end and its result is where it should be."""
-        self._write(events.END, exit_code=exit_code)
+        self._put(replace(self._state, exit_code=exit_code, lines=self._lines))
         self._flush()
         self.close()
 
@@ -104,11 +113,10 @@ class Journal:
             self.failure = self.failure or f"{self.path}: {error.strerror}"
 
     def _made(self) -> int | None:
-        name = f"bench-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{os.getpid()}{events.SUFFIX}"
         for folder in self._folders:
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                path, file = _new_file(folder)
             except OSError as error:
                 self.failure = f"{folder}: {error.strerror}"
                 continue
@@ -117,23 +125,22 @@ class Journal:
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             _flush_folder(folder)
-            self.path, self.failure = folder / name, None
+            self.path, self.failure = path, None
             return file
         return None
 
-    def _write(self, event: str, **more: Any) -> None:
-        if self._file is None:
+    def _write(self, event: str, **content: Any) -> None:
+        if self._file is None or self._state.cut is not None:
             return
-        line = json.dumps({"event": event, **more}, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        if self._size + len(line) > FILE_LIMIT and event != events.END:
-            line = json.dumps({"event": events.FULL}).encode() + b"\n"
-            self._fail(f"it is full at {FILE_LIMIT >> 20} MiB", line)
-            return
+        line = events.line(self._lines, event, content)
         try:
+            if self._size + len(line) > FILE_LIMIT:
+                raise OSError(errno.EFBIG, f"it is full at {FILE_LIMIT >> 20} MiB")
             write_all(self._file, line)
-            self._size += len(line)
         except OSError as error:
-            self._fail(error.strerror or "it cannot be written")
+            self._cut(error)
+            return
+        self._lines, self._size = self._lines + 1, self._size + len(line)
 
     def _flush(self) -> None:
         if self._file is None:
@@ -141,14 +148,60 @@ class Journal:
         try:
             os.fdatasync(self._file)
         except OSError as error:
-            self._fail(error.strerror or "it cannot be written")
+            self._cut(error)
 
-    def _fail(self, why: str, last: bytes = b"") -> None:
+    def _cut(self, error: OSError) -> None:
+        """End the journal after its last whole line; its first line then says why."""
+        why = error.strerror or "it cannot be written"
         self.failure = f"{self.path}: {why}"
-        if self._file is not None and last:
+        if self._file is not None:
             with contextlib.suppress(OSError):
-                write_all(self._file, last)
-        self.close()
+                os.ftruncate(self._file, self._size)
+        self._put(replace(self._state, lines=self._lines, cut=why))
+
+    def _put(self, state: events.State) -> None:
+        """Write the first line in its place, which needs no more room."""
+        self._state = state
+        if self._file is None:
+            return
+        try:
+            os.pwrite(self._file, events.state_line(state), 0)
+        except OSError as error:
+            self.failure = self.failure or f"{self.path}: {error.strerror}"
+
+
+def _new_file(folder: Path) -> tuple[Path, int]:
+    """Return the path and a descriptor of a new journal, which holds its first line.
+
+    Its number is above those of all others in the folder, as a clock may have been set back.
+
+    Raises
+    ------
+    OSError
+        If there is no room for it, or none can be made.
+    """
+    number = max(map(_number, journals(folder)), default=0) + 1
+    while True:
+        path = folder / f"bench-{number:06}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}{events.SUFFIX}"
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            break
+        except FileExistsError:
+            # Another run began in this second.
+            number += 1
+    try:
+        write_all(file, events.state_line(events.State()))
+    except OSError:
+        os.close(file)
+        path.unlink()
+        raise
+    return path, file
+
+
+def _number(path: Path) -> int:
+    """Return the number in a journal's name, 0 where it is not one that this module gives."""
+    match = _OURS.fullmatch(path.name)
+    return int(match[1]) if match else 0
 
 
 def _flush_folder(folder: Path) -> None:
@@ -166,15 +219,16 @@ def _flush_folder(folder: Path) -> None:
 def journals(folder: Path) -> list[Path]:
     """Return the journals of a folder, the oldest first."""
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == events.SUFFIX and path.is_file())
+        paths = [path for path in folder.iterdir() if path.suffix == events.SUFFIX and path.is_file()]
     except OSError:
         return []
+    return sorted(paths, key=lambda path: (_number(path), path.name))
 
 
 def at_work(path: Path) -> bool:
     """Say whether a journal is being written."""
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -184,29 +238,19 @@ def at_work(path: Path) -> bool:
 
 
 def prune(folder: Path) -> None:
-    """Remove the oldest journals of a folder that has too many, or too large ones; those at work stay.
+    """Remove the oldest journals of a folder that has too many; those at work stay.
 
     Only files that are named as this module names them: others have journals too, systemd among them.
     """
-    kept = size = 0
-    for path in reversed([path for path in journals(folder) if _OURS.fullmatch(path.name)]):
-        try:
-            kept, size = kept + 1, size + path.stat().st_size
-            if (kept > FILES_LIMIT or size > FOLDER_LIMIT) and not at_work(path):
+    for path in [path for path in journals(folder) if _number(path)][:-FILES_LIMIT]:
+        if not at_work(path):
+            with contextlib.suppress(OSError):
                 path.unlink()
-        except OSError:
-            continue
 
 
 def mention(path: Path) -> None:
     """Write that somebody was told of a run that did not end."""
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return
-    with contextlib.suppress(OSError):
-        try:
-            # The last line may be a part of one.
-            write_all(file, b"\n" + json.dumps({"event": events.MENTIONED}).encode() + b"\n")
-        finally:
-            os.close(file)
+    with contextlib.suppress(OSError), open(open_regular(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file:
+        state = events.state_of(file.read(events.STATE_BYTES))
+        if state is not None:
+            os.pwrite(file.fileno(), events.state_line(replace(state, mentioned=True)), 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.test_run import MIB, SMALL, TWO_GPUS, Bench, bench
+from tests.bench.test_run import FEW, MIB, SMALL, TWO_GPUS, Bench, bench
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.plugin import MakeFakeNode
 from tests.tiers import few
@@ -104,6 +104,22 @@ class TestCorruption:
         told = " ".join(ended.out.split())
         assert "CORRUPT host_numa_to_device_memcpy_ce NUMA1 -> GPU0: sample 0: 1 of 262144 words differ" in told
 
+    @pytest.mark.parametrize(
+        ("options", "copy"), [(SMALL, 5), ((*FEW, "--case", "device_to_device_atomic_add"), 1)], ids=["copy", "atomic"]
+    )
+    def test_a_result_of_the_check_that_is_damaged_itself_is_corrupt_data_too(
+        self, bench: Bench, options: tuple[str, ...], copy: int
+    ) -> None:
+        # The copy after those of the first sample fetches what its check found: 255 words, the first one nowhere.
+        run = bench("bench", "--numa", "1", "--gpus", "0-1", *options, faults=f"cuMemcpyAsync@{copy}=corrupt:0")
+        assert run.code == 1
+        corrupt, *others = run.result["measurements"]
+        assert corrupt["status"] == "corrupt"
+        assert corrupt["reason"] == (
+            "sample 0: the check's result is 0x00000000000000ff, not 0x0000000000000000; no wrong word was located"
+        )
+        assert {m["status"] for m in others} == {"ok"}
+
 
 class TestFailure:
     def test_the_list_of_the_workers_calls_is_complete(self, bench: Bench) -> None:
@@ -155,6 +171,22 @@ class TestFailure:
         assert run.code == 4
         assert run.statuses() == ["crashed"] + ["ok"] * 7
         assert "SIGSEGV in cuMemSetAccess" in run.result["measurements"][0]["reason"]
+
+    def test_a_worker_that_is_killed_while_it_is_set_up_costs_no_path(self, bench: Bench) -> None:
+        run = bench(*TWO_GPUS, faults="cuStreamCreate@1=kill:9,once")
+        assert run.code == 4
+        assert set(run.statuses()) == {"ok"}
+        (problem,) = run.result["problems"]
+        assert "died from SIGKILL in cuStreamCreate while it was set up; a new one took over" in problem
+
+    def test_workers_that_are_killed_one_after_the_other_while_they_are_set_up_cost_all(self, bench: Bench) -> None:
+        run = bench(*TWO_GPUS, faults="cuStreamCreate@1=kill:9")
+        assert run.code == 4
+        assert set(run.statuses()) == {"crashed"}
+        (reason,) = run.reasons()
+        assert reason.endswith("died from SIGKILL in cuStreamCreate")
+        assert run.result["problems"] == []
+        assert len({call.pid for call in run.node.calls("cuStreamCreate")}) == 2
 
     def test_a_gpu_that_cannot_be_opened_does_not_cost_the_others(self, bench: Bench) -> None:
         run = bench("bench", "--numa", "0", "--gpus", "0-2", *SMALL, faults="cuDevicePrimaryCtxRetain@2=error:999")

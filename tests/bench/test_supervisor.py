@@ -121,7 +121,7 @@ def test_a_soak_goes_on_after_a_crash_and_keeps_what_was_found(run: Supervise) -
 @pytest.mark.parametrize(
     ("fault", "status"), [("crash", Status.CRASHED), ("hang", Status.TIMED_OUT), ("raise", Status.FAILED)]
 )
-def test_a_worker_that_fails_at_setting_up_is_not_tried_again(run: Supervise, fault: str, status: Status) -> None:
+def test_workers_that_fail_at_setting_up_cost_all_tasks(run: Supervise, fault: str, status: Status) -> None:
     report = run(f"setup:{fault}", timeout_s=8 if fault == "hang" else 60)
     assert statuses(report) == [status] * 8
     assert {m.last_call for m in report.measurements} == {None if fault == "raise" else "cuInit"}

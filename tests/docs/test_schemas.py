@@ -83,8 +83,6 @@ def test_a_history_and_each_line_of_a_journal_fit_theirs(journal: Path) -> None:
     document = json.loads(run("history", "--journal", journal.parent, "--json").out)
     assert [one["ending"] for one in document["result"]["runs"]] == ["ended between two steps"]
     check(document, "history")
-    with journal.open("a") as file:
-        file.write('{"event": "full"}\n{"event": "end", "exit_code": 0}\n{"event": "mentioned"}\n')
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     for line in lines:
         check(line, "journal")

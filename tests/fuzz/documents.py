@@ -36,6 +36,7 @@ from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.conftest import ROOT
 from tests.fleet.test_views import REPORT
+from tests.journal.lines import stamped
 from tests.mutation import mutated
 from tests.replay.test_load import mutate
 from tests.saved.documents import bench_document, machine_of, measured_report
@@ -180,8 +181,9 @@ def _lines(content: bytes, choice: random.Random) -> bytes:
         try:
             entry = json.loads(lines[place])
             mutate(entry, choice, choice.choice(VALUES))
-            lines[place] = json.dumps(entry).encode() + b"\n"
-        except (ValueError, TypeError):
+            # The checksum fits: what is spoilt is the content.
+            lines[place] = stamped(entry)
+        except (ValueError, TypeError, KeyError):
             name, equals, _ = lines[place].partition(b"=")
             odd = (
                 b"1e999",

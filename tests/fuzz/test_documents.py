@@ -83,9 +83,9 @@ def faulty(words: Sequence[str], totals: Totals) -> str:
     totals.codes[ended.code] += 1
     totals.longest_s = max(totals.longest_s, took)
     totals.most_kib = most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # 4 of a fleet: nodes that could not be reached.
+    # 4 of a fleet: nodes that could not be reached; of a journal: damaged lines.
     if (
-        ended.code not in (0, 1, 2, 3, *([4] if words[0] == "fleet" else []))
+        ended.code not in (0, 1, 2, 3, *([4] if words[0] in ("fleet", "show") else []))
         or "Traceback" in ended.err
         or "please report it" in ended.err
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import json
@@ -10,6 +11,7 @@ import random
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from typing import Any
 import pytest
 
 from egmctl import saved
+from egmctl.cli import journal as commands
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder
+from egmctl.journal import events, write
 from egmctl.journal import read as reading
-from egmctl.journal import write
 from egmctl.journal.events import what
 from egmctl.journal.read import Kept, earlier, is_journal
 from egmctl.model.codec import ITEMS_LIMIT
@@ -32,6 +35,7 @@ from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.fuzz.documents import original
+from tests.journal.lines import changed, ended, with_state
 from tests.memory import most_bytes
 
 BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--copies", "2", *OPTIONS)
@@ -108,13 +112,14 @@ def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_s
 def test_what_was_under_way_is_named(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
     """A copy that hangs stands for a node that dies while it is at work."""
     lines = whole_journal(egmctl, env, folder).splitlines(keepends=True)
-    steps = [number for number, line in enumerate(lines) if b'{"event":"step"' in line]
-    kept = read(b"".join(lines[: steps[3] + 1]), "journal x")
+    steps = [number for number, line in enumerate(lines) if b'"event":"step"' in line]
+    part = with_state(b"".join(lines[: steps[3] + 1]))
+    kept = read(part, "journal x")
     (task,) = kept.under_way
     assert kept.ending == f"ended while measuring {task.path} by copy engine ({task.case})"
     assert kept.report.measurements[-1].status is Status.CRASHED
     path = folder / "cut.journal"
-    path.write_bytes(b"".join(lines[: steps[3] + 1]))
+    path.write_bytes(part)
     shown = egmctl("show", path)
     assert shown.code == 0
     assert f"the run ended while measuring {task.path}" in " ".join(shown.out.split())
@@ -136,19 +141,20 @@ def whole_journal(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -
 @pytest.fixture
 def content(tmp_path: Path) -> bytes:
     """Return the journal of a run that came to its end."""
-    return original("journal", tmp_path) + b'{"event":"end","exit_code":0}\n'
+    return ended(original("journal", tmp_path))
 
 
 @pytest.mark.long
 def test_cut_at_any_byte_it_is_read_up_to_there(content: bytes) -> None:
     assert is_journal(content)
-    first = content.index(b"\n")
+    content = with_state(content)
+    first = content.index(b"\n", events.STATE_BYTES)
     choice = random.Random(3)  # noqa: S311
     cuts = {first, first + 1, len(content) - 1, *(choice.randrange(len(content)) for _ in range(60))}
     for cut in sorted(cuts):
         part = content[:cut]
         if cut <= first:
-            with pytest.raises(UsageError, match="journal x ends before its first line does"):
+            with pytest.raises(UsageError, match="journal x: the lines that say what was to be measured are damaged"):
                 read(part, "journal x")
             continue
         kept = read(part, "journal x")
@@ -158,7 +164,7 @@ def test_cut_at_any_byte_it_is_read_up_to_there(content: bytes) -> None:
         assert kept.exit_code is None
 
 
-REST = "the rest of the journal cannot be read"
+ONE_LINE = "1 line damaged: what it held is missing"
 
 
 @pytest.mark.parametrize("damage", [b"\xff\x00", b"{", b'{"event":"measurement","number":1,"measu'])
@@ -167,11 +173,10 @@ def test_a_line_that_was_cut_costs_the_line_that_it_runs_into(content: bytes, da
     place = next(number for number, line in enumerate(lines) if number > 5 and measured([line]))
     kept = read(b"".join([*lines[:place], damage, *lines[place:]]), "journal x")
     assert len(kept.report.measurements) == len(measured(lines)) - 1
-    assert REST not in kept.report.problems
-    assert kept.exit_code == 0
+    assert (kept.exit_code, kept.damage) == (0, ONE_LINE)
 
 
-@pytest.mark.parametrize("damage", [b"[]\n", b"\n", b"{}\n", b'{"event":"of a newer egmctl","number":1}\n', b"NaN\n"])
+@pytest.mark.parametrize("damage", [b"[]\n", b"\n", b"{}\n", b"NaN\n"])
 def test_a_line_that_says_nothing_costs_nothing(content: bytes, damage: bytes) -> None:
     lines = content.splitlines(keepends=True)
     kept = read(b"".join([*lines[:6], damage, *lines[6:]]), "journal x")
@@ -181,19 +186,17 @@ def test_a_line_that_says_nothing_costs_nothing(content: bytes, damage: bytes) -
 SUMMARY = {"median": 1.0, "min": 1.0, "max": 1.0, "cv": None}
 
 
-def changed(line: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    entry = json.loads(line)
-    change(entry)
-    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-
-
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda _: b'{"event":"measurement","number":1,"measurement":1}\n',
-        lambda _: b'{"event":"step","tasks":[{"number":1e999,"task":{}}]}\n',
-        lambda _: b'{"event":"note","text":"\\ud800"}\n',
-        lambda _: b'{"event":"end","exit_code":"0"}\n',
+        lambda line: changed(line, lambda entry: entry.update(measurement=1)),
+        lambda line: changed(line, lambda entry: entry.update(event="step", tasks=[{"number": 1.5, "task": {}}])),
+        lambda line: changed(line, lambda entry: entry.update(event="note", text="\ud800")),
+        lambda line: changed(line, lambda entry: entry.update(event="note", text=1)),
+        lambda line: changed(line, lambda entry: entry.update(event="of another egmctl")),
+        lambda line: changed(line, lambda entry: entry.update(event=[])),
+        lambda line: changed(line, lambda entry: entry.update(line=10**12)),
+        lambda line: line.replace(b"0", b"1"),
         # What no document of the bench may have either.
         lambda line: changed(line, lambda entry: entry["measurement"].update(flows=[])),
         lambda line: changed(line, lambda entry: entry["measurement"]["flows_gb_s"].append({})),
@@ -204,24 +207,24 @@ def changed(line: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
         lambda line: changed(line, lambda entry: entry.update(number=True)),
     ],
 )
-def test_a_line_that_fits_nowhere_costs_what_comes_after_it(content: bytes, damage: Callable[[bytes], bytes]) -> None:
+def test_a_line_that_fits_nowhere_costs_what_it_holds(content: bytes, damage: Callable[[bytes], bytes]) -> None:
     lines = content.splitlines(keepends=True)
     place = next(number for number, line in enumerate(lines) if number > 5 and measured([line]))
-    kept = read(b"".join([*lines[:place], damage(lines[place]), *lines[place:]]), "journal x")
-    finished = [one for one in kept.report.measurements if one.reason != UNDER_WAY]
-    assert len(finished) == len(measured(lines[:place])) > 0
-    assert REST in kept.report.problems
-    assert kept.exit_code is None
+    kept = read(b"".join([*lines[:place], damage(lines[place]), *lines[place + 1 :]]), "journal x")
+    assert len(kept.report.measurements) == len(measured(lines)) - 1
+    assert kept.damage == ONE_LINE
+    assert kept.report.problems == (f"read from a journal: {ONE_LINE}",)
+    assert kept.exit_code == 0
 
 
 def test_a_step_that_fits_nowhere_was_not_under_way(content: bytes) -> None:
-    lines = content.splitlines(keepends=True)
-    place = next(number for number, line in enumerate(lines) if b'"event":"step"' in line and measured(lines[:number]))
+    lines = with_state(content).splitlines(keepends=True)
+    place = max(number for number, line in enumerate(lines) if b'"event":"step"' in line)
     damaged = changed(lines[place], lambda entry: entry["tasks"][0]["task"].update(flows=[]))
-    kept = read(b"".join([*lines[:place], damaged, *lines[place:]]), "journal x")
-    assert REST in kept.report.problems
-    assert {len(one.flows) for one in kept.report.measurements} <= {1, 2}
-    assert len(kept.report.measurements) == len(measured(lines[:place]))
+    kept = read(b"".join([*lines[:place], damaged, *lines[place + 1 :]]), "journal x")
+    assert kept.damage == ONE_LINE
+    assert kept.under_way == ()
+    assert len(kept.report.measurements) == len(measured(lines))
 
 
 def measured(lines: Sequence[bytes]) -> set[int]:
@@ -242,9 +245,9 @@ def measured(lines: Sequence[bytes]) -> set[int]:
 def test_its_first_line_is_held_against_the_rules_for_every_document(
     egmctl: RunEgmctl, tmp_path: Path, content: bytes, change: Callable[[dict[str, Any]], None], sentence: str
 ) -> None:
-    first, *rest = content.splitlines(keepends=True)
+    state, first, *rest = content.splitlines(keepends=True)
     path = tmp_path / "kept.journal"
-    path.write_bytes(b"".join([changed(first, lambda entry: change(entry["result"])), *rest]))
+    path.write_bytes(b"".join([state, changed(first, lambda entry: change(entry["result"])), *rest]))
     shown, listed = egmctl("show", path), egmctl("history", "--journal", tmp_path)
     assert (shown.code, listed.code) == (2, 0)
     assert sentence in shown.err
@@ -255,23 +258,43 @@ def test_its_first_line_is_held_against_the_rules_for_every_document(
 def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
     content = whole_journal(egmctl, env, folder)
     (path,) = earlier(folder)
-    path.write_bytes(content[:-20_000])
+    path.write_bytes(with_state(content[:-20_000]))
     ending = load_journal(path).ending
     sentence = f"egmctl: an earlier bench {ending}; 'egmctl show {path}' shows its results\n"
     assert egmctl(*BENCH, env=env).err == sentence
     assert egmctl(*BENCH, env=env).err == ""
-    assert load_journal(path).mentioned
 
 
-def test_its_last_line_says_whether_there_is_something_to_tell(content: bytes, tmp_path: Path) -> None:
+def test_there_is_something_to_tell_of_a_run_that_did_not_end_once(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "kept.journal"
-    for end in (*range(len(content) - 300, len(content) + 1), *range(0, len(content), len(content) // 20)):
-        path.write_bytes(content[:end])
-        assert reading.needs_no_telling(path) == (end == len(content)), end
-    path.write_bytes(content[:-1])
+    path.write_bytes(content)
+    assert reading.to_tell(path) is None
+    lines = with_state(content).splitlines(keepends=True)
+    for number in range(3, len(lines)):
+        path.write_bytes(b"".join(lines[:number]) + lines[number][:99])
+        assert reading.to_tell(path) == load_journal(path).ending, number
     write.mention(path)
-    assert reading.needs_no_telling(path)
-    assert not reading.needs_no_telling(tmp_path / "not there")
+    assert reading.to_tell(path) is None
+    assert "the run ended" in load_journal(path).report.problems[-1]
+    assert reading.to_tell(tmp_path / "not there") is None
+
+
+def test_the_end_of_a_large_one_is_told_without_reading_it_all(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "kept.journal"
+    lines = with_state(content).splitlines(keepends=True)
+    steps = [line for line in lines if b'"event":"step"' in line]
+    with path.open("wb") as file:
+        file.write(b"".join(lines[:-1]))
+        file.truncate(write.FILE_LIMIT - len(steps[-1]))
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + steps[-1])
+    began = time.process_time()
+    ending = reading.to_tell(path)
+    assert time.process_time() - began < 0.5
+    assert ending is not None
+    assert ending.startswith("ended while measuring ")
+    path.write_bytes(b"".join(lines[:-1]) + b"\0" * write.FILE_LIMIT)
+    assert reading.to_tell(path) == "did not end"
 
 
 @pytest.mark.long
@@ -304,21 +327,49 @@ def test_it_holds_nothing_private(egmctl: RunEgmctl, fake_node: MakeFakeNode, tm
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
     for number in range(write.FILES_LIMIT + 5):
-        (tmp_path / f"bench-20261122T0000{number:02}Z-1.journal").write_text("x" * 100)
+        (tmp_path / f"bench-{number + 1:06}-20261122T0000{59 - number % 60:02}Z.journal").write_text("x" * 100)
     return tmp_path
 
 
-def test_the_oldest_go_and_those_at_work_stay(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write.prune(many)
-    names = [path.name for path in write.journals(many)]
-    assert len(names) == write.FILES_LIMIT
-    assert names[0] == "bench-20261122T000005Z-1.journal"
-    monkeypatch.setattr(write, "FOLDER_LIMIT", 350)
-    at_work = write.journals(many)[0]
-    with at_work.open("rb") as file:
+def test_the_oldest_go_and_those_at_work_stay(many: Path) -> None:
+    """Oldest by their number, whatever the clock said."""
+    first = write.journals(many)[0]
+    with first.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         write.prune(many)
-    assert [path.name for path in write.journals(many)] == [names[0], *names[-3:]]
+    numbers = [int(path.name.split("-")[1]) for path in write.journals(many)]
+    assert numbers == [1, *range(6, write.FILES_LIMIT + 6)]
+
+
+def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(write.FILES_LIMIT):
+        (tmp_path / f"bench-{number + 1:06}-20991231T2359{number:02}Z.journal").write_bytes(content)
+    report = read(content, "it").report
+    for _ in range(2):
+        journal = write.Journal([tmp_path], lambda part: part)
+        journal.begin(dataclasses.replace(report, measurements=(), problems=()), 3)
+        journal.close()
+        assert journal.path is not None
+        assert earlier(tmp_path)[-1] == journal.path, "it is the latest one, though its time is not"
+        told: list[str] = []
+        monkeypatch.setattr(commands, "say", told.append)
+        commands._mention(tmp_path)
+        assert told == [f"an earlier bench ended between two steps; 'egmctl show {journal.path}' shows its results"]
+
+
+def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "bench-000001-20261122T000000Z.journal"
+    os.mkfifo(path)
+    began = time.monotonic()
+    assert not write.at_work(path)
+    assert reading.to_tell(path) is None
+    assert not reading.ended(path)
+    write.mention(path)
+    with pytest.raises(UsageError, match="cannot be read: it is not a regular file"):
+        load_journal(path)
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.long
@@ -338,9 +389,12 @@ def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder:
     assert done.returncode == 0
     assert "the run's journal ends early: " in done.stderr
     (path,) = earlier(folder)
-    assert path.stat().st_size < path.read_bytes().index(b"\n") + room + 100
+    begins = path.read_bytes().splitlines(keepends=True)[:3]
+    assert path.stat().st_size <= sum(map(len, begins)) + room
     kept = load_journal(path)
-    assert "the journal was full here" in kept.report.notes
+    cut = "the journal was cut off (it is full at 0 MiB): what was measured afterwards is unknown"
+    assert kept.report.notes[-1] == cut
+    assert (kept.exit_code, kept.damage, kept.report.problems) == (0, None, ())
     assert 0 < len(kept.report.measurements) < len(json.loads(done.stdout)["result"]["measurements"])
 
 
@@ -378,12 +432,13 @@ def test_earlier_runs_are_listed_and_compared_without_their_names(
     ],
 )
 def test_what_calls_itself_a_journal_costs_little(name: str, piece: bytes) -> None:
-    head = b'{"event":"begin","schema":"egmctl.journal/1","x":['
-    content = head + piece * ((write.FILE_LIMIT - 100) // len(piece)) + b"0]}\n"
+    head = b'{"line":1,"event":"begin","schema":"egmctl.journal/1","x":['
+    body = head + piece * ((write.FILE_LIMIT - 100) // len(piece)) + b"0]"
+    content = body + b',"crc32":"%08x"}\n' % zlib.crc32(body)
     assert is_journal(content), name
 
     def refused() -> None:
-        with pytest.raises(UsageError, match=r"journal x (is larger than any journal|ends before its first line)"):
+        with pytest.raises(UsageError, match=r"journal x(: the lines that say| is larger than any journal)"):
             read(content, "journal x")
 
     assert most_bytes(refused) < 150 << 20

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import Window
 from egmctl.bench.case import End
 from egmctl.bench.engines.transfer import THREADS, Destination, Move, Mover, TransferEngine
 from egmctl.driver.cuda import call
-from egmctl.gpu.pattern import WORD_BYTES, Check, Difference
-from egmctl.gpu.results import read_words
+from egmctl.gpu.pattern import WORD_BYTES, Check, Region, first_difference
 from egmctl.gpu.timing import FlowParts
 from egmctl.model.measurement import Verification
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
-
-_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +51,9 @@ class CountAdditions:
         kernels.launch("verify_counts", stream.handle, grid, THREADS, *arguments)
         result.fetch()
 
-        def finish() -> Difference | None:
-            count, inverse = result.words()
-            if count == 0:
-                return None
-            first = inverse ^ _MASK
-            (found,) = read_words(stream, address + first * WORD_BYTES, 1)
-            expected = passes // part.slots + (first // words < passes % part.slots)
-            return Difference(count, part.offset_bytes + first * WORD_BYTES, expected, found)
-
-        return finish
+        region = Region(address, part.size_bytes, seed=0, offset_bytes=part.offset_bytes)
+        whole, rest = divmod(passes, part.slots)
+        return partial(first_difference, stream, result, region, lambda first: whole + (first // words < rest))
 
     def check_mover(self, mover: Mover, part: Window, passes: int) -> None:  # noqa: ARG002
         return None
