@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda: bool = True, pid: int = 0) -> Machine:
-    """Return the live node or the machine to replay, and say on standard error if it was recorded elsewhere.
+    """Return the live node or the machine to replay; say on standard error what takes long, or that it is recorded.
 
     Parameters
     ----------
@@ -28,10 +28,13 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
     UsageError
         If there is no such machine or process.
     """
-    from egmctl.api import machine as api
+    from egmctl.facts.collect import collect
+    from egmctl.facts.replay import load
     from egmctl.model.machine import OriginKind
 
-    seen = api.read_machine(name, sections=sections, cuda=cuda, pid=pid)
+    if name is None:
+        return collect(sections, cuda=cuda, pid=pid, on_wait=None if quiet else say)
+    seen = load(name)
     if seen.origin.kind is OriginKind.RECORDED and not quiet:
         say(f"replaying the recorded machine {seen.origin.name}, not this node")
     return seen

@@ -8,7 +8,7 @@ from typing import Any
 
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus
-from egmctl.model.machine import Gpu, Machine, Reason
+from egmctl.model.machine import Gpu, Machine, Reason, Record
 
 Judge = Callable[[Machine, Scope], Iterable[Finding]]
 
@@ -66,6 +66,27 @@ def skipped(why: str, **more: Any) -> Finding:
 def unknown(why: str, **more: Any) -> Finding:
     """It concerns this machine and is unknown."""
     return Finding(status=Status.UNKNOWN, summary=why, **more)
+
+
+def gap(record: Record | None, *names: str, newer: bool = False) -> str:
+    """Return why the first of these fields was not read; empty where all were, or there is no such thing to read.
+
+    Parameters
+    ----------
+    newer
+        Fields that recordings of before them do not state: there nobody could look at them.
+    """
+    nothing = {Reason.NOT_SUPPORTED, Reason.DRIVER_TOO_OLD} | ({Reason.NOT_STATED} if newer else set())
+    for name in names:
+        if record is None:
+            return "not read"
+        if getattr(record, name) is None:
+            why = record.unread.get(name)
+            if why is None:
+                return "" if newer else "not read"
+            if why.reason not in nothing:
+                return why.detail or why.reason.value
+    return ""
 
 
 def unreported(gpus: Sequence[Gpu], name: str, what: str, not_supported: str) -> Finding:

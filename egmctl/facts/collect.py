@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,7 +37,18 @@ LIBRARY_SECTIONS = frozenset({"gpus", "pairs", "driver"})
 """The sections that NVML and CUDA are asked for."""
 
 
-def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = True, pid: int = 0) -> Machine:
+WAIT_UNTOLD_S = 5.0
+"""How long a library is waited for silently."""
+
+
+def collect(
+    sections: Iterable[str],
+    *,
+    deadline_s: float = 60.0,
+    cuda: bool = True,
+    pid: int = 0,
+    on_wait: Callable[[str], None] | None = None,
+) -> Machine:
     """Read sections of this node.
 
     Parameters
@@ -52,6 +64,8 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
     pid
         The process that is asked about instead of this one: its cgroups, environment, limits and, for root, its access
         to device nodes. What NVML and CUDA say stays this process' own view.
+    on_wait
+        Takes, from another thread, a sentence on what is waited for where that takes long.
 
     Returns
     -------
@@ -63,13 +77,18 @@ def collect(sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = T
     UsageError
         If there is no such section, or no such process, or it ended meanwhile: its number may be another's by now.
     """
-    with reading(sections, deadline_s=deadline_s, cuda=cuda, pid=pid) as machine:
+    with reading(sections, deadline_s=deadline_s, cuda=cuda, pid=pid, on_wait=on_wait) as machine:
         return machine()
 
 
 @contextmanager
 def reading(
-    sections: Iterable[str], *, deadline_s: float = 60.0, cuda: bool = True, pid: int = 0
+    sections: Iterable[str],
+    *,
+    deadline_s: float = 60.0,
+    cuda: bool = True,
+    pid: int = 0,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Iterator[Callable[..., Machine]]:
     """Begin to read this node: two children ask NVML and CUDA, which takes half a second, while the caller goes on.
 
@@ -84,6 +103,7 @@ def reading(
     started = _attempt(lambda: process.start_time(root, pid))
     with ExitStack() as children:
         node = _Node(root, asked, deadline_s, children, cuda=cuda, pid=pid)
+        node.on_wait = on_wait
 
         def machine(*more: str) -> Machine:
             with children:
@@ -154,7 +174,8 @@ class _Node:
         self, root: Root, asked: tuple[str, ...], deadline_s: float, children: ExitStack, *, cuda: bool, pid: int
     ) -> None:
         self.root, self.pid = root, pid
-        self._deadline = time.monotonic() + deadline_s
+        self.on_wait: Callable[[str], None] | None = None
+        self._begun, self._deadline_s = time.monotonic(), deadline_s
         if LIBRARY_SECTIONS.isdisjoint(asked):
             return
         # As root, NVML and CUDA may make the nodes that are missing: looking comes first.
@@ -167,13 +188,13 @@ class _Node:
 
     @cached_property
     def nvml(self) -> NvmlFacts:
-        return gpus.nvml_facts(self._answer(self._nvml_child))
+        return gpus.nvml_facts(self._answer("NVML", self._nvml_child))
 
     @cached_property
     def cuda(self) -> CudaFacts:
         if self._cuda_child is None:
             return gpus.no_cuda_facts(Unread(reason=Reason.NOT_ASKED))
-        return gpus.cuda_facts(self._answer(self._cuda_child))
+        return gpus.cuda_facts(self._answer("CUDA", self._cuda_child))
 
     @cached_property
     def functions(self) -> tuple[PciFunction, ...]:
@@ -211,13 +232,28 @@ class _Node:
             unread={**files.unread, **unread, **(seen.unread if seen else {})},
         )
 
-    def _answer(self, child: launch.Child | ChildFailed) -> JsonValue | ChildFailed:
+    def _answer(self, library: str, child: launch.Child | ChildFailed) -> JsonValue | ChildFailed:
         if isinstance(child, ChildFailed):
             return child
+
+        def tell() -> None:
+            if self.on_wait is not None:
+                call = child.last_call()
+                self.on_wait(
+                    f"waiting for {library}{f', which is in {call}' if call else ''}: GPUs without persistence mode "
+                    f"take long to initialise; it is given up after {self._deadline_s:.0f} s"
+                )
+
+        waited = time.monotonic() - self._begun
+        timer = threading.Timer(max(0.0, WAIT_UNTOLD_S - waited), tell)
+        timer.daemon = True
+        timer.start()
         try:
-            return child.result(max(0.0, self._deadline - time.monotonic()))
+            return child.result(max(0.0, self._deadline_s - waited))
         except ChildFailed as error:
             return error
+        finally:
+            timer.cancel()
 
 
 def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launch.Child | ChildFailed:

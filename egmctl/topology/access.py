@@ -245,6 +245,12 @@ def nvml_failure(machine: Machine) -> LibraryFailure | None:
     return driver.nvml_failure or _failure(driver, "nvml_error", driver.nvml_error, "nvmlInit")
 
 
+def without_nvml(machine: Machine, names: str) -> str:
+    """Say why NVML tells nothing of these GPUs: it failed as a whole, or it does not list them."""
+    failed = nvml_failure(machine)
+    return f"NVML {failed.words}" if failed else f"NVML does not list {names}"
+
+
 def cuda_failure(machine: Machine) -> LibraryFailure | None:
     """Return how CUDA failed as a whole; ``None`` where it answered or was not asked."""
     driver = machine.driver or Driver()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine, Reason
-from egmctl.topology.access import nvml_failure, obstacle
+from egmctl.topology.access import obstacle, without_nvml
 
 
 class C2c(StrEnum):
@@ -64,8 +64,7 @@ def egm(machine: Machine, gpu: Gpu) -> Egm:
     if stopped is not None:
         return Egm(None, stopped.cause)
     if gpu.nvml is None:
-        failed = nvml_failure(machine)
-        return Egm(None, f"NVML {failed.words}" if failed else "NVML does not list it")
+        return Egm(None, without_nvml(machine, "it"))
     bit = gpu.nvml.egm_capable
     if bit is False:
         return Egm(False, "the EGM capability bit is clear")

@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from egmctl.model.machine import Gpu, Machine, Nic, NumaKind, NvLink, Pair, PciFunction, Reason
 from egmctl.model.route import LinkClass
+from egmctl.topology.access import without_nvml
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
             through=pairs[0].nvlink_through,
             pci=pci,
         )
-    if not counts and not _has_no_nvlink(first) and not _has_no_nvlink(second):
+    if not counts and not has_no_nvlink(first) and not has_no_nvlink(second):
         unlisted = [f"GPU{gpu.index}" for gpu in (first, second) if gpu.nvml is None]
-        why = f"NVML does not list {' and '.join(unlisted)}" if unlisted else "NVML does not report the NVLinks"
+        why = without_nvml(machine, " and ".join(unlisted)) if unlisted else "NVML does not report the NVLinks"
         return Link(kind=LinkClass.UNKNOWN, pci=pci, reason=why, unlisted=bool(unlisted))
     return Link(kind=pci, nvlinks=0, pci=pci, reason=reason)
 
@@ -136,9 +137,10 @@ def cpu_node_ids(machine: Machine) -> tuple[int, ...]:
 
 
 def active_nvlinks(gpu: Gpu) -> int | None:
-    """Return how many of a GPU's NVLinks are active; ``None`` where NVML did not say."""
+    """Return how many of a GPU's NVLinks are active; ``None`` where NVML did not say it of each of them."""
     links = gpu.nvml.nvlinks if gpu.nvml else None
-    return None if links is None else sum(bool(link.active) for link in links)
+    states = None if links is None else [link.active for link in links]
+    return None if states is None or None in states else sum(map(bool, states))
 
 
 def nvlinks_between(first: Gpu, second: Gpu) -> tuple[NvLink, ...]:
@@ -156,7 +158,7 @@ def nvlink_joins(machine: Machine, first: Gpu, second: Gpu) -> bool:
     pairs = [p for p in (machine.pair(first.bus_id, second.bus_id), machine.pair(second.bus_id, first.bus_id)) if p]
     if any(pair.nvlink_count for pair in pairs) or nvlinks_between(first, second):
         return True
-    if _has_no_nvlink(first) or _has_no_nvlink(second):
+    if has_no_nvlink(first) or has_no_nvlink(second):
         return False
     gpus = machine.gpus or ()
     if machine.switches or any(link.remote_type == "switch" for gpu in gpus for link in nvlinks_of(gpu)):
@@ -172,7 +174,7 @@ def _lacks_nvlinks(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
 
     In a mesh all lack those to a GPU whose links are down; of a bridge, which leads to one GPU, the other end does.
     """
-    down = [link for link in nvlinks_of(gpu) if not link.active]
+    down = [link for link in nvlinks_of(gpu) if link.active is False]
     if not any(link.remote_bus_id is None for link in down):
         return False
     usual = max((active_nvlinks(other) or 0 for other in gpus if other.name == gpu.name), default=0)
@@ -188,7 +190,8 @@ def nvlinks_of(gpu: Gpu) -> tuple[NvLink, ...]:
     return (gpu.nvml.nvlinks if gpu.nvml else None) or ()
 
 
-def _has_no_nvlink(gpu: Gpu) -> bool:
+def has_no_nvlink(gpu: Gpu) -> bool:
+    """Say whether NVML says that a GPU has no NVLinks."""
     if gpu.nvml is None:
         return False
     unsupported = [gpu.nvml.unread.get(name) for name in ("nvlinks", "nvlink_count")]

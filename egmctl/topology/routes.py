@@ -181,7 +181,9 @@ def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
         elif isinstance(nvlinks, int):
             possible.append((nvlinks, owner))
         else:
-            wrong.setdefault(RouteKind.UNKNOWN, []).append(f"{name}: NVML does not report the NVLinks to it")
+            wrong.setdefault(RouteKind.UNKNOWN, []).append(
+                f"{name}: NVML does not report the NVLinks to it, or its P2P state"
+            )
     if possible:
         most = max(nvlinks for nvlinks, _ in possible)
         best = [owner for nvlinks, owner in possible if nvlinks == most]
@@ -206,11 +208,11 @@ def _peer_nvlinks(machine: Machine, gpu: Gpu, owner: Gpu) -> int | Obstacle | No
     if link.nvlinks == 0:
         return Obstacle(Block.NVLINK_DOWN, "no NVLink to it is up")
     pair = machine.pair(gpu.bus_id, owner.bus_id)
-    for index in ("read", "write", "nvlink"):
-        status = pair.p2p_status.get(index) if pair else None
-        if status is not None and status != "OK":
-            return Obstacle(Block.NO_P2P, f"P2P {index} to it is {status}")
-    return link.nvlinks
+    states = {name: pair.p2p_status.get(name) if pair else None for name in ("read", "write", "nvlink")}
+    for name, status in states.items():
+        if status not in (None, "OK"):
+            return Obstacle(Block.NO_P2P, f"P2P {name} to it is {status}")
+    return None if None in states.values() else link.nvlinks
 
 
 def _system_memory(machine: Machine, gpu: Gpu, node: int, reason: str) -> HostRoute:

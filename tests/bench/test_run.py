@@ -212,7 +212,7 @@ def test_without_nvml_copies_are_measured_and_nobody_claims_egm(egmctl: RunEgmct
     assert {m["status"] for m in measurements} == {"ok"}
     routes = [flow["route"] for m in measurements for flow in m["flows"]]
     assert {route["egm"] for route in routes} == {None, "unknown"}
-    assert "NVML does not list GPU0" in {route["egm_reason"] for route in routes}
+    assert "NVML is missing: the library cannot be loaded" in {route["egm_reason"] for route in routes}
     assert {hop["nominal_gb_s"] for route in routes for hop in route["hops"]} == {None}, "and no rate is invented"
 
 

@@ -11,8 +11,10 @@ from egmctl.doctor.checks.nvlink import MAX_EFFECTIVE_BER
 from egmctl.facts.nvml_links import ber
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine, Reason, Unread
+from egmctl.topology.links import active_nvlinks
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, run, run_one, shipped, with_card
+from tests.doctor.unread import without
 
 HGX = shipped("hgx-h200x4")
 
@@ -95,6 +97,65 @@ class TestStates:
         station = with_card(healthy())
         station = patched(station, "gpus[4].nvml", nvlinks=(), nvlink_count=0)
         assert verdicts("nvlink.links", station) == {(Status.PASS, "GPU0-3")}
+
+
+class TestCounts:
+    """A GPU without links is judged by its siblings, and where they have none either by its board."""
+
+    def test_one_without_links_beside_siblings_that_have_them_fails(self) -> None:
+        machine = patched(HGX, "gpus[1].nvml", nvlinks=(), nvlink_count=0)
+        assert verdicts("nvlink.links", machine) == {(Status.FAIL, "GPU1"), (Status.PASS, "GPU0,2-3")}
+        (found,) = [one for one in run("nvlink.links", machine) if one.status is Status.FAIL]
+        assert found.summary == "0 of 18 NVLinks are active"
+
+    def test_one_whose_count_was_not_read_is_unknown(self) -> None:
+        machine = unread(HGX, 1, "nvlinks", "nvlink_count")
+        assert verdicts("nvlink.links", machine) == {(Status.UNKNOWN, "GPU1"), (Status.PASS, "GPU0,2-3")}
+        assert verdicts("nvlink.errors", machine) == {(Status.UNKNOWN, "GPU1"), (Status.PASS, "GPU0,2-3")}
+
+    @pytest.mark.parametrize("links", [(), None])
+    def test_a_board_that_has_18_and_shows_none_fails(self, links: tuple[()] | None) -> None:
+        unsupported = {"nvlinks": Unread(reason=Reason.NOT_SUPPORTED)} if links is None else {}
+        machine = patched(HGX, "gpus[*].nvml", nvlinks=links, nvlink_count=0, unread=unsupported)
+        assert verdicts("nvlink.links", machine) == {(Status.FAIL, "GPU0-3")}
+
+    def test_another_product_without_links_has_none(self) -> None:
+        machine = patched(HGX, "gpus[*].nvml", name="NVIDIA H100 PCIe", nvlinks=(), nvlink_count=0)
+        assert verdicts("nvlink.links", machine) == {(Status.SKIP, "")}
+
+    @pytest.mark.parametrize(
+        ("path", "change", "reason"),
+        [
+            ("driver", {"module_parameters": {"NvLinkDisable": "1"}}, "a module parameter disables NVLink"),
+            ("driver", {"nvlink_bandwidth_mode": "off"}, "bandwidth mode is OFF"),
+            ("gpus[*].nvml.fabric", {"state": "not-supported"}, "partition without NVLinks"),
+            ("", {"gpus": (HGX.gpus or ())[:1]}, "one GPU, without peers"),
+        ],
+    )
+    def test_none_where_something_takes_them_away_is_a_warning(
+        self, path: str, change: dict[str, Any], reason: str
+    ) -> None:
+        machine = patched(HGX, path, **change)
+        machine = patched(machine, "gpus[*].nvml", nvlinks=(), nvlink_count=0, virtualization="passthrough")
+        (found,) = run("nvlink.links", machine)
+        assert (found.status, reason in found.cause) == (Status.WARN, True), found
+
+    def test_a_link_whose_state_was_not_read_is_neither_up_nor_down(self) -> None:
+        (gpu, *_), why = HGX.gpus or (), {"active": Unread(reason=Reason.FAILED)}
+        machine = patched(HGX, "gpus[0].nvml.nvlinks[5]", active=None, unread=why)
+        assert verdicts("nvlink.links", machine) == {(Status.UNKNOWN, "GPU0"), (Status.PASS, "GPU1-3")}
+        assert (active_nvlinks(gpu), active_nvlinks((machine.gpus or ())[0])) == (18, None)
+
+    @pytest.mark.parametrize("name", ["recovery_errors", "replay_errors", "crc_errors"])
+    def test_two_counters_of_three_are_not_enough_for_no_errors(self, name: str) -> None:
+        why = {"counters": Unread(reason=Reason.NOT_SUPPORTED), name: Unread(reason=Reason.FAILED)}
+        machine = patched(HGX, "gpus[3].nvml.nvlinks[0]", unread=why, **{name: None})
+        assert verdicts("nvlink.errors", machine) == {(Status.UNKNOWN, "GPU3"), (Status.PASS, "GPU0-2")}
+
+
+def unread(machine: Machine, gpu: int, *names: str) -> Machine:
+    """Return the machine where fields of NVML's record of one GPU failed."""
+    return without(machine, [("gpus", gpu, "nvml", name) for name in names])
 
 
 class TestBandwidthModes:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,14 +71,13 @@ def calls(node: FakeNode) -> list[str]:
 
 
 def outcomes(
-    node: FakeNode, plans: list[str], timeout_s: float = 30, at_once: int = 6
+    node: FakeNode, plans: list[str], timeout_s: float = 30, at_once: int = 6, target: str = "egmctl.facts.nvml:read"
 ) -> Iterator[tuple[str, JsonValue | ChildFailed]]:
-    """Ask NVML once under each fault plan, several at a time with one deadline."""
+    """Ask NVML, or CUDA, once under each fault plan, several at a time with one deadline."""
     waiting = iter(plans)
     while batch := list(islice(waiting, at_once)):
         children = [
-            launch.spawn("egmctl.facts.nvml:read", {"pairs": True}, environment=node.environment(plan), grace_s=0)
-            for plan in batch
+            launch.spawn(target, {"pairs": True}, environment=node.environment(plan), grace_s=0) for plan in batch
         ]
         deadline = time.monotonic() + timeout_s
         for plan, child in zip(batch, children, strict=True):
@@ -125,7 +125,7 @@ def test_every_call_that_ends_or_holds_the_process_is_named(node: FakeNode, heal
     names = [name for name in calls(node) if name not in ("nvmlErrorString", "nvmlShutdown")]
     assert len(names) > 30
     # Those that hang cost no time of a CPU.
-    patience: dict[str, int] = {"timeout_s": 8, "at_once": 24} if how == "timed-out" else {}
+    patience: dict[str, Any] = {"timeout_s": 8, "at_once": 24} if how == "timed-out" else {}
     plans = {f"{name}={ENDS[how]}": name for name in names}
     for plan, outcome in outcomes(node, list(plans), **patience):
         found = diagnosed(healthy, outcome)
@@ -173,7 +173,7 @@ def test_one_lost_gpu_is_a_fault_and_moves_no_number(node: FakeNode, healthy: Ma
     assert [(gpu.index, gpu.nvml is None) for gpu in (first, second)] == [(0, True), (1, False)]
     assert roots(found) == ["dev.count-consistency"]
     (lost,) = [one for one in found.findings if one.check == "dev.count-consistency"]
-    assert (lost.place.label, lost.summary) == ("GPU0", "NVML counts them and cannot open them")
+    assert (lost.place.label, lost.summary) == ("GPU0", "NVML counts it and cannot open it")
 
 
 def test_no_child_can_be_started(node: FakeNode) -> None:
@@ -208,3 +208,29 @@ def test_the_library_is_missing(egmctl: RunEgmctl, tmp_path: Path) -> None:
     done = egmctl("doctor", env=FakeNode("hgx-h200x4", tmp_path, libraries=(CUDA,)).environment())
     assert done.code == 1
     assert "NVML is missing" in " ".join(done.out.split())
+
+
+@pytest.mark.long
+def test_who_waits_for_nvml_is_told_what_for(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    """A GPU without persistence mode may take longer than 5 s to initialise; one that hangs is given up at 60 s."""
+    node = fake_node("hgx-h200x4")
+    started = time.monotonic()
+    done = egmctl("doctor", "--check", "drv.libraries", env=node.environment(faults="nvmlInit=hang"))
+    assert 55 < time.monotonic() - started < 90
+    assert (done.code, "NVML did not answer in time, it hangs in nvmlInit" in " ".join(done.out.split())) == (1, True)
+    assert done.err == (
+        "egmctl: waiting for NVML, which is in nvmlInit: GPUs without persistence mode take long to initialise; it is "
+        "given up after 60 s\n"
+    )
+
+
+@pytest.mark.long
+def test_a_child_of_nvml_that_was_killed_is_no_gpu_that_is_not_listed(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode
+) -> None:
+    environment = fake_node("hgx-h200x4").environment(faults="nvmlDeviceGetUUID=kill:9")
+    told = [egmctl(command, env=environment) for command in ("doctor", "topo")]
+    dry = egmctl("bench", "--dry-run", "--suite", "quick", env=environment)
+    assert "NVML crashed in nvmlDeviceGetUUID" in " ".join(told[0].out.split())
+    for done in (*told, dry):
+        assert "NVML does not list" not in " ".join((done.out + done.err).split()), done

@@ -75,7 +75,7 @@ class TestCount:
 
     def test_listed_by_nvml_and_not_by_cuda(self) -> None:
         found = run_one(COUNT, lost_by(HGX, 1, "cuda"))
-        assert (found.status, found.summary) == (Status.FAIL, "NVML lists them but CUDA does not")
+        assert (found.status, found.summary) == (Status.FAIL, "NVML lists it but CUDA does not")
 
     @pytest.mark.parametrize("why", list(Reason))
     def test_no_gpu_that_can_be_used_is_never_a_pass_whatever_the_reason(self, why: Reason) -> None:
@@ -89,7 +89,7 @@ class TestCount:
         lost = {"nvml": Unread(reason=Reason.FAILED, detail="GPU 1: nvmlDeviceGetHandleByIndex: 15 (GPU is lost)")}
         found = run_one(COUNT, patched(HGX, "gpus[1]", nvml=None, cuda=None, unread=lost))
         assert (found.status, found.place.ids) == (Status.FAIL, (bus_id(HGX, 1),))
-        assert found.summary == "NVML counts them and cannot open them"
+        assert found.summary == "NVML counts it and cannot open it"
 
     def test_no_gpu(self) -> None:
         assert run_one(COUNT, dataclasses.replace(HGX, gpus=())).status is Status.SKIP

@@ -164,8 +164,8 @@ class TestNvlink:
     def test_no_link_at_all_in_a_fabric_is_a_failure(self) -> None:
         machine = patched(HGX, "gpus[*].nvml.nvlinks[*]", active=False)
         assert run_one("nvlink.links", machine).status is Status.FAIL
-        machine = patched(machine, "gpus[*].nvml.fabric", state="not-supported")
-        assert run_one("nvlink.links", machine).status is Status.SKIP
+        disabled = run_one("nvlink.links", patched(machine, "gpus[*].nvml.fabric", state="not-supported"))
+        assert (disabled.status, "a partition without NVLinks" in disabled.cause) == (Status.WARN, True)
 
     def test_corrected_errors_are_a_note(self) -> None:
         machine = patched(HGX, "gpus[2].nvml.nvlinks[0]", crc_errors=3)

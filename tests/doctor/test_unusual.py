@@ -59,6 +59,7 @@ def wsl() -> Machine:
     """No PCI devices, no kernel module and no device nodes: the host's driver answers through /dev/dxg."""
     gone = ("pci", "proc", "node")
     machine = patched(HGX, "gpus[*]", pci=None, proc=None, node=None, unread=unread(Reason.NOT_PRESENT, *gone))
+    machine = patched(machine, "gpus[*].nvml", name="NVIDIA RTX 6000 Ada Generation")
     names = ("nvlinks", "nvlink_count", "fabric", "capabilities", "c2c_enabled", "c2c_links", "persistence_mode")
     nothing = unread(Reason.NOT_SUPPORTED, *names)
     machine = patched(machine, "gpus[*].nvml", **dict.fromkeys(names), unread=nothing)
@@ -88,7 +89,7 @@ UNUSUAL: dict[str, tuple[Callable[[], Machine], dict[str, Status]]] = {
     "MIG on a Grace node": (lambda: mig(healthy()), {"gpu.mig": Status.WARN}),
     "confidential computing": (confidential, {"gpu.cc-mode": Status.WARN}),
     "vGPUs": (vgpu, {"gpu.vgpu": Status.WARN}),
-    "a virtual machine with one GPU": (partition_of_one, {}),
+    "a virtual machine with one GPU": (partition_of_one, {"nvlink.links": Status.WARN}),
     "a container with one of four GPUs": (
         lambda: with_gpu_denied(HGX, 1, 2, 3, access="ENOENT"),
         {"dev.nodes-missing": Status.NOTE},

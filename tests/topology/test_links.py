@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.model.machine import Machine, Pair, PciFunction, Reason, Unread
+from egmctl.model.machine import Driver, LibraryFailure, Machine, Pair, PciFunction, Reason, Unread
 from egmctl.model.route import LinkClass
 from egmctl.topology.links import gpu_link, gpu_nic_link, nic_link
 from tests.topology import builders
@@ -71,6 +71,10 @@ class TestTwoGpus:
         found = gpu_link(machine, *machine.gpus)
         assert found.kind is LinkClass.UNKNOWN
         assert found.reason == "NVML does not list GPU1"
+        crashed = LibraryFailure(how="crashed", call="nvmlDeviceGetUUID")
+        machine = replace(machine, driver=Driver(nvml_failure=crashed))
+        first, second = machine.gpus or ()
+        assert gpu_link(machine, first, second).reason == "NVML crashed in nvmlDeviceGetUUID"
 
     def test_a_part_without_nvlink_is_joined_by_pcie(self) -> None:
         why = Unread(reason=Reason.NOT_SUPPORTED)

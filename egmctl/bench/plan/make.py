@@ -28,6 +28,7 @@ from egmctl.model.rank import Rank
 from egmctl.model.route import Egm
 from egmctl.model.task import UCX_ENGINES
 from egmctl.model.waiver import Waiver, WaiverKind
+from egmctl.topology.access import without_nvml
 from egmctl.topology.routes import owners
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
@@ -124,7 +125,7 @@ def make_plan(
         notes=(
             *_without_tasks(none, by_owner, bool(pairs)),
             *(f"measured anyway: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
-            *_unlisted(gpus),
+            *_unlisted(machine, gpus),
             *_not_native(tasks, gpus),
         ),
     )
@@ -142,13 +143,13 @@ def _without_tasks(none: Sequence[str], by_owner: Collection[str], pairs: bool) 
     yield from (f"{why}: {', '.join(names)}" for why, names in reasons.items() if names)
 
 
-def _unlisted(gpus: Sequence[Gpu]) -> Iterator[str]:
+def _unlisted(machine: Machine, gpus: Sequence[Gpu]) -> Iterator[str]:
     """Say of which GPUs NVML tells nothing: what is missing in their results, and that other users were not seen."""
     labels = [f"GPU{gpu.index}" for gpu in gpus if gpu.nvml is None and gpu.cuda is not None]
     if labels:
         yield (
-            f"NVML does not list {', '.join(labels)}: links, their nominal rates, clocks, counters and other users are "
-            "unknown"
+            f"{without_nvml(machine, ', '.join(labels))}: links, their nominal rates, clocks, counters and other users "
+            "are unknown"
         )
 
 

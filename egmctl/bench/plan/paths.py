@@ -12,7 +12,7 @@ from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, POOLS, Mem
 from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
 from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.topology import rates
-from egmctl.topology.access import Block, Step, classify
+from egmctl.topology.access import Block, Step, classify, without_nvml
 from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import active_nvlinks, gpu_link
 from egmctl.topology.routes import SMP, RouteKind, across, route
@@ -112,7 +112,7 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
     own = memory in NUMA_MEMORY
     managed = memory is MemoryKind.MANAGED
     if gpu.nvml is None and gpu.cuda is not None:
-        why = f"NVML does not list GPU{gpu.index}"
+        why = without_nvml(machine, f"GPU{gpu.index}")
         unlisted = Route(
             memory=memory,
             hops=(Hop(link=LinkKind.UNKNOWN, reason=why),),

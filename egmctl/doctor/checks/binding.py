@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.doctor.access import lost, requested
-from egmctl.doctor.check import Check, failed, noted, passed, skipped, warned
+from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus
-from egmctl.model.machine import Driver, Gpu, Machine
+from egmctl.model.machine import Driver, Gpu, Machine, Reason
 from egmctl.topology.access import Block
 
 _POWER = Remedy(
@@ -42,13 +42,13 @@ def _off_the_bus(machine: Machine, scope: Scope) -> Iterator[Finding]:
             evidence=(Evidence(source="/sys/bus/pci/devices", value=f"{len(here)} GPUs"),),
             cause="it was removed, or its link did not come up at boot",
         )
-    if not silent and not gone:
-        answering = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.responds]
-        yield (
-            passed("every GPU answers on the PCI bus", place=on_gpus(answering))
-            if answering
-            else skipped("there is no NVIDIA GPU")
-        )
+    answering = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.responds]
+    if unread := [gpu for gpu in gpus if gpu not in silent and gpu not in answering]:
+        yield unknown("whether they answer on the PCI bus: sysfs was not read", place=on_gpus(unread))
+    if not silent and not gone and answering:
+        yield passed("every GPU answers on the PCI bus", place=on_gpus(answering))
+    elif not gpus and not gone:
+        yield skipped("there is no NVIDIA GPU")
 
 
 def _binding(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -137,10 +137,21 @@ def _excluded(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 remedy,
                 **more,
             )
-    elif not any(gpu.proc for gpu in machine.gpus or ()):
+        return
+    read = [gpu for gpu in machine.gpus or () if gpu.proc is not None and gpu.proc.excluded is not None]
+    unread = [gpu for gpu in machine.gpus or () if gpu not in read and _may_be_excluded(gpu)]
+    if unread:
+        yield unknown("whether the driver excludes them: /proc/driver/nvidia/gpus was not read", place=on_gpus(unread))
+    if read:
+        yield passed("no GPU is excluded", place=on_gpus(read), evidence=evidence)
+    elif not unread:
         yield skipped("there is no NVIDIA GPU")
-    else:
-        yield passed("no GPU is excluded", evidence=evidence)
+
+
+def _may_be_excluded(gpu: Gpu) -> bool:
+    """Say whether a GPU of which this was not read may be excluded: one that the driver does not have is not."""
+    why = gpu.unread.get("proc")
+    return gpu.proc is not None or (why is not None and why.reason is not Reason.NOT_PRESENT)
 
 
 CHECKS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, failed, gap, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import (
     NO_COHERENT_GPU,
@@ -86,6 +86,8 @@ def _c2c_up(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
                 ),
                 cause="a link that is up has a rate: one of NVML's two answers is wrong",
             )
+        elif unread := _unread(gpu):
+            yield unknown(f"NVML did not report {unread}", place=on_gpus([gpu]))
         else:
             good.append(gpu)
     if good:
@@ -98,6 +100,16 @@ def _c2c_up(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
             evidence=tuple(_c2c_evidence(gpu) for gpu in good),
             note=f"{on_gpus(low).label}: in a low-power state while idle" if low else "",
         )
+
+
+def _unread(gpu: Gpu) -> str:
+    """Return what was not read of a GPU's links, and why; empty where all was."""
+    if why := gap(gpu.nvml, "c2c_links"):
+        return f"the links of NVLink-C2C ({why})"
+    names = {"active": "the state", "max_rate_mb_s": "the rate", "errors": "the errors"}
+    links = (gpu.nvml.c2c_links if gpu.nvml else None) or ()
+    found = ((what, gap(link, name)) for name, what in names.items() for link in links)
+    return next((f"{what} of NVLink-C2C's links ({why})" for what, why in found if why), "")
 
 
 def _c2c_evidence(gpu: Gpu) -> Evidence:

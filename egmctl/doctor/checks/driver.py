@@ -104,6 +104,8 @@ def _nouveau(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield failed(
             "nouveau is bound to the GPUs, so NVIDIA's driver cannot use them", remedy, evidence=evidence, **place
         )
+    elif loaded and any(gpu.pci is None or gpu.pci.driver is None for gpu in machine.gpus or ()):
+        yield unknown("whether nouveau, which is loaded, is bound to one of these GPUs was not read", evidence=evidence)
     elif loaded:
         yield passed("nouveau is loaded but bound to none of these GPUs", evidence=evidence)
     else:

@@ -182,16 +182,15 @@ def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
             cause="the driver got no EGM address from the fabric (NVLINK_INBAND_FM_CAPS_EGM_ENABLED)",
         )
-    elif told and all(bits == (1, 1) for _, bits in told):
-        yield passed(
-            "host memory can be shared across the NVLink domain",
-            place=on_gpus(gpu for gpu, _ in told),
-            evidence=evidence,
-        )
-    else:
+        return
+    able = [gpu for gpu, bits in told if bits == (1, 1)]
+    if able:
+        yield passed("host memory can be shared across the NVLink domain", place=on_gpus(able), evidence=evidence)
+    if unread := [gpu for gpu in gpus if gpu not in able]:
+        why = "it did not" if told else "it was not queried (--active)"
         yield unknown(
-            "whether host memory can be shared across the domain is unknown: only CUDA reports it, and it "
-            "was not queried (--active)"
+            f"whether host memory can be shared across the domain is unknown: only CUDA reports it, and {why}",
+            place=on_gpus(unread),
         )
 
 
@@ -218,8 +217,9 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             cause="in this mode the firmware hides the EGM regions from the kernel, and nvgrace_egm hands them to "
             "guests",
         )
-    elif driver.modules is None and system.egm_regions is None:
-        yield unknown("neither the loaded modules nor /sys/class/egm could be read")
+    elif driver.modules is None or system.egm_regions is None:
+        unread = "the loaded modules were" if driver.modules is None else "/sys/class/egm was"
+        yield unknown(f"{unread} not read", evidence=evidence)
     else:
         yield passed("no EGM memory is reserved for virtual machines", evidence=evidence)
 

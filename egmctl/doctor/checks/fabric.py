@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, failed, gap, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import (
     NO_GPU,
@@ -86,7 +86,8 @@ def _key(gpu: Gpu) -> tuple[object, ...]:
     if found is None:
         why = gpu.nvml.unread.get("fabric") if gpu.nvml else None
         return (why.reason if why else None,)
-    return found.state, found.status, found.health_summary, tuple(sorted((found.health or {}).items()))
+    unread = tuple((name, why.reason) for name, why in found.unread.items() if name.startswith(("health", "status")))
+    return found.state, found.status, found.health_summary, tuple(sorted((found.health or {}).items())), unread
 
 
 def _state_of(
@@ -170,14 +171,24 @@ def _health(found: Fabric, gpus: tuple[Gpu, ...], evidence: tuple[Evidence, ...]
             place=on_gpus(gpus),
             evidence=evidence,
         )
+    elif unread := gap(found, "status") or gap(found, "health", "health_summary", newer=True):
+        yield unknown(
+            f"registered in the fabric, but its status or health was not read ({unread})",
+            place=on_gpus(gpus),
+            evidence=evidence,
+        )
     else:
         yield passed("registered in the fabric, and healthy", place=on_gpus(gpus), evidence=evidence)
 
 
 def _consistency(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    complete = [
-        gpu for gpu in usable(machine, scope.gpus_of(machine)) if (one := fabric(gpu)) and one.state == "completed"
-    ]
+    gpus = usable(machine, scope.gpus_of(machine))
+    complete = [gpu for gpu in gpus if (one := fabric(gpu)) and one.state == "completed"]
+    unread = [gpu for gpu in gpus if gap(gpu.nvml, "fabric", newer=True)]
+    unread += [gpu for gpu in complete if gap(fabric(gpu), "cluster_uuid", "clique_id", newer=True)]
+    if unread:
+        yield unknown("the NVLink domain or clique of these GPUs was not read", place=on_gpus(unread))
+        complete = [gpu for gpu in complete if gpu not in unread]
     groups = [(found, group) for _, group in by_value(complete, _domain) if (found := fabric(group[0])) is not None]
     evidence = tuple(
         Evidence(
@@ -186,6 +197,8 @@ def _consistency(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
         for one, group in groups
     )
+    if not groups and unread:
+        return
     if not groups:
         yield skipped("no GPU is registered in a fabric")
     elif len(groups) > 1:

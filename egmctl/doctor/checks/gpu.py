@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, unreported, warned
+from egmctl.doctor.check import Check, failed, gap, passed, skipped, unknown, unreported, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NO_GPU, by_value, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
@@ -50,16 +50,28 @@ def _health(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield from found
         if not found:
             good.append(gpu)
-    told = [
-        gpu
-        for gpu in good
-        if gpu.nvml and not (gpu.nvml.recovery_action is None and gpu.nvml.remapped_rows_failure is None)
-    ]
-    untold = [gpu for gpu in good if gpu not in told]
-    if told:
-        yield passed("no uncorrected errors, no pending row remapping, no recovery action", place=on_gpus(told))
-    if untold:
-        yield unknown("NVML reports neither remapped rows nor a recovery action", place=on_gpus(untold))
+    for (read, unread), group in by_value(good, _read):
+        if unread:
+            yield unknown(f"NVML did not report {'; '.join(unread)}", place=on_gpus(group))
+        elif read:
+            yield passed(", ".join(read), place=on_gpus(group))
+        else:
+            yield unknown("NVML reports neither memory errors nor a recovery action", place=on_gpus(group))
+
+
+_SIGNS = {
+    "uncorrected errors": ("ecc_uncorrected_volatile",),
+    "pending row remapping": ("remapped_rows_pending", "remapped_rows_failure"),
+    "recovery action": ("recovery_action",),
+}
+"""What a healthy GPU has none of, and the fields of NVML that say so."""
+
+
+def _read(gpu: Gpu) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return which signs of a healthy GPU were read, and which could not be, with the reasons."""
+    read = (what for what, names in _SIGNS.items() if all(getattr(gpu.nvml, name) is not None for name in names))
+    unread = (f"{what} ({why})" for what, names in _SIGNS.items() if (why := gap(gpu.nvml, *names)))
+    return tuple(f"no {what}" for what in read), tuple(unread)
 
 
 def _faults(gpu: Gpu, nvml: GpuNvml) -> Iterator[Finding]:

@@ -43,6 +43,8 @@ def _mig(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 place=on_gpus(group),
                 evidence=evidence,
             )
+        elif mode is False and pending is None:
+            yield unreported(group, "mig_mode_pending", "the MIG mode after the next reset", "MIG is off")
         elif mode is False:
             yield passed("MIG is off", place=on_gpus(group), evidence=evidence)
         else:

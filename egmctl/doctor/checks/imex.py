@@ -8,7 +8,7 @@ from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NO_GPU, in_domain, services_hidden, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, System
+from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, Reason, System
 
 MAJOR = "nvidia-caps-imex-channels"
 CHANNELS = f"/dev/{MAJOR}"
@@ -53,6 +53,8 @@ def _module(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
     elif driver.majors is None:
         yield unknown("/proc/devices was not read", evidence=evidence)
+    elif MAJOR in driver.majors and driver.module_parameters is None:
+        yield unknown("whether the driver was loaded without channels: its parameters were not read", evidence=evidence)
     elif MAJOR in driver.majors:
         yield passed("the driver has IMEX channels", evidence=evidence)
     else:
@@ -78,7 +80,11 @@ def _channel(machine: Machine, scope: Scope) -> Iterator[Finding]:
     evidence = tuple(_node_evidence(node) for node in (good or bad)[:4]) or (
         Evidence(source=CHANNELS, value="empty or not there"),
     )
-    if good:
+    if good and (good[0].major is None or major is None):
+        yield unknown(
+            f"whether IMEX {_name(good[0])} is stale: its major, or the driver's, was not read", evidence=evidence
+        )
+    elif good:
         others = f"{len(bad)} other channels are not accessible" if bad else ""
         yield passed(f"an IMEX channel is accessible ({_name(good[0])})", evidence=evidence, note=others)
     elif bad:
@@ -169,8 +175,12 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield failed(f"the IMEX service is not ready ({state})", restart, evidence=evidence)
     elif runs and why is not None and why.reason.value == "timed-out":
         yield failed("the IMEX service runs but does not answer", restart, evidence=evidence)
+    elif runs and why is not None and why.reason is Reason.NOT_PRESENT:
+        yield passed(
+            "the IMEX service runs", evidence=evidence, note="nvidia-imex-ctl, which tells its state, is absent"
+        )
     elif runs:
-        yield passed("the IMEX service runs", evidence=evidence, note="its state could not be queried")
+        yield unknown("the IMEX service runs, and its state could not be queried", evidence=evidence)
     elif system.daemons is None or services_hidden(machine):
         yield unknown("the host's IMEX service is not visible from here", evidence=evidence)
     else:
@@ -222,10 +232,18 @@ def _domain(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             ),
             evidence=evidence,
         )
+    elif imex.domain_status == "UP" and imex.duplicate_nodes is None and not _has_no_file(imex):
+        yield unknown("whether nodes_config.cfg lists an address twice was not read", evidence=evidence)
     elif imex.domain_status == "UP":
         yield passed("the IMEX domain is up", evidence=evidence)
     else:
         yield unknown("the state of the IMEX domain could not be queried", evidence=evidence)
+
+
+def _has_no_file(imex: Imex) -> bool:
+    """Say whether there is no nodes_config.cfg, as where something else than the host's service has its own."""
+    why = imex.unread.get("duplicate_nodes")
+    return why is not None and why.reason is Reason.NOT_PRESENT
 
 
 def _recovery(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -245,14 +263,14 @@ def _recovery(machine: Machine, scope: Scope) -> Iterator[Finding]:
             evidence=(Evidence(source=source, value="recover-imex-domain"),),
             cause="an IMEX daemon stopped while memory of other nodes was in use",
         )
-    elif not in_domain(machine):
-        yield skipped("the GPUs are in no multi-node NVLink domain")
-    elif not gpus:
-        yield skipped(NO_GPU)
-    elif told:
+        return
+    if not in_domain(machine) or not gpus:
+        yield skipped(NO_GPU if in_domain(machine) else "the GPUs are in no multi-node NVLink domain")
+        return
+    if told:
         yield passed("no IMEX recovery is pending", place=on_gpus(told))
-    else:
-        yield unknown("NVML does not report whether a recovery is pending")
+    if unread := [gpu for gpu in gpus if gpu not in told]:
+        yield unknown("NVML does not report whether a recovery is pending", place=on_gpus(unread))
 
 
 CHECKS = (

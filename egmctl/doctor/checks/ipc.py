@@ -118,6 +118,8 @@ def _shm(machine: Machine, scope: Scope) -> Iterator[Finding]:
             cause="ranks and data loaders share buffers there, and end with a bus error when it is full; containers "
             "have 64 MiB by default",
         )
+    elif free is None:
+        yield unknown("how much of /dev/shm is free was not read", evidence=evidence)
     else:
         note = "RemoveIPC=yes: a user's shared memory is removed when the last session ends, even while jobs run"
         yield passed("/dev/shm is large enough", evidence=evidence, note=note if keeps else "")
@@ -163,7 +165,10 @@ def _limits(machine: Machine, scope: Scope) -> Iterator[Finding]:
             cause="glibc then gives each thread 2 MiB, and NCCL's threads overflow it (NCCL user guide, "
             "troubleshooting)",
         )
-    if not faulty:
+    unread = [name for name, value in (("memlock", memlock), ("nofile", nofile), ("stack", stack)) if value is None]
+    if unread and not faulty:
+        yield unknown(f"the limits {', '.join(unread)} were not read", evidence=evidence)
+    elif not faulty:
         summary = "the limits of this shell are not judged" if notes else "the limits are high enough"
         yield passed(summary, evidence=evidence, note="; ".join(notes))
 

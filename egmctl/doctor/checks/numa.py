@@ -119,8 +119,11 @@ def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
 def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = scope.gpus_of(machine)
     told = [(gpu, gpu.pci.numa_node) for gpu in gpus if gpu.pci is not None and gpu.pci.numa_node is not None]
+    if unread := [gpu for gpu in gpus if gpu not in [one for one, _ in told]]:
+        yield unknown("the NUMA node of these GPUs was not read", place=on_gpus(unread))
     if not told:
-        yield unknown("no GPU's NUMA node was read") if gpus else skipped("there is no NVIDIA GPU")
+        if not gpus:
+            yield skipped("there is no NVIDIA GPU")
         return
     without = tuple(gpu for gpu, node in told if node < 0)
     cut_off = coherent_gpus(machine, without) if coherent(machine) else ()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, failed, gap, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NO_GPU, by_value, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.model.route import LinkKind
-from egmctl.topology.links import active_nvlinks, nvlinks_of
+from egmctl.topology.health import C2c, c2c
+from egmctl.topology.links import has_no_nvlink, nvlinks_of
 from egmctl.topology.rates import without_speed
 from egmctl.units import format_kernel_list
 
@@ -40,21 +41,21 @@ _PACKET_COUNTERS = (
 
 def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
-    told = tuple(gpu for gpu in gpus if active_nvlinks(gpu) is not None)
-    if not told:
-        yield _nothing_told(gpus)
+    if not gpus:
+        yield skipped(NO_GPU)
         return
-    with_links = tuple(gpu for gpu in told if nvlinks_of(gpu))
-    if not with_links:
-        yield skipped(NO_NVLINK)
-        return
+    for why, group in by_value(gpus, _unread_states):
+        if why:
+            yield unknown(f"the state of the NVLinks was not read ({why})", place=on_gpus(group))
+    told = [gpu for gpu in gpus if not _unread_states(gpu)]
     usual: dict[str | None, int] = {}
     for gpu in machine.gpus or ():
         # GPUs of another product have another number of links.
         usual[gpu.name] = max(usual.get(gpu.name, 0), _up(gpu))
-    if unconnected := tuple(gpu for gpu in with_links if usual[gpu.name] == 0):
-        yield _all_down(machine, unconnected)
-    connected = (gpu for gpu in with_links if usual[gpu.name] > 0)
+    if unconnected := tuple(gpu for gpu in told if usual[gpu.name] == 0):
+        alone = not any(nvlinks_of(gpu) for gpu in machine.gpus or ())
+        yield from _all_down(machine, tuple(gpu for gpu in unconnected if alone or _is_to_have(machine, gpu)))
+    connected = (gpu for gpu in told if usual[gpu.name] > 0)
     for (count, most, wired), group in by_value(
         connected, lambda gpu: (_up(gpu), usual[gpu.name], _wired(machine, gpu))
     ):
@@ -73,6 +74,20 @@ def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
             )
         else:
             yield from _as_usual(count, group, lacking=wired is None and _is_switched(group[0]))
+
+
+def _unread_states(gpu: Gpu) -> str:
+    """Return why it is not known which of a GPU's links are up; empty where it is."""
+    if has_no_nvlink(gpu):
+        return ""
+    listed = gap(gpu.nvml, "nvlinks")
+    return listed or next((why for link in nvlinks_of(gpu) if (why := _unread_state(link))), "")
+
+
+def _unread_state(link: NvLink) -> str:
+    if link.active is None and link.link_state != "sleep":
+        return gap(link, "active") or "no state"
+    return gap(link, "link_state", newer=True) or (gap(link, "speed_mb_s", newer=True) if link.active else "")
 
 
 _PRODUCTS = {
@@ -177,59 +192,103 @@ def _state_evidence(gpu: Gpu, state: str) -> Evidence:
     return Evidence(source=f"NVML_FI_DEV_NVLINK_GET_STATE(GPU{gpu.index})", value=f"{state}: {links}")
 
 
-def _nothing_told(gpus: tuple[Gpu, ...]) -> Finding:
-    if not gpus:
-        return skipped(NO_GPU)
-    whys = [why for gpu in gpus if gpu.nvml and (why := gpu.nvml.unread.get("nvlinks"))]
-    if whys and all(why.reason.value == "not-supported" for why in whys):
-        return skipped(NO_NVLINK)
-    return unknown("NVML does not report the NVLinks" + (f" ({whys[0].reason.value})" if whys else ""))
+def _is_to_have(machine: Machine, gpu: Gpu) -> bool:
+    """Say whether links of a GPU are to be up: it has some, or is of a board that never goes without."""
+    return bool(nvlinks_of(gpu)) or _is_of_board(machine, gpu)
 
 
-def _all_down(machine: Machine, gpus: tuple[Gpu, ...]) -> Finding:
-    if all(gpu.nvml and gpu.nvml.mig_mode for gpu in gpus):
-        return skipped("no NVLink is active, and MIG is on: its instances have no peers", place=on_gpus(gpus))
-    if len(machine.gpus or ()) == 1 and virtual(machine):
-        return skipped("no NVLink is active: this virtual machine has one GPU, without peers", place=on_gpus(gpus))
-    states = {gpu.nvml.fabric.state for gpu in gpus if gpu.nvml and gpu.nvml.fabric}
-    if machine.switches or states & {"not-started", "in-progress", "completed"}:
-        return failed(
-            "no NVLink is active, though these GPUs belong on NVSwitches",
-            Remedy(
-                text="See fabric.manager and fabric.state: the fabric manager brings the links up.",
-                command=RESET.command,
-            ),
-            place=on_gpus(gpus),
-            evidence=tuple(_inactive(gpu) for gpu in gpus),
-        )
-    return skipped("no NVLink is connected", place=on_gpus(gpus))
+def _is_of_board(machine: Machine, gpu: Gpu) -> bool:
+    """Say whether a GPU is of a product with links to switches; a Grace GPU alone may be a workstation's, without."""
+    siblings = sum(other.name == gpu.name for other in machine.gpus or ())
+    return gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
+
+
+def _all_down(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+    """Judge GPUs of which none of a product has a link that is up."""
+    groups = by_value(
+        gpus, lambda gpu: (_is_of_board(machine, gpu), bool(nvlinks_of(gpu)), _none_by_design(machine, gpu))
+    )
+    for (known, listed, why), group in groups:
+        place, evidence = on_gpus(group), tuple(_inactive(gpu) for gpu in group)
+        states = {gpu.nvml.fabric.state for gpu in group if gpu.nvml and gpu.nvml.fabric}
+        switched = listed and bool(machine.switches or states & {"not-started", "in-progress", "completed"})
+        if all(gpu.nvml and gpu.nvml.mig_mode for gpu in group):
+            yield skipped("no NVLink is active, and MIG is on: its instances have no peers", place=place)
+        elif known and why:
+            yield warned(
+                "no NVLink is active",
+                Remedy(
+                    text="Where that is not meant, undo it: the module's parameters, the bandwidth mode, or the fabric "
+                    "manager's partition of the virtual machine.",
+                    command=RESET.command,
+                ),
+                place=place,
+                evidence=evidence,
+                cause=why,
+            )
+        elif known or (switched and not why):
+            yield failed(
+                "no NVLink is active, though these GPUs belong on NVSwitches",
+                Remedy(
+                    text="See fabric.manager and fabric.state: the fabric manager brings the links up.",
+                    command=RESET.command,
+                ),
+                place=place,
+                evidence=evidence,
+            )
+        elif listed:
+            yield skipped(f"no NVLink is active: {why}" if why else "no NVLink is connected", place=place)
+        else:
+            yield skipped(NO_NVLINK)
+
+
+def _none_by_design(machine: Machine, gpu: Gpu) -> str:
+    """Return what takes away all links of a GPU, where something is known to; empty else."""
+    driver = machine.driver or Driver()
+    if (driver.module_parameters or {}).get("NvLinkDisable", "0") not in ("0", ""):
+        return "a module parameter disables NVLink (nvlink.disabled)"
+    if "off" in ((gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None), driver.nvlink_bandwidth_mode):
+        return "NVLink's bandwidth mode is OFF (nvlink.bw-mode)"
+    if virtual(machine):
+        one = len(machine.gpus or ()) == 1
+        state = gpu.nvml.fabric.state if gpu.nvml and gpu.nvml.fabric else None
+        if one or state in (None, "not-supported"):
+            return f"this virtual machine has {'one GPU, without peers' if one else 'a partition without NVLinks'}"
+    # A100 has NVLinks and no fabric that its driver could probe.
+    probed = gpu.nvml is not None and (gpu.nvml.compute_capability or (9, 0)) >= (9, 0)
+    if probed and gpu.nvml and gpu.nvml.fabric and gpu.nvml.fabric.state == "not-supported":
+        return "the fabric is disabled: the driver calls it not supported"
+    return ""
 
 
 def _inactive(gpu: Gpu) -> Evidence:
+    if not nvlinks_of(gpu):
+        return Evidence(source=f"NVML_FI_DEV_NVLINK_LINK_COUNT(GPU{gpu.index})", value="0")
     down = format_kernel_list({link.link for link in nvlinks_of(gpu) if not link.active and 0 <= link.link < 1 << 10})
     return Evidence(source=f"{STATE}(GPU{gpu.index})", value=f"inactive: {down or 'none'}")
 
 
 def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if nvlinks_of(gpu)]
-    if not gpus:
-        yield skipped(NO_NVLINK)
-        return
+    gpus = usable(machine, scope.gpus_of(machine))
     clean: list[Gpu] = []
     noted: list[Gpu] = []
     untold: list[Gpu] = []
     for gpu in gpus:
         links = nvlinks_of(gpu)
-        if all(_recoveries(link) is None and _corrected(link) is None for link in links):
-            untold.append(gpu)
-        elif bad := [link for link in links if _is_bad(link)]:
+        if bad := [link for link in links if _is_bad(link)]:
             yield _bad_signal(gpu, bad)
         elif recoveries := sum(_recoveries(link) or 0 for link in links):
             yield _retrained(gpu, recoveries)
+        elif has_no_nvlink(gpu):
+            continue
+        elif not links or any(map(_lacks_counters, links)):
+            untold.append(gpu)
         else:
             (noted if any(_corrected(link) for link in links) else clean).append(gpu)
+    if all(has_no_nvlink(gpu) for gpu in gpus):
+        yield skipped(NO_NVLINK if gpus else NO_GPU)
     if untold:
-        yield unknown("NVML does not report the NVLinks' error counters", place=on_gpus(untold))
+        yield unknown("NVML does not report all error counters of the NVLinks", place=on_gpus(untold))
     if clean:
         yield passed("no NVLink errors", place=on_gpus(clean))
     for gpu in noted:
@@ -242,6 +301,16 @@ def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
             if any(link.counters for link in nvlinks_of(gpu))
             else "the link corrected CRC errors and replays; only a fast rise matters",
         )
+
+
+def _lacks_counters(link: NvLink) -> bool:
+    """Say whether an error counter of a link was not read, of those that its generation has."""
+    if link.counters is not None:
+        names = (*_PACKET_COUNTERS, "recoveries", "failed_recoveries", "effective_errors", "effective_ber")
+        return link.counters.recoveries is None or bool(gap(link.counters, *names))
+    if gap(link, "counters", newer=True):
+        return True
+    return link.recovery_errors is None or bool(gap(link, "recovery_errors", "replay_errors", "crc_errors"))
 
 
 def has_errors(link: NvLink) -> bool:
@@ -341,7 +410,9 @@ CHECKS = (
         "collective down to its own speed, and its fabric may refuse to register it.",
         read="nvmlDeviceGetNvLinkState and NVML_FI_DEV_NVLINK_GET_STATE of each link, against the GPU of the same "
         "product that has the most and, on NVSwitches, the number that its product has. Bridges and direct links leave "
-        "some out by design; a link that sleeps is up; one whose traffic is disabled is not.",
+        "some out by design; a link that sleeps is up; one whose traffic is disabled is not. No link at all fails "
+        "beside GPUs that have some and on boards that always do; it is a warning where the module's parameters, a "
+        "virtual machine or a disabled fabric take them away.",
         fix="Drain the node, reset the GPU; if that does not help, replace the hardware.",
     ),
     Check(

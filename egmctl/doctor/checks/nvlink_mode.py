@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, failed, gap, passed, skipped, unknown, warned
 from egmctl.doctor.checks.nvlink import NO_NVLINK
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import by_value, usable
@@ -37,9 +37,15 @@ def _bandwidth_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not any(nvlinks_of(gpu) for gpu in machine.gpus or ()):
         yield skipped(NO_NVLINK)
         return
-    told = tuple(gpu for gpu in usable(machine, scope.gpus_of(machine)) if gpu.nvml and gpu.nvml.nvlink_bandwidth_mode)
+    gpus = usable(machine, scope.gpus_of(machine))
+    told = tuple(gpu for gpu in gpus if gpu.nvml and gpu.nvml.nvlink_bandwidth_mode)
+    unread = [gpu for gpu in gpus if gpu not in told and gap(gpu.nvml, "nvlink_bandwidth_mode", newer=True)]
+    if unread:
+        yield unknown("NVML did not report the bandwidth mode of these GPUs", place=on_gpus(unread), evidence=evidence)
     if told:
         yield from _of_gpus(told, evidence)
+    elif unread and mode in (None, "full"):
+        return
     elif mode == OFF:
         yield failed("NVLink's bandwidth mode is OFF: GPUs have no P2P over NVLink", FULL, evidence=evidence)
     elif mode not in (None, "full") or parameter not in ("0", ""):
@@ -57,6 +63,8 @@ def _bandwidth_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
         why = driver.unread.get("nvlink_bandwidth_mode")
         tell = skipped if why and why.reason.value in ("not-supported", "driver-too-old") else unknown
         yield tell("NVML does not report a bandwidth mode", evidence=evidence)
+    elif driver.module_parameters is None:
+        yield unknown("/proc/driver/nvidia/params was not read: it may leave out links", evidence=evidence)
     else:
         yield passed("the NVLinks run at full bandwidth", evidence=evidence)
 

@@ -9,7 +9,7 @@ from egmctl.doctor.refusals import P2pRefusal, refusal
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import usable
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_pairs
-from egmctl.model.machine import Gpu, Machine, Pair
+from egmctl.model.machine import Gpu, Machine, Pair, Reason
 
 P2P_STATUS = "nvmlDeviceGetP2PStatus"
 MEANINGS = {
@@ -37,8 +37,8 @@ def _status(machine: Machine, scope: Scope) -> Iterator[Finding]:
     answers: dict[tuple[_Wrong, P2pRefusal | None], list[tuple[Gpu, Gpu]]] = {}
     for one, other, pair in pairs:
         wrong = tuple((name, word) for name in ("read", "write", *_nvlink(pair)) if (word := _word(pair, name)) != "OK")
-        if not wrong and pair.can_access_peer is False:
-            wrong = _BY_CUDA_ALONE
+        if not wrong and pair.can_access_peer is not True:
+            wrong = _BY_CUDA_ALONE if pair.can_access_peer is False else _SILENT_CUDA if _was_asked(pair) else ()
         why = refusal(machine, one, other, pair) if wrong else None
         answers.setdefault((wrong, why), []).append((one, other))
     if not answers:
@@ -60,6 +60,14 @@ _Wrong = tuple[tuple[str, str], ...]
 """What is not OK, and NVML's word for it."""
 _BY_CUDA_ALONE: _Wrong = (("cuda", "0"),)
 """NVML allows all of it, and CUDA does not."""
+_SILENT_CUDA: _Wrong = (("cuda", "?"),)
+"""NVML allows all of it, and CUDA was asked and gave no answer."""
+
+
+def _was_asked(pair: Pair) -> bool:
+    """Say whether CUDA was asked for a pair that it does not answer for."""
+    why = pair.unread.get("can_access_peer")
+    return why is not None and why.reason not in (Reason.NOT_ASKED, Reason.NOT_STATED, Reason.NOT_PRESENT)
 
 
 def _verdict(
@@ -73,6 +81,8 @@ def _verdict(
         return passed(f"the driver allows P2P, read and write, over {through}", place=place)
     if wrong == _BY_CUDA_ALONE:
         return _by_cuda_alone(refused, place, scope, joined=any(nvlinks))
+    if wrong == _SILENT_CUDA:
+        return unknown("NVML allows P2P, and cuDeviceCanAccessPeer did not answer", place=place)
     evidence = tuple(
         Evidence(source=f"{P2P_STATUS}({name})", value=f"{word}: {MEANINGS.get(word, 'not read')}")
         for name, word in wrong

@@ -13,9 +13,9 @@ from egmctl.model.machine import Gpu, Machine, PcieLink, PciFunction, System
 
 def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
     functions = [(gpu, gpu.pci) for gpu in scope.gpus_of(machine) if gpu.pci is not None]
-    nics = [(nic.name, nic.pci) for nic in machine.nics or () if nic.pci is not None]
+    nics = [(nic.name, nic.pci or PciFunction(bus_id="")) for nic in machine.nics or ()]
     good_gpus: list[Gpu] = []
-    untold: list[Gpu] = []
+    untold = [gpu for gpu in scope.gpus_of(machine) if gpu.pci is None]
     for gpu, pci in functions:
         link = _known(pci.link, gpu.nvml.link if gpu.nvml else None)
         width = _expected(machine, pci, link, "max_width")
@@ -39,7 +39,7 @@ def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield unknown("the width of the PCIe link was not read", place=on_gpus(untold))
     if good_gpus:
         yield passed("the GPUs' PCIe links run at full width", place=on_gpus(good_gpus))
-    good_nics = []
+    good_nics, unread_nics = [], []
     for name, pci in nics:
         link = pci.link or PcieLink()
         width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
@@ -54,11 +54,15 @@ def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 place=on_nics([name]),
                 evidence=_link_evidence(pci, link),
             )
-        elif link.width is not None:
+        elif None in (link.width, width, link.speed_gt_s, speed):
+            unread_nics.append(name)
+        else:
             good_nics.append(name)
+    if unread_nics:
+        yield unknown("the width or speed of the PCIe link was not read", place=on_nics(unread_nics))
     if good_nics:
         yield passed("the NICs' PCIe links run at full width and speed", place=on_nics(good_nics))
-    if not functions and not nics:
+    if not functions and not untold and not nics:
         yield skipped("no GPU or NIC was read on PCIe")
 
 

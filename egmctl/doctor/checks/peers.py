@@ -8,7 +8,7 @@ from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy
-from egmctl.model.machine import Machine, Outcome, Peer, PeerProbe
+from egmctl.model.machine import Machine, Outcome, Peer, PeerPort, PeerProbe
 from egmctl.units import printable
 from egmctl.wording import counted, several, shortened
 
@@ -50,7 +50,7 @@ def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if not nodes:
         yield _alone(machine)
         return
-    drivers = _groups(nodes, lambda node: node.driver_version or "not known")
+    drivers = _groups([node for node in nodes if node.driver_version is not None], lambda node: node.driver_version)
     tools = _groups(nodes, lambda node: node.tool)
     if len(drivers) > 1:
         yield failed(
@@ -64,6 +64,8 @@ def _versions(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             Remedy(text="Install one version on all nodes: their results cannot be compared otherwise."),
             evidence=_told(tools),
         )
+    elif unread := [node for node in nodes if node.driver_version is None]:
+        yield unknown(f"the driver's version was not read on {_hosts(unread)}", evidence=_told(drivers))
     else:
         yield passed(f"{len(nodes)} nodes have the same driver", evidence=_told(drivers))
 
@@ -113,10 +115,14 @@ def _imex(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             evidence=tuple(Evidence(source=printable(node.host), value=why) for node, why in bad[:_SHOWN]),
             cause="fabric handles of other nodes cannot be opened without it",
         )
-    elif all(node.imex_channel is None and node.imex_domain is None for node in nodes):
-        yield unknown("neither IMEX channels nor the IMEX state were read")
+    elif unread := [node for node in nodes if None in (node.imex_channel, node.imex_daemon, node.imex_domain)]:
+        yield unknown(f"an IMEX channel or the state of IMEX was not read on {_hosts(unread)}")
     else:
         yield passed(f"{len(nodes)} nodes have a channel, and no IMEX problem was found")
+
+
+def _hosts(nodes: Sequence[Peer]) -> str:
+    return shortened([printable(node.host) for node in nodes], _SHOWN)
 
 
 def _imex_fault(node: Peer) -> str | None:
@@ -143,7 +149,10 @@ def _ports(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         return
     groups = _groups(known, _active_ports)
     if len(groups) == 1:
-        yield passed(f"{len(known)} nodes have the same ports active", evidence=_told(groups))
+        if unread := [node for node in nodes if node not in known or any(map(_is_unread, node.ports or ()))]:
+            yield unknown(f"the state or rate of NIC ports was not read on {_hosts(unread)}", evidence=_told(groups))
+        else:
+            yield passed(f"{len(known)} nodes have the same ports active", evidence=_told(groups))
         return
     usual, odd = next(iter(groups)), [name for names in list(groups.values())[1:] for name in names]
     yield failed(
@@ -151,6 +160,10 @@ def _ports(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         Remedy(text="Check the cables and switches of the ports that are not active there.", command="ibstat"),
         evidence=_told(groups),
     )
+
+
+def _is_unread(port: PeerPort) -> bool:
+    return port.state is None or (port.state == "ACTIVE" and None in (port.rate_gbit_s, port.link_layer))
 
 
 def _active_ports(node: Peer) -> str:

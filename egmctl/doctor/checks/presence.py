@@ -8,8 +8,8 @@ from egmctl.doctor.access import funnel, requested
 from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown
 from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Gpu, Machine
-from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere
+from egmctl.model.machine import Gpu, Machine, Reason
+from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
 
 _WORDS = {
     Step.PCI: "on PCI",
@@ -62,7 +62,8 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
         return
     gone = {gpu.bus_id: stopped for gpu in gpus if (stopped := classify(machine, gpu)) is not None}
     usable = len(gpus) - len(gone)
-    found = [*_unexplained(machine, scope, gone, evidence), *_too_few(counts, usable, scope, line, evidence)]
+    found = [*_unexplained(machine, scope, gone, evidence), *_by_cuda_alone(machine, evidence)]
+    found += _too_few(counts, usable, scope, line, evidence)
     untold = elsewhere(machine) and any(stopped.block is Block.UNKNOWN for stopped in gone.values())
     if not usable and not untold and not found:
         yield failed(
@@ -117,12 +118,29 @@ def _unexplained(
         yield _lost(block, gpus, gone[gpus[0].bus_id], evidence)
 
 
+def _by_cuda_alone(machine: Machine, evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
+    """Judge the GPUs that CUDA lists and NVML, which works, does not: nothing is known of their state."""
+    gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None and gpu.nvml is None and "nvml" in gpu.unread]
+    gpus = [gpu for gpu in gpus if gpu.unread["nvml"].reason not in (Reason.NOT_ASKED, Reason.NOT_STATED)]
+    if gpus and nvml_failure(machine) is None and not elsewhere(machine):
+        yield failed(
+            f"CUDA lists {'it' if len(gpus) == 1 else 'them'} but NVML does not",
+            _KERNEL_LOG,
+            place=on_gpus(gpus),
+            evidence=(*evidence, *_why(gpus, "nvml")),
+            confidence=Confidence.LOW,
+        )
+
+
 def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle, evidence: tuple[Evidence, ...]) -> Finding:
     place, of_nvml = on_gpus(gpus), (*evidence, *_why(gpus, "nvml"))
+    them = "it" if len(gpus) == 1 else "them"
     match block:
         case Block.NOT_LISTED:
             return failed(
-                "the driver has them and their device nodes are accessible, but NVML does not list them",
+                "NVML does not list it, though the driver has it and its device node is accessible"
+                if len(gpus) == 1
+                else "NVML does not list them, though the driver has them and their device nodes are accessible",
                 _KERNEL_LOG,
                 place=place,
                 evidence=of_nvml,
@@ -131,7 +149,7 @@ def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle, evidence: tuple[Evid
             )
         case Block.GPU_LOST:
             return failed(
-                "NVML counts them and cannot open them",
+                f"NVML counts {them} and cannot open {them}",
                 Remedy(
                     text="Look for Xid 79 (fallen off the bus) and other Xids in the kernel log; drain the node, reset "
                     "the GPU or power-cycle the node.",
@@ -146,7 +164,7 @@ def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle, evidence: tuple[Evid
             )
         case Block.NOT_SEEN_BY_CUDA:
             return failed(
-                "NVML lists them but CUDA does not",
+                f"NVML lists {them} but CUDA does not",
                 Remedy(text="See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this."),
                 place=place,
                 evidence=(*evidence, *_why(gpus, "cuda")),
@@ -154,7 +172,7 @@ def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle, evidence: tuple[Evid
             )
         case _:
             return failed(
-                f"they cannot be used from here: {stopped.cause}",
+                f"{'it' if len(gpus) == 1 else 'they'} cannot be used from here: {stopped.cause}",
                 _KERNEL_LOG,
                 place=place,
                 evidence=of_nvml,

@@ -21,6 +21,10 @@ def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not told:
         yield unknown("the ports' states were not read", place=on_nics(nic.name for nic in nics))
         return
+    unread = [nic.name for nic in nics for port in nic.ports if port.state is None]
+    unread += [nic.name for nic, port in told if port.state == "ACTIVE" and port.rate_gbit_s is None]
+    if unread:
+        yield unknown("the state or rate of a port was not read", place=on_nics(dict.fromkeys(unread)))
     expected = _expected(scope)
     active = [(nic, port) for nic, port in told if port.state == "ACTIVE"]
     unused: list[str] = []
@@ -65,7 +69,7 @@ def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
                 evidence=(_port_evidence(nic, port),),
             )
         slow_names = {nic.name for nic, _, _ in slow}
-        good = dict.fromkeys(nic.name for nic, _ in active if nic.name not in slow_names)
+        good = dict.fromkeys(nic.name for nic, _ in active if nic.name not in (*slow_names, *unread))
         if good:
             note = f"not active: {', '.join(unused)}; --for rdma or --expect makes that a finding" if unused else ""
             yield passed("ports are active", place=on_nics(good), note=note)
