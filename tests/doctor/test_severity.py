@@ -13,6 +13,7 @@ from egmctl.model.finding import Guard, Status
 from egmctl.model.machine import (
     DeviceNode,
     Driver,
+    Fabric,
     Imex,
     Machine,
     NicPort,
@@ -271,6 +272,12 @@ class TestFabric:
         machine = patched(machine, "process", container_signs=("/.dockerenv",))
         machine = patched(machine, "confinement", namespaces={"pid": 4026532281 if hidden else 0xEFFFFFFC})
         assert run_one("imex.daemon", machine).status is status
+
+    def test_an_hgx_board_with_a_cluster_uuid_needs_no_service(self) -> None:
+        fabric = Fabric(state="completed", status=0, cluster_uuid="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d", clique_id=1)
+        board = patched(patched(HGX, "gpus[*].nvml", fabric=fabric), "system", daemons=(), imex=Imex())
+        for check in ("imex.daemon", "imex.domain"):
+            assert run_one(check, board).status is Status.SKIP
 
     def test_one_node_needs_no_service(self) -> None:
         for check in ("imex.daemon", "imex.domain", "imex.recovery"):
