@@ -37,6 +37,7 @@ _FIRST_EXTENDED, _ACS, _ATS = 0x100, 0x0D, 0x0F
 def system(root: Root) -> System:
     """Read all of it."""
     why = Reasons()
+    processes = why.read("daemons", lambda: services.processes(root))
     functions = why.read("iommu_domains", lambda: _functions(root))
     data_direct = why.read("data_direct", lambda: pci.data_direct(root))
     if functions is None:
@@ -52,8 +53,8 @@ def system(root: Root) -> System:
         bridges=None if functions is None else _bridges(root, (*functions, *(data_direct or ()))),
         data_direct=data_direct,
         ats=None if functions is None else why.read("ats", lambda: _ats(root, functions)),
-        daemons=why.read("daemons", lambda: services.daemons(root)),
-        imex=services.imex(root),
+        daemons=None if processes is None else services.daemons(processes),
+        imex=services.imex(root, processes),
         module_versions=why.read("module_versions", lambda: _module_versions(root)),
         peer_memory_clients=why.read(
             "peer_memory_clients", lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers"))

@@ -35,6 +35,16 @@ class Imex(Record):
     """The word of ``nvidia-imex-ctl -q``: ``READY``, ``WAITING_FOR_PEERS``, ..."""
     domain_status: Plain | None = None
     """``UP``, ``DOWN`` or ``DEGRADED``, from ``nvidia-imex-ctl -N -j``."""
+    runs_in: tuple[Plain, ...] | None = None
+    """Where each nvidia-imex runs: ``host`` (its systemd service), ``pod`` (of Kubernetes) or ``elsewhere``."""
+    kubelet: bool | None = None
+    """Whether Kubernetes' agent runs on this node."""
+    compute_domains: bool | None = None
+    """Whether Kubernetes' DRA driver for ComputeDomains, which manages IMEX, runs here or has left its files."""
+    compute_domain_mode: Plain | None = None
+    """``driverManaged`` or ``hostManaged``, from the environment of that driver. Only root may read it."""
+    session_in_use: bool | None = None
+    """Whether the service's log ends with the refusal of a second daemon (``NV_ERR_IN_USE``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

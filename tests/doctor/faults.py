@@ -324,7 +324,6 @@ FAULTS: dict[str, Fault] = {
     "fabric.same-node-isolation": Fault(lambda: with_gpu_denied(healthy(), 3), Scope(purposes=(Guard.FABRIC,))),
     "imex.module": changed("driver", module_parameters={"ImexChannelCount": "0"}),
     "imex.channel": changed("driver.imex_channels[0]", access="EACCES", mode=0o600),
-    "imex.daemon": changed("system", daemons=(), imex=Imex()),
     "imex.domain": changed("system.imex", domain_status="DOWN"),
     "imex.recovery": changed("gpus[0].nvml", recovery_action="recover-imex-domain"),
     "ipc.ptrace": Fault(

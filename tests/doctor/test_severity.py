@@ -258,7 +258,7 @@ class TestFabric:
             (("nvidia-imex",), "WAITING_FOR_PEERS", None, False, Status.WARN),
             (("nvidia-imex",), "SHUTTING_DOWN", None, False, Status.FAIL),
             (("nvidia-imex",), None, Reason.TIMED_OUT, False, Status.FAIL),
-            (("nvidia-imex",), None, Reason.NOT_PRESENT, False, Status.PASS),
+            (("nvidia-imex",), None, Reason.NOT_PRESENT, False, Status.UNKNOWN),
             ((), None, Reason.NOT_PRESENT, False, Status.FAIL),
             ((), None, Reason.NOT_PRESENT, True, Status.UNKNOWN),
         ],
@@ -267,7 +267,9 @@ class TestFabric:
         self, daemons: tuple[str, ...], state: str | None, reason: Reason | None, hidden: bool, status: Status
     ) -> None:
         unread = {"daemon_state": Unread(reason=reason)} if reason else {}
-        machine = patched(healthy(), "system", daemons=daemons, imex=Imex(daemon_state=state, unread=unread))
+        known: dict[str, Any] = {"runs_in": ("host",), "kubelet": False, "compute_domains": False}
+        imex = Imex(daemon_state=state, unread=unread, **known)
+        machine = patched(healthy(), "system", daemons=daemons, imex=imex)
         # What counts is whose processes are seen: a container with the host's PID namespace sees them all.
         machine = patched(machine, "process", container_signs=("/.dockerenv",))
         machine = patched(machine, "confinement", namespaces={"pid": 4026532281 if hidden else 0xEFFFFFFC})

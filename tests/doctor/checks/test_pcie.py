@@ -29,7 +29,8 @@ def gb200(acs_control: int = DEFAULT, root_port: tuple[int, int] = GRACE) -> Mac
 
 
 def well(machine: Machine) -> Machine:
-    return patched(machine, "system", bridges=bridges(machine, DEFAULT, *GRACE), data_direct=(), ats={})
+    ats = {nic.pci.bus_id: False for nic in machine.nics or () if nic.pci is not None}
+    return patched(machine, "system", bridges=bridges(machine, DEFAULT, *GRACE), data_direct=(), ats=ats)
 
 
 def gb300(root_port: int = 0x1C, nic_side: int = 0x19, gpu_side: int = 0x15) -> Machine:
