@@ -118,7 +118,7 @@ def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 _ALLOW = Remedy(
     text="Request memory of that node from the resource manager (Slurm: --mem-bind=none and whole nodes; Kubernetes: "
-    "memory manager policy; systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or leave it out of --numa."
+    "memory manager policy; systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or name only other nodes with --numa."
 )
 
 

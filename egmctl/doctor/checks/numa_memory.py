@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, noted, passed, unknown, warned
+from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, coherent_gpus
 from egmctl.doctor.versions import numbers
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
-from egmctl.model.machine import Driver, Gpu, Host, Machine, NumaKind, NumaNode
+from egmctl.model.machine import Driver, Gpu, Host, Machine, NumaKind, NumaNode, Reason
 from egmctl.topology.memory_mode import MemoryMode, memory_mode, own_node
 from egmctl.units import format_size, parse_kernel_list
 
@@ -212,10 +212,16 @@ def _driver_evidence(machine: Machine) -> Evidence:
 
 
 def _policy(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    policy = (machine.host or Host()).memory_policy
-    nodes = scope.numa_of(machine)
+    host = machine.host or Host()
+    policy, nodes = host.memory_policy, scope.numa_of(machine)
     if policy is None:
-        yield unknown("the memory policy of this process was not read")
+        unread = host.unread.get("memory_policy")
+        if unread is not None and unread.reason is Reason.NOT_PRESENT:
+            yield skipped("the kernel has no memory policies (no numa_maps)")
+        elif unread is not None and unread.reason is Reason.NOT_STATED:
+            yield skipped("a process' memory policy is not stated of this machine")
+        else:
+            yield unknown("the memory policy of this process was not read")
         return
     if not nodes:
         yield unknown("no NUMA node with CPUs was read")

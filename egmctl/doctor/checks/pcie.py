@@ -211,8 +211,17 @@ def _class_acs(machine: Machine, acs: Acs, traffic: str) -> Finding:
     )
 
 
+_LONGEST = 400
+"""Characters of a kernel parameter that a person would copy."""
+
+
 def _acs_remedy(acs: Acs) -> Remedy:
-    if acs.parameter:
+    if len(acs.parameter) > _LONGEST:
+        text = (
+            "Boot with the pci=config_acs= that 'rdma_topo write-grub-acs' writes (rdma-core; Linux 6.11 or newer), or "
+            "change ACS in the firmware setup."
+        )
+    elif acs.parameter:
         text = f"Boot with {acs.parameter} (Linux 6.11 or newer); 'rdma_topo write-grub-acs' writes it."
     else:
         text = (

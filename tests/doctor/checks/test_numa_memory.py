@@ -11,7 +11,7 @@ from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.facts.host import NODES, host
 from egmctl.facts.root import Root
 from egmctl.model.finding import Guard, Status
-from egmctl.model.machine import Machine, NumaKind, NumaNode, Reason
+from egmctl.model.machine import Machine, NumaKind, NumaNode, Reason, Unread
 from egmctl.units import GIB, MIB
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run, shipped
@@ -143,3 +143,11 @@ def test_policy_and_reclaimable_memory_are_read(tmp_path: Path) -> None:
     assert [node.memory_reclaimable_bytes for node in found.numa_nodes or ()] == [90 * 1024]
     (tmp_path / "proc/self/numa_maps").unlink()
     assert host(Root(str(tmp_path))).unread["memory_policy"].reason is Reason.NOT_PRESENT
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [(Reason.NO_PERMISSION, "unknown"), (Reason.NOT_PRESENT, "skip"), (Reason.NOT_STATED, "skip")]
+)
+def test_a_policy_that_was_not_read_does_not_pass(reason: Reason, status: str) -> None:
+    machine = patched(healthy(), "host", memory_policy=None, unread={"memory_policy": Unread(reason=reason)})
+    assert {status for _, status in statuses(machine, EGM, "numa.policy")} == {status}
