@@ -213,7 +213,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             if state == "READY"
             else "the IMEX service does not run, and may have to be off",
             evidence=evidence,
-            note=BOTH,
+            remedy=Remedy(text=f"Find out who manages IMEX here (docs/kubernetes.md): {BOTH}."),
         )
     elif state == "READY":
         yield passed("the IMEX service is ready", evidence=evidence)

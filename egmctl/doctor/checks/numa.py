@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import (
     NO_COHERENT_GPU,
@@ -104,7 +104,7 @@ def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
             "the cpuset does not allow memory of this NUMA node", _ALLOW, place=on_numa(denied), evidence=evidence
         )
     elif denied:
-        yield noted(
+        yield passed(
             "the cpuset allows only some NUMA nodes",
             evidence=evidence,
             note=f"HOST_NUMA memory on NUMA {', '.join(map(str, denied))} cannot be allocated here; --for egm makes "
@@ -305,7 +305,8 @@ CHECKS = (
         why="Memory can come only from the NUMA nodes in the process' cpuset. HOST_NUMA memory on another fails, "
         "however much of it is free.",
         read="Mems_allowed_list in /proc/self/status against the NUMA nodes with CPUs. Only nodes required by --numa "
-        "are a fault, also where one has no memory; with --for egm others are a warning, else a note.",
+        "are a fault, also where one has no memory; with --for egm others are a warning. Else a partial "
+        "allocation is normal.",
         fix="Request the node's memory from the resource manager, or use another node.",
     ),
     Check(

@@ -108,17 +108,12 @@ def _without_cpus(machine: Machine, scope: Scope, nodes: list[NumaNode]) -> Iter
         yield unknown("whether this is a GPU's memory is unknown", place=place)
         return
     summary = "memory without CPUs, and no GPU's: CUDA allocates nothing there"
+    remedy = Remedy(text="Find out what it is (lsmem, dmesg), and bind no process to it alone.")
     cause = "see https://github.com/NVIDIA/open-gpu-kernel-modules, issue 885"
     if coherent(machine) or scope.asked_purpose(Guard.EGM):
-        yield warned(
-            summary,
-            Remedy(text="Find out what it is (lsmem, dmesg), and bind no process to it alone."),
-            place=place,
-            evidence=_sizes(elsewhere),
-            cause=cause,
-        )
+        yield warned(summary, remedy, place=place, evidence=_sizes(elsewhere), cause=cause)
     else:
-        yield noted(summary, place=place, evidence=_sizes(elsewhere), cause=cause)
+        yield noted(summary, remedy=remedy, place=place, evidence=_sizes(elsewhere), cause=cause)
 
 
 def _owns(gpu: Gpu, node: int) -> bool:
@@ -182,7 +177,7 @@ def _available(scope: Scope, nodes: list[NumaNode], siblings: list[NumaNode]) ->
         if scope.asked_purpose(Guard.EGM):
             yield warned(summary, remedy, place=place, evidence=_sizes(siblings))
         else:
-            yield noted(summary, place=place, evidence=_sizes(siblings), note=remedy.text)
+            yield noted(summary, remedy=remedy, place=place, evidence=_sizes(siblings))
     if unread:
         yield unknown(
             "how much memory is available was not read",
@@ -241,7 +236,12 @@ def _policy(machine: Machine, scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
         )
     else:
-        yield noted(summary, place=on_numa(denied), evidence=evidence, note="--for egm or --numa makes that a warning")
+        yield passed(
+            "the memory policy of this process allows only some NUMA nodes",
+            place=on_numa(denied),
+            evidence=evidence,
+            note="--for egm or --numa makes that a warning",
+        )
 
 
 CHECKS = (

@@ -105,9 +105,11 @@ def test_where_the_mode_is_unknown_both_cases_are_told(
     tmp_path: Path, running: Mapping[str, tuple[str, str, str]]
 ) -> None:
     found = on(node(tmp_path, running, files=True), state="READY" if running != KUBELET else None)
-    assert (found.status, found.remedy) == (Status.NOTE, None)
-    assert "need it off" in found.note
-    assert "nodes without ComputeDomains, need the host's nvidia-imex on" in found.note
+    assert found.status is Status.NOTE
+    assert found.remedy is not None
+    assert found.remedy.command is None
+    assert "need it off" in found.remedy.text
+    assert "nodes without ComputeDomains, need the host's nvidia-imex on" in found.remedy.text
 
 
 def test_the_mode_of_another_users_plugin_is_unknown(tmp_path: Path) -> None:
