@@ -87,7 +87,7 @@ def _channel(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield tell(_why_not(bad[0], major), _remedy(bad[0], major), evidence=evidence, cause=REFUSED)
     elif scope.asked_purpose(Guard.FABRIC):
         yield failed("no IMEX channel: fabric handles fail", CREATE, evidence=evidence, cause=REFUSED)
-    elif in_domain(machine) and _manager(machine) in (_Manager.DRIVER_MANAGED, _Manager.HOST_MANAGED):
+    elif in_domain(machine) and ((machine.system or System()).imex or Imex()).compute_domains:
         yield skipped("Kubernetes' DRA driver gives each pod with a ComputeDomain an IMEX channel; the host needs none")
     elif in_domain(machine):
         yield warned("no IMEX channel on a node of an NVLink domain", CREATE, evidence=evidence, cause=REFUSED)

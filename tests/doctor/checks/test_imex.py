@@ -135,7 +135,7 @@ def test_nothing_else_tells_to_restart_a_service_that_must_be_off() -> None:
     remedy = run_one("imex.recovery", waiting).remedy
     assert remedy is not None
     assert remedy.command is None
-    without = patched(waiting, "driver", imex_channels=())
+    without = patched(patched(waiting, "system.imex", compute_domains=True), "driver", imex_channels=())
     assert run_one("imex.channel", without).status is Status.SKIP
     assert run_one("imex.domain", without).status is Status.SKIP
 
