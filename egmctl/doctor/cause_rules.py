@@ -299,7 +299,7 @@ RULES: tuple[Rule, ...] = (
             holds=failed_in("cuMemCreate", "cuMemPoolCreate"),
             why="the driver cannot take memory of that NUMA node",
         )
-        for cause in ("numa.cpuset-mems", "numa.mempolicy-syscalls")
+        for cause in ("numa.cpuset-mems", "numa.mempolicy-syscalls", "numa.memory")
     ),
     Rule(
         cause="ipc.ptrace",

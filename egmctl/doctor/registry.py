@@ -29,6 +29,7 @@ _ORDER = (
     "egm",
     "egm_routes",
     "numa",
+    "numa_memory",
     "cpu",
     "kernel",
     "kernel_log",

@@ -8,7 +8,7 @@ from typing import TypeVar
 from egmctl.model.machine import Confinement, Fabric, Gpu, GpuNvml, Machine
 from egmctl.model.process import INITIAL_NAMESPACES
 from egmctl.topology.access import DENIED, obstacle
-from egmctl.topology.health import C2c, c2c
+from egmctl.topology.health import C2c, c2c, multi_node
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -55,9 +55,8 @@ def fabric(gpu: Gpu) -> Fabric | None:
 
 
 def in_domain(machine: Machine) -> bool:
-    """Say whether a GPU is in a multi-node NVLink domain: then its fabric has a cluster UUID."""
-    found = (fabric(gpu) for gpu in machine.gpus or ())
-    return any(one is not None and one.in_domain for one in found)
+    """Say whether a GPU of this node is in a multi-node NVLink domain."""
+    return any(multi_node(machine, gpu) for gpu in machine.gpus or ())
 
 
 def manages_nvlink5(machine: Machine) -> bool:

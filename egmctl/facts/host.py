@@ -104,6 +104,7 @@ def host(root: Root, pid: int = 0) -> Host:
         numa_nodes=why.read("numa_nodes", lambda: _numa_nodes(root)),
         allowed_cpus=why.read("allowed_cpus", lambda: _allowed(root, status, "Cpus_allowed_list")),
         allowed_numa_nodes=why.read("allowed_numa_nodes", lambda: _allowed(root, status, "Mems_allowed_list")),
+        memory_policy=why.read("memory_policy", lambda: _memory_policy(root, f"/proc/{pid or 'self'}/numa_maps")),
         huge_pages=why.read("huge_pages", lambda: _huge_pages(root, HUGE_PAGES)),
         transparent_huge_pages=why.read("transparent_huge_pages", lambda: _transparent_huge_pages(root)),
         numa_balancing=why.read("numa_balancing", lambda: root.number("/proc/sys/kernel/numa_balancing")),
@@ -213,10 +214,23 @@ def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...
         memory_free_bytes=why.read(
             "memory_free_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemFree")
         ),
+        memory_reclaimable_bytes=why.read("memory_reclaimable_bytes", lambda: _reclaimable(root, number)),
         distances=why.read("distances", lambda: _distances(root, f"{folder}/distance", online)),
         huge_pages=why.read("huge_pages", lambda: _huge_pages(root, f"{folder}/hugepages")),
         unread=why.unread,
     )
+
+
+def _reclaimable(root: Root, node: int) -> int:
+    keys = ("Active(file)", "Inactive(file)", "SReclaimable")
+    return sum(_kib(root, f"{NODES}/node{node}/meminfo", f"Node {node} {key}") for key in keys)
+
+
+def _memory_policy(root: Root, path: str) -> str:
+    # One line is enough: the kernel walks the pages of every mapping that is read.
+    if match := re.match(rb"[0-9a-f]{1,16} ([a-z]+[a-z=:0-9,-]{0,200})", root.read_bytes(path, 4096)):
+        return match[1].decode()
+    raise Unreadable(Reason.FAILED, f"{path}: no policy")
 
 
 def _distances(root: Root, path: str, online: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ the universe that a lost GPU is missing from.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.model.machine import PcieLink, PciFunction, Reason
@@ -18,6 +19,9 @@ _GPU_CLASSES = (0x0300, 0x0302)
 """VGA controller and 3D controller: base class and subclass of PCI's class code."""
 _NVSWITCH_CLASS = 0x0680
 """Bridge device, other."""
+
+_DATA_DIRECT = (0x15B3, 0x2100)
+"""Vendor and device of a ConnectX-8's DMA controller (rdma-core, kernel-boot/rdma_topo)."""
 
 BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 """A bus id; a domain has more than four digits behind Intel's VMD."""
@@ -45,6 +49,23 @@ def nvidia_functions(root: Root) -> tuple[PciFunction, ...]:
             continue
         if wanted:
             found.append(function(root, f"{DEVICES}/{bus_id}"))
+    return tuple(found)
+
+
+def data_direct(root: Root) -> tuple[PciFunction, ...]:
+    """Return the Data Direct functions of NICs, in the order of their bus ids.
+
+    Raises
+    ------
+    Unreadable
+        If there is no list of PCI devices.
+    """
+    found = []
+    for bus_id in root.names(DEVICES):
+        folder = f"{DEVICES}/{bus_id}"
+        with suppress(Unreadable):
+            if (root.number(f"{folder}/vendor", 16), root.number(f"{folder}/device", 16)) == _DATA_DIRECT:
+                found.append(function(root, folder))
     return tuple(found)
 
 

@@ -106,8 +106,8 @@ class Root:
         """Return where ``path`` of the machine lies for the operating system."""
         return path if self.is_live else self.directory + path
 
-    def read_bytes(self, path: str, limit: int = READ_LIMIT) -> bytes:
-        """Return up to ``limit`` bytes from the start of a file.
+    def read_bytes(self, path: str, limit: int = READ_LIMIT, *, from_end: bool = False) -> bytes:
+        """Return up to ``limit`` bytes from the start of a file, or those at its end.
 
         Raises
         ------
@@ -121,6 +121,8 @@ class Root:
             raise Unreadable.from_os_error(error, path) from None
         try:
             parts = []
+            if from_end:
+                os.lseek(descriptor, max(0, os.fstat(descriptor).st_size - limit), os.SEEK_SET)
             while limit > 0 and (part := os.read(descriptor, min(limit, 1 << 16))):
                 parts.append(part)
                 limit -= len(part)

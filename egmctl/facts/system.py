@@ -29,16 +29,19 @@ LOGIND_FILES = ("/etc/systemd/logind.conf", "/run/systemd/logind.conf", "/usr/li
 _VERBS = "/sys/class/infiniband_verbs"
 
 _CONFIG_BYTES = 4096
-_FIRST_EXTENDED, _ACS = 0x100, 0x0D
-"""Offset of the first extended capability, and the id of Access Control Services (PCI Express Base Specification)."""
+_FIRST_EXTENDED, _ACS, _ATS = 0x100, 0x0D, 0x0F
+"""Offset of the first extended capability, and the ids of Access Control Services and of Address Translation Services
+(PCI Express Base Specification)."""
 
 
 def system(root: Root) -> System:
     """Read all of it."""
     why = Reasons()
+    processes = why.read("daemons", lambda: services.processes(root))
     functions = why.read("iommu_domains", lambda: _functions(root))
+    data_direct = why.read("data_direct", lambda: pci.data_direct(root))
     if functions is None:
-        why.unread["bridges"] = why.unread["iommu_domains"]
+        why.unread["bridges"] = why.unread["ats"] = why.unread["iommu_domains"]
     return System(
         uptime_s=why.read("uptime_s", lambda: _uptime(root)),
         kernel_configuration=why.read("kernel_configuration", lambda: _configuration(root)),
@@ -47,9 +50,11 @@ def system(root: Root) -> System:
         max_map_count=why.read("max_map_count", lambda: root.number("/proc/sys/vm/max_map_count")),
         remove_ipc=why.read("remove_ipc", lambda: _remove_ipc(root)),
         iommu_domains=None if functions is None else _iommu_domains(root, functions),
-        bridges=None if functions is None else _bridges(root, functions),
-        daemons=why.read("daemons", lambda: services.daemons(root)),
-        imex=services.imex(root),
+        bridges=None if functions is None else _bridges(root, (*functions, *(data_direct or ()))),
+        data_direct=data_direct,
+        ats=None if functions is None else why.read("ats", lambda: _ats(root, functions)),
+        daemons=None if processes is None else services.daemons(processes),
+        imex=services.imex(root, processes),
         module_versions=why.read("module_versions", lambda: _module_versions(root)),
         peer_memory_clients=why.read(
             "peer_memory_clients", lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers"))
@@ -134,6 +139,8 @@ def _bridge(root: Root, bus_id: str) -> Bridge:
     why = Reasons()
     return Bridge(
         bus_id=bus_id,
+        vendor_id=why.read("vendor_id", lambda: root.number(f"{folder}/vendor", 16)),
+        device_id=why.read("device_id", lambda: root.number(f"{folder}/device", 16)),
         link=pci.link(root, folder),
         acs_control=why.read("acs_control", lambda: _acs_control(root, f"{folder}/config")),
         unread=why.unread,
@@ -141,6 +148,21 @@ def _bridge(root: Root, bus_id: str) -> Bridge:
 
 
 def _acs_control(root: Root, path: str) -> int:
+    acs = _extended(root, path, _ACS)
+    if acs is None:
+        raise Unreadable(Reason.NOT_SUPPORTED, f"{path}: no Access Control Services")
+    (control,) = struct.unpack_from("<H", acs, 6)
+    return int(control)
+
+
+def _ats(root: Root, functions: Iterable[PciFunction]) -> dict[str, bool]:
+    """Return which NICs have it."""
+    nics = [function.bus_id for function in functions if not pci.is_gpu(function)]
+    return {bus_id: _extended(root, f"{pci.DEVICES}/{bus_id}/config", _ATS) is not None for bus_id in nics}
+
+
+def _extended(root: Root, path: str, wanted: int) -> bytes | None:
+    """Return configuration space from an extended capability on, ``None`` where the function does not have it."""
     config = root.read_bytes(path, _CONFIG_BYTES)
     if len(config) <= 64:
         # The kernel shows others than root the standard header only.
@@ -151,11 +173,10 @@ def _acs_control(root: Root, path: str) -> int:
         if not _FIRST_EXTENDED <= offset <= len(config) - 8:
             break
         (header,) = struct.unpack_from("<I", config, offset)
-        if header & 0xFFFF == _ACS:
-            (control,) = struct.unpack_from("<H", config, offset + 6)
-            return int(control)
+        if header & 0xFFFF == wanted:
+            return config[offset:]
         offset = header >> 20
-    raise Unreadable(Reason.NOT_SUPPORTED, f"{path}: no Access Control Services")
+    return None
 
 
 def _module_versions(root: Root) -> dict[str, str]:

@@ -111,8 +111,8 @@ class Fabric(Record):
     health_summary: Plain | None = None
 
     @property
-    def in_domain(self) -> bool:
-        """Whether the GPU is in a multi-node NVLink domain: then the cluster's UUID is not all zeros."""
+    def has_cluster(self) -> bool:
+        """Whether the cluster's UUID is not all zeros. An HGX board may have one too: it makes no multi-node domain."""
         return self.cluster_uuid is not None and bool(self.cluster_uuid.strip("0-"))
 
 

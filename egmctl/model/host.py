@@ -42,6 +42,8 @@ class NumaNode(Record):
     cpus: KernelList = ""
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
+    memory_reclaimable_bytes: int | None = None
+    """Pages of files and reclaimable slabs: the kernel gives them back when memory is asked for."""
     distances: tuple[int, ...] | None = None
     """ACPI SLIT distances to the online nodes, in ascending order of their ids."""
     huge_pages: tuple[HugePages, ...] | None = None
@@ -82,6 +84,8 @@ class Host(Record):
     allowed_cpus: KernelList | None = None
     """``Cpus_allowed_list`` of this process."""
     allowed_numa_nodes: KernelList | None = None
+    memory_policy: Plain | None = None
+    """The process' NUMA memory policy, as ``numa_maps`` spells it: ``default``, ``bind:0``, ``interleave:0-1``."""
     """``Mems_allowed_list`` of this process: HOST_NUMA memory can come from these only."""
     huge_pages: tuple[HugePages, ...] | None = None
     transparent_huge_pages: Plain | None = None

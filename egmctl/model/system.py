@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from egmctl.model.devices import DeviceNode, Nic, PcieLink
+from egmctl.model.devices import DeviceNode, Nic, PcieLink, PciFunction
 from egmctl.model.record import BusId, Plain, Record
 
 
@@ -14,11 +14,13 @@ class Bridge(Record):
     """A PCIe bridge above a GPU or a NIC: a root port, or a port of a switch."""
 
     bus_id: BusId
+    vendor_id: int | None = None
+    device_id: int | None = None
     link: PcieLink | None = None
     """Of the link below it."""
     acs_control: int | None = None
     """The control register of Access Control Services: bit 0 source validation, 2 request redirect, 3 completion
-    redirect. Only root may read it."""
+    redirect, 4 upstream forwarding, 6 direct translated P2P. Only root may read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,16 @@ class Imex(Record):
     """The word of ``nvidia-imex-ctl -q``: ``READY``, ``WAITING_FOR_PEERS``, ..."""
     domain_status: Plain | None = None
     """``UP``, ``DOWN`` or ``DEGRADED``, from ``nvidia-imex-ctl -N -j``."""
+    runs_in: tuple[Plain, ...] | None = None
+    """Where each nvidia-imex runs: ``host`` (its systemd service), ``pod`` (of Kubernetes) or ``elsewhere``."""
+    kubelet: bool | None = None
+    """Whether Kubernetes' agent runs on this node."""
+    compute_domains: bool | None = None
+    """Whether Kubernetes' DRA driver for ComputeDomains, which manages IMEX, runs here or has left its files."""
+    compute_domain_mode: Plain | None = None
+    """``driverManaged`` or ``hostManaged``, from the environment of that driver. Only root may read it."""
+    session_in_use: bool | None = None
+    """Whether the service's log ends with the refusal of a second daemon (``NV_ERR_IN_USE``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +75,11 @@ class System(Record):
     iommu_domains: Mapping[Plain, Plain] | None = None
     """Type of the IOMMU group (``DMA``, ``DMA-FQ``, ``identity``) of each GPU and NIC that has one, by bus id."""
     bridges: tuple[Bridge, ...] | None = None
-    """Above GPUs and NICs, in the order of their bus ids."""
+    """Above GPUs, NICs and Data Direct functions, in the order of their bus ids."""
+    data_direct: tuple[PciFunction, ...] | None = None
+    """Functions by which a ConnectX-8 reaches the GPU beside it (Data Direct); empty where there are none."""
+    ats: Mapping[Plain, bool] | None = None
+    """Whether each NIC has address translation (ATS), by bus id. Only root may read it."""
     daemons: tuple[Plain, ...] | None = None
     """Of ``egmctl.facts.services.DAEMONS``: those running; in a container, those of its own PID namespace only."""
     imex: Imex | None = None

@@ -40,6 +40,18 @@ def c2c(machine: Machine, gpu: Gpu) -> C2c:
     return C2c.UNKNOWN
 
 
+def multi_node(machine: Machine, gpu: Gpu) -> bool:
+    """Say whether a GPU is in a multi-node NVLink domain.
+
+    Its fabric has a cluster UUID then. HGX H100 boards show one too (https://github.com/meta-pytorch/torchcomms,
+    issue 1315), so it also takes NVLink-C2C, or a slot in a rack that the platform names.
+    """
+    nvml = gpu.nvml
+    if nvml is None or nvml.fabric is None or not nvml.fabric.has_cluster:
+        return False
+    return c2c(machine, gpu) is not C2c.ABSENT or bool(nvml.platform and nvml.platform.slot)
+
+
 @dataclass(frozen=True, slots=True)
 class Egm:
     """Whether a GPU has EGM."""

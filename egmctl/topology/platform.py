@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine
-from egmctl.topology.health import egm
+from egmctl.topology.health import egm, multi_node
 from egmctl.wording import gpu_name
 
 
@@ -45,7 +45,7 @@ def platform(machine: Machine) -> PlatformVerdict:
         return PlatformVerdict(PlatformKind.NO_EGM, "no EGM: no NVIDIA GPU", what="no NVIDIA GPU")
     answers = [egm(machine, gpu) for gpu in gpus]
     able = sum(answer.able is True for answer in answers)
-    clique = _clique(gpus)
+    clique = _clique(machine)
     domain = "" if clique is None else f"multi-node NVLink domain (clique {clique})"
     what = _what(machine, gpus)
     if able == 0:
@@ -64,14 +64,11 @@ def platform(machine: Machine) -> PlatformVerdict:
     return PlatformVerdict(PlatformKind.MULTI_GPU, f"EGM, single-node multi-GPU: {line}", what=what, able=able)
 
 
-def _clique(gpus: Sequence[Gpu]) -> int | None:
-    """Return the clique id of a multi-node NVLink domain, ``None`` where the fabric is of one node or not ready.
-
-    A fabric of one node (HGX) completes too, with a cluster UUID of zeros.
-    """
-    for gpu in gpus:
+def _clique(machine: Machine) -> int | None:
+    """Return the clique id of a multi-node NVLink domain, ``None`` where the fabric is of one node or not ready."""
+    for gpu in machine.gpus or ():
         fabric = gpu.nvml.fabric if gpu.nvml else None
-        if fabric and fabric.state == "completed" and fabric.in_domain:
+        if fabric and fabric.state == "completed" and multi_node(machine, gpu):
             return fabric.clique_id
     return None
 

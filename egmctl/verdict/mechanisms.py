@@ -227,6 +227,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
         stops=frozenset({WaiverKind.NO_NUMA_MEMORY}),
         crosses=host_memory,
     ),
+    Mechanism(checks=("numa.memory",), does=_FAILED, stops=frozenset({WaiverKind.REFUSED}), crosses=host_memory),
     Mechanism(
         checks=("numa.mempolicy-syscalls",),
         does=_FAILED,

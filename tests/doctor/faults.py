@@ -224,9 +224,17 @@ def by_nouveau() -> Machine:
 def weak_switch() -> Machine:
     """DGX H100 whose PCIe switches redirect what goes between devices, and whose IOMMU translates."""
     machine = patched(shipped("dgx-h100"), "gpus[*].nvml", virtualization="none")
-    bridge = Bridge(bus_id="0000:17:00.0", acs_control=0b1101)
     domains = {gpu.bus_id: "DMA-FQ" for gpu in machine.gpus or ()}
-    return patched(machine, "system", bridges=(bridge,), iommu_domains=domains)
+    return patched(machine, "system", bridges=bridges(machine, 0b1101), data_direct=(), iommu_domains=domains)
+
+
+def bridges(machine: Machine, acs_control: int, vendor_id: int = 0x1000, device_id: int = 0xC030) -> tuple[Bridge, ...]:
+    """Return the bridges above a machine's GPUs and NICs, all alike: ports of a Broadcom switch by default."""
+    functions = [*(gpu.pci for gpu in machine.gpus or ()), *(nic.pci for nic in machine.nics or ())]
+    above = {port for function in functions if function is not None for port in (function.path or ())[1:]}
+    return tuple(
+        Bridge(bus_id=port, vendor_id=vendor_id, device_id=device_id, acs_control=acs_control) for port in sorted(above)
+    )
 
 
 def without_dma_buf() -> Machine:
@@ -316,7 +324,6 @@ FAULTS: dict[str, Fault] = {
     "fabric.same-node-isolation": Fault(lambda: with_gpu_denied(healthy(), 3), Scope(purposes=(Guard.FABRIC,))),
     "imex.module": changed("driver", module_parameters={"ImexChannelCount": "0"}),
     "imex.channel": changed("driver.imex_channels[0]", access="EACCES", mode=0o600),
-    "imex.daemon": changed("system", daemons=(), imex=Imex()),
     "imex.domain": changed("system.imex", domain_status="DOWN"),
     "imex.recovery": changed("gpus[0].nvml", recovery_action="recover-imex-domain"),
     "ipc.ptrace": Fault(
@@ -337,7 +344,6 @@ FAULTS: dict[str, Fault] = {
     ),
     "rdma.devices-cgroup": changed("system.verbs[*].node", access="EPERM"),
     "pcie.link": changed("nics[0].pci", link=PcieLink(speed_gt_s=16.0, width=8, max_speed_gt_s=32.0, max_width=16)),
-    "pcie.acs": Fault(weak_switch),
     "pcie.iommu": Fault(weak_switch),
     **{
         check: changed(
@@ -438,7 +444,6 @@ PASSES: Mapping[str, Callable[[], Machine]] = {
     "fabric.manager": with_switches,
     "fabric.management": hgx_b200,
     "kernel.sxid": lambda: patched(with_switches(), "", kernel_log=healthy().kernel_log),
-    "pcie.acs": lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0),
     "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),
 }
 """Of checks that do not concern the healthy machine: one that passes."""

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 
 from egmctl.facts.kernel_log import event
 from egmctl.model.kernel_log import KernelLog
-from egmctl.model.machine import LibraryFailure, Machine, Reason, Unread
+from egmctl.model.machine import Fabric, Imex, LibraryFailure, Machine, NumaKind, Reason, Unread
+from tests.doctor.checks.test_numa_memory import node1, with_node
+from tests.doctor.checks.test_pcie import b300, gb200, gb300
 from tests.doctor.faults import faults, healthy, weak_switch
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.scenes import Scene
@@ -46,6 +48,19 @@ def two_faults() -> Machine:
     return patched(machine, "gpus[1].nvml.nvlinks[11]", active=False)
 
 
+def with_cluster() -> Machine:
+    """HGX H200 whose fabric has a cluster UUID, as HGX H100 boards were seen to have."""
+    fabric = Fabric(state="completed", status=0, cluster_uuid="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d", clique_id=0)
+    machine = patched(shipped("hgx-h200x4"), "gpus[*].nvml", fabric=fabric)
+    return patched(machine, "system", daemons=("nv-fabricmanager",))
+
+
+def kubernetes(mode: str | None, *runs_in: str) -> Machine:
+    """A tray in a Kubernetes cluster with ComputeDomains, on which nvidia-imex runs in these places, or nowhere."""
+    imex = Imex(runs_in=runs_in, kubelet=True, compute_domains=True, compute_domain_mode=mode, session_in_use=False)
+    return patched(healthy(), "system", imex=imex, daemons=("nvidia-imex",) if runs_in else ())
+
+
 def gsp_silent() -> Machine:
     """A GPU whose GSP firmware does not answer, and what the driver logs next, in its words."""
     lines = (
@@ -61,6 +76,8 @@ _PARAMETERS = "open-gpu-kernel-modules, nv-reg.h: the driver's parameters."
 _IMEX = "IMEX guide: channels, service and domain."
 _FABRIC = "nvml.h: the fabric's state, clique and health."
 _XID = "NVIDIA Xid catalog."
+_ACS = "rdma-core, kernel-boot/rdma_topo: topologies and their ACS bits."
+_DRA = "dra-driver-nvidia-gpu 0.5: who manages IMEX."
 
 SICK: Mapping[str, Scene] = {
     "h200-handed-to-a-guest": Scene(
@@ -110,6 +127,27 @@ SICK: Mapping[str, Scene] = {
     "nvl72-in-progress": Scene(_of("fabric.state"), ("--for", "fabric"), why=_FABRIC),
     "nvl72-manager-on-a-tray": Scene(_of("fabric.manager"), ("--for", "fabric"), why="IMEX guide: trays."),
     "nvl72-verbs-denied": Scene(_of("rdma.devices-cgroup"), ("--for", "rdma"), why="rdma-core: uverbs devices."),
+    "gb200-acs-off": Scene(lambda: gb200(0), ("--for", "rdma"), why=_ACS),
+    "gb300-acs-default": Scene(_of("pcie.acs"), ("--for", "rdma"), why=_ACS),
+    "gb300-acs-right": Scene(gb300, ("--for", "rdma"), why=_ACS),
+    "b300-acs": Scene(lambda: b300(ats=False, nic_side=0x1D, others=0x1D), ("--for", "rdma"), why=_ACS),
+    "h200-cluster-uuid": Scene(with_cluster, why="meta-pytorch/torchcomms, issue 1315."),
+    "nvl72-dra-driver-managed": Scene(lambda: kubernetes("driverManaged"), ("--for", "fabric"), why=_DRA),
+    "nvl72-dra-and-service": Scene(
+        lambda: kubernetes("driverManaged", "host"), ("--for", "fabric"), why="NVIDIA/aicr, pull request 2520."
+    ),
+    "nvl72-dra-host-managed": Scene(lambda: kubernetes("hostManaged"), ("--for", "fabric"), why=_DRA),
+    "nvl72-kubernetes": Scene(lambda: kubernetes(None), ("--for", "fabric"), why=_DRA),
+    "gb200-numa1-full": Scene(_of("numa.memory"), ("--for", "egm"), why="NCCL, issue 2190."),
+    "gb200-numa1-small": Scene(
+        lambda: node1(memory_total_bytes=60 << 30, memory_free_bytes=50 << 30), why="NCCL, issue 2106."
+    ),
+    "gb200-numa1-without-cpus": Scene(lambda: node1(kind=NumaKind.MEMORY_ONLY, cpus=""), why="NCCL, issue 2190."),
+    "gb200-memory-only-node": Scene(lambda: with_node(40), why="open-gpu-kernel-modules, issue 885."),
+    "gb200-cpuset-for-egm": Scene(
+        lambda: patched(healthy(), "host", allowed_numa_nodes="0"), ("--for", "egm"), why="cpuset(7)."
+    ),
+    "gb200-membind": Scene(_of("numa.policy"), ("--for", "egm"), why="numactl(8): --membind."),
     "dgx-h100-acs": Scene(
         lambda: patched(weak_switch(), "system", iommu_domains={}), ("--for", "rdma"), why="NCCL user guide: ACS."
     ),

@@ -233,6 +233,9 @@ PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ("imex.channel", "fabric.alloc-active"): no_channel,
     ("numa.cpuset-mems", "egm.alloc-active"): cpuset,
     ("numa.mempolicy-syscalls", "egm.alloc-active"): seccomp,
+    ("numa.memory", "egm.alloc-active"): lambda: probes_failing(
+        faults()["numa.memory"].machine(), "cuMemCreate", 1, "egm.alloc-active"
+    ),
     ("ipc.ptrace", "ipc.pidfd-active"): ptrace,
 }
 """A cause, an effect, and a machine that has both."""

@@ -13,6 +13,7 @@ from egmctl.model.finding import Guard, Status
 from egmctl.model.machine import (
     DeviceNode,
     Driver,
+    Fabric,
     Imex,
     Machine,
     NicPort,
@@ -257,7 +258,7 @@ class TestFabric:
             (("nvidia-imex",), "WAITING_FOR_PEERS", None, False, Status.WARN),
             (("nvidia-imex",), "SHUTTING_DOWN", None, False, Status.FAIL),
             (("nvidia-imex",), None, Reason.TIMED_OUT, False, Status.FAIL),
-            (("nvidia-imex",), None, Reason.NOT_PRESENT, False, Status.PASS),
+            (("nvidia-imex",), None, Reason.NOT_PRESENT, False, Status.UNKNOWN),
             ((), None, Reason.NOT_PRESENT, False, Status.FAIL),
             ((), None, Reason.NOT_PRESENT, True, Status.UNKNOWN),
         ],
@@ -266,11 +267,19 @@ class TestFabric:
         self, daemons: tuple[str, ...], state: str | None, reason: Reason | None, hidden: bool, status: Status
     ) -> None:
         unread = {"daemon_state": Unread(reason=reason)} if reason else {}
-        machine = patched(healthy(), "system", daemons=daemons, imex=Imex(daemon_state=state, unread=unread))
+        known: dict[str, Any] = {"runs_in": ("host",), "kubelet": False, "compute_domains": False}
+        imex = Imex(daemon_state=state, unread=unread, **known)
+        machine = patched(healthy(), "system", daemons=daemons, imex=imex)
         # What counts is whose processes are seen: a container with the host's PID namespace sees them all.
         machine = patched(machine, "process", container_signs=("/.dockerenv",))
         machine = patched(machine, "confinement", namespaces={"pid": 4026532281 if hidden else 0xEFFFFFFC})
         assert run_one("imex.daemon", machine).status is status
+
+    def test_an_hgx_board_with_a_cluster_uuid_needs_no_service(self) -> None:
+        fabric = Fabric(state="completed", status=0, cluster_uuid="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d", clique_id=1)
+        board = patched(patched(HGX, "gpus[*].nvml", fabric=fabric), "system", daemons=(), imex=Imex())
+        for check in ("imex.daemon", "imex.domain"):
+            assert run_one(check, board).status is Status.SKIP
 
     def test_one_node_needs_no_service(self) -> None:
         for check in ("imex.daemon", "imex.domain", "imex.recovery"):

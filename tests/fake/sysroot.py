@@ -148,6 +148,8 @@ def _numa_node(tree: Tree, node: NumaNode) -> None:
     folder = f"/sys/devices/system/node/node{node.id}"
     tree.write(f"{folder}/cpulist", node.cpus)
     sizes = {"MemTotal": node.memory_total_bytes, "MemFree": node.memory_free_bytes}
+    if node.memory_reclaimable_bytes is not None:
+        sizes |= {"Active(file)": node.memory_reclaimable_bytes, "Inactive(file)": 0, "SReclaimable": 0}
     lines = (f"Node {node.id} {key}: {size // KIB} kB" for key, size in sizes.items() if size is not None)
     tree.write(f"{folder}/meminfo", _lines(lines))
     if node.distances is not None:

@@ -36,9 +36,13 @@ def write_system(tree: Tree, system: System) -> None:
         tree.link(f"{DEVICES}/{bus_id}/iommu_group", f"/sys/kernel/iommu_groups/{number}")
     for bridge in system.bridges or ():
         _bridge(tree, bridge)
+    for bus_id, has_ats in (system.ats or {}).items():
+        tree.write(f"{DEVICES}/{bus_id}/config", bytes(256) + struct.pack("<II", 0x0001000F if has_ats else 0, 0))
     names = {full: comm for comm, full in services.DAEMONS.items()}
     for number, daemon in enumerate(system.daemons or ()):
         tree.write(f"/proc/{1000 + number}/comm", names[daemon])
+        if daemon == "nvidia-imex":
+            tree.write(f"/proc/{1000 + number}/cgroup", "0::/system.slice/nvidia-imex.service")
     if system.imex is not None:
         _imex(tree, system.imex)
     for name, version in (system.module_versions or {}).items():
@@ -66,6 +70,8 @@ def _bridge(tree: Tree, bridge: Bridge) -> None:
 
 
 def _imex(tree: Tree, imex: Imex) -> None:
+    if imex.session_in_use is not None:
+        tree.write(services.IMEX_LOG, "NV_ERR_IN_USE" if imex.session_in_use else "READY")
     if imex.configured_nodes is not None:
         addresses = [f"10.0.0.{number}" for number in range(imex.configured_nodes - (imex.duplicate_nodes or 0))]
         tree.write(services.IMEX_NODES, "\n".join(addresses + addresses[: imex.duplicate_nodes or 0]))

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.model.machine import Fabric, Gpu, Machine, Reason, Unread
+from egmctl.model.machine import Fabric, Gpu, Machine, Platform, Reason, Unread
 from egmctl.topology.platform import PlatformKind, platform
+from tests.doctor.machines import patched
 from tests.topology import builders
 from tests.topology.builders import CLUSTER, NO_CLUSTER, gpu, grace, grace_gpu, hgx, out_of_sight
 
@@ -38,6 +39,18 @@ def test_multi_node_nvlink_domain() -> None:
 @pytest.mark.parametrize("fabric", [{"cluster_uuid": NO_CLUSTER}, {"cluster_uuid": None}, {"state": "in-progress"}])
 def test_a_fabric_of_one_node_or_not_ready_is_no_domain(fabric: dict[str, object]) -> None:
     assert platform(in_domain(**fabric)).kind is PlatformKind.MULTI_GPU
+
+
+def test_a_cluster_uuid_alone_makes_no_domain_of_boards_without_c2c() -> None:
+    """HGX H100 boards show one too: https://github.com/meta-pytorch/torchcomms, issue 1315."""
+    board = builders.machine([hopper(i) for i in range(2)], architecture="x86_64")
+    assert platform(board).clique_id is None
+    in_a_rack = patched(board, "gpus[*].nvml", platform=Platform(slot=24, tray=14))
+    assert platform(in_a_rack).clique_id == 7
+
+
+def hopper(index: int) -> Gpu:
+    return gpu(index, fabric=Fabric(state="completed", status=0, cluster_uuid=CLUSTER, clique_id=7))
 
 
 def test_clique_0_of_a_real_cluster_is_a_domain() -> None:

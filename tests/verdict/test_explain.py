@@ -24,7 +24,7 @@ from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
-from tests.doctor.faults import FAULTS, healthy
+from tests.doctor.faults import FAULTS, faults, healthy, weak_switch
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.mutation import mutated
 from tests.verdict.runs import H2D, WRITE, run, usual, waived_on, with_status
@@ -264,7 +264,7 @@ def test_what_nothing_explains_has_no_cause() -> None:
 
 NOT_MADE = {
     "imex.channel": lambda: patched(healthy(), "driver", imex_channels=()),
-    "imex.daemon": FAULTS["imex.daemon"].machine,
+    "imex.daemon": faults()["imex.daemon"].machine,
     "fabric.state": lambda: patched(healthy(), "gpus[*].nvml.fabric", state="in-progress"),
     "fabric.consistency": FAULTS["fabric.consistency"].machine,
 }
@@ -327,7 +327,7 @@ def test_a_stale_device_node_of_a_container_explains_what_was_not_measured() -> 
 
 @pytest.mark.parametrize("check", ["pcie.acs", "pcie.iommu"])
 def test_acs_and_iommu_explain_slow_copies_between_gpus_over_pcie(check: str) -> None:
-    machine = patched(FAULTS[check].machine(), "gpus[*].nvml", nvlinks=(), nvlink_count=0)
+    machine = patched(weak_switch(), "gpus[*].nvml", nvlinks=(), nvlink_count=0)
     machine = patched(machine, "pairs[*]", nvlink_count=0)
     if check == "pcie.iommu":
         machine = patched(machine, "system.bridges[*]", acs_control=0)
@@ -339,7 +339,7 @@ def test_acs_and_iommu_explain_slow_copies_between_gpus_over_pcie(check: str) ->
 
 
 def test_acs_does_not_explain_what_goes_over_nvlink() -> None:
-    machine = replace(H200, system=FAULTS["pcie.acs"].machine().system)
+    machine = replace(H200, system=weak_switch().system)
     assert "pcie.acs" not in told(explained(machine, "GPU2"))
 
 

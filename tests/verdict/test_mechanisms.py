@@ -129,7 +129,7 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "numa.cpuset-mems": (Does(HOST, "failed", "no-numa-memory"),),
     "numa.mode": (Does("gpu-numa", "", "unsupported-memory"),),
     "uvm.addressing-mode": (Does("system gpu-numa", "", "unsupported-memory"),),
-    "numa.mempolicy-syscalls": (Does(HOST, "failed", "refused"),),
+    **dict.fromkeys(("numa.mempolicy-syscalls", "numa.memory"), (Does(HOST, "failed", "refused"),)),
     **dict.fromkeys(("numa.balancing", "numa.cmdline"), (Does(HOST, "slow"),)),
 }
 

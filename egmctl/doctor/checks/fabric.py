@@ -215,7 +215,7 @@ def _consistency(machine: Machine, scope: Scope) -> Iterator[Finding]:
             "the fabric is this node's own",
             place=on_gpus(complete),
             evidence=evidence,
-            note="its cluster UUID is zero: there is no multi-node NVLink here",
+            note="there is no multi-node NVLink here",
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.compat import StrEnum
+from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import NO_GPU, in_domain, services_hidden, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
@@ -92,6 +93,8 @@ def _channel(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield tell(_why_not(bad[0], major), _remedy(bad[0], major), evidence=evidence, cause=REFUSED)
     elif scope.asked_purpose(Guard.FABRIC):
         yield failed("no IMEX channel: fabric handles fail", CREATE, evidence=evidence, cause=REFUSED)
+    elif in_domain(machine) and ((machine.system or System()).imex or Imex()).compute_domains:
+        yield skipped("Kubernetes' DRA driver gives each pod with a ComputeDomain an IMEX channel; the host needs none")
     elif in_domain(machine):
         yield warned("no IMEX channel on a node of an NVLink domain", CREATE, evidence=evidence, cause=REFUSED)
     else:
@@ -139,6 +142,42 @@ def _node_evidence(node: DeviceNode) -> Evidence:
     return Evidence(source=f"access({node.path})", value=f"{node.access or 'not read'}, {numbers}{mode}", errno=errno)
 
 
+class _Manager(StrEnum):
+    """Who runs IMEX on a node of an NVLink domain."""
+
+    SERVICE = "the host's service"
+    HOST_MANAGED = "the host's service, for Kubernetes' ComputeDomains"
+    DRIVER_MANAGED = "Kubernetes' DRA driver, in pods"
+    KUBERNETES = "Kubernetes is here; which of the two is unknown"
+
+
+def _manager(machine: Machine) -> _Manager:
+    imex = (machine.system or System()).imex or Imex()
+    if imex.compute_domain_mode == "hostManaged":
+        return _Manager.HOST_MANAGED
+    if imex.compute_domain_mode == "driverManaged" or "pod" in (imex.runs_in or ()):
+        return _Manager.DRIVER_MANAGED
+    known = imex.kubelet is not None and imex.compute_domains is not None
+    return _Manager.SERVICE if known and not (imex.kubelet or imex.compute_domains) else _Manager.KUBERNETES
+
+
+BOTH = (
+    "host-managed ComputeDomains of Kubernetes' DRA driver (0.5 and newer), and nodes without ComputeDomains, need the "
+    "host's nvidia-imex on; driver-managed ones, the default, need it off (systemctl disable --now nvidia-imex)"
+)
+ONE_SESSION = (
+    "the GPU driver has one IMEX session: the second daemon to start gets NV_ERR_IN_USE, and pods with a ComputeDomain "
+    "hang while they start"
+)
+
+
+def _restart(machine: Machine, text: str) -> Remedy:
+    """Return a remedy that restarts IMEX: as a service only where it certainly is one."""
+    if _manager(machine) in (_Manager.SERVICE, _Manager.HOST_MANAGED):
+        return Remedy(text=text, command="systemctl restart nvidia-imex", needs_root=True)
+    return Remedy(text=f"{text} With driver-managed ComputeDomains IMEX runs in pods: delete these instead.")
+
+
 def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     system = machine.system or System()
     imex = system.imex or Imex()
@@ -148,19 +187,41 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     runs = "nvidia-imex" in (system.daemons or ())
     state = imex.daemon_state
     why = imex.unread.get("daemon_state")
+    manager = _manager(machine)
+    hidden = system.daemons is None or services_hidden(machine)
     evidence = (
         Evidence(
             source="/proc/*/comm: nvidia-imex",
-            value="not read" if system.daemons is None else "runs" if runs else "not seen",
+            value="not read"
+            if system.daemons is None
+            else f"runs ({', '.join(imex.runs_in) if imex.runs_in else 'place not read'})"
+            if runs
+            else "not seen",
         ),
         Evidence(source="nvidia-imex-ctl -q", value=state or (why.detail or why.reason.value if why else "not asked")),
+        *(() if manager is _Manager.SERVICE else (Evidence(source="managed by", value=manager),)),
     )
-    restart = Remedy(
-        text="Restart the service on every node of the domain, and read /var/log/nvidia-imex.log.",
-        command="systemctl restart nvidia-imex",
-        needs_root=True,
-    )
-    if state == "READY":
+    restart = _restart(machine, "Restart the service on every node of the domain, and read /var/log/nvidia-imex.log.")
+    if manager is _Manager.DRIVER_MANAGED:
+        yield _driver_managed(imex, runs, evidence)
+    elif state in (None, "UNAVAILABLE") and not runs and hidden:
+        yield unknown("the host's IMEX service is not visible from here", evidence=evidence)
+    elif state != "READY" and imex.session_in_use and (runs or manager is not _Manager.KUBERNETES):
+        yield failed(
+            "another IMEX daemon holds the GPU driver's session",
+            Remedy(text=f"Run one of the two: {BOTH}.", needs_root=True),
+            evidence=(*evidence, Evidence(source="/var/log/nvidia-imex.log", value="NV_ERR_IN_USE")),
+            cause=ONE_SESSION,
+        )
+    elif manager is _Manager.KUBERNETES and (state == "READY" or (state in (None, "UNAVAILABLE") and not runs)):
+        yield noted(
+            "the IMEX service is ready"
+            if state == "READY"
+            else "the IMEX service does not run, and may have to be off",
+            evidence=evidence,
+            remedy=Remedy(text=f"Find out who manages IMEX here (docs/kubernetes.md): {BOTH}."),
+        )
+    elif state == "READY":
         yield passed("the IMEX service is ready", evidence=evidence)
     elif state is not None and state.startswith("WAITING"):
         yield warned(
@@ -169,9 +230,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             evidence=evidence,
             cause="peers of nodes_config.cfg do not answer",
         )
-    elif state == "UNAVAILABLE" and not runs and services_hidden(machine):
-        yield unknown("the host's IMEX service is not visible from this container", evidence=evidence)
-    elif state is not None:
+    elif state is not None and (runs or state != "UNAVAILABLE"):
         yield failed(f"the IMEX service is not ready ({state})", restart, evidence=evidence)
     elif runs and why is not None and why.reason.value == "timed-out":
         yield failed("the IMEX service runs but does not answer", restart, evidence=evidence)
@@ -180,15 +239,15 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
             "the IMEX service runs", evidence=evidence, note="nvidia-imex-ctl, which tells its state, is absent"
         )
     elif runs:
-        yield unknown("the IMEX service runs, and its state could not be queried", evidence=evidence)
-    elif system.daemons is None or services_hidden(machine):
-        yield unknown("the host's IMEX service is not visible from here", evidence=evidence)
+        yield unknown("the IMEX service runs; its state could not be queried", evidence=evidence)
     else:
         yield failed(
             "the IMEX service does not run on a node of an NVLink domain",
             Remedy(
-                text="Start it on every node of the domain (in Kubernetes with ComputeDomains, a daemon of the "
-                "driver does).",
+                text="Start it on every node of the domain."
+                if manager is _Manager.SERVICE
+                else "Start it on every node of the domain, with a command socket (IMEX_CMD_UNIX_DOMAIN_PATH): its "
+                "ComputeDomains are host-managed.",
                 command="systemctl enable --now nvidia-imex",
                 needs_root=True,
             ),
@@ -197,10 +256,33 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         )
 
 
+def _driver_managed(imex: Imex, runs: bool, evidence: tuple[Evidence, ...]) -> Finding:
+    """Judge a node on which a pod of Kubernetes' DRA driver runs IMEX while a ComputeDomain is there."""
+    if imex.runs_in is None:
+        return unknown("whether the host's IMEX service runs beside the DRA driver's is unknown", evidence=evidence)
+    if "host" in imex.runs_in:
+        return failed(
+            "the host's IMEX service runs on a node whose ComputeDomains are driver-managed",
+            Remedy(
+                text="Turn the host's service off: Kubernetes' DRA driver starts its own.",
+                command="systemctl disable --now nvidia-imex",
+                needs_root=True,
+            ),
+            evidence=evidence,
+            cause=ONE_SESSION,
+        )
+    if runs:
+        return passed("the DRA driver's IMEX daemon runs", evidence=evidence, note="its pod's log says its state")
+    return passed("no ComputeDomain is on this node: the DRA driver starts IMEX with one", evidence=evidence)
+
+
 def _domain(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     imex = (machine.system or System()).imex or Imex()
     if not in_domain(machine):
         yield skipped("the GPUs are in no multi-node NVLink domain")
+        return
+    if _manager(machine) is _Manager.DRIVER_MANAGED:
+        yield skipped("each ComputeDomain has an IMEX domain of its own, which its pods tell")
         return
     why = imex.unread.get("domain_status")
     evidence = (
@@ -254,10 +336,8 @@ def _recovery(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if waiting:
         yield failed(
             "the driver has disabled fabric allocations until the IMEX domain is recovered",
-            Remedy(
-                text="Restart nvidia-imex on the domain's nodes, after the jobs that share memory have ended.",
-                command="systemctl restart nvidia-imex",
-                needs_root=True,
+            _restart(
+                machine, "Restart nvidia-imex on the domain's nodes, after the jobs that share memory have ended."
             ),
             place=on_gpus(waiting),
             evidence=(Evidence(source=source, value="recover-imex-domain"),),
@@ -290,6 +370,7 @@ CHECKS = (
         title="an IMEX channel is accessible",
         guards=(Guard.FABRIC,),
         sections=("gpus", "driver"),
+        wants=("system",),
         judge=_channel,
         why="Without a channel that the user may read and write, every fabric handle ends with 800 NOT_PERMITTED, "
         "within one node too. Channels are not created by default and do not survive a reboot "
@@ -304,11 +385,14 @@ CHECKS = (
         guards=(Guard.FABRIC,),
         sections=("gpus", "system"),
         judge=_daemon,
-        why="Memory of another node is imported with the help of nvidia-imex on both (IMEX guide).",
-        read="Names of running processes, and nvidia-imex-ctl -q, with a time limit because it may hang. Where the "
-        "service runs on the host, a container sees neither.",
-        fix="systemctl enable --now nvidia-imex on every node; under Kubernetes' DRA driver the host's service must "
-        "be off.",
+        why="Memory of another node is imported with the help of nvidia-imex on both (IMEX guide). The GPU driver has "
+        "one IMEX session: a second daemon gets NV_ERR_IN_USE. Kubernetes' DRA driver starts daemons of its own unless "
+        "its ComputeDomains are host-managed (https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu).",
+        read="Names and cgroups of running processes, nvidia-imex-ctl -q with a time limit because it may hang, the "
+        "end of /var/log/nvidia-imex.log, and for Kubernetes kubelet, the DRA driver's files and, as root, its "
+        "IMEX_MODE. Where the service runs on the host, a container sees none of it.",
+        fix="Without Kubernetes' ComputeDomains, and where they are host-managed, systemctl enable --now nvidia-imex "
+        "on every node; where they are driver-managed, systemctl disable --now nvidia-imex (docs/kubernetes.md).",
     ),
     Check(
         id="imex.domain",
@@ -327,6 +411,7 @@ CHECKS = (
         title="no IMEX recovery is pending",
         guards=(Guard.FABRIC,),
         sections=("gpus",),
+        wants=("system",),
         judge=_recovery,
         why="When an IMEX daemon stops abruptly the driver disables fabric allocations (open-gpu-kernel-modules, "
         "imex_session_api.c).",

@@ -94,26 +94,32 @@ def _cpuset(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if denied and scope.numa is not None:
         yield failed(
             "memory of this NUMA node is required (--numa), but the cpuset does not allow it",
-            Remedy(
-                text="Request memory of that node from the resource manager (Slurm: --mem-bind=none and whole nodes; "
-                "Kubernetes: memory manager policy; systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or leave it "
-                "out of --numa."
-            ),
+            _ALLOW,
             place=on_numa(denied),
             evidence=evidence,
             cause="cpuset.mems of the cgroup; an allocation with HOST_NUMA on that node fails",
+        )
+    elif denied and scope.asked_purpose(Guard.EGM):
+        yield warned(
+            "the cpuset does not allow memory of this NUMA node", _ALLOW, place=on_numa(denied), evidence=evidence
         )
     elif denied:
         yield passed(
             "the cpuset allows only some NUMA nodes",
             evidence=evidence,
-            note=f"HOST_NUMA memory on NUMA {', '.join(map(str, denied))} cannot be allocated here; --numa makes that "
-            f"a fault",
+            note=f"HOST_NUMA memory on NUMA {', '.join(map(str, denied))} cannot be allocated here; --for egm makes "
+            "that a warning, --numa a fault",
         )
     elif nodes:
         yield passed("the cpuset allows the memory of every CPU NUMA node", place=on_numa(nodes), evidence=evidence)
     else:
         yield unknown("no NUMA node with CPUs was read", evidence=evidence)
+
+
+_ALLOW = Remedy(
+    text="Request memory of that node from the resource manager (Slurm: --mem-bind=none and whole nodes; Kubernetes: "
+    "memory manager policy; systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or name only other nodes with --numa."
+)
 
 
 def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -302,7 +308,8 @@ CHECKS = (
         why="Memory can come only from the NUMA nodes in the process' cpuset. HOST_NUMA memory on another fails, "
         "however much of it is free.",
         read="Mems_allowed_list in /proc/self/status against the NUMA nodes with CPUs. Only nodes required by --numa "
-        "are a fault, also where one has no memory: a partial allocation is normal.",
+        "are a fault, also where one has no memory; with --for egm others are a warning. Else a partial "
+        "allocation is normal.",
         fix="Request the node's memory from the resource manager, or use another node.",
     ),
     Check(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
 from egmctl.doctor.scope import Scope
 from egmctl.doctor.situation import coherent, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
-from egmctl.model.machine import Gpu, Machine, PcieLink, PciFunction, System
+from egmctl.model.machine import Bridge, Gpu, Machine, PcieLink, PciFunction, Reason, System
+from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
 
 
 def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -118,51 +119,120 @@ def _over_pcie(machine: Machine, scope: Scope) -> str:
 
 
 def _acs(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    system = machine.system or System()
-    what = _over_pcie(machine, scope)
-    if system.bridges is None:
+    traffic = _over_pcie(machine, scope)
+    bridges = (machine.system or System()).bridges
+    if bridges is None:
         yield unknown("the PCIe bridges were not read")
-        return
-    told = {bridge.bus_id: bridge.acs_control for bridge in system.bridges if bridge.acs_control is not None}
-    closed = [
-        bridge
-        for bridge in system.bridges
-        if (why := bridge.unread.get("acs_control")) and why.reason.value == "no-permission"
-    ]
-    redirecting = {bus_id: control for bus_id, control in told.items() if control & _REDIRECT}
-    evidence = tuple(
-        Evidence(source=f"ACS control of {bus_id}", value=f"{control:#06x}") for bus_id, control in redirecting.items()
-    )
-    if not what:
+    elif not traffic:
         yield skipped("no traffic goes from device to device over PCIe here")
     elif virtual(machine):
         yield skipped("in a virtual machine the host controls Access Control Services")
-    elif redirecting:
-        yield warned(
-            f"{len(redirecting)} PCIe bridges send {what} up to the root complex",
+    elif any(_hidden(bridge) for bridge in bridges):
+        yield unknown("whether bridges redirect P2P traffic is unknown: only root may read it")
+    else:
+        try:
+            acs = required_acs(machine)
+        except UnrecognisedError as error:
+            yield unknown(f"which ACS settings are right here is unknown: {error}")
+        else:
+            yield _plain_acs(bridges, traffic) if acs.kind is AcsKind.PLAIN else _class_acs(machine, acs, traffic)
+
+
+def _hidden(bridge: Bridge) -> bool:
+    unread = bridge.unread.get("acs_control")
+    return unread is not None and unread.reason is Reason.NO_PERMISSION
+
+
+def _plain_acs(bridges: Iterable[Bridge], traffic: str) -> Finding:
+    controls = {bridge.bus_id: bridge.acs_control for bridge in bridges if bridge.acs_control is not None}
+    redirecting = {bus_id: control for bus_id, control in controls.items() if control & REDIRECT}
+    unread = [bridge.bus_id for bridge in bridges if bridge.acs_control is None and not _without_acs(bridge)]
+    if redirecting:
+        return warned(
+            f"{len(redirecting)} PCIe bridges send {traffic} up to the root complex",
             Remedy(
                 text="Turn ACS off in the firmware setup where no virtual machines are run, or for each bridge with "
-                "setpci -s BRIDGE ECAP_ACS+0x6.w=0000.",
+                "setpci -s BRIDGE ECAP_ACS+0x6.w=0000 after each boot.",
                 needs_root=True,
                 needs_reboot=True,
             ),
-            evidence=evidence,
-            cause="source validation or redirection is on; NCCL's user guide (troubleshooting of PCIe) names it as a "
-            "cause of slow or hanging GPUDirect",
+            evidence=tuple(
+                Evidence(source=f"ACS control of {bus_id}", value=f"{control:#06x}")
+                for bus_id, control in redirecting.items()
+            ),
+            cause="redirection is on; NCCL's user guide (troubleshooting of PCIe) names it as a cause of slow or "
+            "hanging GPUDirect",
         )
-    elif closed:
-        yield unknown("whether bridges redirect P2P traffic is unknown: only root may read it")
-    elif told:
-        yield passed(
-            "no PCIe bridge redirects P2P traffic",
-            evidence=(Evidence(source="bridges read", value=str(len(told))),),
+    if unread:
+        return unknown(f"whether bridges redirect P2P traffic is unknown: ACS of {unread[0]} was not read")
+    if not controls:
+        return skipped("no bridge above these devices has Access Control Services")
+    return passed(
+        "no PCIe bridge redirects P2P traffic",
+        evidence=(Evidence(source="bridges read", value=str(len(controls))),),
+    )
+
+
+def _without_acs(bridge: Bridge) -> bool:
+    unread = bridge.unread.get("acs_control")
+    return unread is not None and unread.reason is Reason.NOT_SUPPORTED
+
+
+def _class_acs(machine: Machine, acs: Acs, traffic: str) -> Finding:
+    """Judge the ports of a topology that needs bits of its own."""
+    bridges = {bridge.bus_id: bridge for bridge in (machine.system or System()).bridges or ()}
+    controls = {bus_id: bridges[bus_id].acs_control for bus_id in acs.ports}
+    unread = [bus_id for bus_id, control in controls.items() if control is None]
+    wrong = {
+        bus_id: (control, corrected(bits, control))
+        for bus_id, bits in acs.ports.items()
+        if (control := controls[bus_id]) is not None and corrected(bits, control) != control
+    }
+    if wrong:
+        return warned(
+            f"{len(wrong)} PCIe ports have other ACS settings than {traffic} needs here",
+            _acs_remedy(acs),
+            evidence=(
+                Evidence(source="topology", value=acs.kind),
+                *(
+                    Evidence(
+                        source=f"ACS control of {bus_id}", value=f"{now:#04x}, needs {acs.ports[bus_id]} ({then:#04x})"
+                    )
+                    for bus_id, (now, then) in wrong.items()
+                ),
+            ),
+            cause="rdma_topo (rdma-core) requires these bits; with others GPUDirect RDMA is slower, refused (ENOTSUPP) "
+            "or faults",
         )
+    if unread:
+        return unknown(f"whether ACS is right here is unknown: that of {unread[0]} was not read")
+    return passed(
+        "each PCIe port has the ACS settings that its place needs",
+        evidence=(
+            Evidence(source="topology", value=acs.kind),
+            Evidence(source="ports read", value=str(len(controls))),
+        ),
+    )
+
+
+_LONGEST = 400
+"""Characters of a kernel parameter that a person would copy."""
+
+
+def _acs_remedy(acs: Acs) -> Remedy:
+    if len(acs.parameter) > _LONGEST:
+        text = (
+            "Boot with the pci=config_acs= that 'rdma_topo write-grub-acs' writes (rdma-core; Linux 6.11 or newer), or "
+            "change ACS in the firmware setup."
+        )
+    elif acs.parameter:
+        text = f"Boot with {acs.parameter} (Linux 6.11 or newer); 'rdma_topo write-grub-acs' writes it."
     else:
-        yield skipped("no bridge above these devices has Access Control Services")
-
-
-_REDIRECT = 0b01101
-"""Source validation, request redirect, completion redirect."""
+        text = (
+            "Leave ACS as Linux sets it: take pci=config_acs=, disable_acs_redir= and scripts that run setpci out, and "
+            "boot again. 'rdma_topo check' verifies it."
+        )
+    return Remedy(text=text, needs_root=True, needs_reboot=True)
 
 
 def _iommu(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -216,15 +286,19 @@ CHECKS = (
     ),
     Check(
         id="pcie.acs",
-        title="no PCIe bridge redirects P2P traffic (ACS)",
+        title="PCIe ports have the ACS settings that P2P traffic needs",
         guards=(Guard.P2P, Guard.RDMA, Guard.PERF),
-        sections=("gpus", "pairs", "nics", "system"),
+        sections=("gpus", "pairs", "nics", "system", "host"),
         judge=_acs,
-        why="With source validation or redirection on, a PCIe switch sends traffic between two of its devices up to "
-        "the root complex: slow, and on some platforms data is lost (NCCL user guide, GPU troubleshooting).",
-        read="As root, the ACS control register of each bridge above a GPU or a NIC. In a virtual machine the host "
-        "decides.",
-        fix="Turn ACS off in the firmware setup where no virtual machines are run.",
+        why="Where a plain PCIe switch redirects, it sends traffic between two of its devices up to the root complex: "
+        "slow, and on some platforms data is lost (NCCL user guide, GPU troubleshooting). Source validation alone "
+        "redirects nothing. On Grace and Vera the opposite is wrong: their root ports need redirection, and around a "
+        "ConnectX-8 with Data Direct each port needs other bits (rdma_topo of rdma-core).",
+        read="As root, the ACS control register of each bridge above a GPU, a NIC or a Data Direct function, and the "
+        "kinds of the bridges, which say how GPUs and NICs are connected. The bits of each class are those of "
+        "rdma_topo; where none fits, nothing is judged. In a virtual machine the host decides.",
+        fix="On plain switches turn ACS off in the firmware setup where no virtual machines are run. Elsewhere boot "
+        "with the pci=config_acs= that the finding names, or leave ACS as Linux sets it.",
     ),
     Check(
         id="pcie.iommu",

@@ -1,0 +1,183 @@
+"""Access Control Services (ACS): the bits that each PCIe port needs, so that GPUs and NICs reach each other.
+
+The right bits depend on the topology. A port of a plain switch must not redirect. Grace and Vera root ports need what
+Linux sets by itself. Around a Data Direct function of a ConnectX, the bits differ from port to port. The classes and
+their bits are those of NVIDIA's ``rdma_topo`` (rdma-core, ``kernel-boot``): read there, not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from egmctl.compat import StrEnum
+from egmctl.model.machine import Bridge, Machine, PciFunction, System
+
+REDIRECT = 0b01100
+"""Request redirect and completion redirect. Source validation, bit 0, redirects nothing."""
+
+_OFF = "xx000x0"
+_GRACE_DEFAULT, _VERA_DEFAULT = "xx111x1", "xx101x1"
+"""What Linux sets where an IOMMU is on: upstream forwarding, redirects, source validation. On Vera completion redirect
+is fixed at 0."""
+
+_NVIDIA, _MELLANOX = 0x10DE, 0x15B3
+_GRACE = frozenset((_NVIDIA, device) for device in (0x22B1, 0x22B2, 0x22B8))
+_VERA = frozenset((_NVIDIA, device) for device in (0x2F95, 0x2F96))
+_CONNECTX_SWITCH = frozenset((_MELLANOX, device) for device in (0x1979, 0x197C))
+_BLUEFIELD_SWITCH = frozenset({(_MELLANOX, 0x197B)})
+_CONNECTX = frozenset((_MELLANOX, device) for device in (0x1021, 0x1023, 0x1025))
+"""ConnectX-7, -8 and -9."""
+
+
+class AcsKind(StrEnum):
+    """How GPUs and NICs are connected, as far as ACS is concerned."""
+
+    DATA_DIRECT = "Data Direct functions beside GPUs, below Grace root ports"
+    ROOT_PORTS = "GPUs directly below Grace or Vera root ports"
+    NIC_SWITCH = "GPUs and NICs below the NICs' own switches"
+    PLAIN = "plain PCIe switches"
+
+
+@dataclass(frozen=True, slots=True)
+class Acs:
+    """The bits that a machine's ports need."""
+
+    kind: AcsKind
+    ports: Mapping[str, str]
+    """By bus id, bit 6 to bit 0 as ``config_acs=`` takes them; ``x`` is a bit that does not matter. Empty for plain
+    switches, where :data:`REDIRECT` is all that counts."""
+    defaults: Mapping[str, str]
+    """What Linux sets in each of them by itself."""
+
+    @property
+    def parameter(self) -> str:
+        """The kernel parameter that sets the bits at each boot; empty where Linux does so by itself."""
+        others = [f"{bits}@{port}" for port, bits in sorted(self.ports.items()) if bits != self.defaults.get(port)]
+        return f'pci=config_acs="{";".join(others)}"' if others else ""
+
+
+class UnrecognisedError(Exception):
+    """The topology is none of the known classes, or was not read; the message says why."""
+
+
+def corrected(bits: str, control: int) -> int:
+    """Return a control register with the bits that a port needs; those marked ``x`` stay as they are."""
+    for position, bit in enumerate(reversed(bits)):
+        if bit != "x":
+            control = control & ~(1 << position) | int(bit) << position
+    return control
+
+
+def required_acs(machine: Machine) -> Acs:
+    """Return the bits that the ports above GPUs and NICs need.
+
+    Raises
+    ------
+    UnrecognisedError
+        If the topology is not known: nobody can say then what is right.
+    """
+    system = machine.system or System()
+    if system.bridges is None or machine.gpus is None:
+        raise UnrecognisedError("the PCIe bridges were not read")
+    if system.data_direct is None:
+        raise UnrecognisedError("whether a NIC has a Data Direct function was not read")
+    tree = _Tree(machine)
+    if system.data_direct:
+        return Acs(AcsKind.DATA_DIRECT, tree.around(system.data_direct), tree.defaults())
+    parents = [path[-1] if path else None for path in tree.gpu_paths]
+    if any(tree.is_one_of(parent, _GRACE | _VERA) for parent in parents):
+        return Acs(AcsKind.ROOT_PORTS, tree.defaults(), tree.defaults())
+    if any(tree.is_one_of(port, _CONNECTX_SWITCH | _BLUEFIELD_SWITCH) for path in tree.gpu_paths for port in path):
+        return Acs(AcsKind.NIC_SWITCH, tree.below_nic_switches(), tree.defaults())
+    if (machine.host.architecture if machine.host else None) != "x86_64":
+        raise UnrecognisedError("GPUs are neither below a Grace or Vera root port nor on an x86-64 machine")
+    return Acs(AcsKind.PLAIN, {}, {})
+
+
+class _Tree:
+    """The ports above a machine's GPUs and NICs."""
+
+    def __init__(self, machine: Machine) -> None:
+        system = machine.system or System()
+        self._machine = machine
+        self._system = system
+        self._ports: dict[str, Bridge] = {bridge.bus_id: bridge for bridge in system.bridges or ()}
+        self.gpu_paths = [self._path(gpu.pci, f"GPU{gpu.index}") for gpu in machine.gpus or ()]
+
+    def _path(self, function: PciFunction | None, name: str) -> tuple[str, ...]:
+        """Return the ports above a function, from its root port down."""
+        if function is None or function.path is None:
+            raise UnrecognisedError(f"where {name} is on PCIe was not read")
+        path = function.path[1:]
+        if any(port not in self._ports or None in _id(self._ports[port]) for port in path):
+            raise UnrecognisedError(f"which bridges are above {name} was not read")
+        return path
+
+    def is_one_of(self, port: str | None, ids: frozenset[tuple[int, int]]) -> bool:
+        return port in self._ports and _id(self._ports[port]) in ids
+
+    def _are_connectx(self, *ports: str) -> bool:
+        return all(self.is_one_of(port, _CONNECTX_SWITCH) for port in ports)
+
+    def defaults(self) -> dict[str, str]:
+        """Return what Linux sets, for each port that it concerns."""
+        return {port: _VERA_DEFAULT if self.is_one_of(port, _VERA) else _GRACE_DEFAULT for port in self._with_acs()}
+
+    def _with_acs(self) -> Iterator[str]:
+        for port, bridge in self._ports.items():
+            why = bridge.unread.get("acs_control")
+            has_none = why is not None and why.reason.value == "not-supported"
+            if not has_none and self.is_one_of(port, _GRACE | _VERA | _CONNECTX_SWITCH | _BLUEFIELD_SWITCH):
+                yield port
+
+    def around(self, functions: tuple[PciFunction, ...]) -> dict[str, str]:
+        """Return the bits where each Data Direct function shares a switch of its ConnectX with one GPU.
+
+        The GPU has a further switch of its own: root port, switch, switch, GPU.
+        """
+        ports = self.defaults()
+        for function in functions:
+            path = self._path(function, f"the Data Direct function {function.bus_id}")
+            beside = [gpu for gpu in self.gpu_paths if path and gpu[:1] == path[:1]]
+            known = (
+                len(path) == 3
+                and self.is_one_of(path[0], _GRACE)
+                and len(beside) == 1
+                and len(beside[0]) == 5
+                and beside[0][1] == path[1]
+                and beside[0][2] != path[2]
+                and self._are_connectx(*path[1:], *beside[0][2:])
+            )
+            if not known:
+                raise UnrecognisedError(f"the Data Direct function {function.bus_id} is in no known place beside a GPU")
+            # Without source validation at the root port the kernel puts the whole tree into one IOMMU group.
+            ports |= {path[0]: "xx111x0", path[2]: "xx110x1", beside[0][2]: "xx101x1"}
+        return ports
+
+    def below_nic_switches(self) -> dict[str, str]:
+        """Return the bits where each GPU is below the switch of one ConnectX.
+
+        A NIC with ATS is set up for virtual machines: only its own port lets translated requests through directly.
+        """
+        nics = [nic for nic in self._machine.nics or () if _id(nic.pci) in _CONNECTX]
+        ats = {nic.name: (self._system.ats or {}).get(nic.pci.bus_id if nic.pci else "") for nic in nics}
+        if not nics or None in ats.values() or len(set(ats.values())) > 1:
+            raise UnrecognisedError("whether all NICs, or none, have address translation (ATS) was not read")
+        usual, nic_side = (_GRACE_DEFAULT, "1x111x1") if all(ats.values()) else (_OFF, _OFF)
+        ports = dict.fromkeys(self._with_acs(), usual)
+        nic_paths = [self._path(nic.pci, nic.name) for nic in nics]
+        for gpu in self.gpu_paths:
+            if len(gpu) < 5 or not self._are_connectx(*gpu[-4:]):
+                raise UnrecognisedError(f"the GPU below {gpu[-1] if gpu else 'no bridge'} is not below a NIC's switch")
+            shared = gpu[-4]
+            beside = {path[path.index(shared) + 1] for path in nic_paths if shared in path[:-1]}
+            sharing = {path[path.index(shared) + 1] for path in self.gpu_paths if shared in path[:-1]}
+            if len(beside) != 1 or len(sharing) != 1 or beside == sharing:
+                raise UnrecognisedError(f"the switch {shared} is not shared by one GPU and one NIC")
+            ports |= {gpu[0]: usual, beside.pop(): nic_side}
+        return ports
+
+
+def _id(function: PciFunction | Bridge | None) -> tuple[int | None, int | None]:
+    return (None, None) if function is None else (function.vendor_id, function.device_id)

@@ -1,0 +1,146 @@
+"""Who runs IMEX: the host's service, or Kubernetes' DRA driver in pods. Two of them exclude each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from egmctl.facts import services
+from egmctl.facts.root import Root
+from egmctl.model.finding import Finding, Status
+from egmctl.model.machine import Imex, Machine
+from tests.doctor.faults import Fault, changed, healthy
+from tests.doctor.machines import patched, run_one
+from tests.fake.sysroot import Tree
+
+HOST = "0::/system.slice/nvidia-imex.service"
+POD = "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-containerd-2.scope"
+PLUGIN = "/usr/bin/compute-domain-kubelet-plugin\0-v\0004"
+
+FAULTS: dict[str, Fault] = {
+    "imex.daemon": changed("system", daemons=(), imex=Imex(runs_in=(), kubelet=False, compute_domains=False))
+}
+
+
+def well(machine: Machine) -> Machine:
+    return patched(
+        machine, "system.imex", runs_in=("host",), kubelet=False, compute_domains=False, session_in_use=False
+    )
+
+
+def node(tmp_path: Path, running: Mapping[str, tuple[str, str, str]], *, log: str = "", files: bool = False) -> Imex:
+    """Read a node on which processes run, each with its cgroup, command line and environment."""
+    tree = Tree(tmp_path)
+    tree.folder("/proc")
+    for number, (comm, texts) in enumerate(running.items()):
+        tree.write(f"/proc/{100 + number}/comm", comm)
+        for name, text in zip(("cgroup", "cmdline", "environ"), texts, strict=True):
+            tree.write(f"/proc/{100 + number}/{name}", text or None)
+    tree.write(services.IMEX_LOG, log or None)
+    if files:
+        tree.folder(services.COMPUTE_DOMAIN_PLUGIN)
+    root = Root(str(tmp_path))
+    return services.imex(root, services.processes(root))
+
+
+def on(found: Imex, *, state: str | None = None) -> Finding:
+    """Judge the healthy tray with what was read there."""
+    daemons = ("nvidia-imex",) if found.runs_in else ()
+    machine = patched(healthy(), "system", daemons=daemons, imex=patched(found, "", daemon_state=state))
+    return run_one("imex.daemon", machine)
+
+
+KUBELET = {"kubelet": ("0::/system.slice/kubelet.service", "/usr/bin/kubelet", "")}
+SERVICE = {"nvidia-imex": (HOST, "/usr/bin/nvidia-imex", "")}
+DAEMON = {"nvidia-imex": (POD, "/usr/bin/nvidia-imex", "")}
+
+
+def plugin(mode: str = "") -> dict[str, tuple[str, str, str]]:
+    environment = f"PATH=/usr/bin\0IMEX_MODE={mode}\0A=b" if mode else "PATH=/usr/bin"
+    return {**KUBELET, "compute-domain-": (POD, PLUGIN, environment)}
+
+
+def test_without_kubernetes_the_service_has_to_run(tmp_path: Path) -> None:
+    found = on(node(tmp_path, {}))
+    assert found.status is Status.FAIL
+    assert found.remedy is not None
+    assert found.remedy.command == "systemctl enable --now nvidia-imex"
+
+
+@pytest.mark.parametrize("mode", ["", "driverManaged"])
+def test_driver_managed_domains_need_no_service_and_none_runs_on_an_idle_node(tmp_path: Path, mode: str) -> None:
+    imex = node(tmp_path, plugin(mode))
+    assert (imex.kubelet, imex.compute_domains, imex.compute_domain_mode) == (True, True, "driverManaged")
+    assert on(imex).status is Status.PASS
+    assert on(imex, state="UNAVAILABLE").status is Status.PASS
+
+
+def test_the_daemon_of_a_pod_is_the_drivers(tmp_path: Path) -> None:
+    found = on(node(tmp_path, KUBELET | DAEMON))
+    assert (found.status, found.summary) == (Status.PASS, "the DRA driver's IMEX daemon runs")
+
+
+def test_the_service_beside_driver_managed_domains_has_to_go(tmp_path: Path) -> None:
+    found = on(node(tmp_path, plugin("driverManaged") | SERVICE), state="READY")
+    assert found.status is Status.FAIL
+    assert found.remedy is not None
+    assert found.remedy.command == "systemctl disable --now nvidia-imex"
+
+
+def test_host_managed_domains_need_the_service(tmp_path: Path) -> None:
+    found = on(node(tmp_path, plugin("hostManaged")))
+    assert found.status is Status.FAIL
+    assert found.remedy is not None
+    assert (found.remedy.command, "command socket" in found.remedy.text) == (
+        "systemctl enable --now nvidia-imex",
+        True,
+    )
+    assert on(node(tmp_path / "on", plugin("hostManaged") | SERVICE), state="READY").status is Status.PASS
+
+
+@pytest.mark.parametrize("running", [KUBELET, KUBELET | SERVICE])
+def test_where_the_mode_is_unknown_both_cases_are_told(
+    tmp_path: Path, running: Mapping[str, tuple[str, str, str]]
+) -> None:
+    found = on(node(tmp_path, running, files=True), state="READY" if running != KUBELET else None)
+    assert found.status is Status.NOTE
+    assert found.remedy is not None
+    assert found.remedy.command is None
+    assert "need it off" in found.remedy.text
+    assert "nodes without ComputeDomains, need the host's nvidia-imex on" in found.remedy.text
+
+
+def test_the_mode_of_another_users_plugin_is_unknown(tmp_path: Path) -> None:
+    processes = {**KUBELET, "compute-domain-": (POD, PLUGIN, "")}
+    assert on(node(tmp_path, processes)).status is Status.NOTE
+
+
+def test_a_refused_session_names_the_other_daemon(tmp_path: Path) -> None:
+    log = "Failed to allocate Imex session: NV_ERR_IN_USE"
+    found = on(node(tmp_path, SERVICE, log=log), state="SHUTTING_DOWN")
+    assert (found.status, found.summary) == (Status.FAIL, "another IMEX daemon holds the GPU driver's session")
+    assert found.remedy is not None
+    assert "systemctl enable" not in (found.remedy.command or "")
+
+
+def test_a_log_of_before_the_service_was_turned_off_is_no_fault(tmp_path: Path) -> None:
+    assert on(node(tmp_path, KUBELET, log="NV_ERR_IN_USE", files=True)).status is Status.NOTE
+
+
+def test_nothing_else_tells_to_restart_a_service_that_must_be_off() -> None:
+    waiting = patched(healthy(), "gpus[0].nvml", recovery_action="recover-imex-domain")
+    waiting = patched(waiting, "system.imex", compute_domain_mode="driverManaged")
+    remedy = run_one("imex.recovery", waiting).remedy
+    assert remedy is not None
+    assert remedy.command is None
+    without = patched(patched(waiting, "system.imex", compute_domains=True), "driver", imex_channels=())
+    assert run_one("imex.channel", without).status is Status.SKIP
+    assert run_one("imex.domain", without).status is Status.SKIP
+
+
+@pytest.mark.parametrize("name", ["runs_in", "kubelet", "compute_domains"])
+def test_what_was_not_read_never_passes(name: str) -> None:
+    machine = patched(healthy(), "system.imex", compute_domain_mode="driverManaged" if name == "runs_in" else None)
+    assert run_one("imex.daemon", patched(machine, "system.imex", **{name: None})).status is not Status.PASS

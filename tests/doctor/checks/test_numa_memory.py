@@ -1,0 +1,153 @@
+"""A NUMA node with less memory than its siblings, without CPUs or memory, or that this process may not use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.facts.host import NODES, host
+from egmctl.facts.root import Root
+from egmctl.model.finding import Guard, Status
+from egmctl.model.machine import Machine, NumaKind, NumaNode, Reason, Unread
+from egmctl.units import GIB, MIB
+from tests.doctor.faults import Fault, changed, healthy
+from tests.doctor.machines import patched, run, shipped
+from tests.fake.sysroot import Tree
+
+EGM = Scope(purposes=(Guard.EGM,))
+
+
+def well(machine: Machine) -> Machine:
+    machine = patched(machine, "host", memory_policy="default")
+    for node in (0, 1):
+        machine = patched(
+            machine, f"host.numa_nodes[{node}]", memory_free_bytes=400 * GIB, memory_reclaimable_bytes=20 * GIB
+        )
+    return machine
+
+
+def node1(**changes: object) -> Machine:
+    """The healthy machine with something about NUMA 1 changed."""
+    return patched(healthy(), "host.numa_nodes[1]", **changes)
+
+
+def with_node(number: int, kind: NumaKind = NumaKind.MEMORY_ONLY) -> Machine:
+    """The healthy machine with one more NUMA node."""
+    machine = healthy()
+    assert machine.host is not None
+    extra = NumaNode(id=number, kind=kind, memory_total_bytes=256 * GIB, memory_free_bytes=256 * GIB)
+    nodes = tuple(node for node in machine.host.numa_nodes or () if node.id != number)
+    return patched(machine, "host", numa_nodes=(*nodes, extra))
+
+
+def statuses(machine: Machine, scope: Scope = EVERYTHING, check: str = "numa.memory") -> set[tuple[str, str]]:
+    return {
+        (finding.place.label, finding.status.value)
+        for finding in run(check, machine, scope)
+        if finding.status is not Status.PASS
+    }
+
+
+FAULTS: dict[str, Fault] = {
+    "numa.memory": Fault(lambda: node1(memory_free_bytes=64 * MIB, memory_reclaimable_bytes=0)),
+    "numa.policy": Fault(changed("host", memory_policy="bind:0").machine, EGM),
+}
+
+
+@pytest.mark.parametrize(
+    ("machine", "scope", "expected"),
+    [
+        (healthy, EVERYTHING, set()),
+        (lambda: node1(memory_free_bytes=64 * MIB, memory_reclaimable_bytes=0), EVERYTHING, {("NUMA 1", "warn")}),
+        (lambda: node1(memory_free_bytes=64 * MIB, memory_reclaimable_bytes=400 * GIB), EGM, set()),
+        (lambda: node1(memory_free_bytes=60 * GIB, memory_reclaimable_bytes=0), EVERYTHING, {("NUMA 1", "note")}),
+        (lambda: node1(memory_free_bytes=60 * GIB, memory_reclaimable_bytes=0), EGM, {("NUMA 1", "warn")}),
+        (lambda: node1(memory_total_bytes=60 * GIB, memory_free_bytes=50 * GIB), EVERYTHING, {("NUMA 1", "warn")}),
+        (lambda: node1(kind=NumaKind.MEMORY_ONLY, cpus=""), EVERYTHING, {("NUMA 1", "fail")}),
+        (lambda: node1(kind=NumaKind.EMPTY, cpus="", memory_total_bytes=0), EVERYTHING, {("NUMA 1", "fail")}),
+        (lambda: node1(kind=NumaKind.CPU_ONLY, memory_total_bytes=0), EVERYTHING, {("NUMA 1", "fail")}),
+        (lambda: with_node(40), EVERYTHING, {("NUMA 40", "warn")}),
+        (lambda: with_node(3), EVERYTHING, {("NUMA 3", "warn")}),
+    ],
+    ids=[
+        "healthy",
+        "64 MiB free",
+        "full of files",
+        "60 GiB free",
+        "60 GiB free, for EGM",
+        "60 of 478 GiB",
+        "no CPUs, and GPUs that are local to it",
+        "neither CPUs nor memory",
+        "no memory",
+        "memory of nothing",
+        "memory beside a GPU's",
+    ],
+)
+def test_a_node_is_judged_beside_its_siblings(
+    machine: Callable[[], Machine], scope: Scope, expected: set[tuple[str, str]]
+) -> None:
+    assert statuses(machine(), scope) == expected
+
+
+def test_unequal_nodes_are_a_crash_only_before_driver_595() -> None:
+    bare = node1(kind=NumaKind.CPU_ONLY, memory_total_bytes=0)
+    assert statuses(patched(bare, "driver", driver_version="595.45.04")) == {("NUMA 1", "warn")}
+
+
+def test_memory_without_cpus_on_a_machine_without_c2c_is_somebodys_choice() -> None:
+    machine = shipped("hgx-h200x4")
+    assert machine.host is not None
+    expander = NumaNode(id=1, kind=NumaKind.MEMORY_ONLY, memory_total_bytes=256 * GIB)
+    machine = patched(machine, "host", numa_nodes=(*(machine.host.numa_nodes or ()), expander))
+    assert statuses(machine) == {("NUMA 1", "note")}
+
+
+def test_memory_of_a_gpu_that_does_not_say_its_node_is_unknown() -> None:
+    machine = patched(patched(healthy(), "gpus[0].nvml", numa_node=None), "gpus[0].proc", numa_node=None)
+    assert statuses(machine) == {("NUMA 2", "unknown")}
+
+
+@pytest.mark.parametrize("name", ["memory_total_bytes", "memory_free_bytes"])
+def test_what_was_not_read_is_unknown(name: str) -> None:
+    assert statuses(node1(**{name: None})) == {("NUMA 1", "unknown")}
+    assert statuses(node1(memory_free_bytes=1 * GIB, memory_reclaimable_bytes=None)) == {("NUMA 1", "unknown")}
+
+
+@pytest.mark.parametrize("check", ["numa.cpuset-mems", "numa.policy"])
+def test_a_forbidden_node_is_a_warning_for_egm_and_ordinary_otherwise(check: str) -> None:
+    machine = patched(healthy(), "host", allowed_numa_nodes="0", memory_policy="bind:0")
+    assert {status for _, status in statuses(machine, EGM, check)} == {"warn"}
+    assert statuses(machine, EVERYTHING, check) == set()
+
+
+def test_other_policies_forbid_nothing() -> None:
+    for policy in ("default", "interleave:0", "prefer:0", "bind:0-1", "bind=static:0-1"):
+        assert statuses(patched(healthy(), "host", memory_policy=policy), EGM, "numa.policy") == set()
+    assert statuses(patched(healthy(), "host", memory_policy="bind=static:0"), EGM, "numa.policy") == {
+        ("NUMA 1", "warn")
+    }
+
+
+def test_policy_and_reclaimable_memory_are_read(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.write("/proc/self/numa_maps", "aaaac0000000 bind:0 file=/usr/bin/python3 mapped=1\nffff00000000 default")
+    tree.write(f"{NODES}/online", "0")
+    tree.write(f"{NODES}/node0/cpulist", "0-71")
+    lines = ("MemTotal: 1000", "MemFree: 10", "Active(file): 20", "Inactive(file): 30", "SReclaimable: 40")
+    tree.write(f"{NODES}/node0/meminfo", "\n".join(f"Node 0 {line} kB" for line in lines))
+    found = host(Root(str(tmp_path)))
+    assert found.memory_policy == "bind:0"
+    assert [node.memory_reclaimable_bytes for node in found.numa_nodes or ()] == [90 * 1024]
+    (tmp_path / "proc/self/numa_maps").unlink()
+    assert host(Root(str(tmp_path))).unread["memory_policy"].reason is Reason.NOT_PRESENT
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [(Reason.NO_PERMISSION, "unknown"), (Reason.NOT_PRESENT, "skip"), (Reason.NOT_STATED, "skip")]
+)
+def test_a_policy_that_was_not_read_does_not_pass(reason: Reason, status: str) -> None:
+    machine = patched(healthy(), "host", memory_policy=None, unread={"memory_policy": Unread(reason=reason)})
+    assert {status for _, status in statuses(machine, EGM, "numa.policy")} == {status}

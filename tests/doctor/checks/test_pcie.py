@@ -1,0 +1,209 @@
+"""Which ACS settings are right depends on how GPUs and NICs are connected (rdma-core, kernel-boot/rdma_topo)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from egmctl.facts.pci import DEVICES
+from egmctl.facts.root import Root
+from egmctl.facts.system import system
+from egmctl.model.finding import Finding, Status
+from egmctl.model.machine import Bridge, Machine, PciFunction, Reason, Unread
+from tests.doctor.faults import Fault, bridges, healthy, weak_switch
+from tests.doctor.machines import patched, run_one, shipped
+from tests.fake.sysroot import Tree
+
+NVIDIA, MELLANOX = 0x10DE, 0x15B3
+GRACE, VERA, CONNECTX_SWITCH = (NVIDIA, 0x22B1), (NVIDIA, 0x2F95), (MELLANOX, 0x197C)
+DEFAULT = 0b0011101
+"""Upstream forwarding, both redirects and source validation: what Linux sets where an IOMMU is on."""
+
+
+def gb200(acs_control: int = DEFAULT, root_port: tuple[int, int] = GRACE) -> Machine:
+    """GB200 with ConnectX-7: GPUs and NICs below root ports of the CPU."""
+    return patched(healthy(), "system", bridges=bridges(healthy(), acs_control, *root_port), data_direct=())
+
+
+def well(machine: Machine) -> Machine:
+    ats = {nic.pci.bus_id: False for nic in machine.nics or () if nic.pci is not None}
+    return patched(machine, "system", bridges=bridges(machine, DEFAULT, *GRACE), data_direct=(), ats=ats)
+
+
+def gb300(root_port: int = 0x1C, nic_side: int = 0x19, gpu_side: int = 0x15) -> Machine:
+    """GB300 with ConnectX-8: below each root port a switch of the NIC, with its Data Direct function and a GPU."""
+    machine = healthy()
+    gpus, ports, functions = [], [], []
+    for number, gpu in enumerate(machine.gpus or ()):
+        segment = f"{0x08 + number:04x}"
+        path = tuple(f"{segment}:{bus:02x}:00.0" for bus in range(5))
+        beside = f"{segment}:02:01.0"
+        assert gpu.pci is not None
+        gpus.append(replace(gpu, pci=replace(gpu.pci, path=(f"pci{segment}:00", *path))))
+        functions.append(
+            PciFunction(
+                bus_id=f"{segment}:06:00.0",
+                vendor_id=MELLANOX,
+                device_id=0x2100,
+                path=(f"pci{segment}:00", *path[:2], beside),
+            )
+        )
+        controls = dict.fromkeys(path, DEFAULT) | {path[0]: root_port, path[2]: gpu_side, beside: nic_side}
+        for port, control in controls.items():
+            vendor_id, device_id = GRACE if port == path[0] else CONNECTX_SWITCH
+            ports.append(Bridge(bus_id=port, vendor_id=vendor_id, device_id=device_id, acs_control=control))
+    return patched(
+        patched(machine, "", gpus=tuple(gpus)), "system", bridges=tuple(ports), data_direct=tuple(functions), ats={}
+    )
+
+
+def b300(ats: bool, nic_side: int, others: int) -> Machine:
+    """HGX B300: each GPU is below the switch of a ConnectX-8."""
+    machine = shipped("dgx-h100")
+    gpus, nics, ports = [], [], []
+    for number, (gpu, nic) in enumerate(zip(machine.gpus or (), machine.nics or (), strict=False)):
+        path = tuple(f"{number:04x}:{bus:02x}:00.0" for bus in range(5))
+        beside = f"{number:04x}:02:01.0"
+        assert gpu.pci is not None
+        assert nic.pci is not None
+        gpus.append(replace(gpu, pci=replace(gpu.pci, path=(f"pci{number:04x}:00", *path))))
+        nics.append(
+            replace(nic, pci=replace(nic.pci, device_id=0x1023, path=(f"pci{number:04x}:00", *path[:2], beside)))
+        )
+        for port in (*path, beside):
+            vendor_id, device_id = (0x8086, 0x352A) if port == path[0] else CONNECTX_SWITCH
+            control = nic_side if port == beside else others
+            ports.append(Bridge(bus_id=port, vendor_id=vendor_id, device_id=device_id, acs_control=control))
+    machine = patched(machine, "gpus[*].nvml", virtualization="none")
+    machine = patched(machine, "", gpus=tuple(gpus), nics=tuple(nics))
+    has_ats = {nic.pci.bus_id: ats for nic in nics if nic.pci}
+    return patched(machine, "system", bridges=tuple(ports), data_direct=(), ats=has_ats)
+
+
+FAULTS: dict[str, Fault] = {"pcie.acs": Fault(lambda: gb300(root_port=DEFAULT))}
+
+
+def acs(machine: Machine) -> Finding:
+    return run_one("pcie.acs", machine)
+
+
+def test_data_direct_needs_a_root_port_without_source_validation() -> None:
+    assert acs(gb300()).status is Status.PASS
+    found = acs(gb300(root_port=0x1D))
+    assert (found.status, found.evidence[1].value) == (Status.WARN, "0x1d, needs xx111x0 (0x1c)")
+    assert found.remedy is not None
+    assert "xx111x0@0008:00:00.0;xx101x1@0008:02:00.0;xx110x1@0008:02:01.0" in found.remedy.text
+    assert (found.remedy.command, "setpci" in found.remedy.text) == (None, False)
+
+
+def test_data_direct_with_acs_turned_off_is_wrong_at_each_port() -> None:
+    found = acs(gb300(root_port=0, nic_side=0, gpu_side=0))
+    assert (found.status, found.summary) == (
+        Status.WARN,
+        "12 PCIe ports have other ACS settings than GPUDirect RDMA needs here",
+    )
+
+
+@pytest.mark.parametrize(("nic_side", "gpu_side"), [(0x1D, 0x15), (0x19, 0x1D)])
+def test_on_either_side_of_data_direct_another_redirect_is_off(nic_side: int, gpu_side: int) -> None:
+    assert acs(gb300(nic_side=nic_side, gpu_side=gpu_side)).status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("root_port", "control", "status"),
+    [
+        (GRACE, DEFAULT, Status.PASS),
+        (GRACE, 0, Status.WARN),
+        (GRACE, 0x1C, Status.WARN),
+        (VERA, 0b0010101, Status.PASS),
+        (VERA, 0, Status.WARN),
+    ],
+)
+def test_root_ports_of_grace_and_vera_need_what_linux_sets(
+    root_port: tuple[int, int], control: int, status: Status
+) -> None:
+    found = acs(gb200(control, root_port))
+    assert found.status is status
+    if found.remedy is not None:
+        assert found.remedy.text.startswith("Leave ACS as Linux sets it")
+
+
+@pytest.mark.parametrize(
+    ("ats", "nic_side", "others", "status"),
+    [
+        (False, 0, 0, Status.PASS),
+        (False, DEFAULT, DEFAULT, Status.WARN),
+        (False, 1, 0, Status.WARN),
+        (True, 0b1011101, DEFAULT, Status.PASS),
+        (True, DEFAULT, DEFAULT, Status.WARN),
+        (True, 0, 0, Status.WARN),
+    ],
+)
+def test_a_switch_of_the_nic_is_open_unless_the_nic_is_set_up_for_guests(
+    ats: bool, nic_side: int, others: int, status: Status
+) -> None:
+    assert acs(b300(ats, nic_side, others)).status is status
+
+
+def test_a_plain_switch_must_not_redirect_and_source_validation_is_no_redirection() -> None:
+    assert acs(weak_switch()).status is Status.WARN
+    assert acs(patched(weak_switch(), "system.bridges[*]", acs_control=0)).status is Status.PASS
+    assert acs(patched(weak_switch(), "system.bridges[*]", acs_control=0b00001)).status is Status.PASS
+    assert acs(patched(weak_switch(), "system.bridges[*]", acs_control=0b00100)).status is Status.WARN
+
+
+def _moved(machine: Machine) -> Machine:
+    """The machine whose Data Direct functions are below other ports than their GPUs."""
+    return patched(machine, "system.data_direct[*]", path=("pci0000:00", "0008:00:00.0"))
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        lambda: _moved(gb300()),
+        lambda: patched(gb300(), "system.bridges[0]", vendor_id=0x1022),
+        lambda: patched(gb300(), "system", data_direct=None),
+        lambda: patched(gb300(), "system.bridges[*]", vendor_id=None),
+        lambda: patched(gb300(), "gpus[1].pci", path=None),
+        lambda: patched(gb200(), "system.bridges[*]", vendor_id=0x1022),
+        lambda: patched(gb200(), "system", bridges=()),
+        lambda: patched(b300(ats=False, nic_side=0, others=0), "system", ats=None),
+        lambda: patched(b300(ats=False, nic_side=0, others=0), "nics[0].pci", path=("pci0000:00", "0000:00:00.0")),
+        lambda: patched(gb300(), "system.bridges[0]", acs_control=None),
+    ],
+)
+def test_what_is_not_recognised_or_not_read_is_unknown_and_has_no_remedy(machine: object) -> None:
+    found = acs(machine())  # type: ignore[operator]
+    assert (found.status, found.remedy) == (Status.UNKNOWN, None)
+
+
+def test_without_root_the_settings_are_unknown() -> None:
+    closed = {"acs_control": Unread(reason=Reason.NO_PERMISSION)}
+    found = acs(patched(gb300(), "system.bridges[*]", acs_control=None, unread=closed))
+    assert (found.status, "only root" in found.summary) == (Status.UNKNOWN, True)
+
+
+def test_a_data_direct_function_and_the_ports_above_it_are_read(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    ports = ("0008:00:00.0", "0008:01:00.0", "0008:02:01.0")
+    for depth, (port, (vendor, device)) in enumerate(
+        zip((*ports, "0008:06:00.0"), (GRACE, CONNECTX_SWITCH, CONNECTX_SWITCH, (MELLANOX, 0x2100)), strict=True)
+    ):
+        folder = "/".join(("/sys/devices/pci0008:00", *ports[:depth], port))
+        tree.link(f"{DEVICES}/{port}", folder)
+        tree.write(f"{folder}/vendor", f"{vendor:#06x}")
+        tree.write(f"{folder}/device", f"{device:#06x}")
+        tree.write(f"{folder}/config", bytes(256) + struct.pack("<IHH", 0x0001000D, 0, 0x1C) + bytes(64))
+    found = system(Root(str(tmp_path)))
+    assert [(function.bus_id, function.path) for function in found.data_direct or ()] == [
+        ("0008:06:00.0", ("pci0008:00", *ports))
+    ]
+    assert [(port.bus_id, port.vendor_id, port.device_id, port.acs_control) for port in found.bridges or ()] == [
+        (ports[0], *GRACE, 0x1C),
+        (ports[1], *CONNECTX_SWITCH, 0x1C),
+        (ports[2], *CONNECTX_SWITCH, 0x1C),
+    ]
+    assert found.ats == {}
