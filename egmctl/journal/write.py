@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl import __version__
-from egmctl.files import state_folder, write_all
+from egmctl.files import NEW_FILE, open_folder, path_of, state_folder, write_all
 from egmctl.journal import events
 from egmctl.model.codec import to_json
 from egmctl.model.kernel_log import KernelEvent
@@ -25,7 +25,6 @@ FOLDER_LIMIT = 256 << 20
 """Bytes of all of them."""
 FILE_LIMIT = 32 << 20
 """Bytes of the longest one: what would come after that is not kept."""
-
 
 _OURS = re.compile(rf"bench-[0-9]{{8}}T[0-9]{{6}}Z-[0-9]+{re.escape(events.SUFFIX)}", re.ASCII)
 
@@ -60,8 +59,6 @@ class Journal:
         self._file = self._made()
         first = {"schema": events.JOURNAL_SCHEMA, "egmctl": __version__, "bench": BENCH_SCHEMA, "steps": steps}
         self._write(events.BEGIN, **first, result=to_json(self._clean(report)))
-        if self.path is not None:
-            prune(self.path.parent)
 
     def step(self, tasks: Sequence[tuple[int, Task]]) -> None:
         """Write that a step begins, and wait until the disk has that and all before it."""
@@ -107,16 +104,17 @@ class Journal:
         name = f"bench-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{os.getpid()}{events.SUFFIX}"
         for folder in self._folders:
             try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                with open_folder(folder, make=True) as opened:
+                    file = os.open(name, NEW_FILE | os.O_APPEND, 0o600, dir_fd=opened)
+                    # The lock says that the journal is being written: others neither remove it nor tell of its end.
+                    # On network file systems without locks nobody knows.
+                    with contextlib.suppress(OSError):
+                        fcntl.flock(file, fcntl.LOCK_EX)
+                    _flush_folder(path_of(opened))
+                    prune(path_of(opened))
             except OSError as error:
                 self.failure = f"{folder}: {error.strerror}"
                 continue
-            # Who holds the lock is at work: others neither remove the file nor tell of its end. On network file systems
-            # that have no locks nobody knows.
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
-            _flush_folder(folder)
             self.path, self.failure = folder / name, None
             return file
         return None
@@ -201,7 +199,8 @@ def prune(folder: Path) -> None:
 def mention(path: Path) -> None:
     """Write that somebody was told of a run that did not end."""
     try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with open_folder(path.parent) as folder:
+            file = os.open(path.name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
     except OSError:
         return
     with contextlib.suppress(OSError):
