@@ -53,7 +53,7 @@ A process names itself, by 15 bytes (proc_pid_comm(5)) that may be anything, ``"
 them as ``\\x2c``. So the name ends at the last comma that so many bytes allow: nothing of it is ever in the text.
 """
 _OTHER_PROCESS = re.compile(
-    r"\b\w*(?:[pt]id|name|comm|cmd|command|process|task)\s*[=:(].*", re.ASCII | re.IGNORECASE | re.DOTALL
+    r"\b(?:process )?\w*(?:[pt]id|name|comm|cmd|command|process|task)\s*[=:(].*", re.ASCII | re.IGNORECASE | re.DOTALL
 )
 """A process in any other spelling, and all that comes after it: where its name ends is not known."""
 _CHANNEL = re.compile(r", Ch [0-9a-f]{8}$", re.ASCII)

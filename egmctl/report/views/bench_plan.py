@@ -75,9 +75,10 @@ def _plan(plan: Plan) -> Iterator[Block]:
     if held:
         told = tuple(f"{peak.name}: {format_size(peak.bytes)}" for peak in held)
         yield Section(title="Peak memory", body=(Bullets(items=told),))
+    seconds = plan_seconds(plan)
     yield Paragraph(
         words=f"{len(plan.runnable)} measurements in {len(plan.steps)} steps, {plan_bytes(plan) / 1e12:.2f} TB, "
-        f"about {plan_seconds(plan):.0f} s"
+        f"about {f'{seconds:.0f} s' if seconds < 7200 else duration(seconds)}"
     )
 
 
