@@ -28,6 +28,7 @@ from egmctl.model.machine import (
     SectionStatus,
     Unread,
 )
+from egmctl.wording import listed
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ def _find(name_or_path: str) -> tuple[Path, str]:
         raise UsageError(f"machine file {short(name_or_path)} does not exist; {_valid()}")
     begun = [name for name in names() if name_or_path and name.startswith(name_or_path.lower())]
     alike = begun or get_close_matches(name_or_path[:100].lower(), names())
-    hint = f"did you mean {' or '.join(alike)}? --machine list shows all" if alike else _valid()
+    hint = f"did you mean {listed(alike, 'or')}? --machine list shows all" if alike else _valid()
     raise UsageError(f"there is no machine {short(name_or_path)!r}; {hint}")
 
 

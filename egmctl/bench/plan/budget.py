@@ -167,7 +167,7 @@ def most_bytes(machine: Machine, peak: Peak) -> int | None:
     free = free_bytes(machine, peak)
     if free is None and peak.place is not None and peak.place.bus_id is not None:
         nvml = machine.gpu(peak.place.bus_id).nvml
-        return nvml and nvml.memory_total_bytes
+        return None if nvml is None else nvml.memory_total_bytes
     return _or_total(machine, peak, free)
 
 

@@ -42,6 +42,7 @@ from egmctl.topology.rates import nvlink
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import format_kernel_list, natural
+from egmctl.wording import several
 
 _TONES = {NoteKind.HIDDEN: Tone.BAD, NoteKind.DEGRADED: Tone.WARN}
 _NEAR = (LinkClass.PIX, LinkClass.PXB)
@@ -158,7 +159,7 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     rate = nvlink(topology.gpus[pair[0]], link.nvlinks or 0).nominal_gb_s
     through = " through NVLink switches" if link.through == "switch" else ""
     each = f", {rate:.0f} GB/s in each direction" if rate is not None else ""
-    return f"{link.nvlinks} NVLinks{through}{each}"
+    return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"
 
 
 def _gpus_of(topology: Topology, node: int) -> list[str]:
