@@ -12,8 +12,8 @@ from tests.conftest import ROOT, RunEgmctl
 from tests.report.runs import run
 
 NOUNS = (
-    "paths|GPUs|measurements|steps|nodes|NICs|checks|NVLinks|files|pairs|errors|(?:non-fatal |fatal |corrected )?PCIe errors|samples|warnings|problems"
-    "|processes|cases|causes|changes|ranks|machines|profiles|routes|switches|differences"
+    "paths|GPUs|measurements|steps|nodes|NICs|checks|NVLinks|files|pairs|errors|samples|warnings|problems"
+    "|(?:non-fatal |fatal |corrected )?PCIe errors|processes|cases|causes|changes|ranks|machines|profiles|routes|switches|differences"
 )
 SEVERAL = re.compile(rf"(?<![\w.,:/~+-])1 (?:{NOUNS})\b.*")
 
