@@ -13,7 +13,8 @@ from tests.report.runs import run
 
 NOUNS = (
     "paths|GPUs|measurements|steps|nodes|NICs|checks|NVLinks|files|pairs|errors|samples|warnings|problems"
-    "|(?:non-fatal |fatal |corrected )?PCIe errors|processes|cases|causes|changes|ranks|machines|profiles|routes|switches|differences"
+    "|(?:non-fatal |fatal |corrected )?PCIe errors|processes|cases"
+    "|causes|changes|ranks|machines|profiles|routes|switches|differences"
 )
 SEVERAL = re.compile(rf"(?<![\w.,:/~+-])1 (?:{NOUNS})\b.*")
 
