@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
 import select
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from egmctl.errors import EgmctlError, UsageError
@@ -20,6 +22,11 @@ _LINKS = 40
 """Links that the kernel follows in one path (``MAXSYMLINKS``)."""
 
 _NOT_REGULAR = "it is not a regular file"
+
+
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How to open a file that must not be there yet."""
 
 
 class FileExists(UsageError):
@@ -42,7 +49,7 @@ def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
         If that fails; an earlier file is as it was then.
     """
     try:
-        _write(link_target(path), content, replace)
+        _write(path, content, replace)
     except FileExistsError as error:
         raise FileExists(f"{printable(str(path))} exists; --force overwrites it") from error
     except OSError as error:
@@ -73,25 +80,35 @@ def settle(descriptor: int) -> None:
     os.close(os.dup(descriptor))
 
 
-def _write(target: Path, content: bytes, replace: bool) -> None:
+def _write(path: Path, content: bytes, replace: bool) -> None:
     # A name of its own length: the file's own, and some letters more, may be too long.
-    temporary = target.with_name(f".egmctl-{os.getpid()}-{time.monotonic_ns():x}.tmp")
-    try:
-        earlier = target.stat() if target.exists() else None
+    temporary = f".egmctl-{os.getpid()}-{time.monotonic_ns():x}.tmp"
+    with open_parent(path) as (folder, name):
+        earlier = status_in(folder, name)
         if earlier is not None and not stat.S_ISREG(earlier.st_mode):
             raise OSError(errno.EINVAL, _NOT_REGULAR)
-        with temporary.open("xb") as file:
-            if earlier is not None:
-                os.fchmod(file.fileno(), _mode_after(earlier))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            temporary.replace(target)
-        else:
-            _link(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        try:
+            with os.fdopen(os.open(temporary, NEW_FILE, 0o666, dir_fd=folder), "wb") as file:
+                if earlier is not None:
+                    os.fchmod(file.fileno(), _mode_after(earlier))
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if not replace:
+                _claim(folder, temporary, name)
+            else:
+                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+
+
+def status_in(folder: int, name: str) -> os.stat_result | None:
+    """Return what is known of a name in an open folder, ``None`` where nothing has it."""
+    try:
+        return os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return None
 
 
 def _mode_after(earlier: os.stat_result) -> int:
@@ -102,44 +119,108 @@ def _mode_after(earlier: os.stat_result) -> int:
     return earlier.st_mode & (0o777 if earlier.st_uid == os.geteuid() else 0o755)
 
 
-def _link(temporary: Path, target: Path) -> None:
+def _claim(folder: int, temporary: str, name: str) -> None:
     """Give a file its name, unless something has it: link(2) is atomic in that, where rename(2) replaces."""
     try:
-        os.link(temporary, target)
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
         # A file system without hard links (FAT, some FUSE): whoever makes the empty file may replace it.
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
-        temporary.replace(target)
+        os.close(os.open(name, NEW_FILE, dir_fd=folder))
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def link_target(path: Path) -> Path:
-    """Return where a path leads, as the kernel follows links with ``fs.protected_symlinks`` on.
+@contextlib.contextmanager
+def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """Open the folder that a path ends in, and give its descriptor and the last name, which is no link.
 
-    In a folder that everybody may write to and nobody may clear (``/tmp``), a link counts only if it is one's own or
-    the folder's owner's: https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks.
+    Each name on the way is looked up in the folder before it, which is open: nobody can exchange one of them meanwhile.
+    Links are followed as the kernel does with ``fs.protected_symlinks`` on, in every place of the path: in a folder
+    that everybody may write to and nobody may clear (``/tmp``), a link counts only if it is one's own or the folder's
+    owner's (https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks).
+
+    Parameters
+    ----------
+    make
+        Make the folders that are missing, for this user alone.
 
     Raises
     ------
     OSError
-        EACCES for a link that does not count; ELOOP for a loop.
+        EACCES for a link that does not count; ELOOP for too many; ENOENT for a folder that is missing.
     """
-    for _ in range(_LINKS):
-        folder = path.parent.resolve()
-        path = folder / path.name if path.name not in ("", "..") else path.resolve()
-        try:
-            link = path.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return path
-        if not stat.S_ISLNK(link.st_mode):
-            return path
-        around = folder.stat()
-        shared = around.st_mode & stat.S_ISVTX and around.st_mode & stat.S_IWOTH
-        if shared and link.st_uid not in (os.geteuid(), around.st_uid):
-            raise OSError(errno.EACCES, "it is a link of another user's in a folder that all may write to")
-        path = folder / path.readlink()
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    names = list(reversed(path.parts))
+    links = 0
+    folder = os.open(".", _FOLDER)
+    try:
+        while names:
+            name = names.pop()
+            if _is_link(folder, name):
+                if (links := links + 1) > _LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                names += reversed(Path(os.readlink(name, dir_fd=folder)).parts)
+            elif not names and name not in ("/", ".."):
+                yield folder, name
+                return
+            else:
+                below = _open_folder(folder, name, make)
+                os.close(folder)
+                folder = below
+        yield folder, "."
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def open_folder(path: Path, *, make: bool = False) -> Iterator[int]:
+    """Open a folder to write in it, and give its descriptor; links on the way and ``make`` as :func:`open_parent`."""
+    with open_parent(path, make=make) as (parent, name):
+        folder = _open_folder(parent, name, make)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder of this user's, and those above it, unless they are there; links as :func:`open_parent`.
+
+    Raises
+    ------
+    OSError
+        If it is not there now.
+    """
+    with open_folder(path, make=True):
+        pass
+
+
+def path_of(folder: int) -> Path:
+    """Return a path of an open folder, which leads there whatever becomes of the folder's names."""
+    return Path(f"/proc/self/fd/{folder}")
+
+
+def _open_folder(parent: int, name: str, make: bool) -> int:
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+    return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+
+
+def _is_link(folder: int, name: str) -> bool:
+    """Say whether a name in a folder is a link; one that must not be followed is an error."""
+    link = status_in(folder, name)
+    if link is None or not stat.S_ISLNK(link.st_mode):
+        return False
+    around = os.fstat(folder)
+    shared = around.st_mode & stat.S_ISVTX and around.st_mode & stat.S_IWOTH
+    if shared and link.st_uid not in (os.geteuid(), around.st_uid):
+        raise OSError(errno.EACCES, f"{printable(name)} is another user's link in a folder that everybody may write to")
+    return True
 
 
 def next_free(path: Path) -> Path:

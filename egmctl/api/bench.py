@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import checked, fitted, memory_of
+from egmctl.bench.plan.budget import checked, fitted, memory_of, most_bytes
+from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.pairs import parse_pairs
 from egmctl.bench.plan.sweep import sweep_sizes, top_that_fits
@@ -33,6 +34,9 @@ from egmctl.verdict.match import choose, match_profile
 from egmctl.verdict.ucx_route import explained, sections
 
 DEFAULT_SIZE_BYTES = 512 * MIB
+
+LONGEST_DAYS = 30
+"""What a run may take."""
 
 
 class Bench:
@@ -131,19 +135,26 @@ class Bench:
         if not machine.gpus:
             raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(machine)}")
         live = machine.origin.kind is OriginKind.LIVE
-        memory = memory_of(machine, memory_left(Root.from_environment()) if live else None)
+        left_bytes = memory_left(Root.from_environment()) if live else None
         no_ucx = unusable("ucxx is not installed") if live and find_spec("ucxx") is None else ""
         made = self._plan(machine, self.settings, no_ucx)
         if fit and self._size is None:
             made = fitted(
-                made, memory, lambda size: self._plan(machine, replace(self.settings, size_bytes=size), no_ucx)
+                made,
+                memory_of(machine, left_bytes),
+                lambda size: self._plan(machine, replace(self.settings, size_bytes=size), no_ucx),
             )
         if check:
-            made = checked(made, memory)
+            made = checked(made, memory_of(machine, left_bytes, None if self._size is None else most_bytes))
+            if self.settings.duration_s is None and (days := plan_seconds(made) / 86400) > LONGEST_DAYS:
+                raise UsageError(
+                    f"this takes about {days:.0f} days, more than {LONGEST_DAYS}; give a smaller --size or --samples, "
+                    "or fewer cases"
+                )
         return made
 
     def _plan(self, machine: Machine, settings: Settings, no_ucx: str) -> Plan:
-        chosen = select_gpus(self._gpus or "all", machine.gpus or ())
+        chosen = select_gpus("all" if self._gpus is None else self._gpus, machine.gpus or ())
         nodes = select_numa(self._numa, machine, chosen)
         pairs = () if self._pair is None else parse_pairs(self._pair, chosen, nodes)
         if not self._sweep:
@@ -273,8 +284,8 @@ def _settings(
         raise UsageError(f"--copies {copies}: it must be from 1 to {COPIES_LIMIT}")
     if not 0 < timeout <= 86400:
         raise UsageError(f"--timeout {timeout:g}: it must be above 0 and at most 86400 seconds")
-    if duration is not None and not 0 < duration <= 30 * 86400:
-        raise UsageError(f"--duration {duration:g}: it must be above 0 and at most {30 * 86400} seconds")
+    if duration is not None and not 0 < duration <= LONGEST_DAYS * 86400:
+        raise UsageError(f"--duration {duration:g}: it must be above 0 and at most {LONGEST_DAYS * 86400} seconds")
     return Settings(size_bytes=size_bytes, copies=copies, samples=samples, timeout_s=timeout, duration_s=duration)
 
 

@@ -69,7 +69,7 @@ class Window:
 
 
 def window(size_bytes: int, passes: int, sample: int) -> Window:
-    """Return the window of a sample: no larger than its passes fill, and where it can be, another one than the last.
+    """Return the window of a sample: at most as large as its passes fill, and not the last one if there is room.
 
     Parameters
     ----------

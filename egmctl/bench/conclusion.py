@@ -10,6 +10,7 @@ from egmctl.bench.buffers import window
 from egmctl.bench.statistics import bandwidth_gb_s, judged, summarize
 from egmctl.gpu.pattern import WORD_BYTES, Difference
 from egmctl.model.measurement import Measurement, Mismatch, Sample, Status, Task, finish
+from egmctl.wording import several
 
 
 def of_bandwidth(
@@ -65,7 +66,7 @@ def of_latency(
     if not samples:
         return finish(task, Status.FAILED, reason="timed out waiting for the peer in every sample")
     if discarded:
-        remark = f"{discarded} samples were discarded: timed out waiting for the peer"
+        remark = f"{several(discarded, 'sample')} discarded: timed out waiting for the peer"
     latency = summarize([sample.latency_ns or 0 for sample in samples])
     status, reason = judged(latency, wrong, remark)
     return finish(task, status, reason=reason, samples=tuple(samples), latency_ns=latency, **more)

@@ -11,7 +11,7 @@ from typing import Any
 from egmctl import __version__
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import Memory, checked, fitted, free_bytes
+from egmctl.bench.plan.budget import Memory, checked, fitted, free_bytes, most_bytes
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
 from egmctl.bench.plan.placement import (
@@ -186,10 +186,10 @@ def plan_for(layout: RankLayout, asked: Asked) -> Plan:
         return make_fabric_plan(layout, asked.cases, replace(asked.settings, size_bytes=size_bytes), asked.sample)
 
     plan = planned(asked.settings.size_bytes)
-    memory = Memory(lambda peak: free_bytes(layout.machines[peak.host or ""], peak), layout.node_of)
     if not asked.fixed_size:
-        return fitted(plan, memory, planned)
-    return checked(plan, memory)
+        free = Memory(lambda peak: free_bytes(layout.machines[peak.host or ""], peak), layout.node_of)
+        return fitted(plan, free, planned)
+    return checked(plan, Memory(lambda peak: most_bytes(layout.machines[peak.host or ""], peak), layout.node_of))
 
 
 def _unpacked(told: bytes) -> bytes:

@@ -180,7 +180,7 @@ def bench(
             run = FabricRun(
                 cases=asked.cases,
                 settings=asked.settings,
-                gpus=gpus or "all",
+                gpus="all" if gpus is None else gpus,
                 sections=asked.sections,
                 sample=sample,
                 fixed_size=size is not None,
@@ -200,7 +200,7 @@ def bench(
                 raise typer.Exit(report.exit_code)
         seen = begun.machine(*asked.sections) if begun else read_machine(machine, asked.sections, quiet=quiet)
         try:
-            plan = asked.plan(seen, fit=not list_cases, check=measuring)
+            plan = asked.plan(seen, fit=not list_cases, check=not list_cases)
         except NothingToDo as error:
             elsewhere = "" if measuring or machine else "; --machine NAME answers for another machine"
             raise NothingToDo(f"{error}{elsewhere}") from error

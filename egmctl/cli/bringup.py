@@ -78,7 +78,7 @@ def bringup(
         from egmctl.verdict.bringup import bringup as judged
 
         doctor = Doctor(gpus=gpus, numa=numa)
-        bench = Bench(suites=(SUITE,), gpus=gpus, numa=numa or "all")
+        bench = Bench(suites=(SUITE,), gpus=gpus, numa="all" if numa is None else numa)
         sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
         run: RunReport | None = None
         why = "a recorded machine cannot be measured"

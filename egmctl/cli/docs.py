@@ -38,7 +38,8 @@ def topics() -> Mapping[str, Path]:
 
     folder = docs_dir()
     pages = {name: folder / f"{name}.md" for names in _index(folder).values() for name in names}
-    examples = sorted(path for path in folder.glob("examples/**/*") if path.is_file())
+    # pip compiles examples in Python beside them.
+    examples = sorted(path for path in folder.glob("examples/**/*") if path.is_file() and path.suffix != ".pyc")
     decisions = sorted(folder.glob("decisions/*.md"))
     return pages | {path.relative_to(folder).as_posix(): path for path in (*examples, *decisions)}
 

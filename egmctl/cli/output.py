@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.files import link_target, next_free, settle, state_folder, write_whole
+from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
 from egmctl.report.formats import SUFFIXES, Format
 from egmctl.units import printable
 
@@ -110,19 +110,18 @@ def check_output(output: Path | None, force: bool) -> None:
             raise EgmctlError("standard output is closed: there is nowhere to write the result to")
         return
     try:
-        target = link_target(output)
-        mode = target.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        mode = None
+        with open_parent(output) as (folder, name):
+            earlier = status_in(folder, name)
+            writable = os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"{_name(output)} cannot be written: {_name(output.parent)} is not a directory") from error
     except OSError as error:
         raise UsageError(f"{_name(output)} cannot be written: {error.strerror}") from error
-    if mode is not None and not stat.S_ISREG(mode):
+    if earlier is not None and not stat.S_ISREG(earlier.st_mode):
         raise UsageError(f"{_name(output)} is not a regular file; give a file to write the result to")
-    if mode is not None and not force:
+    if earlier is not None and not force:
         raise UsageError(f"{_name(output)} exists; --force overwrites it")
-    if not os.path.isdir(target.parent):
-        raise UsageError(f"{_name(output)} cannot be written: {_name(output.parent)} is not a directory")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
+    if not writable:
         raise UsageError(f"{_name(output)} cannot be written: no permission to write in {_name(output.parent)}")
 
 
@@ -197,7 +196,7 @@ def _rescued(text: str, output: Path) -> str:
     for folder in (output.parent, kept):
         with contextlib.suppress(EgmctlError, OSError):
             if folder is kept:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folder(folder)
             path = next_free(folder / output.name)
             write_whole(path, text.encode(), replace=False)
             return f"in {_name(path)}"

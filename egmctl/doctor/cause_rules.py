@@ -258,7 +258,7 @@ RULES: tuple[Rule, ...] = (
         cause="kernel.aer",
         effects=("kernel.xid",),
         holds=xids(lambda event: meaning(event).blame is Blame.PCIE or event.number == RECOVERY_CHANGED),
-        why="the driver waits in vain for a link that has errors",
+        why="the driver times out waiting for a link that has errors",
     ),
     Rule(
         cause="kernel.xid",

@@ -15,6 +15,7 @@ from egmctl.doctor.xids import Blame, meaning, remedy
 from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
 from egmctl.model.kernel_log import EventKind, KernelEvent, KernelMessages
 from egmctl.model.machine import Machine
+from egmctl.wording import several
 
 _MANY_CORRECTED = 100
 """Corrected PCIe errors of one device from which on a link is called noisy. Chosen: a healthy link logs none; a link
@@ -120,7 +121,7 @@ def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFau
     for (bus_id, corrected, fatal), group in by_value(those, lambda e: (e.bus_id, e.corrected, e.fatal)):
         what = "corrected" if corrected else "fatal" if fatal else "non-fatal"
         few = corrected and len(group) < _MANY_CORRECTED
-        where, name = known[bus_id or ""], f"{len(group)} {what} PCIe errors"
+        where, name = known[bus_id or ""], several(len(group), f"{what} PCIe error")
         yield KernelFault(
             status=Status.PASS if few else Status.FAIL if fatal else Status.WARN,
             place=_below(machine, bus_id),

@@ -29,6 +29,7 @@ from egmctl.model.machine import (
     Record,
     Unread,
 )
+from egmctl.wording import several
 
 
 def join(
@@ -62,7 +63,7 @@ def join(
         "pci": Unread(reason=Reason.NOT_PRESENT, detail="/sys/bus/pci/devices: not there"),
         "proc": Unread(reason=Reason.NOT_PRESENT, detail="/proc/driver/nvidia/gpus: not there"),
         "nvml": _lost(nvml),
-        "cuda": Unread(reason=Reason.NOT_PRESENT, detail=f"CUDA lists {len(cuda.gpus)} GPUs, not this one"),
+        "cuda": Unread(reason=Reason.NOT_PRESENT, detail=f"CUDA lists {several(len(cuda.gpus), 'GPU')}, not this one"),
     }
     known = {bus_id for source in sources.values() if not isinstance(source, Unread) for bus_id in source}
     numbers = _numbers(known, {} if isinstance(pci, Unread) else pci, nvml)
@@ -243,7 +244,7 @@ def _by_known_bus_id(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, GpuCuda]:
 def _lost(nvml: NvmlFacts) -> Unread:
     if nvml.lost:
         return replace(nvml.lost[0], detail="; ".join(why.detail for why in nvml.lost))
-    return Unread(reason=Reason.NOT_PRESENT, detail=f"NVML lists {len(nvml.gpus)} GPUs, not this one")
+    return Unread(reason=Reason.NOT_PRESENT, detail=f"NVML lists {several(len(nvml.gpus), 'GPU')}, not this one")
 
 
 def _node(found: Mapping[str, Any], nodes: Mapping[int, DeviceNode] | Unread) -> DeviceNode | Unread:

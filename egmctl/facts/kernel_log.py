@@ -52,6 +52,10 @@ _PROCESS = re.compile(
 A process names itself, by 15 bytes (proc_pid_comm(5)) that may be anything, ``", "`` too; the kernel's log has some of
 them as ``\\x2c``. So the name ends at the last comma that so many bytes allow: nothing of it is ever in the text.
 """
+_OTHER_PROCESS = re.compile(
+    r"\b(?:process )?\w*(?:[pt]id|name|comm|cmd|command|process|task)\s*[=:(].*", re.ASCII | re.IGNORECASE | re.DOTALL
+)
+"""A process in any other spelling, and all that comes after it: where its name ends is not known."""
 _CHANNEL = re.compile(r", Ch [0-9a-f]{8}$", re.ASCII)
 """What the text most often begins with, and short enough to be taken for a part of a name of one or two letters."""
 _CAUSED_BY = re.compile(r" caused by previous Xid (\d{1,6})", re.ASCII)
@@ -112,7 +116,7 @@ def event(time_s: float, message: str) -> KernelEvent | None:
         if process is not None:
             name = _CHANNEL.sub("", process[2])
             rest = rest[: process.start()] + rest[process.end() :]
-        rest = _first_line(rest)
+        rest = without_process(_first_line(rest))
         caused = _CAUSED_BY.search(rest)
         return KernelEvent(
             kind=EventKind.XID,
@@ -154,6 +158,11 @@ def event(time_s: float, message: str) -> KernelEvent | None:
                 kind=EventKind.DRIVER, time_s=time_s, message=known, bus_id=_bus_id(found[0]) if found else None
             )
     return None
+
+
+def without_process(text: str) -> str:
+    """Return the text of a line up to where it names a process, however the driver spells that."""
+    return _OTHER_PROCESS.sub("", text).rstrip(" ,")
 
 
 def _first_line(text: str) -> str:

@@ -18,7 +18,9 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from egmctl.facts.kernel_log import without_process
 from egmctl.model.codec import field_types
+from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.machine import Machine, Reason, SectionStatus, Share
 from egmctl.model.record import Record
 
@@ -217,6 +219,11 @@ class _Redaction:
             # An unexpected exception's sentence may quote what the machine answered; its class may stay.
             detail = record.unread.detail.partition(":")[0]
             changed["unread"] = dataclasses.replace(record.unread, detail=detail)
+        if kind is KernelEvent:
+            text = without_process(record.text)
+            if len(record.process or "") >= _SHORTEST:
+                text = text.replace(record.process, changed["process"])
+            changed["text"] = self._sentence(text)
         return dataclasses.replace(record, **changed)
 
     def _numbered(self, name: str, text: str) -> str:

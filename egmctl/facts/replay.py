@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Hashable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -27,6 +28,7 @@ from egmctl.model.machine import (
     SectionStatus,
     Unread,
 )
+from egmctl.wording import listed
 
 T = TypeVar("T")
 
@@ -99,7 +101,10 @@ def _find(name_or_path: str) -> tuple[Path, str]:
         return Path(name_or_path), f"machine file {name_or_path}"
     if "/" in name_or_path or name_or_path.endswith(".json"):
         raise UsageError(f"machine file {short(name_or_path)} does not exist; {_valid()}")
-    raise UsageError(f"there is no machine {short(name_or_path)!r}; {_valid()}")
+    begun = [name for name in names() if name_or_path and name.startswith(name_or_path.lower())]
+    alike = begun or get_close_matches(name_or_path[:100].lower(), names())
+    hint = f"did you mean {listed(alike, 'or')}? --machine list shows all" if alike else _valid()
+    raise UsageError(f"there is no machine {short(name_or_path)!r}; {hint}")
 
 
 def _valid() -> str:

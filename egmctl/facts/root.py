@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 SYSROOT_VARIABLE = "EGMCTL_SYSROOT"
 
-PROGRAMS_VARIABLE = "EGMCTL_SYSROOT_PROGRAMS"
-
 READ_LIMIT = 1 << 20
 """Bytes of the largest file read whole. The largest that matters, ``/proc/self/mountinfo`` of a node with many
 containers, has some 100 KiB."""
@@ -93,14 +91,6 @@ class Root:
     def from_environment(cls) -> Root:
         """Return the root that ``EGMCTL_SYSROOT`` names, ``/`` without it."""
         return cls(os.environ.get(SYSROOT_VARIABLE) or "/")
-
-    @property
-    def runs_programs(self) -> bool:
-        """Whether programs of this root are run: never those of a copied tree, which may be anybody's.
-
-        A tree of the tests, which stands for a node with its programs, says so in a variable.
-        """
-        return self.is_live or bool(os.environ.get(PROGRAMS_VARIABLE))
 
     def path(self, path: str) -> str:
         """Return where ``path`` of the machine lies for the operating system."""

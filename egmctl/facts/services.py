@@ -156,7 +156,7 @@ def _word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
     if path is None:
         raise Unreadable(Reason.NOT_PRESENT, f"{IMEX_CONTROL[0]}: ENOENT")
     shown = " ".join((path, *arguments))
-    if not root.runs_programs:
+    if not root.is_live:
         raise Unreadable(Reason.NOT_ASKED, f"{shown}: programs of a copied tree are not run")
     found = re.findall(pattern, _output(root.path(path), arguments, shown), re.ASCII)
     if not found:

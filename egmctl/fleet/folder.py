@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from egmctl.documents import check_schema, read_object, refuse
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.files import write_whole
+from egmctl.files import NEW_FILE, make_folder, open_folder, open_parent, path_of, write_whole
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
 from egmctl.model.fleet import FleetReport
@@ -63,10 +63,11 @@ class Folder:
 
     def spool(self, node: str) -> BinaryIO:
         """Return a file for what a node sends while it sends it; :meth:`discard` or :meth:`keep` end it."""
+        self.discard(node)
         try:
-            self.part(node).unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.fdopen(os.open(self.part(node), flags, 0o666), "wb", buffering=0)
+            with open_folder(self.path / NODES) as nodes:
+                part = os.open(self.part(node).name, NEW_FILE, 0o666, dir_fd=nodes)
+            return os.fdopen(part, "wb", buffering=0)
         except OSError as error:
             raise EgmctlError(f"cannot write {printable(str(self.part(node)))}: {error.strerror}") from error
 
@@ -88,12 +89,14 @@ class Folder:
         """
         name, part = document_of(node), self.part(node)
         try:
-            with part.open("r+b") as file:
-                file.write(document + b"\n")
-                file.truncate()
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.path / name)
+            with open_folder(self.path / NODES) as nodes:
+                sent = os.open(part.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=nodes)
+                with os.fdopen(sent, "r+b") as file:
+                    file.write(document + b"\n")
+                    file.truncate()
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(part.name, Path(name).name, src_dir_fd=nodes, dst_dir_fd=nodes)
         except OSError as error:
             raise EgmctlError(f"cannot write {printable(str(self.path / name))}: {error.strerror}") from error
         return name
@@ -104,8 +107,8 @@ class Folder:
 
     def discard(self, node: str) -> None:
         """Remove what a node sent."""
-        with contextlib.suppress(OSError):
-            self.part(node).unlink(missing_ok=True)
+        with contextlib.suppress(OSError), open_folder(self.path / NODES) as nodes:
+            os.unlink(self.part(node).name, dir_fd=nodes)
 
     def write_report(self, text: str) -> None:
         """Put ``fleet.json`` in its place, over an earlier one of this run."""
@@ -154,12 +157,14 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
         path = next((one for one in tries if not one.exists()), tries[0])
     name = printable(str(path))
     try:
-        path.mkdir(exist_ok=True)
-        if (owner := path.stat().st_uid) != os.geteuid():
-            raise UsageError(f"{name} belongs to user {owner}, who could redirect what is written there")
-        if any(path.iterdir()):
-            raise UsageError(f"{name} exists; give a new folder, or --resume {name} to continue")
-        (path / NODES).mkdir()
+        with open_parent(path) as (parent, last), contextlib.suppress(FileExistsError):
+            os.mkdir(last, dir_fd=parent)
+        with open_folder(path) as opened:
+            if (owner := os.fstat(opened).st_uid) != os.geteuid():
+                raise UsageError(f"{name} belongs to user {owner}, who could redirect what is written there")
+            if os.listdir(path_of(opened)):
+                raise UsageError(f"{name} exists; give a new folder, or --resume {name} to continue")
+            os.mkdir(NODES, dir_fd=opened)
     except OSError as error:
         raise UsageError(f"{name} cannot be made: {error.strerror}") from error
     return Folder(path)
@@ -177,6 +182,10 @@ def old_folder(path: Path) -> Folder:
         raise UsageError(f"{printable(str(path))} is not a folder of egmctl fleet: it has no readable {REPORT}")
     if not os.access(path / NODES, os.W_OK | os.X_OK):
         raise UsageError(f"{printable(str(path / NODES))} cannot be written to")
+    try:
+        make_folder(path)
+    except OSError as error:
+        raise UsageError(f"{printable(str(path))} cannot be written to: {error.strerror}") from error
     # The owner of a folder can exchange what is in it, and where a link leads is its owner's choice.
     for one in (path / REPORT, path, path / NODES):
         status = one.stat() if one == path else one.lstat()

@@ -21,6 +21,7 @@ from typing import Any
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import EgmctlError
+from egmctl.files import make_folder
 from egmctl.gpu.context import Context
 from egmctl.gpu.release import ReleaseStack
 
@@ -269,7 +270,7 @@ def _cache_folder() -> Path | None:
         return None
     folder = Path(base, "egmctl")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         status = folder.stat()
     except OSError:
         return None

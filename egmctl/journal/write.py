@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl import __version__
-from egmctl.files import open_regular, state_folder, write_all
+from egmctl.files import NEW_FILE, open_folder, open_regular, path_of, state_folder, write_all
 from egmctl.journal import events
 from egmctl.model.codec import to_json
 from egmctl.model.kernel_log import KernelEvent
@@ -65,12 +65,10 @@ class Journal:
         if self.path is None:
             return
         if self._state.cut is not None:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
+            with contextlib.suppress(OSError), open_folder(self.path.parent) as folder:
+                os.unlink(self.path.name, dir_fd=folder)
             self.path = None
             self.close()
-            return
-        prune(self.path.parent)
 
     def step(self, tasks: Sequence[tuple[int, Task]]) -> None:
         """Write that a step begins, and wait until the disk has that and all before it."""
@@ -115,17 +113,18 @@ class Journal:
     def _made(self) -> int | None:
         for folder in self._folders:
             try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path, file = _new_file(folder)
+                with open_folder(folder, make=True) as opened:
+                    path, file = _new_file(path_of(opened))
+                    # The lock says that the journal is being written: others neither remove it nor tell of its end.
+                    # On network file systems without locks nobody knows.
+                    with contextlib.suppress(OSError):
+                        fcntl.flock(file, fcntl.LOCK_EX)
+                    _flush_folder(path_of(opened))
+                    prune(path_of(opened))
             except OSError as error:
                 self.failure = f"{folder}: {error.strerror}"
                 continue
-            # Who holds the lock is at work: others neither remove the file nor tell of its end. On network file systems
-            # that have no locks nobody knows.
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
-            _flush_folder(folder)
-            self.path, self.failure = path, None
+            self.path, self.failure = folder / path.name, None
             return file
         return None
 
@@ -184,7 +183,7 @@ def _new_file(folder: Path) -> tuple[Path, int]:
     while True:
         path = folder / f"bench-{number:06}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}{events.SUFFIX}"
         try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            file = os.open(path, NEW_FILE, 0o600)
             break
         except FileExistsError:
             # Another run began in this second.
@@ -250,7 +249,9 @@ def prune(folder: Path) -> None:
 
 def mention(path: Path) -> None:
     """Write that somebody was told of a run that did not end."""
-    with contextlib.suppress(OSError), open(open_regular(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file:
-        state = events.state_of(file.read(events.STATE_BYTES))
-        if state is not None:
-            os.pwrite(file.fileno(), events.state_line(replace(state, mentioned=True)), 0)
+    with contextlib.suppress(OSError), open_folder(path.parent) as folder:
+        descriptor = open_regular(path_of(folder) / path.name, os.O_RDWR | os.O_NOFOLLOW)
+        with open(descriptor, "r+b", buffering=0) as file:
+            state = events.state_of(file.read(events.STATE_BYTES))
+            if state is not None:
+                os.pwrite(file.fileno(), events.state_line(replace(state, mentioned=True)), 0)

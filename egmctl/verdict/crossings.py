@@ -79,7 +79,7 @@ def joined_by_nvlink(flow: Flow, node: RunNode) -> bool:
 
 
 def short_of_nvlinks(flow: Flow, node: RunNode) -> bool:
-    """Say the same where links on the way are down: of direct links those between these two GPUs, on a switch any."""
+    """Say whether links of a path are down: between its two GPUs, or behind a switch any link of either."""
     return _some_joined(flow, node, _lacks_links)
 
 
@@ -89,7 +89,7 @@ def _lacks_links(machine: Machine, one: Gpu, other: Gpu) -> bool:
 
 
 def errors_on_the_way(flow: Flow, node: RunNode) -> bool:
-    """Say the same where links on the way count errors."""
+    """Say whether links of a path count errors."""
     return _some_joined(flow, node, _has_errors)
 
 

@@ -235,7 +235,7 @@ def _gpus_of(one: Measurement, node: RunNode) -> set[str]:
 
 
 def _as_asked(one: Measurement, node: RunNode, tried: Collection[str]) -> Measurement:
-    """Return a measurement as the one that was planned, with what stopped that.
+    """Return the planned measurement as waived, with its reason.
 
     Copies that were staged are a path that was refused; a worker that finds a GPU missing does not say which of a path:
     it is the one of which nothing was measured.

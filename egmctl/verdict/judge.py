@@ -39,6 +39,7 @@ from egmctl.verdict.classes import (
     value_of,
 )
 from egmctl.verdict.owners import owners
+from egmctl.wording import several
 
 
 def judge(
@@ -189,7 +190,7 @@ def _warnings(measurements: Sequence[Measurement]) -> Iterator[str]:
     degraded = [one.path for one in measurements if one.measured and is_degraded(one)]
     if degraded:
         paths = ", ".join(dict.fromkeys(degraded))
-        yield f"{len(degraded)} measurements went without EGM, whose route is blocked (degraded): {paths}"
+        yield f"{several(len(degraded), 'measurement')} went without EGM, whose route is blocked (degraded): {paths}"
 
 
 def _logged(report: RunReport) -> Iterable[str]:

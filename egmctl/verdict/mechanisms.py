@@ -70,7 +70,7 @@ class Mechanism:
     where: Callable[[Flow, RunNode], bool] | None = None
     """What has to hold of its GPUs as well."""
     given: Callable[[Finding, RunNode], bool] | None = None
-    """Of which of the checks' findings; ``None``: of all."""
+    """Whether a finding of the checks counts; ``None``: all do."""
     whole_node: bool = False
     """All GPUs of the node have it, whichever one it was seen on."""
     of_links: bool = False

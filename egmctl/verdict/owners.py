@@ -3,7 +3,7 @@
 EGM memory belongs to one GPU: its owner reads it over its own NVLink-C2C, every other GPU over NVLink to the owner
 (:mod:`egmctl.topology.routes`: read in the driver's source, not measured). So a GPU that needed NVLink does not own
 what it read, one that did not may, and one that sent over NVLink what another one read does. NVML counts the bytes of
-NVLink and of PCIe and none of NVLink-C2C: that a GPU used its own is told by exclusion.
+NVLink and of PCIe and none of NVLink-C2C: that a GPU used its own is inferred by exclusion.
 """
 
 from __future__ import annotations

@@ -146,3 +146,27 @@ def test_the_bytes_are_those_of_the_samples_and_of_the_proofs() -> None:
     plan = make_plan(DGX, DGX.gpus or (), [0], select_cases([NAMES[2]]), settings)
     # 56 ordered pairs, and after each of 14 rounds one pair alone for a quarter of a sample.
     assert plan_bytes(plan) == (56 * 3 * 16 + 14 * 4) * 512 * MIB
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "sentence"),
+    [
+        ("hgx-h200x4", ("--gpus", ""), "--gpus is empty; the GPUs here are 0-3"),
+        ("hgx-h200x4", ("--list", "--gpus", ""), "--gpus is empty; the GPUs here are 0-3"),
+        ("hgx-h200x4", ("--size", "900T"), "more than half of the 4.2 GiB free there; at most --size 434M fits"),
+        ("gb200-tray", ("--size", "900T"), "more than half of the 478.5 GiB free there; at most --size 15789M fits"),
+        ("gb200-nvl72", ("--suite", "fabric", "--size", "900T"), "more than half of the 185.0 GiB free there"),
+        (
+            "gb200-tray",
+            ("--full", "--size", "8G", "--samples", "1000", "--copies", "128"),
+            "this takes about 2390 days, more than 30; give a smaller --size or --samples, or fewer cases",
+        ),
+    ],
+)
+def test_a_plan_that_no_run_would_follow_is_refused(
+    egmctl: RunEgmctl, machine: str, arguments: tuple[str, ...], sentence: str
+) -> None:
+    dry_run = () if "--list" in arguments else ("--dry-run",)
+    ended = egmctl("bench", "--machine", machine, *dry_run, *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert sentence in ended.err

@@ -29,7 +29,7 @@ def concluded(values: tuple[float, ...], wrong: str | None = None, discarded: in
     ("values", "wrong", "discarded", "status", "reason"),
     [
         (STEADY, None, 0, Status.OK, "a remark"),
-        (STEADY, None, 3, Status.OK, "3 samples were discarded: timed out waiting for the peer"),
+        (STEADY, None, 3, Status.OK, "3 samples discarded: timed out waiting for the peer"),
         (VARYING, None, 3, Status.UNSTABLE, "the samples vary by 28.3 % (CV)"),
         (VARYING, WRONG, 3, Status.CORRUPT, WRONG),
     ],

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import compileall
+import shutil
+from pathlib import Path
+
+import pytest
+
+from egmctl import data
+from egmctl.cli.docs import topics
 from tests.conftest import ROOT, RunEgmctl
 
 
@@ -24,6 +32,20 @@ def test_the_guide_comes_first_as_the_index_has_it(egmctl: RunEgmctl) -> None:
         "Examples and decisions",
     ]
     assert egmctl("docs").out.splitlines()[1].split()[0] == "start"
+
+
+def test_what_an_installer_compiles_is_no_topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (compiled,) = compileall_of(tmp_path / "docs/examples")
+    monkeypatch.setattr(data, "docs_dir", lambda: tmp_path / "docs")
+    assert compiled.is_file()
+    assert not [topic for topic in topics() if "pyc" in topic]
+
+
+def compileall_of(folder: Path) -> list[Path]:
+    """Compile the programs of a folder as pip does, and return what that made."""
+    assert compileall.compile_dir(folder, quiet=1)
+    return list(folder.rglob("*.pyc"))
 
 
 def test_a_topic_is_printed_as_it_is_written(egmctl: RunEgmctl) -> None:

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 from egmctl import files
-from egmctl.errors import EgmctlError
-from egmctl.files import FileExists, link_target, next_free, read_bounded, write_whole
-from tests.conftest import ROOT, command_environment
+from egmctl.errors import EgmctlError, UsageError
+from egmctl.files import FileExists, next_free, open_parent, path_of, read_bounded, write_whole
+from egmctl.fleet.folder import new_folder, old_folder
+from egmctl.journal.write import FILES_LIMIT, Journal, mention
+from egmctl.model.command import Command
+from tests.conftest import ROOT, RunEgmctl, command_environment
 
 NOBODY = 65534
 
@@ -44,7 +48,7 @@ def test_of_many_that_write_one_new_file_one_wins(tmp_path: Path) -> None:
 
 
 def test_where_there_are_no_hard_links_one_wins_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -87,13 +91,82 @@ def test_links_of_others_in_a_folder_of_everybodys_do_not_count(everybodys: Path
     link = everybodys / "report.json"
     link.symlink_to(victim)
     os.lchown(link, NOBODY, NOBODY)
-    with pytest.raises(EgmctlError, match="a link of another user's in a folder that all may write to"):
+    with pytest.raises(EgmctlError, match=r"report\.json is another user's link in a folder that everybody may"):
         write_whole(link, b"x")
     assert victim.read_text() == "mine"
     outer = tmp_path / "outer.json"
     outer.symlink_to(link)
-    with pytest.raises(EgmctlError, match="a link of another user's"):
+    with pytest.raises(EgmctlError, match="another user's link"):
         write_whole(outer, b"x")
+
+
+@pytest.fixture
+def trap(everybodys: Path, tmp_path: Path) -> Path:
+    """A link that another user made in such a folder; it leads to a folder of ours."""
+    (tmp_path / "ours").mkdir(mode=0o700)
+    folder = os.open(everybodys, os.O_PATH)
+    if (child := os.fork()) == 0:
+        try:
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.symlink(tmp_path / "ours", "sub", dir_fd=folder)
+        finally:
+            os._exit(0)
+    os.close(folder)
+    os.waitpid(child, 0)
+    assert (everybodys / "sub").lstat().st_uid == NOBODY
+    return everybodys / "sub"
+
+
+@pytest.mark.parametrize("below", ["x.json", "deep/x.json", "../ours/x.json"])
+def test_nor_do_their_links_to_folders(egmctl: RunEgmctl, trap: Path, tmp_path: Path, below: str) -> None:
+    ours = tmp_path / "ours"
+    (ours / "deep").mkdir()
+    for path in (ours / "x.json", ours / "deep" / "x.json"):
+        path.write_text("mine")
+    with pytest.raises(EgmctlError, match="sub is another user's link in a folder that everybody may write to"):
+        write_whole(trap / below, b"x")
+    ended = egmctl("topo", "--machine", "dgx-h100", "-o", str(trap / below), "--force")
+    assert ended.code == 2
+    assert f"{trap / below} cannot be written: sub is another user's link in a folder that everybody" in ended.err
+    assert [path.read_text() for path in (ours / "x.json", ours / "deep" / "x.json")] == ["mine", "mine"]
+    assert sorted(path.name for path in ours.rglob("*")) == ["deep", "x.json", "x.json"]
+
+
+def test_nor_in_the_path_of_a_folder_of_results(trap: Path, tmp_path: Path) -> None:
+    now = datetime.now(timezone.utc)
+    for path in (trap, trap / "out"):
+        with pytest.raises(UsageError, match="cannot be made: sub is another user's link"):
+            new_folder(path, Command.TOPO, now)
+    assert os.listdir(tmp_path / "ours") == []
+    earlier = new_folder(tmp_path / "ours" / "out", Command.TOPO, now)
+    earlier.write_report("{}")
+    with pytest.raises(UsageError, match="cannot be written to: sub is another user's link"):
+        old_folder(trap / "out")
+
+
+def test_nor_in_that_of_a_journal(trap: Path, tmp_path: Path) -> None:
+    kept = [tmp_path / "ours" / f"bench-20261122T00{number:04}Z-1.journal" for number in range(FILES_LIMIT + 11)]
+    for path in kept:
+        path.write_text("x")
+    for folder in (trap, trap / "new"):
+        journal = Journal([folder], str)
+        assert journal._made() is None
+        assert journal.failure == f"{folder}: sub is another user's link in a folder that everybody may write to"
+    mention(trap / kept[0].name)
+    assert sorted((tmp_path / "ours").iterdir()) == kept
+    assert {path.read_text() for path in kept} == {"x"}
+
+
+def test_a_folder_that_becomes_a_link_while_a_file_is_written_changes_nothing(everybodys: Path, tmp_path: Path) -> None:
+    ours, sub = tmp_path / "ours", everybodys / "sub"
+    ours.mkdir()
+    sub.mkdir()
+    with open_parent(sub / "x.json") as (folder, name):
+        sub.rename(everybodys / "moved")
+        sub.symlink_to(ours)
+        os.close(os.open(name, files.NEW_FILE, dir_fd=folder))
+    assert os.listdir(ours) == []
+    assert os.listdir(everybodys / "moved") == ["x.json"]
 
 
 def test_ones_own_links_and_those_of_the_folders_owner_count(everybodys: Path, tmp_path: Path) -> None:
@@ -104,14 +177,17 @@ def test_ones_own_links_and_those_of_the_folders_owner_count(everybodys: Path, t
     everybodys.chmod(0o1777)
     (everybodys / "owners").symlink_to("a")
     os.lchown(everybodys / "owners", NOBODY, NOBODY)
-    assert link_target(everybodys / "owners") == everybodys.resolve() / "a"
+    write_whole(everybodys / "owners", b"y")
+    assert (everybodys / "a").read_bytes() == b"y"
 
 
 def test_a_folder_that_only_its_owner_writes_to_may_hold_any_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("deep/../target")
     (tmp_path / "deep").mkdir()
-    assert link_target(tmp_path / "link") == tmp_path.resolve() / "target"
-    assert link_target(Path("/proc/self/exe")).is_file()
+    write_whole(tmp_path / "link", b"x")
+    assert (tmp_path / "target").read_bytes() == b"x"
+    with open_parent(Path("/proc/self/exe")) as (folder, name):
+        assert os.path.samefile(path_of(folder) / name, sys.executable)
 
 
 def test_a_loop_of_links_ends(tmp_path: Path) -> None:

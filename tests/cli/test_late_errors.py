@@ -47,18 +47,15 @@ class LateFile(io.FileIO):
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have every file that a path is opened for writing with fail when it is closed."""
-    real = Path.open
+    """Have every file that is opened for writing fail when it is closed."""
 
     def fail_with(number: int) -> None:
-        def opened(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
-            if mode not in ("xb", "r+b"):
-                return real(path, mode, *rest, **more)
-            raw = LateFile(path, mode.replace("b", ""))
+        def opened(descriptor: int, mode: str) -> Any:
+            raw = LateFile(descriptor, mode.replace("b", ""))
             raw.number = number
             return io.BufferedWriter(raw)
 
-        monkeypatch.setattr(Path, "open", opened)
+        monkeypatch.setattr(os, "fdopen", opened)
 
     return fail_with
 

@@ -169,13 +169,10 @@ def test_a_write_that_fails_costs_neither_the_earlier_file_nor_the_result(
     path = tmp_path / "a.json"
     path.write_text("mine")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    if failing == "fsync":
-        monkeypatch.setattr(os, "fsync", fail)
-    else:
-        monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, failing, fail)
     sentence = f"cannot write {path}: No space left on device; the result is"
     with pytest.raises(EgmctlError) as caught:
         emit("{}", output=path, force=True)

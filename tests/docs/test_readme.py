@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_every_make_target_that_is_named_exists() -> None:
         named = set(re.findall(r"\bmake ([a-z-]+)\b(?=[`\s]*(?:#|`|$))", (ROOT / document).read_text(), re.MULTILINE))
         assert named or document == "README.md"
         assert named <= targets
+
+
+@pytest.mark.processes
+def test_the_two_commands_of_a_clone_come_first_and_ci_runs_both() -> None:
+    commands = ["make run", "make test"]
+    first = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert first is not None
+    assert [line.partition("#")[0].strip() for line in first[1].splitlines()] == commands
+    ci = (ROOT / ".ci/run").read_text()
+    assert [
+        line.split("=")[-1].removeprefix("1 ") for line in ci.splitlines() if line.endswith(tuple(commands))
+    ] == commands
+    recorded = subprocess.run(["make", "-n", "run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "egmctl topo --machine 'hgx-h200x4'" in recorded, "the machine that the README shows"
 
 
 def test_every_exit_code_is_told() -> None:

@@ -152,4 +152,4 @@ def test_errors_of_a_bridge_are_of_the_gpus_below_it() -> None:
     finding = run_one("kernel.aer", patched(machine, "", kernel_log=log))
     assert gpu.bus_id in finding.place.ids
     assert len(finding.place.ids) < len(machine.gpus or ())
-    assert finding.summary.startswith(f"PCIe bridge {bridge}: 1 fatal PCIe errors")
+    assert finding.summary.startswith(f"PCIe bridge {bridge}: 1 fatal PCIe error")

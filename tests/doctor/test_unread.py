@@ -55,6 +55,8 @@ SUFFICES: Mapping[tuple[str, str], str] = {
         ("egm.peer-route", f"pairs.*.{name}"): "of one pair: another GPU of that NUMA node owns EGM memory too"
         for name in ("nvlink_count", "p2p_status.read", "p2p_status.write", "p2p_status.nvlink")
     },
+    ("numa.memory", "host.numa_nodes.*.memory_total_bytes"): "of one: a node of a GPU's memory is not judged",
+    ("numa.memory", "host.numa_nodes.*.memory_free_bytes"): "of one: a node of a GPU's memory is not judged",
     ("pcie.link", "gpus.*.pci.link"): "NVML reads the same link",
     ("pcie.link", "gpus.*.pci.link.width"): "NVML reads the same link",
     ("pcie.link", "gpus.*.nvml.throttle_reasons"): "a GPU that may be idle slows its link down: its width is judged",

@@ -107,7 +107,7 @@ def test_a_gpu_that_only_pci_knows_says_what_each_other_source_has_instead() -> 
 
     lost = found[2].unread
     assert lost["nvml"].detail == "NVML lists 2 GPUs, not this one"
-    assert lost["cuda"].detail == "CUDA lists 1 GPUs, not this one"
+    assert lost["cuda"].detail == "CUDA lists 1 GPU, not this one"
     assert {why.reason for why in lost.values()} == {Reason.NOT_PRESENT}
 
 

@@ -215,6 +215,26 @@ def test_usual_names_are_read_whole_and_cost_no_more_than_the_channel(name: str,
         assert found.text in (text, text.partition("Ch 00000001, ")[2])
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        "pid='2228', name=s3cret, Ch 1",
+        "pid=2228 name=s3cret, Ch 1",
+        "PID=0x12, name=s3cret",
+        "name=s3cret, Ch 1",
+        "pid=7, tid=8, name=s3cret",
+        "pid=7, comm=s3cret, Ch 1",
+        "pid=7 (s3cret), Ch 1",
+        "process: s3cret",
+        "pid=1, name=python3, process name = s3cret",
+    ],
+)
+def test_nor_where_a_driver_spells_it_otherwise(named: str) -> None:
+    found = event(1.0, f"NVRM: Xid (PCI:0000:1b:00): 31, MMU Fault, {named}")
+    assert found is not None
+    assert (found.number, found.text) == (31, "MMU Fault")
+
+
 hostile = st.lists(st.sampled_from(PIECES)).map(b"".join)
 """What stands before and after the secret."""
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from egmctl.facts.redact import known_words, redact
+from egmctl.facts.redact import known_words, part_redactor, redact
 from egmctl.model.codec import to_json
+from egmctl.model.kernel_log import EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import (
     Cgroup,
     Confinement,
@@ -123,6 +124,25 @@ def test_one_uuid_becomes_one_other_wherever_it_stands() -> None:
         "CUDA_VISIBLE_DEVICES": f"{other.uuid},{(other.uuid or '')[:8]}",
         "NVIDIA_VISIBLE_DEVICES": (other.uuid or "").removeprefix("GPU-"),
     }
+
+
+@pytest.mark.parametrize(
+    ("process", "text", "expected"),
+    [
+        ("s3cret", "Timeout waiting for s3cret, Ch 1", "Timeout waiting for process-1, Ch 1"),
+        (None, "MMU Fault, pid='2228', name=s3cret, Ch 1", "MMU Fault"),
+        (None, "peer s3cret-node does not answer", "peer hostname-1 does not answer"),
+        (None, "SM Warp Exception on (GPC 0, TPC 0, SM 0)", "SM Warp Exception on (GPC 0, TPC 0, SM 0)"),
+    ],
+)
+def test_what_the_kernel_logged_names_no_process_and_no_host(process: str | None, text: str, expected: str) -> None:
+    logged = KernelEvent(kind=EventKind.XID, time_s=1.0, number=31, process=process, text=text)
+    log = KernelLog(source="/dev/kmsg", now_s=2.0, events=(logged,))
+    whole = machine(host=Host(hostname="s3cret-node"), kernel_log=log)
+    redacted = redact(whole).kernel_log
+    assert redacted is not None
+    assert redacted.events[0].text == expected
+    assert part_redactor(whole)(logged).text == expected
 
 
 def test_device_programs_keep_the_names_of_managers_and_their_place() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from egmctl.facts import driver_files, replay
 from egmctl.facts.collect import collect
-from egmctl.facts.root import PROGRAMS_VARIABLE, SYSROOT_VARIABLE, Root
+from egmctl.facts.root import SYSROOT_VARIABLE, Root
 from egmctl.model.machine import Bridge, Imex, Machine, PcieLink
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched
@@ -36,7 +36,6 @@ def test_the_files_of_a_machine_of_which_all_is_stated(tmp_path: Path, monkeypat
     machine = _with_bridges(healthy())
     write_sysroot(machine, tmp_path)
     monkeypatch.setenv(SYSROOT_VARIABLE, str(tmp_path))
-    monkeypatch.setenv(PROGRAMS_VARIABLE, "1")
     system = collect(("system",)).system
     assert system is not None
     (bridge,) = (machine.system and machine.system.bridges) or ()
@@ -55,5 +54,5 @@ def _with_bridges(machine: Machine) -> Machine:
         "system",
         iommu_domains={nic.bus_id: "identity"},
         bridges=(Bridge(bus_id=(nic.path or ())[-1], link=link, acs_control=0b11101),),
-        imex=Imex(configured_nodes=18, duplicate_nodes=2, daemon_state="READY", domain_status="DEGRADED"),
+        imex=Imex(configured_nodes=18, duplicate_nodes=2),
     )

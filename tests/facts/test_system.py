@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import services
-from egmctl.facts.root import PROGRAMS_VARIABLE
+from egmctl.facts.root import Root
 from egmctl.facts.system import system
-from egmctl.model.machine import Reason, System, Unread
+from egmctl.model.machine import Imex, Reason, System, Unread
 from tests.facts.sysroot import GPU, Tree, grace_hopper
 from tests.invariants import broken_nulls
 from tests.memory import most_bytes
@@ -130,14 +130,10 @@ def test_access_control_services(tree: Tree, config: bytes, control: int | None,
     assert (bridge.unread["acs_control"].reason if reason else None) is reason
 
 
-@pytest.fixture(autouse=True)
-def _trees_of_these_tests_are_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PROGRAMS_VARIABLE, "1")
-
-
-def test_a_program_of_a_copied_tree_is_not_run(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PROGRAMS_VARIABLE)
-    imex_control(tree, f"echo READY; touch {tree.directory}/ran")
+@pytest.mark.parametrize("variable", ["", "1"])
+def test_a_program_of_a_copied_tree_is_never_run(tree: Tree, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("EGMCTL_SYSROOT_PROGRAMS", variable)
+    write_program(tree.directory / services.IMEX_CONTROL[0].lstrip("/"), f"echo READY; touch {tree.directory}/ran")
     imex = read(tree).imex
     assert imex is not None
     assert imex.unread["daemon_state"].reason is Reason.NOT_ASKED
@@ -145,41 +141,41 @@ def test_a_program_of_a_copied_tree_is_not_run(tree: Tree, monkeypatch: pytest.M
     assert not (tree.directory / "ran").exists()
 
 
-def imex_control(tree: Tree, script: str) -> None:
-    tree.write(services.IMEX_CONTROL[0], f"#!/bin/sh\n{script}\n")
-    (tree.directory / services.IMEX_CONTROL[0].lstrip("/")).chmod(0o755)
+def write_program(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Imex:
+    """Return what this node's IMEX service says, where its control program is a script."""
+    write_program(folder / "nvidia-imex-ctl", script)
+    monkeypatch.setattr(services, "IMEX_CONTROL", (str(folder / "nvidia-imex-ctl"),))
+    return services.imex(Root(), None)
 
 
 @pytest.mark.processes
-def test_the_imex_service_tells_its_state_and_its_domains(tree: Tree) -> None:
+def test_the_imex_service_tells_its_state_and_its_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     domain = '{"status":"DOWN"} {"status":"UP", "nodes":{"0":{"status":"READY"}}}'
-    imex_control(tree, f"""[ "$1" = -q ] && echo READY || echo '{domain}'""")
-    imex = read(tree).imex
-    assert imex is not None
+    imex = asked(tmp_path, monkeypatch, f"""[ "$1" = -q ] && echo READY || echo '{domain}'""")
     assert (imex.daemon_state, imex.domain_status) == ("READY", "UP")
 
 
 @pytest.mark.processes
-def test_a_control_program_that_hangs_is_asked_once(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_program_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "IMEX_TIMEOUT_S", 0.2)
-    imex_control(tree, "exec sleep 30")
     started = time.monotonic()
-    imex = read(tree).imex
+    imex = asked(tmp_path, monkeypatch, "exec sleep 30")
     assert time.monotonic() - started < 5
-    assert imex is not None
     assert imex.unread["daemon_state"].reason is imex.unread["domain_status"].reason is Reason.TIMED_OUT
 
 
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [("echo what; exit 1", Reason.FAILED), ("kill -9 $$", Reason.FAILED), ("head -c 100 /dev/urandom", Reason.FAILED)],
-)
+@pytest.mark.parametrize("script", ["echo what; exit 1", "kill -9 $$", "head -c 100 /dev/urandom"])
 @pytest.mark.processes
-def test_a_control_program_that_says_something_else(tree: Tree, script: str, reason: Reason) -> None:
-    imex_control(tree, script)
-    imex = read(tree).imex
-    assert imex is not None
-    assert imex.unread["daemon_state"].reason is reason
+def test_a_control_program_that_says_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    assert asked(tmp_path, monkeypatch, script).unread["daemon_state"].reason is Reason.FAILED
 
 
 def test_a_node_without_anything(tmp_path: Path) -> None:
@@ -193,10 +189,7 @@ def test_a_node_without_anything(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("script", ["yes READY", "(setsid sh -c 'while :; do echo READY; done' &); sleep 60"])
 def test_a_control_program_that_floods_is_read_no_further(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch, script: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     monkeypatch.setattr(services, "IMEX_TIMEOUT_S", 20)
-    imex_control(tree, script)
-    imex = read(tree).imex
-    assert imex is not None
-    assert imex.daemon_state == "READY"
+    assert asked(tmp_path, monkeypatch, script).daemon_state == "READY"

@@ -81,7 +81,6 @@ class FakeNode:
             | {
                 "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(self._library_folder(faults)), inherited))),
                 "EGMCTL_SYSROOT": str(self.sysroot),
-                "EGMCTL_SYSROOT_PROGRAMS": "1",
                 "EGMCTL_FAKE_ANSWERS": str(self._answers),
                 "EGMCTL_FAKE_LOG": str(self._log),
                 "EGMCTL_FAKE_STATE": str(self._state),

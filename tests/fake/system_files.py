@@ -75,7 +75,3 @@ def _imex(tree: Tree, imex: Imex) -> None:
     if imex.configured_nodes is not None:
         addresses = [f"10.0.0.{number}" for number in range(imex.configured_nodes - (imex.duplicate_nodes or 0))]
         tree.write(services.IMEX_NODES, "\n".join(addresses + addresses[: imex.duplicate_nodes or 0]))
-    if imex.daemon_state is not None:
-        answer = f'[ $1 = -q ] && echo {imex.daemon_state} || echo \'"status": "{imex.domain_status}"\''
-        tree.write(services.IMEX_CONTROL[0], f"#!/bin/sh\n{answer}")
-        tree.path(services.IMEX_CONTROL[0]).chmod(0o755)

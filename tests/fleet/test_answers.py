@@ -250,7 +250,7 @@ def test_a_folder_that_holds_something_is_not_taken(tmp_path: Path, monkeypatch:
     with pytest.raises(UsageError, match=r"has no readable fleet\.json"):
         old_folder(tmp_path / "empty")
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be made: File exists"):
+    with pytest.raises(UsageError, match="cannot be made: Not a directory"):
         new_folder(tmp_path / "file", Command.TOPO, now)
 
 

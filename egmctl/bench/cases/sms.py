@@ -1,6 +1,6 @@
 """Bandwidth against the number of multiprocessors (SMs) that move the bytes: how few of them fill a link.
 
-Who overlaps communication with computation gives the first no more SMs than it needs.
+Communication that overlaps computation should take no more SMs than it needs.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Side:
         self._flow = task.flows[0]
         self._sender, self._receiver = self._flow.source.rank or 0, self._flow.destination.rank or 0
         self._clock = self._flow.initiator_rank or 0
-        """Who issues the work, and times it: the receiver of what is got, else the sender."""
+        """The rank that issues and times the work: the receiver of a get, else the sender."""
         self._me = collective.exchange.rank
         self._sends, self._receives = self._me == self._sender, self._me == self._receiver
         self._link: Link | None = None

@@ -40,17 +40,23 @@ class Memory:
     """The name of the host that an end is on, where there are several."""
 
 
-def memory_of(machine: Machine, cgroup_left_bytes: int | None = None) -> Memory:
+def memory_of(
+    machine: Machine,
+    cgroup_left_bytes: int | None = None,
+    free_at: Callable[[Machine, Peak], int | None] | None = None,
+) -> Memory:
     """Return what is free on one node.
 
     Parameters
     ----------
     cgroup_left_bytes
         What the cgroup's limit leaves to this process, ``None`` without one.
+    free_at
+        What says it of a place: :func:`free_bytes`, or :func:`most_bytes`.
     """
 
     def free(peak: Peak) -> int | None:
-        found = free_bytes(machine, peak)
+        found = (free_at or free_bytes)(machine, peak)
         # The limit of a cgroup's memory does not count huge pages (memory.max, hugetlb.max).
         if peak.place is not None or peak.huge_pages or cgroup_left_bytes is None:
             return found
@@ -154,6 +160,15 @@ def _or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:
     if place is None:
         return host.memory_total_bytes
     return next((node.memory_total_bytes for node in host.numa_nodes or () if node.id == place.numa_node), None)
+
+
+def most_bytes(machine: Machine, peak: Peak) -> int | None:
+    """Return what is free at a place, or all that it has where only that is known, as of a model."""
+    free = free_bytes(machine, peak)
+    if free is None and peak.place is not None and peak.place.bus_id is not None:
+        nvml = machine.gpu(peak.place.bus_id).nvml
+        return None if nvml is None else nvml.memory_total_bytes
+    return _or_total(machine, peak, free)
 
 
 def free_bytes(machine: Machine, peak: Peak) -> int | None:

@@ -254,7 +254,7 @@ def _planned_tasks(
         if not_installed:
             waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=not_installed))
         if not settings.allow_busy:
-            # Who uses a GPU that this process cannot use either is nobody's matter here.
+            # Users of a GPU that is already unusable here are not reported.
             waivers += [busy_waiver(gpu) for gpu in made.gpus if of_gpus[gpu.bus_id] is None]
         planned = planned_task(case, made, settings, waivers)
         if planned.waiver is None and (why_not := pages_waiver(machine, planned.task, made.gpus)) is not None:

@@ -21,7 +21,7 @@ def ucx_path(case: Case, issuer: Rank, issuers: Machine, other: Rank, others: Ma
     Parameters
     ----------
     issuer, other
-        Who issues the work: the sender or, of what is got, the receiver; and the one at the other end.
+        The rank that issues the work (the receiver of a get, else the sender), and the one at the other end.
     issuers, others
         The machines that the two are on.
     """

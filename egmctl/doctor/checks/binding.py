@@ -10,6 +10,7 @@ from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Reason
 from egmctl.topology.access import Block
+from egmctl.wording import several
 
 _POWER = Remedy(
     text="Drain the node and power-cycle it; if the GPU stays away, replace it.",
@@ -39,7 +40,7 @@ def _off_the_bus(machine: Machine, scope: Scope) -> Iterator[Finding]:
             f"not on the PCI bus, and the expected machine has it: {', '.join(gpu.bus_id for gpu in gone)}",
             _POWER,
             place=Place(kind=PlaceKind.GPU, ids=tuple(gpu.bus_id for gpu in gone), label=""),
-            evidence=(Evidence(source="/sys/bus/pci/devices", value=f"{len(here)} GPUs"),),
+            evidence=(Evidence(source="/sys/bus/pci/devices", value=several(len(here), "GPU")),),
             cause="it was removed, or its link did not come up at boot",
         )
     answering = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.responds]

@@ -21,6 +21,7 @@ from egmctl.model.route import LinkKind
 from egmctl.topology.health import C2c, c2c
 from egmctl.topology.rates import without_speed
 from egmctl.units import format_kernel_list
+from egmctl.wording import several
 
 
 def _c2c(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -61,7 +62,7 @@ def _c2c_up(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         errors = sum(link.errors or 0 for link in links)
         if errors:
             yield warned(
-                f"NVLink-C2C has counted {errors} errors",
+                f"NVLink-C2C has counted {several(errors, 'error')}",
                 Remedy(
                     text="Watch whether the count rises; if it does, inspect or replace the superchip.",
                     command="nvidia-smi c2c -s",

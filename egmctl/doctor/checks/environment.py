@@ -11,6 +11,7 @@ from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Confinement, Gpu, Machine, Process
 from egmctl.topology.access import Block
+from egmctl.wording import several
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SHOWN = (
@@ -61,7 +62,7 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Iterator[Finding]:
                 command=f"unset {VISIBLE}",
             ),
             evidence=evidence,
-            cause=f"{len(usable)} GPUs can be used from here"
+            cause=f"{several(len(usable), 'GPU')} can be used from here"
             + ("; numbers count those only, not the node's" if len(usable) < len(machine.gpus or ()) else ""),
             confidence=Confidence.HIGH if entry else Confidence.MEDIUM,
         )

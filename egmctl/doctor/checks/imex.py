@@ -234,10 +234,6 @@ def _daemon(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield failed(f"the IMEX service is not ready ({state})", restart, evidence=evidence)
     elif runs and why is not None and why.reason.value == "timed-out":
         yield failed("the IMEX service runs but does not answer", restart, evidence=evidence)
-    elif runs and why is not None and why.reason is Reason.NOT_PRESENT:
-        yield passed(
-            "the IMEX service runs", evidence=evidence, note="nvidia-imex-ctl, which tells its state, is absent"
-        )
     elif runs:
         yield unknown("the IMEX service runs; its state could not be queried", evidence=evidence)
     else:

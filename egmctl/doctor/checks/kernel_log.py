@@ -12,6 +12,7 @@ from egmctl.doctor.xids import Blame, meaning
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, Status
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine, OriginKind, Reason
+from egmctl.wording import several
 
 ALL = tuple(Guard)
 _SHOWN = 3
@@ -78,7 +79,7 @@ def _aer(machine: Machine, scope: Scope) -> Iterator[Finding]:
     yield from (_finding(log, fault) for fault in found)
     if not found:
         count = sum(len(fault.events) for fault in faults)
-        few = f"{count} corrected PCIe errors, which the links repaired" if count else ""
+        few = f"{several(count, 'corrected PCIe error')}, repaired by the links" if count else ""
         yield passed(
             "no PCIe errors on GPUs, their bridges and NICs" + (" but corrected ones" if count else ""),
             evidence=(_covered(log, scope),),

@@ -10,6 +10,7 @@ from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Gpu, Machine, Reason
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
+from egmctl.wording import several
 
 _WORDS = {
     Step.PCI: "on PCI",
@@ -78,7 +79,7 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if found:
         return
     if not gone:
-        yield passed(f"all {len(gpus)} GPUs can be used from here", evidence=evidence)
+        yield passed(f"{'all ' * (len(gpus) > 1)}{several(len(gpus), 'GPU')} can be used from here", evidence=evidence)
         return
     missed = [gpu for gpu in gpus if gpu.bus_id in gone]
     yield (unknown if untold else noted)(

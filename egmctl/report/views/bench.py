@@ -260,4 +260,4 @@ def _skipped(report: RunReport) -> Iterator[str]:
     if waived:
         reasons = Counter(m.reason or "" for m in waived)
         told = "; ".join(reason for reason, _ in reasons.most_common(2))
-        yield f"{len(waived)} measurements skipped: {told}{' ...' if len(reasons) > 2 else ''}"
+        yield f"{several(len(waived), 'measurement')} skipped: {told}{' ...' if len(reasons) > 2 else ''}"

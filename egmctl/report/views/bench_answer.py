@@ -69,7 +69,7 @@ def answer(
         return Verdict(
             word="NO REFERENCE",
             tone=Tone.PLAIN,
-            sentence=f"{made} measurements, not judged (--no-verdict){_not_made(report)}",
+            sentence=f"{several(made, 'measurement')}, not judged (--no-verdict){_not_made(report)}",
         )
     counts = Counter(one.grade for one in verdict.classes)
     unknown = f", {counts[Grade.NO_REFERENCE]} without a reference" if counts[Grade.NO_REFERENCE] else ""
@@ -87,7 +87,7 @@ def answer(
     return Verdict(
         word="NO REFERENCE",
         tone=Tone.UNKNOWN,
-        sentence=f"{made} measurements and nothing to judge them by: {_why_no_reference(verdict)}"
+        sentence=f"{several(made, 'measurement')} and nothing to judge them by: {_why_no_reference(verdict)}"
         + _not_made(report)
         + _warned(report, verdict),
         advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",

@@ -11,6 +11,7 @@ from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Series
 from egmctl.report.route_words import route_words
 from egmctl.report.views.bench_cells import Frame
 from egmctl.units import format_size
+from egmctl.wording import several
 
 _MEMORY = {
     MemoryKind.HOST_NUMA: "NUMA",
@@ -82,7 +83,7 @@ def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
         if len(cells) == 1:
             yield words
         elif those[0].route.memory is None:
-            yield f"{words}: {len(those)} pairs"
+            yield f"{words}: {several(len(those), 'pair')}"
         else:
             rows: dict[str, dict[str, None]] = {}
             for row, column in map(ends, those):
@@ -220,7 +221,7 @@ def _sizes(measurements: Sequence[Measurement]) -> Iterator[Matrix | Chart]:
     for (name, words), curve in groups.items():
         count = max(map(len, curve.values()))
         values = {size: [m.bandwidth_gb_s.median for m in those if m.bandwidth_gb_s] for size, those in curve.items()}
-        notes.append(f"{words}: median, min and max of {count} paths")
+        notes.append(f"{words}: {f'median, min and max of {count} paths' if count > 1 else '1 path'}")
         columns.append(
             tuple(
                 Series(

@@ -87,4 +87,4 @@ def tally(report: RunReport) -> str:
     """Return how many measurements ended how."""
     counts = Counter(measurement.status for measurement in report.measurements)
     words = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
-    return f"{len(report.measurements)} measurements: {words or 'none'}"
+    return f"{several(len(report.measurements), 'measurement')}: {words or 'none'}"

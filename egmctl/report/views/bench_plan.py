@@ -26,6 +26,7 @@ from egmctl.report.document import (
     Tone,
 )
 from egmctl.units import format_size, natural
+from egmctl.wording import several
 
 
 def cases_document(plan: Plan, cases: Sequence[Case]) -> Document:
@@ -33,7 +34,7 @@ def cases_document(plan: Plan, cases: Sequence[Case]) -> Document:
     suites = tuple((name, suite.description) for name, suite in SUITES.items())
     return Document(
         command="egmctl bench --list",
-        subject=f"{len(cases)} cases",
+        subject=several(len(cases), "case"),
         body=(*(_case(plan, case) for case in cases), Section(title="Suites", body=(KeyValues(rows=suites),))),
     )
 
@@ -49,7 +50,7 @@ def _case(plan: Plan, case: Case) -> Section:
 
 def plan_document(plan: Plan) -> Document:
     """Return the steps of a plan, the memory that they hold, and about how long they take."""
-    return Document(command="egmctl bench --dry-run", subject=f"{len(plan.steps)} steps", body=tuple(_plan(plan)))
+    return Document(command="egmctl bench --dry-run", subject=several(len(plan.steps), "step"), body=tuple(_plan(plan)))
 
 
 def _plan(plan: Plan) -> Iterator[Block]:
@@ -75,9 +76,10 @@ def _plan(plan: Plan) -> Iterator[Block]:
     if held:
         told = tuple(f"{peak.name}: {format_size(peak.bytes)}" for peak in held)
         yield Section(title="Peak memory", body=(Bullets(items=told),))
+    seconds = plan_seconds(plan)
     yield Paragraph(
-        words=f"{len(plan.runnable)} measurements in {len(plan.steps)} steps, {plan_bytes(plan) / 1e12:.2f} TB, "
-        f"about {plan_seconds(plan):.0f} s"
+        words=f"{several(len(plan.runnable), 'measurement')} in {several(len(plan.steps), 'step')}, "
+        f"{plan_bytes(plan) / 1e12:.2f} TB, about {f'{seconds:.0f} s' if seconds < 7200 else duration(seconds)}"
     )
 
 
@@ -100,7 +102,7 @@ def cost_document(cost: JobCost, machine: Machine) -> Document:
         command="egmctl bench --dry-run",
         subject=f"{cost.ranks} GPUs",
         body=(
-            Paragraph(words=f"Cost: {cost.ranks} GPUs on {cost.nodes} nodes like {name}"),
+            Paragraph(words=f"Cost: {several(cost.ranks, 'GPU')} on {several(cost.nodes, 'node')} like {name}"),
             Paragraph(words=nothing, tone=Tone.DIM),
             Table(columns=columns, rows=(*(tuple(_cells(one)) for one in costs), total)),
             *(Entry(word="!", tone=Tone.WARN, title=line) for line in _breaks(costs)),

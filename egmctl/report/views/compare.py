@@ -50,7 +50,7 @@ def compare_document(comparison: Comparison) -> Document:
     return Document(
         command="egmctl compare",
         subject=heading(comparison),
-        subtitle=f"{heading(comparison)}: {len(comparison.nodes)} files{when}",
+        subtitle=f"{heading(comparison)}: {several(len(comparison.nodes), 'file')}{when}",
         banners=tuple(banners(comparison)),
         body=tuple(_body(comparison)),
     )

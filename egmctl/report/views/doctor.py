@@ -81,8 +81,8 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
         return Verdict(word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=sentence, advice=_how_to_know(diagnosis))
     if diagnosis.undetermined:
         applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
-        told = f"{number[Status.UNKNOWN]} of the {applied} checks that apply had nothing to go by"
-        good = f"{found}; " if found else "no problem among the others; "
+        told = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
+        good = f"{found}; " if found else ""
         return Verdict(
             word="NOT DETERMINED",
             tone=Tone.UNKNOWN,

@@ -102,10 +102,10 @@ def _signature(match: Signature) -> list[str]:
     lines = [
         f"GPU name {' or '.join(match.gpu_names)}",
         f"PCI device id {' or '.join(match.device_ids)}",
-        f"{count} GPUs",
+        f"{count} GPU{'s' * (count != '1')}",
     ]
     if match.nvlinks is not None:
-        lines.append(f"{match.nvlinks} NVLinks per GPU")
+        lines.append(f"{several(match.nvlinks, 'NVLink')} per GPU")
     if match.link is not None:
         lines.append(f"{match.link} between GPUs, or fewer links")
     lines.append("NVLink-C2C" if match.c2c else "no NVLink-C2C")

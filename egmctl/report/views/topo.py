@@ -173,7 +173,7 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     rate = nvlink(topology.gpus[pair[0]], link.nvlinks or 0).nominal_gb_s
     through = " through NVLink switches" if link.through == "switch" else ""
     each = f", {rate:.0f} GB/s in each direction" if rate is not None else ""
-    return f"{link.nvlinks} NVLinks{through}{each}"
+    return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"
 
 
 def _gpus_of(topology: Topology, node: int) -> list[str]:
