@@ -59,6 +59,18 @@ def cuda_did_not_start(machine: Machine, _cause: Finding, effect: Finding) -> bo
     return bool(calls) and calls <= {"cuInit", "cuDriverGetVersion"} and bool(_closed_nodes(machine))
 
 
+def none_to_open(machine: Machine, cause: Finding, effect: Finding) -> bool:
+    """CUDA finds no GPU that it can open, and the cause has some of those."""
+    failed = cuda_failure(machine)
+    if failed is None or (failed.call, failed.number) != ("cuInit", _NO_DEVICE):
+        return False
+    return same_gpus(machine, cause, effect) and any(seen.source == failed.call for seen in effect.evidence)
+
+
+_NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE (cuda.h)."""
+
+
 def failed_in(*calls: str, number: int | None = None) -> Holds:
     """Return whether all probes of the effect that failed did so in one of these calls, with this CUresult."""
 

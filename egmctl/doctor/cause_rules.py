@@ -17,6 +17,7 @@ from egmctl.doctor.cause_conditions import (
     lost_as,
     needs_recovery,
     no_gpu_left,
+    none_to_open,
     not_ready,
     precedes_recovery,
     same_gpus,
@@ -138,6 +139,16 @@ RULES: tuple[Rule, ...] = (
         effects=("drv.libraries",),
         holds=same_gpus,
         why="the libraries find no GPU whose kernel driver is not NVIDIA's",
+    ),
+    *(
+        Rule(cause=cause, effects=("drv.libraries",), holds=none_to_open, why="cuInit finds no GPU that it can open")
+        for cause in (
+            "dev.fell-off-bus",
+            "dev.excluded",
+            "dev.cgroup-restricted",
+            "dev.nodes-missing",
+            "dev.permissions",
+        )
     ),
     Rule(
         cause="drv.versions",
