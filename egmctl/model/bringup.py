@@ -37,7 +37,7 @@ class GapKind(StrEnum):
     WAIVED = "waived"
     """Measurements were not made: a GPU cannot be used from here, or others use it."""
     NO_REFERENCE = "no-reference"
-    """Measured, and nothing to judge by."""
+    """Measured, and nothing to judge all or some of it by."""
     NOT_DETERMINED = "not-determined"
     """Too many checks could not tell anything."""
 

@@ -11,7 +11,7 @@ from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport, Status
-from egmctl.model.verdict import Grade
+from egmctl.model.verdict import Grade, Yardstick
 from egmctl.verdict.causes import causes
 from egmctl.verdict.classes import is_lost
 from egmctl.verdict.explain import Shortfalls, explained_by, shortfalls
@@ -114,8 +114,20 @@ def _gaps_of_run(run: RunReport, joined: Sequence[JoinedCause]) -> Iterator[Gap]
         yield _gap(GapKind.WAIVED, run, waived, joined)
     if not run.measurements:
         yield Gap(kind=GapKind.NOT_MEASURED, reason="there was nothing to measure")
-    elif len(waived) < len(run.measurements) and (run.verdict is None or run.verdict.grade is Grade.NO_REFERENCE):
-        yield Gap(kind=GapKind.NO_REFERENCE, reason="" if run.verdict is None else run.verdict.reason)
+    elif len(waived) < len(run.measurements) and (run.verdict is None or run.verdict.profile is None):
+        yield Gap(kind=GapKind.NO_REFERENCE, reason="" if run.verdict is None else run.verdict.profile_reason)
+    elif without := _without_reference(run):
+        yield Gap(kind=GapKind.NO_REFERENCE, measurements=tuple(without))
+
+
+def _without_reference(run: RunReport) -> list[int]:
+    """Return the measurements whose profile does not say how fast they should be."""
+    return [
+        one.measurement
+        for one in (run.verdict.judged if run.verdict is not None else ())
+        for judgement in one.judgements
+        if judgement.yardstick is Yardstick.PROFILE and judgement.grade is Grade.NO_REFERENCE
+    ]
 
 
 def _gap(

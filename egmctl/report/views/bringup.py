@@ -9,6 +9,7 @@ from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
 from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import RunReport
+from egmctl.model.verdict import RunVerdict
 from egmctl.report.document import (
     Block,
     Command,
@@ -175,12 +176,23 @@ def _gap(bringup: Bringup, gap: Gap) -> str:
             return f"nothing was measured: {why}"
         case GapKind.WAIVED:
             return f"{count} were not made: {why}"
+        case GapKind.NO_REFERENCE if gap.measurements and bringup.run is not None and bringup.run.verdict is not None:
+            return _without_reference(bringup.run.verdict, gap)
         case GapKind.NO_REFERENCE:
             return f"measured, but there is nothing to judge by: {why}" if why else "measured, but not judged"
         case GapKind.NOT_DETERMINED:
             return _sentence(plain(doctor_verdict(bringup.diagnosis).sentence))
         case _:
             assert_never(gap.kind)
+
+
+def _without_reference(verdict: RunVerdict, gap: Gap) -> str:
+    """Name the path classes that the profile does not have."""
+    without = [one.path_class for one in verdict.classes if set(gap.measurements).intersection(one.measurements)]
+    return (
+        f"profile {verdict.profile} has no reference for {len(without)} of {len(verdict.classes)} path classes: "
+        f"{shortened(without, PATHS)}"
+    )
 
 
 def _because(bringup: Bringup, gap: Gap) -> str:
@@ -207,7 +219,9 @@ def _next_step(bringup: Bringup, gap: Gap) -> str:
         case GapKind.WAIVED:
             return "run it again when all GPUs are free and can be used from here"
         case GapKind.NO_REFERENCE:
-            return "compare with a healthy node (egmctl compare), or learn a profile (egmctl profile learn)"
+            return (
+                "learn a profile of healthy nodes (egmctl profile learn), or compare with one of them (egmctl compare)"
+            )
         case GapKind.NOT_DETERMINED:
             return "see what could not be read with 'egmctl doctor -v'"
         case _:
