@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from egmctl.api.bench import Bench
+    from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
 
@@ -68,7 +69,6 @@ def bringup(
 
         from egmctl.api.bench import Bench
         from egmctl.api.doctor import Doctor
-        from egmctl.doctor.kernel_faults import with_messages
         from egmctl.facts.redact import redact_run
         from egmctl.verdict.bringup import bringup as judged
 
@@ -76,6 +76,7 @@ def bringup(
         bench = Bench(suites=(SUITE,), gpus=gpus, numa=numa or "all")
         sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
         run: RunReport | None = None
+        before: Diagnosis | None = None
         why = "a recorded machine cannot be measured"
         if machine is not None:
             seen = read_machine(machine, sections, quiet=quiet)
@@ -84,26 +85,28 @@ def bringup(
                 shown.doing(0.0, "doctor: reading this node")
                 seen = read_machine(None, sections, quiet=quiet)
                 seen = doctor.probe(seen, on_probe=probing(shown, seen))
+                before = doctor.diagnose(seen)
                 try:
-                    run = _measured(bench, seen, outputs.files, shown, quiet=quiet)
-                    seen = with_messages(seen, run.kernel_messages)
+                    run, seen = _measured(bench, seen, outputs.files, shown, quiet=quiet)
                 except NothingToDo as error:
                     why = str(error)
-        found = judged(doctor.diagnose(seen), run, not_measured=why)
+        found = judged(doctor.diagnose(seen), run, before=before, not_measured=why)
 
         def draw(target: Target) -> Text | str:
             shown = found
             if target.leaves_the_node:
                 redacted = None if run is None else redact_run(run, seen)
-                shown = judged(doctor.diagnose(seen, redacted=True), redacted, not_measured=why)
+                shown = judged(doctor.diagnose(seen, redacted=True), redacted, before=before, not_measured=why)
             return render(shown, target.format, verbose=verbose, brief=target.brief, width=target.width)
 
         outputs.write(draw)
     return found.nagios_state if exit_style is ExitStyle.NAGIOS else found.exit_code
 
 
-def _measured(bench: Bench, machine: Machine, files: Sequence[Path], shown: Shown, *, quiet: bool) -> RunReport:
-    """Return the judged run of the quick suite.
+def _measured(
+    bench: Bench, machine: Machine, files: Sequence[Path], shown: Shown, *, quiet: bool
+) -> tuple[RunReport, Machine]:
+    """Return the judged run of the quick suite, and the machine as it is after it: load brings out what idling hides.
 
     Raises
     ------
@@ -112,12 +115,14 @@ def _measured(bench: Bench, machine: Machine, files: Sequence[Path], shown: Show
     """
     from egmctl.api.bench import judge_run, load_profiles
     from egmctl.bench.processes.pool import start_worker
+    from egmctl.facts.collect import rereading
 
     profiles = load_profiles()
     plan = bench.plan(machine)
-    with start_worker() as worker:
+    with rereading() as reread, start_worker() as worker:
         kept = open_journal(None, False, files, machine, quiet=quiet)
         run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=Beside(kept, shown))
-        report = bench.explain(judge_run(run, machine, profiles), machine)
+        after = reread(machine)
+        report = bench.explain(judge_run(run, machine, profiles), after)
     end_journal(kept, report.exit_code, quiet=quiet)
-    return report
+    return report, after

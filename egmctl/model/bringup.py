@@ -56,6 +56,8 @@ class JoinedCause:
     """Places in ``run.measurements``: those that are slower than expected, or broke, because of it."""
     waived: tuple[int, ...] = ()
     """Those that were not made because of it."""
+    under_load: bool = False
+    """It was not there before the bench: it appeared while that ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,12 +142,16 @@ def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
     root = root_of(bringup, cause)
     if root is None:
         return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
-    told = [title(root)]
+    told = [_title(root, cause)]
     if cause.slow:
         told.append(f"explains {several(len(_paths(bringup, cause.slow)), 'slow path')}")
     if cause.waived:
         told.append(f"{several(len(cause.waived), 'measurement')} not made")
     return "; ".join(told)
+
+
+def _title(root: Finding, cause: JoinedCause) -> str:
+    return f"{title(root)} (appeared during the bench)" if cause.under_load else title(root)
 
 
 def _advice(bringup: Bringup, cause: JoinedCause) -> str:
@@ -250,7 +254,7 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
     return Entry(
         word=cause.status.upper(),
         tone=TONES[cause.status],
-        title=unknown if root is None else title(root),
+        title=unknown if root is None else _title(root, cause),
         id="" if root is None else root.check,
         body=(*([KeyValues(rows=tuple(rows))] if rows else []), *command),
         level=level,
