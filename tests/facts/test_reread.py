@@ -20,7 +20,6 @@ from egmctl.report.render.text import text
 from egmctl.report.views.bringup import bringup_document
 from egmctl.verdict.bringup import bringup
 from tests.doctor.machines import patched, shipped
-from tests.fake.answers import answers
 from tests.fake.node import FakeNode
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("cc")]
@@ -71,7 +70,7 @@ FAULTS: dict[str, tuple[Callable[[], Machine], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_appears_under_load_is_no_go_with_its_cause(node: FakeNode, fault: str) -> None:
     sick, check = FAULTS[fault]
-    found, _ = brought_up(lambda: become(node, sick()))
+    found, _ = brought_up(lambda: node.become(sick()))
     assert found.answer is Answer.NO_GO
     (cause,) = [one for one in found.causes if one.status is Status.FAIL]
     root = found.diagnosis.findings[cause.findings[0]]
@@ -128,12 +127,6 @@ def test_an_xid_that_is_logged_before_the_bench_watches_the_log(node: FakeNode) 
 def test_what_is_well_stays_as_it_was(node: FakeNode) -> None:
     """The bench itself uses the GPUs: that is nobody's use of them."""
     used = (GpuProcess(pid=os.getpid(), used_memory_bytes=1 << 30),)
-    found, after = brought_up(lambda: become(node, patched(H200, "gpus[*].nvml", processes=used)))
+    found, after = brought_up(lambda: node.become(patched(H200, "gpus[*].nvml", processes=used)))
     assert all(gpu.nvml is not None and gpu.nvml.processes == () for gpu in after.gpus or ())
     assert not [cause for cause in found.causes if cause.under_load]
-
-
-def become(node: FakeNode, machine: Machine) -> None:
-    """Have the node's libraries describe another machine from now on."""
-    path = node.directory / "answers"
-    path.write_text(answers(machine))
