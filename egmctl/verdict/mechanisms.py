@@ -134,6 +134,8 @@ MECHANISMS: tuple[Mechanism, ...] = (
     ),
     Mechanism(checks=("kernel.xid",), does=_SLOW, crosses=by_c2c, own_gpu=True, given=_of_c2c),
     Mechanism(checks=("gpu.throttle", "bench.throttled", "bench.other-processes", "bench.other-link"), does=_SLOW),
+    # Others' CPUs take bandwidth from host memory, and nothing from links between GPUs.
+    Mechanism(checks=("bench.host-busy",), does=_SLOW, crosses=host_memory),
     # Host memory is reached through encrypted bounce buffers, and single GPUs have no peers.
     Mechanism(checks=("gpu.cc-mode",), does=_BOTH, stops=_NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}),
     Mechanism(checks=("gpu.vgpu",), does=_BOTH, stops=_NO_P2P | _NO_FABRIC | {WaiverKind.UNSUPPORTED_MEMORY}),

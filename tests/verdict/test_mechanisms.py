@@ -100,6 +100,7 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "gpu.health": (Does(EVERY, "failed corrupt", GPU),),
     "kernel.xid": (Does(EVERY, "failed", GPU),),
     **dict.fromkeys(("gpu.throttle", seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK), (Does(EVERY, "slow"),)),
+    seen.HOST_BUSY: (Does(HOST, "slow"),),
     "gpu.cc-mode": (Does(EVERY, "slow failed", f"{P2P} unsupported-handle"),),
     "gpu.vgpu": (Does(EVERY, "slow failed", f"{P2P} {FABRIC} unsupported-memory"),),
     **dict.fromkeys(("nvlink.links", "nvlink.errors", "kernel.sxid"), (NVLINK,)),
@@ -161,7 +162,7 @@ def stopped(path: Measurement, kind: WaiverKind) -> tuple[RunReport, Shortfalls]
 
 
 def test_the_table_has_every_check_that_explains_a_measurement() -> None:
-    ids = {check.id for check in CHECKS} | {seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK}
+    ids = {check.id for check in CHECKS} | {seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK, seen.HOST_BUSY}
     assert {one for one in ids if list(mechanisms(one))} == set(TABLE)
 
 
