@@ -87,7 +87,7 @@ def _joined(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | Non
         )
     left = short.slow - told
     # A run fails too where no single path does: the verdict of a class is its own.
-    failed = run is not None and run.verdict is not None and run.verdict.failed and Found.FAIL not in worst
+    failed = run is not None and run.verdict is not None and run.verdict.too_slow and Found.FAIL not in worst
     if left or failed:
         yield JoinedCause(
             status=Found.FAIL if failed or left & short.failing else Found.WARN, findings=(), slow=tuple(sorted(left))

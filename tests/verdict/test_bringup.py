@@ -228,6 +228,25 @@ def test_a_slow_path_is_no_go_where_another_has_no_reference() -> None:
     assert bringup(healthy(), replace(made, verdict=judge(made, site))).answer is Answer.NO_GO
 
 
+@pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMED_OUT, Status.FAILED])
+def test_what_broke_for_no_known_cause_is_not_called_slow(status: Status) -> None:
+    made = judged(with_status(run(WRITE, H2D), status, range(16)))
+    found = bringup(healthy(), made)
+    assert (found.answer, found.causes, found.exit_code) == (Answer.INCOMPLETE, (), 4)
+    for result in (found, made):
+        words = " ".join(str(render(result, Format.TEXT)).split())
+        assert words.startswith("INCOMPLETE: 16 of 16 measurements ")
+        assert "slow" not in words
+
+
+def test_what_broke_is_not_counted_among_slow_path_classes() -> None:
+    made = run(WRITE, H2D, value=touching("GPU2"))
+    made = judged(with_status(made, Status.CRASHED, [n for n, m in enumerate(made.measurements) if m.case == H2D]))
+    words = " ".join(str(render(made, Format.TEXT)).split())
+    assert words.startswith("FAIL: 1 of 2 path classes are slower than expected; ")
+    assert "INCOMPLETE: 4 of 16 measurements crashed, timed out or broke" in words
+
+
 def test_a_machine_of_which_most_is_unknown_is_incomplete() -> None:
     found = bringup(healthy(shipped("gb200-tray")), measured())
     assert [gap.kind for gap in found.gaps] == [GapKind.NOT_DETERMINED]
