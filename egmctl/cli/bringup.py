@@ -22,7 +22,7 @@ from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.cli.progress import Beside, Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
-from egmctl.errors import NothingToDo
+from egmctl.errors import ChildNotStarted, NothingToDo
 from egmctl.report.formats import BRINGUP, Format
 from egmctl.report.rendering import render
 
@@ -88,7 +88,7 @@ def bringup(
                 before = doctor.diagnose(seen)
                 try:
                     run, seen = _measured(bench, seen, outputs.files, shown, quiet=quiet)
-                except NothingToDo as error:
+                except (NothingToDo, ChildNotStarted) as error:
                     why = str(error)
         found = judged(doctor.diagnose(seen), run, before=before, not_measured=why)
 

@@ -84,6 +84,24 @@ def failed_in(*calls: str, number: int | None = None) -> Holds:
     return holds
 
 
+def ran_short(machine: Machine, _cause: Finding, effect: Finding) -> bool:
+    """What the effect is about failed as it does where descriptors, processes or addresses run out."""
+    if effect.check == "drv.libraries":
+        calls = {seen.source for seen in effect.evidence}
+        failures = [one for one in (nvml_failure(machine), cuda_failure(machine)) if one is not None]
+        ours = [one for one in failures if one.call in calls or (one.call is None and one.how == "not-started")]
+        return bool(ours) and all(one.how != "timed-out" and one.number in _SHORT for one in ours)
+    kinds = KINDS.get(effect.check, ())
+    bad = [one for one in machine.probes or () if one.kind in kinds and one.outcome in _BROKEN]
+    return bool(bad) and all(one.outcome is not Outcome.CORRUPT and one.error_number in _SHORT for one in bad)
+
+
+_SHORT = (None, 2, 100, 304, 999)
+"""What CUDA answers where the kernel gives it nothing more: OUT_OF_MEMORY, NO_DEVICE, OPERATING_SYSTEM, UNKNOWN (also
+NVML's); nothing of a process that crashed or could not be started."""
+_BROKEN = (Outcome.ERROR, Outcome.CRASHED, Outcome.CORRUPT)
+
+
 def not_ready(machine: Machine, _cause: Finding, effect: Finding) -> bool:
     """CUDA does not start because the fabric is not ready, and this finding is about that."""
     failed = cuda_failure(machine)

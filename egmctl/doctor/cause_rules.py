@@ -20,6 +20,7 @@ from egmctl.doctor.cause_conditions import (
     none_to_open,
     not_ready,
     precedes_recovery,
+    ran_short,
     same_gpus,
     undetermined,
     xids,
@@ -304,6 +305,12 @@ RULES: tuple[Rule, ...] = (
             why="the driver cannot take memory of that NUMA node",
         )
         for cause in ("numa.cpuset-mems", "numa.mempolicy-syscalls")
+    ),
+    Rule(
+        cause="env.limits",
+        effects=("drv.libraries", *_ACTIVE),
+        holds=ran_short,
+        why="a process that gets no more descriptors, threads or addresses fails",
     ),
     Rule(
         cause="ipc.ptrace",

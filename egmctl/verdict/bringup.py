@@ -61,12 +61,12 @@ def _joined(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | Non
         named = (cause.finding.check, cause.finding.place.ids) in asked
         under_load = before is not None and not any(_was_there(cause.finding, one) for one in before.findings)
         grave = under_load and cause.status is Found.WARN
-        status = Found.FAIL if named or grave or explained & short.failing else cause.status
+        status = Found.FAIL if named or grave or explained & (short.failing | short.lost) else cause.status
         worst.append(status)
         yield JoinedCause(
             status=status,
             findings=tuple(places[id(one)] for one in (cause.finding, *cause.explains)),
-            slow=tuple(sorted(explained & short.slow)),
+            slow=tuple(sorted(explained & (short.slow | short.lost))),
             waived=tuple(sorted(explained & short.waived)),
             under_load=under_load,
         )

@@ -51,6 +51,8 @@ class Symptom(Enum):
     CORRUPT = "corrupt"
     FAILED = "failed"
     """A driver call failed."""
+    LOST = "lost"
+    """It crashed, hung, or failed for no cause that the call names."""
 
 
 Crosses = Callable[[Flow], bool]
@@ -117,6 +119,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
     Mechanism(checks=("dev.*",), does=_FAILED, stops=_GPU),
     Mechanism(checks=("drv.libraries", "drv.versions", "drv.nouveau"), does=_FAILED, stops=_GPU, whole_node=True),
     Mechanism(checks=("gpu.compute-mode",), does=_FAILED, stops=_GPU),
+    Mechanism(checks=("env.limits",), does=_FAILED | {Symptom.LOST}),
     Mechanism(checks=("gpu.mig",), stops=_GPU | _NO_P2P),
     Mechanism(checks=("env.visible-devices",), stops=frozenset({WaiverKind.GPU_HIDDEN})),
     # Uncorrectable errors of a GPU's memory end what touches it; ECC does not make it slow.

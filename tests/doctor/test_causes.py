@@ -172,6 +172,12 @@ PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ("dev.permissions", "drv.libraries"): lambda: all_denied("EACCES"),
     ("dev.excluded", "drv.libraries"): lambda: no_gpu_left(patched(healthy(), "gpus[*].proc", excluded=True)),
     ("dev.fell-off-bus", "drv.libraries"): lambda: no_gpu_left(patched(healthy(), "gpus[*].pci", responds=False)),
+    ("env.limits", "drv.libraries"): lambda: patched(
+        patched(healthy(), "driver", cuda_failure=CUDA_999), "confinement", limits={"nofile": 48}
+    ),
+    ("env.limits", "egm.alloc-active"): lambda: probes_failing(
+        patched(healthy(), "confinement", limits={"nofile": 48}), "cuMemCreate", 2, "egm.alloc-active"
+    ),
     ("drv.versions", "drv.libraries"): updated,
     ("drv.libraries", "dev.count-consistency"): lambda: blind(healthy(), CRASH),
     ("dev.cgroup-restricted", "dev.control-nodes"): without_control,

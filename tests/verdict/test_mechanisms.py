@@ -96,6 +96,7 @@ TABLE: dict[str, tuple[Does, ...]] = {
     **{check.id: (TAKEN,) for check in CHECKS if check.id.startswith("dev.")},
     **dict.fromkeys(("drv.libraries", "drv.versions", "drv.nouveau", "gpu.compute-mode"), (TAKEN,)),
     "gpu.mig": (Does(EVERY, "", f"{GPU} {P2P}"),),
+    "env.limits": (Does(EVERY, "failed lost"),),
     "env.visible-devices": (Does(EVERY, "", "gpu-hidden"),),
     "gpu.health": (Does(EVERY, "failed corrupt", GPU),),
     "kernel.xid": (Does(EVERY, "failed", GPU),),
@@ -139,6 +140,7 @@ OUTCOMES = {
     Symptom.DEGRADED: Outcome.OK,
     Symptom.CORRUPT: Outcome.CORRUPT,
     Symptom.FAILED: Outcome.FAILED,
+    Symptom.LOST: Outcome.CRASHED,
 }
 
 
@@ -152,6 +154,8 @@ def with_symptom(path: Measurement, symptom: Symptom) -> tuple[RunReport, Shortf
     one = replace(path, flows=(degraded,), status=OUTCOMES[symptom], known_cause=True)
     slow = frozenset({0})
     short = Shortfalls(warned=slow) if symptom is Symptom.DEGRADED else Shortfalls(failing=slow)
+    if symptom is Symptom.LOST:
+        short = Shortfalls(lost=slow)
     return replace(RUN, measurements=(one,)), short
 
 

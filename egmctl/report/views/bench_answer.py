@@ -56,9 +56,12 @@ def answer(
         return _fault(report, broken, next_step, done) or _incomplete(done, "run it again")
     if lost or report.problems:
         why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
+        known = [cause for cause in report.causes if any(is_lost(report.measurements[n]) for n in cause.explains)]
+        why = cause_words(report, known[0]) if known else why
+        advice = cause_advice(known[0]) if known else "run 'egmctl doctor', then measure again"
         count = f"{len(lost)} of {len(report.measurements)} measurements"
         done = f"{count} crashed, timed out or broke: {why}" if lost else f"the run broke: {why}"
-        return _fault(report, broken, next_step, done) or _incomplete(done, "run 'egmctl doctor', then measure again")
+        return _fault(report, broken, next_step, done) or _incomplete(done, advice)
     if not any(was_run(m) for m in report.measurements):
         return _nothing(report)
     if fault := _fault(report, broken, next_step):

@@ -143,8 +143,11 @@ def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
     if root is None:
         return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
     told = [_title(root, cause)]
-    if cause.slow:
-        told.append(f"explains {several(len(_paths(bringup, cause.slow)), 'slow path')}")
+    slow, broke = _slow_and_broke(bringup, cause)
+    if slow:
+        told.append(f"explains {several(len(slow), 'slow path')}")
+    if broke:
+        told.append(f"{several(len(broke), 'path')} broke")
     if cause.waived:
         told.append(f"{several(len(cause.waived), 'measurement')} not made")
     return "; ".join(told)
@@ -245,10 +248,11 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
     findings = [bringup.diagnosis.findings[place] for place in cause.findings[1:]]
     if checks := list(dict.fromkeys(one.check for one in findings)):
         rows.append(("explains", shortened(checks, PATHS)))
-    paths = _paths(bringup, cause.slow)
-    unknown = f"{several(len(paths), 'slow path')}, cause unknown"
-    if paths:
-        rows.append(("slow", shortened(paths, PATHS)))
+    slow, broke = _slow_and_broke(bringup, cause)
+    unknown = f"{several(len(slow) + len(broke), 'slow path' if not broke else 'slow or broken path')}, cause unknown"
+    for word, paths in (("slow", slow), ("broke", broke)):
+        if paths:
+            rows.append((word, shortened(paths, PATHS)))
     if waived := _paths(bringup, cause.waived):
         rows.append(("not made", shortened(waived, PATHS)))
     return Entry(
@@ -259,6 +263,13 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
         body=(*([KeyValues(rows=tuple(rows))] if rows else []), *command),
         level=level,
     )
+
+
+def _slow_and_broke(bringup: Bringup, cause: JoinedCause) -> tuple[list[str], list[str]]:
+    """Return the paths that were measured and those that failed: what failed is not slow."""
+    made = () if bringup.run is None else bringup.run.measurements
+    slow = tuple(number for number in cause.slow if made[number].measured)
+    return _paths(bringup, slow), _paths(bringup, tuple(sorted(set(cause.slow).difference(slow))))
 
 
 def _paths(bringup: Bringup, numbers: tuple[int, ...]) -> list[str]:
