@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import pynvml
-
-from egmctl.driver.nvml import Field, ask, event_reasons, field_values
+from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values
 from egmctl.driver.reading import Unavailable
 from egmctl.gpu.counters import State, Traffic, rise
 from egmctl.model.route import LinkKind
@@ -141,7 +139,7 @@ class Telemetry:
             self._note_loss(bus_id, why)
 
     def _note_loss(self, bus_id: str, why: Unavailable) -> None:
-        if why.number == pynvml.NVML_ERROR_GPU_IS_LOST:
+        if why.number == GPU_IS_LOST:
             self.lost.setdefault(bus_id, why.detail)
 
     def _read(self, bus_id: str, wanted: Iterable[Field]) -> dict[Field, int]:
