@@ -40,11 +40,15 @@ class LinkCounters:
         self._telemetry = telemetry
         self.ours = {os.getpid()}
         """The processes of this run: they are not others."""
+        self._labels: dict[str, str] = {}
+        self._told_lost: set[str] = set()
 
     @contextmanager
     def watch(self, tasks: Iterable[Task]) -> Iterator[Watch]:
         """Watch the GPUs of the tasks of a step while their samples are taken."""
-        watch = Watch(self._telemetry, tuple(tasks), self.ours)
+        tasks = tuple(tasks)
+        self._labels |= gpus_of(tasks)
+        watch = Watch(self._telemetry, tasks, self.ours)
         over = threading.Event()
         thread = threading.Thread(target=watch.look, args=(over,), daemon=True)
         watch.begin()
@@ -55,6 +59,13 @@ class LinkCounters:
             over.set()
             thread.join()
             watch.end()
+
+    def new_losses(self) -> str | None:
+        """Say which GPUs NVML has lost since the last call; ``None`` where it has lost none."""
+        new = {bus_id: why for bus_id, why in self._telemetry.lost.items() if bus_id not in self._told_lost}
+        self._told_lost |= new.keys()
+        told = [f"NVML lost {self._labels.get(bus_id, bus_id)} during the bench: {why}" for bus_id, why in new.items()]
+        return "; ".join(told) or None
 
 
 class Watch:

@@ -31,6 +31,7 @@ from egmctl.bench.soak import Soak
 from egmctl.bench.spent import Spent
 from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed
+from egmctl.facts.host_load import HostLoadWatch
 from egmctl.facts.kernel_watch import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
@@ -91,7 +92,8 @@ def supervise(
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
     recorder = recorder or NoRecorder()
-    watch = KernelLogWatch(Root.from_environment())
+    root = Root.from_environment()
+    watch, host = KernelLogWatch(root), HostLoadWatch(root)
     report = RunReport(
         settings=plan.settings,
         gpus=plan.gpus,
@@ -130,6 +132,7 @@ def supervise(
     return replace(
         report,
         wall_s=wall_s,
+        host_load=host.load(),
         seconds=run.spent.of_run(wall_s),
         interrupted=interrupted,
         notes=(*plan.notes, *run.notes),

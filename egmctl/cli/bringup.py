@@ -23,7 +23,7 @@ from egmctl.cli.output import Color
 from egmctl.cli.outputs import Outputs, Target
 from egmctl.cli.progress import Beside, Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
-from egmctl.errors import NothingToDo
+from egmctl.errors import ChildNotStarted, NothingToDo
 from egmctl.report.formats import Format
 from egmctl.report.kinds import BRINGUP
 from egmctl.report.rendering import render
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from egmctl.api.bench import Bench
+    from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
 
@@ -73,7 +74,6 @@ def bringup(
 
         from egmctl.api.bench import Bench
         from egmctl.api.doctor import Doctor
-        from egmctl.doctor.kernel_faults import with_messages
         from egmctl.facts.redact import redact_run
         from egmctl.verdict.bringup import bringup as judged
 
@@ -81,6 +81,7 @@ def bringup(
         bench = Bench(suites=(SUITE,), gpus=gpus, numa="all" if numa is None else numa)
         sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
         run: RunReport | None = None
+        before: Diagnosis | None = None
         why = "a recorded machine cannot be measured"
         if machine is not None:
             seen = read_machine(machine, sections, quiet=quiet)
@@ -89,26 +90,28 @@ def bringup(
                 shown.doing(0.0, "doctor: reading this node")
                 seen = read_machine(None, sections, quiet=quiet)
                 seen = doctor.probe(seen, on_probe=probing(shown, seen))
+                before = doctor.diagnose(seen)
                 try:
-                    run = _measured(bench, seen, outputs.files, shown, quiet=quiet)
-                    seen = with_messages(seen, run.kernel_messages)
-                except NothingToDo as error:
+                    run, seen = _measured(bench, seen, outputs.files, shown, quiet=quiet)
+                except (NothingToDo, ChildNotStarted) as error:
                     why = str(error)
-        answer = judged(doctor.diagnose(seen), run, not_measured=why)
+        answer = judged(doctor.diagnose(seen), run, before=before, not_measured=why)
 
         def draw(target: Target) -> Text | str:
             shown = answer
             if target.leaves_the_node:
                 redacted = None if run is None else redact_run(run, seen)
-                shown = judged(doctor.diagnose(seen, redacted=True), redacted, not_measured=why)
+                shown = judged(doctor.diagnose(seen, redacted=True), redacted, before=before, not_measured=why)
             return render(shown, target.format, verbose=verbose, brief=target.brief, width=target.width)
 
         outputs.write(draw)
     return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 
-def _measured(bench: Bench, machine: Machine, files: Sequence[Path], shown: Shown, *, quiet: bool) -> RunReport:
-    """Return the judged run of the quick suite.
+def _measured(
+    bench: Bench, machine: Machine, files: Sequence[Path], shown: Shown, *, quiet: bool
+) -> tuple[RunReport, Machine]:
+    """Return the judged run of the quick suite, and the machine as it is after it: load brings out what idling hides.
 
     Raises
     ------
@@ -117,12 +120,14 @@ def _measured(bench: Bench, machine: Machine, files: Sequence[Path], shown: Show
     """
     from egmctl.api.bench import judge_run, load_profiles
     from egmctl.bench.processes.pool import start_worker
+    from egmctl.facts.collect import rereading
 
     profiles = load_profiles()
     plan = bench.plan(machine)
-    with start_worker() as worker:
+    with rereading() as reread, start_worker() as worker:
         kept = open_journal(None, False, files, machine, quiet=quiet)
         run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=Beside(kept, shown))
-        report = bench.explain(judge_run(run, machine, profiles), machine)
+        after = reread(machine)
+        report = bench.explain(judge_run(run, machine, profiles), after)
     end_journal(kept, report.exit_code, quiet=quiet)
-    return report
+    return report, after

@@ -59,6 +59,18 @@ def cuda_did_not_start(machine: Machine, _cause: Finding, effect: Finding) -> bo
     return bool(calls) and calls <= {"cuInit", "cuDriverGetVersion"} and bool(_closed_nodes(machine))
 
 
+def none_to_open(machine: Machine, cause: Finding, effect: Finding) -> bool:
+    """CUDA finds no GPU that it can open, and the cause has some of those."""
+    failed = cuda_failure(machine)
+    if failed is None or (failed.call, failed.number) != ("cuInit", _NO_DEVICE):
+        return False
+    return same_gpus(machine, cause, effect) and any(seen.source == failed.call for seen in effect.evidence)
+
+
+_NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE (cuda.h)."""
+
+
 def failed_in(*calls: str, number: int | None = None) -> Holds:
     """Return whether all probes of the effect that failed did so in one of these calls, with this CUresult."""
 
@@ -70,6 +82,24 @@ def failed_in(*calls: str, number: int | None = None) -> Holds:
         )
 
     return holds
+
+
+def ran_short(machine: Machine, _cause: Finding, effect: Finding) -> bool:
+    """What the effect is about failed as it does where descriptors, processes or addresses run out."""
+    if effect.check == "drv.libraries":
+        calls = {seen.source for seen in effect.evidence}
+        failures = [one for one in (nvml_failure(machine), cuda_failure(machine)) if one is not None]
+        ours = [one for one in failures if one.call in calls or (one.call is None and one.how == "not-started")]
+        return bool(ours) and all(one.how != "timed-out" and one.number in _SHORT for one in ours)
+    kinds = KINDS.get(effect.check, ())
+    bad = [one for one in machine.probes or () if one.kind in kinds and one.outcome in _BROKEN]
+    return bool(bad) and all(one.outcome is not Outcome.CORRUPT and one.error_number in _SHORT for one in bad)
+
+
+_SHORT = (None, 2, 100, 304, 999)
+"""What CUDA answers where the kernel gives it nothing more: OUT_OF_MEMORY, NO_DEVICE, OPERATING_SYSTEM, UNKNOWN (also
+NVML's); nothing of a process that crashed or could not be started."""
+_BROKEN = (Outcome.ERROR, Outcome.CRASHED, Outcome.CORRUPT)
 
 
 def not_ready(machine: Machine, _cause: Finding, effect: Finding) -> bool:

@@ -17,8 +17,10 @@ from egmctl.doctor.cause_conditions import (
     lost_as,
     needs_recovery,
     no_gpu_left,
+    none_to_open,
     not_ready,
     precedes_recovery,
+    ran_short,
     same_gpus,
     undetermined,
     xids,
@@ -139,6 +141,16 @@ RULES: tuple[Rule, ...] = (
         effects=("drv.libraries",),
         holds=same_gpus,
         why="the libraries find no GPU whose kernel driver is not NVIDIA's",
+    ),
+    *(
+        Rule(cause=cause, effects=("drv.libraries",), holds=none_to_open, why="cuInit finds no GPU that it can open")
+        for cause in (
+            "dev.fell-off-bus",
+            "dev.excluded",
+            "dev.cgroup-restricted",
+            "dev.nodes-missing",
+            "dev.permissions",
+        )
     ),
     Rule(
         cause="drv.versions",
@@ -300,6 +312,12 @@ RULES: tuple[Rule, ...] = (
             why="the driver cannot take memory of that NUMA node",
         )
         for cause in ("numa.cpuset-mems", "numa.mempolicy-syscalls", "numa.memory")
+    ),
+    Rule(
+        cause="env.limits",
+        effects=("drv.libraries", *_ACTIVE),
+        holds=ran_short,
+        why="a process that gets no more descriptors, threads or addresses fails",
     ),
     Rule(
         cause="ipc.ptrace",

@@ -6,14 +6,14 @@ For the checks of the log, and for what the kernel said while a bench ran.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from egmctl.compat import assert_never
 from egmctl.doctor.messages import MESSAGES
 from egmctl.doctor.situation import by_value
 from egmctl.doctor.xids import Blame, meaning, remedy
 from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
-from egmctl.model.kernel_log import EventKind, KernelEvent, KernelMessages
+from egmctl.model.kernel_log import EventKind, KernelEvent
 from egmctl.model.machine import Machine
 from egmctl.wording import several
 
@@ -66,15 +66,6 @@ def kernel_faults(machine: Machine, events: Iterable[KernelEvent]) -> Iterator[K
                 yield from _messages(machine, those)
             case _:
                 assert_never(kind)
-
-
-def with_messages(machine: Machine, logged: KernelMessages | None) -> Machine:
-    """Return a machine whose kernel log also has what was logged after it was read, while a bench ran."""
-    log = machine.kernel_log
-    if log is None or logged is None:
-        return machine
-    events = (*log.events, *(event for event in logged.events if event.time_s > log.now_s))
-    return replace(machine, kernel_log=replace(log, events=events, now_s=max(log.now_s, logged.ended_s)))
 
 
 def _xids(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:

@@ -36,6 +36,8 @@ _REASONS: Mapping[int, str] = {
 }
 """Return codes that say why, by number; every other error is ``failed``."""
 
+GPU_IS_LOST: int = pynvml.NVML_ERROR_GPU_IS_LOST
+
 _NAMES = {code: name for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
 
 _EVENT_REASONS = (

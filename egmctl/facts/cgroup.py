@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 from egmctl.facts.mounts import mount_points
@@ -33,13 +34,36 @@ def memory_left(root: Root) -> int | None:
 
     Page cache that the kernel would give back counts as taken, so it is rather less than what there is.
     """
+    files = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
+    return _left(root, "/proc/self", "memory", files)
+
+
+def pids_left(root: Root, folder: str) -> int:
+    """Return how many more processes and threads a process' cgroups allow; -1 where none limits them.
+
+    Parameters
+    ----------
+    folder
+        ``/proc/self`` or that of another process.
+
+    Raises
+    ------
+    Unreadable
+        If it is in no cgroup that is mounted here.
+    """
+    try:
+        device_cgroup(root, folder, 1, "pids")
+    except Unreadable:
+        device_cgroup(root, folder, 2)
+    left = _left(root, folder, "pids", dict.fromkeys((2, 1), ("pids.max", "pids.current")))
+    return -1 if left is None else left
+
+
+def _left(root: Root, folder: str, controller: str, files: Mapping[int, tuple[str, str]]) -> int | None:
     left: list[int] = []
-    for version, limit, taken in (
-        (2, "memory.max", "memory.current"),
-        (1, "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
+    for version, (limit, taken) in files.items():
         with suppress(Unreadable):
-            for place in device_cgroup(root, "/proc/self", version, "memory"):
+            for place in device_cgroup(root, folder, version, controller):
                 # "max" is no limit and no number; the top one of version 2 has no such file.
                 with suppress(Unreadable):
                     left.append(max(0, root.number(f"{place}/{limit}") - root.number(f"{place}/{taken}")))

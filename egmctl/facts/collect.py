@@ -7,7 +7,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -111,6 +111,33 @@ def reading(
             if pid and _attempt(lambda: process.start_time(root, pid)) != started:
                 raise UsageError(f"process {pid} ended while it was read: name one that keeps running")
             return read
+
+        yield machine
+
+
+@contextmanager
+def rereading(*, deadline_s: float = 60.0) -> Iterator[Callable[[Machine], Machine]]:
+    """Be ready to read again what changes under load: GPUs, links, fabric, kernel log. The child waits to be asked.
+
+    Gives a function, to be called once, that returns a machine with what sysfs, NVML and the log say of it now. A log
+    that cannot be read any more stays as it was.
+    """
+    root = Root.from_environment()
+    with ExitStack() as children:
+        child = _start("egmctl.facts.nvml:read_when_asked", {"pairs": False}, children)
+
+        def machine(before: Machine) -> Machine:
+            if isinstance(child, ChildFailed):
+                outcome: JsonValue | ChildFailed = child
+            else:
+                # What became of a child that is gone is noticed when its answer is waited for.
+                with suppress(launch.ChannelClosed):
+                    child.channel.send({})
+                outcome = _result(child, deadline_s)
+            functions, _ = _attempt(lambda: {one.bus_id: one for one in pci.nvidia_functions(root)})
+            log, _ = _attempt(lambda: kernel_log.kernel_log(root)) if before.kernel_log else (None, None)
+            now = gpus.reread(before, functions or {}, gpus.nvml_facts(outcome))
+            return dataclasses.replace(now, kernel_log=log or before.kernel_log)
 
         yield machine
 
@@ -249,9 +276,7 @@ class _Node:
         timer.daemon = True
         timer.start()
         try:
-            return child.result(max(0.0, self._deadline_s - waited))
-        except ChildFailed as error:
-            return error
+            return _result(child, self._deadline_s - waited)
         finally:
             timer.cancel()
 
@@ -260,6 +285,13 @@ def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launc
     try:
         # Without grace: once it has answered, a child has nothing left to do.
         return children.enter_context(launch.spawn(target, arguments, grace_s=0))
+    except ChildFailed as error:
+        return error
+
+
+def _result(child: launch.Child, timeout_s: float) -> JsonValue | ChildFailed:
+    try:
+        return child.result(max(0.0, timeout_s))
     except ChildFailed as error:
         return error
 

@@ -17,14 +17,20 @@ from egmctl import launch
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
-from egmctl.facts.cgroup import cgroups, device_cgroup
+from egmctl.facts.cgroup import cgroups, device_cgroup, pids_left
 from egmctl.facts.mounts import mount_points
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.facts.system_calls import PROBES
 from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user")
-LIMITS = {"memlock": "Max locked memory", "nofile": "Max open files", "stack": "Max stack size"}
+LIMITS = {
+    "as": "Max address space",
+    "memlock": "Max locked memory",
+    "nofile": "Max open files",
+    "nproc": "Max processes",
+    "stack": "Max stack size",
+}
 
 _MOUNT = re.compile(r"/|/dev|/dev/shm|(/dev|/proc/driver)/(nvidia|infiniband)[A-Za-z0-9:._/-]*")
 """The mounts that are recorded: which device nodes there are, and which parts of the driver's folder are hidden."""
@@ -69,6 +75,7 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
         seccomp=why.read("seccomp", lambda: _seccomp(root, status)),
         no_new_privileges=why.read("no_new_privileges", lambda: bool(_number(root, status, "NoNewPrivs"))),
         limits=_limits(root, f"{folder}/limits", why),
+        pids_left=why.read("pids_left", lambda: pids_left(root, folder)),
         mounts=why.read("mounts", lambda: _mounts(root, f"{folder}/mountinfo")),
         shm_total_bytes=shm and shm[0],
         shm_free_bytes=shm and shm[1],

@@ -16,11 +16,13 @@ from egmctl.model.codec import DecodeError, JsonValue, from_json
 from egmctl.model.machine import (
     BusId,
     DeviceNode,
+    Driver,
     Gpu,
     GpuCuda,
     GpuNvml,
     GpuProc,
     LibraryFailure,
+    Machine,
     NvLink,
     Pair,
     PciFunction,
@@ -115,6 +117,51 @@ def join_pairs(gpus: tuple[Gpu, ...], nvml: NvmlFacts, cuda: CudaFacts) -> tuple
         for target in usable
         if source is not target
     )
+
+
+def reread(machine: Machine, pci: Mapping[BusId, PciFunction], nvml: NvmlFacts) -> Machine:
+    """Return a machine with what sysfs and NVML say of its GPUs now; who uses them stays what it was.
+
+    A GPU that NVML has lost has lost CUDA too, which was not asked again.
+    """
+    gpus = tuple(_reread(gpu, pci.get(gpu.bus_id), nvml) for gpu in machine.gpus or ())
+    by_bus_id = {gpu.bus_id: gpu for gpu in gpus}
+    values, unread = driver_values(nvml, no_cuda_facts(_NOT_ASKED_AGAIN))
+    of_nvml = {name: value for name, value in values.items() if not name.startswith("cuda_")}
+    driver = machine.driver or Driver()
+    kept = {name: why for name, why in driver.unread.items() if name not in of_nvml}
+    now = {name: why for name, why in unread.items() if name in of_nvml}
+    return replace(
+        machine,
+        gpus=gpus,
+        pairs=machine.pairs and tuple(_reread_pair(pair, by_bus_id) for pair in machine.pairs),
+        driver=replace(driver, **of_nvml, unread={**kept, **now}),
+    )
+
+
+_NOT_ASKED_AGAIN = Unread(reason=Reason.NOT_ASKED, detail="CUDA was not queried again")
+
+
+def _reread(gpu: Gpu, pci: PciFunction | None, nvml: NvmlFacts) -> Gpu:
+    now = nvml.gpus.get(gpu.bus_id)
+    if now is None and gpu.nvml is not None:
+        unread = {**gpu.unread, "nvml": nvml.absent or _lost(nvml), "cuda": _NOT_ASKED_AGAIN}
+        return replace(gpu, pci=pci or gpu.pci, nvml=None, cuda=None, unread=unread)
+    if now is not None and gpu.nvml is not None:
+        used = ("processes", "memory_used_bytes")
+        kept = {name: why for name, why in gpu.nvml.unread.items() if name in used}
+        unread = {**{name: why for name, why in now.unread.items() if name not in used}, **kept}
+        now = replace(now, **{name: getattr(gpu.nvml, name) for name in used}, unread=unread)
+        return replace(gpu, pci=pci or gpu.pci, nvml=now)
+    return replace(gpu, pci=pci or gpu.pci)
+
+
+def _reread_pair(pair: Pair, gpus: Mapping[BusId, Gpu]) -> Pair:
+    if not {pair.source, pair.target} <= gpus.keys():
+        return pair
+    count, through, unread = _nvlinks(gpus[pair.source], gpus[pair.target])
+    kept = {name: why for name, why in pair.unread.items() if not name.startswith("nvlink_")}
+    return replace(pair, nvlink_count=count, nvlink_through=through, unread={**kept, **unread})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

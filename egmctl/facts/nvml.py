@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import resource
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
@@ -19,6 +19,9 @@ from egmctl.driver.reading import DRIVER_TOO_OLD, FAILED, MISSING_LIBRARY, NOT_S
 from egmctl.facts.nvml_fabric import read_fabric, read_platform
 from egmctl.facts.nvml_links import C2C_COUNT, NVLINK_COUNT, read_c2c_links, read_nvlinks
 from egmctl.units import format_kernel_list
+
+if TYPE_CHECKING:
+    from egmctl.launch import Channel
 
 P2P_CAPS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
 """NVML_P2P_CAPS_INDEX_*; pynvml's constant for READ is a tuple by mistake."""
@@ -93,6 +96,12 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(Unavailable):
         ask("nvmlShutdown")
     return facts.json()
+
+
+def read_when_asked(parent: Channel, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Wait for a message, then answer as :func:`read`: the libraries are loaded by then."""
+    parent.receive()
+    return read(parent, arguments)
 
 
 def _failure(call: str, why: Unavailable) -> dict[str, Any]:

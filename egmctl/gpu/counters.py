@@ -52,6 +52,8 @@ class GpuCounters(Protocol):
 
     why_not: str | None
     """Why nothing can be told."""
+    lost: dict[str, str]
+    """By the bus ids of GPUs that NVML has lost since: the call that said so, and its error."""
 
     def knows(self, bus_id: str) -> bool:
         """Say whether NVML lists a GPU."""
@@ -83,6 +85,7 @@ class NoCounters:
 
     def __init__(self, why_not: str) -> None:
         self.why_not: str | None = why_not
+        self.lost: dict[str, str] = {}
 
     def knows(self, _bus_id: str) -> bool:
         """Say that NVML lists no GPU."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from egmctl.driver.nvml import Field, ask, event_reasons, field_values
+from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values
 from egmctl.driver.reading import Unavailable
 from egmctl.gpu.counters import State, Traffic, rise
 from egmctl.model.route import LinkKind
@@ -60,15 +60,15 @@ class Telemetry:
         self._handles: dict[str, Any] = {}
         self._supported: dict[str, frozenset[Field]] = {}
         self._last_errors: dict[tuple[str, str], dict[str, int]] = {}
+        self.lost: dict[str, str] = {}
         self.why_not: str | None = None
-        """Why nothing can be told."""
         try:
             ask("nvmlInit")
         except Unavailable as why:
             self.why_not = why.detail
             return
         for bus_id in bus_ids:
-            with contextlib.suppress(Unavailable):
+            with self._noting_loss(bus_id):
                 self._handles[bus_id] = handle = ask("nvmlDeviceGetHandleByPciBusId", bus_id)
                 self._supported[bus_id] = _supported(handle)
                 for link in _ERRORS:
@@ -95,22 +95,20 @@ class Telemetry:
 
     def state(self, bus_id: str) -> State:
         """Read how a GPU that NVML lists runs now."""
-        handle = self._handles[bus_id]
-        reasons = _number("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        reasons = self._number("nvmlDeviceGetCurrentClocksEventReasons", bus_id)
         return State(
-            sm_clock_mhz=_number("nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
-            memory_clock_mhz=_number("nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY),
+            sm_clock_mhz=self._number("nvmlDeviceGetClockInfo", bus_id, _CLOCK_SM),
+            memory_clock_mhz=self._number("nvmlDeviceGetClockInfo", bus_id, _CLOCK_MEMORY),
             throttle_reasons=None if reasons is None else tuple(event_reasons(reasons)),
-            temperature_c=_number("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+            temperature_c=self._number("nvmlDeviceGetTemperature", bus_id, _TEMPERATURE_GPU),
         )
 
     def process_ids(self, bus_id: str) -> tuple[int, ...] | None:
         """Return the processes that compute on a GPU that NVML lists, this one included; ``None`` if not told."""
-        try:
+        with self._noting_loss(bus_id):
             found = ask("nvmlDeviceGetComputeRunningProcesses", self._handles[bus_id])
-        except Unavailable:
-            return None
-        return tuple(process.pid for process in found)
+            return tuple(process.pid for process in found)
+        return None
 
     def close(self) -> None:
         """Let go of NVML."""
@@ -127,10 +125,30 @@ class Telemetry:
             errors[names[_number_of(place)]] += value
         return errors
 
+    def _number(self, function: str, bus_id: str, *arguments: int) -> int | None:
+        with self._noting_loss(bus_id):
+            return int(ask(function, self._handles[bus_id], *arguments))
+        return None
+
+    @contextlib.contextmanager
+    def _noting_loss(self, bus_id: str) -> Iterator[None]:
+        """Let a question stay without an answer, and keep that NVML has lost the GPU where this is why."""
+        try:
+            yield
+        except Unavailable as why:
+            self._note_loss(bus_id, why)
+
+    def _note_loss(self, bus_id: str, why: Unavailable) -> None:
+        if why.number == GPU_IS_LOST:
+            self.lost.setdefault(bus_id, why.detail)
+
     def _read(self, bus_id: str, wanted: Iterable[Field]) -> dict[Field, int]:
         """Return the values of those fields that the GPU has, in one call."""
         fields = [field for field in wanted if field in self._supported[bus_id]]
         answers = field_values(self._handles[bus_id], fields) if fields else {}
+        for answer in answers.values():
+            if isinstance(answer, Unavailable):
+                self._note_loss(bus_id, answer)
         return {field: value for field, value in answers.items() if isinstance(value, int)}
 
 
@@ -152,10 +170,3 @@ def _number_of(field: Field) -> int:
 
 def _bytes(found: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]]) -> dict[str, int]:
     return {link: found[field] * unit for link, (field, unit) in fields.items() if field in found}
-
-
-def _number(function: str, *arguments: Any) -> int | None:
-    try:
-        return int(ask(function, *arguments))
-    except Unavailable:
-        return None

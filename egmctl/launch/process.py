@@ -9,6 +9,7 @@ failure. Why it is made like this: docs/decisions/0002-one-launcher.md.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -155,7 +156,8 @@ def spawn(
                 **_OWN_GROUP,
             )
         except OSError as error:
-            raise ChildNotStarted(f"a child process cannot be started: {error}", how="crashed") from None
+            remedy = f"; {_RAISE[error.errno]}" if error.errno in _RAISE else ""
+            raise ChildNotStarted(f"a child process cannot be started: {error}{remedy}", how="crashed") from None
         kept.pop_all()
         return Child(target, process, Channel(our_end), trail, output, grace_s)
 
@@ -384,6 +386,11 @@ class Child:
             return f"died from signal {end.si_status}"
 
 
+_RAISE = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or pids.max of the cgroup)",
+    errno.ENOMEM: "free memory, or raise the limit of address space (ulimit -v)",
+}
 _STUCK = "was killed but does not end (it may hang in the driver) and is left behind"
 
 

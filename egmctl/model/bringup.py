@@ -36,7 +36,7 @@ class GapKind(StrEnum):
     WAIVED = "waived"
     """Measurements were not made: a GPU cannot be used from here, or others use it."""
     NO_REFERENCE = "no-reference"
-    """Measured, and nothing to judge by."""
+    """Measured, and nothing to judge all or some of it by."""
     NOT_DETERMINED = "not-determined"
     """Too many checks could not tell anything."""
 
@@ -55,6 +55,8 @@ class JoinedCause:
     """Places in ``run.measurements``: those that are slower than expected, or broke, because of it."""
     waived: tuple[int, ...] = ()
     """Those that were not made because of it."""
+    under_load: bool = False
+    """It was not there before the bench: it appeared while that ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

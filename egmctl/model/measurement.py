@@ -31,7 +31,7 @@ from egmctl.model.task import (
     Quantity,
     Task,
 )
-from egmctl.model.timing import RunSeconds
+from egmctl.model.timing import HostLoad, RunSeconds
 from egmctl.model.ucx import UcxPath
 from egmctl.model.verdict import RunVerdict
 from egmctl.model.waiver import Waiver, WaiverKind
@@ -313,6 +313,8 @@ class RunReport:
     """``None`` where the run was not judged."""
     causes: tuple[RunCause, ...] = ()
     """What explains that measurements are slow, broke or were not made, the gravest first."""
+    host_load: HostLoad | None = None
+    """``None`` where not read: in a run over several nodes, and in documents of older versions."""
     seconds: RunSeconds | None = None
     """Where the time went; ``None`` in documents of older versions and in what is left of a run that did not end."""
     machines: tuple[Machine, ...] = ()

@@ -12,7 +12,15 @@ INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC, 
 """Inode numbers of the namespaces that the kernel starts with (include/linux/proc_ns.h); ``mnt`` and ``net`` have no
 fixed ones."""
 
-CAPABILITIES = {"NET_ADMIN": 12, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_NICE": 23, "MKNOD": 27, "BPF": 39}
+CAPABILITIES = {
+    "NET_ADMIN": 12,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+    "SYS_NICE": 23,
+    "SYS_RESOURCE": 24,
+    "MKNOD": 27,
+    "BPF": 39,
+}
 """Bits of :attr:`Confinement.capabilities` that matter here (include/uapi/linux/capability.h)."""
 
 
@@ -97,7 +105,9 @@ class Confinement(Record):
     """``none``, ``strict`` or ``filter``."""
     no_new_privileges: bool | None = None
     limits: Mapping[Plain, int | None] | None = None
-    """Soft limits ``memlock``, ``stack`` (bytes) and ``nofile``; -1 is unlimited."""
+    """Soft limits ``as`` (address space), ``memlock``, ``stack`` (bytes), ``nofile`` and ``nproc``; -1 is unlimited."""
+    pids_left: int | None = None
+    """How many more processes and threads the process' cgroups allow (``pids.max``); -1: none limits them."""
     mounts: tuple[Mount, ...] | None = None
     shm_total_bytes: int | None = None
     """Of ``/dev/shm``."""

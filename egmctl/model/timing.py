@@ -72,3 +72,16 @@ class RunSeconds(PhaseSeconds):
     """The rest: messages between the processes, the journal, the kernel's log, and steps of processes that died."""
     cases: tuple[CaseSeconds, ...]
     """In the order in which they ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLoad:
+    """How busy the CPUs of the host were while a run measured."""
+
+    cpus: int
+    """That are online."""
+    load_average: float
+    """Over the last minute, at the end."""
+    wall_s: float
+    others_cpu_s: float
+    """CPU time of all processes but the run's own."""

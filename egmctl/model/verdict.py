@@ -123,6 +123,11 @@ class ClassVerdict:
     fail: float | None = None
     source: Plain | None = None
 
+    @property
+    def by_speed(self) -> Grade:
+        """The gravest judgement of what was measured: what broke has no speed."""
+        return worst_grade((self.by_profile, self.by_link, self.by_peers))
+
 
 class OwnerUnknown(StrEnum):
     """Why the owner of memory is not known."""
@@ -180,3 +185,9 @@ class RunVerdict:
     def failed(self) -> bool:
         """Whether the command ends with 1 because of it."""
         return self.grade is Grade.FAIL or (self.strict and self.grade is Grade.WARN)
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether a path is slower than its references allow, or in a strict run something was warned of."""
+        slow = any(one.by_speed is Grade.FAIL for one in self.classes)
+        return slow or (self.strict and self.grade is Grade.WARN)

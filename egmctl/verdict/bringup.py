@@ -9,25 +9,32 @@ from collections.abc import Collection, Iterator, Sequence
 
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
 from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport, Status
-from egmctl.model.verdict import Grade
+from egmctl.model.verdict import Grade, Yardstick
 from egmctl.verdict.causes import causes
 from egmctl.verdict.classes import is_lost
 from egmctl.verdict.explain import Shortfalls, explained_by, shortfalls
 
 
-def bringup(diagnosis: Diagnosis, run: RunReport | None, *, not_measured: str = "") -> Bringup:
+def bringup(
+    diagnosis: Diagnosis, run: RunReport | None, *, before: Diagnosis | None = None, not_measured: str = ""
+) -> Bringup:
     """Judge a node.
 
     Parameters
     ----------
+    diagnosis
+        After the bench, where there was one.
     run
         The bench on the same node, with its verdict; ``None`` where there was none.
+    before
+        The diagnosis before the bench: what is not in it appeared under load, and a warning fails then.
     not_measured
         Why there was none.
     """
-    joined = tuple(sorted(_joined(diagnosis, run), key=_gravity))
+    joined = tuple(sorted(_joined(diagnosis, run, before), key=_gravity))
     gaps = tuple(_gaps(diagnosis, run, joined, not_measured))
     failed = any(cause.status is Found.FAIL for cause in joined)
     answer = Answer.NO_GO if failed else Answer.INCOMPLETE if gaps else Answer.GO
@@ -35,13 +42,13 @@ def bringup(diagnosis: Diagnosis, run: RunReport | None, *, not_measured: str = 
 
 
 def _gravity(cause: JoinedCause) -> tuple[int, int]:
-    return list(Found).index(cause.status), -len(cause.slow)
+    return _ORDER.index(cause.status), -len(cause.slow)
 
 
 # --- causes ----------------------------------------------------------------------------------------------------------
 
 
-def _joined(diagnosis: Diagnosis, run: RunReport | None) -> Iterator[JoinedCause]:
+def _joined(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> Iterator[JoinedCause]:
     short = Shortfalls() if run is None else shortfalls(run)
     places = {id(finding): place for place, finding in enumerate(diagnosis.findings)}
     # What --gpus named and could not be measured fails, however grave its cause is by itself.
@@ -52,13 +59,16 @@ def _joined(diagnosis: Diagnosis, run: RunReport | None) -> Iterator[JoinedCause
         explained = frozenset[int]() if run is None else explained_by(cause, run, short)
         told |= explained
         named = (cause.finding.check, cause.finding.place.ids) in asked
-        status = Found.FAIL if named or explained & short.failing else cause.status
+        under_load = before is not None and not any(_was_there(cause.finding, one) for one in before.findings)
+        grave = under_load and cause.status is Found.WARN
+        status = Found.FAIL if named or grave or explained & (short.failing | short.lost) else cause.status
         worst.append(status)
         yield JoinedCause(
             status=status,
             findings=tuple(places[id(one)] for one in (cause.finding, *cause.explains)),
-            slow=tuple(sorted(explained & short.slow)),
+            slow=tuple(sorted(explained & (short.slow | short.lost))),
             waived=tuple(sorted(explained & short.waived)),
+            under_load=under_load,
         )
     for place, seen in enumerate(() if run is None else run.causes):
         # What doctor finds is told above.
@@ -77,11 +87,24 @@ def _joined(diagnosis: Diagnosis, run: RunReport | None) -> Iterator[JoinedCause
         )
     left = short.slow - told
     # A run fails too where no single path does: the verdict of a class is its own.
-    failed = run is not None and run.verdict is not None and run.verdict.failed and Found.FAIL not in worst
+    failed = run is not None and run.verdict is not None and run.verdict.too_slow and Found.FAIL not in worst
     if left or failed:
         yield JoinedCause(
             status=Found.FAIL if failed or left & short.failing else Found.WARN, findings=(), slow=tuple(sorted(left))
         )
+
+
+def _was_there(finding: Finding, before: Finding) -> bool:
+    """Say whether an earlier finding was as grave, and about all that this one is about."""
+    same = (finding.check, finding.place.kind) == (before.check, before.place.kind)
+    return (
+        same
+        and _ORDER.index(before.status) <= _ORDER.index(finding.status)
+        and (set(finding.place.ids) <= set(before.place.ids))
+    )
+
+
+_ORDER = list(Found)
 
 
 # --- gaps ------------------------------------------------------------------------------------------------------------
@@ -114,8 +137,20 @@ def _gaps_of_run(run: RunReport, joined: Sequence[JoinedCause]) -> Iterator[Gap]
         yield _gap(GapKind.WAIVED, run, waived, joined)
     if not run.measurements:
         yield Gap(kind=GapKind.NOT_MEASURED, reason="there was nothing to measure")
-    elif len(waived) < len(run.measurements) and (run.verdict is None or run.verdict.grade is Grade.NO_REFERENCE):
-        yield Gap(kind=GapKind.NO_REFERENCE, reason="" if run.verdict is None else run.verdict.reason)
+    elif len(waived) < len(run.measurements) and (run.verdict is None or run.verdict.profile is None):
+        yield Gap(kind=GapKind.NO_REFERENCE, reason="" if run.verdict is None else run.verdict.profile_reason)
+    elif without := _without_reference(run):
+        yield Gap(kind=GapKind.NO_REFERENCE, measurements=tuple(without))
+
+
+def _without_reference(run: RunReport) -> list[int]:
+    """Return the measurements whose profile does not say how fast they should be."""
+    return [
+        one.measurement
+        for one in (run.verdict.judged if run.verdict is not None else ())
+        for judgement in one.judgements
+        if judgement.yardstick is Yardstick.PROFILE and judgement.grade is Grade.NO_REFERENCE
+    ]
 
 
 def _gap(

@@ -43,6 +43,8 @@ class Shortfalls:
     """A little slow, or without EGM where its route is blocked."""
     waived: frozenset[int] = frozenset()
     """Whose planned path was not measured."""
+    lost: frozenset[int] = frozenset()
+    """That crashed, hung, or failed for no cause that the failing call names."""
 
     @property
     def slow(self) -> frozenset[int]:
@@ -52,7 +54,7 @@ class Shortfalls:
     @property
     def all(self) -> frozenset[int]:
         """All of them."""
-        return self.slow | self.waived
+        return self.slow | self.waived | self.lost
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ def _told(one: _Explained, short: Shortfalls, asked: Collection[str], gpus: dict
     taken = {bus_id for _, waiver in one.waivers if waiver.kind in OF_GPUS for bus_id in waiver.gpus}
     named = [gpus[bus_id] for bus_id in taken & set(asked) & gpus.keys()]
     return RunCause(
-        status=Found.FAIL if named or one.numbers & short.failing else one.finding.status,
+        status=Found.FAIL if named or one.numbers & (short.failing | short.lost) else one.finding.status,
         finding=one.finding,
         node=one.node,
         asked=on_gpus(named).label if named else "",
@@ -136,7 +138,8 @@ def shortfalls(run: RunReport) -> Shortfalls:
             warned.add(judged.measurement)
     warned |= {number for number, one in enumerate(run.measurements) if one.measured and is_degraded(one)}
     waived = () if run.interrupted else (n for n, one in enumerate(run.measurements) if one.missed_path)
-    return Shortfalls(frozenset(failing), frozenset(warned - failing), frozenset(waived))
+    lost = (n for n, one in enumerate(run.measurements) if is_lost(one))
+    return Shortfalls(frozenset(failing), frozenset(warned - failing), frozenset(waived), frozenset(lost))
 
 
 def explained_by(cause: RootCause, run: RunReport, short: Shortfalls) -> frozenset[int]:
@@ -210,7 +213,7 @@ def _by_doctor(
     # That something could not be determined makes nothing slow, whatever it follows from.
     faults = [one for one in (cause.finding, *cause.explains) if one.status in TOLD]
     rows = [(finding, row) for finding in faults for row in mechanisms(finding.check) if _can(finding, row, node)]
-    for number in short.slow:
+    for number in short.slow | short.lost:
         one, symptoms = report.measurements[number], _symptoms(report, short, number)
         if any(row.does & symptoms and _concerns(finding, row, one, node) for finding, row in rows):
             found.numbers.add(number)
@@ -266,7 +269,7 @@ def _symptoms(report: RunReport, short: Shortfalls, number: int) -> frozenset[Sy
     if one.status is Status.CORRUPT:
         return frozenset({Symptom.CORRUPT})
     if not one.measured:
-        return frozenset({Symptom.FAILED})
+        return frozenset({Symptom.LOST if number in short.lost else Symptom.FAILED})
     # What went without EGM has no reference: it is slow only by comparison with another run.
     slow = {Symptom.SLOW} if number in short.failing or not is_degraded(one) else set[Symptom]()
     return frozenset(slow | ({Symptom.DEGRADED} if is_degraded(one) else set()))

@@ -51,6 +51,8 @@ class Symptom(Enum):
     CORRUPT = "corrupt"
     FAILED = "failed"
     """A driver call failed."""
+    LOST = "lost"
+    """It crashed, hung, or failed for no cause that the call names."""
 
 
 Crosses = Callable[[Flow], bool]
@@ -117,6 +119,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
     Mechanism(checks=("dev.*",), does=_FAILED, stops=_GPU),
     Mechanism(checks=("drv.libraries", "drv.versions", "drv.nouveau"), does=_FAILED, stops=_GPU, whole_node=True),
     Mechanism(checks=("gpu.compute-mode",), does=_FAILED, stops=_GPU),
+    Mechanism(checks=("env.limits",), does=_FAILED | {Symptom.LOST}),
     Mechanism(checks=("gpu.mig",), stops=_GPU | _NO_P2P),
     Mechanism(checks=("env.visible-devices",), stops=frozenset({WaiverKind.GPU_HIDDEN})),
     # Uncorrectable errors of a GPU's memory end what touches it; ECC does not make it slow.
@@ -134,6 +137,8 @@ MECHANISMS: tuple[Mechanism, ...] = (
     ),
     Mechanism(checks=("kernel.xid",), does=_SLOW, crosses=by_c2c, own_gpu=True, given=_of_c2c),
     Mechanism(checks=("gpu.throttle", "bench.throttled", "bench.other-processes", "bench.other-link"), does=_SLOW),
+    # Others' CPUs take bandwidth from host memory, and nothing from links between GPUs.
+    Mechanism(checks=("bench.host-busy",), does=_SLOW, crosses=host_memory),
     # Host memory is reached through encrypted bounce buffers, and single GPUs have no peers.
     Mechanism(checks=("gpu.cc-mode",), does=_BOTH, stops=_NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}),
     Mechanism(checks=("gpu.vgpu",), does=_BOTH, stops=_NO_P2P | _NO_FABRIC | {WaiverKind.UNSUPPORTED_MEMORY}),

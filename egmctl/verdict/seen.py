@@ -1,4 +1,4 @@
-"""What a run saw of its own causes: GPUs that were left out, other users, slowed clocks, another link. Pure.
+"""What a run saw of its own causes: GPUs left out, other users, slowed clocks, another link, a busy host. Pure.
 
 Doctor's checks read a node at rest; these are seen only while, or because, something is measured. Each is a finding
 like theirs, and says of which measurements it is evidence.
@@ -17,12 +17,18 @@ from egmctl.model.evidence import GpuEvidence, Verdict
 from egmctl.model.finding import NODE, Evidence, Finding, Place, PlaceKind, Remedy, Status, on_gpus
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import RunReport
+from egmctl.model.timing import HostLoad
 from egmctl.model.waiver import WaiverKind
 from egmctl.units import format_kernel_list, format_size
+from egmctl.verdict.crossings import host_memory
 
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
 """Ids of findings: a GPU that others use, one that cannot be used, one that CUDA_VISIBLE_DEVICES hides."""
 OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
+HOST_BUSY = "bench.host-busy"
+_BUSY_CPUS, _BUSY_PART = 4, 0.1
+"""A host is busy whose other processes keep so many CPUs at work, and this part of all; of few CPUs, half of them.
+Chosen: an idle host stays below one CPU, and four CPUs that copy take a fifth of a socket's memory bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,9 @@ def during(report: RunReport) -> Iterator[Seen]:
     """Yield what the GPUs and the links of measurements showed while these ran."""
     for check, sign in _SIGNS.items():
         yield from _on_gpus(report, check, sign)
+    if (busy := _host_busy(report.host_load)) is not None:
+        of_host = frozenset(n for n, one in enumerate(report.measurements) if all(map(host_memory, one.flows)))
+        yield Seen(busy, of_host)
     stray: dict[str, set[int]] = defaultdict(set)
     for number, one in enumerate(report.measurements):
         route = one.evidence.route if one.evidence is not None else None
@@ -101,6 +110,29 @@ def during(report: RunReport) -> Iterator[Seen]:
             ),
             frozenset(numbers),
         )
+
+
+def _host_busy(load: HostLoad | None) -> Finding | None:
+    """Return the finding on other processes that keep the host's CPUs, and with these its memory, at work."""
+    if load is None or load.wall_s <= 0:
+        return None
+    if load.others_cpu_s / load.wall_s < max(min(_BUSY_CPUS, load.cpus / 2), _BUSY_PART * load.cpus):
+        return None
+    return Finding(
+        check=HOST_BUSY,
+        status=Status.WARN,
+        summary=f"the host was busy: load {load.load_average:.0f} on {load.cpus} CPUs, other processes used "
+        f"{load.others_cpu_s:.0f} CPU-seconds in {load.wall_s:.0f} s",
+        place=NODE,
+        evidence=(
+            Evidence(source="/proc/stat", value=f"{load.others_cpu_s:.1f} CPU-seconds of others"),
+            Evidence(source="/proc/loadavg", value=f"{load.load_average:.2f}"),
+        ),
+        remedy=Remedy(
+            text="Measure again when the host is idle (the command below shows what runs).",
+            command="ps -eo pid,user,pcpu,etime,comm --sort=-pcpu | head",
+        ),
+    )
 
 
 def words(check: str, gpu: GpuEvidence) -> str | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from egmctl.bench.supervisor import supervise
-from egmctl.doctor.kernel_faults import with_messages
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
@@ -192,11 +191,15 @@ def test_documents_keep_it_without_the_names_of_processes_and_older_ones_load() 
 
 @pytest.mark.parametrize(("line", "answer"), [(OFF_THE_BUS, Answer.NO_GO), (PAGE_FAULT, Answer.GO)])
 def test_a_node_whose_kernel_logged_a_fault_meanwhile_is_not_handed_over(line: str, answer: Answer) -> None:
-    read = KernelLog(source="/dev/kmsg", now_s=990.0, first_s=0.0)
-    before = replace(H200, kernel_log=read)
     report = with_logged(line)
     assert report.kernel_messages is not None
-    found = bringup(diagnose(with_messages(before, report.kernel_messages), EVERYTHING, CHECKS), report)
+    logs = [
+        KernelLog(source="/dev/kmsg", now_s=990.0, first_s=0.0, events=e) for e in ((), report.kernel_messages.events)
+    ]
+    before, after = (diagnose(replace(H200, kernel_log=log), EVERYTHING, CHECKS) for log in logs)
+    found = bringup(after, report, before=before)
     assert found.answer is answer
     if answer is Answer.NO_GO:
-        assert " ".join(str(render(found, Format.TEXT)).split()).startswith("NO-GO: GPU2: Xid 79, GPU fell off the bus")
+        assert " ".join(str(render(found, Format.TEXT)).split()).startswith(
+            "NO-GO: GPU2: Xid 79, GPU fell off the bus, 0 s ago (appeared during the bench)"
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import jsonschema
@@ -60,6 +62,37 @@ def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
     assert (ended.code, result["answer"]) == (1, "no-go"), "--gpus asks for it"
     assert ended.out.splitlines()[1].startswith("NO-GO: GPU0: in use by process 4711; ")
     assert len(result["causes"]) == 1
+
+
+@pytest.mark.long
+def test_what_appears_while_the_bench_runs_is_no_go(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
+    healthy = patched(shipped("hgx-h200x4"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
+    node, kept = fake_node(healthy), tmp_path / "node.json"
+
+    def sicken() -> None:
+        # Only the bench's worker asks for GPUs by their bus ids, and it has read the answers by then.
+        while not node.calls("nvmlDeviceGetHandleByPciBusId"):
+            time.sleep(0.05)
+        node.become(patched(healthy, "gpus[1].nvml", ecc_uncorrected_volatile=2))
+
+    thread = threading.Thread(target=sicken, daemon=True)
+    thread.start()
+    ended = egmctl("bringup", "--gpus", "0-1", "-o", "-", "-o", kept, "-q", env=node.environment(), timeout_s=280)
+    result = json.loads(kept.read_text())["result"]
+    assert (ended.code, result["answer"], result["causes"][0]["under_load"]) == (1, "no-go", True)
+    first = " ".join(ended.out.split())
+    assert "NO-GO: GPU1: " in first
+    assert "(appeared during the bench) Next: " in first
+
+
+@pytest.mark.long
+def test_a_gpu_that_nvml_lost_during_the_bench_is_a_problem(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    healthy = patched(shipped("hgx-h200x4"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
+    # The readings before and after ask four times, once a GPU.
+    environment = fake_node(healthy).environment(faults="nvmlDeviceGetTemperature@6=error:15")
+    ended = egmctl("bringup", "--gpus", "0-1", "-q", env=environment, timeout_s=280)
+    assert ended.code == 4
+    assert "INCOMPLETE: the run broke: NVML lost GPU" in " ".join(ended.out.split())
 
 
 def test_of_a_machine_that_is_not_here_nothing_is_measured(egmctl: RunEgmctl) -> None:

@@ -86,6 +86,14 @@ def cpuset(cpus: str, nodes: str) -> Iterator[Cgroup]:
 
 
 @contextlib.contextmanager
+def pids(most: int) -> Iterator[Cgroup]:
+    """A cgroup of version 1 that allows so many processes and threads."""
+    with _made("pids") as cgroup:
+        (cgroup.directory / "pids.max").write_text(str(most))
+        yield cgroup
+
+
+@contextlib.contextmanager
 def mounted(kind: str, options: str, place: Path) -> Iterator[Path]:
     """Mount a file system of the kernel's own on a directory; an error where the kernel refuses."""
     place.mkdir(parents=True, exist_ok=True)

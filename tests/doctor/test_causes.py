@@ -88,6 +88,16 @@ def container(*, gpus: bool) -> Machine:
     return patched(machine, "process", container_signs=("/run/.containerenv",), environment={})
 
 
+def no_gpu_left(machine: Machine) -> Machine:
+    """CUDA finds no GPU that it may open."""
+    why = {"nvml": Unread(reason=Reason.NOT_PRESENT, detail=""), "cuda": Unread(reason=Reason.FAILED, detail="")}
+    return patched(patched(machine, "gpus[*]", nvml=None, cuda=None, unread=why), "driver", cuda_failure=NO_DEVICE)
+
+
+def all_denied(access: str = "EPERM") -> Machine:
+    return no_gpu_left(with_gpu_denied(healthy(), 0, 1, 2, 3, access=access))
+
+
 def nvidiactl_only() -> Machine:
     return patched(blind(healthy()), "driver.nodes[0]", access="EPERM")
 
@@ -166,6 +176,17 @@ PAIRS: dict[tuple[str, str], Callable[[], Machine]] = {
     ("drv.nouveau", "drv.libraries"): lambda: patched(blind(by_nouveau()), "gpus[0].pci", driver=""),
     ("dev.driver-binding", "drv.libraries"): lambda: patched(blind(healthy()), "gpus[*].pci", driver=""),
     ("dev.driver-binding", "dev.count-consistency"): lambda: patched(blind(healthy()), "gpus[*].pci", driver=""),
+    ("dev.cgroup-restricted", "drv.libraries"): all_denied,
+    ("dev.nodes-missing", "drv.libraries"): lambda: all_denied("ENOENT"),
+    ("dev.permissions", "drv.libraries"): lambda: all_denied("EACCES"),
+    ("dev.excluded", "drv.libraries"): lambda: no_gpu_left(patched(healthy(), "gpus[*].proc", excluded=True)),
+    ("dev.fell-off-bus", "drv.libraries"): lambda: no_gpu_left(patched(healthy(), "gpus[*].pci", responds=False)),
+    ("env.limits", "drv.libraries"): lambda: patched(
+        patched(healthy(), "driver", cuda_failure=CUDA_999), "confinement", limits={"nofile": 48}
+    ),
+    ("env.limits", "egm.alloc-active"): lambda: probes_failing(
+        patched(healthy(), "confinement", limits={"nofile": 48}), "cuMemCreate", 2, "egm.alloc-active"
+    ),
     ("drv.versions", "drv.libraries"): updated,
     ("drv.libraries", "dev.count-consistency"): lambda: blind(healthy(), CRASH),
     ("dev.cgroup-restricted", "dev.control-nodes"): without_control,
@@ -263,6 +284,14 @@ SEPARATE: dict[str, tuple[Callable[[], Machine], set[str]]] = {
     "an Xid of another GPU": (
         lambda: xid(patched(healthy(), "gpus[1].nvml", remapped_rows_failure=True), 48),
         {"gpu.health", "kernel.xid"},
+    ),
+    "GPUs that are denied and CUDA that fails otherwise": (
+        lambda: patched(all_denied(), "driver", cuda_failure=CUDA_999),
+        {"dev.cgroup-restricted", "drv.libraries"},
+    ),
+    "one GPU that is denied and CUDA that finds no other": (
+        lambda: patched(patched(with_gpu_denied(healthy(), 3), "gpus[*]", cuda=None), "driver", cuda_failure=NO_DEVICE),
+        {"drv.libraries"},
     ),
     "CUDA that fails otherwise": (
         lambda: patched(waiting(unmanaged()), "driver", cuda_failure=CUDA_999),
@@ -450,3 +479,10 @@ def test_a_board_without_its_fabric_manager_has_one_cause() -> None:
     assert [one.check for one in roots] == ["fabric.manager"], [(one.check, one.summary) for one in roots]
     assert {"drv.libraries", "dev.count-consistency", "fabric.state"} <= set(roots[0].explains)
     assert all("{" not in one.cause for one in found)
+
+
+def test_gpus_that_are_denied_in_several_ways_leave_cuda_none_and_are_its_causes() -> None:
+    machine = no_gpu_left(patched(all_denied(), "gpus[0].node", access="EACCES"))
+    roots = [one for one in told(machine).findings if one.status is Status.FAIL and not one.explained_by]
+    assert {one.check for one in roots} == {"dev.cgroup-restricted", "dev.permissions"}
+    assert all("drv.libraries" in one.explains for one in roots)

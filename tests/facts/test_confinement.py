@@ -31,7 +31,9 @@ FILES = {
     "uid_map": "         0       1000          1\n         1     100000      65536\n",
     "limits": "Limit                     Soft Limit           Hard Limit           Units     \n"
     "Max stack size            8388608              unlimited            bytes     \n"
+    "Max processes             96365                96365                processes \n"
     "Max open files            1024                 4096                 files     \n"
+    "Max address space         unlimited            unlimited            bytes     \n"
     "Max locked memory         unlimited            unlimited            bytes     \n",
     "cgroup": "5:devices:/slurm/job_42\n0::/slurm/job_42/step_0\n",
     "mountinfo": "22 1 0:5 / /dev rw,nosuid - devtmpfs udev rw,size=1k\n"
@@ -66,7 +68,7 @@ def test_a_confined_process(tree: Tree) -> None:
     assert found.uid_map == ((0, 1000, 1), (1, 100000, 65536))
     assert (found.capable("SYS_NICE"), found.capable("SYS_ADMIN")) == (True, False)
     assert (found.seccomp, found.no_new_privileges) == ("filter", True)
-    assert found.limits == {"memlock": -1, "nofile": 1024, "stack": 8388608}
+    assert found.limits == {"as": -1, "memlock": -1, "nofile": 1024, "nproc": 96365, "stack": 8388608}
     assert [(mount.path, mount.kind, mount.options) for mount in found.mounts or ()] == [
         ("/dev", "devtmpfs", ("rw", "nosuid")),
         ("/dev/nvidia0", "devtmpfs", ("ro", "nosuid", "noexec")),

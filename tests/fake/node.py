@@ -88,6 +88,12 @@ class FakeNode:
             }
         )
 
+    def become(self, machine: Machine) -> None:
+        """Have libraries that are loaded from now on answer for another machine; files stay those of the first."""
+        path = self._answers.with_suffix(".new")
+        path.write_text(answers(machine))
+        path.replace(self._answers)
+
     def calls(self, name: str | None = None) -> tuple[Call, ...]:
         """Return the driver calls that processes on this node made, of all functions or of one."""
         found = read_log(self._log)

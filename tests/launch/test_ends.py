@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.errors import ChildFailed
+from egmctl.errors import ChildFailed, ChildNotStarted
 from egmctl.launch import process
 from egmctl.launch.channel import RAISED, RESULT
 from tests.launch.start import ROOT, is_alive, open_descriptors, run, spawn, wait_until
@@ -332,3 +333,13 @@ def test_a_parent_that_is_told_to_stop_ends_its_child_on_its_way_out(number: sig
         parent.send_signal(number)
         assert parent.wait(timeout=60) == 0
     assert not is_alive(child)
+
+
+def test_a_child_for_which_no_descriptor_is_left_names_the_limit() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        with pytest.raises(ChildNotStarted, match=r"Too many open files; raise the limit of open files \(ulimit -n\)"):
+            spawn("anything")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

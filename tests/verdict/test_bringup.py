@@ -200,6 +200,54 @@ def test_what_is_not_known_is_a_gap(report: RunReport | None, kind: GapKind, cod
     assert ([gap.kind for gap in found.gaps], found.exit_code) == ([kind], code)
 
 
+def test_a_path_class_without_a_reference_is_incomplete_and_named() -> None:
+    """A profile of a site that has one case of several: what it lacks is not known to be well."""
+    references = tuple(one for one in PROFILE.references if one.case == WRITE)
+    site = replace(PROFILE, name="site", references=references)
+    for value, grades in ((usual, {"pass", "no-reference"}), (slower_than_peers, {"pass", "warn"})):
+        made = run(WRITE, H2D, value=value)
+        found = bringup(healthy(), replace(made, verdict=judge(made, site)))
+        assert found.run is not None
+        assert found.run.verdict is not None
+        assert {str(one.grade) for one in found.run.verdict.classes} == grades
+        (gap,) = found.gaps
+        assert (found.answer, found.exit_code, gap.kind) == (Answer.INCOMPLETE, 3, GapKind.NO_REFERENCE)
+        assert {found.run.measurements[number].case for number in gap.measurements} == {H2D}
+        lines = " ".join(shown(found, 200).splitlines()[:2])
+        assert lines.startswith(f"INCOMPLETE: profile site has no reference for 1 of 2 path classes: {H2D} over PCIe ")
+        assert "egmctl profile learn" in lines
+
+
+def slower_than_peers(task: Task, flow: Flow) -> float:
+    """Host memory of one GPU a little slower than that of the others."""
+    return usual(task, flow) * (0.75 if (task.case, flow.destination.label) == (H2D, "GPU2") else 1)
+
+
+def test_a_slow_path_is_no_go_where_another_has_no_reference() -> None:
+    site = replace(PROFILE, references=tuple(one for one in PROFILE.references if one.case == WRITE))
+    made = run(WRITE, H2D, value=touching("GPU2"))
+    assert bringup(healthy(), replace(made, verdict=judge(made, site))).answer is Answer.NO_GO
+
+
+@pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMED_OUT, Status.FAILED])
+def test_what_broke_for_no_known_cause_is_not_called_slow(status: Status) -> None:
+    made = judged(with_status(run(WRITE, H2D), status, range(16)))
+    found = bringup(healthy(), made)
+    assert (found.answer, found.causes, found.exit_code) == (Answer.INCOMPLETE, (), 4)
+    for result in (found, made):
+        words = " ".join(str(render(result, Format.TEXT)).split())
+        assert words.startswith("INCOMPLETE: 16 of 16 measurements ")
+        assert "slow" not in words
+
+
+def test_what_broke_is_not_counted_among_slow_path_classes() -> None:
+    made = run(WRITE, H2D, value=touching("GPU2"))
+    made = judged(with_status(made, Status.CRASHED, [n for n, m in enumerate(made.measurements) if m.case == H2D]))
+    words = " ".join(str(render(made, Format.TEXT)).split())
+    assert words.startswith("FAIL: 1 of 2 path classes are slower than expected; ")
+    assert "INCOMPLETE: 4 of 16 measurements crashed, timed out or broke" in words
+
+
 def test_a_machine_of_which_most_is_unknown_is_incomplete() -> None:
     found = bringup(healthy(shipped("gb200-tray")), measured())
     assert [gap.kind for gap in found.gaps] == [GapKind.NOT_DETERMINED]

@@ -11,12 +11,14 @@ import pytest
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
+from egmctl.model.bringup import Answer
 from egmctl.model.cause import RunCause
 from egmctl.model.evidence import Evidence, GpuEvidence, LinkEvidence, Verdict
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import GpuProcess, LibraryFailure, Machine
 from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport, Status, Task
 from egmctl.model.route import LinkKind
+from egmctl.model.timing import HostLoad
 from egmctl.report.formats import Format
 from egmctl.report.rendering import render
 from egmctl.report.views.bench_warnings import seen
@@ -128,6 +130,52 @@ def test_what_a_gpu_showed_meanwhile_explains_the_paths_that_it_showed_it_on(
     report = explained(H200, "GPU2", change=lambda made: beside(made, "GPU2", **shown))
     assert told(report) == {check: {*OF_GPU2, "NUMA0 -> GPU2"}}
     assert words in report.causes[0].finding.summary
+
+
+BUSY = HostLoad(cpus=16, load_average=24.3, wall_s=10.0, others_cpu_s=151.0)
+
+
+def test_a_busy_host_explains_slow_host_memory_and_never_a_path_between_gpus() -> None:
+    report = explained(H200, "GPU2", change=lambda made: replace(made, host_load=BUSY))
+    assert told(report) == {"bench.host-busy": {"NUMA0 -> GPU2"}}
+    assert report.causes[0].finding.summary == (
+        "the host was busy: load 24 on 16 CPUs, other processes used 151 CPU-seconds in 10 s"
+    )
+
+
+def test_where_only_host_memory_is_slow_a_busy_host_is_the_cause_and_links_are_not_suspected() -> None:
+    def value(task: Task, flow: Flow) -> float:
+        return usual(task, flow) * (0.5 if task.case == H2D else 1)
+
+    made = replace(run(WRITE, H2D, value=value), host_load=BUSY)
+    report = with_causes(replace(made, verdict=judge(made, load("hgx-h200"))))
+    node = bringup(diagnose(H200, EVERYTHING, CHECKS), report)
+    assert (node.answer, [cause.run_cause for cause in node.causes]) == (Answer.NO_GO, [0])
+    for result in (report, node):
+        words = " ".join(str(render(result, Format.TEXT)).split())
+        assert "the host was busy: load 24 on 16 CPUs" in words
+        assert "Next: Measure again when the host is idle" in words
+        assert "links" not in words.partition("Next: ")[2].partition("CAUSE")[0].partition("FAIL")[0]
+
+
+@pytest.mark.parametrize(
+    "load_",
+    [
+        None,
+        HostLoad(cpus=16, load_average=1.2, wall_s=10.0, others_cpu_s=9.0),
+        HostLoad(cpus=192, load_average=9.0, wall_s=10.0, others_cpu_s=80.0),
+        HostLoad(cpus=4, load_average=1.9, wall_s=10.0, others_cpu_s=15.0),
+        HostLoad(cpus=16, load_average=24.0, wall_s=0.0, others_cpu_s=0.0),
+    ],
+)
+def test_a_slow_path_on_an_idle_host_stays_a_problem(load_: HostLoad | None) -> None:
+    report = explained(H200, "GPU2", change=lambda made: replace(made, host_load=load_))
+    assert (report.causes, report.exit_code) == ((), 1)
+
+
+def test_a_narrow_link_stays_a_cause_beside_a_busy_host() -> None:
+    report = explained(narrow(1), "GPU1", change=lambda made: replace(made, host_load=BUSY))
+    assert set(told(report)) == {"pcie.link", "bench.host-busy"}
 
 
 def test_a_cause_on_one_gpu_hides_no_warning_of_another() -> None:

@@ -96,10 +96,12 @@ TABLE: dict[str, tuple[Does, ...]] = {
     **{check.id: (TAKEN,) for check in CHECKS if check.id.startswith("dev.")},
     **dict.fromkeys(("drv.libraries", "drv.versions", "drv.nouveau", "gpu.compute-mode"), (TAKEN,)),
     "gpu.mig": (Does(EVERY, "", f"{GPU} {P2P}"),),
+    "env.limits": (Does(EVERY, "failed lost"),),
     "env.visible-devices": (Does(EVERY, "", "gpu-hidden"),),
     "gpu.health": (Does(EVERY, "failed corrupt", GPU),),
     "kernel.xid": (Does(EVERY, "failed", GPU),),
     **dict.fromkeys(("gpu.throttle", seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK), (Does(EVERY, "slow"),)),
+    seen.HOST_BUSY: (Does(HOST, "slow"),),
     "gpu.cc-mode": (Does(EVERY, "slow failed", f"{P2P} unsupported-handle"),),
     "gpu.vgpu": (Does(EVERY, "slow failed", f"{P2P} {FABRIC} unsupported-memory"),),
     **dict.fromkeys(("nvlink.links", "nvlink.errors", "kernel.sxid"), (NVLINK,)),
@@ -138,6 +140,7 @@ OUTCOMES = {
     Symptom.DEGRADED: Outcome.OK,
     Symptom.CORRUPT: Outcome.CORRUPT,
     Symptom.FAILED: Outcome.FAILED,
+    Symptom.LOST: Outcome.CRASHED,
 }
 
 
@@ -151,6 +154,8 @@ def with_symptom(path: Measurement, symptom: Symptom) -> tuple[RunReport, Shortf
     one = replace(path, flows=(degraded,), status=OUTCOMES[symptom], known_cause=True)
     slow = frozenset({0})
     short = Shortfalls(warned=slow) if symptom is Symptom.DEGRADED else Shortfalls(failing=slow)
+    if symptom is Symptom.LOST:
+        short = Shortfalls(lost=slow)
     return replace(RUN, measurements=(one,)), short
 
 
@@ -161,7 +166,7 @@ def stopped(path: Measurement, kind: WaiverKind) -> tuple[RunReport, Shortfalls]
 
 
 def test_the_table_has_every_check_that_explains_a_measurement() -> None:
-    ids = {check.id for check in CHECKS} | {seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK}
+    ids = {check.id for check in CHECKS} | {seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK, seen.HOST_BUSY}
     assert {one for one in ids if list(mechanisms(one))} == set(TABLE)
 
 

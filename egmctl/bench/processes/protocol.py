@@ -50,8 +50,8 @@ class Event(StrEnum):
     """``task``, a number, is over; ``measurement`` is its outcome."""
     OVER = "over"
     """All tasks of the step are; ``broken``: a context is beyond use after an error, and the rest needs a new
-    process; ``problem``: why a buffer could not be given back, or null; ``spent``: what the time of the step went to
-    (:class:`egmctl.model.timing.PhaseSeconds`)."""
+    process; ``problem``: which GPU NVML has lost, or why a buffer could not be given back, or null; ``spent``: what the
+    time of the step went to (:class:`egmctl.model.timing.PhaseSeconds`)."""
     DONE = "done"
     """Everything is released."""
     EXCHANGE = "exchange"

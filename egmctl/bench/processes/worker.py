@@ -56,6 +56,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
                 broken = any(measurement.status is Status.FAILED for measurement in found) and not worker.works()
                 broken = any(item.data for item in exchange.all_gather(broken))
                 problem = None if broken else release(worker, step.release)
+                problem = worker.link_counters.new_losses() or problem
         except Abandoned:
             # What has been made for the step is let go of with this process: its group is of no more use.
             parent.send({"event": Event.OVER, "broken": True, "problem": None})

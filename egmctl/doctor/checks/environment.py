@@ -11,6 +11,7 @@ from egmctl.doctor.scope import Scope
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Confinement, Gpu, Machine, Process
 from egmctl.topology.access import Block
+from egmctl.units import format_size
 from egmctl.wording import several
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -118,6 +119,62 @@ def _bad_environment(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield passed("no environment variable slows down or disables CUDA or NCCL")
 
 
+_LIMITS = {
+    "nofile": ("open files are limited to {}", "-n", "--ulimit nofile=65536", "LimitNOFILE=", 64, 32),
+    "nproc": ("processes of this user are limited to {}", "-u", "--ulimit nproc=65536", "LimitNPROC=", 64, 16),
+    "pids": ("the cgroup allows {} more processes and threads", "", "--pids-limit=-1", "TasksMax=", 16, 4),
+}
+"""By limit: what it limits, its letter of ulimit, how docker and systemd set it, and how many CUDA needs: at least, and
+for each GPU more. Chosen: on two H200 48 descriptors were too few and 32 processes enough."""
+
+
+def _limits(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    confinement = machine.confinement or Confinement()
+    if confinement.limits is None:
+        yield unknown("the limits were not read")
+        return
+    values = {**confinement.limits, "pids": confinement.pids_left}
+    # Root's processes are not counted (setrlimit(2), RLIMIT_NPROC).
+    exempt = {"nproc"} if confinement.capable("SYS_ADMIN") or confinement.capable("SYS_RESOURCE") else set[str]()
+    evidence = tuple(
+        Evidence(source=source, value="not read" if value is None else "unlimited" if value < 0 else str(value))
+        for source, value in (
+            ("RLIMIT_NOFILE", values.get("nofile")),
+            ("RLIMIT_NPROC", values.get("nproc")),
+            ("pids.max - pids.current", values.get("pids")),
+            ("RLIMIT_AS", values.get("as")),
+        )
+    )
+    low = False
+    for name, (words, letter, docker, unit, least, each) in _LIMITS.items():
+        value, needed = values.get(name), least + each * len(machine.gpus or ())
+        if value is not None and 0 <= value < needed and name not in exempt:
+            low = True
+            by = f"ulimit {letter}, docker run {docker}" if letter else f"pids.max, docker run {docker}"
+            yield warned(
+                f"{words.format(value)}, too few for CUDA on {several(len(machine.gpus or ()), 'GPU')}",
+                Remedy(
+                    text=f"Raise the limit to {needed} or more ({by}, or {unit} of the systemd unit).",
+                    command=f"ulimit {letter} {max(needed, 1024)}" if letter else None,
+                ),
+                evidence=evidence,
+            )
+    space = values.get("as")
+    memory = sum((gpu.nvml and gpu.nvml.memory_total_bytes) or 0 for gpu in machine.gpus or ())
+    if space is not None and 0 <= space < memory:
+        low = True
+        yield warned(
+            f"the address space is limited to {format_size(space)}, less than the memory of the GPUs",
+            Remedy(text="Lift the limit: CUDA reserves addresses for all memory.", command="ulimit -v unlimited"),
+            evidence=evidence,
+        )
+    if not low:
+        if any(values.get(name) is None for name in (*_LIMITS, "as")):
+            yield unknown("a limit of descriptors, processes or address space was not read", evidence=evidence)
+        else:
+            yield passed("descriptors, processes and address space are enough for CUDA", evidence=evidence)
+
+
 def _container(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     signs = process.container_signs or ()
@@ -172,6 +229,18 @@ CHECKS = (
         "or overlapping launches for every later run.",
         read="A fixed list of CUDA and NCCL variables; no other is read, and paths are not shown.",
         fix="Unset them where they are set: job script, container image, /etc/environment.",
+    ),
+    Check(
+        id="env.limits",
+        title="descriptors, processes and address space are enough for CUDA",
+        guards=tuple(Guard),
+        sections=("confinement", "gpus"),
+        judge=_limits,
+        why="CUDA opens descriptors for each GPU, starts threads, and reserves addresses for the memory of all GPUs. "
+        "Where a limit is in the way its calls fail with errors that do not say so, or the process crashes.",
+        read="/proc/self/limits, and pids.max and pids.current of the process' cgroups. The numbers that CUDA needs "
+        "are estimates: a low limit is a warning until something fails.",
+        fix="ulimit, docker --ulimit and --pids-limit, or the limits of the unit that starts the jobs.",
     ),
     Check(
         id="ns.container",

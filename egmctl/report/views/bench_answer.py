@@ -56,9 +56,12 @@ def answer(
         return _fault(report, broken, next_step, done) or _incomplete(done, "run it again")
     if lost or report.problems:
         why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
+        known = [cause for cause in report.causes if any(is_lost(report.measurements[n]) for n in cause.explains)]
+        why = cause_words(report, known[0]) if known else why
+        advice = cause_advice(known[0]) if known else "run 'egmctl doctor', then measure again"
         count = f"{len(lost)} of {len(report.measurements)} measurements"
         done = f"{count} crashed, timed out or broke: {why}" if lost else f"the run broke: {why}"
-        return _fault(report, broken, next_step, done) or _incomplete(done, "run 'egmctl doctor', then measure again")
+        return _fault(report, broken, next_step, done) or _incomplete(done, advice)
     if not any(was_run(m) for m in report.measurements):
         return _nothing(report)
     if fault := _fault(report, broken, next_step):
@@ -108,7 +111,7 @@ def _fault(report: RunReport, broken: Sequence[Measurement], next_step: str, lac
     if broken:
         sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}"
         besides: Sequence[RunCause] = ()
-    elif verdict is not None and (verdict.grade is Grade.FAIL or verdict.failed):
+    elif verdict is not None and verdict.too_slow:
         sentence, besides = _why(report, verdict), _explaining_slow(report)[:1]
     else:
         return None
@@ -236,11 +239,11 @@ def _incomplete(sentence: str, advice: str) -> Verdict:
 
 def _why(report: RunReport, verdict: RunVerdict) -> str:
     """Say in one sentence what is slow, and what was seen there meanwhile."""
-    bad = [one for one in verdict.classes if one.grade in BAD_GRADES]
+    bad = [one for one in verdict.classes if one.by_speed in BAD_GRADES]
     if not bad and verdict.warnings:
         return f"{verdict.warnings[0]} (--strict)"
     counted = f"{len(bad)} of {len(verdict.classes)} path classes are slower than expected"
-    if all(one.grade is Grade.WARN for one in bad):
+    if all(one.by_speed is Grade.WARN for one in bad):
         counted = f"{len(bad)} of {len(verdict.classes)} path classes are a little slower than usual"
     return "; ".join(filter(None, (counted, _where(verdict.culprits), _explained(report))))
 

@@ -9,6 +9,7 @@ from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
 from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import RunReport
+from egmctl.model.verdict import RunVerdict
 from egmctl.report.document import (
     Block,
     Command,
@@ -141,12 +142,19 @@ def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
     root = root_of(bringup, cause)
     if root is None:
         return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
-    told = [title(root)]
-    if cause.slow:
-        told.append(f"explains {several(len(_paths(bringup, cause.slow)), 'slow path')}")
+    told = [_title(root, cause)]
+    slow, broke = _slow_and_broke(bringup, cause)
+    if slow:
+        told.append(f"explains {several(len(slow), 'slow path')}")
+    if broke:
+        told.append(f"{several(len(broke), 'path')} broke")
     if cause.waived:
         told.append(f"{several(len(cause.waived), 'measurement')} not made")
     return "; ".join(told)
+
+
+def _title(root: Finding, cause: JoinedCause) -> str:
+    return f"{title(root)} (appeared during the bench)" if cause.under_load else title(root)
 
 
 def _advice(bringup: Bringup, cause: JoinedCause) -> str:
@@ -175,12 +183,23 @@ def _gap(bringup: Bringup, gap: Gap) -> str:
             return f"nothing was measured: {why}"
         case GapKind.WAIVED:
             return f"{count} were not made: {why}"
+        case GapKind.NO_REFERENCE if gap.measurements and bringup.run is not None and bringup.run.verdict is not None:
+            return _without_reference(bringup.run.verdict, gap)
         case GapKind.NO_REFERENCE:
             return f"measured, but there is nothing to judge by: {why}" if why else "measured, but not judged"
         case GapKind.NOT_DETERMINED:
             return _sentence(plain(doctor_verdict(bringup.diagnosis).sentence))
         case _:
             assert_never(gap.kind)
+
+
+def _without_reference(verdict: RunVerdict, gap: Gap) -> str:
+    """Name the path classes that the profile does not have."""
+    without = [one.path_class for one in verdict.classes if set(gap.measurements).intersection(one.measurements)]
+    return (
+        f"profile {verdict.profile} has no reference for {len(without)} of {len(verdict.classes)} path classes: "
+        f"{shortened(without, PATHS)}"
+    )
 
 
 def _because(bringup: Bringup, gap: Gap) -> str:
@@ -207,7 +226,9 @@ def _next_step(bringup: Bringup, gap: Gap) -> str:
         case GapKind.WAIVED:
             return "run it again when all GPUs are free and can be used from here"
         case GapKind.NO_REFERENCE:
-            return "compare with a healthy node (egmctl compare), or learn a profile (egmctl profile learn)"
+            return (
+                "learn a profile of healthy nodes (egmctl profile learn), or compare with one of them (egmctl compare)"
+            )
         case GapKind.NOT_DETERMINED:
             return "see what could not be read with 'egmctl doctor -v'"
         case _:
@@ -227,20 +248,28 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
     findings = [bringup.diagnosis.findings[place] for place in cause.findings[1:]]
     if checks := list(dict.fromkeys(one.check for one in findings)):
         rows.append(("explains", shortened(checks, PATHS)))
-    paths = _paths(bringup, cause.slow)
-    unknown = f"{several(len(paths), 'slow path')}, cause unknown"
-    if paths:
-        rows.append(("slow", shortened(paths, PATHS)))
+    slow, broke = _slow_and_broke(bringup, cause)
+    unknown = f"{several(len(slow) + len(broke), 'slow path' if not broke else 'slow or broken path')}, cause unknown"
+    for word, paths in (("slow", slow), ("broke", broke)):
+        if paths:
+            rows.append((word, shortened(paths, PATHS)))
     if waived := _paths(bringup, cause.waived):
         rows.append(("not made", shortened(waived, PATHS)))
     return Entry(
         word=cause.status.upper(),
         tone=TONES[cause.status],
-        title=unknown if root is None else title(root),
+        title=unknown if root is None else _title(root, cause),
         id="" if root is None else root.check,
         body=(*([KeyValues(rows=tuple(rows))] if rows else []), *command),
         level=level,
     )
+
+
+def _slow_and_broke(bringup: Bringup, cause: JoinedCause) -> tuple[list[str], list[str]]:
+    """Return the paths that were measured and those that failed: what failed is not slow."""
+    made = () if bringup.run is None else bringup.run.measurements
+    slow = tuple(number for number in cause.slow if made[number].measured)
+    return _paths(bringup, slow), _paths(bringup, tuple(sorted(set(cause.slow).difference(slow))))
 
 
 def _paths(bringup: Bringup, numbers: tuple[int, ...]) -> list[str]:

@@ -1,0 +1,132 @@
+"""What is read of a node once more after load, in a child that waits for it: health, links, fabric, kernel log.
+
+Each fault appears on the fake node after the first reading, as load brings it out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from egmctl.api.doctor import Doctor
+from egmctl.facts.collect import collect, rereading
+from egmctl.model.bringup import Answer, Bringup
+from egmctl.model.finding import Status
+from egmctl.model.machine import GpuProcess, Machine
+from egmctl.report.render.text import text
+from egmctl.report.views.bringup import bringup_document
+from egmctl.verdict.bringup import bringup
+from tests.doctor.machines import patched, shipped
+from tests.fake.node import FakeNode
+
+pytestmark = [pytest.mark.processes, pytest.mark.needs("cc")]
+
+H200 = shipped("hgx-h200x4")
+
+
+@pytest.fixture
+def node(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    made = FakeNode(H200, tmp_path_factory.mktemp("node"))
+    for name, value in made.environment().items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    log = made.sysroot / "dev/kmsg"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("")
+    return made
+
+
+def brought_up(change: Callable[[], None]) -> tuple[Bringup, Machine]:
+    """Read the node, change it, and read it again as bringup does around its bench."""
+    doctor = Doctor()
+    with rereading() as reread:
+        before = collect(doctor.sections)
+        first = doctor.diagnose(before)
+        assert not [one for one in first.findings if one.status is Status.FAIL]
+        change()
+        after = reread(before)
+    return bringup(doctor.diagnose(after), None, before=first, not_measured="it is not tried here"), after
+
+
+def link_states(machine: Machine) -> Machine:
+    for link in range(9):
+        machine = patched(machine, f"gpus[2].nvml.nvlinks[{link}]", active=False)
+    return machine
+
+
+FAULTS: dict[str, tuple[Callable[[], Machine], str]] = {
+    "ECC errors": (lambda: patched(H200, "gpus[2].nvml", ecc_uncorrected_volatile=3), "gpu.health"),
+    "a pending row remap": (lambda: patched(H200, "gpus[2].nvml", remapped_rows_pending=True), "gpu.health"),
+    "9 NVLinks that are down": (lambda: link_states(H200), "nvlink.links"),
+    "a fabric that is not ready": (
+        lambda: patched(H200, "gpus[2].nvml.fabric", state="in-progress"),
+        "fabric.state",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_appears_under_load_is_no_go_with_its_cause(node: FakeNode, fault: str) -> None:
+    sick, check = FAULTS[fault]
+    found, _ = brought_up(lambda: node.become(sick()))
+    assert found.answer is Answer.NO_GO
+    (cause,) = [one for one in found.causes if one.status is Status.FAIL]
+    root = found.diagnosis.findings[cause.findings[0]]
+    assert (root.check, root.place.label, cause.under_load) == (check, "GPU2", True)
+    shown = " ".join(text(bringup_document(found)).plain.split())
+    assert "NO-GO: GPU2" in shown
+    assert "(appeared during the bench)" in shown
+
+
+@pytest.mark.usefixtures("node")
+def test_a_gpu_that_nvml_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The reading after the bench is the second one: only it finds this plan.
+    doctor = Doctor()
+    before = collect(doctor.sections)
+    monkeypatch.setenv("EGMCTL_FAKE_FAULTS", "nvmlDeviceGetPciInfo@3=error:15")
+    with rereading() as reread:
+        after = reread(before)
+    found = bringup(doctor.diagnose(after), None, before=doctor.diagnose(before), not_measured="it is not tried here")
+    cause = found.causes[0]
+    root = found.diagnosis.findings[cause.findings[0]]
+    assert (found.answer, root.check, root.place.label) == (Answer.NO_GO, "dev.count-consistency", "GPU2")
+    assert "cannot open" in root.summary
+    assert cause.under_load
+    assert [gpu.index for gpu in after.gpus or ()] == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("node")
+def test_nvml_that_crashes_after_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    doctor = Doctor()
+    before = collect(doctor.sections)
+    monkeypatch.setenv("EGMCTL_FAKE_FAULTS", "nvmlDeviceGetUUID=kill:11")
+    with rereading() as reread:
+        after = reread(before)
+    found = bringup(doctor.diagnose(after), None, before=doctor.diagnose(before), not_measured="it is not tried here")
+    root = found.diagnosis.findings[found.causes[0].findings[0]]
+    assert (found.answer, root.check) == (Answer.NO_GO, "drv.libraries")
+
+
+def test_an_xid_that_is_logged_before_the_bench_watches_the_log(node: FakeNode) -> None:
+    """Between doctor's reading and the first measurement active probes run: their Xids count too."""
+    bus = (H200.gpus or ())[2].bus_id.removesuffix(".0")
+
+    def log() -> None:
+        microseconds = round(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+        line = f"4,1,{microseconds},-;NVRM: Xid (PCI:{bus}): 79, GPU has fallen off the bus.\n"
+        (node.sysroot / "dev/kmsg").write_text(line)
+
+    found, _ = brought_up(log)
+    (cause,) = [one for one in found.causes if one.status is Status.FAIL]
+    assert found.diagnosis.findings[cause.findings[0]].check == "kernel.xid"
+    assert cause.under_load
+
+
+def test_what_is_well_stays_as_it_was(node: FakeNode) -> None:
+    """The bench itself uses the GPUs: that is nobody's use of them."""
+    used = (GpuProcess(pid=os.getpid(), used_memory_bytes=1 << 30),)
+    found, after = brought_up(lambda: node.become(patched(H200, "gpus[*].nvml", processes=used)))
+    assert all(gpu.nvml is not None and gpu.nvml.processes == () for gpu in after.gpus or ())
+    assert not [cause for cause in found.causes if cause.under_load]
