@@ -10,7 +10,7 @@ from egmctl.bench.schema1 import BENCH_SCHEMA_1
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
-from egmctl.fleet.remote import Output, is_brought, read_output
+from egmctl.fleet.remote import Output, read_output
 from egmctl.model.bringup import BRINGUP_SCHEMA
 from egmctl.model.command import Command
 from egmctl.model.diagnosis import DOCTOR_SCHEMA
@@ -100,8 +100,6 @@ def _without_document(
         return Reach.LOST, words or "the connection ended before the command"
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
         return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped"
-    if output.lacks and is_brought(asked):
-        return Reach.NO_EGMCTL, f"there is no whole copy at {asked.remote_command}; give --bring again"
     if output.lacks:
         where = "there" if "/" in asked.remote_command else "in the PATH of a session without a login"
         what = f"there is no {printable(asked.remote_command)} {where}"
