@@ -20,7 +20,6 @@ from egmctl.files import write_whole
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
 from egmctl.model.fleet import FLEET_SCHEMA, FleetReport
-from egmctl.older import FLEET_SCHEMA_1, upgraded
 from egmctl.units import printable
 
 REPORT = "fleet.json"
@@ -122,9 +121,9 @@ class Folder:
         path = self.path / REPORT
         source = f"file {path}"
         document = read_object(path, source, "report of egmctl fleet")
-        schema = check_schema(document, (FLEET_SCHEMA, FLEET_SCHEMA_1), source, "report of egmctl fleet")
+        check_schema(document, (FLEET_SCHEMA,), source, "report of egmctl fleet")
         try:
-            return from_json(FleetReport, upgraded(schema, document.get("result")), "result")
+            return from_json(FleetReport, document.get("result"), "result")
         except DecodeError as error:
             refuse(source, f"is not a valid report: {error}")
 

@@ -6,7 +6,6 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from egmctl.bench.schema1 import BENCH_SCHEMA_1
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
@@ -17,7 +16,6 @@ from egmctl.model.diagnosis import DOCTOR_SCHEMA
 from egmctl.model.fleet import Asked, NodeAnswer, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.measurement import BENCH_SCHEMA
-from egmctl.older import TOPO_SCHEMA_1
 from egmctl.topology.result import TOPO_SCHEMA
 from egmctl.units import format_size, printable
 
@@ -25,13 +23,13 @@ OUTPUT_LIMIT = FILE_LIMIT
 """Bytes that a node may send: nobody reads a larger document."""
 
 SCHEMAS = {
-    Command.SNAPSHOT: (MACHINE_SCHEMA,),
-    Command.TOPO: (TOPO_SCHEMA, TOPO_SCHEMA_1),
-    Command.DOCTOR: (DOCTOR_SCHEMA,),
-    Command.BENCH: (BENCH_SCHEMA, BENCH_SCHEMA_1),
-    Command.BRINGUP: (BRINGUP_SCHEMA,),
+    Command.SNAPSHOT: MACHINE_SCHEMA,
+    Command.TOPO: TOPO_SCHEMA,
+    Command.DOCTOR: DOCTOR_SCHEMA,
+    Command.BENCH: BENCH_SCHEMA,
+    Command.BRINGUP: BRINGUP_SCHEMA,
 }
-"""What each command answers in, the newest first: with ``--any-version`` a node may have an older egmctl."""
+"""What each command answers in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +124,7 @@ def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, i
     source = "what it sent"
     try:
         document = parse_object(output.document, source, "result of egmctl")
-        schema = check_schema(document, (*SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
+        schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
     except UsageError as error:
         return Reach.GARBAGE, _told("; ".join(filter(None, (str(error), words)))), crashed
     if schema == ERROR_SCHEMA or (schema != MACHINE_SCHEMA and document.get("result") is None):

@@ -176,7 +176,7 @@ class Measurement(Task):
     reason: Plain | None = None
     """One sentence for every status but ``ok``; it may tell more of an ``ok`` one."""
     waivers: tuple[Waiver, ...] = ()
-    """Of a waived one all that stopped it, what the reason says first; none in documents of older versions."""
+    """Of a waived one all that stopped it, what the reason says first."""
     samples: tuple[Sample, ...] = ()
     bandwidth_gb_s: Summary | None = None
     """Of all flows together."""
@@ -306,7 +306,7 @@ class RunReport:
     problems: tuple[Plain, ...] = ()
     """What went wrong outside of any measurement."""
     kernel_messages: KernelMessages | None = None
-    """What the kernel logged meanwhile; ``None`` where not read: in documents of older versions."""
+    """What the kernel logged meanwhile; ``None`` where not read."""
     ranks: tuple[Rank, ...] = ()
     """The processes of the measurements by several."""
     measurements: tuple[Measurement, ...]
@@ -315,7 +315,7 @@ class RunReport:
     causes: tuple[RunCause, ...] = ()
     """What explains that measurements are slow, broke or were not made, the gravest first."""
     seconds: RunSeconds | None = None
-    """Where the time went; ``None`` in documents of older versions and in what is left of a run that did not end."""
+    """Where the time went; ``None`` in what is left of a run that did not end."""
     machines: tuple[Machine, ...] = ()
     """The nodes that were measured, with the facts that the plan was made from and pseudonyms for what is private."""
 

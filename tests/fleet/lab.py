@@ -67,7 +67,7 @@ _ANSWER = json.dumps(
         "machine": None,
         "errors": [],
         "result": {"platform": "none", "gpus_asked": None, "numa_asked": None, "purposes": [], "counts": {}}
-        | {"findings": []},
+        | {"findings": [], "machines": []},
     }
 )
 ANSWERS = f"{SAYS_VERSION}; echo '{_ANSWER}'"

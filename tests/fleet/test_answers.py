@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shlex
@@ -28,7 +27,6 @@ from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
 from egmctl.nodesets import fold
 from egmctl.report.exports.json import fleet_json
-from tests.conftest import ROOT
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
 DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
@@ -95,25 +93,6 @@ def test_how_asking_a_node_ended(
     stopped = reach in (Reach.TIMED_OUT, Reach.INTERRUPTED) and "result" in output
     assert kept == (["node01.json"] if reach is Reach.ANSWERED or stopped else [])
     assert answer.file == "".join(f"nodes/{name}" for name in kept)
-
-
-@pytest.mark.parametrize(
-    ("command", "schema"), [(Command.TOPO, "egmctl.topo/1"), (Command.BENCH, "egmctl.bench/1")], ids=str
-)
-def test_a_document_of_an_older_egmctl_is_an_answer(folder: Folder, command: Command, schema: str) -> None:
-    document = json.dumps({"schema": schema, "exit_code": 0, "errors": [], "result": {}})
-    folder.part("node01").write_text(sent("egmctl 0.0.9", document))
-    asked = replace(ASKED, command=command, version="")
-    answer = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
-    assert (answer.reach, answer.file) == (Reach.ANSWERED, "nodes/node01.json")
-
-
-def test_a_report_of_an_older_egmctl_is_gone_on_with(folder: Folder) -> None:
-    old = gzip.decompress((ROOT / "tests/data/schema-1/fleet.json.gz").read_bytes())
-    (folder.path / "fleet.json").write_bytes(old)
-    comparison = folder.read_report().comparison
-    assert comparison is not None
-    assert {path.link for path in comparison.paths} == {"PCIe", "NV18"}
 
 
 def test_of_a_nodes_errors_the_end_is_kept(folder: Folder) -> None:
