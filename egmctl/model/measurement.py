@@ -97,8 +97,6 @@ class Verification(StrEnum):
 
     GPU_EVERY_SAMPLE = "gpu-every-sample"
     """After every sample all bytes of the destination, by a kernel on the GPU."""
-    HOST_FIRST_AND_LAST_SAMPLE = "host-first-and-last-sample"
-    """After the first and the last sample, on the host: there was no NVRTC to compile the kernel."""
     CHECKSUM_EVERY_SAMPLE = "checksum-every-sample"
     """Every sample's sum over what was read, which was not written anywhere."""
     COUNTERS_EVERY_SAMPLE = "counters-every-sample"
@@ -188,7 +186,7 @@ class Measurement(Task):
     in_process: float | None = None
     """Where the memory is another process': the median of the same path within one process, in the same run."""
     gating: Plain | None = None
-    """What held the copies until all were queued: ``kernel``, ``stream-wait`` or ``none``."""
+    """What held the copies until all were queued: ``kernel`` or ``none``."""
     verification: Verification | None = None
     """``None`` where nothing was verified."""
     mismatch: Mismatch | None = None
