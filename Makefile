@@ -69,7 +69,7 @@ test-ucx: $(TOOLS) ## Install UCX (54 MB) and test the messages that it carries,
 wheel: $(TOOLS) ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
-dist: $(TOOLS) ## Build all that is handed out into dist/: folders with their own Python, deb, rpm, pex (DIST_ARGS=--help)
+dist: $(TOOLS) ## Build all that is handed out into dist/: a folder with its own Python, deb, rpm (DIST_ARGS=--help)
 	$(BIN)/python -m pip install --quiet --group dist
 	$(BIN)/python tools/make_dist.py $(DIST_ARGS)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import re
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -139,34 +138,25 @@ def check_schema(document: dict[str, Any], known: Sequence[str], source: str, wh
     Parameters
     ----------
     known
-        Such as ``egmctl.machine/1``, the newest version of a name first.
+        Such as ``egmctl.machine/1``.
     source, what
         As for :func:`read_object`.
 
     Raises
     ------
     UsageError
-        If it states another one, a newer version, or none.
+        If it states another one, another version, or none.
     """
     schema = document.get("schema")
-    newest: dict[str, str] = {}
-    for one in known:
-        name, _, version = one.partition("/")
-        newest.setdefault(name, version)
-    if isinstance(schema, str):
-        if schema in known:
-            return schema
-        for name, version in newest.items():
-            if re.fullmatch(rf"{re.escape(name)}/[0-9]+", schema, re.ASCII):
-                refuse(
-                    source,
-                    f"has the schema {short(schema)}; this egmctl reads up to version {version}: use a newer egmctl",
-                )
-    found = f"its schema is {short(schema)!r}" if isinstance(schema, str) else "it states no schema"
-    refuse(
-        source,
-        f"is not a {what}: {found}, expected {', '.join(f'{name}/{version}' for name, version in newest.items())}",
-    )
+    if not isinstance(schema, str):
+        refuse(source, f"is not a {what}: it states no schema, expected {', '.join(known)}")
+    if schema in known:
+        return schema
+    name = schema.partition("/")[0]
+    for expected in known:
+        if expected.partition("/")[0] == name:
+            refuse(source, f"has the schema {short(schema)!r}, of another version of egmctl: this one reads {expected}")
+    refuse(source, f"is not a {what}: its schema is {short(schema)!r}, expected {', '.join(known)}")
 
 
 def refuse(source: str, sentence: str) -> NoReturn:

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from egmctl.bench import schema1
-from egmctl.bench.schema1 import BENCH_SCHEMA_1
 from egmctl.documents import check_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
@@ -32,7 +30,6 @@ from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKin
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import Matched, MatchResult, ProfileList
 from egmctl.model.run_fault import run_fault
-from egmctl.older import COMPARISON_SCHEMA_1, FLEET_SCHEMA_1, TOPO_SCHEMA_1, upgraded
 from egmctl.topology.result import TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
@@ -78,7 +75,7 @@ class Saved:
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The nodes that it is about, with pseudonyms; empty where the file has none, as those of older versions."""
+        """The nodes that it is about, with pseudonyms."""
         if isinstance(self.result, Machine):
             return (self.result,)
         return () if self.result is None else self.result.machines
@@ -99,16 +96,12 @@ class Saved:
 
 _RESULTS: dict[str, tuple[Command, type[RunReport] | type[Diagnosis] | type[TopoResult]]] = {
     RunReport.SCHEMA: (Command.BENCH, RunReport),
-    BENCH_SCHEMA_1: (Command.BENCH, RunReport),
     Diagnosis.SCHEMA: (Command.DOCTOR, Diagnosis),
     TopoResult.SCHEMA: (Command.TOPO, TopoResult),
-    TOPO_SCHEMA_1: (Command.TOPO, TopoResult),
 }
 _DIGESTS: dict[str, type[Comparison | FleetReport | History | ProfileList | MachineList | CheckList]] = {
     Comparison.SCHEMA: Comparison,
-    COMPARISON_SCHEMA_1: Comparison,
     FleetReport.SCHEMA: FleetReport,
-    FLEET_SCHEMA_1: FleetReport,
     History.SCHEMA: History,
     ProfileList.SCHEMA: ProfileList,
     MachineList.SCHEMA: MachineList,
@@ -205,7 +198,7 @@ def _of_journal(kept: journal.Kept, file: Path) -> Saved:
 def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
     known = (*_RESULTS, MACHINE_SCHEMA, Bringup.SCHEMA, *_DIGESTS, Matched.SCHEMA, ERROR_SCHEMA)
     schema = check_schema(document, known, source, "result of egmctl")
-    body = upgraded(schema, document.get("result"))
+    body = document.get("result")
     if schema in _DIGESTS:
         digest: Digest = _decode(_DIGESTS[schema], body, source, "result")
         return digest
@@ -228,11 +221,7 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved | Digest:
         kind, result = Command.BRINGUP, _bringup(body, source)
     elif schema != ERROR_SCHEMA:
         kind, cls = _RESULTS[schema]
-        if schema == BENCH_SCHEMA_1 and isinstance(body, dict):
-            body = schema1.upgraded(body)
         result = _result(cls, body, source)
-        if schema == BENCH_SCHEMA_1 and isinstance(result, RunReport):
-            result = schema1.with_rates(result)
     return Saved(
         path=file,
         kind=kind,
@@ -279,12 +268,12 @@ def viewed(saved: Saved | Digest) -> RunReport | Diagnosis | Topology | Bringup 
         why = "; ".join(error.message for error in saved.errors) or "it does not say why"
         refuse(source, f"holds no result: {printable(why)}")
     if isinstance(saved.result, RunReport):
-        # A journal holds no causes, nor does what older versions wrote.
+        # A journal holds no causes.
         return saved.result if saved.result.causes else with_causes(saved.result)
     if isinstance(saved.result, Bringup):
         return saved.result
     if not saved.machines:
-        refuse(source, "was written by a version that kept no machine in it: run the command again")
+        refuse(source, "holds no machine: run the command again")
     machine = dataclasses.replace(saved.machines[0], origin=saved.origin or saved.machines[0].origin)
     if isinstance(saved.result, Diagnosis):
         return dataclasses.replace(saved.result, machines=(machine,))
@@ -323,7 +312,7 @@ class _Envelope:
 def _result(cls: type[RunReport] | type[Diagnosis] | type[TopoResult], body: Any, source: str) -> Result:
     if not isinstance(body, dict):
         refuse(source, "is not a valid result: result: expected an object")
-    machines = body.get("machines", [])
+    machines = body.get("machines")
     if not isinstance(machines, list) or not all(isinstance(one, dict) for one in machines):
         refuse(source, "is not a valid result: result.machines: expected a list of objects")
     result = _decode(cls, {**body, "machines": []}, source, "result")

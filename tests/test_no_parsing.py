@@ -18,9 +18,8 @@ TAKES_APART = {
 }
 BY_PATTERN = {"match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
 PEOPLE_WRITE_IT = {
-    # Profiles name links by their symbols, and old documents had sentences in place of routes.
+    # Profiles name links by their symbols.
     "egmctl/model/profile.py",
-    "egmctl/bench/schema1.py",
 }
 
 

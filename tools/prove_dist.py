@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Prove what ``make dist`` built: install it in clean systems without network, run it as root and as a user, remove it.
 
-Every artefact has to answer as the wheel beside it does in this virtual environment: the same text of recorded
-machines, and on the fake driver the same checks and measurements with the same outcomes. Exit codes do not tell: what
-cannot start its child processes ends with 0 and half of the checks. What an installation leaves is seen in an overlay.
-Before that each is looked at without running it: what its files are for, and what they need (proof/portable.py).
+Each has to answer as the wheel beside it does in this virtual environment: the same text of recorded machines, and on
+the fake driver the same checks and measurements with the same outcomes. An exit code is not enough: what cannot start
+its child processes ends with 0 and half of the checks. What an installation leaves is seen in an overlay. Before that
+each is looked at without running it: what its files are for, and what they need (proof/portable.py).
 
-Needs root, debootstrap and cc; for another architecture than this machine's qemu-user-static, mmdebstrap and a cross
-compiler, and everything is slow there. ``make prove`` runs this machine's; with options a part, or another.
+Needs root, debootstrap, cc and, for an rpm, rpm2archive; for another architecture than this machine's also
+qemu-user-static, mmdebstrap and a cross compiler, and everything is slow there. ``make prove`` runs this machine's;
+with options a part, or another.
 """
 
 from __future__ import annotations
@@ -26,28 +27,31 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from proof import stick
+from artifacts import words
 from proof.portable import faults, unpack
 from proof.systems import EMULATED, NODE, SYSTEMS, Inside, emulate, left_in, make_root, overlay
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = "hgx-h200x4"
+FORMS = ("folder", "deb", "rpm")
 USERS = {"root": 0, "user": 1000}
 SMALL = ("--gpus", "0,1", "--numa", "0", "--size", "1M", "--samples", "1", "--copies", "1", "--json")
 COMMANDS = {
     "version": ("--version",),
     "topo recorded": ("topo", "--machine", RECORDED),
     "doctor recorded": ("doctor", "--machine", RECORDED),
+}
+ON_THE_NODE = {
     "topo": ("topo",),
     "doctor --active": ("doctor", "--active", "--gpus", "0,1", "--json"),
     "bench": ("bench", *SMALL),
 }
-"""What is run; those from ``topo`` on run on the fake node."""
+"""What is run on the fake node."""
 
 
 @dataclass
@@ -81,34 +85,31 @@ def main() -> None:
     """Prove what the command line asks for; exit 1 if anything does not hold."""
     # What ends this ends what runs in a system, too, and takes the layers off.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    asked = _arguments()
-    dist, cache = Path(asked.dist).resolve(), Path(asked.cache).resolve()
-    native = asked.arch == os.uname().machine
+    options = _options()
+    dist, cache = Path(options.dist).resolve(), Path(options.cache).resolve()
+    native = options.arch == os.uname().machine
     tally = Tally()
-    found = list(artefacts(dist, asked.form, asked.arch))
-    for artefact in found:
-        _look_at(tally, artefact, asked.arch)
-    if why := emulate(asked.arch):
-        print(f"{asked.arch} was looked at and not run: {why}")
+    built = list(artefacts(dist, options.form, options.arch))
+    for artefact in built:
+        with tempfile.TemporaryDirectory() as place:
+            wrong = list(faults(unpack(artefact.file, Path(place)), options.arch))
+        tally.check(f"{options.arch} {artefact.form}: needs what a node has", not wrong, "; ".join(wrong[:5]))
+    if why := emulate(options.arch):
+        print(f"{options.arch} was looked at and not run: {why}")
         _end(tally)
     (wheel,) = dist.glob("egmctl-*.whl")
     with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(wheel) as packed, contextlib.ExitStack() as after:
         packed.extractall(place)
         after.callback(shutil.rmtree, NODE)
         reference = Reference(Path(place), _fake_node())
-        print(f"virtual environment: {_words(reference.expected)}", flush=True)
         if not native:
-            _put_libraries(Path(reference.node["LD_LIBRARY_PATH"]), f"{asked.arch}-linux-gnu-gcc")
-        for system in asked.system or (SYSTEMS if native else EMULATED):
-            began = time.monotonic()
-            root = make_root(system, asked.arch, cache)
-            print(f"{system} {asked.arch}: root there after {time.monotonic() - began:.0f} s", flush=True)
-            for artefact in found:
-                if artefact.form in SYSTEMS[system].forms:
-                    label, commands = f"{system} {asked.arch} {artefact.form}", COMMANDS
-                    if not SYSTEMS[system].fake_node:
-                        commands = {name: words for name, words in COMMANDS.items() if not on_the_node(name)}
-                    prove(tally, label, root, artefact, reference, commands, timed=native)
+            _put_libraries(Path(reference.node["LD_LIBRARY_PATH"]), f"{options.arch}-linux-gnu-gcc")
+        for name in options.system or (SYSTEMS if native else EMULATED):
+            root = make_root(name, options.arch, cache)
+            for artefact in built:
+                if artefact.form in SYSTEMS[name].forms:
+                    label = f"{name} {options.arch} {artefact.form}"
+                    prove(tally, label, root, artefact, reference, on_node=SYSTEMS[name].fake_node, native=native)
     _end(tally)
 
 
@@ -127,8 +128,8 @@ class Reference:
         self._place, self.node = place, node
         self._command = [sys.executable, "-m", "egmctl"]
         self.expected = {
-            name: outcome(name, self._run([*self._command, *words], environment(node, name)))
-            for name, words in COMMANDS.items()
+            name: outcome(name, self._run([*self._command, *words], node if name in ON_THE_NODE else {}))
+            for name, words in {**COMMANDS, **ON_THE_NODE}.items()
         }
         """What each command has to answer."""
 
@@ -138,25 +139,10 @@ class Reference:
 
     def _run(self, command: Sequence[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
         Path(NODE, "calls.log").unlink(missing_ok=True)
+        env = {**os.environ, **more}
         return subprocess.run(
-            command,
-            env={**os.environ, **more},
-            cwd=self._place,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
+            command, env=env, cwd=self._place, capture_output=True, text=True, check=False, timeout=600
         )
-
-
-def environment(node: dict[str, str], name: str) -> dict[str, str]:
-    """Return the environment of one of :data:`COMMANDS`."""
-    return node if on_the_node(name) else {}
-
-
-def on_the_node(name: str) -> bool:
-    """Say whether one of :data:`COMMANDS` is run on the fake node."""
-    return list(COMMANDS).index(name) >= list(COMMANDS).index("topo")
 
 
 def artefacts(dist: Path, forms: Sequence[str], arch: str) -> Iterator[Artefact]:
@@ -166,10 +152,9 @@ def artefacts(dist: Path, forms: Sequence[str], arch: str) -> Iterator[Artefact]
             continue
         inside, name = f"/artefacts/{path.name}", path.name.removesuffix(".tar.xz")
         if path.name.endswith(".tar.xz"):
-            form = "slim" if name.endswith("-slim") else "folder"
             # As on a shared file system: unpacked elsewhere, and read-only here.
             unpacked = f"/shared/{name}"
-            found = Artefact(form, path, f"test -x {unpacked}/bin/egmctl", "true", f"{unpacked}/bin/egmctl")
+            found = Artefact("folder", path, f"test -x {unpacked}/bin/egmctl", "true", f"{unpacked}/bin/egmctl")
         elif path.suffix == ".deb":
             # dpkg knows nothing of what is in a root that was only unpacked.
             force = "" if arch == os.uname().machine else "--force-depends --force-architecture "
@@ -178,50 +163,29 @@ def artefacts(dist: Path, forms: Sequence[str], arch: str) -> Iterator[Artefact]
         elif path.suffix == ".rpm":
             install = f"rpm --dbpath /rpmdb --nodeps --install {inside}"
             found = Artefact("rpm", path, install, "rpm --dbpath /rpmdb --nodeps --erase egmctl", "egmctl")
-        elif path.suffix == ".pex":
-            # Run as it is, where it warns of nothing, and made into the virtual environment that starts faster.
-            quiet = f'test -z "$({inside} --version 2>&1 >/dev/null)"'
-            install = f"{quiet} && PEX_TOOLS=1 python3 {inside} venv --compile /opt/egmctl"
-            found = Artefact("pex", path, install, "rm -r /opt/egmctl", "/opt/egmctl/bin/egmctl")
         else:
             continue
         if found.form in forms:
             yield found
 
 
-def _look_at(tally: Tally, artefact: Artefact, arch: str) -> None:
-    """Check what an artefact holds without running it."""
-    if artefact.form == "pex":
-        return
-    with tempfile.TemporaryDirectory() as place:
-        wrong = list(faults(unpack(artefact.file, Path(place)), arch))
-    tally.check(f"{arch} {artefact.form}: needs what a node has", not wrong, "; ".join(wrong[:5]))
-
-
 def prove(
-    tally: Tally,
-    label: str,
-    root: Path,
-    artefact: Artefact,
-    reference: Reference,
-    commands: Mapping[str, Sequence[str]],
-    *,
-    timed: bool,
+    tally: Tally, label: str, root: Path, artefact: Artefact, reference: Reference, *, on_node: bool, native: bool
 ) -> None:
     """Install one artefact in one system, run it there, remove it.
 
     Parameters
     ----------
-    commands
-        Which of :data:`COMMANDS` can be run there.
-    timed
-        Whether its start-up is held against the reference's.
+    on_node
+        Whether the fake node can be used there.
+    native
+        Whether it runs without emulation: only then times and every system call are as they should be.
     """
     began = time.monotonic()
     with overlay(root) as (merged, written):
         shared = merged / "shared"
         shared.mkdir()
-        if artefact.file.name.endswith(".tar.xz"):
+        if artefact.form == "folder":
             subprocess.run(("tar", "-xf", artefact.file, "-C", shared, "--no-same-owner"), check=True)
         inside = Inside(merged, artefact.file.parent)
         kept = left_in(written)
@@ -230,36 +194,43 @@ def prove(
         if artefact.form == "rpm":
             lacking = unmet(inside, artefact)
             tally.check(f"{label}: what it requires is there", not lacking, " ".join(lacking))
-        line = f"{label}: {artefact.file.stat().st_size / 1e6:.0f} MB, installed after {time.monotonic() - began:.1f} s"
         for user, number in USERS.items():
-            for name, words in commands.items():
-                done = inside.run(f"{artefact.command} {' '.join(words)}", number, environment(reference.node, name))
-                got, expected = outcome(name, done), reference.expected[name]
-                if not timed:
-                    got, expected = emulated(got), emulated(expected)
-                tally.check(f"{label}: {name} as {user}", got == expected, _difference(expected, got, done))
-        if timed:
+            for name, words in {**COMMANDS, **(ON_THE_NODE if on_node else {})}.items():
+                done = inside.run(
+                    shlex.join([artefact.command, *words]), number, reference.node if name in ON_THE_NODE else {}
+                )
+                result, expected = outcome(name, done), reference.expected[name]
+                if not native:
+                    result, expected = emulated(result), emulated(expected)
+                tally.check(f"{label}: {name} as {user}", result == expected, _difference(expected, result, done))
+        if native:
             took = start_up(lambda script: inside.run(script, 1000, {}), f"{artefact.command} --version")
             base = reference.start_up()
             tally.check(f"{label}: starts within 1.3 times", took < 1.3 * base, f"{took:.3f} s for {base:.3f} s")
-            line += f", --version {1000 * took:.0f} ms of CPU (virtual environment {1000 * base:.0f})"
         if artefact.form in ("deb", "rpm"):
             links = "test -e /usr/share/bash-completion/completions/egmctl -a -s /usr/share/doc/egmctl/guide/doctor.md"
             tally.check(f"{label}: guide and completion", inside.run(links, 0, {}).returncode == 0)
         done = inside.run(f"{artefact.command} docs installing", 1000, {})
         page = (ROOT / "docs/installing.md").read_text().partition("\n")[0]
         tally.check(f"{label}: egmctl docs", done.stdout.partition("\n")[0] == page, done.stderr[-300:])
-        if artefact.form == "folder" and timed and "topo" in commands:
-            began = time.monotonic()
-            for command, code, seconds, said in stick.timed(ROOT / "docs/installing.md", inside, reference.node):
-                tally.check(f"{label}: {command}", code == 0, said)
-                print(f"  {seconds:5.1f} s  {command}\n           {said}")
+        if artefact.form == "folder" and native and on_node:
+            for command in guide_commands():
+                node = reference.node if "egmctl " in command else {}
+                done = inside.run(f"cd /artefacts && {command}", 1000, node)
+                tally.check(f"{label}: {command}", done.returncode == 0, done.stdout + done.stderr)
             inside.run("rm -rf ~/egmctl-*", 1000, {})
-            print(f"  {time.monotonic() - began:5.1f} s from the stick to there, as a user", flush=True)
         done = inside.run(artefact.remove, 0, {})
         left = sorted(left_in(written) - kept)
         tally.check(f"{label}: leaves nothing", done.returncode == 0 and not left, f"{done.stderr[-200:]} {left[:5]}")
-    print(line, flush=True)
+    print(f"{label}: {artefact.file.stat().st_size / 1e6:.0f} MB, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def guide_commands() -> list[str]:
+    """Return the commands of docs/installing.md from a stick to the first verdict, but the one that measures."""
+    text = (ROOT / "docs/installing.md").read_text().partition("## From a file on a stick")[2]
+    lines = text.partition("```sh\n")[2].partition("```")[0].splitlines()
+    commands = [line.partition(" #")[0].rstrip() for line in lines]
+    return [command for command in commands if not command.startswith("cd ") and "bringup" not in command]
 
 
 def unmet(inside: Inside, artefact: Artefact) -> list[str]:
@@ -291,7 +262,7 @@ def outcome(name: str, done: subprocess.CompletedProcess[str]) -> Any:
     """Return what has to be the same: the text, or how often each check or case had which status."""
     if name == "version":
         return done.returncode, done.stdout.splitlines()[:1]
-    if "--json" not in COMMANDS[name]:
+    if "--json" not in ON_THE_NODE.get(name, ()):
         return done.returncode, done.stdout
     try:
         result = json.loads(done.stdout)["result"]
@@ -300,9 +271,9 @@ def outcome(name: str, done: subprocess.CompletedProcess[str]) -> Any:
     if name == "bench":
         # Fake bandwidths are this machine's: whether a result was stable is not the artefact's doing.
         status = {"unstable": "ok"}
-        counts = Counter((one["case"], status.get(one["status"], one["status"])) for one in result["measurements"])
+        counts = Counter((m["case"], status.get(m["status"], m["status"])) for m in result["measurements"])
     else:
-        counts = Counter((one["check"], one["status"]) for one in result["findings"])
+        counts = Counter((finding["check"], finding["status"]) for finding in result["findings"])
     return done.returncode, dict(counts)
 
 
@@ -353,18 +324,13 @@ def _end(tally: Tally) -> NoReturn:
     sys.exit(1 if tally.failed or not tally.passed else 0)
 
 
-def _words(expected: dict[str, Any]) -> str:
-    return "; ".join(f"{name}: {sum(it[1].values())}" for name, it in expected.items() if isinstance(it[1], dict))
-
-
-def _arguments() -> argparse.Namespace:
-    def words(text: str) -> list[str]:
-        return text.split(",")
-
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Install and run what make dist built in clean systems.")
     parser.add_argument("--arch", choices=("x86_64", "aarch64"), default=os.uname().machine, help="this machine's")
-    parser.add_argument("--system", type=words, help=f"{','.join(SYSTEMS)} (all; emulated: {','.join(EMULATED)})")
-    parser.add_argument("--form", type=words, default=["folder", "slim", "deb", "rpm", "pex"])
+    parser.add_argument(
+        "--system", type=words(tuple(SYSTEMS)), help=f"{','.join(SYSTEMS)} (all; emulated: {','.join(EMULATED)})"
+    )
+    parser.add_argument("--form", type=words(FORMS), default=FORMS)
     parser.add_argument("--dist", default=ROOT / "dist")
     parser.add_argument("--cache", default=ROOT / "build" / "dist")
     return parser.parse_args()

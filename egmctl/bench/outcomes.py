@@ -6,7 +6,7 @@ from egmctl.driver.signatures import known_cause
 from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
 from egmctl.facts.pages import NoPages
 from egmctl.gpu.clock import ImpossibleTime
-from egmctl.gpu.program import NoCompiler
+from egmctl.gpu.program import NoKernels
 from egmctl.model.measurement import Measurement, Status, Task, finish, waived
 from egmctl.model.waiver import WaiverKind
 
@@ -21,7 +21,7 @@ class GateExpired(EgmctlError):
         super().__init__(f"the host failed {EXPIRED_LIMIT} times to queue the work in time: it is overloaded")
 
 
-FAILURES = (DriverCallError, NoCompiler, NoPages, GateExpired, ImpossibleTime)
+FAILURES = (DriverCallError, NoKernels, NoPages, GateExpired, ImpossibleTime)
 """What ends a measurement and not the worker."""
 
 
@@ -30,7 +30,7 @@ def failure(task: Task, error: Exception) -> Measurement:
 
     It is waived where the driver, or this machine, says that it has no such thing.
     """
-    if isinstance(error, NoCompiler):
+    if isinstance(error, NoKernels):
         return waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(error))
     if isinstance(error, NoPages):
         return waived(task, WaiverKind.NO_PAGES, str(error))

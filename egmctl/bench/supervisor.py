@@ -261,9 +261,7 @@ class _Run:
             else for_worker(self._plan, self._pending_flows(isolated), self._cpus, self._no_counters)
         )
         order = {"do": Request.PREPARE, "preparation": to_json(preparation)}
-        for message in pool.ask(order, self._plan.settings.timeout_s):
-            if message["note"] and message["note"] not in self.notes:
-                self.notes.append(message["note"])
+        pool.ask(order, self._plan.settings.timeout_s)
 
     def _pending_flows(self, isolated: str | None) -> list[Flow]:
         steps = [step for step in self.pending if self._kind(step) == (False, isolated)]

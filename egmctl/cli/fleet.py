@@ -20,8 +20,7 @@ from egmctl.report.rendering import render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
-    from egmctl.fleet.bring import Folders
-    from egmctl.fleet.run import Launch, Progress
+    from egmctl.fleet.run import Progress
     from egmctl.model.command import Command
     from egmctl.model.fleet import Launcher
 
@@ -77,14 +76,6 @@ RemoteCommandOption = Annotated[
     str | None,
     typer.Option("--remote-command", metavar="PATH", help="Path of egmctl on the nodes. Default: found in PATH."),
 ]
-BringOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--bring",
-        metavar="FILE",
-        help="Copy this egmctl folder (.tar.xz) to nodes that lack it and run it there; one per architecture.",
-    ),
-]
 AnyVersionOption = Annotated[bool, typer.Option("--any-version", help="Accept nodes with another version of egmctl.")]
 FolderOption = Annotated[
     Path | None,
@@ -137,7 +128,6 @@ def fleet(
     connect_timeout: ConnectOption = 10,
     timeout: TimeoutOption = None,
     remote_command: RemoteCommandOption = None,
-    bring: BringOption = None,
     any_version: AnyVersionOption = False,
     output: FolderOption = None,
     resume: ResumeOption = None,
@@ -156,7 +146,6 @@ def fleet(
     from egmctl.nodesets import require_clustershell
 
     require_clustershell("'egmctl fleet'")
-    from egmctl.fleet.bring import read_folders
     from egmctl.fleet.folder import REPORT
     from egmctl.fleet.nodes import select_nodes
     from egmctl.fleet.run import Launch
@@ -178,14 +167,6 @@ def fleet(
         timeout_s=timeout or TIMEOUTS_S.get(what.value, USUAL_TIMEOUT_S),
     )
     check_output(None, force=False)
-    folders = None
-    if bring:
-        if launch.launcher is not Launcher.SSH:
-            raise UsageError("--bring copies by ssh: with srun give --remote-command a place that all nodes see")
-        if remote_command is not None:
-            raise UsageError("--bring and --remote-command exclude each other; give one of them")
-        folders = read_folders(bring, any_version=any_version)
-        remote_command = folders.remote_command
     if resume is None:
         _check_remote(what, remote or ())
         asked = select_nodes(nodes or (), exclude or ())
@@ -205,8 +186,6 @@ def fleet(
         session = old_session(what, resume, remote_command=remote_command, any_version=any_version)
         _check_remote(what, session.asked.arguments)
         _require(launch.launcher)
-    if folders is not None:
-        _bring(folders, [node for node in session.asked.nodes if node not in session.answers], launch)
     with _progress(quiet) as on_tick:
         asking = ask(session, launch, on_tick, say)
     report = asking.report
@@ -234,13 +213,6 @@ def _require(launcher: Launcher) -> None:
     """Refuse to begin where there is no launcher: the command line was looked at, and no folder is made yet."""
     if shutil.which(launcher) is None:
         raise UsageError(f"--launcher {launcher}: there is no {launcher} in the PATH")
-
-
-def _bring(folders: Folders, nodes: Sequence[str], launch: Launch) -> None:
-    from egmctl.fleet.bring import bring
-
-    # A node without a copy is asked all the same, and is a result: it has no egmctl.
-    bring(folders, nodes, launch, lambda node, reason: say(f"{node}: egmctl could not be copied there: {reason}"))
 
 
 def _word(kind: type[Word], text: str, sentence: str) -> Word:

@@ -20,7 +20,6 @@ from egmctl.files import NEW_FILE, make_folder, open_folder, open_parent, path_o
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
 from egmctl.model.fleet import FleetReport
-from egmctl.older import FLEET_SCHEMA_1, upgraded
 from egmctl.units import printable
 
 REPORT = "fleet.json"
@@ -125,9 +124,9 @@ class Folder:
         path = self.path / REPORT
         source = f"file {path}"
         document = read_object(path, source, "report of egmctl fleet")
-        schema = check_schema(document, (FleetReport.SCHEMA, FLEET_SCHEMA_1), source, "report of egmctl fleet")
+        check_schema(document, (FleetReport.SCHEMA,), source, "report of egmctl fleet")
         try:
-            return from_json(FleetReport, upgraded(schema, document.get("result")), "result")
+            return from_json(FleetReport, document.get("result"), "result")
         except DecodeError as error:
             refuse(source, f"is not a valid report: {error}")
 

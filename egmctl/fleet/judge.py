@@ -6,18 +6,16 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from egmctl.bench.schema1 import BENCH_SCHEMA_1
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
-from egmctl.fleet.remote import Output, is_brought, read_output
+from egmctl.fleet.remote import Output, read_output
 from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import Asked, NodeAnswer, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.measurement import RunReport
-from egmctl.older import TOPO_SCHEMA_1
 from egmctl.topology.result import TopoResult
 from egmctl.units import format_size, printable
 
@@ -25,13 +23,13 @@ OUTPUT_LIMIT = FILE_LIMIT
 """Bytes that a node may send: nobody reads a larger document."""
 
 SCHEMAS = {
-    Command.SNAPSHOT: (MACHINE_SCHEMA,),
-    Command.TOPO: (TopoResult.SCHEMA, TOPO_SCHEMA_1),
-    Command.DOCTOR: (Diagnosis.SCHEMA,),
-    Command.BENCH: (RunReport.SCHEMA, BENCH_SCHEMA_1),
-    Command.BRINGUP: (Bringup.SCHEMA,),
+    Command.SNAPSHOT: MACHINE_SCHEMA,
+    Command.TOPO: TopoResult.SCHEMA,
+    Command.DOCTOR: Diagnosis.SCHEMA,
+    Command.BENCH: RunReport.SCHEMA,
+    Command.BRINGUP: Bringup.SCHEMA,
 }
-"""What each command answers in, the newest first: with ``--any-version`` a node may have an older egmctl."""
+"""What each command answers in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +98,6 @@ def _without_document(
         return Reach.LOST, words or "the connection ended before the command"
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
         return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped"
-    if output.lacks and is_brought(asked):
-        return Reach.NO_EGMCTL, f"there is no whole copy at {asked.remote_command}; give --bring again"
     if output.lacks:
         where = "there" if "/" in asked.remote_command else "in the PATH of a session without a login"
         what = f"there is no {printable(asked.remote_command)} {where}"
@@ -128,7 +124,7 @@ def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, i
     source = "what it sent"
     try:
         document = parse_object(output.document, source, "result of egmctl")
-        schema = check_schema(document, (*SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
+        schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
     except UsageError as error:
         return Reach.GARBAGE, _told("; ".join(filter(None, (str(error), words)))), crashed
     if schema == ERROR_SCHEMA or (schema != MACHINE_SCHEMA and document.get("result") is None):

@@ -1,8 +1,7 @@
 """Node sets: ClusterShell's syntax and groups in, names out.
 
 ClusterShell puts the name of a group into a shell command (the *upcall* of its source), expands ranges before it
-counts them, and brings sample groups with hosts of nobody. So names of groups and sizes are checked here before it
-sees them, and only groups that the site has defined count.
+counts them. So names of groups and sizes are checked here before it sees them.
 """
 
 from __future__ import annotations
@@ -30,17 +29,6 @@ NODES_LIMIT = 100_000
 
 GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", re.ASCII)
 """A name of a group, or of a source of groups: one word for a shell, and no option of a command."""
-
-SAMPLES = {
-    "adm": "example0",
-    "oss": "example4,example5",
-    "mds": "example6",
-    "io": "example[4-6]",
-    "compute": "example[32-159]",
-    "gpu": "example[156-159]",
-    "all": "example[4-6,32-159]",
-}
-"""The groups of ``groups.d/local.cfg`` as ClusterShell ships it, which a fresh install reads: hosts of nobody."""
 
 _RANGE = re.compile(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18})(?:/[0-9]{1,9})?)?\s*", re.ASCII)
 _BRACKETS = re.compile(r"([0-9]*)\[([^\]]*)\]", re.ASCII)
@@ -120,7 +108,7 @@ class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
         for name in filter(None, (namespace, group)):
             if not GROUP.fullmatch(name):
                 raise UsageError(f"{_quoted(name)} is no name of a group: letters, digits and any of . _ + - are")
-        found = self._checked(super().group_nodes(group, namespace), group)
+        found = self._checked(super().group_nodes(group, namespace))
         if not found and (others := self._others(group, namespace)) is not None:
             known = f"there are {short(', '.join(others))}" if others else "none is defined"
             raise UsageError(f"there is no group @{namespace + ':' if namespace else ''}{group}; {known}")
@@ -128,7 +116,7 @@ class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
 
     def all_nodes(self, namespace: str | None = None) -> list[str]:
         """Return the node sets of all nodes."""
-        return self._checked(super().all_nodes(namespace), "all")
+        return self._checked(super().all_nodes(namespace))
 
     def _others(self, group: str, namespace: str | None) -> list[str] | None:
         """Return the groups that there are; ``None`` where the group is one of them, and is empty."""
@@ -138,16 +126,11 @@ class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
             names = []
         if group in names:
             return None
-        return [f"@{namespace + ':' if namespace else ''}{name}" for name in names if name not in SAMPLES]
+        return [f"@{namespace + ':' if namespace else ''}{name}" for name in names]
 
     @staticmethod
-    def _checked(sets: list[Any], group: str) -> list[str]:
+    def _checked(sets: list[Any]) -> list[str]:
         texts = [str(one) for one in sets]
-        if texts and ",".join(texts) == SAMPLES.get(group):
-            raise UsageError(
-                f"@{group} is a sample that ClusterShell ships ({texts[0]}), not a group of this site: define the "
-                "site's own in /etc/clustershell/groups.d or groups.conf"
-            )
         for text in texts:
             _check_set(text)
         return texts

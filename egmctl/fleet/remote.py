@@ -39,47 +39,13 @@ _INNER = (
 )
 
 
-CACHE = ".cache/egmctl/fleet"
-"""Where the copies of egmctl are that ``bring.py`` carried to a node, under the user's home."""
-SUMS = ".egmctl-sums"
-"""The content of a copy's files, in the copy: the SHA-256 of each, its rights, and where links lead."""
-LIST = ".egmctl-files"
-"""The list of a copy's files, in the copy, with the sum of :data:`SUMS`: the last that is written of it."""
-WHOLE = (
-    'sums() ( cd "$1" && { find . -type f -exec sha256sum "{}" + ; find . ! -type d -exec stat -c "%a %n" "{}" + ; '
-    'find . -type l | while read -r link; do echo "$link to $(readlink "$link")"; done; } | LC_ALL=C sort ); '
-    'files() ( cd "$1" && { find . ! -type d -exec env TZ=UTC0 stat -c "%s %a %z %n" "{}" + ; '
-    f"sha256sum <{SUMS}; }} | LC_ALL=C sort ); "
-    'same() { test "$("$1" "$2" | LC_ALL=C comm -12 - "$3" | sha256sum)" = "$(sha256sum <"$3")"; }; '
-    f'whole() {{ test -s "$1/{LIST}" && test -s "$1/{SUMS}" && {{ same files "$1" "$1/{LIST}" || '
-    f'{{ grep -qxF "$(sha256sum <"$1/{SUMS}")" "$1/{LIST}" && same sums "$1" "$1/{SUMS}"; }}; }}; }}; '
-)
-"""The shell's functions for the files of a copy, for their content, and for whether all in its list are as they were:
-neither lost to a crash or a purge of old files, nor changed. As git does it, what has its size, its rights and its time
-of change (``ctime``, which no program can set) is not read: from a home that a rack shares that would take minutes.
-Where one of them differs, the content decides: a file system may date a file anew."""
-_BROUGHT = re.compile(rf"~/{re.escape(CACHE)}/[0-9a-f]{{16}}-\$\(uname -m\)/bin/egmctl", re.ASCII)
-_CHOOSE = (
-    f"{WHOLE}copy=${{2#??}}; copy=$HOME/${{copy%%-*}}-$(uname -m); "
-    'whole "$copy" || { echo "$0 lacks"; exit 127; }; '
-    'wanted=$1; shift 2; set -- "$wanted" "$copy/bin/egmctl" "$@"; '
-)
-"""What is run before :data:`_INNER` of a copy: it takes that of the node's architecture, and none that is damaged."""
-
-
-def is_brought(asked: Asked) -> bool:
-    """Say whether what runs on the nodes is a copy that ``bring.py`` carries there."""
-    return _BROUGHT.fullmatch(asked.remote_command) is not None
-
-
 def remote_words(asked: Asked, timeout_s: int) -> list[str]:
     """Return the words of the command that the launcher is to run on a node."""
-    inner = _CHOOSE + _INNER if is_brought(asked) else _INNER
     json = [] if asked.command is Command.SNAPSHOT else ["--json"]
     # What a node says of its progress is no reason for anything.
     quiet = ["--quiet"] if asked.command in (Command.BENCH, Command.BRINGUP) else []
     words = [asked.remote_command, asked.command.value, *json, *quiet, *asked.arguments]
-    return ["sh", "-c", _WATCH, MARK, MARK, str(timeout_s), inner, asked.version, *words]
+    return ["sh", "-c", _WATCH, MARK, MARK, str(timeout_s), _INNER, asked.version, *words]
 
 
 def remote_line(asked: Asked, timeout_s: int) -> str:

@@ -1,17 +1,16 @@
 """Fill memory with a pattern that a seed makes, overwrite it with poison, and check it against the pattern.
 
-With kernels every byte is made and checked on the GPU; without them numpy does the same on the host, slowly. The
-pattern is the one that ``kernels/pattern.cu`` defines; :func:`pattern_words` is its twin. Filling, poisoning and
-checking are queued, so that several GPUs work at the same time.
+Every byte is made and checked on the GPU. The pattern is the one that ``kernels/pattern.cu`` defines, with
+:func:`pattern_words` as its twin. Filling, poisoning and checking are queued: several GPUs work at the same time.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from egmctl.driver.cuda import call
 from egmctl.gpu.program import Kernels
@@ -32,7 +31,6 @@ THREADS = 512
 BLOCKS = 4
 """Of each multiprocessor: as many threads as it holds."""
 
-_CHUNK_BYTES = 32 << 20
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
@@ -72,16 +70,6 @@ Check = Callable[[], Difference | None]
 """A check under way: waits for it and returns what differs, ``None`` if every word is as it should be."""
 
 
-class Pattern(Protocol):
-    """Fills and checks the memory that a GPU reaches."""
-
-    def fill(self, stream: Stream, region: Region) -> None:
-        """Begin to write the pattern."""
-
-    def check(self, stream: Stream, region: Region) -> Check:
-        """Begin to compare with the pattern."""
-
-
 def poison(stream: Stream, region: Region) -> None:
     """Begin to overwrite memory with :data:`POISON`."""
     words = region.size_bytes // 4
@@ -95,8 +83,8 @@ def poison(stream: Stream, region: Region) -> None:
     call("cuMemsetD32Async", region.address, POISON, words, stream.handle)
 
 
-class KernelPattern:
-    """Makes and checks the pattern on the GPU, all of it."""
+class Pattern:
+    """Fills and checks the memory that a GPU reaches, all of it and on the GPU."""
 
     def __init__(self, kernels: dict[str, Kernels], results: Results) -> None:
         self._kernels = kernels
@@ -104,10 +92,12 @@ class KernelPattern:
         self._sums: dict[tuple[int, int], int] = {}
 
     def fill(self, stream: Stream, region: Region) -> None:
+        """Begin to write the pattern."""
         vectors = region.size_bytes // VECTOR_BYTES
         self._launch("fill_pattern", stream, region.address, vectors, region.own_seed, 1, 1)
 
     def check(self, stream: Stream, region: Region) -> Check:
+        """Begin to compare with the pattern."""
         result = self._results.take(stream)
         result.clear()
         vectors = region.size_bytes // VECTOR_BYTES
@@ -157,41 +147,6 @@ def first_difference(
     return Difference(count, region.offset_bytes + first * WORD_BYTES, expected(first), found)
 
 
-class HostPattern:
-    """Makes and checks the pattern on the host and moves it by synchronous copies: for machines without NVRTC."""
-
-    def fill(self, stream: Stream, region: Region) -> None:
-        stream.context.make_current()
-        for offset, words in _chunks(region.size_bytes):
-            chunk = pattern_words(region.own_seed, offset // WORD_BYTES, words)
-            stream.copy(region.address + offset, chunk.ctypes.data, chunk.nbytes)
-            stream.synchronize()
-
-    def check(self, stream: Stream, region: Region) -> Check:
-        return lambda: self._compare(stream, region)
-
-    def _compare(self, stream: Stream, region: Region) -> Difference | None:
-        import numpy as np
-
-        stream.context.make_current()
-        difference = None
-        for offset, words in _chunks(region.size_bytes):
-            found = np.empty(words, dtype=np.uint64)
-            stream.copy(found.ctypes.data, region.address + offset, found.nbytes)
-            stream.synchronize()
-            expected = pattern_words(region.own_seed, offset // WORD_BYTES, words)
-            wrong = np.flatnonzero(found != expected)
-            if not len(wrong):
-                continue
-            if difference is None:
-                first = wrong[0]
-                at = region.offset_bytes + offset + int(first) * WORD_BYTES
-                difference = Difference(len(wrong), at, int(expected[first]), int(found[first]))
-            else:
-                difference = replace(difference, words=difference.words + len(wrong))
-        return difference
-
-
 def pattern_words(seed: int, first: int, count: int) -> NDArray[np.uint64]:
     """Return ``count`` words of a seed's pattern from word ``first`` on, as ``kernels/pattern.cu`` defines it."""
     import numpy as np
@@ -202,10 +157,3 @@ def pattern_words(seed: int, first: int, count: int) -> NDArray[np.uint64]:
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     words: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
     return words
-
-
-def _chunks(size_bytes: int) -> list[tuple[int, int]]:
-    """Return (offset in bytes, number of words) of each part of a buffer."""
-    return [
-        (offset, min(_CHUNK_BYTES, size_bytes - offset) // WORD_BYTES) for offset in range(0, size_bytes, _CHUNK_BYTES)
-    ]

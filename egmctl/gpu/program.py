@@ -1,13 +1,12 @@
-"""The project's kernels: compiled by NVRTC to a cubin for the GPU's own architecture, kept on disk, loaded eagerly.
+"""The project's kernels: out of a cache that the folder ships filled and that NVRTC fills elsewhere, loaded eagerly.
 
-Always a cubin, never PTX: PTX of an NVRTC newer than the driver is refused, machine code of the same CUDA major is not.
-The sources include nothing, so no CUDA headers are needed.
+A GPU gets machine code, as PTX of an NVRTC newer than the driver is refused and machine code of the same CUDA major is
+not. Only a GPU newer than all of :data:`ARCHITECTURES` gets PTX. The sources include nothing, and need no CUDA headers.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import importlib
 import os
@@ -15,12 +14,11 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from egmctl.driver.cuda import bindings, call
-from egmctl.errors import EgmctlError
+from egmctl.driver.cuda import bindings, bindings_version, call
+from egmctl.errors import DriverCallError, EgmctlError
 from egmctl.files import make_folder
 from egmctl.gpu.context import Context
 from egmctl.gpu.release import ReleaseStack
@@ -29,7 +27,14 @@ INSTALL_NVRTC = "pip install 'egmctl[cu13]'"
 """What brings NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
-"""Every kernel is compiled for these in the tests: A100, H100/H200/GH200, B200/GB200, B300/GB300, RTX Blackwell."""
+"""What ships compiled, oldest first: A100, H100/H200/GH200, B200/GB200, B300/GB300, RTX Blackwell."""
+
+NEWEST_PTX = "compute_120"
+"""PTX of the newest of :data:`ARCHITECTURES`, which the driver compiles for GPUs that are newer."""
+
+_SOURCES = Path(__file__).parent / "kernels"
+SHIPPED = _SOURCES / "compiled"
+"""The cache as ``make dist`` fills it; there is none in a wheel."""
 
 _OPTIONS = ("--std=c++17",)
 
@@ -69,8 +74,8 @@ class Kernels:
 
     Raises
     ------
-    NoCompiler
-        If the kernels cannot be compiled here and are not on disk.
+    NoKernels
+        If this GPU's kernels are not in the cache and cannot be compiled here.
     CompileError
         If NVRTC rejects a source.
     """
@@ -81,7 +86,7 @@ class Kernels:
         self._functions: dict[str, tuple[Any, tuple[type, ...]]] = {}
         with ReleaseStack() as undo:
             for source, kernels in KERNELS.items():
-                module = call("cuModuleLoadData", _compiled(source, context.architecture))
+                module = _load(source, context.architecture)
                 undo.callback(call, "cuModuleUnload", module)
                 for name, parameters in kernels.items():
                     function = call("cuModuleGetFunction", module, name.encode())
@@ -114,10 +119,10 @@ class Kernels:
         self._undo.close()
 
 
-class NoCompiler(EgmctlError):
-    """Kernels cannot be compiled on this machine; the message says why and what to install."""
+class NoKernels(EgmctlError):
+    """There are no kernels for a GPU; the message says why and what to install."""
 
-    code = "no-compiler"
+    code = "no-kernels"
 
 
 class CompileError(EgmctlError):
@@ -126,126 +131,128 @@ class CompileError(EgmctlError):
     code = "compile"
 
 
-def load_compiler() -> None:
-    """Load NVRTC, if it is there and may be needed; whoever asks for it later need not wait.
-
-    The first compilation of a process loads another large file: half a second where a kernel takes a hundredth.
-    """
-    if _shipped().is_dir():
-        return
-    with suppress(NoCompiler):
-        nvrtc_version()
-        folder = _cache_folder()
-        if folder is None or not any(folder.iterdir()):
-            compile_source("nothing", b"", ARCHITECTURES[0])
-
-
 def compile_ahead(architectures: Iterable[str]) -> None:
-    """Begin to compile all kernels in threads; :class:`Kernels` waits for what it needs of them."""
+    """Begin to read or compile all kernels in threads; :class:`Kernels` waits for what it needs of them."""
     threads = ThreadPoolExecutor(thread_name_prefix="compile")
-    for architecture in architectures:
+    for target in {target_of(architecture) for architecture in architectures}:
         for source in KERNELS:
-            _under_way[source, architecture] = threads.submit(cubin, source, architecture)
+            _under_way[source, target] = threads.submit(compiled, source, target)
     threads.shutdown(wait=False)
 
 
 _under_way: dict[tuple[str, str], Future[bytes]] = {}
 
 
-def _compiled(source: str, architecture: str) -> bytes:
-    begun = _under_way.get((source, architecture))
-    return cubin(source, architecture) if begun is None else begun.result()
+def _load(source: str, architecture: str) -> Any:
+    target = target_of(architecture)
+    begun = _under_way.get((source, target))
+    image = compiled(source, target) if begun is None else begun.result()
+    try:
+        return call("cuModuleLoadData", image)
+    except DriverCallError as error:
+        if target == NEWEST_PTX:
+            sentence = f"this egmctl has no kernels for {architecture}, and the driver refuses to compile them: {error}"
+            raise NoKernels(sentence) from error
+        raise
 
 
-def cubin(source: str, architecture: str) -> bytes:
-    """Return one source as a cubin: one that ships, of the disk cache, or compiled now.
+def target_of(architecture: str) -> str:
+    """Return what a GPU's kernels are compiled for: ``sm_90`` is machine code, ``compute_120`` PTX.
+
+    Machine code for X.y runs on every X.z with z >= y ("Binary Compatibility", CUDA C++ Programming Guide).
+    """
+    number = _number(architecture)
+    known = [_number(name) for name in ARCHITECTURES]
+    if number // 10 > known[-1] // 10:
+        return NEWEST_PTX
+    fitting = [one for one in known if one // 10 == number // 10 and one <= number]
+    return f"sm_{fitting[-1]}" if fitting else architecture
+
+
+def compiled(source: str, target: str) -> bytes:
+    """Return one source compiled: out of the cache that ships, out of the user's, or by NVRTC, which fills the latter.
 
     Parameters
     ----------
     source
         File name among :data:`KERNELS`.
-    architecture
-        ``sm_90`` and so on.
+    target
+        As :func:`target_of` returns it.
     """
-    text = (_folder() / source).read_bytes()
-    with suppress(OSError):
-        shipped: bytes = (_shipped() / _shipped_name(text, architecture)).read_bytes()
-        return shipped
-    version = nvrtc_version()
-    identity = "\n".join((f"NVRTC {version[0]}.{version[1]}", architecture, *_OPTIONS, ""))
-    key = hashlib.sha256(identity.encode() + text).hexdigest()
-    folder = _cache_folder()
-    if folder is not None:
+    text = (_SOURCES / source).read_bytes()
+    name = _name(text, target)
+    own = _cache_folder()
+    for folder in filter(None, (SHIPPED, own)):
         with suppress(OSError):
-            return (folder / f"{key}.cubin").read_bytes()
-    compiled = compile_source(source, text, architecture)
-    if folder is not None:
-        _keep(folder / f"{key}.cubin", compiled)
-    return compiled
+            return (folder / name).read_bytes()
+    image = compile_source(source, text, target)
+    if own is not None:
+        _keep(own / name, image)
+    return image
 
 
-def compile_all(target: Path) -> None:
-    """Write every kernel for all :data:`ARCHITECTURES` into a folder, as `cubin` reads what ships; needs NVRTC."""
-    target.mkdir()
+def compile_all(folder: Path) -> None:
+    """Write every kernel for all :data:`ARCHITECTURES`, and as PTX, into a new folder: the cache that ships."""
+    folder.mkdir()
     for source in KERNELS:
-        text = (_folder() / source).read_bytes()
-        for architecture in ARCHITECTURES:
-            (target / _shipped_name(text, architecture)).write_bytes(compile_source(source, text, architecture))
+        text = (_SOURCES / source).read_bytes()
+        for target in (*ARCHITECTURES, NEWEST_PTX):
+            (folder / _name(text, target)).write_bytes(compile_source(source, text, target))
 
 
-def compile_source(source: str, text: bytes, architecture: str) -> bytes:
-    """Compile CUDA C++ that includes nothing to a cubin; needs NVRTC but neither a driver nor a GPU."""
-    supported = _nvrtc("nvrtcGetSupportedArchs")
-    if int(architecture.removeprefix("sm_")) not in supported:
-        raise NoCompiler(
-            f"NVRTC {'.'.join(map(str, nvrtc_version()))} cannot compile for {architecture}: a newer one is needed"
-        )
+def compile_source(source: str, text: bytes, target: str) -> bytes:
+    """Compile CUDA C++ that includes nothing; needs NVRTC but neither a driver nor a GPU.
+
+    Raises
+    ------
+    NoKernels
+        If NVRTC is not installed or does not know the target.
+    CompileError
+        If it rejects the source.
+    """
+    if _number(target) not in _supported():
+        version = ".".join(map(str, _nvrtc("nvrtcVersion")))
+        raise NoKernels(f"NVRTC {version} cannot compile for {target}: a newer one is needed")
     program = _nvrtc("nvrtcCreateProgram", text, source.encode(), 0, [], [])
     try:
-        options = [f"--gpu-architecture={architecture}".encode(), *(option.encode() for option in _OPTIONS)]
+        options = [f"--gpu-architecture={target}".encode(), *(option.encode() for option in _OPTIONS)]
         (result,) = _bindings().nvrtcCompileProgram(program, len(options), options)
         if result != 0:
             log = bytearray(_nvrtc("nvrtcGetProgramLogSize", program))
             _nvrtc("nvrtcGetProgramLog", program, log)
-            raise CompileError(f"{source} for {architecture}: {result.name}\n{log.rstrip(bytes(1)).decode()}")
-        compiled = bytearray(_nvrtc("nvrtcGetCUBINSize", program))
-        _nvrtc("nvrtcGetCUBIN", program, compiled)
-        return bytes(compiled)
+            raise CompileError(f"{source} for {target}: {result.name}\n{log.rstrip(bytes(1)).decode()}")
+        form = "PTX" if target == NEWEST_PTX else "CUBIN"
+        image = bytearray(_nvrtc(f"nvrtcGet{form}Size", program))
+        _nvrtc(f"nvrtcGet{form}", program, image)
+        return bytes(image)
     finally:
         _nvrtc("nvrtcDestroyProgram", program)
 
 
-@functools.cache
-def nvrtc_version() -> tuple[int, int]:
-    """Return NVRTC's version.
+def _supported() -> list[int]:
+    """Return the numbers of the architectures that NVRTC knows.
 
-    Raises
-    ------
-    NoCompiler
-        If NVRTC is not installed, or EGMCTL_NO_NVRTC is set (a test seam: behave as if it were not).
+    With EGMCTL_NO_NVRTC set (a test seam) it is as if NVRTC were not installed.
     """
+    missing = f"kernels for this GPU are not in the cache, and NVRTC is not installed: {INSTALL_NVRTC}"
     if os.environ.get("EGMCTL_NO_NVRTC"):
-        raise NoCompiler(f"EGMCTL_NO_NVRTC is set: kernels need NVRTC ({INSTALL_NVRTC})")
+        raise NoKernels(missing)
     try:
-        major, minor = _nvrtc("nvrtcVersion")
+        numbers: list[int] = _nvrtc("nvrtcGetSupportedArchs")
     except RuntimeError as error:
         # The bindings raise a RuntimeError of a class that depends on their version where the library is missing.
-        raise NoCompiler(f"kernels need NVRTC, which is not installed: {INSTALL_NVRTC}") from error
-    return major, minor
+        raise NoKernels(missing) from error
+    return numbers
 
 
-def _folder() -> Any:
-    return resources.files("egmctl.gpu") / "kernels"
+def _number(target: str) -> int:
+    return int(target.partition("_")[2])
 
 
-def _shipped() -> Any:
-    """Return where compiled kernels are in what ``make dist`` builds; elsewhere it does not exist."""
-    return _folder() / "compiled"
-
-
-def _shipped_name(text: bytes, architecture: str) -> str:
-    identity = "\n".join((architecture, *_OPTIONS, "")).encode()
-    return f"{hashlib.sha256(identity + text).hexdigest()}.cubin"
+def _name(text: bytes, target: str) -> str:
+    """Return the name of a compiled source in a cache: machine code of another CUDA major may be refused."""
+    identity = "\n".join((f"CUDA {bindings_version().partition('.')[0]}", target, *_OPTIONS, ""))
+    return f"{hashlib.sha256(identity.encode() + text).hexdigest()}.{'ptx' if target == NEWEST_PTX else 'cubin'}"
 
 
 def _bindings() -> Any:

@@ -32,8 +32,6 @@ class Gating(StrEnum):
     """What held the work back until all of it was queued."""
 
     KERNEL = "kernel"
-    STREAM_WAIT = "stream-wait"
-    """``cuStreamWaitValue32``: no kernel needed; it has no deadline of its own."""
     NONE = "none"
     """Nothing: the time holds the host's queueing of the first operation."""
 
@@ -249,26 +247,6 @@ class KernelGate:
         return bool(self._words.words[_EXPIRED])
 
 
-class StreamWaitGate:
-    """The stream itself waits for the word."""
-
-    how = Gating.STREAM_WAIT
-
-    def __init__(self, words: PinnedWords) -> None:
-        self._words = words
-
-    def hold(self, stream: Stream) -> None:
-        self._words.words[_OPEN] = 0
-        flags = bindings().CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
-        call("cuStreamWaitValue32", stream.handle, self._words.address + 4 * _OPEN, 1, flags)
-
-    def open(self) -> None:
-        self._words.words[_OPEN] = 1
-
-    def expired(self) -> bool:
-        return False
-
-
 class NoGate:
     """Work runs as it is queued."""
 
@@ -282,16 +260,3 @@ class NoGate:
 
     def expired(self) -> bool:
         return False
-
-
-def choose_gate(words: PinnedWords, contexts: Sequence[Context], kernels: dict[str, Kernels] | None) -> Gate:
-    """Return the best gate there is for these GPUs.
-
-    Stream memory operations are an attribute of each GPU: CAN_USE_64_BIT_STREAM_MEM_OPS stands for the version of the
-    interface that is always enabled (CUDA 12 and newer).
-    """
-    if kernels is not None:
-        return KernelGate(words, kernels)
-    if all(context.attribute("CAN_USE_64_BIT_STREAM_MEM_OPS") for context in contexts):
-        return StreamWaitGate(words)
-    return NoGate()

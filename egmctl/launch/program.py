@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import selectors
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
 
 KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
 
@@ -74,77 +72,6 @@ def output_of(words: Sequence[str], *, timeout_s: float, limit: int, environment
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
         process.stdout.close()
-
-
-def converse(process: subprocess.Popen[bytes], feed: BinaryIO, *, timeout_s: float, limit: int) -> tuple[bytes, bytes]:
-    """Feed a program, and return the beginning of its output and the end of its errors, ``limit`` bytes each at most.
-
-    A program that writes more than that to its output is let go of there.
-
-    Parameters
-    ----------
-    process
-        Started as :func:`kept` says, its three standard streams pipes; it is over when this returns.
-    feed
-        What it reads.
-
-    Raises
-    ------
-    TimeoutError
-        If it is not over in time.
-    """
-    assert process.stdin is not None  # noqa: S101 - they are pipes
-    assert process.stdout is not None  # noqa: S101
-    assert process.stderr is not None  # noqa: S101
-    until = time.monotonic() + timeout_s
-    out, errors, rest = b"", b"", feed.read(1 << 16)
-    os.set_blocking(process.stdin.fileno(), False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdin, selectors.EVENT_WRITE)
-        selector.register(process.stdout, selectors.EVENT_READ)
-        selector.register(process.stderr, selectors.EVENT_READ)
-        try:
-            while {process.stdout, process.stderr} & {key.fileobj for key in selector.get_map().values()}:
-                ready = selector.select(max(0.0, until - time.monotonic()))
-                if time.monotonic() >= until:
-                    raise TimeoutError
-                for key, _ in ready:
-                    if key.fileobj is process.stdin:
-                        try:
-                            rest = rest[os.write(key.fd, rest) :] or feed.read(1 << 16)
-                        except BrokenPipeError:
-                            rest = b""
-                        if not rest:
-                            selector.unregister(process.stdin)
-                            process.stdin.close()
-                        continue
-                    part = os.read(key.fd, 1 << 16)
-                    if not part:
-                        selector.unregister(key.fileobj)
-                    elif key.fileobj is process.stderr:
-                        errors = (errors + part)[-limit:]
-                    else:
-                        out += part
-                        if len(out) > limit:
-                            return out[:limit], errors
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-            return out, errors
-        finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have the keeper of a program end it and all that it has started."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.terminate()
-        process.wait(END_S)
-    process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_S)
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
 
 
 def _read(descriptor: int, until: float, limit: int) -> bytes:

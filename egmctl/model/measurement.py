@@ -94,8 +94,6 @@ class Verification(StrEnum):
 
     GPU_EVERY_SAMPLE = "gpu-every-sample"
     """After every sample all bytes of the destination, by a kernel on the GPU."""
-    HOST_FIRST_AND_LAST_SAMPLE = "host-first-and-last-sample"
-    """After the first and the last sample, on the host: there was no NVRTC to compile the kernel."""
     CHECKSUM_EVERY_SAMPLE = "checksum-every-sample"
     """Every sample's sum over what was read, which was not written anywhere."""
     COUNTERS_EVERY_SAMPLE = "counters-every-sample"
@@ -173,7 +171,7 @@ class Measurement(Task):
     reason: Plain | None = None
     """One sentence for every status but ``ok``; it may tell more of an ``ok`` one."""
     waivers: tuple[Waiver, ...] = ()
-    """Of a waived one all that stopped it, what the reason says first; none in documents of older versions."""
+    """Of a waived one all that stopped it, what the reason says first."""
     samples: tuple[Sample, ...] = ()
     bandwidth_gb_s: Summary | None = None
     """Of all flows together."""
@@ -185,7 +183,7 @@ class Measurement(Task):
     in_process: float | None = None
     """Where the memory is another process': the median of the same path within one process, in the same run."""
     gating: Plain | None = None
-    """What held the copies until all were queued: ``kernel``, ``stream-wait`` or ``none``."""
+    """What held the copies until all were queued: ``kernel`` or ``none``."""
     verification: Verification | None = None
     """``None`` where nothing was verified."""
     mismatch: Mismatch | None = None
@@ -305,7 +303,7 @@ class RunReport:
     problems: tuple[Plain, ...] = ()
     """What went wrong outside of any measurement."""
     kernel_messages: KernelMessages | None = None
-    """What the kernel logged meanwhile; ``None`` where not read: in documents of older versions."""
+    """What the kernel logged meanwhile; ``None`` where not read."""
     ranks: tuple[Rank, ...] = ()
     """The processes of the measurements by several."""
     measurements: tuple[Measurement, ...]
@@ -316,7 +314,7 @@ class RunReport:
     host_load: HostLoad | None = None
     """``None`` where not read: in a run over several nodes, and in documents of older versions."""
     seconds: RunSeconds | None = None
-    """Where the time went; ``None`` in documents of older versions and in what is left of a run that did not end."""
+    """Where the time went; ``None`` in what is left of a run that did not end."""
     machines: tuple[Machine, ...] = ()
     """The nodes that were measured, with the facts that the plan was made from and pseudonyms for what is private."""
 

@@ -83,9 +83,6 @@ class Hop:
     """Why the rate, or the link, is not known."""
 
 
-FORMER_SYMBOLS = {"the node's own memory": "CPU", "between NUMA nodes": "CPU>SMP", "a socket": "socket"}
-"""What was called otherwise in profiles and in documents of ``egmctl.bench/1`` (:mod:`egmctl.bench.schema1`)."""
-
 _ACROSS = " across nodes"
 _NAMES = {LinkKind.NVLINK: "NV", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe", LinkKind.SMP: "SMP", LinkKind.UNKNOWN: "?"}
 

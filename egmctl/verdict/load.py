@@ -18,12 +18,8 @@ from egmctl.errors import UsageError
 from egmctl.files import read_bounded
 from egmctl.model.codec import DecodeError, field_types, from_json
 from egmctl.model.profile import PROFILE_SCHEMA, Profile, Unit
-from egmctl.model.route import FORMER_SYMBOLS
-from egmctl.older import with_link
 from egmctl.units import printable
 
-PROFILE_SCHEMA_1 = "egmctl.profile/1"
-_KEYS_1 = re.compile(r"^(\s*(?:\[\[\s*)?)wire(s?\b)", re.MULTILINE)
 """The keys of schema 1 in its text, in which the line of a fault is looked for."""
 FILE_LIMIT = 1 << 20
 """Bytes of the largest file that is read; ``hgx-h200.toml`` has some 20 KiB."""
@@ -140,14 +136,12 @@ def parse(text: str, path: Path) -> Profile:
         at = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
         line = int(at[1]) if at and at[1] else text.count("\n") + 1
         _refuse(path, line, f"not TOML: {str(error)[: at.start()] if at else type(error).__name__}")
-    if document.get("schema") == PROFILE_SCHEMA_1:
-        document, text = _upgraded(document), _KEYS_1.sub(r"\1link\2", text)
     if document.get("schema") != PROFILE_SCHEMA:
         _refuse_key(path, text, "schema", f"expected {PROFILE_SCHEMA!r}, found {document.get('schema')!r}")
     for place in _unknown(Profile, document, ""):
         _refuse_key(path, text, place, "there is no such key")
     try:
-        profile = _with_symbols(from_json(Profile, document))
+        profile = from_json(Profile, document)
     except DecodeError as error:
         place, _, what = str(error).partition(": ")
         _refuse_key(path, text, place if what else "", what or place)
@@ -156,24 +150,6 @@ def parse(text: str, path: Path) -> Profile:
     for place, what in _faults(profile):
         _refuse_key(path, text, place, what)
     return profile
-
-
-def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a file of ``egmctl.profile/1``, which called a link a wire, as one of today."""
-    found = {("links" if key == "wires" else key): value for key, value in document.items()}
-    for table in ("links", "references"):
-        if isinstance(rows := found.get(table), list):
-            found[table] = [with_link(row) if isinstance(row, dict) else row for row in rows]
-    return found | {"schema": PROFILE_SCHEMA}
-
-
-def _with_symbols(profile: Profile) -> Profile:
-    """Return a profile whose references name links as the bench does today."""
-    renamed = (
-        dataclasses.replace(one, link=FORMER_SYMBOLS[one.link]) if one.link in FORMER_SYMBOLS else one
-        for one in profile.references
-    )
-    return dataclasses.replace(profile, references=tuple(renamed))
 
 
 def _faults(profile: Profile) -> Iterator[tuple[str, str]]:

@@ -99,12 +99,6 @@ def test_each_driver_call_that_fails_is_named_and_all_is_given_back(bench: Bench
     assert run.node.leaks() == []
 
 
-def test_without_kernels_it_is_waived_and_says_why(bench: Bench) -> None:
-    run = bench(NAMES[0], env={"EGMCTL_NO_NVRTC": "1"})
-    assert run.code == 3
-    assert all("pip install 'egmctl[cu13]'" in m["reason"] for m in run.measurements)
-
-
 def test_the_table_says_what_was_timed() -> None:
     text = shown(H200, 2, [0], "device_to_device_atomic")
     assert "latency GPU(row) <- GPU(column), atomic addition and its answer (ns)" in text

@@ -70,6 +70,22 @@ def test_csv_says_who_opened_what_and_how(egmctl: RunEgmctl, fake_node: MakeFake
     assert {row["unit"] for row in lives} == {"ms"}
 
 
+@pytest.mark.long
+def test_a_process_without_kernels_ends_its_paths_in_all_processes(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+) -> None:
+    node = fake_node("gb200-tray")
+    env = node.environment() | {"XDG_CACHE_HOME": str(tmp_path), "EGMCTL_NO_NVRTC": "1"}
+    ended = egmctl(*SMALL, "--json", env=env, timeout_s=280)
+    found = {(m["case"], m["status"], m["reason"]) for m in json.loads(ended.out)["result"]["measurements"]}
+    missing = "kernels for this GPU are not in the cache, and NVRTC is not installed: pip install 'egmctl[cu13]'"
+    assert {status for case, status, _ in found if case == "ipc_socket_round_trip"} == {"ok"}
+    waived = [(status, why) for case, status, why in found if case != "ipc_socket_round_trip"]
+    assert {status for status, _ in waived} == {"waived"}
+    assert all(why.endswith(missing) for _, why in waived)
+    assert node.leaks() == []
+
+
 def test_list_and_dry_run_start_nothing(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     node = fake_node("gb200-tray")
     listed = egmctl("bench", "--list", "--suite", "ipc", env=node.environment())

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import csv
-import functools
-import gzip
 import io
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from egmctl import saved
-from egmctl.bench.schema1 import BENCH_SCHEMA_1, upgraded
 from egmctl.comparison import compare
 from egmctl.comparison.spread import default_spread
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.command import Command
 from egmctl.model.measurement import RunReport
-from egmctl.model.memory import HOST_MEMORY, NUMA_MEMORY, MemoryKind
+from egmctl.model.memory import HOST_MEMORY, MemoryKind
 from egmctl.model.profile import Reference, Unit
 from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
 from egmctl.model.ucx import UcxRoute
@@ -34,11 +28,9 @@ from egmctl.report.kinds import BENCH
 from egmctl.report.rendering import render
 from egmctl.report.route_words import route_words
 from egmctl.saved import Saved
-from egmctl.verdict.classes import SEVERAL, class_of
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
 from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
-from tests.conftest import ROOT
 from tests.saved.documents import measured_report
 
 _PCI = [one for one in LinkClass if one not in (LinkClass.NVLINK, LinkClass.UNKNOWN)]
@@ -136,88 +128,3 @@ def test_routes_over_more_or_fewer_nvlinks_are_of_one_kind(route: Route) -> None
 )
 def test_what_routes_are_called(route: Route, symbol: str, words: str) -> None:
     assert (route.symbol, route_words(route)) == (symbol, words)
-
-
-# --- documents of schema 1, which had a sentence in place of a route -------------------------------------------------
-
-OLD = sorted((ROOT / "tests/data").glob("bench-1/*.json.gz")) + sorted((ROOT / "tests/data").glob("runs/*.json.gz"))
-"""``bench-1`` was made by the planner that wrote schema 1: every sentence that it had, on machines as they should be,
-without EGM, half unread, without NVML, and on two nodes."""
-
-
-def old(path: Path) -> dict[str, Any]:
-    """Return a document."""
-    document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    return document
-
-
-@functools.cache
-def today(path: Path) -> RunReport:
-    """Return the run that is read from a document."""
-    report = saved.load(path).result
-    assert isinstance(report, RunReport)
-    return report
-
-
-@pytest.mark.parametrize("path", OLD, ids=lambda path: path.name.partition(".")[0])
-class TestSchema1:
-    @pytest.mark.long
-    def test_is_read_and_shown_and_written_as_today(self, path: Path, tmp_path: Path) -> None:
-        document = old(path)
-        assert document["schema"] == BENCH_SCHEMA_1
-        file = tmp_path / "old.json"
-        file.write_text(json.dumps(document))
-        report = saved.load(file).result
-        assert isinstance(report, RunReport)
-        for format in BENCH.formats:
-            assert str(render(report, format))
-        again = tmp_path / "today.json"
-        again.write_text(str(render(report, Format.JSON)))
-        assert json.loads(again.read_text())["schema"] == RunReport.SCHEMA
-        assert saved.load(again).result == report
-
-    def test_says_of_each_route_what_the_sentence_said(self, path: Path) -> None:
-        document, report = old(path), today(path)
-        for then, now in zip(document["result"]["measurements"], report.measurements, strict=True):
-            for sentence, flow in zip((f["wire"] for f in then["flows"]), now.flows, strict=True):
-                words = sentence.replace("not known whether", "unknown whether")
-                words = words.replace("between the processes, over a socket", "messages between the processes")
-                if flow.route.egm is Egm.NO:
-                    # It said of pinned memory too that nobody knows whether it is EGM.
-                    words = re.sub(", unknown whether EGM: .*", ", not EGM", words)
-                assert route_words(flow.route) == words
-        verdict = document["result"]["verdict"]
-        assert report.verdict is not None
-        for then, known in zip(verdict["classes"], report.verdict.classes, strict=True):
-            if then["wire"] not in (SEVERAL, known.link):
-                assert known.link == class_of(report.measurements[known.measurements[0]]).link or "," in then["wire"]
-
-    def test_has_the_nominal_rates_of_its_machine(self, path: Path) -> None:
-        for m in today(path).measurements:
-            for flow in m.flows:
-                links = {hop.link for hop in flow.route.hops}
-                if flow.route.symbol in ("NV18", "NV18>C2C", "C2C", "C2C-sys") and flow.route.carrier is Carrier.LINKS:
-                    assert flow.route.at_most_gb_s is not None or "nvml-dead" in path.name or "half" in path.name
-                assert links != {LinkKind.UNKNOWN} or flow.route.at_most_gb_s is None
-
-
-@given(words=st.text(max_size=60), egm=st.none() | st.booleans(), memory=st.sampled_from(sorted(MemoryKind)))
-def test_any_sentence_gives_a_route(words: str, egm: bool | None, memory: MemoryKind) -> None:
-    flow = {"source": {"memory": memory}, "destination": {"memory": "device"}, "wire": words, "egm": egm}
-    result = upgraded({"measurements": [{"flows": [flow]}]})
-    found = from_json(Route, result["measurements"][0]["flows"][0]["route"])
-    assert found.memory == (memory if memory in HOST_MEMORY else None)
-    if memory in NUMA_MEMORY and found.carrier is Carrier.LINKS:
-        assert found.egm is {True: Egm.YES, False: Egm.NO, None: Egm.UNKNOWN}[egm]
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"measurements": 3},
-        {"measurements": [None, {"flows": [7]}]},
-        {"verdict": {"classes": [1], "judged": [{"judgements": [2]}, 3]}},
-    ],
-)
-def test_what_has_not_the_shape_of_schema_1_is_left_to_the_decoder(broken: dict[str, Any]) -> None:
-    assert upgraded(broken) == broken

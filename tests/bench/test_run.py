@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -216,24 +217,66 @@ def test_without_nvml_copies_are_measured_and_nobody_claims_egm(egmctl: RunEgmct
     assert {hop["nominal_gb_s"] for route in routes for hop in route["hops"]} == {None}, "and no rate is invented"
 
 
-class TestWithoutNvrtc:
-    def test_copies_are_gated_by_the_stream_and_checked_on_the_host(self, bench: Bench) -> None:
-        run = bench(*TWO_GPUS, env={"EGMCTL_NO_NVRTC": "1"})
-        assert run.code == 0
-        assert {(m["status"], m["gating"], m["verification"]) for m in run.result["measurements"]} == {
-            ("ok", "stream-wait", "host-first-and-last-sample")
+def _capability(major: int, minor: int) -> dict[str, int]:
+    return {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor}
+
+
+class TestKernels:
+    """Where kernels come from: the user's cache is empty, and nothing ships with a checkout."""
+
+    @pytest.fixture
+    def cache(self, tmp_path: Path) -> Path:
+        return tmp_path / "egmctl"
+
+    @staticmethod
+    def gb200(*capabilities: tuple[int, int]) -> Machine:
+        """Return the node with GPUs of these compute capabilities."""
+        machine = load("gb200-tray")
+        gpus = [
+            replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, **_capability(*capability)}))
+            for gpu, capability in zip(machine.gpus or (), capabilities, strict=False)
+            if gpu.cuda is not None
+        ]
+        return replace(machine, gpus=(*gpus, *(machine.gpus or ())[len(gpus) :]))
+
+    def test_without_cache_and_nvrtc_everything_is_waived_and_says_why(self, bench: Bench, tmp_path: Path) -> None:
+        run = bench(*TWO_GPUS, env={"EGMCTL_NO_NVRTC": "1", "XDG_CACHE_HOME": str(tmp_path)})
+        assert run.code == 3
+        assert set(run.statuses()) == {"waived"}
+        assert run.reasons() == {
+            "kernels for this GPU are not in the cache, and NVRTC is not installed: pip install 'egmctl[cu13]'"
         }
-        assert "pip install 'egmctl[cu13]'" in run.result["notes"][0]
-        assert not run.node.calls("cuLaunchKernel")
+        assert not run.node.calls("cuMemcpyAsync")
         assert run.node.leaks() == []
 
-    def test_corruption_is_found_there_too(self, bench: Bench) -> None:
-        # Filling is the first copy, two warm the path up, the fifth is the last of the first sample: the second MiB.
-        run = bench(*TWO_GPUS, faults="cuMemcpyAsync@5=corrupt:4096", env={"EGMCTL_NO_NVRTC": "1"})
-        assert run.code == 1
-        corrupt = run.result["measurements"][0]
-        assert (corrupt["status"], corrupt["mismatch"]["words"]) == ("corrupt", 1)
-        assert corrupt["mismatch"]["first_offset_bytes"] == MIB + 4096
+    def test_what_one_run_has_compiled_the_next_finds_without_nvrtc(self, bench: Bench, cache: Path) -> None:
+        env = {"XDG_CACHE_HOME": str(cache.parent)}
+        assert bench(*TWO_GPUS, env=env).code == 0
+        assert {path.suffix for path in cache.iterdir()} == {".cubin"}
+        assert len(list(cache.iterdir())) == len(KERNELS)
+        assert bench(*TWO_GPUS, env=env | {"EGMCTL_NO_NVRTC": "1"}).code == 0
+
+    def test_a_gpu_that_is_newer_gets_ptx(self, bench: Bench, cache: Path) -> None:
+        machine = self.gb200((13, 0), (13, 0))
+        run = bench(*TWO_GPUS, machine=machine, env={"XDG_CACHE_HOME": str(cache.parent)})
+        assert run.code == 0
+        suffixes = Counter(path.suffix for path in cache.iterdir())
+        assert suffixes[".ptx"] == len(KERNELS)
+
+    def test_ptx_that_the_driver_refuses_is_a_waiver(self, bench: Bench, cache: Path) -> None:
+        """As of a driver that is older than the NVRTC that made it: CUDA_ERROR_UNSUPPORTED_PTX_VERSION."""
+        env = {"XDG_CACHE_HOME": str(cache.parent)}
+        run = bench(*TWO_GPUS, machine=self.gb200((13, 0), (13, 0)), faults="cuModuleLoadData=error:222", env=env)
+        assert run.code == 3
+        assert all("this egmctl has no kernels for sm_130, and the driver refuses" in why for why in run.reasons())
+
+    def test_a_gpu_without_kernels_does_not_cost_the_others(self, bench: Bench, cache: Path) -> None:
+        env = {"XDG_CACHE_HOME": str(cache.parent)}
+        assert bench(*TWO_GPUS, env=env).code == 0
+        run = bench(*TWO_GPUS, machine=self.gb200((7, 5)), env=env | {"EGMCTL_NO_NVRTC": "1"})
+        found = {("GPU0" in json.dumps(m["flows"]), m["status"]) for m in run.result["measurements"]}
+        assert found == {(True, "waived"), (False, "ok")}
+        assert run.node.leaks() == []
 
 
 class TestSelection:

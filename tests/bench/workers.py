@@ -28,7 +28,7 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
     from_json(Preparation, message["preparation"])
     faults = dict(part.split(":") for part in os.environ.get("EGMCTL_TEST_FAULT", "").split(",") if part)
     _misbehave(faults.get("setup", ""), "cuInit")
-    parent.send({"event": Event.READY, "note": "nothing is measured here"})
+    parent.send({"event": Event.READY})
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         step = from_json(OrderedStep, message["step"])
         broken = False

@@ -25,7 +25,7 @@ from egmctl.verdict.load import load_all
 from tests.conftest import ROOT
 from tests.report.texts import text_of
 
-SCHEMA = json.loads((ROOT / "docs/schemas/bench-1.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 RUNS = ("idle", "idle-again", "beside-traffic")
 
 

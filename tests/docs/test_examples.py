@@ -264,7 +264,7 @@ def test_the_image_holds_the_folder_that_make_dist_writes() -> None:
     text = (EXAMPLES / "folder.Dockerfile").read_text()
     (pattern,) = re.findall(r"^ADD dist/(\S+) /opt/$", text, re.MULTILINE)
     for arch in ("x86_64", "aarch64"):
-        assert fnmatchcase(f"egmctl-{__version__}-linux-{arch}-cu13-slim.tar.xz", pattern)
+        assert fnmatchcase(f"egmctl-{__version__}-linux-{arch}-cu13.tar.xz", pattern)
         assert arch in text
 
 

@@ -38,6 +38,7 @@ UsePAM no
 StrictModes no
 PidFile none
 LogLevel ERROR
+Subsystem sftp internal-sftp
 SetEnv PATH={path} {more}
 """
 
@@ -66,7 +67,7 @@ _ANSWER = json.dumps(
         "machine": None,
         "errors": [],
         "result": {"platform": "none", "gpus_asked": None, "numa_asked": None, "purposes": [], "counts": {}}
-        | {"findings": []},
+        | {"findings": [], "machines": []},
     }
 )
 ANSWERS = f"{SAYS_VERSION}; echo '{_ANSWER}'"
@@ -172,13 +173,16 @@ class Lab:
         own = ("unshare ", "sh -c \nmount", "cat", "/usr/sbin/sshd", "sshd:")
         return [line for line in found if line and not line.startswith(own)]
 
+    def inside(self, *words: str) -> list[str]:
+        """Return the command line of a program that reaches the hosts."""
+        return ["nsenter", "-t", str(self._hub.pid), "-n", *words]
+
     def command(self, *arguments: str) -> list[str]:
         """Return the command line of an egmctl that reaches the hosts."""
-        inside = ["nsenter", "-t", str(self._hub.pid), "-n"]
         ssh = ["--launcher-options", f"-F {shlex.quote(str(self.folder / 'ssh_config'))}"]
         if arguments[0] == "fleet":
             arguments = (*arguments[:2], *ssh, *arguments[2:])
-        return [*inside, sys.executable, "-m", "egmctl", *arguments]
+        return self.inside(sys.executable, "-m", "egmctl", *arguments)
 
     def run(self, *arguments: str, timeout_s: float = 280, **environment: str) -> Ended:
         """Run egmctl where it reaches the hosts; it writes into ``results`` of the lab's folder."""

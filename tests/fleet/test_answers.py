@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shlex
@@ -17,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.errors import UsageError
-from egmctl.fleet.bring import _LOOK, _TAKE
 from egmctl.fleet.folder import Folder, new_folder, old_folder
 from egmctl.fleet.folding import groups
 from egmctl.fleet.judge import Ended, judge
@@ -29,7 +27,6 @@ from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
 from egmctl.nodesets import fold
 from egmctl.report.exports.json import plain_json
-from tests.conftest import ROOT
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
 DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
@@ -98,25 +95,6 @@ def test_how_asking_a_node_ended(
     assert answer.file == "".join(f"nodes/{name}" for name in kept)
 
 
-@pytest.mark.parametrize(
-    ("command", "schema"), [(Command.TOPO, "egmctl.topo/1"), (Command.BENCH, "egmctl.bench/1")], ids=str
-)
-def test_a_document_of_an_older_egmctl_is_an_answer(folder: Folder, command: Command, schema: str) -> None:
-    document = json.dumps({"schema": schema, "exit_code": 0, "errors": [], "result": {}})
-    folder.part("node01").write_text(sent("egmctl 0.0.9", document))
-    asked = replace(ASKED, command=command, version="")
-    answer = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
-    assert (answer.reach, answer.file) == (Reach.ANSWERED, "nodes/node01.json")
-
-
-def test_a_report_of_an_older_egmctl_is_gone_on_with(folder: Folder) -> None:
-    old = gzip.decompress((ROOT / "tests/data/schema-1/fleet.json.gz").read_bytes())
-    (folder.path / "fleet.json").write_bytes(old)
-    comparison = folder.read_report().comparison
-    assert comparison is not None
-    assert {path.link for path in comparison.paths} == {"PCIe", "NV18"}
-
-
 def test_of_a_nodes_errors_the_end_is_kept(folder: Folder) -> None:
     launch = Launch(launcher=Launcher.SSH, options=(), fanout=1, connect_timeout_s=1, timeout_s=1)
     fleet = _Fleet(ASKED, ("node01",), launch, folder, lambda _: None, [])
@@ -156,24 +134,7 @@ def test_the_line_for_the_node_is_its_words_for_any_posix_shell() -> None:
     words = subprocess.run(["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
     assert words.stdout.splitlines() == shlex.split(line)
     assert shlex.split(line)[-5:] == ["x y", "topo", "--json", "--gpus", "a b'c$(d)"]
-    brought = replace(ASKED, remote_command="~/.cache/egmctl/fleet/0123456789abcdef-$(uname -m)/bin/egmctl")
-    for asked in (ASKED, brought):
-        assert not re.search(r"\n|\\|!(?! )", remote_line(asked, 60))
-    assert len(remote_line(brought, 60)) > len(remote_line(ASKED, 60)) + 200
-    for script in (_LOOK, _TAKE):
-        assert not re.search(r"\n|\\|!(?! )", shlex.join(["sh", "-c", script]))
-
-
-def test_a_copy_that_is_not_whole_is_said(folder: Folder) -> None:
-    folder.part("node01").write_text("\negmctl-fleet begin\negmctl-fleet lacks\n\negmctl-fleet end 127\n")
-    path = "~/.cache/egmctl/fleet/0123456789abcdef-$(uname -m)/bin/egmctl"
-    answer = judge(
-        replace(ASKED, remote_command=path),
-        folder,
-        Ended(node="node01", code=0, duration_s=1.0, errors=""),
-        timeout_s=60,
-    )
-    assert answer.reason == f"there is no whole copy at {path}; give --bring again"
+    assert not re.search(r"\n|\\|!(?! )", remote_line(ASKED, 60))
 
 
 def test_a_snapshot_is_json_by_itself() -> None:

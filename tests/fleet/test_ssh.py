@@ -7,9 +7,11 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,6 +66,31 @@ def finished(process: subprocess.Popen[bytes]) -> Ended:
     """Return how a command that was started ended."""
     out, err = process.communicate(timeout=30)
     return Ended(process.returncode, out.decode(), err.decode())
+
+
+@pytest.mark.long
+def test_the_folder_is_copied_to_nodes_and_run_there_as_the_guide_says(lab: Lab) -> None:
+    (block,) = re.findall(r"```sh\n(clush .*?)```", (ROOT / "docs/fleet.md").read_text(), re.DOTALL)
+    home = {node: lab.folder / f"home-{node}" for node in ("node01", "node02")}
+    for node, folder in home.items():
+        folder.mkdir()
+        lab.host(node, None, environment=f"HOME={folder}")
+    name = re.findall(r"egmctl-\S+?-cu13", block)[0]
+    program = lab.folder / name / "bin/egmctl"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{ANSWERS}\n")
+    program.chmod(0o755)
+    subprocess.run(("tar", "-cJf", f"{name}.tar.xz", name), cwd=lab.folder, check=True)
+    (lab.folder / "arrived").mkdir()
+    block = block.replace("/tmp/", f"{lab.folder}/arrived/").replace("01-72", "01-02")  # noqa: S108
+    *copying, asking = block.splitlines()
+    clush = (sys.executable, "-m", "ClusterShell.CLI.Clush", "-o", f"-F {lab.folder}/ssh_config")
+    for line in copying:
+        words = lab.inside(*clush, *shlex.split(line)[1:])
+        subprocess.run(words, cwd=lab.folder, check=True, timeout=100, stdin=subprocess.DEVNULL)
+    ended = lab.run(*shlex.split(asking)[1:], "--json")
+    assert {node: answer["reach"] for node, answer in answers(ended).items()} == dict.fromkeys(home, "answered")
+    assert all((folder / name / "bin/egmctl").is_file() for folder in home.values())
 
 
 @pytest.mark.long

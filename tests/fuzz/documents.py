@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from egmctl import saved
-from egmctl.bench.schema1 import BENCH_SCHEMA_1
 from egmctl.comparison import compare
 from egmctl.data import profiles_dir
 from egmctl.doctor.registry import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.doctor.scope import EVERYTHING
-from egmctl.documents import read_content
 from egmctl.errors import UsageError
 from egmctl.facts import record
 from egmctl.facts.kernel_log import event
@@ -34,7 +32,6 @@ from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
 from egmctl.verdict.load import load
-from tests.conftest import ROOT
 from tests.fleet.test_views import REPORT
 from tests.journal.lines import stamped
 from tests.mutation import mutated
@@ -69,10 +66,6 @@ def _machine(_folder: Path) -> str:
 
 def _bench(_folder: Path) -> str:
     return json.dumps(bench_document(judged_run()))
-
-
-def _old_bench(_folder: Path) -> str:
-    return read_content(ROOT / "tests/data/bench-1/two-nodes-without-egm.json.gz", "it").decode()
 
 
 def _doctor(_folder: Path) -> str:
@@ -128,7 +121,6 @@ def _profile(_folder: Path) -> str:
 _ORIGINALS: dict[str, Callable[[Path], str]] = {
     "machine": _machine,
     "bench": _bench,
-    "bench-1": _old_bench,
     "doctor": _doctor,
     "topo": _topo,
     "journal": _journal,
@@ -212,7 +204,7 @@ def _typed(document: dict[str, Any], choice: random.Random) -> bytes | None:
         return json.dumps({**document, "result": to_json(mutated(found, choice))}).encode()
     if document["schema"] == "egmctl.machine/1":
         return record.text(mutated(found.machines[0], choice)).encode()
-    if found.result is None or document["schema"] in (Bringup.SCHEMA, BENCH_SCHEMA_1):
+    if found.result is None or document["schema"] == Bringup.SCHEMA:
         return None
     return json.dumps({**document, "result": to_json(mutated(found.result, choice))}).encode()
 
@@ -247,7 +239,6 @@ def readers(kind: str, path: Path, good: Path, choice: random.Random) -> Sequenc
         ],
         "profile": [["profile", "show", str(path)], ["profile", "show", str(path), "--json"]],
     }
-    ways["bench-1"] = ways["bench"]
     ways["doctor"] = ways["topo"] = [["compare", str(good), str(path), *form], ["compare", str(path), str(good)]]
     ways["fleet"] = ways["comparison"] = ways["bringup"] = [["compare", str(path), str(good)]]
     return choice.choice(show + ways[kind]) if kind != "profile" else choice.choice(ways[kind])

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prove the folder that `make dist` built on a machine with GPUs: unpacked in a fresh place, with nothing else installed.
 #
-#   sh tests/gpu/prove_folder.sh dist/egmctl-VERSION-linux-ARCH-cu13-slim.tar.xz OUT
+#   sh tests/gpu/prove_folder.sh dist/egmctl-VERSION-linux-ARCH-cu13.tar.xz OUT
 #
 # Runs topo, doctor --active, bench --quick and bench --suite ipc with an empty environment (no PYTHONPATH, no PATH of a
 # CUDA toolkit, a home of their own), and leaves in OUT what each printed (NAME.txt, NAME.err) and saved (NAME.json),

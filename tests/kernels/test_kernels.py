@@ -1,4 +1,4 @@
-"""Every kernel compiles for every architecture without a GPU, and the cache of cubins trusts nobody else's files."""
+"""Every kernel compiles for every architecture without a GPU, and the cache trusts nobody else's files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from egmctl.gpu import program
-from egmctl.gpu.program import ARCHITECTURES, KERNELS, CompileError, NoCompiler, compile_source, cubin, nvrtc_version
+from egmctl.gpu.program import (
+    ARCHITECTURES,
+    KERNELS,
+    NEWEST_PTX,
+    CompileError,
+    NoKernels,
+    compile_source,
+    compiled,
+    target_of,
+)
 from tests.tiers import few
 
 FOLDER = Path(program.__file__).parent / "kernels"
@@ -20,8 +29,8 @@ ELF = b"\x7fELF"
 def nvrtc() -> None:
     """Skip where NVRTC is not installed."""
     try:
-        nvrtc_version()
-    except NoCompiler as error:
+        program._supported()
+    except NoKernels as error:
         pytest.skip(str(error))
 
 
@@ -33,13 +42,36 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("architecture", few(ARCHITECTURES, every=3))
+@pytest.mark.parametrize("target", few((*ARCHITECTURES, NEWEST_PTX), every=3))
 @pytest.mark.parametrize("source", KERNELS)
-def test_every_kernel_compiles_for_every_architecture(source: str, architecture: str) -> None:
-    compiled = compile_source(source, (FOLDER / source).read_bytes(), architecture)
-    assert compiled.startswith(ELF)
+def test_every_kernel_compiles_for_every_architecture(source: str, target: str) -> None:
+    image = compile_source(source, (FOLDER / source).read_bytes(), target)
+    assert image.startswith(ELF) == (target != NEWEST_PTX)
+    if target == NEWEST_PTX:
+        assert f".target {target.replace('compute', 'sm')}".encode() in image
     for kernel in KERNELS[source]:
-        assert kernel.encode() in compiled
+        assert kernel.encode() in image
+
+
+@pytest.mark.parametrize(
+    ("architecture", "target"),
+    [
+        *((architecture, architecture) for architecture in ARCHITECTURES),
+        ("sm_86", "sm_80"),
+        ("sm_89", "sm_80"),
+        ("sm_121", "sm_120"),
+        ("sm_130", NEWEST_PTX),
+        ("sm_75", "sm_75"),
+        ("sm_110", "sm_110"),
+    ],
+)
+def test_a_gpu_runs_its_own_code_or_that_of_its_major_and_a_newer_one_ptx(architecture: str, target: str) -> None:
+    assert target_of(architecture) == target
+
+
+def test_the_ptx_is_of_the_newest_architecture() -> None:
+    assert ARCHITECTURES[-1].replace("sm_", "compute_") == NEWEST_PTX
+    assert list(ARCHITECTURES) == sorted(ARCHITECTURES, key=program._number)
 
 
 def test_the_registry_names_every_source_and_every_kernel_with_its_parameters() -> None:
@@ -67,56 +99,62 @@ def test_a_rejected_source_is_an_error_with_the_compilers_log() -> None:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_an_architecture_newer_than_the_compiler_is_named() -> None:
-    with pytest.raises(NoCompiler, match=r"cannot compile for sm_999: a newer one is needed"):
+def test_an_architecture_that_the_compiler_does_not_know_is_named() -> None:
+    with pytest.raises(NoKernels, match=r"cannot compile for sm_999: a newer one is needed"):
         compile_source("gate.cu", b"", "sm_999")
 
 
-def test_without_nvrtc_the_message_has_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvrtc_version.cache_clear()
+@pytest.mark.usefixtures("cache")
+def test_without_cache_and_nvrtc_the_message_has_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EGMCTL_NO_NVRTC", "1")
-    with pytest.raises(NoCompiler, match=r"pip install 'egmctl\[cu13\]'"):
-        cubin("gate.cu", "sm_90")
-    monkeypatch.undo()
-    nvrtc_version.cache_clear()
+    with pytest.raises(NoKernels, match=r"not in the cache, and NVRTC is not installed: pip install 'egmctl\[cu13\]'"):
+        compiled("gate.cu", "sm_90")
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.usefixtures("nvrtc", "cache")
 def test_kernels_that_ship_need_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.compile_all(tmp_path / "compiled")
-    monkeypatch.setattr(program, "_shipped", lambda: tmp_path / "compiled")
-    monkeypatch.setattr(program, "compile_source", lambda *_: pytest.fail("compiled again"))
-    made = {cubin(source, architecture) for source in program.KERNELS for architecture in program.ARCHITECTURES}
-    assert len(made) == len(program.KERNELS) * len(program.ARCHITECTURES)
-    assert all(one.startswith(ELF) for one in made)
+    monkeypatch.setattr(program, "SHIPPED", tmp_path / "compiled")
+    monkeypatch.setenv("EGMCTL_NO_NVRTC", "1")
+    targets = {target_of(architecture) for architecture in (*ARCHITECTURES, "sm_130")}
+    images = {compiled(source, target) for source in KERNELS for target in targets}
+    assert len(images) == len(KERNELS) * (len(ARCHITECTURES) + 1)
+    with pytest.raises(NoKernels, match="not in the cache"):
+        compiled("gate.cu", "sm_75")
 
 
 @pytest.mark.usefixtures("nvrtc")
 class TestCache:
     def test_a_second_request_is_answered_from_disk(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        first = cubin("gate.cu", "sm_90")
+        first = compiled("gate.cu", "sm_90")
         assert [path.read_bytes() for path in cache.iterdir()] == [first]
         assert stat.S_IMODE(cache.stat().st_mode) == 0o700
         monkeypatch.setattr(program, "compile_source", lambda *_: pytest.fail("compiled again"))
-        assert cubin("gate.cu", "sm_90") == first
+        assert compiled("gate.cu", "sm_90") == first
 
     def test_architectures_have_entries_of_their_own(self, cache: Path) -> None:
-        assert cubin("gate.cu", "sm_90") != cubin("gate.cu", "sm_100")
+        assert compiled("gate.cu", "sm_90") != compiled("gate.cu", "sm_100")
         assert len(list(cache.iterdir())) == 2
 
     @pytest.mark.parametrize("mode", [0o770, 0o707])
     def test_a_folder_that_others_may_write_to_is_passed_over(self, cache: Path, mode: int) -> None:
         cache.mkdir()
         cache.chmod(mode)
-        assert cubin("gate.cu", "sm_90").startswith(ELF)
+        assert compiled("gate.cu", "sm_90").startswith(ELF)
         assert not list(cache.iterdir())
 
     def test_a_folder_of_someone_else_is_passed_over(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cache.mkdir(mode=0o700)
         monkeypatch.setattr("os.geteuid", lambda: cache.stat().st_uid + 1)
-        assert cubin("gate.cu", "sm_90").startswith(ELF)
+        assert compiled("gate.cu", "sm_90").startswith(ELF)
         assert not list(cache.iterdir())
+
+    def test_another_cuda_has_entries_of_its_own(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        compiled("gate.cu", "sm_90")
+        monkeypatch.setattr(program, "bindings_version", lambda: "12.9.4")
+        compiled("gate.cu", "sm_90")
+        assert len(list(cache.iterdir())) == 2
 
     @pytest.mark.parametrize("home", [None, "", "relative"])
     def test_no_home_is_no_cache_and_no_error(
@@ -128,10 +166,10 @@ class TestCache:
             monkeypatch.delenv("HOME", raising=False)
         else:
             monkeypatch.setenv("HOME", home)
-        assert cubin("gate.cu", "sm_90").startswith(ELF)
+        assert compiled("gate.cu", "sm_90").startswith(ELF)
         assert not list(tmp_path.iterdir())
 
     def test_a_cache_that_cannot_be_made_is_no_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-        assert cubin("gate.cu", "sm_90").startswith(ELF)
+        assert compiled("gate.cu", "sm_90").startswith(ELF)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
 import sys
 import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from egmctl.launch.program import converse, kept, output_of
+from egmctl.launch.program import kept, output_of
 from tests.conftest import command_environment
 from tests.launch.start import ROOT, wait_until
 
@@ -104,20 +102,6 @@ def test_one_that_reads_the_input_may_end_in_an_orderly_way(tmp_path: Path) -> N
     )
     assert process.communicate(b"some\n", timeout=30)[0] == b"some\norderly\n"
     assert process.returncode == 0
-
-
-def test_one_that_reads_nothing_and_talks_for_ever_ends_with_its_time(tmp_path: Path) -> None:
-    words = kept(["/bin/sh", "-c", "exec yes >&2"], grace_s=0, passes_input=True)
-    pipe = subprocess.PIPE
-    tracemalloc.start()
-    try:
-        with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, cwd=tmp_path) as process:
-            with pytest.raises(TimeoutError):
-                converse(process, io.BytesIO(bytes(1 << 20)), timeout_s=0.5, limit=1000)
-            most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert most < 4 << 20, "of its errors the end is kept"
 
 
 def test_the_exit_code_is_the_programs() -> None:

@@ -33,7 +33,7 @@ def test_the_wheel_holds_what_the_checkout_ships(wheel: zipfile.ZipFile) -> None
 
 
 def test_the_wheel_holds_the_whole_guide(wheel: zipfile.ZipFile) -> None:
-    """And so does everything that is made of it: the folder, deb, rpm and pex."""
+    """And so does everything that is made of it: the folder, deb and rpm."""
     held = set(wheel.namelist())
     guide = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*") if path.is_file()}
     assert {f"egmctl/_docs/{name}" for name in guide} == {name for name in held if name.startswith("egmctl/_docs/")}

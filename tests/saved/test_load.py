@@ -22,21 +22,19 @@ from egmctl.facts import record, replay
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.command import Command
-from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding
 from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
-from egmctl.report.exports.json import doctor_json, dump, envelope
+from egmctl.report.exports.json import doctor_json, dump, envelope, plain_json
 from egmctl.report.formats import Format
-from egmctl.report.kinds import COMPARISON, FLEET
 from egmctl.report.rendering import render
 from egmctl.topology.result import TopoResult
-from egmctl.topology.topology import topology
 from egmctl.verdict.judge import judge
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
+from tests.fleet.test_views import REPORT
 from tests.memory import most_bytes
 from tests.report.runs import run as run_of
 from tests.saved.documents import bench_document, machine_of, measured_report
@@ -120,63 +118,6 @@ def test_the_document_of_a_command_that_had_no_result(tmp_path: Path) -> None:
     assert [(entry.code, entry.message) for entry in loaded.errors] == [("nothing", "there is no GPU to measure")]
 
 
-def test_a_document_of_a_version_that_kept_no_machine(tmp_path: Path) -> None:
-    document = bench_document(measured_report("hgx-h200x4"))
-    del document["result"]["machines"]
-    assert saved.load(write(tmp_path, document)).machines == ()
-
-
-# --- what older versions wrote ---------------------------------------------------------------------------------------
-
-
-def older(name: str) -> str:
-    """Return a document that was written when a link was called a wire."""
-    text = gzip.decompress((ROOT / f"tests/data/schema-1/{name}.json.gz").read_bytes()).decode()
-    assert f'"egmctl.{name}/1"' in text
-    assert '"wire"' in text
-    return text
-
-
-def test_a_topology_of_schema_1(tmp_path: Path) -> None:
-    text = older("topo")
-    loaded = saved.load(write(tmp_path, text))
-    assert loaded.kind is Command.TOPO
-    assert isinstance(loaded.result, TopoResult)
-    wires = [[hop["wire"] for hop in route["hops"]] for route in json.loads(text)["result"]["routes"]]
-    assert ["nvlink", "c2c"] in wires
-    assert [[hop.link for hop in route.hops] for route in loaded.result.routes] == wires
-    shown = saved.viewed(loaded)
-    assert str(render(shown, Format.TEXT)) == str(render(topology(machine_of("gb200-tray")), Format.TEXT))
-    assert json.loads(str(render(shown, Format.JSON)))["schema"] == TopoResult.SCHEMA
-
-
-@pytest.mark.parametrize("name", ["comparison", "fleet"])
-def test_a_comparison_of_schema_1(tmp_path: Path, name: str) -> None:
-    text = older(name)
-    loaded = saved.load_any(write(tmp_path, text))
-    assert isinstance(loaded, Comparison | FleetReport)
-    found = loaded.comparison if isinstance(loaded, FleetReport) else loaded
-    then = json.loads(text)["result"]
-    assert found is not None
-    assert found.paths
-    paths = (then["comparison"] if name == "fleet" else then)["paths"]
-    assert [path.link for path in found.paths] == [path["wire"] for path in paths]
-    assert all(
-        str(render(loaded, format)) for format in (COMPARISON.formats if name == "comparison" else FLEET.formats)
-    )
-    today = json.loads(str(render(loaded, Format.JSON)))
-    assert today["schema"] == f"egmctl.{name}/2"
-    assert saved.load_any(write(tmp_path, today)) == loaded
-
-
-@pytest.mark.parametrize("name", ["topo", "comparison", "fleet"])
-@pytest.mark.parametrize("spoil", ["[]", "7", "null", '{"routes": 1}', '{"paths": {}}', '{"comparison": [1]}'])
-def test_a_spoiled_document_of_schema_1(tmp_path: Path, name: str, spoil: str) -> None:
-    document = json.loads(older(name)) | {"result": json.loads(spoil)}
-    with pytest.raises(UsageError, match="is not a valid result: result"):
-        saved.load_any(write(tmp_path, document))
-
-
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -199,8 +140,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("", "is not JSON, or is truncated"),
         ("[]", "expected an object"),
         ("{}", "it states no schema, expected egmctl.bench/2, egmctl.doctor/1, egmctl.topo/2, egmctl.machine/1"),
-        ('{"schema": "egmctl.bench/3"}', "this egmctl reads up to version 2: use a newer egmctl"),
-        ('{"schema": "egmctl.bench/1"}', "the key 'tool' is missing"),
+        ('{"schema": "egmctl.bench/3"}', "has the schema 'egmctl.bench/3', of another version of egmctl"),
+        ('{"schema": "egmctl.bench/1"}', "this one reads egmctl.bench/2"),
+        ('{"schema": "egmctl.bench/2"}', "the key 'tool' is missing"),
+        ('{"schema": "other/1"}', "its schema is 'other/1', expected egmctl.bench/2"),
     ],
 )
 def test_a_file_that_is_none_of_ours(tmp_path: Path, content: str, part: str) -> None:
@@ -217,7 +160,7 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_fleet_is_its_report(tmp_path: Path) -> None:
-    (tmp_path / "fleet.json").write_text(older("fleet"))
+    (tmp_path / "fleet.json").write_text(plain_json(REPORT))
     assert isinstance(saved.load_any(tmp_path), FleetReport)
 
 

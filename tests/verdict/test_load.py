@@ -275,28 +275,6 @@ def test_a_broken_one_is_passed_over_only_where_somebody_is_told() -> None:
     assert [str(error).partition(", line")[0] for error in told] == [f"profile {folder / 'broken.toml'}"]
 
 
-def former(text: str) -> str:
-    """Return a profile as it was in ``egmctl.profile/1``, which called a link a wire."""
-    text = text.replace(PROFILE_SCHEMA, "egmctl.profile/1").replace("[[links]]", "[[wires]]")
-    return re.sub(r"^link = (?=.*\n(?:links|unit) = )", "wire = ", text, flags=re.MULTILINE)
-
-
-@pytest.mark.parametrize("path", sorted(profiles_dir().glob("*.toml")), ids=lambda path: str(path.stem))
-def test_a_profile_of_schema_1_is_read(path: Path) -> None:
-    old = former(path.read_text())
-    assert "[[wires]]" in old or "wire = " in old
-    assert parse(old, path) == parse(path.read_text(), path)
-
-
-def test_a_fault_in_a_profile_of_schema_1_has_its_line() -> None:
-    path = profiles_dir() / "hgx-h200.toml"
-    lines = former(path.read_text()).splitlines()
-    number = next(number for number, line in enumerate(lines) if line == 'wire = "nvlink"')
-    lines[number] = "wire = 7"
-    with pytest.raises(UsageError, match=rf"line {number + 1}: links\[0\].link"):
-        parse("\n".join(lines), path)
-
-
 @pytest.mark.parametrize(
     "text", ["9" * 5000 + " = 1\n", 'name = "' + "x" * 5000 + '"\n', "a = " + "[" * 5000, "a = " + "9" * 5000]
 )

@@ -306,12 +306,6 @@ def test_who_uses_a_gpu_is_told_with_the_call_that_said_so() -> None:
     ]
 
 
-def test_an_older_document_says_nothing_of_what_stopped_it_and_nothing_is_guessed() -> None:
-    made = measured(with_gpu_denied(H200, 3), WRITE)
-    older = replace(made, measurements=tuple(replace(one, waivers=()) for one in made.measurements))
-    assert explained(older).causes == ()
-
-
 def test_only_numa_memory_depends_on_the_egm_route() -> None:
     """All paths to the second CPU are called slow; pinned memory's are not for want of EGM."""
     made = measured(with_gpu_denied(GB200, 2, 3), H2D, PINNED, nodes=(1,))

@@ -1,1 +1,18 @@
-"""Makes what is handed out: a folder with its own Python, deb and rpm of it, a pex; see tools/make_dist.py."""
+"""Makes what is handed out: a folder with its own Python, deb and rpm of it; see tools/make_dist.py."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+
+def words(valid: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return what reads an option's words, separated by commas."""
+
+    def read(text: str) -> list[str]:
+        for word in text.split(","):
+            if word not in valid:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(valid)}")
+        return text.split(",")
+
+    return read

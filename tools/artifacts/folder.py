@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 LAUNCHER = """\
@@ -24,6 +24,7 @@ LAUNCHER = """\
 here=$(readlink -f "$0")
 exec "${here%/bin/*}/python/bin/python3.13" -I -m egmctl "$@"
 """
+PYTHON = "python/bin/python3.13"
 SITE = "python/lib/python3.13/site-packages"
 GUIDE = f"{SITE}/egmctl/_docs"
 
@@ -43,7 +44,13 @@ NEVER_IMPORTED = (
 """Of site-packages, as regular expressions: what is left out because egmctl never imports it."""
 
 COMPILER = (r"nvidia/cu13/.*", r"nvidia_cuda_nvrtc-.*")
-"""Of site-packages: NVRTC, which a slim folder is without."""
+"""Of site-packages: NVRTC, which fills the cache of kernels and is left out then."""
+
+COMPLETIONS = {
+    "bash": "bash-completion/completions/egmctl",
+    "zsh": "zsh/site-functions/_egmctl",
+    "fish": "fish/vendor_completions.d/egmctl.fish",
+}
 
 
 def make_folder(target: Path, python_tar: Path, wheel: Path, lock: Path, arch: str, uv: Path) -> None:
@@ -76,32 +83,31 @@ def make_folder(target: Path, python_tar: Path, wheel: Path, lock: Path, arch: s
     (target / "share/doc/egmctl").symlink_to(os.path.relpath(target / GUIDE, target / "share/doc"))
 
 
-def finish(target: Path, native: Path, epoch: int) -> None:
-    """Compile Python and kernels, add the shells' completions, and give every file one time and plain modes.
+def compile_kernels(native: Path, target: Path) -> Path:
+    """Fill a new folder with every kernel compiled, by the interpreter and the NVRTC of this machine's folder."""
+    kernels = "import pathlib, sys; from egmctl.gpu import program; program.compile_all(pathlib.Path(sys.argv[1]))"
+    subprocess.run([native / PYTHON, "-I", "-c", kernels, target], check=True)
+    return target
+
+
+def finish(target: Path, native: Path, kernels: Path, epoch: int, describe: Callable[[Path], str]) -> None:
+    """Complete a folder: kernels in place of their compiler, byte code, completions; one time, plain modes.
 
     Parameters
     ----------
     native
-        A folder of this machine's architecture, whose interpreter and NVRTC do the work: what they make is the same
-        everywhere.
+        The folder of this machine's architecture, whose interpreter does the work.
+    describe
+        Returns the list of what is inside a folder.
     """
-    python = native / "python/bin/python3.13"
+    shutil.copytree(kernels, target / SITE / "egmctl/gpu/kernels/compiled")
+    remove(target / SITE, COMPILER)
+    (target / "share/sbom.cdx.json").write_text(describe(target))
     # All of it, also what this interpreter has imported: a time in it would be compared with the file's.
-    byte_code: list[str | Path] = [
-        "-B",
-        "-m",
-        "compileall",
-        "-f",
-        "-qq",
-        "--invalidation-mode",
-        "unchecked-hash",
-        "-s",
-        target,
-    ]
+    byte_code: list[str | Path] = [native / PYTHON, "-I", "-B", "-m", "compileall", "-f", "-qq"]
+    byte_code += ["--invalidation-mode", "unchecked-hash", "-s", target, target / "python/lib/python3.13"]
     fixed = {**os.environ, "PYTHONHASHSEED": "0"}
-    subprocess.run([python, "-I", *byte_code, target / "python/lib/python3.13"], check=True, env=fixed)
-    kernels = "import pathlib, sys; from egmctl.gpu import program; program.compile_all(pathlib.Path(sys.argv[1]))"
-    subprocess.run([python, "-I", "-c", kernels, target / SITE / "egmctl/gpu/kernels/compiled"], check=True)
+    subprocess.run(byte_code, check=True, env=fixed)
     for shell, place in COMPLETIONS.items():
         show = {**os.environ, "_EGMCTL_COMPLETE": f"source_{shell}"}
         done = subprocess.run([native / "bin/egmctl"], env=show, check=True, capture_output=True)
@@ -111,13 +117,6 @@ def finish(target: Path, native: Path, epoch: int) -> None:
             executable = path.is_dir() or path.stat().st_mode & 0o100
             path.chmod(0o755 if executable else 0o644)
         os.utime(path, (epoch, epoch), follow_symlinks=False)
-
-
-COMPLETIONS = {
-    "bash": "bash-completion/completions/egmctl",
-    "zsh": "zsh/site-functions/_egmctl",
-    "fish": "fish/vendor_completions.d/egmctl.fish",
-}
 
 
 def remove(site: Path, patterns: Iterable[str]) -> None:
@@ -131,10 +130,28 @@ def remove(site: Path, patterns: Iterable[str]) -> None:
             path.unlink()
 
 
-def slim(target: Path, folder: Path) -> None:
-    """Copy ``folder`` to ``target`` without NVRTC."""
-    shutil.copytree(folder, target, symlinks=True)
-    remove(target / SITE, COMPILER)
+def tar_xz(folder: Path, target: Path, epoch: int) -> None:
+    """Write a folder into ``target`` (``.tar.xz``) under its own name: sorted, owned by nobody, of one time.
+
+    Blocks of a fixed size make the result independent of how many threads compress.
+    """
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        member.mtime = epoch
+        return member
+
+    command = ("xz", "--compress", "--stdout", "-6", "--threads=0", "--block-size=64MiB")
+    with (
+        open(target, "wb") as file,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file) as packer,
+        tarfile.open(fileobj=packer.stdin, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path in walk(folder):
+            archive.add(path, path.relative_to(folder.parent).as_posix(), recursive=False, filter=plain)
+    if packer.returncode:
+        raise OSError(f"xz ended with {packer.returncode} on {target.name}")
 
 
 def walk(folder: Path) -> Iterator[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -19,22 +19,26 @@ from artifacts import interpreter
 from artifacts.folder import SITE
 
 
-def bill_of_materials(folder: Path, version: str, epoch: int) -> str:
-    """Return a folder's list as JSON of CycloneDX 1.6; the same for the same folder.
+def bill_of_materials(version: str, epoch: int) -> Callable[[Path], str]:
+    """Return what lists a folder as JSON of CycloneDX 1.6; the same for the same folder.
 
     Parameters
     ----------
     version
         egmctl's.
     """
-    root = Component(name="egmctl", version=version, type=ComponentType.APPLICATION, bom_ref="egmctl")
-    root.licenses.add(LicenseFactory().make_from_string("Apache-2.0"))
-    bom = Bom(components=(*_wheels(folder / SITE), *_interpreter(folder / "python/licenses")))
-    bom.metadata.component = root
-    bom.metadata.timestamp = datetime.fromtimestamp(epoch, timezone.utc)
-    bom.serial_number = uuid.uuid5(uuid.NAMESPACE_URL, f"egmctl {version} {folder.name} {epoch}")
-    bom.register_dependency(root, sorted(bom.components))
-    return f"{JsonV1Dot6(bom).output_as_string(indent=1)}\n"
+
+    def describe(folder: Path) -> str:
+        root = Component(name="egmctl", version=version, type=ComponentType.APPLICATION, bom_ref="egmctl")
+        root.licenses.add(LicenseFactory().make_from_string("Apache-2.0"))
+        bom = Bom(components=(*_wheels(folder / SITE), *_interpreter(folder / "python/licenses")))
+        bom.metadata.component = root
+        bom.metadata.timestamp = datetime.fromtimestamp(epoch, timezone.utc)
+        bom.serial_number = uuid.uuid5(uuid.NAMESPACE_URL, f"egmctl {version} {folder.name} {epoch}")
+        bom.register_dependency(root, sorted(bom.components))
+        return f"{JsonV1Dot6(bom).output_as_string(indent=1)}\n"
+
+    return describe
 
 
 def _wheels(site: Path) -> Iterator[Component]:

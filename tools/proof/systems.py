@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,7 @@ class System:
 
     suite: str
     ubuntu: bool = False
-    forms: Sequence[str] = ("folder", "slim", "deb", "rpm", "pex")
+    forms: Sequence[str] = ("folder", "deb", "rpm")
     """What can be installed there."""
     fake_node: bool = True
     """Whether the fake driver runs there, which is compiled here, for this machine's glibc."""
@@ -31,7 +30,7 @@ class System:
 
 SYSTEMS = {
     # Its glibc, 2.31, is older than that of RHEL 9 (2.34). Its dpkg does not read zstd, its Python is 3.9.
-    "debian11": System("bullseye", forms=("folder", "slim"), fake_node=False),
+    "debian11": System("bullseye", forms=("folder",), fake_node=False),
     "debian12": System("bookworm"),
     "debian13": System("trixie"),
     "ubuntu22.04": System("jammy", ubuntu=True),
@@ -44,7 +43,7 @@ _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 
 
 def make_root(name: str, arch: str, cache: Path) -> Path:
-    """Return the root of a system with Python (for the pex) and rpm; made now or before.
+    """Return the root of a system with rpm; made now or before.
 
     Raises
     ------
@@ -69,7 +68,7 @@ def make_root(name: str, arch: str, cache: Path) -> Path:
 
 def _bootstrap(system: System, new: Path) -> list[str | Path]:
     # No key of Ubuntu's is in Debian, and the other way round: what runs in these roots has no network.
-    command: list[str | Path] = ["debootstrap", "--variant=minbase", "--no-check-gpg", "--include=python3,rpm,xz-utils"]
+    command: list[str | Path] = ["debootstrap", "--variant=minbase", "--no-check-gpg", "--include=rpm,xz-utils"]
     if not system.ubuntu:
         return [*command, system.suite, new]
     # All releases of Ubuntu are made alike; an older debootstrap does not know the names of newer ones.
@@ -80,7 +79,7 @@ def _bootstrap(system: System, new: Path) -> list[str | Path]:
 def _extract(system: System, arch: str, new: Path) -> list[str | Path]:
     """Unpack without running what packages run at their installation, which would take minutes under emulation."""
     names = {"x86_64": "amd64", "aarch64": "arm64"}
-    packages = "dash,coreutils,util-linux,libc-bin,python3,rpm,dpkg,sed,grep,tar,diffutils,xz-utils"
+    packages = "dash,coreutils,util-linux,libc-bin,rpm,dpkg,sed,grep,tar,diffutils,xz-utils"
     return [
         "mmdebstrap",
         "--quiet",
@@ -171,12 +170,9 @@ def left_in(layer: Path) -> set[str]:
         "rpmdb",
         "tmp",
     )
-    # What the system's own Python compiles, where that was not done at its installation, is nobody's.
-    pyc = re.compile(r"usr/lib/python3\.[0-9]+/(.*/)?__pycache__/.*")
     found = {path.relative_to(layer).as_posix() for path in layer.rglob("*")}
     return {
         name
         for name in found
-        if not (name.startswith(own) or pyc.fullmatch(name))
-        and ("egmctl" in Path(name).name or not (layer / name).is_dir())
+        if not name.startswith(own) and ("egmctl" in Path(name).name or not (layer / name).is_dir())
     }

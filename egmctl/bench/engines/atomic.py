@@ -15,7 +15,7 @@ from egmctl.gpu.timing import FlowParts
 from egmctl.model.measurement import Verification
 
 if TYPE_CHECKING:
-    from egmctl.bench.processes.context import WorkerContext
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,7 @@ class Atomic(TransferEngine):
 class CountAdditions:
     """Every word is 0 before a sample, and holds afterwards how many additions it was to get: none may be lost."""
 
-    def name(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
-        return Verification.GPU_EVERY_SAMPLE
+    name = Verification.GPU_EVERY_SAMPLE
 
     def prepare_destination(self, destination: Destination, part: Window) -> None:
         stream = destination.stream
@@ -45,7 +44,7 @@ class CountAdditions:
         words = part.slot_bytes // WORD_BYTES
         result = destination.worker.results.take(stream)
         result.clear()
-        kernels = destination.worker.kernels_of(stream.context.bus_id)
+        kernels = destination.worker.kernels[stream.context.bus_id]
         grid = stream.context.multiprocessors
         arguments = (address, words, passes, part.slots, result.address)
         kernels.launch("verify_counts", stream.handle, grid, THREADS, *arguments)

@@ -9,18 +9,18 @@ from egmctl.bench.engines.chase import WARM_UP_LOADS, PointerChase, Walker
 from egmctl.gpu.atomics import Adder, Counters
 from egmctl.gpu.chase import Walk
 from egmctl.gpu.clock import possible_ms
-from egmctl.gpu.program import NoCompiler
 from egmctl.model.measurement import Task, Verification
 
 if TYPE_CHECKING:
-    from egmctl.bench.processes.context import WorkerContext
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtomicRoundTrip(PointerChase):
     """Additions to counters in memory, where a pointer chase has loads: ``kernels/atomic_latency.cu``."""
 
-    def verification(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
+    @property
+    def verification(self) -> Verification:
         return Verification.COUNTERS_EVERY_SAMPLE
 
     def walker(self, task: Task) -> type[Walker]:  # noqa: ARG002
@@ -36,10 +36,8 @@ class Additions(Walker):
     def take_reader(self) -> None:
         if self._walks:
             stream = self.worker.stream(self.flow.initiator or "")
-            if self.worker.kernels is None:
-                raise NoCompiler(f"a latency can only be measured with kernels; {self.worker.note}")
             self.worker.connect(stream.context.bus_id, self.flow.source)
-            self.adder = Adder(stream, self.worker.kernels_of(stream.context.bus_id))
+            self.adder = Adder(stream, self.worker.kernels[stream.context.bus_id])
             self._held.own.append(self.adder)
 
     def write_chain(self) -> int | None:

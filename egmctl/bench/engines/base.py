@@ -22,7 +22,7 @@ class BenchEngine(ABC):
     counted: str
     """What its bandwidth counts; empty for one that measures none."""
     needs_kernels: bool
-    """Whether it runs the project's kernels, which NVRTC compiles: without NVRTC its tasks are waived."""
+    """Whether kernels of the project do its work."""
     needs_capability: tuple[int, int] = (0, 0)
     """The compute capability from which on GPUs can do it; its tasks are waived on older ones."""
     atomics: bool = False
@@ -35,8 +35,9 @@ class BenchEngine(ABC):
     timed_by_host: bool = False
     """Whether the host has a part in what is timed: where it runs the processes is in the number then."""
 
+    @property
     @abstractmethod
-    def verification(self, worker: WorkerContext) -> Verification | None:
+    def verification(self) -> Verification | None:
         """Return what is compared with what was sent; ``None`` where nothing arrives that could be wrong."""
 
     @abstractmethod

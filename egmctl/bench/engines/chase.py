@@ -22,7 +22,6 @@ from egmctl.bench.processes.sharing import open_buffers
 from egmctl.bench.statistics import summarize
 from egmctl.gpu.chase import Chain, Reader, Walk
 from egmctl.gpu.clock import ms_since, possible_ms
-from egmctl.gpu.program import NoCompiler
 from egmctl.model.measurement import (
     Chase,
     ChaseOrder,
@@ -51,7 +50,8 @@ NVBANDWIDTH_LOADS = 1_000_000
 class PointerChase(BenchEngine):
     """Along random or sequential lines, idle or while other blocks load the same path: ``kernels/chase.cu``."""
 
-    def verification(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
+    @property
+    def verification(self) -> Verification:
         return Verification.WALK_EVERY_SAMPLE
 
     def walker(self, task: Task) -> type[Walker]:
@@ -80,7 +80,7 @@ class PointerChase(BenchEngine):
         gathered = collective.do(lambda _place: evidence.told(watch, worker))
         found = []
         for walker, outcome, items in zip(walkers, collective.outcomes, gathered, strict=True):
-            made = outcome or walker.conclude(self.verification(worker))
+            made = outcome or walker.conclude(self.verification)
             if made.samples:
                 made = replace(made, evidence=evidence.gathered(made, len(made.samples), worker.ranks, items))
             found.append(made)
@@ -129,7 +129,7 @@ class Walker:
         if not self._owns:
             return None
         stream = self.worker.near(self.flow.source, self.flow)
-        self._chain().make(stream, self.worker.kernels_of(stream.context.bus_id))
+        self._chain().make(stream, self.worker.kernels[stream.context.bus_id])
         return self.seed
 
     def hear_seed(self, items: Sequence[Item]) -> None:
@@ -290,17 +290,9 @@ class Loaded(Walker):
 
 
 def take_reader(collective: CollectiveStep, worker: WorkerContext, flow: Flow) -> Reader:
-    """Return what measures latencies on the GPU that issues a flow's work, which reaches what this process owns.
-
-    Raises
-    ------
-    NoCompiler
-        If there are no kernels.
-    """
+    """Return what measures latencies on the GPU that issues a flow's work, which reaches what this process owns."""
     stream = worker.stream(flow.initiator or "")
-    if worker.kernels is None:
-        raise NoCompiler(f"a latency can only be measured with kernels; {worker.note}")
     for end in (flow.source, flow.destination):
         if collective.owns(end):
             worker.connect(stream.context.bus_id, end)
-    return Reader(stream, worker.kernels_of(stream.context.bus_id))
+    return Reader(stream, worker.kernels[stream.context.bus_id])

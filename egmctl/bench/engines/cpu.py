@@ -42,7 +42,8 @@ _MASK = (1 << 64) - 1
 class Cpu(BenchEngine):
     """Tasks are measured one after the other."""
 
-    def verification(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
+    @property
+    def verification(self) -> Verification:
         return Verification.CHECKSUM_EVERY_SAMPLE
 
     def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:

@@ -21,7 +21,8 @@ from egmctl.model.waiver import WaiverKind
 class CpuChase(BenchEngine):
     """Tasks are measured one after the other, by one thread on the first CPU of the node."""
 
-    def verification(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
+    @property
+    def verification(self) -> Verification:
         return Verification.WALK_EVERY_SAMPLE
 
     def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:

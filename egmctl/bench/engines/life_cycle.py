@@ -50,8 +50,9 @@ STAGES = ("allocate", "export", "transfer", "open", "map", "first-touch", "secon
 class LifeCycle(BenchEngine):
     """Several lives of the same memory, one after the other."""
 
-    def verification(self, worker: WorkerContext) -> Verification:
-        return worker.verification
+    @property
+    def verification(self) -> Verification:
+        return Verification.GPU_EVERY_SAMPLE
 
     def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
         return measure(worker, tasks, max(settings.samples, LIVES))
@@ -95,18 +96,18 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], lives: int = LIVES) ->
             for place, stages_ms in enumerate(lived):
                 timed[place].append(stages_ms)
     return [
-        outcome or _conclude(task, timed[place][WARM_UP_LIVES:], worker, seeds[-1])
+        outcome or _conclude(task, timed[place][WARM_UP_LIVES:], seeds[-1])
         for place, (task, outcome) in enumerate(zip(tasks, collective.outcomes, strict=True))
     ]
 
 
-def _conclude(task: Task, timed: Sequence[dict[str, float]], worker: WorkerContext, seed: int) -> Measurement:
+def _conclude(task: Task, timed: Sequence[dict[str, float]], seed: int) -> Measurement:
     names = [name for name in STAGES if name in timed[0]]
     return finish(
         task,
         Status.OK,
         stages=tuple(Stage(name=name, ms=summarize([stages_ms[name] for stages_ms in timed])) for name in names),
-        verification=worker.verification,
+        verification=Verification.GPU_EVERY_SAMPLE,
         seeds=(seed,),
     )
 
@@ -196,7 +197,7 @@ class _Life:
             reason=f"what the importer wrote in life {self._seed} did not arrive: {mismatch.words} words differ, the "
             f"first at offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}",
             mismatch=mismatch,
-            verification=self._worker.verification,
+            verification=Verification.GPU_EVERY_SAMPLE,
             seeds=(self._seed,),
         )
 

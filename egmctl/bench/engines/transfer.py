@@ -49,8 +49,9 @@ class TransferEngine(BenchEngine):
     def launch(self, mover: Mover, move: Move) -> FlowParts:
         """Return the work of one flow: each part's stream, and what queues its operations there and returns."""
 
-    def verification(self, worker: WorkerContext) -> Verification:
-        return self.verified_by.name(worker)
+    @property
+    def verification(self) -> Verification:
+        return self.verified_by.name
 
     def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
         from egmctl.bench.engines import transfer_step
@@ -80,8 +81,9 @@ class Move:
 class TransferVerification(Protocol):
     """How what a sample has moved is verified: by who owns the destination, or by who issued the work."""
 
-    def name(self, worker: WorkerContext) -> Verification:
-        """Return what results call it."""
+    @property
+    def name(self) -> Verification:
+        """What results call it."""
 
     def prepare_destination(self, destination: Destination, part: Window) -> None:
         """Begin to make sure that what a sample leaves in memory is not there already."""
@@ -99,8 +101,7 @@ class TransferVerification(Protocol):
 class CompareDestination:
     """Every byte of the destination, which holds poison before each sample, is compared with what was sent."""
 
-    def name(self, worker: WorkerContext) -> Verification:
-        return worker.verification
+    name = Verification.GPU_EVERY_SAMPLE
 
     def prepare_destination(self, destination: Destination, part: Window) -> None:
         destination.poison(part)
@@ -234,7 +235,7 @@ class Mover:
         self._staged = staged
         self._host_to_host = host_to_host
         self._blocks = blocks
-        self._kernels = worker.kernels_of(streams[0].context.bus_id) if engine.needs_kernels else None
+        self._kernels = worker.kernels[streams[0].context.bus_id] if engine.needs_kernels else None
 
     @property
     def ungated(self) -> str | None:
@@ -297,8 +298,7 @@ class Mover:
 class ChecksumOfReads:
     """The sum of all that a sample's kernel has read, which it wrote nowhere, is compared with the pattern's sum."""
 
-    def name(self, worker: WorkerContext) -> Verification:  # noqa: ARG002
-        return Verification.CHECKSUM_EVERY_SAMPLE
+    name = Verification.CHECKSUM_EVERY_SAMPLE
 
     def prepare_destination(self, destination: Destination, part: Window) -> None:
         """There is none."""
@@ -311,7 +311,7 @@ class ChecksumOfReads:
 
     def check_mover(self, mover: Mover, part: Window, passes: int) -> Check:
         mover.result.fetch()
-        pattern, stream = mover.worker.kernel_pattern, mover.streams[0]
+        pattern, stream = mover.worker.pattern, mover.streams[0]
         whole, rest = divmod(passes, part.slots)
         region = mover.expected(part)
         expected = whole * pattern.sum(stream, region)

@@ -36,7 +36,6 @@ from egmctl.model.measurement import (
     Sample,
     Settings,
     Task,
-    Verification,
 )
 from egmctl.model.timing import Phase
 
@@ -63,8 +62,7 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
         with worker.link_counters.watch(tasks) as watch:
             for number in range(settings.samples):
                 if None in collective.outcomes:
-                    every = worker.verification is Verification.GPU_EVERY_SAMPLE
-                    step.sample(gate, watch, number, check=every or number in (0, settings.samples - 1))
+                    step.sample(gate, watch, number)
     except BaseException:
         # Whatever waits behind a closed gate can be neither finished nor freed.
         gate.open()
@@ -146,7 +144,7 @@ class _Step:
         self._collective.do(self._fill)
         self._collective.do(self._synchronize, begin=self._pass_over)
 
-    def sample(self, gate: Gate, watch: Watch, number: int, *, check: bool) -> None:
+    def sample(self, gate: Gate, watch: Watch, number: int) -> None:
         """Take one sample of each task."""
         for attempt in range(EXPIRED_LIMIT):
             with self._phase(Phase.VERIFYING):
@@ -162,10 +160,9 @@ class _Step:
         for place, items in enumerate(timed):
             if self._collective.outcomes[place] is None:
                 self._parts[place].samples.append(self._joined(place, items))
-        if check:
-            with self._phase(Phase.VERIFYING):
-                found = self._collective.do(self._finish_checks, begin=lambda place: self._begin_checks(place, number))
-            self._keep_mismatches(number, found)
+        with self._phase(Phase.VERIFYING):
+            found = self._collective.do(self._finish_checks, begin=lambda place: self._begin_checks(place, number))
+        self._keep_mismatches(number, found)
 
     def told(self, place: int) -> dict[str, Any]:
         """Return what this process alone knows of a task."""
@@ -186,7 +183,7 @@ class _Step:
             part.mismatch,
             next((f"measured without a gate: {why}" for item in items if (why := item.data["ungated"])), None),
             gating=" and ".join(sorted(gating)),
-            verification=self._engines[place].verification(self._worker),
+            verification=self._engines[place].verification,
             seeds=tuple(flow.seed for flow in part.flows),
             costs=tuple(from_json(BufferCost, cost) for item in items for cost in item.data["costs"]),
             placements=tuple(from_json(Placement, one) for item in items for one in item.data["placements"]),

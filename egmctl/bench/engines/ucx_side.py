@@ -35,6 +35,7 @@ from egmctl.model.measurement import (
     Sample,
     Stage,
     Task,
+    Verification,
 )
 from egmctl.model.timing import Phase
 from egmctl.model.ucx import UcxProtocol
@@ -225,7 +226,7 @@ class Side:
         more: dict[str, Any] = {
             "ucx": path,
             "placements": tuple(from_json(Placement, one) for of in data for one in of["placements"]),
-            "verification": self._worker.verification,
+            "verification": Verification.GPU_EVERY_SAMPLE,
             "seeds": (self.seed,),
             "stages": _stages(data),
         }

@@ -16,7 +16,7 @@ from egmctl.bench.processes.exchange import Item
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.gpu.clock import ImpossibleTime
-from egmctl.gpu.program import NoCompiler
+from egmctl.gpu.program import NoKernels
 from egmctl.model.measurement import Endpoint, Flow, Measurement, Status, Task, finish, waived
 from egmctl.model.waiver import WaiverKind
 
@@ -194,4 +194,4 @@ def _error(described: dict[str, Any]) -> Exception:
         return kind(described["call"], described["number"], described["name"])
     if "measured_by" in described:
         return ImpossibleTime(described["message"], described["measured_by"])
-    return GateExpired() if described["kind"] == GateExpired.__name__ else NoCompiler(described["message"])
+    return GateExpired() if described["kind"] == GateExpired.__name__ else NoKernels(described["message"])

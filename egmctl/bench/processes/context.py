@@ -38,12 +38,12 @@ from egmctl.gpu.memory import (
     on_node,
 )
 from egmctl.gpu.numa import Node
-from egmctl.gpu.pattern import HostPattern, KernelPattern, Pattern
-from egmctl.gpu.program import Kernels, NoCompiler
+from egmctl.gpu.pattern import Pattern
+from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.release import ReleaseStack
 from egmctl.gpu.results import Results
-from egmctl.gpu.timing import Gate, NoGate, Stream, choose_gate
-from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Placement, Verification
+from egmctl.gpu.timing import Gate, KernelGate, NoGate, Stream
+from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Placement
 from egmctl.model.memory import HOST_NAMES
 from egmctl.units import format_size
 
@@ -73,7 +73,7 @@ class WorkerContext:
 
     What was taken is released in reverse order by :meth:`close`.
 
-    A GPU that cannot be opened fails the tasks that need it, not the others.
+    A GPU that cannot be opened, or has no kernels, ends the tasks that need it, not the others.
 
     Parameters
     ----------
@@ -101,19 +101,15 @@ class WorkerContext:
         self._gated = preparation.settings.gate
         self._contexts: dict[str, Context] = {}
         self._more: dict[str, Context] = {}
-        self._unusable: dict[str, DriverCallError] = {}
+        self._unusable: dict[str, DriverCallError | NoKernels] = {}
         self._streams: dict[tuple[str, int], Stream] = {}
-        self._no_kernels: NoCompiler | None = None
         self._buffers: dict[Buffer, AllocatedBuffer] = {}
         self._pools: dict[str, DefaultPool] = {}
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
         self._new_seeds = count(1 + (exchange.rank << 32))
         self._gate: Gate = NoGate()
-        self.pattern: Pattern = HostPattern()
-        self.verification = Verification.HOST_FIRST_AND_LAST_SAMPLE
-        self.note: str | None = None
-        self.kernels: dict[str, Kernels] | None = None
+        self.kernels: dict[str, Kernels] = {}
         with ReleaseStack() as undo:
             self._undo = undo
             self._open(preparation.gpus)
@@ -133,18 +129,17 @@ class WorkerContext:
         """Make what all tasks share, on every GPU, before anything is timed."""
         for bus_id in self._contexts:
             self.stream(bus_id)
-        try:
-            self.kernels = {bus_id: self._keep(Kernels(context)) for bus_id, context in self._contexts.items()}
-        except NoCompiler as error:
-            self._no_kernels = error
-            self.note = f"measured without kernels: slower, and fewer samples are verified: {error}"
+        for bus_id, context in list(self._contexts.items()):
+            try:
+                self.kernels[bus_id] = self._keep(Kernels(context))
+            except NoKernels as error:
+                self._unusable[bus_id] = error
+                del self._contexts[bus_id]
         words = self._keep(PinnedWords(2))
         if self._gated:
-            self._gate = choose_gate(words, list(self._contexts.values()), self.kernels)
-        if self.kernels is not None:
-            self.results = self._keep(Results(self._contexts))
-            self.pattern = self.kernel_pattern = KernelPattern(self.kernels, self.results)
-            self.verification = Verification.GPU_EVERY_SAMPLE
+            self._gate = KernelGate(words, self.kernels)
+        self.results = self._keep(Results(self._contexts))
+        self.pattern = Pattern(self.kernels, self.results)
 
     def gate(self, *, held: bool = True) -> Gate:
         """Return what holds work back.
@@ -168,8 +163,8 @@ class WorkerContext:
 
         Raises
         ------
-        DriverCallError
-            The one that kept the GPU from being opened.
+        DriverCallError, NoKernels
+            The one that keeps the GPU from being used.
         """
         if bus_id in self._unusable:
             raise self._unusable[bus_id]
@@ -185,18 +180,6 @@ class WorkerContext:
         """
         candidates = (end.bus_id, flow.initiator, *self.gpus)
         return self.stream(next(bus_id for bus_id in candidates if bus_id in self.gpus))
-
-    def kernels_of(self, bus_id: str) -> Kernels:
-        """Return a GPU's kernels.
-
-        Raises
-        ------
-        NoCompiler
-            If there are none.
-        """
-        if self.kernels is None:
-            raise self._no_kernels or NoCompiler("there are no kernels")
-        return self.kernels[bus_id]
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -45,7 +45,7 @@ class Event(StrEnum):
     """The worker's messages, under the key ``event``."""
 
     READY = "ready"
-    """All GPUs are set up; ``note`` is what a reader of every number has to know, or null."""
+    """All GPUs are set up."""
     MEASURED = "measured"
     """``task``, a number, is over; ``measurement`` is its outcome."""
     OVER = "over"

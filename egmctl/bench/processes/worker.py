@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from threading import Thread
 from typing import Any
 
 from egmctl.bench.engines import engine_for
@@ -45,7 +44,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     why_not = preparation.no_counters
     worker = WorkerContext(preparation, Telemetry if why_not is None else lambda _: NoCounters(why_not), exchange)
     worker.link_counters.ours.update(item.data for item in exchange.all_gather(os.getpid()))
-    parent.send({"event": Event.READY, "note": worker.note})
+    parent.send({"event": Event.READY})
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         step = from_json(OrderedStep, message["step"])
         settings = replace(preparation.settings, samples=1) if step.proof else preparation.settings
@@ -86,12 +85,8 @@ def _own(preparation: Preparation, rank: int) -> Preparation:
 
 
 def start_driver() -> None:
-    """Initialise CUDA and compile the kernels."""
-    # Both take a second or so: the driver wakes all GPUs, and the compiler is loaded from a large file.
-    compiler = Thread(target=program.load_compiler, daemon=True)
-    compiler.start()
+    """Initialise CUDA and begin to load the kernels."""
     initialise()
-    compiler.join()
     program.compile_ahead(architectures())
 
 

@@ -13,12 +13,10 @@ _FEW = 3
 """Numbers of copies that are told one by one."""
 _GATING = {
     "kernel": "queued behind a gate kernel",
-    "stream-wait": "queued behind a stream wait",
     "none": "no gate: the time includes queueing",
 }
 _VERIFICATION = {
     Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
-    Verification.HOST_FIRST_AND_LAST_SAMPLE: "verified after the first and the last sample on the host",
     Verification.CHECKSUM_EVERY_SAMPLE: "reads and writes alone by checksum",
     Verification.COUNTERS_EVERY_SAMPLE: "atomic additions by their answers and their counters",
     Verification.WALK_EVERY_SAMPLE: "pointer chases verified by their final index",
