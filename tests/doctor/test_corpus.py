@@ -1,6 +1,6 @@
 """What ``egmctl doctor --machine`` says of every machine of the corpus, byte for byte, and that the corpus is enough.
 
-Every finding of every check on each of them is in ``tests/frozen/doctor.txt``.
+Findings of every check are held by rules: tests/properties/test_text_and_json.py and tests/doctor/test_faults.py.
 
 After a change that is meant: ``EGMCTL_WRITE_GOLDEN=1 pytest tests/doctor/test_corpus.py``.
 """
