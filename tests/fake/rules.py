@@ -16,7 +16,14 @@ WAITS = {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuStr
 WORK = {"cuLaunchKernel", "cuMemcpyAsync", "cuMemsetD32Async"}
 BEHIND_A_GATE = WORK | {"cuCtxSetCurrent", "cuEventRecord", "cuStreamWaitEvent"}
 """All that may be called while a gate is closed: other calls may wait for the GPU, which waits for the gate."""
-GIVEN_BACK = {"cuMemFree", "cuMemFreeHost", "cuMemUnmap", "cuMemHostUnregister", "cuIpcCloseMemHandle"}
+GIVEN_BACK = {
+    "cuMemFree",
+    "cuMemFreeAsync",
+    "cuMemFreeHost",
+    "cuMemUnmap",
+    "cuMemHostUnregister",
+    "cuIpcCloseMemHandle",
+}
 TAKEN = {
     "cuMemAlloc",
     "cuMemAllocManaged",
@@ -51,11 +58,25 @@ def broken(calls: Iterable[Call]) -> list[str]:
 
 def _process(calls: list[Call]) -> Iterator[str]:
     yield from _reads_only(calls)
-    watch = _Watch(failed=any(call.result != 0 or call.injected for call in calls if call.name.startswith("cu")))
-    for call in calls:
-        if call.name.startswith("cu"):
-            yield from watch.see(call)
+    cuda = [call for call in calls if call.name.startswith("cu")]
+    yield from _after_a_broken_context(cuda)
+    if any(call.result != 0 or call.injected for call in cuda):
+        # A sample may have ended anywhere: what it left open is leaks' to tell.
+        return
+    watch = _Watch()
+    for call in cuda:
+        yield from watch.see(call)
     yield from watch.end()
+
+
+def _after_a_broken_context(calls: list[Call]) -> Iterator[str]:
+    """Look for work after an error that ends a context; what the fault plan answers in its place ends none."""
+    broken_by = None
+    for call in calls:
+        if broken_by is not None and call.name in WORK:
+            yield f"{call.name} after {broken_by}, which broke the context"
+        if call.result in BROKEN_FOR_GOOD and not call.injected:
+            broken_by = f"{call.name} -> {call.result}"
 
 
 def _reads_only(calls: list[Call]) -> Iterator[str]:
@@ -73,8 +94,6 @@ def _reads_only(calls: list[Call]) -> Iterator[str]:
 class _Watch:
     """What one process has open and under way."""
 
-    failed: bool
-    """Whether a call failed: then a sample may have ended early, and only what is given back is looked at."""
     open: dict[int, int] = field(default_factory=dict)
     """The size of the memory at each address."""
     not_ours: set[int] = field(default_factory=set)
@@ -102,16 +121,9 @@ class _Watch:
     on_devices: set[int] = field(default_factory=set)
     peers: bool = False
     """Whether a GPU has been given access to another's memory, and has it."""
-    broken_by: str | None = None
 
     def see(self, call: Call) -> Iterator[str]:
         self.number += 1
-        if self.broken_by is not None and call.name in WORK:
-            yield f"{call.name} after {self.broken_by}, which broke the context"
-        if call.result in BROKEN_FOR_GOOD:
-            self.broken_by = f"{call.name} -> {call.result}"
-        if call.result != 0:
-            return
         yield from self._memory(call)
         yield from self._gates(call)
         if call.name in WORK:
@@ -120,8 +132,7 @@ class _Watch:
             self._waited(call)
 
     def end(self) -> Iterator[str]:
-        if not self.failed:
-            yield from (f"{size} bytes at {start:#x} are never compared" for start, size in self.overwritten)
+        yield from (f"{size} bytes at {start:#x} are never compared" for start, size in self.overwritten)
 
     def _memory(self, call: Call) -> Iterator[str]:
         if call.name == "cuMemImportFromShareableHandle":
@@ -137,9 +148,10 @@ class _Watch:
                 self.not_ours.add(address)
         elif call.name in GIVEN_BACK:
             size = self.open.pop(address, 0)
-            if any(_meet((address, size), one) for busy in self.under_way.values() for _, one in busy):
+            busy = [one for stream in self.under_way.values() for _, one in stream if _meet((address, size), one)]
+            if busy and call.name != "cuMemFreeAsync":
                 yield f"{call.name} of memory at {address:#x} that a stream is working on"
-            if not self.failed and any(_meet((address, size), one) for one in self.overwritten):
+            if any(_meet((address, size), one) for one in self.overwritten):
                 yield f"memory at {address:#x} is given back without being compared"
             self.overwritten = [one for one in self.overwritten if not _meet((address, size), one)]
         elif call.name in ("cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess"):
@@ -176,7 +188,7 @@ class _Watch:
             yield "a time is taken from the sample of one gate to that of another"
         elif began and late:
             yield "a time begins behind work of its own stream"
-        elif began == 0 and (work := self.ungated.get(stream)) is not None and work[0] > start and not self.failed:
+        elif began == 0 and (work := self.ungated.get(stream)) is not None and work[0] > start:
             yield f"{work[1]} is timed without a gate"
         elif began and began == self.gate and at < self.worked.get(stream, 0):
             yield "a time ends before the work of its stream"
@@ -227,7 +239,7 @@ class _Watch:
         return (call.arguments.get("kernel", call.name), *memory)
 
     def _start(self, address: int) -> int | None:
-        return next((start for start, size in self.open.items() if start <= address < start + size), None)
+        return max((start for start, size in self.open.items() if start <= address < start + size), default=None)
 
     def _touched(self, call: Call) -> Iterator[tuple[int, int]]:
         for key, value in call.arguments.items():
