@@ -30,7 +30,7 @@ def test_findings(tmp_path: Path, name: str) -> None:
     scene = SCENES[name]
     file = tmp_path / f"{name}.json"
     file.write_text(record.text(scene.machine()))
-    command = ("doctor", "--machine", file, *scene.options, "-q")
+    command: tuple[str | Path, ...] = ("doctor", "--machine", file, *scene.options, "-q")
     document = run(*command, "--json")
     assert document.err == ""
     findings = json.loads(document.out)["result"]["findings"]
