@@ -20,7 +20,7 @@ RECORDED := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json)))
 MACHINE ?= $(or $(lastword $(RECORDED)),gb200-tray)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-unit test-long test-all regenerate test-gpu test-ucx lint format wheel dist prove clean
+.PHONY: help run test test-unit fuzz regenerate test-gpu test-ucx lint format wheel dist prove clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,16 +30,16 @@ run: $(INSTALLED) ## Show this node's topology; without a driver, a recorded mac
 	  printf '\nNo NVIDIA GPU could be read here. What follows is %s, a machine that ships with egmctl:\n' '$(MACHINE)'; \
 	  printf '$$ egmctl topo --machine %s\n\n' '$(MACHINE)'; $(BIN)/egmctl topo --machine '$(MACHINE)'; }
 
-test: $(TOOLS) lint ## Check style, types and words, and run the tests that need no GPU, all but the long ones
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not long' $(PYTEST_ARGS)
+test: $(TOOLS) lint ## Check style, types and words, and run every test that needs no GPU, with few random examples
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not fuzz' $(PYTEST_ARGS)
 
 test-unit: $(TOOLS) ## Run the tests that start no process: under a minute
 	$(BIN)/pytest -n 2 --dist worksteal -m unit $(PYTEST_ARGS)
 
-test-long: $(TOOLS) ## Run the long tests that `make test` leaves out: jobs of processes, every step that can fail, made-up machines
-	$(BIN)/pytest -n 2 --dist worksteal -m long $(PYTEST_ARGS)
-
-test-all: test test-long ## Run every test that needs no GPU
+fuzz: $(TOOLS) ## Run what is random for long: 10,000 made-up machines, documents, options, and more examples of each property
+	$(BIN)/pytest -n 2 --dist worksteal -m fuzz $(PYTEST_ARGS)
+	EGMCTL_TEST_ROUNDS=300 EGMCTL_EXAMPLES=300 $(BIN)/pytest -n 2 --dist worksteal tests/fuzz \
+	  $(shell grep -rl "from hypothesis" tests --include="test_*.py") $(PYTEST_ARGS)
 
 lint: $(TOOLS) ## Check style, types, import directions, spelling and words
 	$(BIN)/ruff check .

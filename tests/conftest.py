@@ -25,6 +25,8 @@ from tests.command_server import CommandServer, fits
 pytest_plugins = ["tests.tiers", "tests.fake.plugin"]
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = int(os.environ.get("EGMCTL_EXAMPLES", "25"))
+"""Of each property test."""
 
 
 class Ended(NamedTuple):
@@ -104,12 +106,12 @@ def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def pytest_configure() -> None:
-    """Make property tests independent of how busy the machine is, and the same in every run; CI tries more."""
+    """Make property tests independent of how busy the machine is, and the same in every run; `make fuzz` tries more."""
     try:
         from hypothesis import settings
     except ImportError:
         return
-    settings.register_profile("egmctl", deadline=None, derandomize=True, max_examples=100 if _must_run() else 30)
+    settings.register_profile("egmctl", deadline=None, derandomize=True, max_examples=EXAMPLES)
     settings.load_profile("egmctl")
 
 

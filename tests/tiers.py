@@ -2,8 +2,10 @@
 
 * unit: inside the process of the test, which starts no other (`make test-unit`). A test is one unless it uses a
   fixture that starts processes, or says so by the mark ``processes``; it fails if it starts a process all the same.
-* long: the mark of what takes a second or more by itself: jobs of several processes, all that can fail or die in turn,
-  many thousands of made-up machines (`make test-long`). `make test` leaves these out; CI runs them.
+* long: the mark of what takes a second or more by itself: jobs of several processes, all that can fail or die in turn.
+  `pytest -m 'not long'` leaves these out while one works; `make test` and CI run them.
+* fuzz: the mark of more of what is random: thousands of made-up machines, documents and options. `make fuzz` runs it,
+  `make test` the first of each.
 * A test marked ``needs("sshd")`` is skipped where a program or Python package is missing, and says what installs it.
 """
 
@@ -20,6 +22,7 @@ STARTING = frozenset({"egmctl", "fake_node"})
 """Fixtures whose tests start processes."""
 
 LONG = pytest.mark.long
+FUZZ = pytest.mark.fuzz
 
 PROGRAMS = {
     "cc": ("cc", "gcc libc6-dev"),
@@ -64,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (reason := why_not(needed)) is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
         fixtures = set(getattr(item, "fixturenames", ()))
-        others = ("processes", "gpu", "long", "needs_root")
+        others = ("processes", "gpu", "long", "fuzz", "needs_root")
         if not fixtures & STARTING and not any(item.get_closest_marker(name) for name in others):
             item.add_marker(pytest.mark.unit)
 
@@ -92,12 +95,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return result
 
 
-def few(values: Iterable[object], every: int) -> list[object]:
-    """Return parameters: the first and each ``every``-th after it for `make test`, the others marked long.
+def few(values: Iterable[object], every: int, mark: pytest.MarkDecorator = LONG) -> list[object]:
+    """Return parameters: the first and each ``every``-th after it as they are, the others with the mark.
 
     For lists that go through every driver call or every step: each of them is one more case of one rule.
     """
     return [
-        value if number % every == 0 else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=LONG)
+        value if number % every == 0 else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
         for number, value in enumerate(values)
     ]
+
+
+def seeds(count: int) -> list[object]:
+    """Return so many seeds of random tests: the first for `make test`, all for `make fuzz`."""
+    return few(range(count), every=count, mark=FUZZ)

@@ -59,6 +59,17 @@ RunIpc = Callable[..., Run]
 @pytest.fixture
 def run(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
     """Measure some ipc cases, without those beside them, by two processes and more of this test's."""
+    return runner(fake_node, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def everything(fake_node: MakeFakeNode) -> Run:
+    """Return one run of every case: the processes live on from one to the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        return runner(fake_node, patch)(*IPC)
+
+
+def runner(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
 
     def run(
         *names: str,
@@ -93,11 +104,9 @@ def small(case: Case) -> Case:
     return replace(case, in_process=None, footprint=Footprint(least_bytes=2 * MIB) if lives else case.footprint)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", few(BANDWIDTHS, every=3))
-def test_every_kind_and_memory_is_measured_and_verified(run: RunIpc, name: str) -> None:
-    ended = run(name)
-    found = ended.of(name)
+@pytest.mark.parametrize("name", BANDWIDTHS)
+def test_every_kind_and_memory_is_measured_and_verified(everything: Run, name: str) -> None:
+    found = everything.of(name)
     assert {m.status for m in found} <= set(GOOD), found[0].reason
     assert len(found) == (1 if "ring" in name else 2)
     for m in found:
@@ -109,15 +118,16 @@ def test_every_kind_and_memory_is_measured_and_verified(run: RunIpc, name: str) 
             assert far.rank != flow.initiator_rank
             assert far.handle == IPC[name].handle
     assert len({m.seeds[0] for m in found}) == len(found)
-    assert ended.report.problems == ()
-    assert ended.node.leaks() == []
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", few([name for name in IPC if name not in BANDWIDTHS], every=2))
-def test_latencies_round_trips_and_lives_are_measured(run: RunIpc, name: str) -> None:
-    ended = run(name)
-    found = ended.of(name)
+def test_a_run_of_every_kind_gives_everything_back(everything: Run) -> None:
+    assert everything.report.problems == ()
+    assert everything.node.leaks() == []
+
+
+@pytest.mark.parametrize("name", [name for name in IPC if name not in BANDWIDTHS])
+def test_latencies_round_trips_and_lives_are_measured(everything: Run, name: str) -> None:
+    found = everything.of(name)
     assert found
     assert {m.status for m in found} <= set(GOOD), found[0].reason
     if "life_cycle" in name:
@@ -126,7 +136,6 @@ def test_latencies_round_trips_and_lives_are_measured(run: RunIpc, name: str) ->
         )
     else:
         assert all(m.latency_ns is not None for m in found)
-    assert ended.node.leaks() == []
 
 
 @pytest.mark.long

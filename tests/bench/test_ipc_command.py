@@ -30,23 +30,28 @@ CASES = tuple(
 SMALL = ("bench", "--gpus", "0-1", "--numa", "1", "--size", "1M", "--samples", "2", "--copies", "2", *CASES)
 
 
-@pytest.mark.long
-def test_text_has_the_ratio_the_round_trips_and_the_stages(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    node = fake_node("gb200-tray")
-    ended = egmctl(*SMALL, "-v", env=node.environment(), timeout_s=280)
+@pytest.fixture(scope="module")
+def run(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run it once; return the folder with ``run.txt``, ``run.json`` and ``run.csv``."""
+    node, folder = fake_node("gb200-tray"), tmp_path_factory.mktemp("run")
+    files = [word for form in ("txt", "json", "csv") for word in ("-o", folder / f"run.{form}")]
+    ended = egmctl(*SMALL, "-v", *files, env=node.environment(), timeout_s=280)
     assert ended.code == 0, ended.err
-    assert "Between processes, beside the same path within one" in ended.out
-    assert "round trip of a message over a socket GPU(row) <-> GPU(column) (ns, p50)" in ended.out
-    assert "Life of 64 MiB of shared memory, stage by stage (us)" in ended.out
-    for word in ("allocate", "export", "transfer", "open", "first-touch", "close", "free", "ratio"):
-        assert word in ended.out
     assert node.leaks() == []
+    return folder
 
 
-@pytest.mark.long
-def test_json_fits_its_schema_and_names_the_ranks(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL, "--json", env=fake_node("gb200-tray").environment(), timeout_s=280)
-    document = json.loads(ended.out)
+def test_text_has_the_ratio_the_round_trips_and_the_stages(run: Path) -> None:
+    text = (run / "run.txt").read_text()
+    assert "Between processes, beside the same path within one" in text
+    assert "round trip of a message over a socket GPU(row) <-> GPU(column) (ns, p50)" in text
+    assert "Life of 64 MiB of shared memory, stage by stage (us)" in text
+    for word in ("allocate", "export", "transfer", "open", "first-touch", "close", "free", "ratio"):
+        assert word in text
+
+
+def test_json_fits_its_schema_and_names_the_ranks(run: Path) -> None:
+    document = json.loads((run / "run.json").read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     result = document["result"]
     assert [rank["label"] for rank in result["ranks"]] == ["GPU0", "GPU1"]
@@ -55,10 +60,8 @@ def test_json_fits_its_schema_and_names_the_ranks(egmctl: RunEgmctl, fake_node: 
     assert [m["in_process"] for m in copies] == [m["bandwidth_gb_s"]["median"] for m in beside]
 
 
-@pytest.mark.long
-def test_csv_says_who_opened_what_and_how(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL, "--csv", env=fake_node("gb200-tray").environment(), timeout_s=280)
-    rows = list(csv.DictReader(io.StringIO(ended.out)))
+def test_csv_says_who_opened_what_and_how(run: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO((run / "run.csv").read_text())))
     copies = [row for row in rows if row["case"] == "ipc_posix_fd_device_write_ce"]
     assert [(row["handle"], row["source_rank"], row["destination_rank"], row["initiator_rank"]) for row in copies] == [
         ("posix-fd", "0", "1", "0"),

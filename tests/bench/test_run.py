@@ -72,7 +72,7 @@ def dgx_h100(cuda_version: int) -> Machine:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
     """Run the bench on a fake node and return its JSON result."""
 
@@ -94,9 +94,10 @@ def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
 class TestOnAnEgmNode:
     """``egmctl bench --numa 1 --gpus 0-3`` on a node with two Grace CPUs and four GPUs."""
 
-    @pytest.fixture
-    def run(self, bench: Bench) -> Run:
-        """Run it with a size that is no multiple of the granularity."""
+    @pytest.fixture(scope="class")
+    @classmethod
+    def run(cls, bench: Bench) -> Run:
+        """Run it once, with a size that is no multiple of the granularity."""
         return bench(
             "bench", "--numa", "1", "--gpus", "0-3", "--size", "3000K", "--samples", "5", "--copies", "2", *OPTIONS
         )

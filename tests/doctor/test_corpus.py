@@ -1,6 +1,6 @@
 """What ``egmctl doctor --machine`` says of every machine of the corpus, byte for byte, and that the corpus is enough.
 
-Every finding of every check on each of them is in ``tests/frozen/doctor.txt``.
+Findings of every check are held by rules: tests/properties/test_text_and_json.py and tests/doctor/test_faults.py.
 
 After a change that is meant: ``EGMCTL_WRITE_GOLDEN=1 pytest tests/doctor/test_corpus.py``.
 """
@@ -15,30 +15,29 @@ import pytest
 
 from egmctl.facts import record
 from egmctl.model.machine import OriginKind
-from tests.conftest import RunEgmctl
 from tests.doctor.scenes import CORPUS, RECORDED, named, scenes
 from tests.doctor.sick import SICK
 from tests.golden import compare
+from tests.in_process import run
 from tests.invariants import broken_nulls
-from tests.tiers import few
 
 SCENES = {**scenes(), **named(SICK)}
 
 
-@pytest.mark.parametrize("name", few(SCENES, 8))
-def test_findings(egmctl: RunEgmctl, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", SCENES)
+def test_findings(tmp_path: Path, name: str) -> None:
     """A golden shows a machine's own findings, as the text tells them: one more check that passes changes none."""
     scene = SCENES[name]
     file = tmp_path / f"{name}.json"
     file.write_text(record.text(scene.machine()))
-    command = ("doctor", "--machine", file, *scene.options, "-q")
-    document = egmctl(*command, "--json")
+    command: tuple[str | Path, ...] = ("doctor", "--machine", file, *scene.options, "-q")
+    document = run(*command, "--json")
     assert document.err == ""
     findings = json.loads(document.out)["result"]["findings"]
     own = dict.fromkeys(found["check"] for found in findings if found["status"] in ("fail", "warn"))
     told = "no check fails or warns\n"
     if own:
-        text = egmctl(*command, *(word for check in own for word in ("--check", check)))
+        text = run(*command, *(word for check in own for word in ("--check", check)))
         assert text.err == ""
         # Too much is unknown of some models for "no failure" to mean "healthy" (3): these checks alone are not.
         assert text.code == document.code or (text.code, document.code) == (0, 3)

@@ -34,15 +34,14 @@ from tests.fake.sysroot import write_sysroot
 from tests.invariants import broken_diagnosis
 from tests.mutation import mend, mutated, spoil
 from tests.replay.test_load import mutate
-from tests.tiers import few
+from tests.tiers import seeds
 
 COUNT = int(os.environ.get("EGMCTL_FUZZ", "10000"))
 ROUNDS = 40
 """The mutations are spread over this many tests, so that each is short and they can run side by side."""
-SEEDS = few(range(ROUNDS), every=ROUNDS)
+SEEDS = seeds(ROUNDS)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_machines_with_any_values_of_their_types(seed: int) -> None:
     choice = random.Random(seed)  # noqa: S311
@@ -88,7 +87,7 @@ def test_files_with_anything_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_real_processes(egmctl: RunEgmctl, tmp_path: Path, seed: int) -> None:
     choice = random.Random(seed)  # noqa: S311
     tree = tmp_path / "root"

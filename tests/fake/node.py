@@ -24,7 +24,8 @@ from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from tests.fake.answers import answers
 from tests.fake.build import CUDA, NVML, build, without_symbols
-from tests.fake.calls import Call, leaks, read_log
+from tests.fake.calls import Call, read_log
+from tests.fake.rules import broken
 from tests.fake.sysroot import write_sysroot
 
 
@@ -100,8 +101,8 @@ class FakeNode:
         return found if name is None else tuple(call for call in found if call.name == name)
 
     def leaks(self) -> list[str]:
-        """Return a line for each resource that was taken and not given back."""
-        return leaks(self.calls())
+        """Return a line for each resource that was not given back, and each other rule that the calls broke."""
+        return broken(self.calls())
 
     def forget_calls(self) -> None:
         """Empty the call log."""

@@ -15,7 +15,7 @@ from tests.tiers import why_not
 MakeFakeNode = Callable[..., FakeNode]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fake_node(tmp_path_factory: pytest.TempPathFactory) -> MakeFakeNode:
     """Make a :class:`FakeNode`: ``fake_node("gb200-tray")``. Skips the test where there is no C compiler."""
     try:

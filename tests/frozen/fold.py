@@ -7,10 +7,8 @@ it. A change then shows once, and with it where it happens.
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping
-from typing import Any
 
 WIDTH = 120
 
@@ -59,44 +57,3 @@ def _named(names: list[str], everywhere: list[str]) -> list[str]:
     else:
         said = " ".join(names)
     return textwrap.wrap(said, WIDTH, initial_indent="    # ", subsequent_indent="    # ", break_on_hyphens=False)
-
-
-def readable(value: Any, width: int = WIDTH) -> str:
-    """Return JSON in few lines that can be compared: what fits a line stands on one."""
-    return "\n".join(_lines(value, "", width))
-
-
-def _lines(value: Any, indent: str, width: int) -> list[str]:
-    whole = json.dumps(value)
-    if len(indent) + len(whole) <= width or not isinstance(value, dict | list):
-        return [indent + whole]
-    keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
-    lines = []
-    for key, item in zip(keys, value.values() if isinstance(value, dict) else value, strict=True):
-        first, *rest = _lines(item, indent + " ", width)
-        lines += [f"{indent} {key}{first.lstrip()}", *rest]
-    brackets = "{}" if isinstance(value, dict) else "[]"
-    return [indent + brackets[0], *lines, indent + brackets[1]]
-
-
-def parts_of(document: dict[str, Any]) -> dict[str, str]:
-    """Return a command's JSON in parts: each key of the result, each item of a list in it; not the machine itself."""
-    parts = {"schema, exit code": f"{document['schema']} {document['exit_code']} {readable(document['errors'])}"}
-    for key, value in (document["result"] or {}).items():
-        if key in ("machines", "counts"):
-            # The first is what was given to the command; the second counts what follows.
-            continue
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            seen: dict[str, int] = {}
-            for item in value:
-                name = _name(key, item)
-                seen[name] = seen.get(name, -1) + 1
-                parts[f"{name} {seen[name]}" if seen[name] or name == key else name] = readable(item)
-        else:
-            parts[key] = readable(value)
-    return parts
-
-
-def _name(key: str, item: dict[str, Any]) -> str:
-    known = ("check", "profile", "case", "label", "id", "source", "target", "gpu", "numa_node")
-    return " ".join([key, *(str(item[name]) for name in known if isinstance(item.get(name), str | int))])

@@ -26,7 +26,7 @@ from egmctl.verdict.load import load
 from tests.fuzz.documents import KINDS, judged_run, original, readers, spoiled
 from tests.in_process import run
 
-ROUNDS = int(os.environ.get("EGMCTL_TEST_ROUNDS", "30"))
+ROUNDS = int(os.environ.get("EGMCTL_TEST_ROUNDS", "8"))
 """Documents of each kind."""
 SUFFIX = {"journal": ".journal", "profile": ".toml"}
 PATIENCE_S = 10.0

@@ -18,7 +18,7 @@ from egmctl.cli.app import app
 from tests.fuzz.documents import original
 from tests.fuzz.test_documents import Totals, faulty
 
-ROUNDS = max(10, int(os.environ.get("EGMCTL_TEST_ROUNDS", "0")) // 10)
+ROUNDS = max(4, int(os.environ.get("EGMCTL_TEST_ROUNDS", "0")) // 10)
 """Combinations of each command."""
 
 WORDS = (

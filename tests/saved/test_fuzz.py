@@ -26,9 +26,9 @@ from egmctl.saved import Saved
 from tests.doctor.machines import shipped
 from tests.mutation import mutated
 from tests.saved.documents import bench_document, measured_report
-from tests.tiers import few
+from tests.tiers import seeds
 
-COUNT = 20
+COUNT = 10
 FORMS: dict[Command | None, tuple[Format, ...]] = {
     Command.BENCH: (Format.TEXT, Format.CSV, Format.JSON),
     Command.DOCTOR: (Format.TEXT, Format.NAGIOS, Format.PROM, Format.JUNIT),
@@ -36,13 +36,13 @@ FORMS: dict[Command | None, tuple[Format, ...]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", few(range(6), every=6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_runs(tmp_path: Path, seed: int) -> None:
     _examine(json.dumps(bench_document(measured_report("hgx-h200x4"))), tmp_path, random.Random(seed))  # noqa: S311
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", few(range(4), every=4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_diagnoses(tmp_path: Path, seed: int) -> None:
     text = doctor_json(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS))
     _examine(text, tmp_path, random.Random(seed))  # noqa: S311
