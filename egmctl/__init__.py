@@ -9,7 +9,7 @@
     saved = egmctl.load_result("monday.json")
 
 Each is imported when it is first used: ``egmctl --help`` loads none of them. Nothing is imported here, not even of the
-standard library: a child process loads this file while it can find nothing else (:mod:`egmctl.launch.child`).
+standard library: a child process loads this file while it can find nothing else (:mod:`egmctl.launch.serve`).
 """
 
 __version__ = "0.1.0"

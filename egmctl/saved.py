@@ -17,8 +17,7 @@ from egmctl.documents import check_schema, parse_object, read_content, refuse, s
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.journal import read as journal
-from egmctl.model.bringup import Bringup
-from egmctl.model.bringup_fault import bringup_fault
+from egmctl.model.bringup import Bringup, bringup_fault
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
@@ -27,9 +26,8 @@ from egmctl.model.fleet import FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.listing import CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Gpu, Machine, Origin, OriginKind
-from egmctl.model.measurement import RunReport
+from egmctl.model.measurement import RunReport, run_fault
 from egmctl.model.profile import Matched, MatchResult, ProfileList
-from egmctl.model.run_fault import run_fault
 from egmctl.topology.result import TopoResult
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable

@@ -14,7 +14,7 @@ from egmctl.model.machine import SECTION_VERSIONS, Machine, Record
 from egmctl.report.document import plain
 from egmctl.report.views.doctor import verdict
 from egmctl.topology.access import classify, elsewhere
-from egmctl.verdict.causes import causes
+from egmctl.verdict.explain import causes
 
 STATEMENTS = {
     ("Driver", "cuda_error"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egmctl.wording import counted, gpu_name, listed, several, shortened
+from egmctl.units import counted, gpu_name, listed, several, shortened
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 paths"), (1, "1 path"), (2, "2 paths")])

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from generated import ROOT, settle
 
 from egmctl.bench.case import Case
-from egmctl.bench.registry import CASES, FABRIC_CASES
-from egmctl.bench.suites import SUITES
+from egmctl.bench.suites import CASES, FABRIC_CASES, SUITES
 
 DOCUMENT = ROOT / "docs" / "cases.md"
 HEAD = """\

@@ -11,8 +11,7 @@ import sys
 from generated import ROOT, below, settle, wrap
 
 from egmctl.doctor.check import Check
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import anchor
+from egmctl.doctor.runner import CHECKS, anchor
 
 DOCUMENT = ROOT / "docs" / "doctor.md"
 MARK = "<!-- What follows is written by tools/doctor_reference.py. -->\n"

@@ -19,8 +19,8 @@ from typing import Any
 from machine_models import derived, dgx_h100, gb200, gh200
 
 from egmctl.data import machines_dir
-from egmctl.facts import record
-from egmctl.facts.not_stated import leave_out
+from egmctl.facts import replay as record
+from egmctl.facts.replay import leave_out
 from egmctl.model.machine import Machine
 
 

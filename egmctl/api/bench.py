@@ -9,14 +9,13 @@ from importlib.util import find_spec
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import checked, fitted, memory_of, most_bytes
 from egmctl.bench.plan.cost import plan_seconds
-from egmctl.bench.plan.make import make_plan
-from egmctl.bench.plan.pairs import parse_pairs
-from egmctl.bench.plan.sweep import sweep_sizes, top_that_fits
+from egmctl.bench.plan.flows import parse_pairs
+from egmctl.bench.plan.make import make_plan, sweep_sizes, top_that_fits
 from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases, select_suites
 from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.facts.cgroup import memory_left
+from egmctl.facts.inside import memory_left
 from egmctl.facts.root import Root
 from egmctl.journal.events import Recorder
 from egmctl.launch import Child
@@ -29,8 +28,7 @@ from egmctl.units import MIB, parse_size
 from egmctl.verdict.explain import SECTIONS as CAUSES_FROM
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load, load_all
-from egmctl.verdict.match import choose, match_profile
+from egmctl.verdict.profiles import choose, load, load_all, match_profile
 from egmctl.verdict.ucx_route import explained, sections
 
 DEFAULT_SIZE_BYTES = 512 * MIB
@@ -185,7 +183,7 @@ class Bench:
         on_progress
             Called with the part that is over, 0 to 1, and the task under way.
         worker
-            A process of :func:`egmctl.bench.processes.pool.start_worker` that was started before.
+            A process of :func:`egmctl.bench.processes.group.start_worker` that was started before.
         recorder
             Told of each measurement: a journal.
 

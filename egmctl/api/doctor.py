@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from egmctl.doctor.check import Expectation, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
-from egmctl.doctor.expectation import expectation
 from egmctl.doctor.probes import OnProbe, probed
-from egmctl.doctor.registry import select
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import Expectation, Scope
+from egmctl.doctor.runner import diagnose, select
 from egmctl.errors import UsageError
 from egmctl.facts.redact import redact
 from egmctl.model.diagnosis import Diagnosis

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from egmctl.facts import record
+from egmctl.facts import replay as record
 from egmctl.facts.redact import redact_run
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.saved import load as load_result
 from egmctl.topology.topology import Topology

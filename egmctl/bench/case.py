@@ -1,4 +1,4 @@
-"""What a case is: a combination of memory, engine and pattern that has a name."""
+"""What a case of the bench is, and all cases in one registry: the files of ``cases/`` state them."""
 
 from __future__ import annotations
 

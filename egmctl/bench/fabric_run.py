@@ -25,8 +25,8 @@ from egmctl.bench.plan.placement import (
     ranks_of,
     whole,
 )
+from egmctl.bench.processes.group import WorkerPool, start_group
 from egmctl.bench.processes.mpi import Coordinator, serve_rank
-from egmctl.bench.processes.pool import WorkerPool, start_group
 from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import EgmctlError
 from egmctl.facts.redact import redact
@@ -35,10 +35,8 @@ from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import HandleKind, RunReport, Settings
-from egmctl.model.rank import Rank
-from egmctl.mpi.refusal import check, refusal
-from egmctl.mpi.told import read_told
-from egmctl.mpi.world import World
+from egmctl.model.ucx import Rank
+from egmctl.mpi.world import World, check, read_told, refusal
 
 GATHER_S = 120.0
 """How long the slowest rank may take to read its facts."""

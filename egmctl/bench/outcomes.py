@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from egmctl.driver.signatures import known_cause
 from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
-from egmctl.facts.pages import NoPages
-from egmctl.gpu.clock import ImpossibleTime
+from egmctl.facts.host import NoPages
+from egmctl.gpu.context import ImpossibleTime
 from egmctl.gpu.program import NoKernels
+from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Measurement, Status, Task, finish, waived
-from egmctl.model.waiver import WaiverKind
 
 EXPIRED_LIMIT = 3
 """How often a sample whose gate gave up is taken again."""

@@ -1,4 +1,4 @@
-"""Sets of cases that have a name, and what a run measures when nothing is chosen."""
+"""All cases in one registry, and the suites that choose among them by patterns of names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from egmctl.bench.case import Case
-from egmctl.bench.registry import CASES, FABRIC_CASES
+from egmctl.bench.cases import coherent, egm, host, ipc, latency, p2p, rdma, sms
 from egmctl.errors import UsageError
 from egmctl.units import printable
+
+CASES: tuple[Case, ...] = (
+    *egm.CASES,
+    *sms.CASES,
+    *host.CASES,
+    *coherent.CASES,
+    *p2p.CASES,
+    *latency.CASES,
+    *coherent.LATENCY_CASES,
+    *ipc.CASES,
+    *rdma.CASES,
+)
+
+FABRIC_CASES: tuple[Case, ...] = ipc.FABRIC_CASES
+"""Those between all ranks of a run, on one node or on many (``egmctl/bench/plan/fabric.py``): a run of their own."""
 
 
 @dataclass(frozen=True, slots=True)

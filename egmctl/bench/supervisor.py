@@ -10,37 +10,45 @@ from __future__ import annotations
 import datetime
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from enum import Enum
 
-from egmctl.bench.blocked_route import by_blocked_route
 from egmctl.bench.buffers import Lifetimes
-from egmctl.bench.in_process import set_beside
+from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
 from egmctl.bench.plan.schedule import Step
 from egmctl.bench.plan.task import shortened
-from egmctl.bench.preparation import for_ranks, for_worker
-from egmctl.bench.processes.group import WORKER, GroupFailed
-from egmctl.bench.processes.pool import SingleWorker, WorkerPool, start_group, start_worker
-from egmctl.bench.processes.protocol import OrderedStep, OrderedTask, Request
-from egmctl.bench.registry import CASES
-from egmctl.bench.repeated import of_both, with_proof
-from egmctl.bench.soak import Soak
-from egmctl.bench.spent import Spent
+from egmctl.bench.processes.group import WORKER, GroupFailed, SingleWorker, WorkerPool, start_group, start_worker
+from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
+from egmctl.bench.results import Soak, of_both, with_proof
+from egmctl.bench.suites import CASES
 from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed
 from egmctl.facts.host_load import HostLoadWatch
-from egmctl.facts.kernel_watch import KernelLogWatch
+from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
 from egmctl.journal.events import NoRecorder, Recorder
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
+from egmctl.model.finding import WaiverKind
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task, finish, waived
-from egmctl.model.waiver import WaiverKind
+from egmctl.model.measurement import (
+    CaseSeconds,
+    Endpoint,
+    Flow,
+    Measurement,
+    PhaseSeconds,
+    RunReport,
+    RunSeconds,
+    Status,
+    Task,
+    finish,
+    waived,
+)
+from egmctl.model.route import HOST_MEMORY
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
@@ -387,3 +395,142 @@ def _processes_of(task: Task) -> _Processes:
     if task.ranks:
         return _Processes.GROUPS
     return _Processes.ISOLATED if any(flow.route.degraded for flow in task.flows) else _Processes.WORKERS
+
+
+def for_ranks(plan: Plan, no_counters: str | None) -> Preparation:
+    """Return what a group of ranks is told.
+
+    Parameters
+    ----------
+    no_counters
+        Why NVML must not be called; ``None`` where it may.
+    """
+    gpus = tuple(rank.bus_id for rank in plan.ranks)
+    return Preparation(settings=plan.settings, gpus=gpus, ranks=plan.ranks, no_counters=no_counters)
+
+
+def for_worker(
+    plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int, ...]], no_counters: str | None
+) -> Preparation:
+    """Return what a worker is told.
+
+    Parameters
+    ----------
+    flows
+        Those that it is to measure.
+    cpus
+        Of each NUMA node.
+    no_counters
+        As of :func:`for_ranks`.
+    """
+    flows = tuple(flows)
+    access = _host_access(plan, flows, cpus)
+    taking_part = {
+        bus_id for flow in flows for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
+    } | {bus_id for one in access for bus_id in one.gpus}
+    return Preparation(
+        settings=plan.settings,
+        gpus=tuple(gpu.bus_id for gpu in plan.gpus if gpu.bus_id in taking_part),
+        host_access=access,
+        no_counters=no_counters,
+    )
+
+
+def _host_access(plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int, ...]]) -> tuple[NodeAccess, ...]:
+    access: dict[int, dict[str, None]] = {}
+    for flow in flows:
+        for end in (flow.source, flow.destination):
+            if end.memory in HOST_MEMORY and end.numa_node is not None:
+                gpus = access.setdefault(end.numa_node, {})
+                # Memory that CPUs work on is allocated through a GPU's context too.
+                gpus[flow.initiator or plan.gpus[0].bus_id] = None
+                if end.allocated_by is not None:
+                    gpus[end.allocated_by] = None
+    return tuple(NodeAccess(numa_node=node, gpus=tuple(gpus), cpus=cpus.get(node, ())) for node, gpus in access.items())
+
+
+class Spent:
+    """What the time of a run went to."""
+
+    def __init__(self) -> None:
+        self.starting_s = 0.0
+        self.ending_s = 0.0
+        """Of processes that ended as they should."""
+        self._cases: dict[str, tuple[int, PhaseSeconds]] = {}
+
+    def add(self, case: str, spent: Mapping[str, float] | None) -> None:
+        """Note what a step's time went to, as the first process has told it; a step of which it has not counts too."""
+        steps, before = self._cases.get(case, (0, PhaseSeconds()))
+        found = PhaseSeconds() if spent is None else from_json(PhaseSeconds, spent)
+        self._cases[case] = steps + 1, before.plus(found)
+
+    def of_run(self, wall_s: float) -> RunSeconds:
+        """Return it for a run that took so long."""
+        cases = tuple(
+            CaseSeconds(case=case, steps=steps, **asdict(found)) for case, (steps, found) in self._cases.items()
+        )
+        total = PhaseSeconds(tear_down_s=self.ending_s)
+        for one in cases:
+            total = total.plus(one)
+        return RunSeconds(
+            **asdict(total),
+            starting_s=self.starting_s,
+            waiting_s=max(0.0, wall_s - self.starting_s - total.sum_s),
+            cases=cases,
+        )
+
+
+_MAKE_NUMA_MEMORY = frozenset(
+    {
+        *("cuMemCreate", "cuMemMap", "cuMemSetAccess"),
+        *("cuMemPoolCreate", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync"),
+    }
+)
+"""The calls that make HOST_NUMA memory and map it to a GPU: the driver looks for a route there
+(open-gpu-kernel-modules, ``system_mem.c`` and ``uvm_map_external.c``)."""
+
+
+def by_blocked_route(measurement: Measurement) -> Measurement:
+    """Return a measurement with a blocked EGM route as its cause, where the facts and the call that failed say so.
+
+    The route is blocked by the facts, the memory was refused, and nothing else is known to make that call fail: not
+    documented is whether the driver then returns an error, ends the process or hangs. What else fails there, the start
+    of CUDA or the kernel that reads, is not the route's doing.
+    """
+    blocked = next((flow.route.egm_reason for flow in measurement.flows if flow.route.degraded), "")
+    tried = measurement.status in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT) and not measurement.known_cause
+    if not blocked or not tried or measurement.last_call not in _MAKE_NUMA_MEMORY:
+        return measurement
+    reason = f"{measurement.reason}; {blocked}"
+    return replace(measurement, status=Status.FAILED, reason=reason, known_cause=True)
+
+
+_Key = tuple[object, ...]
+
+
+def counterparts(cases: Iterable[Case], every: Sequence[Case]) -> list[Case]:
+    """Return the cases that take the paths of some within one process, of all that there are."""
+    names = {case.in_process for case in cases}
+    return [case for case in every if case.name in names]
+
+
+def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tuple[Measurement, ...]:
+    """Return measurements, those by several processes with what the same path gave within one (``in_process``)."""
+    within = {_key(m, m.case): summary for m in measurements if not m.ranks and (summary := m.headline)}
+    names = {case.name: case.in_process for case in every}
+
+    def beside(m: Measurement) -> Measurement:
+        summary = within.get(_key(m, names.get(m.case))) if m.ranks and m.headline else None
+        return m if summary is None else replace(m, in_process=summary.median)
+
+    return tuple(beside(m) for m in measurements)
+
+
+def _key(task: Task, case: str | None) -> _Key:
+    """Return what a task has in common with the one of ``case`` that takes the same path."""
+    ends = tuple((flow.initiator, _place(flow.source), _place(flow.destination)) for flow in task.flows)
+    return case, task.size_bytes, ends
+
+
+def _place(end: Endpoint) -> object:
+    return end.bus_id if end.numa_node is None else end.numa_node

@@ -1,21 +1,20 @@
-"""The ``egmctl`` command: its subcommands, and what every one of them does when something goes wrong.
-
-Whatever happens, the user gets one sentence on standard error and an exit code of ``docs/exit-codes.md``; with
-``--json`` also a document on standard output. Nothing here, nor at the top of a command's module, imports what is
-slow to import: ``--help`` and ``--version`` are to be instant.
-"""
+"""``--version``: the tool, the bindings and the driver, without loading either of the latter."""
 
 from __future__ import annotations
 
 import errno
 import itertools
 import os
+import re
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from egmctl import __version__
 from egmctl.cli import output
 from egmctl.cli.bench import bench
 from egmctl.cli.bringup import bringup
@@ -30,8 +29,38 @@ from egmctl.cli.show import show
 from egmctl.cli.snapshot import snapshot
 from egmctl.cli.topo import topo
 from egmctl.errors import ERROR_SCHEMA, ChildFailed, EgmctlError, ExitCode, UsageError
+from egmctl.files import read_bounded
 from egmctl.signals import stopping
 from egmctl.units import printable
+
+
+def versions() -> str:
+    """Return one line a part: what it is and its version, or that it is not there."""
+    return (
+        f"egmctl {__version__}\n"
+        f"cuda-bindings {_distribution('cuda-bindings')}\n"
+        f"nvidia-ml-py {_distribution('nvidia-ml-py')}\n"
+        f"NVIDIA driver {_driver()}\n"
+    )
+
+
+def _distribution(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _driver() -> str:
+    """Read the version of the loaded kernel module from ``/proc/driver/nvidia/version``."""
+    path = Path(os.environ.get("EGMCTL_SYSROOT", "/")) / "proc/driver/nvidia/version"
+    try:
+        text = read_bounded(path, 4096).decode(errors="replace")
+    except OSError:
+        return "not loaded"
+    match = re.search(r"\b[0-9]{3,}\.[0-9]+(?:\.[0-9]+)?\b", text)
+    return match[0] if match else "of an unknown version"
+
 
 app = typer.Typer(
     # rich's markup mode is what costs at start-up.
@@ -107,8 +136,6 @@ def _egmctl(
 ) -> None:
     """Map, measure and diagnose NVIDIA GPU nodes during bring-up, Extended GPU Memory (EGM) included."""
     if version:
-        from egmctl.cli.version import versions
-
         emit(versions(), output=None, force=False)
         raise typer.Exit
     if context.invoked_subcommand is None:

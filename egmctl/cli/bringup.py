@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from egmctl.cli.doctor_options import ExitStyle, ExitStyleOption, GpusOption, NumaOption, exit_codes
 from egmctl.cli.journal import end_journal, open_journal
-from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.mpi import Mpi, answers_alone, launched
 from egmctl.cli.options import (
     ColorOption,
@@ -17,15 +16,15 @@ from egmctl.cli.options import (
     QuietOption,
     VerboseOption,
     format_option,
+    list_machines,
     output_option,
+    read_machine,
 )
-from egmctl.cli.output import Color
-from egmctl.cli.outputs import Outputs, Target
+from egmctl.cli.output import Color, Outputs, Target
 from egmctl.cli.progress import Beside, Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import ChildNotStarted, NothingToDo
-from egmctl.report.formats import Format
-from egmctl.report.kinds import BRINGUP
+from egmctl.report.kinds import BRINGUP, Format
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def _measured(
         If there is nothing to measure, or no memory for it.
     """
     from egmctl.api.bench import judge_run, load_profiles
-    from egmctl.bench.processes.pool import start_worker
+    from egmctl.bench.processes.group import start_worker
     from egmctl.facts.collect import rereading
 
     profiles = load_profiles()

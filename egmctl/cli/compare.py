@@ -19,13 +19,11 @@ from egmctl.cli.options import (
     format_option,
     output_option,
 )
-from egmctl.cli.output import Color, say
-from egmctl.cli.outputs import Outputs
+from egmctl.cli.output import Color, Outputs, say
 from egmctl.errors import UsageError
-from egmctl.report.formats import Format
-from egmctl.report.kinds import COMPARISON
+from egmctl.report.kinds import COMPARISON, Format
 from egmctl.report.rendering import render
-from egmctl.wording import several
+from egmctl.units import several
 
 FilesArgument = Annotated[
     list[Path],
@@ -97,7 +95,7 @@ def compare(
         raise UsageError(f"--tolerance {tolerance:g}: it must be from 0 to below 100 per cent")
 
     from egmctl import comparison
-    from egmctl.comparison.spread import spread_of
+    from egmctl.comparison.paths import spread_of
     from egmctl.nodesets import require_clustershell
     from egmctl.saved import load_all
 

@@ -25,7 +25,6 @@ from egmctl.cli.doctor_options import (
     StrictOption,
     exit_codes,
 )
-from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.mpi import Mpi, MpiOption, answers_alone, job, launched
 from egmctl.cli.options import (
     ColorOption,
@@ -36,14 +35,14 @@ from egmctl.cli.options import (
     VerboseOption,
     check_detail,
     format_option,
+    list_machines,
     output_option,
+    read_machine,
 )
-from egmctl.cli.output import Color, say
-from egmctl.cli.outputs import Draw, Outputs, Target
+from egmctl.cli.output import Color, Draw, Outputs, Target, say
 from egmctl.cli.progress import probing, show_progress
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.formats import Format
-from egmctl.report.kinds import CHECKS, DOCTOR
+from egmctl.report.kinds import CHECKS, DOCTOR, Format
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def doctor(
 def _listed(explain: str | None, purposes: str | None) -> Draw:
     """Return the renderer of the checks that ``--list`` or ``--explain`` shows."""
     from egmctl.api.doctor import purposes_of
-    from egmctl.doctor import registry
+    from egmctl.doctor import runner as registry
 
     checks = registry.select(purposes_of(purposes)) if explain is None else (registry.find(explain),)
     listed = registry.check_list(checks)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from egmctl.cli.machine import read_machine
 from egmctl.cli.mpi import job
-from egmctl.cli.outputs import Draw, Outputs
+from egmctl.cli.options import read_machine
+from egmctl.cli.output import Draw, Outputs
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 
 if TYPE_CHECKING:
     from egmctl.bench.case import Case

@@ -15,7 +15,7 @@ from egmctl.cli.options import ColorOption, JsonOption, QuietOption, VerboseOpti
 from egmctl.cli.output import Color, check_output, emit, say, shows_progress, terminal_width
 from egmctl.compat import StrEnum
 from egmctl.errors import UsageError
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.units import printable
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from egmctl.cli.options import ColorOption, ForceOption, JsonOption, output_option
-from egmctl.cli.output import Color, say
-from egmctl.cli.outputs import Outputs
+from egmctl.cli.output import Color, Outputs, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import HISTORY
 from egmctl.report.rendering import render

@@ -16,7 +16,7 @@ from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode
 
 if TYPE_CHECKING:
-    from egmctl.cli.outputs import Outputs
+    from egmctl.cli.output import Outputs
     from egmctl.mpi.environment import Launched
     from egmctl.mpi.world import World
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from egmctl.cli.output import Color
-from egmctl.errors import UsageError
-from egmctl.report.formats import SUFFIXES, Format
+from egmctl.cli.output import Color, Outputs, say
+from egmctl.errors import ExitCode, UsageError
+from egmctl.report.kinds import MACHINES, SUFFIXES, Format
+from egmctl.report.rendering import render
 from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from egmctl.model.machine import Machine
+
 
 GpusOption = Annotated[
     str,
@@ -95,3 +100,40 @@ VerboseOption = Annotated[
     int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Show more detail.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")]
+
+
+def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda: bool = True, pid: int = 0) -> Machine:
+    """Return the live node or the machine to replay; say on standard error what takes long, or that it is recorded.
+
+    Parameters
+    ----------
+    sections, cuda, pid
+        As for :func:`egmctl.facts.collect.collect`; of a machine to replay, all there is.
+
+    Raises
+    ------
+    UsageError
+        If there is no such machine or process.
+    """
+    from egmctl.facts.collect import collect
+    from egmctl.facts.replay import load
+    from egmctl.model.machine import OriginKind
+
+    if name is None:
+        return collect(sections, cuda=cuda, pid=pid, on_wait=None if quiet else say)
+    seen = load(name)
+    if seen.origin.kind is OriginKind.RECORDED and not quiet:
+        say(f"replaying the recorded machine {seen.origin.name}, not this node")
+    return seen
+
+
+def list_machines(outputs: Outputs) -> int:
+    """Show the machines that ship, for ``--machine list``."""
+    from egmctl.facts.replay import load, names
+    from egmctl.report.views.lists import machine_list
+
+    outputs.all_in(MACHINES.formats, "--machine list")
+    outputs.check()
+    listed = machine_list([load(name) for name in names()])
+    outputs.write(lambda target: render(listed, target.format, width=target.width), answers=False)
+    return ExitCode.OK

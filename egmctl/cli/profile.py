@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.options import (
     ColorOption,
     ForceOption,
     JsonOption,
     MachineOption,
     QuietOption,
+    list_machines,
     output_option,
+    read_machine,
 )
-from egmctl.cli.output import Color, check_output, emit, file_of, say
-from egmctl.cli.outputs import Outputs
+from egmctl.cli.output import Color, Outputs, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import MATCH, PROFILES
 from egmctl.report.rendering import render
@@ -27,7 +27,7 @@ from egmctl.units import printable
 if TYPE_CHECKING:
     from egmctl.model.profile import Profile
     from egmctl.saved import Saved
-    from egmctl.verdict.learn import Run
+    from egmctl.verdict.profiles import Run
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """What a machine is recognised by."""
@@ -52,7 +52,7 @@ def list_profiles(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """List the profiles: your own, the system's (/etc/egmctl/profiles), and those that ship."""
-    from egmctl.verdict.load import load_all
+    from egmctl.verdict.profiles import load_all
 
     outputs = Outputs.chosen(PROFILES, output, json=json, force=force, color=color)
     _write(outputs, load_all)
@@ -68,7 +68,7 @@ def show_profile(
     color: ColorOption = Color.AUTO,
 ) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
-    from egmctl.verdict.load import find, read
+    from egmctl.verdict.profiles import find, read
 
     def found() -> Sequence[tuple[Profile, Path]]:
         path = find(name)
@@ -94,8 +94,7 @@ def match_profiles(
     outputs.check()
 
     from egmctl.model.profile import Matched, MatchResult
-    from egmctl.verdict.load import load_all
-    from egmctl.verdict.match import choose, match_profile
+    from egmctl.verdict.profiles import choose, load_all, match_profile
 
     seen = read_machine(machine, SECTIONS, quiet=quiet)
     profiles = [profile for profile, _ in load_all()]
@@ -118,8 +117,7 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     import datetime
 
     from egmctl.saved import load_all
-    from egmctl.verdict.learn import learn
-    from egmctl.verdict.write import dump
+    from egmctl.verdict.profiles import dump, learn
 
     name = "site" if output is None else output.stem
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -139,7 +137,7 @@ def _write(outputs: Outputs, find: Callable[[], Sequence[tuple[Profile, Path]]])
 
 def _run(saved: Saved) -> Run:
     from egmctl.model.measurement import RunReport
-    from egmctl.verdict.learn import Run
+    from egmctl.verdict.profiles import Run
 
     report = saved.result
     if not isinstance(report, RunReport):

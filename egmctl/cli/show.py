@@ -18,11 +18,9 @@ from egmctl.cli.options import (
     format_option,
     output_option,
 )
-from egmctl.cli.output import Color, say
-from egmctl.cli.outputs import Outputs, Target
+from egmctl.cli.output import Color, Outputs, Target, say
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.formats import Format
-from egmctl.report.kinds import BENCH, BRINGUP, DOCTOR, TOPO, Kind, kind_of
+from egmctl.report.kinds import BENCH, BRINGUP, DOCTOR, TOPO, Format, Kind, kind_of
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ def snapshot(
         raise UsageError(f"a snapshot is JSON: give a name that ends in .json instead of {str(output)!r}")
     check_output(output, force)
 
-    from egmctl.facts import record
+    from egmctl.facts import replay as record
     from egmctl.facts.collect import collect
     from egmctl.facts.redact import redact
 

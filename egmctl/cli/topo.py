@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from egmctl.cli.machine import list_machines, read_machine
 from egmctl.cli.mpi import Mpi, answers_alone, launched
 from egmctl.cli.options import (
     ColorOption,
@@ -18,13 +17,13 @@ from egmctl.cli.options import (
     QuietOption,
     VerboseOption,
     format_option,
+    list_machines,
     output_option,
+    read_machine,
 )
-from egmctl.cli.output import Color, say
-from egmctl.cli.outputs import Outputs, Target
+from egmctl.cli.output import Color, Outputs, Target, say
 from egmctl.errors import ExitCode
-from egmctl.report.formats import Format
-from egmctl.report.kinds import TOPO
+from egmctl.report.kinds import TOPO, Format
 from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def topo(
     outputs.check()
 
     from egmctl.api.machine import topology_of
-    from egmctl.topology.missing import missing
+    from egmctl.topology.notes import missing
 
     seen = read_machine(machine, SECTIONS, quiet=quiet)
     lacking = missing(seen)

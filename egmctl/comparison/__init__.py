@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from egmctl.comparison import facts, findings, paths, words
-from egmctl.comparison.affected import affected, touched
-from egmctl.comparison.causes import causes
-from egmctl.comparison.matching import GpuNames, points
-from egmctl.comparison.spread import TOLERANCE, SpreadOf, default_spread
-from egmctl.comparison.words import Judge, Statement, Subject
+from egmctl.comparison import facts, findings, paths
+from egmctl.comparison import facts as words
+from egmctl.comparison.facts import Judge, Statement, Subject
+from egmctl.comparison.findings import causes
+from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
 from egmctl.errors import UsageError
 from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command

@@ -29,9 +29,7 @@ from egmctl.model.machine import (
     Probe,
     ProbeKind,
 )
-from egmctl.mpi.refusal import Refusal, check, refusal
-from egmctl.mpi.told import read_told
-from egmctl.mpi.world import World
+from egmctl.mpi.world import Refusal, World, check, read_told, refusal
 
 GATHER_S = 120.0
 """How long the slowest rank may take to read its facts and to start a process on its GPU."""

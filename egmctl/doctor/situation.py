@@ -1,14 +1,33 @@
-"""What several checks want to know of a machine before they judge it: is it coherent, a container, virtual?"""
+"""Where doctor runs: on the host, in a container, in a job; whose restrictions apply, and what this process may use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from egmctl.model.machine import Confinement, Fabric, Gpu, GpuNvml, Machine
+from egmctl.doctor.check import Scope
+from egmctl.model.finding import Confidence, Evidence, Remedy, on_gpus
+from egmctl.model.kernel_log import DriverMessage, KernelEvent
+from egmctl.model.machine import (
+    Confinement,
+    DeviceNode,
+    DeviceUnit,
+    Driver,
+    Fabric,
+    Gpu,
+    GpuNvml,
+    Host,
+    Machine,
+    Pair,
+    Process,
+    Reason,
+)
 from egmctl.model.process import INITIAL_NAMESPACES
-from egmctl.topology.access import DENIED, obstacle
-from egmctl.topology.health import C2c, c2c, multi_node
+from egmctl.topology.access import DENIED, Block, Step, classify, elsewhere, obstacle
+from egmctl.topology.platform import C2c, c2c, egm, multi_node
+from egmctl.topology.routes import owners
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -103,3 +122,491 @@ def by_value(things: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, 
         groups.setdefault(value(thing), []).append(thing)
     for key, members in groups.items():
         yield key, tuple(members)
+
+
+def loss(machine: Machine, gpu: Gpu) -> Block | None:
+    """Return what keeps a GPU from this process, ``None`` where nothing does."""
+    found = classify(machine, gpu)
+    return None if found is None else found.block
+
+
+def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
+    """Return the GPUs that are lost in one of these ways."""
+    return [gpu for gpu in machine.gpus or () if loss(machine, gpu) in blocks]
+
+
+def _listed_others(gpu: Gpu, library: str) -> bool:
+    """Say whether the library was asked, and answered without this GPU."""
+    why = gpu.unread.get(library)
+    return why is not None and why.reason is Reason.NOT_PRESENT
+
+
+def funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
+    """Return how many GPUs get how far; ``None`` for a library that was not asked or did not answer."""
+    reached = [found.step if (found := classify(machine, gpu)) else Step.WHOLE for gpu in gpus]
+    counts: dict[Step, int | None] = {
+        step: sum(lost > step or step is Step.PCI for lost in reached)
+        for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
+    }
+    for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):
+        asked = any(getattr(gpu, library) is not None or _listed_others(gpu, library) for gpu in gpus)
+        listed = sum(getattr(gpu, library) is not None for gpu in gpus)
+        counts[step] = listed if asked and not elsewhere(machine) else None
+    return counts
+
+
+def requested(machine: Machine, scope: Scope, gpu: Gpu) -> bool:
+    """Say whether the user wants this GPU: by ``--gpus``, or by ``--expect``."""
+    if scope.asked_for(gpu):
+        return True
+    expected = scope.expectation
+    if expected is None:
+        return False
+    if expected.reference is not None:
+        return any(
+            other.bus_id == gpu.bus_id and loss(expected.reference, other) is None
+            for other in expected.reference.gpus or ()
+        )
+    return expected.gpus is not None and sum(loss(machine, one) is None for one in machine.gpus or ()) < expected.gpus
+
+
+def routers(machine: Machine, scope: Scope) -> dict[int, tuple[Gpu, ...]]:
+    """Return the GPUs that EGM traffic to each CPU NUMA node in scope can be routed through: those that sit on it."""
+    return {node: found for node in scope.numa_of(machine) if (found := owners(machine, node))}
+
+
+def may_have_egm(machine: Machine) -> bool:
+    """Say whether EGM is or may be on: a GPU says so, or only GPUs that cannot be asked sit on a Grace CPU."""
+    listed = [gpu for gpu in machine.gpus or () if gpu.nvml is not None]
+    bits = [gpu.nvml.egm_capable for gpu in listed if gpu.nvml is not None and gpu.nvml.egm_capable is not None]
+    if bits:
+        return any(bits)
+    if any(c2c(machine, gpu) is C2c.UP for gpu in listed):
+        return True
+    return not listed and "Grace" in ((machine.host and machine.host.cpu_model) or "")
+
+
+SLURM_PROGRAM, SYSTEMD_PROGRAM = "Slurm_Cgroup_v2", "sd_devices"
+
+_ALL_DEVICES = "a *:* rwm"
+_CHOOSE = "and choose among them with CUDA_VISIBLE_DEVICES"
+_LOST_RULES = (
+    "Re-create the container. To keep its device rules across a systemd daemon-reload: "
+    "nvidia-ctk system create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manager:
+    """Who it is, by what sign, and what to ask of it."""
+
+    name: str
+    """As it follows "set by": ``Slurm for this task``, ``Docker``."""
+    sign: Evidence | None
+    remedy: Remedy
+    confidence: Confidence = Confidence.HIGH
+
+
+def policy(machine: Machine, by: Manager) -> str:
+    """Return who set a restriction, by what sign, and on which cgroup: a clause for a finding's cause."""
+    words = "owner unknown"
+    if by.name:
+        words = f"set by {by.name}" + (f" ({by.sign.source}: {by.sign.value})" if by.sign else "")
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    own, limited = device_path(process, confinement), limited_cgroup(confinement)
+    if limited is not None and limited != own:
+        return f"{words}; the limit is on {limited}, an ancestor of this process' cgroup {own}"
+    return f"{words}; the cgroup is {own}" if own.strip("/") and not by.name else words
+
+
+def limited_cgroup(confinement: Confinement) -> str | None:
+    """Return the cgroup that carries the limit, as far as that can be read; ``None`` where it cannot.
+
+    Of version 2 it is the lowest with a device program. Of version 1 it is the highest whose list is no longer that of
+    all devices; a list of denials prints that of all devices too, so it tells nothing.
+    """
+    programs = [one.cgroup for one in confinement.device_programs or () if one.cgroup is not None]
+    if programs:
+        return max(programs, key=len)
+    return next((one.cgroup for one in confinement.device_lists if one.rules and one.rules != (_ALL_DEVICES,)), None)
+
+
+def manager(machine: Machine, *, of_container: bool = False) -> Manager:
+    """Return who decides over the devices of the process: the surest sign first.
+
+    Parameters
+    ----------
+    of_container
+        Whether it can only have been who started the container, as for device nodes that are not in it. A cgroup below
+        the top one that is seen is somebody else's.
+    """
+    seen = _signs(machine)
+    if of_container:
+        seen = replace(seen, is_containers=True)
+    for recognise in (_slurm_program, _kubernetes, _runtime, _slurm_job, _lsf, _systemd):
+        if (found := recognise(seen)) is not None:
+            return found
+    return Manager(name="", sign=seen.by_path if seen.path else None, remedy=_ANYBODY, confidence=Confidence.LOW)
+
+
+def rules_lost(machine: Machine) -> bool:
+    """Say whether a container was given nvidiactl's node and its cgroup denies it: it has lost its rules."""
+    nodes = (machine.driver or Driver()).nodes or ()
+    in_container = bool((machine.process or Process()).container_signs)
+    return in_container and any(node.path == "/dev/nvidiactl" and node.access == "EPERM" for node in nodes)
+
+
+def lost_rules() -> Remedy:
+    """Return what to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
+    return Remedy(text=_LOST_RULES, needs_root=True)
+
+
+def device_path(process: Process, confinement: Confinement) -> str:
+    """Return the path of the cgroup that decides over the process' devices; ``""`` where none is known.
+
+    Where both versions are mounted it is that of version 1 if it leads anywhere: managers that use BPF programs use
+    version 2 alone, unless a program is seen.
+    """
+    groups = process.cgroups or ()
+    second = next((group.path for group in groups if group.version == 2), "")
+    first = next((group.path for group in groups if "devices" in group.controllers), "")
+    return first if first.strip("/") and not confinement.device_programs else second or first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signs:
+    """What managers leave behind."""
+
+    path: str
+    by_path: Evidence
+    programs: Mapping[str, str]
+    """Names of the device programs to the cgroups that they are attached to."""
+    is_containers: bool
+    """Whether it may be the container's own cgroup: the top one that is seen, and no program is attached below it."""
+    environment: Mapping[str, str]
+    container: tuple[str, ...]
+    units: tuple[DeviceUnit, ...]
+    """Units in the path whose files limit devices."""
+    gpus: int
+    allowed: int
+    """How many of the GPUs the device cgroup does not deny."""
+
+
+def _signs(machine: Machine) -> _Signs:
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    path = device_path(process, confinement)
+    return _Signs(
+        path=path,
+        by_path=Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path),
+        programs={one.name: one.cgroup or path for one in confinement.device_programs or () if one.name},
+        is_containers=path in ("", "/") and all(one.cgroup in (None, "/") for one in confinement.device_programs or ()),
+        environment=process.environment or {},
+        container=process.container_signs or (),
+        units=tuple(one for one in confinement.device_units if any(map(_limits, one.settings))),
+        gpus=len(machine.gpus or ()),
+        allowed=len(machine.gpus or ()) - len(lost(machine, Block.DEVICE_CGROUP)),
+    )
+
+
+def _limits(setting: str) -> bool:
+    """Say whether a setting of a unit keeps devices away: ``DevicePolicy=auto`` does so only with a DeviceAllow."""
+    return setting.startswith("DeviceAllow=") or setting in ("DevicePolicy=closed", "DevicePolicy=strict")
+
+
+def _slurm_program(seen: _Signs) -> Manager | None:
+    if SLURM_PROGRAM not in seen.programs:
+        return None
+    where = seen.programs[SLURM_PROGRAM]
+    return _slurm(seen, Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {where}"), where, Confidence.HIGH)
+
+
+def _kubernetes(seen: _Signs) -> Manager | None:
+    if "kubepods" in seen.path:
+        return Manager(name="Kubernetes", sign=seen.by_path, remedy=_POD)
+    if "KUBERNETES_SERVICE_HOST" in seen.container:
+        sign = Evidence(source="environment", value="KUBERNETES_SERVICE_HOST is set")
+        return Manager(name="Kubernetes", sign=sign, remedy=_POD)
+    return None
+
+
+def _runtime(seen: _Signs) -> Manager | None:
+    for name, pattern in _RUNTIMES:
+        if re.search(pattern, seen.path):
+            return Manager(name=name, sign=seen.by_path, remedy=_CONTAINER)
+    for file, name in _RUNTIME_FILES:
+        if file in seen.container and seen.is_containers:
+            sign = Evidence(source=file, value="is there")
+            return Manager(name=name, sign=sign, remedy=_CONTAINER, confidence=Confidence.MEDIUM)
+    return None
+
+
+def _slurm_job(seen: _Signs) -> Manager | None:
+    if re.search(r"/job_[0-9]+(/|$)", seen.path):
+        return _slurm(seen, seen.by_path, "", Confidence.MEDIUM)
+    if "SLURM_JOB_ID" in seen.environment:
+        return _slurm(seen, Evidence(source="environment", value="SLURM_JOB_ID is set"), "", Confidence.MEDIUM)
+    return None
+
+
+def _slurm(seen: _Signs, sign: Evidence, where: str, confidence: Confidence) -> Manager:
+    """Return Slurm, which denies devices for a whole job, or for each of its tasks where GPUs are bound to tasks.
+
+    SLURM_GPUS_ON_NODE counts the GPUs of the step here. Where they are bound to tasks, SLURM_STEP_GPUS names those of
+    the task alone, and no variable need name the option that did it (seen with Slurm 22.05).
+    """
+    has = seen.environment.get("SLURM_GPUS_ON_NODE", "")
+    options = (seen.environment.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
+    by_task = "/task_" in where or any(option not in (None, "", "none") for option in options)
+    if re.fullmatch("[0-9]{1,4}", has, re.ASCII):
+        by_task = int(has) > seen.allowed
+    elif "SLURM_JOB_ID" in seen.environment and not seen.allowed:
+        by_task = False
+    if by_task:
+        text = (
+            "Give every task all GPUs of the job (srun --gpu-bind=none, --gpus-per-node for --gpus-per-task) "
+            f"{_CHOOSE}."
+        )
+    elif seen.allowed:
+        text = f"Ask Slurm for all GPUs of the node (--gres=gpu:{seen.gpus}) {_CHOOSE}."
+    else:
+        text = f"Ask Slurm for GPUs (--gres=gpu:N, this node has {seen.gpus}): this step has none."
+    name = "Slurm for this task" if by_task else "Slurm for this job"
+    return Manager(name=name, sign=sign, remedy=Remedy(text=text), confidence=confidence)
+
+
+def _lsf(seen: _Signs) -> Manager | None:
+    if re.search(r"(^|/)lsf(/|$)", seen.path):
+        return Manager(name="LSF", sign=seen.by_path, remedy=_LSF_JOB)
+    if "LSB_JOBID" in seen.environment:
+        sign = Evidence(source="environment", value="LSB_JOBID is set")
+        return Manager(name="LSF", sign=sign, remedy=_LSF_JOB, confidence=Confidence.MEDIUM)
+    return None
+
+
+def _systemd(seen: _Signs) -> Manager | None:
+    units = [part for part in seen.path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
+    unit = units[-1] if units else ""
+    name = f"systemd for {unit}" if unit else "systemd"
+    remedy = Remedy(
+        text="In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
+        # A name that is not one word for a shell is not put into a command.
+        command=f"systemctl show -p DevicePolicy,DeviceAllow {unit}"
+        if re.fullmatch(r"[A-Za-z0-9@_.:-]+", unit)
+        else None,
+        needs_root=True,
+    )
+    if SYSTEMD_PROGRAM in seen.programs:
+        sign = Evidence(source=_PROGRAMS, value=f"{SYSTEMD_PROGRAM} on {seen.programs[SYSTEMD_PROGRAM]}")
+        return Manager(name=name, sign=sign, remedy=remedy)
+    if seen.units:
+        # systemd puts everything into some unit: only its files show that it limits the devices of this one.
+        last = seen.units[-1]
+        sign = Evidence(source=last.file, value=", ".join(last.settings[:4]))
+        return Manager(name=f"systemd for {last.unit}", sign=sign, remedy=remedy)
+    return None
+
+
+_RUNTIMES = (
+    ("Docker", r"/docker[-/][0-9a-f]{12,}"),
+    ("CRI-O", r"/crio-"),
+    ("containerd", r"/cri-containerd-"),
+    ("Podman", r"/libpod-|/libpod_parent/"),
+    ("LXC", r"/lxc(\.payload)?[./]"),
+)
+_RUNTIME_FILES = (("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman"), ("/.singularity.d", "Apptainer"))
+_PROGRAMS = "bpf(BPF_PROG_QUERY)"
+
+MAKE_NODES = Remedy(
+    text="Create the device nodes with nvidia-modprobe; nvidia-persistenced does so at boot.",
+    command="nvidia-modprobe -c 0",
+    needs_root=True,
+)
+
+_POD = Remedy(text=f"Request all GPUs of the node (or a DRA claim for all) {_CHOOSE}.")
+_CONTAINER = Remedy(
+    text=f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}."
+)
+_LSF_JOB = Remedy(text=f"Request all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}.")
+_ANYBODY = Remedy(
+    text=f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who created the cgroup named here."
+)
+
+
+def accesses(gpus: Iterable[Gpu]) -> tuple[Evidence, ...]:
+    """What access(2) said of these GPUs' device nodes."""
+    return node_evidence(gpu.node for gpu in gpus if gpu.node is not None)
+
+
+def node_evidence(nodes: Iterable[DeviceNode]) -> tuple[Evidence, ...]:
+    """What it said of device nodes."""
+    answers = ((node, access_of(node)) for node in nodes)
+    return tuple(
+        Evidence(
+            source=f"access({node.path})", value=answer or "not asked", errno=None if answer in (None, "ok") else answer
+        )
+        for node, answer in answers
+    )
+
+
+def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
+    """The cgroup that decides over devices, its BPF programs and its rules."""
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    found = []
+    if path := device_path(process, confinement):
+        found.append(Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path))
+    found += (
+        Evidence(
+            source="bpf(BPF_PROG_QUERY)",
+            value=f"{program.name or 'a program without a name'} on {program.cgroup or 'a cgroup further up'}",
+        )
+        for program in confinement.device_programs or ()
+    )
+    if confinement.device_rules:
+        # A list of denials prints the same as none at all, so it is shown and nothing is concluded from it.
+        found.append(Evidence(source="devices.list (a hint only)", value="; ".join(confinement.device_rules)))
+    return tuple(found)
+
+
+def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
+    """Show for each CPU NUMA node which GPUs could route to it, and which of them are lost."""
+    words = []
+    for node, attached in routers(machine, scope).items():
+        left = [gpu for gpu in attached if loss(machine, gpu) is None]
+        gone = [gpu for gpu in attached if gpu not in left]
+        parts = [on_gpus(left).label] if left else []
+        parts += [f"{on_gpus(gone).label} blocked"] if gone else []
+        words.append(f"NUMA {node}: {', '.join(parts)}")
+    return (Evidence(source="GPUs of each NUMA node", value="; ".join(words)),) if words else ()
+
+
+def minor_of(gpu: Gpu) -> int | None:
+    """Return the minor of a GPU's device node, ``None`` where it is unknown."""
+    if gpu.proc is not None and gpu.proc.minor is not None:
+        return gpu.proc.minor
+    return gpu.node.minor if gpu.node is not None else None
+
+
+def node_names(gpus: Iterable[Gpu]) -> str:
+    """Return the paths of GPUs' device nodes; of a GPU whose minor is not known, its bus id."""
+    numbers = ((gpu, minor_of(gpu)) for gpu in gpus)
+    return ", ".join(gpu.bus_id if minor is None else f"/dev/nvidia{minor}" for gpu, minor in numbers)
+
+
+def access_of(node: DeviceNode) -> str | None:
+    """Return what access(2) said of a node: ``ok``, an error number's name, ``None`` where it was not asked."""
+    return node.access if node.exists or node.access is None else "ENOENT"
+
+
+_NOT_TRIED = "(open-gpu-kernel-modules, kernel_nvlink.c)"
+_EGM_ADDRESS = Remedy(
+    text="Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, or off in the firmware of this node, then "
+    "reset the GPUs.",
+    command="dmesg | grep 'EGM fabric address'",
+    needs_root=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class P2pRefusal:
+    """The reason that fits what was read."""
+
+    cause: str
+    remedy: Remedy
+    confidence: Confidence
+    evidence: tuple[Evidence, ...] = ()
+    chosen: bool = False
+    """A mode that somebody set says so too: as grave as that is by itself."""
+
+
+def refusal(machine: Machine, one: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | None:
+    """Return why P2P between two GPUs with NVLink is refused; ``None`` where nothing that was read explains it."""
+    if pair.nvlink_count == 0:
+        return None
+    gpus = one, other
+    if (mode := mode_without_peers(machine, gpus)) is not None:
+        return P2pRefusal(mode, Remedy(text="See gpu.mig, gpu.cc-mode and gpu.vgpu."), Confidence.HIGH, chosen=True)
+    return _modes(machine, gpus) or _in_fabric(gpus) or _egm_address(machine, gpus, pair)
+
+
+def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
+    """Return the mode in which somebody runs one of these GPUs and in which it has no peers; ``None`` for none."""
+    those = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    if any(nvml.mig_mode for nvml in those):
+        return "MIG is on, and its instances have no peers"
+    if (machine.driver or Driver()).confidential_compute == "on":
+        return "confidential computing is on for single GPUs, which have no peers"
+    if any(nvml.virtualization == "vgpu" for nvml in those):
+        return "a vGPU has peers with some profiles only"
+    return None
+
+
+def _modes(machine: Machine, gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
+    system = (machine.driver or Driver()).nvlink_bandwidth_mode
+    modes = [(gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None) or system for gpu in gpus]
+    remedy = Remedy(text="See nvlink.bw-mode: give all GPUs one mode that is not OFF, then reset them.")
+    if "off" in modes:
+        return P2pRefusal(f"NVLink's bandwidth mode is OFF {_NOT_TRIED}", remedy, Confidence.HIGH)
+    if None not in modes and modes[0] != modes[1]:
+        cause = f"their NVLinks are in different bandwidth modes ({' and '.join(sorted(map(str, modes)))})"
+        return P2pRefusal(cause, remedy, Confidence.MEDIUM)
+    return None
+
+
+def _in_fabric(gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
+    found = [one for gpu in gpus if (one := fabric(gpu)) is not None]
+    remedy = Remedy(text="See fabric.state and fabric.consistency.")
+    states = [one.state for one in found]
+    if any(state in ("not-started", "in-progress") for state in states):
+        return P2pRefusal("the fabric has not registered them yet", remedy, Confidence.HIGH)
+    if any(one.health_summary == "unhealthy" for one in found):
+        return P2pRefusal(f"the fabric calls one of them unhealthy {_NOT_TRIED}", remedy, Confidence.HIGH)
+    if len(found) == 2 and (found[0].cluster_uuid, found[0].clique_id) != (found[1].cluster_uuid, found[1].clique_id):
+        return P2pRefusal(f"they are in different cliques {_NOT_TRIED}", remedy, Confidence.HIGH)
+    return None
+
+
+def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefusal | None:
+    """Judge the EGM fabric address, which every GPU with EGM on NVSwitches needs for all of its P2P.
+
+    It is given only where the fabric manager has EGM on too (gpu_fabric_probe.c). Neither NVML nor CUDA shows it: the
+    kernel's log does, and CUDA by HOST_NUMA memory that cannot be shared across the domain.
+    """
+    if pair.nvlink_through != "switch" or not any(egm(machine, gpu).able for gpu in gpus):
+        return None
+    cause = "a GPU on NVSwitches with EGM on and without an EGM fabric address has no P2P at all " + _NOT_TRIED
+    if any(event.message is DriverMessage.EGM_NO_FABRIC_ADDRESS for event in _events(machine)):
+        evidence = (Evidence(source="kernel log", value=DriverMessage.EGM_NO_FABRIC_ADDRESS.value),)
+        return P2pRefusal(cause, _EGM_ADDRESS, Confidence.HIGH, evidence)
+    names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
+    bits = [tuple(gpu.cuda.attributes.get(name) for name in names) for gpu in gpus if gpu.cuda]
+    if (1, 0) in bits:
+        evidence = (Evidence(source="cuDeviceGetAttribute", value=f"{names[0]} 1, {names[1]} 0"),)
+        return P2pRefusal(cause, _EGM_ADDRESS, Confidence.MEDIUM, evidence)
+    if (1, 1) in bits:
+        return None
+    return P2pRefusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)
+
+
+def _events(machine: Machine) -> tuple[KernelEvent, ...]:
+    return () if machine.kernel_log is None else machine.kernel_log.events
+
+
+Version = tuple[int, ...]
+
+
+def numbers(text: str | None) -> Version | None:
+    """Return ``570.86.15`` as numbers, ``None`` for what is no such version."""
+    if text is None or not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", text, re.ASCII):
+        return None
+    return tuple(map(int, text.split(".")))
+
+
+def kernel(machine: Machine) -> Version | None:
+    """Return the first two numbers of the kernel's release."""
+    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", (machine.host or Host()).kernel or "", re.ASCII)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def dotted(version: Version | None) -> str:
+    """Return a version for people."""
+    return "not read" if version is None else ".".join(map(str, version))

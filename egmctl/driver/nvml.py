@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 
 from egmctl.driver import breadcrumb
-from egmctl.driver.reading import (
+from egmctl.driver.ids import (
     DRIVER_TOO_OLD,
     FAILED,
     MISSING_LIBRARY,

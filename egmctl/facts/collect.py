@@ -13,7 +13,11 @@ from typing import Any, TypeVar
 
 from egmctl import __version__, launch
 from egmctl.errors import ChildFailed, UsageError
-from egmctl.facts import confinement, driver_files, gpus, host, inside, kernel_log, nics, nodes, pci, process, system
+from egmctl.facts import confinement, gpus, host, inside, kernel_log, process, system
+from egmctl.facts import gpus as driver_files
+from egmctl.facts import gpus as pci
+from egmctl.facts import system as nics
+from egmctl.facts import system as nodes
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.codec import JsonValue

@@ -17,8 +17,7 @@ from egmctl import launch
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
-from egmctl.facts.cgroup import cgroups, device_cgroup, pids_left
-from egmctl.facts.mounts import mount_points
+from egmctl.facts.inside import cgroups, device_cgroup, mount_points, pids_left
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.facts.system_calls import PROBES
 from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from egmctl.driver import cuda, ids
-from egmctl.driver.reading import (
+from egmctl.driver.ids import (
     DRIVER_TOO_OLD,
     FAILED,
     MISSING_LIBRARY,

@@ -1,17 +1,16 @@
-"""Joins what the sources say of each GPU, and of each pair of GPUs, into the model's records.
-
-The identity of a GPU is its PCI bus id. A source that does not know a GPU leaves its reason there: where in the
-funnel PCI > driver > device node > NVML > CUDA a GPU was lost is what people come to see.
-"""
+"""GPUs and switches, joined from PCI, the driver's files, NVML and CUDA by bus id."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from egmctl.driver import ids
 from egmctl.errors import ChildFailed, ChildNotStarted, DriverLibraryMissing, DriverTooOld
+from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.model.codec import DecodeError, JsonValue, from_json
 from egmctl.model.machine import (
     BusId,
@@ -25,13 +24,276 @@ from egmctl.model.machine import (
     Machine,
     NvLink,
     Pair,
+    PcieLink,
     PciFunction,
     Plain,
     Reason,
     Record,
     Unread,
 )
-from egmctl.wording import several
+from egmctl.units import several
+
+DEVICES = "/sys/bus/pci/devices"
+NVIDIA = 0x10DE
+
+_GPU_CLASSES = (0x0300, 0x0302)
+"""VGA controller and 3D controller: base class and subclass of PCI's class code."""
+_NVSWITCH_CLASS = 0x0680
+"""Bridge device, other."""
+
+_DATA_DIRECT = (0x15B3, 0x2100)
+"""Vendor and device of a ConnectX-8's DMA controller (rdma-core, kernel-boot/rdma_topo)."""
+
+BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+"""A bus id; a domain has more than four digits behind Intel's VMD."""
+
+
+def nvidia_functions(root: Root) -> tuple[PciFunction, ...]:
+    """Return NVIDIA's GPUs and NVSwitches in the order of their bus ids.
+
+    A big node has over a thousand functions: of the others only the vendor is read.
+
+    Raises
+    ------
+    Unreadable
+        If there is no list of PCI devices.
+    """
+    found = []
+    for bus_id in root.names(DEVICES):
+        if not BUS_ID.fullmatch(bus_id):
+            continue
+        try:
+            wanted = root.number(f"{DEVICES}/{bus_id}/vendor", 16) == NVIDIA and root.number(
+                f"{DEVICES}/{bus_id}/class", 16
+            ) >> 8 in (*_GPU_CLASSES, _NVSWITCH_CLASS)
+        except Unreadable:
+            continue
+        if wanted:
+            found.append(function(root, f"{DEVICES}/{bus_id}"))
+    return tuple(found)
+
+
+def data_direct(root: Root) -> tuple[PciFunction, ...]:
+    """Return the Data Direct functions of NICs, in the order of their bus ids.
+
+    Raises
+    ------
+    Unreadable
+        If there is no list of PCI devices.
+    """
+    found = []
+    for bus_id in root.names(DEVICES):
+        folder = f"{DEVICES}/{bus_id}"
+        with suppress(Unreadable):
+            if (root.number(f"{folder}/vendor", 16), root.number(f"{folder}/device", 16)) == _DATA_DIRECT:
+                found.append(function(root, folder))
+    return tuple(found)
+
+
+def is_gpu(found: PciFunction) -> bool:
+    """Return whether one of :func:`nvidia_functions` is a GPU; else it is an NVSwitch."""
+    return found.class_code is not None and found.class_code >> 8 in _GPU_CLASSES
+
+
+def function(root: Root, place: str) -> PciFunction:
+    """Read one function.
+
+    Parameters
+    ----------
+    place
+        A sysfs link to it: ``/sys/bus/pci/devices/0000:1b:00.0``, ``/sys/class/infiniband/mlx5_0/device``.
+
+    Raises
+    ------
+    Unreadable
+        If the link leads nowhere or to something that is not a PCI function.
+    """
+    components = root.resolve(place).split("/")
+    bus_id = components[-1]
+    if not BUS_ID.fullmatch(bus_id):
+        raise Unreadable(Reason.NOT_PRESENT, f"{place}: not a PCI function")
+    folder = f"{DEVICES}/{bus_id}"
+    why = Reasons()
+    return PciFunction(
+        bus_id=bus_id,
+        vendor_id=why.read("vendor_id", lambda: root.number(f"{folder}/vendor", 16)),
+        device_id=why.read("device_id", lambda: root.number(f"{folder}/device", 16)),
+        subsystem_vendor_id=why.read("subsystem_vendor_id", lambda: root.number(f"{folder}/subsystem_vendor", 16)),
+        subsystem_device_id=why.read("subsystem_device_id", lambda: root.number(f"{folder}/subsystem_device", 16)),
+        class_code=why.read("class_code", lambda: root.number(f"{folder}/class", 16)),
+        path=why.read("path", lambda: _path(components)),
+        numa_node=why.read("numa_node", lambda: root.number(f"{folder}/numa_node")),
+        local_cpus=why.read("local_cpus", lambda: root.kernel_list(f"{folder}/local_cpulist")),
+        link=link(root, folder),
+        driver=why.read("driver", lambda: _driver(root, folder)),
+        responds=why.read("responds", lambda: _responds(root, folder)),
+        unread=why.unread,
+    )
+
+
+def _path(place: list[str]) -> tuple[str, ...]:
+    """Return the components of a sysfs path from the root complex (``pci0000:16``) to the last one but one."""
+    for i, component in enumerate(place):
+        if re.fullmatch(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", component):
+            return tuple(place[i:-1])
+    raise Unreadable(Reason.NOT_PRESENT, f"{DEVICES}/{place[-1]}: not below a root complex")
+
+
+def link(root: Root, folder: str) -> PcieLink:
+    """Read the link's state in a function's folder; of a bridge it is the link below."""
+    why = Reasons()
+    return PcieLink(
+        speed_gt_s=why.read("speed_gt_s", lambda: _speed(root, f"{folder}/current_link_speed")),
+        width=why.read("width", lambda: _width(root, f"{folder}/current_link_width")),
+        max_speed_gt_s=why.read("max_speed_gt_s", lambda: _speed(root, f"{folder}/max_link_speed")),
+        max_width=why.read("max_width", lambda: _width(root, f"{folder}/max_link_width")),
+        unread=why.unread,
+    )
+
+
+def _speed(root: Root, path: str) -> float:
+    text = root.read(path)
+    # "32.0 GT/s PCIe"; "8 GT/s" before Linux 5.7; "Unknown" where the link is down or the device is gone.
+    if match := re.match(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) GT/s", text, re.ASCII):
+        return float(match[1])
+    raise Unreadable(Reason.NOT_SUPPORTED if text.startswith("Unknown") else Reason.FAILED, f"{path}: no speed")
+
+
+def _width(root: Root, path: str) -> int:
+    width = root.number(path)
+    # PCI_EXP_LNKSTA_NLW of a link that is down is 0; PCIE_LNK_WIDTH_UNKNOWN is 255 (include/linux/pci.h).
+    if width in (0, 255):
+        raise Unreadable(Reason.NOT_SUPPORTED, f"{path}: {width}, no width")
+    return width
+
+
+def _driver(root: Root, folder: str) -> str:
+    try:
+        return root.resolve(f"{folder}/driver").rpartition("/")[2]
+    except Unreadable as error:
+        if error.unread.reason is Reason.NOT_PRESENT:
+            return ""
+        raise
+
+
+def _responds(root: Root, folder: str) -> bool:
+    # Reads of a device that is gone end in all ones; the other files of sysfs are the kernel's own memory.
+    vendor_and_device = root.read_bytes(f"{folder}/config", 4)
+    if len(vendor_and_device) < 4:
+        raise Unreadable(Reason.FAILED, f"{folder}/config: shorter than 4 bytes")
+    return vendor_and_device != b"\xff\xff\xff\xff"
+
+
+PROC = "/proc/driver/nvidia"
+
+MODULES = ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvgrace_gpu", "nvgrace_egm", "nouveau", "gdrdrv")
+"""Kernel modules that decide what the GPUs can do, in the order they are reported."""
+
+PRIVATE_PARAMETERS = ("TemporaryFilePath", "RmMsg")
+"""Module parameters that say nothing here and may hold anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverFiles:
+    """The fields of :class:`egmctl.model.machine.Driver` that come from files, under their names there."""
+
+    module_version: str | None
+    module_flavour: str | None
+    modules: tuple[str, ...] | None
+    module_parameters: dict[str, str] | None
+    uvm_parameters: dict[str, str] | None
+    majors: dict[str, int] | None
+    unread: dict[str, Unread]
+
+
+def driver(root: Root) -> DriverFiles:
+    """Read versions, modules, parameters and majors."""
+    why = Reasons()
+    return DriverFiles(
+        module_version=why.read("module_version", lambda: _version(root)[2]),
+        module_flavour=why.read("module_flavour", lambda: "open" if _version(root)[1] else "proprietary"),
+        modules=why.read("modules", lambda: _modules(root)),
+        module_parameters=why.read("module_parameters", lambda: _parameters(root)),
+        uvm_parameters=why.read("uvm_parameters", lambda: _uvm_parameters(root)),
+        majors=why.read("majors", lambda: _majors(root)),
+        unread=why.unread,
+    )
+
+
+def gpus(root: Root) -> dict[str, GpuProc]:
+    """Return what the driver's folder for each GPU says, by bus id.
+
+    Raises
+    ------
+    Unreadable
+        If the driver is not loaded (or, in a container, its folder is not passed in).
+    """
+    return {name: _gpu(root, name) for name in root.names(f"{PROC}/gpus") if BUS_ID.fullmatch(name)}
+
+
+def _gpu(root: Root, bus_id: str) -> GpuProc:
+    why = Reasons()
+    information, numa_status = f"{PROC}/gpus/{bus_id}/information", f"{PROC}/gpus/{bus_id}/numa_status"
+    return GpuProc(
+        model=why.read("model", lambda: root.line(information, "Model")),
+        uuid=why.read("uuid", lambda: _uuid(root, information)),
+        minor=why.read("minor", lambda: _number(root, information, "Device Minor")),
+        excluded=why.read("excluded", lambda: root.line(information, "GPU Excluded") == "Yes"),
+        numa_status=why.read("numa_status", lambda: root.line(numa_status, "Status")),
+        numa_node=why.read("numa_node", lambda: _number(root, numa_status, "Node")),
+        unread=why.unread,
+    )
+
+
+def _uuid(root: Root, path: str) -> str:
+    uuid = root.line(path, "GPU UUID")
+    # The driver prints GPU-????????-... until something has opened the GPU since it was loaded.
+    if "?" in uuid:
+        raise Unreadable(Reason.NOT_PRESENT, f"{path}: the UUID is not known until the GPU is opened")
+    return uuid
+
+
+def _number(root: Root, path: str, key: str) -> int:
+    text = root.line(path, key)
+    if not re.fullmatch(r"-?[0-9]{1,9}", text, re.ASCII):
+        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number")
+    return int(text)
+
+
+def _version(root: Root) -> re.Match[str]:
+    path = f"{PROC}/version"
+    # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (...)
+    # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023
+    line = root.line(path, "NVRM version")
+    if match := re.search(r"(Open )?Kernel Module.*?\s([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})\s", line + " ", re.ASCII):
+        return match
+    raise Unreadable(Reason.FAILED, f"{path}: no version")
+
+
+def _modules(root: Root) -> tuple[str, ...]:
+    if not root.exists("/sys/module"):
+        raise Unreadable(Reason.NOT_PRESENT, "/sys/module: ENOENT")
+    return tuple(name for name in MODULES if root.exists(f"/sys/module/{name}"))
+
+
+def _parameters(root: Root) -> dict[str, str]:
+    found = {}
+    for line in root.lines(f"{PROC}/params"):
+        name, colon, value = line.partition(":")
+        if colon and name not in PRIVATE_PARAMETERS:
+            found[name.strip()] = value.strip().strip('"')
+    return found
+
+
+def _uvm_parameters(root: Root) -> dict[str, str]:
+    folder = "/sys/module/nvidia_uvm/parameters"
+    return {name: root.read(f"{folder}/{name}") for name in root.names(folder)}
+
+
+def _majors(root: Root) -> dict[str, int]:
+    # Two lists, "Character devices:" and "Block devices:", of lines "195 nvidia".
+    characters = root.read("/proc/devices").partition("Block devices:")[0]
+    return {name: int(number) for number, name in re.findall(r"^ *([0-9]{1,6}) (nvidia\S*)$", characters, re.M | re.A)}
 
 
 def join(

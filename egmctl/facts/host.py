@@ -1,18 +1,23 @@
-"""The machine around the GPUs: kernel, CPUs, NUMA nodes, memory, and what of it this process may use."""
+"""The host: its NUMA nodes, CPUs, memory and pages."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import functools
 import os
 import re
 import struct
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 
-from egmctl.facts.driver_files import PRIVATE_PARAMETERS
+from egmctl.driver.system_calls import NUMBERS
+from egmctl.facts.gpus import PRIVATE_PARAMETERS
 from egmctl.facts.root import Reasons, Root, Unreadable, kernel_list
 from egmctl.model.host import CpuFrequencies
 from egmctl.model.machine import Host, HugePages, NumaKind, NumaNode, Reason
-from egmctl.units import KIB, format_kernel_list, parse_kernel_list
+from egmctl.model.measurement import Placement
+from egmctl.units import KIB, MIB, format_kernel_list, format_size, parse_kernel_list
 
 NODES = "/sys/devices/system/node"
 CPUS = "/sys/devices/system/cpu"
@@ -294,3 +299,194 @@ def _command_line(text: str) -> dict[str, str]:
         if key in COMMAND_LINE_KEYS or (dot and module.replace("-", "_") in COMMAND_LINE_MODULES):
             found[key] = value
     return found
+
+
+THREADS_LIMIT = 32
+"""On a virtual machine with 64 CPUs 32 threads read 143 to 160 GB/s, 64 threads 109."""
+
+
+class NoCpus(Exception):
+    """This process may run on none of a node's CPUs; the message says so."""
+
+
+def cpus_of(node: int) -> tuple[int, ...]:
+    """Return the CPUs of a NUMA node to use: at most :data:`THREADS_LIMIT`, spread over those that are allowed.
+
+    Raises
+    ------
+    NoCpus
+        If there is none.
+    """
+    try:
+        cpus = set(parse_kernel_list(Root.from_environment().kernel_list(f"{NODES}/node{node}/cpulist")))
+    except Unreadable as why:
+        raise NoCpus(str(why)) from None
+    allowed = sorted(cpus & os.sched_getaffinity(0))
+    if not allowed:
+        raise NoCpus(f"this process may run on none of the CPUs of NUMA node {node}")
+    return tuple(allowed[:: -(-len(allowed) // THREADS_LIMIT)])
+
+
+SMAPS_LINES = 2_000_000
+"""More lines of ``/proc/self/smaps`` than this are not read: some 24 for each mapping of the process."""
+
+_POOL = re.compile(r"hugepages-([0-9]{1,12})kB", re.ASCII)
+_MAPPING = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ", re.ASCII)
+_FIELD = re.compile(r"(KernelPageSize|AnonHugePages):\s+([0-9]{1,15}) kB", re.ASCII)
+
+
+class NoPages(Exception):
+    """The kernel does not give such pages; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageSizes:
+    """What a mapping is made of."""
+
+    page_bytes: int | None
+    huge_bytes: int | None
+    """In transparent huge pages, of all mappings of the range together."""
+
+
+def huge_page_bytes(node: int, size_bytes: int) -> int:
+    """Return the size of the smallest huge pages of which a NUMA node has enough free ones for a buffer.
+
+    Raises
+    ------
+    NoPages
+        If there are none.
+    """
+    root = Root.from_environment()
+    folder = f"{NODES}/node{node}/hugepages"
+    told = []
+    try:
+        pools = sorted(int(found[1]) * KIB for name in root.names(folder) if (found := _POOL.fullmatch(name)))
+        for page_bytes in pools:
+            free = root.number(f"{folder}/hugepages-{page_bytes // KIB}kB/free_hugepages")
+            if free * page_bytes >= size_bytes:
+                return page_bytes
+            told.append(f"{free} of {format_size(page_bytes)}")
+    except Unreadable as why:
+        raise NoPages(f"the huge pages of NUMA node {node} cannot be read: {why}") from None
+    there = ", ".join(told) or "none"
+    raise NoPages(f"NUMA node {node} has too few free huge pages for {format_size(size_bytes)}: {there}")
+
+
+def page_sizes(address: int, size_bytes: int) -> PageSizes | None:
+    """Return what the mapping of a range is made of, by ``/proc/self/smaps``; ``None`` where that does not say."""
+    if not Root.from_environment().is_live:
+        return None
+    page_bytes: int | None = None
+    huge_bytes: int | None = None
+    inside = shared = False
+    try:
+        with open("/proc/self/smaps", encoding="ascii", errors="replace") as lines:
+            for number, line in enumerate(lines):
+                if number > SMAPS_LINES:
+                    break
+                if (mapping := _MAPPING.match(line)) is not None:
+                    start, end = int(mapping[1], 16), int(mapping[2], 16)
+                    if start >= address + size_bytes:
+                        break
+                    # The kernel merges mappings that lie side by side: of such a one nobody knows whose pages are huge.
+                    inside = end > address
+                    shared = shared or (inside and not address <= start < end <= address + size_bytes)
+                elif inside and (field := _FIELD.match(line)) is not None:
+                    value = int(field[2]) * KIB
+                    if field[1] == "KernelPageSize":
+                        page_bytes = value
+                    else:
+                        huge_bytes = (huge_bytes or 0) + value
+    except OSError:
+        return None
+    return None if page_bytes is None else PageSizes(page_bytes, None if shared else huge_bytes)
+
+
+STEP_BYTES = 2 * MIB
+"""One page in each of these is asked for: the granularity of the driver's allocations and of huge pages."""
+
+_SHARE = 0.8
+"""The part of a buffer that the node's MemFree must have lost: other programs take and give back memory too."""
+
+
+class Before:
+    """What was free on a NUMA node before a buffer was allocated there."""
+
+    def __init__(self, node: int) -> None:
+        self._node = node
+        self._free = _free(node)
+
+    def where(self, label: str, address: int, size_bytes: int) -> Placement:
+        """Return where the buffer lies, once all of it has been written.
+
+        Parameters
+        ----------
+        label
+            Of the buffer's end.
+        """
+        root = Root.from_environment()
+        if not root.is_live:
+            return _unknown(label, "the files of another machine stand for this one's")
+        try:
+            nodes = page_nodes(address, size_bytes)
+        except OSError as error:
+            return self._by_free_memory(label, size_bytes, f"move_pages: {errno.errorcode.get(error.errno or 0, '?')}")
+        lost = sum(count for node, count in nodes.items() if node < 0)
+        if lost:
+            code = errno.errorcode.get(-min(nodes), "?")
+            return self._by_free_memory(label, size_bytes, f"move_pages: {code} for {lost} of {nodes.total()} pages")
+        there = nodes[self._node]
+        where = ", ".join(f"{count} on node {node}" for node, count in sorted(nodes.items()))
+        return Placement(
+            label=label,
+            proof="move_pages",
+            detail=f"of one page in each {format_size(STEP_BYTES)}: {where}",
+            right=there == nodes.total(),
+        )
+
+    def _by_free_memory(self, label: str, size_bytes: int, why: str) -> Placement:
+        after = _free(self._node)
+        if self._free is None or after is None:
+            return _unknown(label, f"{why}, and the node's MemFree cannot be read")
+        lost = self._free - after
+        if lost < _SHARE * size_bytes:
+            return _unknown(label, f"{why}, and the node's MemFree fell by {lost // MIB} MiB only")
+        return Placement(
+            label=label, proof="MemFree", detail=f"{why}; the node's MemFree fell by {lost // MIB} MiB", right=True
+        )
+
+
+def page_nodes(address: int, size_bytes: int) -> Counter[int]:
+    """Return on which nodes the sampled pages of a range lie; a negative number is an error's, e.g. -ENOENT.
+
+    Raises
+    ------
+    OSError
+        The system call failed, or its number is not known for this architecture.
+    """
+    number = NUMBERS.get(os.uname().machine, {}).get("move_pages")
+    if number is None:
+        raise OSError(errno.ENOSYS, "move_pages")
+    addresses = range(address, address + size_bytes, STEP_BYTES)
+    count = len(addresses)
+    pages = (ctypes.c_void_p * count)(*addresses)
+    status = (ctypes.c_int * count)()
+    # Without nodes to move to, the kernel only tells where each page is (move_pages(2)).
+    if _libc().syscall(number, 0, ctypes.c_ulong(count), pages, None, status, 0):
+        raise OSError(ctypes.get_errno(), "move_pages")
+    return Counter(status)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _unknown(label: str, why: str) -> Placement:
+    return Placement(label=label, proof="not provable", detail=why, right=None)
+
+
+def _free(node: int) -> int | None:
+    try:
+        return node_memory_free(Root.from_environment(), node)
+    except Unreadable:
+        return None

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from egmctl.facts.root import Root, Unreadable
-from egmctl.model.timing import HostLoad
+from egmctl.model.measurement import HostLoad
 
 _BUSY = (1, 2, 3, 6, 7, 8)
 """Columns of the line ``cpu`` of /proc/stat: user, nice, system, irq, softirq, steal (proc_stat(5)). Guests' time is in

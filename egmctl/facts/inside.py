@@ -1,28 +1,352 @@
-"""Another process' root directory and device nodes, as that process meets them: asked by a child, and not believed.
-
-access(2) asks for the caller, so nobody can ask it for another process. As root a child can stand beside it: it joins
-the process' device cgroups, takes its user, looks through a descriptor of its root directory, and is gone
-(``egmctl.facts.beside``). It opens nothing and leaves nothing behind; the other process does not notice. Who wrote the
-files there is a stranger: why no code of theirs can run, docs/decisions/0007-another-root.md.
-"""
+"""What a process can see of the node: mounts, cgroups, privileges and device nodes, from inside or beside it."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from egmctl import launch
-from egmctl.errors import ChildFailed
-from egmctl.facts import nodes
-from egmctl.facts.beside import StepRefused
-from egmctl.facts.cgroup import cgroups, device_cgroup
-from egmctl.facts.nodes import DeviceNodes
-from egmctl.facts.root import Root, Unreadable
-from egmctl.model.codec import DecodeError, from_json
+from egmctl.errors import ChildFailed, EgmctlError
+from egmctl.facts import system as nodes
+from egmctl.facts.root import NO_OVERRIDES, OtherRoot, Overrides, Root, Unreadable
+from egmctl.facts.system import DeviceNodes
+from egmctl.launch import Channel
+from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.machine import Cgroup, DeviceNode, Reason, Unread
+
+
+@dataclass(frozen=True, slots=True)
+class MountPoint:
+    """One line."""
+
+    device: str
+    """Major and minor: ``0:25``."""
+    top: str
+    """Which folder of its file system is the top one there."""
+    path: str
+    options: tuple[str, ...]
+    kind: str
+    """The type of file system."""
+    settings: tuple[str, ...]
+    """Options of the file system itself: of a cgroup hierarchy of version 1 its controllers."""
+
+
+def mount_points(text: str) -> Iterator[MountPoint]:
+    """Yield the mounts of a ``mountinfo``, those of later lines over those of earlier ones.
+
+    ``36 35 98:0 /top /path options [optional...] - type source settings`` (proc_pid_mountinfo(5)). The kernel escapes
+    spaces and line feeds in names, and no other white space that Python would split at: a user's FUSE mount could
+    bring lines of its own.
+    """
+    for line in text.split("\n"):
+        fields = line.split(" ")
+        if "-" not in fields[6:-3]:
+            continue
+        kind, _, settings = fields[fields.index("-", 6) + 1 :][:3]
+        yield MountPoint(fields[2], fields[3], fields[4], tuple(fields[5].split(",")), kind, tuple(settings.split(",")))
+
+
+def cgroups(root: Root, folder: str) -> tuple[Cgroup, ...]:
+    """Return the cgroups of the process whose ``/proc`` folder is given.
+
+    Raises
+    ------
+    Unreadable
+        If the file cannot be read.
+    """
+    # "5:devices:/path" is a hierarchy of version 1 with its controllers; "0::/path" is version 2.
+    found = []
+    for line in root.lines(f"{folder}/cgroup"):
+        hierarchy, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon:
+            names = tuple(controllers.split(",")) if controllers else ()
+            found.append(Cgroup(version=2 if hierarchy == "0" else 1, controllers=names, path=path))
+    return tuple(found)
+
+
+def memory_left(root: Root) -> int | None:
+    """Return how many bytes this process' cgroups still let it take; ``None`` where nothing limits it or says so.
+
+    Page cache that the kernel would give back counts as taken, so it is rather less than what there is.
+    """
+    files = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
+    return _left(root, "/proc/self", "memory", files)
+
+
+def pids_left(root: Root, folder: str) -> int:
+    """Return how many more processes and threads a process' cgroups allow; -1 where none limits them.
+
+    Parameters
+    ----------
+    folder
+        ``/proc/self`` or that of another process.
+
+    Raises
+    ------
+    Unreadable
+        If it is in no cgroup that is mounted here.
+    """
+    try:
+        device_cgroup(root, folder, 1, "pids")
+    except Unreadable:
+        device_cgroup(root, folder, 2)
+    left = _left(root, folder, "pids", dict.fromkeys((2, 1), ("pids.max", "pids.current")))
+    return -1 if left is None else left
+
+
+def _left(root: Root, folder: str, controller: str, files: Mapping[int, tuple[str, str]]) -> int | None:
+    left: list[int] = []
+    for version, (limit, taken) in files.items():
+        with suppress(Unreadable):
+            for place in device_cgroup(root, folder, version, controller):
+                # "max" is no limit and no number; the top one of version 2 has no such file.
+                with suppress(Unreadable):
+                    left.append(max(0, root.number(f"{place}/{limit}") - root.number(f"{place}/{taken}")))
+    return min(left, default=None)
+
+
+def device_cgroup(root: Root, folder: str, version: int, controller: str = "devices") -> tuple[str, ...]:
+    """Return the directories that decide over a process' devices: from the top down to the process' own.
+
+    Parameters
+    ----------
+    folder
+        ``/proc/self`` or that of another process.
+    version
+        1 for the hierarchy with the controller, 2 for the unified one.
+    controller
+        What they decide over, if not devices.
+
+    Raises
+    ------
+    Unreadable
+        If there is none, or it is not mounted here.
+    """
+    kind = "a cgroup of version 2" if version == 2 else f"the {controller} controller of version 1"
+    for cgroup in cgroups(root, folder):
+        if cgroup.version == version and (version == 2 or controller in cgroup.controllers):
+            path = cgroup.path
+            break
+    else:
+        raise Unreadable(Reason.NOT_PRESENT, f"{folder}/cgroup: not in {kind}")
+    for place, above in _mounts(root, version, controller):
+        inside = path.removeprefix(above.rstrip("/"))
+        # A cgroup outside of this process' cgroup namespace is shown as /../other.
+        if path.startswith(above) and ".." not in path.split("/") and root.exists(place + inside):
+            parts = [part for part in inside.split("/") if part]
+            return tuple("/".join((place, *parts[:depth])) for depth in range(len(parts) + 1))
+    raise Unreadable(Reason.NOT_PRESENT, f"/proc/self/mountinfo: {kind} is not mounted here")
+
+
+def _mounts(root: Root, version: int, controller: str) -> list[tuple[str, str]]:
+    """Return where such a hierarchy is mounted, and which of its cgroups is the top one there."""
+    return [
+        (one.path, one.top)
+        for one in mount_points(root.read("/proc/self/mountinfo"))
+        if (one.kind == "cgroup2" if version == 2 else one.kind == "cgroup" and controller in one.settings)
+    ]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+# linux/prctl.h
+_GET_DUMPABLE, _SET_DUMPABLE, _SET_KEEPCAPS = 3, 4, 8
+_CAPBSET_READ, _CAPBSET_DROP, _SET_NO_NEW_PRIVS = 23, 24, 38
+_CAP_AMBIENT, _AMBIENT_CLEAR_ALL = 47, 4
+
+_VERSION_3 = 0x20080522  # _LINUX_CAPABILITY_VERSION_3, linux/capability.h
+_CAPABILITIES = 64
+"""As many as the kernel's sets have bits; it knows 41 (Linux 6.18)."""
+
+
+def give_up(uid: int, gid: int, groups: Sequence[int]) -> None:
+    """Take a user's ids, and keep no capability and no way to one: not as uid 0 either.
+
+    Of uid 0 without capabilities the kernel asks what it asks of every user, but much of a system is uid 0's own. So
+    this is for a process that then runs nothing but what it has loaded (``egmctl.launch.serve``).
+
+    Raises
+    ------
+    OSError
+        At the first step that the kernel refuses; its ``strerror`` names the step.
+    """
+    forget_privileges()
+    for capability in range(_CAPABILITIES):
+        if _libc.prctl(_CAPBSET_READ, capability, 0, 0, 0) == 1:
+            _prctl("PR_CAPBSET_DROP", _CAPBSET_DROP, capability)
+    # A change of user makes a process one that its new user may trace, where fs.suid_dumpable is 1. As long as it has
+    # capabilities that the tracer has not, the kernel forbids that: they go last.
+    _prctl("PR_SET_KEEPCAPS", _SET_KEEPCAPS, 1)
+    for step, change in (
+        ("setgroups", partial(os.setgroups, groups)),
+        ("setresgid", partial(os.setresgid, gid, gid, gid)),
+        ("setresuid", partial(os.setresuid, uid, uid, uid)),
+    ):
+        try:
+            change()
+        except OSError as error:
+            raise OSError(error.errno, step) from None
+    drop_capabilities()
+    if (os.getresuid(), os.getresgid()) != ((uid,) * 3, (gid,) * 3):
+        raise OSError(0, "setresuid")
+
+
+def drop_capabilities() -> None:
+    """Empty the sets of capabilities, and let no other process of this user trace this one or read its memory.
+
+    Raises
+    ------
+    OSError
+        As for :func:`give_up`.
+    """
+    forget_privileges()
+    header = struct.pack("=Ii", _VERSION_3, 0)
+    if _libc.capset(header, bytes(24)) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+    kept = ctypes.create_string_buffer(24)
+    if _libc.capget(header, kept) != 0 or any(kept.raw):
+        raise OSError(ctypes.get_errno(), "capget")
+    if _libc.prctl(_GET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError(0, "PR_GET_DUMPABLE")
+
+
+def forget_privileges() -> None:
+    """Gain nothing by execve(2) from now on, and be traced by nobody who has not the right to trace all."""
+    _prctl("PR_SET_NO_NEW_PRIVS", _SET_NO_NEW_PRIVS, 1)
+    _prctl("PR_SET_DUMPABLE", _SET_DUMPABLE, 0)
+    _prctl("PR_CAP_AMBIENT_CLEAR_ALL", _CAP_AMBIENT, _AMBIENT_CLEAR_ALL)
+
+
+def _prctl(name: str, option: int, *arguments: int) -> None:
+    if _libc.prctl(option, *arguments, *(0,) * (4 - len(arguments))) != 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+STEPS = ("cgroup.procs", "root")
+"""Steps of :func:`enter` that have no system call's name."""
+
+
+class StepRefused(EgmctlError):
+    """The kernel refused a step of :func:`enter`.
+
+    Parameters
+    ----------
+    step
+        The system call, or one of :data:`STEPS`.
+    number
+        Of the error; 0 where a call had no effect.
+    """
+
+    def __init__(self, step: str, number: int) -> None:
+        super().__init__(f"{step}: {number}")
+        self.step = step
+        self.number = number
+
+
+def enter(arguments: dict[str, Any]) -> None:
+    """Stand beside the process; the launcher's hook.
+
+    Parameters
+    ----------
+    arguments
+        ``root``: the folder to look at; ``is_live``: whether it is a process' own, and no copied tree; ``cgroups``: the
+        ``cgroup.procs`` to join; ``user``: ``uid``, ``gid`` and ``groups`` to take, null to keep one's own;
+        ``overrides``: see :class:`egmctl.facts.root.Overrides`.
+    """
+    global _root
+    for procs in arguments["cgroups"]:
+        try:
+            _write(procs, b"%d" % os.getpid())
+        except OSError as error:
+            raise StepRefused("cgroup.procs", error.errno or 0) from None
+    os.chdir("/")
+    try:
+        root = os.open(arguments["root"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StepRefused("root", error.errno or 0) from None
+    user, overrides = arguments["user"], arguments["overrides"]
+    _root = OtherRoot(root, Overrides(**overrides) if overrides else NO_OVERRIDES, is_live=arguments["is_live"])
+    try:
+        if user:
+            give_up(user["uid"], user["gid"], user["groups"])
+        else:
+            drop_capabilities()
+        _root.check()
+    except OSError as error:
+        raise StepRefused(error.strerror or "", error.errno or 0) from None
+
+
+def look_at_nodes(_parent: Channel, arguments: dict[str, Any]) -> Any:
+    """Look at the device nodes of the GPUs with these ``minors`` and all that are there; the launcher's target."""
+    try:
+        seen = nodes.read_all(_entered(), arguments["minors"])
+    except Unreadable as error:
+        return {"unread": to_json(error.unread)}
+    return {
+        "gpus": to_json(tuple(seen.gpus.values())),
+        "control": to_json(seen.control),
+        "imex_channels": to_json(seen.imex_channels),
+        "unread": to_json(seen.unread),
+    }
+
+
+def look_for_files(_parent: Channel, arguments: dict[str, Any]) -> Any:
+    """Say which of these ``paths`` are there; the launcher's target."""
+    root = _entered()
+    return [path for path in arguments["paths"] if root.exists(path)]
+
+
+def look_at_file_system(_parent: Channel, arguments: dict[str, Any]) -> Any:
+    """Return size and free space in bytes of the file system that ``path`` lies on; the launcher's target."""
+    try:
+        status = _entered().file_system(arguments["path"])
+    except Unreadable as error:
+        return {"unread": to_json(error.unread)}
+    return [status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize]
+
+
+def _write(path: str, content: bytes) -> None:
+    # No text file: its codec would have to be imported.
+    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # A copied tree may have anything under this name.
+        if not _is_of_cgroups(os.fstat(file).st_dev):
+            raise OSError(errno.EINVAL, "not of a cgroup file system")
+        os.write(file, content)
+    finally:
+        os.close(file)
+
+
+def _is_of_cgroups(device: int) -> bool:
+    file = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = b"".join(iter(lambda: os.read(file, 1 << 16), b""))
+    finally:
+        os.close(file)
+    number = f"{os.major(device)}:{os.minor(device)}"
+    # UTF-8 is Python's own, and loads no codec.
+    mounts = mount_points(content.decode("utf-8", "replace"))
+    return any(one.device == number and one.kind in ("cgroup", "cgroup2") for one in mounts)
+
+
+def _entered() -> OtherRoot:
+    if _root is None:
+        raise RuntimeError("enter comes first")
+    return _root
+
+
+_root: OtherRoot | None = None
+
 
 _TIMEOUT_S = 5.0
 _DAC_OVERRIDE, _DAC_READ_SEARCH = 1, 2  # include/uapi/linux/capability.h
@@ -32,7 +356,7 @@ _CHANNEL = re.compile(rf"{nodes.IMEX_CHANNELS}/channel[0-9]+", re.ASCII)
 
 
 def read_all(root: Root, pid: int, minors: Iterable[int]) -> DeviceNodes:
-    """Look at every node as :func:`egmctl.facts.nodes.read_all` does, in the place of another process.
+    """Look at every node as :func:`egmctl.facts.system.read_all` does, in the place of another process.
 
     Raises
     ------
@@ -100,10 +424,10 @@ def _ask(
         overrides = _overrides(root, folder)
     try:
         answer = launch.run(
-            f"egmctl.facts.beside:{target}",
+            f"egmctl.facts.inside:{target}",
             arguments,
             timeout_s=_TIMEOUT_S,
-            before="egmctl.facts.beside:enter",
+            before="egmctl.facts.inside:enter",
             before_arguments={
                 "root": place,
                 "is_live": root.is_live,
@@ -158,7 +482,7 @@ def _nodes(answer: Any, paths: re.Pattern[str]) -> tuple[DeviceNode, ...]:
 
 
 def _overrides(root: Root, folder: str) -> dict[str, Any]:
-    """Return what the process' capabilities may pass over; see :class:`egmctl.facts.other_root.Overrides`."""
+    """Return what the process' capabilities may pass over; see :class:`egmctl.facts.root.Overrides`."""
     text = root.line(f"{folder}/status", "CapEff")
     if not re.fullmatch("[0-9a-f]{1,16}", text, re.ASCII):
         raise Unreadable(Reason.FAILED, f"{folder}/status: 'CapEff' is not a number")

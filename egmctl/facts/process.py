@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 
 from egmctl.facts import inside
-from egmctl.facts.cgroup import cgroups
-from egmctl.facts.mounts import mount_points
+from egmctl.facts.inside import cgroups, mount_points
 from egmctl.facts.root import Reasons, Root, Unreadable
 from egmctl.model.machine import Process, Reason
 

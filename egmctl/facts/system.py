@@ -1,17 +1,398 @@
-"""The operating system around the GPUs: how the kernel was built and set up, PCIe bridges, RDMA."""
+"""Services, network cards, device nodes and modules: what belongs to the system beside the GPUs."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import struct
 import zlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
 
-from egmctl.facts import host, nics, nodes, pci, services
+from egmctl.facts import gpus as pci
+from egmctl.facts import host
 from egmctl.facts.root import READ_LIMIT, Reasons, Root, Unreadable
-from egmctl.model.machine import PciFunction, Reason
-from egmctl.model.system import Bridge, System, VerbsNode
+from egmctl.launch.program import output_of
+from egmctl.model.host import Bridge, Imex, System, VerbsNode
+from egmctl.model.machine import DeviceNode, Nic, NicPort, PciFunction, Reason, Unread
 from egmctl.units import natural
+
+CAPS = "/dev/nvidia-caps"
+IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
+
+_KINDS = (
+    (stat.S_ISCHR, "character"),
+    (stat.S_ISBLK, "block"),
+    (stat.S_ISDIR, "directory"),
+    (stat.S_ISREG, "file"),
+    (stat.S_ISFIFO, "fifo"),
+    (stat.S_ISSOCK, "socket"),
+)
+
+
+class Place(Protocol):
+    """Where nodes are looked at: a :class:`egmctl.facts.root.Root`, or the root directory of another process."""
+
+    is_live: bool
+    """Whether these are the nodes of this machine, and not a copied tree."""
+
+    def names_if_any(self, path: str) -> list[str]:
+        """See :meth:`egmctl.facts.root.Root.names_if_any`."""
+
+    def status(self, path: str) -> os.stat_result:
+        """See :meth:`egmctl.facts.root.Root.status`."""
+
+    def access(self, path: str) -> str:
+        """See :meth:`egmctl.facts.root.Root.access`; raises Unreadable where it is unknown."""
+
+    def file_system(self, path: str) -> os.statvfs_result:
+        """See :meth:`egmctl.facts.root.Root.file_system`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNodes:
+    """All of them at one moment."""
+
+    gpus: dict[int, DeviceNode]
+    """By minor; a GPU's node that is missing is here with ``exists`` False."""
+    control: tuple[DeviceNode, ...]
+    """nvidiactl, nvidia-uvm, nvidia-uvm-tools and what is in nvidia-caps."""
+    imex_channels: tuple[DeviceNode, ...] | None
+    """Empty where the folder is absent."""
+    unread: dict[str, Unread]
+    """Folders that could not be listed, under the names of the driver's fields they would have filled:
+    ``nodes.nvidia-caps``, ``imex_channels``."""
+
+
+def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
+    """Look at every node.
+
+    Parameters
+    ----------
+    minors
+        The GPUs that the driver knows; nodes beyond these are found by their names.
+    """
+    why = Reasons()
+    present = {
+        int(match[1]) for name in root.names_if_any("/dev") if (match := re.fullmatch(r"nvidia([0-9]{1,3})", name))
+    }
+    caps = why.read("nodes.nvidia-caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
+    return DeviceNodes(
+        gpus={minor: read(root, f"/dev/nvidia{minor}") for minor in sorted(present | set(minors))},
+        control=(
+            *(read(root, f"/dev/{name}") for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")),
+            *(caps or ()),
+        ),
+        imex_channels=why.read("imex_channels", lambda: _listed(root, IMEX_CHANNELS, r"channel[0-9]+")),
+        unread=why.unread,
+    )
+
+
+def read(root: Place, path: str) -> DeviceNode:
+    """Look at one node."""
+    why = Reasons()
+    access = why.read("access", lambda: root.access(path))
+    try:
+        status = root.status(path)
+    except Unreadable as error:
+        reason = error.unread
+        why.null("kind major minor mode uid gid nodev", reason.reason, reason.detail)
+        missing = reason.reason is Reason.NOT_PRESENT
+        return DeviceNode(path=path, exists=not missing, kind=None, access=access, unread=why.unread)
+    kind = next((word for is_one, word in _KINDS if is_one(status.st_mode)), "unknown")
+    if kind == "file" and not root.is_live:
+        # In a copied tree a file stands for the node: it has the mode, and no numbers.
+        kind = "character"
+    device = stat.S_ISCHR(status.st_mode)
+    if not device:
+        why.null("major minor", Reason.NOT_PRESENT, f"{path}: not a character device")
+    return DeviceNode(
+        path=path,
+        exists=True,
+        kind=kind,
+        major=os.major(status.st_rdev) if device else None,
+        minor=os.minor(status.st_rdev) if device else None,
+        mode=stat.S_IMODE(status.st_mode),
+        uid=status.st_uid,
+        gid=status.st_gid,
+        access=access,
+        nodev=why.read("nodev", lambda: bool(root.file_system(path).f_flag & os.ST_NODEV)),
+        unread=why.unread,
+    )
+
+
+def _listed(root: Place, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
+    """Look at the nodes in a folder whose names fit, in the order of their numbers."""
+    names = [name for name in root.names_if_any(folder) if re.fullmatch(pattern, name)]
+    return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=natural))
+
+
+CLASS = "/sys/class/infiniband"
+_MANAGER = 0x15B3, 0x1021
+"""Vendor and device of a ConnectX-7: the only part that is known to manage NVLink switches."""
+_MANAGES = b"SW_MNG"
+_VPD_BYTES = 4096
+"""More than the Vital Product Data of such a part has."""
+
+
+def nics(root: Root) -> tuple[Nic, ...]:
+    """Return every NIC in natural order of the names; none where the kernel has no InfiniBand class.
+
+    Raises
+    ------
+    Unreadable
+        If there are devices that cannot be listed.
+    """
+    return tuple(found for found in _devices(root) if not _known_to_manage(root, found))
+
+
+def management(root: Root) -> tuple[Nic, ...]:
+    """Return the devices by which this node manages its NVLink switches.
+
+    Raises
+    ------
+    Unreadable
+        If there are devices that cannot be listed, or one may be such a device and its Vital Product Data are hidden.
+    """
+    return tuple(found for found in _devices(root) if _manages(root, found))
+
+
+def _known_to_manage(root: Root, device: Nic) -> bool:
+    try:
+        return _manages(root, device)
+    except Unreadable:
+        return False
+
+
+def _manages(root: Root, device: Nic) -> bool:
+    function = device.pci
+    if function is None or (function.vendor_id, function.device_id) != _MANAGER:
+        return False
+    return _MANAGES in root.read_bytes(f"{CLASS}/{device.name}/device/vpd", _VPD_BYTES)
+
+
+def _devices(root: Root) -> tuple[Nic, ...]:
+    try:
+        names = root.names(CLASS)
+    except Unreadable as error:
+        if error.unread.reason is Reason.NOT_PRESENT:
+            return ()
+        raise
+    return tuple(_nic(root, name) for name in sorted(names, key=natural))
+
+
+def _nic(root: Root, name: str) -> Nic:
+    folder = f"{CLASS}/{name}"
+    why = Reasons()
+    return Nic(
+        name=name,
+        pci=why.read("pci", lambda: pci.function(root, f"{folder}/device")),
+        ports=why.read("ports", lambda: _ports(root, f"{folder}/ports")) or (),
+        firmware=why.read("firmware", lambda: root.read(f"{folder}/fw_ver")),
+        node_guid=why.read("node_guid", lambda: root.read(f"{folder}/node_guid")),
+        board_id=why.read("board_id", lambda: root.read(f"{folder}/board_id")),
+        interfaces=tuple(why.read("interfaces", lambda: root.names(f"{folder}/device/net")) or ()),
+        unread=why.unread,
+    )
+
+
+def _ports(root: Root, folder: str) -> tuple[NicPort, ...]:
+    numbers = sorted(int(name) for name in root.names(folder) if re.fullmatch(r"[0-9]{1,3}", name))
+    return tuple(_port(root, f"{folder}/{number}", number) for number in numbers)
+
+
+def _port(root: Root, folder: str, number: int) -> NicPort:
+    why = Reasons()
+    return NicPort(
+        number=number,
+        state=why.read("state", lambda: _word(root, f"{folder}/state")),
+        physical_state=why.read("physical_state", lambda: _word(root, f"{folder}/phys_state")),
+        link_layer=why.read("link_layer", lambda: root.read(f"{folder}/link_layer")),
+        rate_gbit_s=why.read("rate_gbit_s", lambda: _rate(root, f"{folder}/rate")),
+        unread=why.unread,
+    )
+
+
+def _word(root: Root, path: str) -> str:
+    """Return the word of ``4: ACTIVE``."""
+    return root.read(path).rpartition(":")[2].strip()
+
+
+def _rate(root: Root, path: str) -> float:
+    # "400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)".
+    if match := re.match(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", root.read(path), re.ASCII):
+        return float(match[1])
+    raise Unreadable(Reason.FAILED, f"{path}: no rate")
+
+
+DAEMONS = {
+    "nvidia-imex": "nvidia-imex",
+    # The kernel keeps 15 characters of a process' name (TASK_COMM_LEN).
+    "nv-fabricmanage": "nv-fabricmanager",
+    "nvidia-persiste": "nvidia-persistenced",
+    "nvidia-cuda-mps": "nvidia-cuda-mps-control",
+    "nvlsm": "nvlsm",
+}
+"""Names as ``/proc/<pid>/comm`` has them, and in full."""
+
+IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
+IMEX_CONTROL = ("/usr/bin/nvidia-imex-ctl", "/opt/nvidia/imex/bin/nvidia-imex-ctl")
+IMEX_TIMEOUT_S = 1.5
+"""It answers at once, or hangs (kubernetes-sigs/dra-driver-nvidia-gpu issue 1417)."""
+
+IMEX_LOG = "/var/log/nvidia-imex.log"
+_LOG_BYTES = 1 << 16
+
+COMPUTE_DOMAIN_PLUGIN = "/var/lib/kubelet/plugins/compute-domain.nvidia.com"
+_COMPUTE_DOMAIN_CDI = "k8s.compute-domain.nvidia.com"
+_COMPUTE_DOMAIN_COMM = "compute-domain-"
+"""Programs and files of Kubernetes' DRA driver (https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu, 0.5)."""
+_KUBELETS = frozenset({"kubelet", "kubelite", "k3s-server", "k3s-agent"})
+"""Names of processes that are Kubernetes' agent, or have it in them."""
+
+_MOST_PROCESSES = 1 << 16
+_MOST_OUTPUT = 1 << 20
+
+_DAEMON_STATES = (
+    "INITIALIZING|STARTING_AUTH_SERVER|WAITING_FOR_PEERS|WAITING_FOR_RECOVERY|INIT_GPU|READY|SHUTTING_DOWN|UNAVAILABLE"
+)
+"""Words of ``nvidia-imex-ctl -q`` (DCGM, DcgmImexManager)."""
+
+
+Processes = Mapping[str, Sequence[str]]
+"""Ids of processes by name, as ``/proc/<pid>/comm`` has it."""
+
+
+def processes(root: Root) -> Processes:
+    """Return the processes that run, by name.
+
+    Raises
+    ------
+    Unreadable
+        If there is no ``/proc``.
+    """
+    found: dict[str, list[str]] = {}
+    for process in [name for name in root.names("/proc") if re.fullmatch(r"[0-9]{1,8}", name)][:_MOST_PROCESSES]:
+        with suppress(Unreadable):
+            found.setdefault(root.read(f"/proc/{process}/comm"), []).append(process)
+    return found
+
+
+def daemons(running: Processes) -> tuple[str, ...]:
+    """Return the daemons of :data:`DAEMONS` that run, in that order."""
+    return tuple(dict.fromkeys(full for comm, full in DAEMONS.items() if comm in running))
+
+
+def imex(root: Root, running: Processes | None) -> Imex:
+    """Read the service's list of nodes and who manages it, and ask its control program where one is installed."""
+    why = Reasons()
+    addresses = why.read("configured_nodes", lambda: _addresses(root))
+    if addresses is None:
+        why.unread["duplicate_nodes"] = why.unread["configured_nodes"]
+    state = why.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
+    domain = None
+    if state is None:
+        # A program that hangs once will hang again.
+        why.unread["domain_status"] = why.unread["daemon_state"]
+    else:
+        # With -N the same document comes again for every change: the last one counts.
+        domain = why.read(
+            "domain_status", lambda: _services_word(root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"')
+        )
+    return Imex(
+        configured_nodes=None if addresses is None else addresses.total(),
+        duplicate_nodes=None if addresses is None else addresses.total() - len(addresses),
+        daemon_state=state,
+        domain_status=domain,
+        runs_in=why.read("runs_in", lambda: _places(root, _services_listed(running))),
+        kubelet=why.read("kubelet", lambda: not _KUBELETS.isdisjoint(_services_listed(running))),
+        compute_domains=why.read("compute_domains", lambda: _compute_domains(root, _services_listed(running))),
+        compute_domain_mode=why.read("compute_domain_mode", lambda: _mode(root, _services_listed(running))),
+        session_in_use=why.read("session_in_use", lambda: _session_in_use(root)),
+        unread=why.unread,
+    )
+
+
+def _services_listed(running: Processes | None) -> Processes:
+    if running is None:
+        raise Unreadable(Reason.NOT_PRESENT, "/proc: no processes")
+    return running
+
+
+def _places(root: Root, running: Processes) -> tuple[str, ...]:
+    found = set()
+    for process in running.get("nvidia-imex", ()):
+        cgroup = root.read(f"/proc/{process}/cgroup")
+        found.add("pod" if "kubepods" in cgroup else "host" if "/nvidia-imex.service" in cgroup else "elsewhere")
+    return tuple(sorted(found))
+
+
+def _compute_domains(root: Root, running: Processes) -> bool:
+    if _COMPUTE_DOMAIN_COMM in running:
+        return True
+    with suppress(Unreadable):
+        root.status(COMPUTE_DOMAIN_PLUGIN)
+        return True
+    return any(name.startswith(_COMPUTE_DOMAIN_CDI) for name in root.names_if_any("/var/run/cdi"))
+
+
+def _mode(root: Root, running: Processes) -> str:
+    unread = Unreadable(Reason.NOT_PRESENT, "compute-domain-kubelet-plugin: no such process")
+    for process in running.get(_COMPUTE_DOMAIN_COMM, ()):
+        program = root.read(f"/proc/{process}/cmdline").partition("\0")[0].rpartition("/")[2]
+        if program == "compute-domain-daemon":
+            return "driverManaged"
+        if program != "compute-domain-kubelet-plugin":
+            continue
+        try:
+            environment = root.read(f"/proc/{process}/environ")
+        except Unreadable as error:
+            unread = error
+            continue
+        # The variable came with the second mode (dra-driver-nvidia-gpu 0.5): without it there is only the first.
+        found = re.search(r"(?:^|\0)IMEX_MODE=(driverManaged|hostManaged)(?:\0|$)", environment)
+        return found[1] if found else "driverManaged"
+    raise unread
+
+
+def _session_in_use(root: Root) -> bool:
+    log = root.read_bytes(IMEX_LOG, _LOG_BYTES, from_end=True)
+    return log.rfind(b"NV_ERR_IN_USE") > log.rfind(b"READY")
+
+
+def _addresses(root: Root) -> Counter[str]:
+    lines = (line.partition("#")[0].strip() for line in root.lines(IMEX_NODES))
+    return Counter(line for line in lines if line)
+
+
+def _services_word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
+    """Return the last word that fits in what the control program prints."""
+    path = next((path for path in IMEX_CONTROL if root.exists(path)), None)
+    if path is None:
+        raise Unreadable(Reason.NOT_PRESENT, f"{IMEX_CONTROL[0]}: ENOENT")
+    shown = " ".join((path, *arguments))
+    if not root.is_live:
+        raise Unreadable(Reason.NOT_ASKED, f"{shown}: programs of a copied tree are not run")
+    found = re.findall(pattern, _output(root.path(path), arguments, shown), re.ASCII)
+    if not found:
+        raise Unreadable(Reason.FAILED, f"{shown}: no such word in its output")
+    return str(found[-1])
+
+
+def _output(program: str, arguments: tuple[str, ...], shown: str) -> str:
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    try:
+        output = output_of([program, *arguments], timeout_s=IMEX_TIMEOUT_S, limit=_MOST_OUTPUT, environment=environment)
+    except TimeoutError:
+        raise Unreadable(Reason.TIMED_OUT, f"{shown}: no response within {IMEX_TIMEOUT_S:g} s") from None
+    except OSError as error:
+        raise Unreadable.from_os_error(error, shown) from None
+    return output.decode(errors="replace")
+
 
 CONFIGURATION_KEYS = ("NUMA", "ACPI_NUMA", "NUMA_BALANCING", "MEMORY_HOTPLUG", "IOMMU_SVA", "ARM_SMMU_V3_SVA")
 """Options that coherent GPUs need or suffer from, without ``CONFIG_``: the driver looks up EGM's NUMA node only where
@@ -37,7 +418,7 @@ _FIRST_EXTENDED, _ACS, _ATS = 0x100, 0x0D, 0x0F
 def system(root: Root) -> System:
     """Read all of it."""
     why = Reasons()
-    processes = why.read("daemons", lambda: services.processes(root))
+    running = why.read("daemons", lambda: processes(root))
     functions = why.read("iommu_domains", lambda: _functions(root))
     data_direct = why.read("data_direct", lambda: pci.data_direct(root))
     if functions is None:
@@ -53,14 +434,14 @@ def system(root: Root) -> System:
         bridges=None if functions is None else _bridges(root, (*functions, *(data_direct or ()))),
         data_direct=data_direct,
         ats=None if functions is None else why.read("ats", lambda: _ats(root, functions)),
-        daemons=None if processes is None else services.daemons(processes),
-        imex=services.imex(root, processes),
+        daemons=None if running is None else daemons(running),
+        imex=imex(root, running),
         module_versions=why.read("module_versions", lambda: _module_versions(root)),
         peer_memory_clients=why.read(
             "peer_memory_clients", lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers"))
         ),
         verbs=why.read("verbs", lambda: _verbs(root)),
-        nvlink_management=why.read("nvlink_management", lambda: nics.management(root)),
+        nvlink_management=why.read("nvlink_management", lambda: management(root)),
         unread=why.unread,
     )
 
@@ -116,7 +497,7 @@ def _remove_ipc(root: Root) -> bool:
 def _functions(root: Root) -> tuple[PciFunction, ...]:
     """Return the GPUs and the NICs."""
     gpus = (found for found in pci.nvidia_functions(root) if pci.is_gpu(found))
-    return (*gpus, *(nic.pci for nic in nics.nics(root) if nic.pci is not None))
+    return (*gpus, *(nic.pci for nic in nics(root) if nic.pci is not None))
 
 
 def _iommu_domains(root: Root, functions: Iterable[PciFunction]) -> dict[str, str]:
@@ -157,8 +538,8 @@ def _acs_control(root: Root, path: str) -> int:
 
 def _ats(root: Root, functions: Iterable[PciFunction]) -> dict[str, bool]:
     """Return which NICs have it."""
-    nics = [function.bus_id for function in functions if not pci.is_gpu(function)]
-    return {bus_id: _extended(root, f"{pci.DEVICES}/{bus_id}/config", _ATS) is not None for bus_id in nics}
+    nic_ids = [function.bus_id for function in functions if not pci.is_gpu(function)]
+    return {bus_id: _extended(root, f"{pci.DEVICES}/{bus_id}/config", _ATS) is not None for bus_id in nic_ids}
 
 
 def _extended(root: Root, path: str, wanted: int) -> bytes | None:
@@ -198,9 +579,9 @@ def _verbs(root: Root) -> tuple[VerbsNode, ...]:
         if re.fullmatch("uverbs[0-9]{1,4}", name):
             why = Reasons()
             nic = why.read("nic", lambda name=name: root.read(f"{_VERBS}/{name}/ibdev"))  # type: ignore[misc]
-            found.append(VerbsNode(nic=nic, node=nodes.read(root, f"/dev/infiniband/{name}"), unread=why.unread))
+            found.append(VerbsNode(nic=nic, node=read(root, f"/dev/infiniband/{name}"), unread=why.unread))
     if found:
         why = Reasons()
         why.null("nic", Reason.NOT_SUPPORTED, "rdma_cm belongs to no NIC")
-        found.append(VerbsNode(node=nodes.read(root, "/dev/infiniband/rdma_cm"), unread=why.unread))
+        found.append(VerbsNode(node=read(root, "/dev/infiniband/rdma_cm"), unread=why.unread))
     return tuple(found)

@@ -24,8 +24,7 @@ from ClusterShell.Worker.Ssh import SshClient
 from egmctl.errors import EgmctlError, ExitCode
 from egmctl.files import write_all
 from egmctl.fleet.folder import Folder
-from egmctl.fleet.judge import OUTPUT_LIMIT, Ended, judge
-from egmctl.fleet.remote import KILL_AFTER_S, remote_line, remote_words
+from egmctl.fleet.judge import KILL_AFTER_S, OUTPUT_LIMIT, Ended, judge, remote_line, remote_words
 from egmctl.launch.program import END_S, kept
 from egmctl.model.fleet import Asked, Launcher, NodeAnswer, Reach
 from egmctl.signals import stopping

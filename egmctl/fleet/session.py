@@ -11,10 +11,9 @@ from pathlib import Path
 
 from egmctl import __version__
 from egmctl.comparison import compare
-from egmctl.comparison.spread import spread_of
+from egmctl.comparison.paths import spread_of
 from egmctl.errors import EgmctlError, ExitCode, UsageError
-from egmctl.fleet.folder import Folder, document_of, new_folder, old_folder
-from egmctl.fleet.folding import groups, lines_of
+from egmctl.fleet.folder import Folder, document_of, groups, lines_of, new_folder, old_folder
 from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.command import Command

@@ -1,20 +1,83 @@
-"""Latency on the GPU: one thread follows a chain of lines, alone or under load, or sends another GPU a flag and back.
-
-What a kernel has measured it leaves in memory of its own GPU. Where a walk ends proves that every load of it gave the
-right line. See ``kernels/chase.cu`` and ``kernels/pingpong.cu``.
-"""
+"""Kernels that measure latency by a chain of addresses, and kernels that add atomically."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from egmctl.driver.cuda import call
-from egmctl.gpu.memory import DeviceMemory
+from egmctl.gpu.context import Context, ReleaseStack
+from egmctl.gpu.memory import DeviceMemory, PinnedWords
 from egmctl.gpu.program import Kernels
-from egmctl.gpu.results import read_words
 from egmctl.gpu.timing import Stream
+
+_PAIR_BYTES = 16
+_PAIRS = 256
+"""More than one step can have under way on one GPU; after so many they are used again."""
+
+
+class Result:
+    """One pair of words in a GPU's memory, for a kernel to write to."""
+
+    def __init__(self, stream: Stream, address: int, seen: ctypes.Array[ctypes.c_uint64], seen_address: int) -> None:
+        self.address = address
+        self._stream = stream
+        self._seen = seen
+        self._seen_address = seen_address
+
+    def clear(self) -> None:
+        """Queue: set both words to 0."""
+        self._stream.context.make_current()
+        call("cuMemsetD32Async", self.address, 0, _PAIR_BYTES // 4, self._stream.handle)
+
+    def fetch(self) -> None:
+        """Queue: let the host see the words."""
+        self._stream.context.make_current()
+        self._stream.copy(self._seen_address, self.address, _PAIR_BYTES)
+
+    def words(self) -> tuple[int, int]:
+        """Wait for the stream and return the words as they were fetched."""
+        self._stream.synchronize()
+        return self._seen[0], self._seen[1]
+
+
+class Results:
+    """The results of all GPUs."""
+
+    def __init__(self, contexts: dict[str, Context]) -> None:
+        self._memory = {}
+        self._seen = {}
+        with ReleaseStack() as undo:
+            for bus_id, context in contexts.items():
+                self._memory[bus_id] = DeviceMemory(context, _PAIR_BYTES * _PAIRS)
+                undo.callback(self._memory[bus_id].close)
+                self._seen[bus_id] = PinnedWords(_PAIR_BYTES // 4 * _PAIRS)
+                undo.callback(self._seen[bus_id].close)
+            self._undo = undo.pop_all()
+        self._places = {bus_id: cycle(range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)) for bus_id in contexts}
+
+    def take(self, stream: Stream) -> Result:
+        """Return a pair of words for a kernel on a stream."""
+        bus_id = stream.context.bus_id
+        place = next(self._places[bus_id])
+        seen = self._seen[bus_id].address + place
+        return Result(stream, self._memory[bus_id].address + place, (ctypes.c_uint64 * 2).from_address(seen), seen)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._undo.close()
+
+
+def read_words(stream: Stream, address: int, count: int) -> list[int]:
+    """Return 8-byte words of memory that a stream's GPU reaches; waits for the stream."""
+    stream.context.make_current()
+    words = (ctypes.c_uint64 * count)()
+    stream.copy(ctypes.addressof(words), address, ctypes.sizeof(words))
+    stream.synchronize()
+    return list(words)
+
 
 TIMEOUT_NS = 5_000_000_000
 """When kernels that wait for others give up, by the GPU's clock. What they do takes milliseconds."""
@@ -246,3 +309,93 @@ def place(step: int, lines: int, seed: int) -> int:
             step ^= step >> half
         if step < lines:
             return step
+
+
+COUNTERS = 64
+COUNTER_STRIDE_BYTES = 128
+COUNTERS_BYTES = COUNTERS * COUNTER_STRIDE_BYTES
+"""Of all counters, each in a line of its own: where in the L2 caches a line lies is in the time of each addition."""
+_ATOMICS_RESULT_WORDS = 4
+_WORDS = COUNTERS_BYTES // 8
+_STRIDE_WORDS = COUNTER_STRIDE_BYTES // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What one launch has measured."""
+
+    elapsed_ns: int
+    adds: int
+    wrong_answers: int
+    """Additions that did not find the number that was there before."""
+
+    @property
+    def latency_ns(self) -> float:
+        """Mean of the additions."""
+        return self.elapsed_ns / self.adds
+
+
+class Counters:
+    """Counters in memory of any kind, which one GPU adds to.
+
+    Parameters
+    ----------
+    address
+        Of :data:`COUNTERS_BYTES`.
+    owner
+        A stream of the GPU that clears them and looks at them: a check does not take the path under test.
+    """
+
+    def __init__(self, address: int, owner: Stream) -> None:
+        self.address = address
+        self.made = 0
+        """Additions that there must be in them."""
+        self._owner = owner
+
+    def clear(self) -> None:
+        """Set all of the memory to 0, and wait until it is."""
+        self._owner.context.make_current()
+        call("cuMemsetD32Async", self.address, 0, COUNTERS_BYTES // 4, self._owner.handle)
+        self._owner.synchronize()
+        self.made = 0
+
+    def wrong_offset(self) -> int | None:
+        """Return the offset of the first word that does not hold what all additions make; ``None`` if each does."""
+        found = read_words(self._owner, self.address, _WORDS)
+        return next((8 * word for word, value in enumerate(found) if value != self._expected(word)), None)
+
+    def _expected(self, word: int) -> int:
+        number, rest = divmod(word, _STRIDE_WORDS)
+        return 0 if rest else self.made // COUNTERS + (number < self.made % COUNTERS)
+
+
+class Adder:
+    """The GPU that adds: one thread of it.
+
+    Parameters
+    ----------
+    stream
+        Of the GPU; results lie in its memory.
+    """
+
+    def __init__(self, stream: Stream, kernels: Kernels) -> None:
+        self.stream = stream
+        self._kernels = kernels
+        self._results = DeviceMemory(stream.context, 8 * _ATOMICS_RESULT_WORDS)
+        self._adds = 0
+
+    def start(self, counters: Counters, adds: int, *, warm: int) -> None:
+        """Queue additions, of which the first ``warm`` are not timed."""
+        arguments = counters.address, counters.made, warm, adds, self._results.address
+        self._kernels.launch("add_in_turn", self.stream.handle, 1, 1, *arguments)
+        counters.made += warm + adds
+        self._adds = adds
+
+    def end(self) -> Additions:
+        """Wait for what was queued last, and return what it has measured."""
+        start, end, wrong, _sm = read_words(self.stream, self._results.address, _ATOMICS_RESULT_WORDS)
+        return Additions(end - start, self._adds, wrong)
+
+    def close(self) -> None:
+        """Free the memory of the results."""
+        self._results.close()

@@ -1,25 +1,24 @@
-"""Threads on the CPUs of one NUMA node that read and write memory with numpy.
-
-numpy lets other threads run while it sums or fills an array, so the threads work side by side. What they reach is a
-lower bound of what the CPUs can do: numpy's loops are not tuned for bandwidth, and no more than
-:data:`egmctl.facts.cpus.THREADS_LIMIT` threads run.
-"""
+"""Threads of a CPU that move bytes or follow a chain of addresses."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import platform
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from egmctl.gpu.clock import ms_since
+from egmctl.gpu.context import ms_since
 from egmctl.gpu.memory import Memory
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 WORD_BYTES = 8
 _MASK = (1 << 64) - 1
@@ -94,3 +93,98 @@ def words_of(memory: Memory) -> NDArray[np.uint64]:
 
     count = memory.size_bytes // WORD_BYTES
     return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(memory.address))
+
+
+CODE = {
+    # loop: mov rdi, [rdx + rdi]; and rdi, rcx; dec rsi; jnz loop; mov rax, rdi; ret
+    "x86_64": bytes.fromhex("488b3c3a 4821cf 48ffce 75f4 4889f8 c3"),
+    # loop: ldr x0, [x2, x0]; and x0, x0, x3; subs x1, x1, #1; b.ne loop; ret
+    "aarch64": struct.pack("<5I", 0xF8606840, 0x8A030000, 0xF1000421, 0x54FFFFA1, 0xD65F03C0),
+}
+"""A function of an offset, a number of loads (at least one), the memory's address and a mask, that returns the offset
+that the last load gave. The mask keeps damaged offsets within the memory; it costs a cycle."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class CpuWalk:
+    """A chain of all lines of some memory in a pseudo-random order, and the way along it.
+
+    Parameters
+    ----------
+    memory
+        What the CPUs reach, a power of two of bytes; the chain overwrites it.
+    stride_bytes
+        Of the lines: a multiple of 8.
+    cpu
+        Where the walking thread runs.
+
+    Raises
+    ------
+    OSError
+        If this machine does not let the process map code, or has no code.
+    """
+
+    def __init__(self, memory: Memory, stride_bytes: int, seed: int, cpu: int) -> None:
+        import numpy as np
+
+        if memory.size_bytes & memory.size_bytes - 1:
+            raise ValueError(f"{memory.size_bytes} bytes are no power of two")
+        self._code, self._function = _function()
+        self._cpu = cpu
+        self._memory = memory
+        self.lines = memory.size_bytes // stride_bytes
+        order = np.random.default_rng(seed).permutation(self.lines)
+        self._offsets = order.astype(np.uint64) * np.uint64(stride_bytes)
+        words_of(memory)[order * (stride_bytes // WORD_BYTES)] = np.roll(self._offsets, -1)
+        self._at = 0
+
+    def walk(self, loads: int) -> tuple[float, int | None]:
+        """Follow the chain from where the last walk ended.
+
+        Returns
+        -------
+        tuple[float, int | None]
+            Milliseconds, and the offset at which it ended, where that is not the one to which the chain leads.
+        """
+        found: list[tuple[float, int]] = []
+        start, mask = int(self._offsets[self._at]), self._memory.size_bytes - WORD_BYTES
+
+        def body() -> None:
+            # 0 is the calling thread (sched_setaffinity(2)).
+            os.sched_setaffinity(0, {self._cpu})
+            started = time.perf_counter()
+            end = self._function(start, loads, self._memory.address, mask)
+            found.append((ms_since(started), end))
+
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        thread.join()
+        ((elapsed_ms, end),) = found
+        self._at = (self._at + loads) % self.lines
+        return elapsed_ms, None if end == int(self._offsets[self._at]) else end
+
+    def close(self) -> None:
+        """Unmap the code."""
+        _libc.munmap(self._code, mmap.PAGESIZE)
+
+
+def _function() -> tuple[int, Callable[[int, int, int, int], int]]:
+    code = CODE.get(platform.machine())
+    if code is None:
+        raise OSError(0, f"no machine code for {platform.machine()}")
+    if not hasattr(os, "memfd_create"):
+        raise OSError(0, "this Python has no memfd_create")
+    fd = os.memfd_create("egmctl-chase")
+    try:
+        os.write(fd, code.ljust(mmap.PAGESIZE, b"\0"))
+        # Mapped from a file the kernel has the instruction caches see what was written.
+        address = _libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, fd, 0)
+    finally:
+        os.close(fd)
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), f"mmap of code: {os.strerror(ctypes.get_errno())}")
+    return address, ctypes.CFUNCTYPE(*[ctypes.c_uint64] * 5)(address)

@@ -1,14 +1,4 @@
-"""Memory that another process opens: by legacy IPC handle, file descriptor, pool or fabric handle.
-
-What the owner makes has an address and an offer to send: a description and, of two kinds, a file descriptor. What the
-importer makes of that is the same memory at an address of its own; it closes first. Both keep what each stage of that
-life cost them (:attr:`egmctl.model.measurement.Stage.name`)::
-
-    memory = SharedMemory(HandleKind.POSIX_FD, context, size_bytes)
-    description, fds = memory.offer()
-    ...                                           # in the other process, which closes the descriptors it was sent:
-    memory = ImportedMemory(context, description, fds)
-"""
+"""Memory and events that one process exports and another opens."""
 
 from __future__ import annotations
 
@@ -23,8 +13,7 @@ from typing import Any, Protocol
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
-from egmctl.gpu.clock import ms_since
-from egmctl.gpu.context import Context
+from egmctl.gpu.context import Context, ReleaseStack, ms_since
 from egmctl.gpu.memory import (
     SPOILT_LIMIT,
     Granularity,
@@ -36,7 +25,7 @@ from egmctl.gpu.memory import (
     on_gpu,
     on_node,
 )
-from egmctl.gpu.release import ReleaseStack
+from egmctl.gpu.timing import Stream
 from egmctl.model.task import HandleKind
 from egmctl.units import round_up
 
@@ -330,3 +319,75 @@ def _timed(stages_ms: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     stages_ms[name] = ms_since(started)
+
+
+EVENT_HANDLE_BYTES = 64
+"""Of CUipcEventHandle (cuda.h)."""
+
+
+class SharedEvent:
+    """An event of this process' GPU that other processes can open.
+
+    Attributes
+    ----------
+    handle
+        What they need: bytes to send.
+    """
+
+    def __init__(self, context: Context) -> None:
+        cuda = bindings()
+        context.make_current()
+        self._context = context
+        flags = cuda.CUevent_flags
+        with ReleaseStack() as undo:
+            self._event = call("cuEventCreate", flags.CU_EVENT_INTERPROCESS | flags.CU_EVENT_DISABLE_TIMING)
+            undo.callback(call, "cuEventDestroy", self._event)
+            # The bindings show no fields of this structure: its bytes are taken as they lie.
+            self.handle = ctypes.string_at(call("cuIpcGetEventHandle", self._event).getPtr(), EVENT_HANDLE_BYTES)
+            self._undo = undo.pop_all()
+
+    def record(self, stream: Stream) -> None:
+        """Have the event remember when a stream of its GPU comes to this place."""
+        self._context.make_current()
+        call("cuEventRecord", self._event, stream.handle)
+
+    def close(self) -> None:
+        """Destroy the event; those who opened it have closed it: what they did with it then would be undefined."""
+        self._context.make_current()
+        self._undo.close()
+
+
+class ImportedEvent:
+    """Another process' event.
+
+    Parameters
+    ----------
+    context
+        The GPU whose streams wait for it here.
+    handle
+        The owner's.
+    """
+
+    def __init__(self, context: Context, handle: bytes) -> None:
+        if len(handle) != EVENT_HANDLE_BYTES:
+            raise ValueError(f"a handle of {len(handle)} bytes, not {EVENT_HANDLE_BYTES}")
+        structure = bindings().CUipcEventHandle()
+        ctypes.memmove(structure.getPtr(), handle, EVENT_HANDLE_BYTES)
+        context.make_current()
+        self._context = context
+        self._event = call("cuIpcOpenEventHandle", structure)
+
+    def hold(self, stream: Stream) -> None:
+        """Let nothing queued on a stream from now on run before the latest recording has been reached."""
+        self._context.make_current()
+        call("cuStreamWaitEvent", stream.handle, self._event, 0)
+
+    def synchronize(self) -> None:
+        """Wait until the latest recording has been reached."""
+        self._context.make_current()
+        call("cuEventSynchronize", self._event)
+
+    def close(self) -> None:
+        """Let go of the event."""
+        self._context.make_current()
+        call("cuEventDestroy", self._event)

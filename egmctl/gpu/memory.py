@@ -14,9 +14,7 @@ from typing import Any, Protocol
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
-from egmctl.gpu.clock import ms_since
-from egmctl.gpu.context import Context
-from egmctl.gpu.release import ReleaseStack
+from egmctl.gpu.context import Context, ReleaseStack, ms_since
 from egmctl.units import round_up
 
 

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from egmctl.driver.cuda import call
+from egmctl.gpu.chase import Result, Results, read_words
 from egmctl.gpu.program import Kernels
-from egmctl.gpu.results import Result, Results, read_words
 from egmctl.gpu.timing import Stream
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from typing import Any
 from egmctl.driver.cuda import bindings, bindings_version, call
 from egmctl.errors import DriverCallError, EgmctlError
 from egmctl.files import make_folder
-from egmctl.gpu.context import Context
-from egmctl.gpu.release import ReleaseStack
+from egmctl.gpu.context import Context, ReleaseStack
 
 INSTALL_NVRTC = "pip install 'egmctl[cu13]'"
 """What brings NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from egmctl.driver.ids import Unavailable
 from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values
-from egmctl.driver.reading import Unavailable
 from egmctl.gpu.counters import State, Traffic, rise
 from egmctl.model.route import LinkKind
 

@@ -16,11 +16,9 @@ from typing import Protocol
 
 from egmctl.compat import StrEnum
 from egmctl.driver.cuda import bindings, call
-from egmctl.gpu.clock import ms_since, possible_ms
-from egmctl.gpu.context import Context
+from egmctl.gpu.context import Context, ReleaseStack, ms_since, possible_ms
 from egmctl.gpu.memory import PinnedWords
 from egmctl.gpu.program import Kernels
-from egmctl.gpu.release import ReleaseStack
 
 GATE_TIMEOUT_NS = 10_000_000_000
 """How long the gate kernel waits. Queueing takes microseconds: a gate that gives up means a stalled host."""

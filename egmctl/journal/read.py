@@ -15,8 +15,7 @@ from egmctl.journal import events
 from egmctl.journal.write import FILE_LIMIT, at_work, journal_folder, journals
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
 from egmctl.model.kernel_log import KernelEvent
-from egmctl.model.measurement import Measurement, RunReport, Status, Task, finish
-from egmctl.model.run_fault import measurement_fault
+from egmctl.model.measurement import Measurement, RunReport, Status, Task, finish, measurement_fault
 from egmctl.units import printable
 
 _MOST_BYTES = FILE_LIMIT + (1 << 20)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.driver.breadcrumb import Trail
 from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
-from egmctl.launch import libc
+from egmctl.launch import channel as libc
 from egmctl.launch.channel import MESSAGE, RESULT, Channel, ChannelClosed, MalformedMessage
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(
         is imported.
     sealed
         For a child that looks at what others have made: the modules of target and hook are imported first, then the
-        child can import nothing more and prints no traceback (`egmctl.launch.seal`).
+        child can import nothing more and prints no traceback (`egmctl.launch.serve`).
 
     Raises
     ------

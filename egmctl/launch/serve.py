@@ -1,4 +1,9 @@
-"""The child's side: tie this process to its parent, call the target, hand back what it returns or raises."""
+"""What a child gives up before it looks at what others have made: to run any code that it has not loaded yet.
+
+Python imports at odd moments. An exception that nobody caught is printed with the lines of the source files, which are
+opened then; the first two lines of a file may name a codec, and a codec is a module. A warning opens files too. Who
+can put a file where one of these is looked for has code run. Why this matters: docs/decisions/0007-another-root.md.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,35 @@ import json
 import os
 import socket
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from egmctl.driver import breadcrumb
 from egmctl.errors import EgmctlError
-from egmctl.launch import libc
+from egmctl.launch import channel as libc
 from egmctl.launch.channel import RAISED, RESULT, Channel, ChannelClosed
+
+EXIT_CODE = 70
+"""Of a sealed child that ends by an exception which it could not tell its parent (sysexits.h, EX_SOFTWARE)."""
+
+
+def seal() -> None:
+    """Import nothing and print nothing from now on. It cannot be undone."""
+    faulthandler.disable()
+    warnings.simplefilter("ignore")
+    sys.excepthook = _end
+    sys.unraisablehook = _nothing
+    for place in (sys.meta_path, sys.path, sys.path_hooks, sys.path_importer_cache):
+        place.clear()
+
+
+def _end(*_: object) -> None:
+    os._exit(EXIT_CODE)
+
+
+def _nothing(_: object) -> None:
+    pass
 
 
 def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, request_fd: int) -> NoReturn:
@@ -40,8 +67,6 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
     channel = Channel(socket.socket(fileno=channel_fd))
     try:
         if request["sealed"]:
-            from egmctl.launch.seal import seal
-
             for name in filter(None, (target, request["before"])):
                 _function(name)
             seal()
@@ -74,3 +99,21 @@ def _described(error: Exception) -> dict[str, Any]:
     if isinstance(error, EgmctlError):
         own = {"code": error.code, "exit_code": error.exit_code, "details": vars(error)}
     return {"kind": type(error).__name__, "message": str(error), "own": own}
+
+
+def main() -> None:
+    """Load the package, and serve the target named on the command line."""
+    if sys.version_info < (3, 11):
+        # This folder, which -P keeps away in later versions.
+        del sys.path[0]
+    usual, sys.path[:] = sys.path[:], [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
+    import egmctl  # noqa: F401
+
+    sys.path[:] = usual
+
+    target, *numbers = sys.argv[1:]
+    serve(target, *map(int, numbers))
+
+
+if __name__ == "__main__":
+    main()

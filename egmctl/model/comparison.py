@@ -124,7 +124,7 @@ class ComparisonCause:
 
     node: str
     finding: Finding
-    """By one of doctor's checks, or what the run saw itself (``egmctl.verdict.seen``)."""
+    """By one of doctor's checks, or what the run saw itself (``egmctl.verdict.explain``)."""
     explains: tuple[int, ...]
     """Places in ``Comparison.paths``."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from egmctl.model.devices import DeviceNode, PcieLink, PciFunction
+from egmctl.model.host import DeviceNode, PcieLink, PciFunction
 from egmctl.model.record import BusId, KernelList, Plain, Record, Uuid
 
 

@@ -1,4 +1,4 @@
-"""The machine around the GPUs: NUMA nodes and memory, and the driver's parts."""
+"""The host of a machine: NUMA nodes, CPUs, and the system around the driver."""
 
 from __future__ import annotations
 
@@ -7,8 +7,101 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from egmctl.compat import StrEnum
-from egmctl.model.devices import DeviceNode
 from egmctl.model.record import BusId, KernelList, Plain, Record, Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PcieLink(Record):
+    """A PCIe link's state."""
+
+    speed_gt_s: float | None = None
+    width: int | None = None
+    max_speed_gt_s: float | None = None
+    max_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciFunction(Record):
+    """One PCI function as sysfs shows it. Not namespaced: containers see all of the machine's."""
+
+    bus_id: BusId
+    vendor_id: int | None = None
+    device_id: int | None = None
+    subsystem_vendor_id: int | None = None
+    subsystem_device_id: int | None = None
+    class_code: int | None = None
+    """24 bits: 0x030200 is a 3D controller, 0x068000 a bridge of another kind (NVSwitch)."""
+    path: tuple[Plain, ...] | None = None
+    """From the root complex down to, and without, this function: ``("pci0000:16", "0000:16:01.0", ...)``."""
+    numa_node: int | None = None
+    """sysfs ``numa_node``; -1 where the firmware says nothing."""
+    local_cpus: KernelList | None = None
+    link: PcieLink | None = None
+    driver: Plain | None = None
+    """The bound kernel driver; ``""`` where none is bound."""
+    responds: bool | None = None
+    """False where configuration space reads all ones: the device fell off the bus."""
+
+    @property
+    def pci_id(self) -> str | None:
+        """Vendor and device, ``10de:2335``; ``None`` where they were not read."""
+        return None if None in (self.vendor_id, self.device_id) else f"{self.vendor_id:04x}:{self.device_id:04x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNode(Record):
+    """A device node and whether this process may use it, by access(2): opening would wake the device."""
+
+    path: Plain
+    exists: bool
+    kind: Plain | None = "character"
+    """What is there: ``character``, or ``block``, ``directory``, ``file``, ``fifo``, ``socket`` in its place."""
+    major: int | None = None
+    minor: int | None = None
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    access: Plain | None = None
+    """``"ok"``, or the errno's name from access(R_OK|W_OK): EPERM is the device cgroup, EACCES mode or LSM, ENOENT
+    not there."""
+    nodev: bool | None = None
+    """Its file system is mounted ``nodev``: open(2) fails with EACCES then, though access(2) does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvSwitch(Record):
+    """An NVSwitch that the node itself sees as a PCI function (HGX; on NVL72 the switches are elsewhere)."""
+
+    pci: PciFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicPort(Record):
+    """One port of ``/sys/class/infiniband/<name>/ports``."""
+
+    number: int
+    state: Plain | None = None
+    """``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``."""
+    physical_state: Plain | None = None
+    """``LinkUp``, ``Disabled``, ``Polling``, ..."""
+    link_layer: Plain | None = None
+    """``InfiniBand`` or ``Ethernet``."""
+    rate_gbit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic(Record):
+    """An InfiniBand or RoCE device."""
+
+    name: Plain
+    """``mlx5_0``."""
+    pci: PciFunction | None = None
+    ports: tuple[NicPort, ...] = ()
+    firmware: Plain | None = None
+    node_guid: str | None = None
+    board_id: Plain | None = None
+    interfaces: tuple[str, ...] = ()
+    """Network interfaces of the same PCI function."""
 
 
 class NumaKind(StrEnum):
@@ -174,3 +267,87 @@ class Driver(Record):
     """nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-caps."""
     imex_channels: tuple[DeviceNode, ...] | None = None
     """Nodes in ``/dev/nvidia-caps-imex-channels``; empty where the folder is absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bridge(Record):
+    """A PCIe bridge above a GPU or a NIC: a root port, or a port of a switch."""
+
+    bus_id: BusId
+    vendor_id: int | None = None
+    device_id: int | None = None
+    link: PcieLink | None = None
+    """Of the link below it."""
+    acs_control: int | None = None
+    """The control register of Access Control Services: bit 0 source validation, 2 request redirect, 3 completion
+    redirect, 4 upstream forwarding, 6 direct translated P2P. Only root may read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imex(Record):
+    """The IMEX service, which lets nodes of one NVLink domain import each other's memory."""
+
+    configured_nodes: int | None = None
+    """Addresses in ``/etc/nvidia-imex/nodes_config.cfg``; the addresses themselves stay there."""
+    duplicate_nodes: int | None = None
+    """How many of them are there twice."""
+    daemon_state: Plain | None = None
+    """The word of ``nvidia-imex-ctl -q``: ``READY``, ``WAITING_FOR_PEERS``, ..."""
+    domain_status: Plain | None = None
+    """``UP``, ``DOWN`` or ``DEGRADED``, from ``nvidia-imex-ctl -N -j``."""
+    runs_in: tuple[Plain, ...] | None = None
+    """Where each nvidia-imex runs: ``host`` (its systemd service), ``pod`` (of Kubernetes) or ``elsewhere``."""
+    kubelet: bool | None = None
+    """Whether Kubernetes' agent runs on this node."""
+    compute_domains: bool | None = None
+    """Whether Kubernetes' DRA driver for ComputeDomains, which manages IMEX, runs here or has left its files."""
+    compute_domain_mode: Plain | None = None
+    """``driverManaged`` or ``hostManaged``, from the environment of that driver. Only root may read it."""
+    session_in_use: bool | None = None
+    """Whether the service's log ends with the refusal of a second daemon (``NV_ERR_IN_USE``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbsNode(Record):
+    """The device node through which programs use a NIC's RDMA."""
+
+    nic: Plain | None = None
+    """``mlx5_0``; of ``rdma_cm``, which belongs to no NIC, not supported."""
+    node: DeviceNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System(Record):
+    """All of it. Everything is read from files, but for IMEX' own state."""
+
+    uptime_s: float | None = None
+    kernel_configuration: Mapping[Plain, Plain] | None = None
+    """``y``, ``m`` or ``n`` of each of ``egmctl.facts.system.CONFIGURATION_KEYS``."""
+    acpi_egm: bool | None = None
+    """Whether the firmware's tables name EGM memory (``nvidia,egm-base-pa``). Only root may read them."""
+    egm_regions: tuple[Plain, ...] | None = None
+    """Devices in ``/sys/class/egm``, by which virtual machines get the EGM memory; empty where there are none."""
+    max_map_count: int | None = None
+    """``vm.max_map_count``."""
+    remove_ipc: bool | None = None
+    """logind's ``RemoveIPC``: whether a user's shared memory goes when the last session ends. ``None`` where no file
+    sets it: then it is as the distribution built it."""
+    iommu_domains: Mapping[Plain, Plain] | None = None
+    """Type of the IOMMU group (``DMA``, ``DMA-FQ``, ``identity``) of each GPU and NIC that has one, by bus id."""
+    bridges: tuple[Bridge, ...] | None = None
+    """Above GPUs, NICs and Data Direct functions, in the order of their bus ids."""
+    data_direct: tuple[PciFunction, ...] | None = None
+    """Functions by which a ConnectX-8 reaches the GPU beside it (Data Direct); empty where there are none."""
+    ats: Mapping[Plain, bool] | None = None
+    """Whether each NIC has address translation (ATS), by bus id. Only root may read it."""
+    daemons: tuple[Plain, ...] | None = None
+    """Of ``egmctl.facts.system.DAEMONS``: those running; in a container, those of its own PID namespace only."""
+    imex: Imex | None = None
+    module_versions: Mapping[Plain, Plain] | None = None
+    """Of ``egmctl.facts.system.RDMA_MODULES``: those loaded; ``""`` where a module has no version of its own."""
+    peer_memory_clients: tuple[Plain, ...] | None = None
+    """Names in ``/sys/kernel/mm/memory_peers``; empty where the kernel has no such folder."""
+    verbs: tuple[VerbsNode, ...] | None = None
+    """Nodes in ``/dev/infiniband`` that the kernel has devices for; empty where it has none."""
+    nvlink_management: tuple[Nic, ...] | None = None
+    """InfiniBand devices that lead to NVLink switches of this node, and are no NICs. Only root can tell them."""

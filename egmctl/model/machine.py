@@ -18,14 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
-from egmctl.model.devices import (
-    DeviceNode,
-    Nic,
-    NicPort,
-    NvSwitch,
-    PcieLink,
-    PciFunction,
-)
 from egmctl.model.gpu import (
     C2cLink,
     Fabric,
@@ -40,16 +32,25 @@ from egmctl.model.gpu import (
     Platform,
 )
 from egmctl.model.host import (
+    Bridge,
+    DeviceNode,
     Driver,
     Host,
     HugePages,
+    Imex,
     LibraryFailure,
+    Nic,
+    NicPort,
     NumaKind,
     NumaNode,
+    NvSwitch,
+    PcieLink,
+    PciFunction,
+    System,
+    VerbsNode,
 )
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
-from egmctl.model.peer import Peer, PeerPort, PeerProbe, Peers
-from egmctl.model.probes import Outcome, Probe, ProbeKind
+from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind
 from egmctl.model.process import (
     Cgroup,
     Confinement,
@@ -70,7 +71,6 @@ from egmctl.model.record import (
     Unread,
     Uuid,
 )
-from egmctl.model.system import Bridge, Imex, System, VerbsNode
 
 __all__ = [
     "MACHINE_SCHEMA",

@@ -1,25 +1,19 @@
-"""What ``egmctl bench`` found: measurements, and the report of one run.
-
-A :class:`Measurement` is a :class:`Task` with its outcome. Matrices and tables are views of measurements, never
-results.
-"""
+"""Where the time of a run goes: seconds by the host's clock, by what they were spent on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.cause import RunCause
-from egmctl.model.evidence import BufferCost, Evidence, GpuEvidence, Placement
+from egmctl.model.finding import RunCause, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.machine import Machine
-from egmctl.model.memory import MemoryKind
-from egmctl.model.rank import Rank
 from egmctl.model.record import BusId, Plain, Uuid
+from egmctl.model.route import LinkKind, MemoryKind
 from egmctl.model.task import (
     Chase,
     ChaseOrder,
@@ -31,10 +25,8 @@ from egmctl.model.task import (
     Quantity,
     Task,
 )
-from egmctl.model.timing import HostLoad, RunSeconds
-from egmctl.model.ucx import UcxPath
-from egmctl.model.verdict import RunVerdict
-from egmctl.model.waiver import Waiver, WaiverKind
+from egmctl.model.ucx import Rank, UcxPath
+from egmctl.model.verdict import MemoryOwner, RunVerdict
 
 __all__ = [
     "BenchGpu",
@@ -67,12 +59,194 @@ __all__ = [
 ]
 
 
+class Phase(StrEnum):
+    """What a process that measures does, in the order in which it does it in a step."""
+
+    SET_UP = "set-up"
+    """Makes streams and buffers, opens those of others, writes chains; and what is none of the rest."""
+    WARM_UP = "warm-up"
+    """Fills the sources, and moves everything a few times."""
+    MEASURING = "measuring"
+    """Queues what is timed, and waits for it."""
+    VERIFYING = "verifying"
+    """Poisons destinations before a sample, and looks at what it has left."""
+    TEAR_DOWN = "tear-down"
+    """Gives buffers back that no later step needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSeconds:
+    """Seconds of each phase."""
+
+    set_up_s: float = 0
+    warm_up_s: float = 0
+    measuring_s: float = 0
+    verifying_s: float = 0
+    tear_down_s: float = 0
+
+    @property
+    def sum_s(self) -> float:
+        """Of all phases."""
+        return self.set_up_s + self.warm_up_s + self.measuring_s + self.verifying_s + self.tear_down_s
+
+    def plus(self, other: PhaseSeconds) -> PhaseSeconds:
+        """Return both together."""
+        return PhaseSeconds(
+            set_up_s=self.set_up_s + other.set_up_s,
+            warm_up_s=self.warm_up_s + other.warm_up_s,
+            measuring_s=self.measuring_s + other.measuring_s,
+            verifying_s=self.verifying_s + other.verifying_s,
+            tear_down_s=self.tear_down_s + other.tear_down_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseSeconds(PhaseSeconds):
+    """Of all steps of one case, proofs and repeats included."""
+
+    case: Plain
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSeconds(PhaseSeconds):
+    """Of a run: what its phases, starting and waiting take together is ``RunReport.wall_s``.
+
+    Of several processes it is the first one's time: all do the same steps together. ``tear_down_s`` has the end of the
+    processes too.
+    """
+
+    starting_s: float
+    """From when the run began, or a process failed, until processes had CUDA, contexts and kernels. What the first one
+    did while the facts were read is not in it."""
+    waiting_s: float
+    """The rest: messages between the processes, the journal, the kernel's log, and steps of processes that died."""
+    cases: tuple[CaseSeconds, ...]
+    """In the order in which they ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLoad:
+    """How busy the CPUs of the host were while a run measured."""
+
+    cpus: int
+    """That are online."""
+    load_average: float
+    """Over the last minute, at the end."""
+    wall_s: float
+    others_cpu_s: float
+    """CPU time of all processes but the run's own."""
+
+
+COUNTED_AT_LEAST = 0.95
+"""The part of the expected bytes that a link's counters must show: they are read in KiB and may lag behind."""
+STRAY_AT_MOST = 0.5
+"""The part of the expected bytes that another kind of link, or another GPU, may show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEvidence:
+    """One GPU over the time of a measurement; ``None`` where the driver does not say."""
+
+    bus_id: BusId
+    label: Plain
+    sm_clock_mhz: int | None = None
+    """The lowest seen, like the memory's."""
+    memory_clock_mhz: int | None = None
+    throttle_reasons: tuple[Plain, ...] | None = None
+    """All that were seen, without ``idle``."""
+    temperature_c: int | None = None
+    """The highest seen."""
+    sent_bytes: Mapping[Plain, int] = field(default_factory=dict)
+    """By link (``nvlink``, ``pcie``): what its counter rose by. Of PCIe with protocol, of NVLink without. Counted
+    where the GPU issues the work; of EGM memory that was allocated under another GPU, that one's NVLinks too."""
+    received_bytes: Mapping[Plain, int] = field(default_factory=dict)
+    errors: Mapping[Plain, int] = field(default_factory=dict)
+    """By counter: what it rose by; only those that rose."""
+    other_processes: tuple[int, ...] | None = None
+    """Those that compute on the GPU, by their ids."""
+
+
+class Verdict(StrEnum):
+    """Whether the bytes took the expected link."""
+
+    PROVEN = "proven"
+    """The link's own counters rose by at least what was moved."""
+    BY_EXCLUSION = "by-exclusion"
+    """The link has no counter, and those of the other kinds did not rise by what was moved."""
+    REFUTED = "refuted"
+    """The link's own counters did not rise by what was moved, or those of another kind of link did."""
+    UNKNOWN = "unknown"
+    """There are no counters to tell by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEvidence:
+    """Which link carried the bytes, by the counters of the GPUs."""
+
+    link: LinkKind
+    """The one expected at the GPUs that issue the work; of EGM memory of a GPU's own CPU, NVLink instead of C2C where
+    the counters show that it belongs to the CPU's other GPU, and C2C instead of NVLink where they show it does not."""
+    expected_bytes: int
+    """What the samples moved over it, without retries and checks."""
+    carried_bytes: int | None
+    """What its counters rose by; ``None`` where it has none."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the GPUs of a task showed while it ran."""
+
+    gpus: tuple[GpuEvidence, ...]
+    route: LinkEvidence | None = None
+    """``None`` where the bytes of a task leave no GPU, or are too few to tell."""
+    unread: Plain | None = None
+    """Why nothing could be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one buffer of host memory lies."""
+
+    label: Plain
+    """The buffer's end, e.g. ``NUMA1``."""
+    proof: Plain
+    """``move_pages``, ``MemFree`` or ``not provable``."""
+    detail: Plain
+    """One sentence: what was seen, or why nothing can be."""
+    right: bool | None
+    """Whether all of it is on its node; ``None`` where that is not provable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferCost:
+    """What it cost to get one buffer, apart from every sample."""
+
+    label: Plain
+    memory: Plain
+    size_bytes: int
+    allocate_ms: float
+    first_touch_ms: float | None = None
+    """The first time that all of it was written."""
+    granularity_bytes: int | None = None
+    """Of cuMemCreate memory: the minimum of cuMemGetAllocationGranularity, of which its size is a multiple. The driver
+    names none for other memory."""
+    recommended_granularity_bytes: int | None = None
+    """The recommended one."""
+    page_bytes: int | None = None
+    """Of memory that the process has mapped itself, the kernel's page size (KernelPageSize in ``/proc/self/smaps``);
+    ``None`` where the driver has chosen the pages."""
+    huge_bytes: int | None = None
+    """How much of such memory lies in transparent huge pages (AnonHugePages), once all of it is written."""
+
+
 class Status(StrEnum):
     """How a measurement ended; everything but ``ok`` has a reason."""
 
     OK = "ok"
     UNSTABLE = "unstable"
-    """Measured and verified, but the samples differ too much (:data:`egmctl.bench.statistics.UNSTABLE_CV`)."""
+    """Measured and verified, but the samples differ too much (:data:`egmctl.bench.results.UNSTABLE_CV`)."""
     CORRUPT = "corrupt"
     """The destination did not hold what was sent."""
     WAIVED = "waived"
@@ -132,7 +306,7 @@ class Summary:
     cv: float | None
     """Coefficient of variation: sample standard deviation by mean; ``None`` for a single sample or a mean of 0."""
     p05: float | None = None
-    """Percentiles, from :data:`egmctl.bench.statistics.PERCENTILE_SAMPLES` samples on."""
+    """Percentiles, from :data:`egmctl.bench.results.PERCENTILE_SAMPLES` samples on."""
     p95: float | None = None
 
 
@@ -360,3 +534,46 @@ def exit_code(measurements: Sequence[Measurement]) -> ExitCode:
     if all(m.status is Status.WAIVED for m in measurements):
         return ExitCode.NOTHING
     return ExitCode.OK
+
+
+def run_fault(report: RunReport) -> str | None:
+    """Return what in a run does not fit together, as half a sentence that names the place; ``None``: all fits."""
+    for place, measurement in enumerate(report.measurements):
+        if fault := measurement_fault(measurement):
+            return f"result.measurements[{place}].{fault}"
+    numbers: list[tuple[str, int]] = []
+    if (verdict := report.verdict) is not None:
+        for place, owner in enumerate(verdict.owners):
+            if fault := _owner_fault(owner):
+                return f"result.verdict.owners[{place}]{fault}"
+        numbers += [("verdict", one.measurement) for one in verdict.judged]
+        numbers += [("verdict", number) for one in verdict.classes for number in one.measurements]
+        numbers += [("verdict.owners", number) for one in verdict.owners for number in one.measurements]
+    numbers += [(f"causes[{place}]", number) for place, one in enumerate(report.causes) for number in one.explains]
+    count = len(report.measurements)
+    return next(
+        (f"result.{where}: there is no measurement {n} of {count}" for where, n in numbers if not 0 <= n < count), None
+    )
+
+
+def measurement_fault(measurement: Measurement) -> str | None:
+    """Return what in a measurement does not fit together, as half a sentence that begins with the field."""
+    flows = len(measurement.flows)
+    if not flows:
+        return "flows: there is none, a measurement has at least one"
+    counts: list[tuple[str, tuple[object, ...]]] = [("flows_gb_s", measurement.flows_gb_s)]
+    counts += [(f"samples[{place}].flows_gb_s", sample.flows_gb_s) for place, sample in enumerate(measurement.samples)]
+    for name, values in counts:
+        if values and len(values) != flows:
+            return f"{name}: {len(values)} numbers for {flows} flows"
+    return None
+
+
+def _owner_fault(owner: MemoryOwner) -> str | None:
+    if not owner.measurements:
+        return ".measurements: there is none"
+    if (owner.owner is None) == (owner.unknown is None):
+        return ": one of owner and unknown is there, and not both"
+    if (owner.owner is None) != (owner.owner_label is None):
+        return ".owner_label: it is there where owner is"
+    return None

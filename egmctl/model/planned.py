@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from egmctl.model.finding import Waiver
 from egmctl.model.measurement import BenchGpu, Settings, Task
-from egmctl.model.rank import Rank
 from egmctl.model.record import Plain
-from egmctl.model.waiver import Waiver
+from egmctl.model.ucx import Rank
 
 PLAN_SCHEMA = "egmctl.plan/1"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum, assert_never
-from egmctl.model.memory import MemoryKind
 from egmctl.model.record import BusId, Plain
-from egmctl.model.route import Carrier, Route
+from egmctl.model.route import Carrier, MemoryKind, Route
 
 
 class HandleKind(StrEnum):

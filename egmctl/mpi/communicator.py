@@ -16,7 +16,8 @@ from itertools import accumulate
 from typing import Any
 
 from egmctl.errors import EgmctlError, NothingToDo
-from egmctl.launch import Channel, libc
+from egmctl.launch import Channel
+from egmctl.launch import channel as libc
 
 ROLL_CALL_S = 3.0
 """How long rank 0 listens for the others: they come to the same call at different times."""

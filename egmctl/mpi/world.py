@@ -1,23 +1,111 @@
-"""All commands of one MPI job: collective calls with a deadline, and who is missing when one does not come to its end.
-
-MPI runs in a child process (:mod:`egmctl.mpi.communicator`). Where the MPI library does not fit the launcher, its start
-prints, aborts, exits or hangs, and may do no more than end that child.
-"""
+"""The ranks of an MPI job: who they are, and messages between them that end when one fails."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
-from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo
+from egmctl import __version__
+from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo, UsageError
 from egmctl.launch import ChannelClosed, spawn, wait_for_any
+from egmctl.model.codec import from_json
 from egmctl.mpi.communicator import ROLL_CALL_S, memory_of, taken
 from egmctl.mpi.environment import Launched
+from egmctl.units import printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why one rank cannot take part."""
+
+    rank: int
+    host: str
+    why: str
+    """A sentence."""
+    usage: bool
+    """The command was used wrongly there."""
+
+
+def refusal(rank: int, host: str, error: EgmctlError) -> Refusal:
+    """Return what a rank tells of an error."""
+    return Refusal(rank=rank, host=host, why=str(error), usage=isinstance(error, UsageError))
+
+
+def check(refusals: Iterable[Refusal]) -> None:
+    """See that there are none.
+
+    Raises
+    ------
+    UsageError
+        If the command was used wrongly on a rank.
+    NothingToDo
+        If something else keeps ranks from taking part.
+    """
+    alike: dict[str, list[Refusal]] = {}
+    for one in refusals:
+        alike.setdefault(one.why, []).append(one)
+    told = "; ".join(f"{_who(those)}: {why}" for why, those in alike.items())
+    if any(one.usage for those in alike.values() for one in those):
+        raise UsageError(told)
+    if told:
+        raise NothingToDo(told)
+
+
+def _who(those: list[Refusal]) -> str:
+    more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+    return f"rank {those[0].rank} ({printable(those[0].host)}){more}"
+
+
+T = TypeVar("T")
+
+
+def read_told(cls: type[T], told: Sequence[bytes], *, key: str | None = None, optional: bool = False) -> list[T]:
+    """Return what each rank says, the first one rank 0.
+
+    Parameters
+    ----------
+    key
+        The member of an object that is it.
+    optional
+        Whether ranks that say something else are left out.
+
+    Raises
+    ------
+    UsageError
+        If it is not what this version says: the sentence names the rank.
+    """
+    found = []
+    for rank, part in enumerate(told):
+        data = _json(rank, part)
+        if optional and key not in data:
+            continue
+        try:
+            found.append(from_json(cls, data if key is None else data.get(key)))
+        except ValueError:
+            raise _foreign(rank) from None
+    return found
+
+
+def _json(rank: int, text: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _foreign(rank) from None
+    if not isinstance(data, dict):
+        raise _foreign(rank)
+    return data
+
+
+def _foreign(rank: int) -> UsageError:
+    return UsageError(f"rank {rank} does not speak as egmctl {__version__} does: install one version on all nodes")
+
 
 START_S = 60.0
 """How long the start of MPI may take: all processes of a job wait for each other."""

@@ -1,15 +1,43 @@
-"""The one table of what commands can show and write: each kind of result with its type, view and exports.
-
-A kind names its type and functions as ``module:name``: a command imports those of its own result alone. To add a kind,
-add an entry, its record with a ``SCHEMA``, and a view.
-"""
+"""The formats of results, and the file suffixes that ask for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from egmctl.report.formats import Format
+from egmctl.compat import StrEnum
+
+
+class Format(StrEnum):
+    """The formats of results; the values are the words of ``--format``."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+    HTML = "html"
+    """One page that needs nothing else: no network, no script."""
+    SVG = "svg"
+    """A picture: a bench's matrices, the drawing of a topology, the text of a doctor."""
+    MARKDOWN = "md"
+    """For tickets and pull requests, as GitHub reads it."""
+    PROM = "prom"
+    """Metrics for the textfile collector of Prometheus' node_exporter."""
+    NAGIOS = "nagios"
+    JUNIT = "junit"
+
+
+SUFFIXES: Mapping[str, Format] = {
+    ".txt": Format.TEXT,
+    ".json": Format.JSON,
+    ".csv": Format.CSV,
+    ".html": Format.HTML,
+    ".svg": Format.SVG,
+    ".md": Format.MARKDOWN,
+    ".prom": Format.PROM,
+    ".xml": Format.JUNIT,
+}
+"""The format that the suffix of ``-o FILE`` asks for."""
+
 
 _LIST = (Format.TEXT, Format.JSON)
 _PAGES = (Format.TEXT, Format.JSON, Format.HTML, Format.SVG, Format.MARKDOWN)
@@ -45,7 +73,7 @@ BENCH = Kind(
     json="egmctl.report.exports.json:bench_json",
     exports={
         Format.CSV: "egmctl.report.exports.csv:bench_csv",
-        Format.PROM: "egmctl.report.exports.bench_prom:bench_prom",
+        Format.PROM: "egmctl.report.exports.prometheus:bench_prom",
         Format.JUNIT: "egmctl.report.exports.junit:bench_junit",
     },
     drawn=True,
@@ -89,16 +117,16 @@ FLEET = Kind(
 )
 MATCH = Kind(
     record="egmctl.model.profile:Matched",
-    view="egmctl.report.views.profile:match_document",
+    view="egmctl.report.views.lists:match_document",
     json="egmctl.report.exports.json:match_json",
     pages=False,
 )
-HISTORY = Kind(record="egmctl.model.listing:History", view="egmctl.report.views.history:history_document", pages=False)
+HISTORY = Kind(record="egmctl.model.listing:History", view="egmctl.report.views.lists:history_document", pages=False)
 PROFILES = Kind(
-    record="egmctl.model.profile:ProfileList", view="egmctl.report.views.profile:profiles_document", pages=False
+    record="egmctl.model.profile:ProfileList", view="egmctl.report.views.lists:profiles_document", pages=False
 )
 MACHINES = Kind(
-    record="egmctl.model.listing:MachineList", view="egmctl.report.views.machines:machines_document", pages=False
+    record="egmctl.model.listing:MachineList", view="egmctl.report.views.lists:machines_document", pages=False
 )
 CHECKS = Kind(record="egmctl.model.listing:CheckList", view="egmctl.report.views.doctor:checks_document", pages=False)
 

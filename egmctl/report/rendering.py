@@ -5,8 +5,7 @@ from __future__ import annotations
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from egmctl.report.formats import Format
-from egmctl.report.kinds import kind_of
+from egmctl.report.kinds import Format, kind_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -73,7 +72,7 @@ def rendered(
             return svg(document)
         case Format.TEXT | Format.SVG:
             from egmctl.report.document import Level
-            from egmctl.report.render.picture import picture
+            from egmctl.report.render.svg import picture
             from egmctl.report.render.text import WIDTH, text
 
             level = Level.SUMMARY if brief else Level(min(Level.NORMAL + verbose, Level.ALL))

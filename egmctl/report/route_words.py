@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egmctl.compat import assert_never
-from egmctl.model.memory import HOST_NAMES, MemoryKind
-from egmctl.model.route import Carrier, Egm, LinkKind, Route
+from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
 from egmctl.units import printable
 
 

@@ -1,14 +1,14 @@
-"""The link between two GPUs, two NICs, or a GPU and a NIC, in the words of ``nvidia-smi topo -m``."""
+"""The link between two GPUs or network cards, the rates of links, and what the drivers say of peer access."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations, takewhile
 
 from egmctl.model.machine import Gpu, Machine, Nic, NumaKind, NvLink, Pair, PciFunction, Reason
-from egmctl.model.route import LinkClass
+from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.topology.access import without_nvml
 
 
@@ -217,3 +217,144 @@ def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> 
 def _usual(counts: Sequence[int]) -> int:
     """Return the most frequent count, the larger of two equally frequent ones, 0 of none."""
     return max(Counter(counts).items(), key=lambda item: (item[1], item[0]), default=(0, 0))[0]
+
+
+NVML_INDICES = ("read", "write", "nvlink", "atomics", "pci")
+"""The capabilities of ``nvidia-smi topo -p2p``, by their names in :attr:`Pair.p2p_status`."""
+
+CUDA_ATTRIBUTES = {
+    "access": "ACCESS_SUPPORTED",
+    "native atomics": "NATIVE_ATOMIC_SUPPORTED",
+    "array access": "CUDA_ARRAY_ACCESS_SUPPORTED",
+    "performance rank": "PERFORMANCE_RANK",
+}
+"""What people call the CUdevice_P2PAttributes, and their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class P2pMatrix:
+    """One capability, or several that are equal for each pair."""
+
+    source: str
+    """``NVML`` or ``CUDA``."""
+    names: tuple[str, ...]
+    cells: Mapping[tuple[str, str], str]
+    """By the labels of the GPU that accesses and of the GPU that is accessed; ``?`` where it was not read."""
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all pairs have the same value."""
+        return len(set(self.cells.values())) == 1
+
+    @property
+    def value(self) -> str:
+        """The value of a uniform matrix."""
+        return next(iter(self.cells.values()))
+
+
+def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]:
+    """Return the P2P capabilities of some GPUs, by label, those with equal matrices together; none for a single GPU."""
+    pairs = {
+        (source, target): machine.pair(gpus[source].bus_id, gpus[target].bus_id)
+        for source, target in permutations(gpus, 2)
+    }
+    found: list[P2pMatrix] = []
+    for source, names in (("NVML", NVML_INDICES), ("CUDA", tuple(CUDA_ATTRIBUTES))):
+        for name in names if pairs else ():
+            cells = {ends: _value(pair, name) for ends, pair in pairs.items()}
+            twin = next((matrix for matrix in found if (matrix.source, matrix.cells) == (source, cells)), None)
+            if twin is None:
+                found.append(P2pMatrix(source, (name,), cells))
+            else:
+                found[found.index(twin)] = replace(twin, names=(*twin.names, name))
+    return tuple(found)
+
+
+def _value(pair: Pair | None, name: str) -> str:
+    if pair is None:
+        return "?"
+    if name in NVML_INDICES:
+        return pair.p2p_status.get(name) or "?"
+    value = pair.cuda_attributes.get(CUDA_ATTRIBUTES[name])
+    if value is None:
+        return "?"
+    return str(value) if name == "performance rank" else ("yes" if value else "no")
+
+
+def nvlink(gpu: Gpu, links: int) -> Hop:
+    """Return ``links`` bonded NVLinks of a GPU with their payload rate.
+
+    Notes
+    -----
+    NVML reports an NVLink 4 or 5 link's signalling rate, 26562 or 53125 MB/s. The published payload rate is 16/17 of
+    it: 18 x 26.5625 x 16/17 = 450 GB/s for H100 (900 GB/s both ways, "NVIDIA H100 Tensor Core GPU" datasheet) and
+    18 x 53.125 x 16/17 = 900 GB/s for GB200 (1.8 TB/s both ways, "NVIDIA GB200 NVL72" product page). No such rule is
+    published for other generations, so they stay unknown.
+    """
+    active = [link for link in nvlinks_of(gpu) if link.active]
+    speeds = [link.speed_mb_s for link in active if link.speed_mb_s is not None]
+    versions = {link.version for link in active}
+    gb_s, reason = None, ""
+    if not speeds or len(speeds) < len(active):
+        reason = "NVML does not report the NVLink speed"
+    elif min(speeds) <= 0:
+        reason = f"NVML reports an active NVLink of {min(speeds)} MB/s"
+    elif not versions <= set(_NVLINK_WITH_16_17):
+        reason = "no published rule from signalling to payload rate for this NVLink version"
+    else:
+        gb_s = links * min(speeds) * 16 / 17 / 1000
+    return Hop(link=LinkKind.NVLINK, nvlinks=links, nominal_gb_s=gb_s, reason=reason)
+
+
+_NVLINK_WITH_16_17 = (6, 7)
+"""NVML_NVLINK_VERSION_4_0 and _5_0 (nvml.h)."""
+
+
+def without_speed(gpu: Gpu) -> dict[LinkKind, tuple[int, ...]]:
+    """Return by kind the numbers of a GPU's links that NVML calls active at 0 MB/s: one of its two answers is wrong."""
+    nvml = gpu.nvml
+    nvlinks = [one.link for one in nvlinks_of(gpu) if one.active and one.speed_mb_s == 0]
+    c2cs = [one.link for one in (nvml.c2c_links if nvml else None) or () if one.active and one.max_rate_mb_s == 0]
+    return {kind: tuple(links) for kind, links in ((LinkKind.NVLINK, nvlinks), (LinkKind.C2C, c2cs)) if links}
+
+
+def c2c(gpu: Gpu) -> Hop:
+    """Return a GPU's NVLink-C2C with the sum of the rates of its active links.
+
+    Notes
+    -----
+    NVML_FI_DEV_C2C_LINK_GET_MAX_BW is one direction of one link: ten links of about 45 GB/s are the 450 GB/s of a
+    GH200 (900 GB/s both ways, "NVIDIA GH200 Grace Hopper Superchip" datasheet).
+    """
+    active = [link for link in (gpu.nvml.c2c_links if gpu.nvml else None) or () if link.active]
+    rates = [link.max_rate_mb_s for link in active if link.max_rate_mb_s is not None]
+    if not rates or len(rates) < len(active):
+        return Hop(link=LinkKind.C2C, reason="NVML does not report the NVLink-C2C rate")
+    if min(rates) <= 0:
+        return Hop(link=LinkKind.C2C, reason=f"NVML reports an active NVLink-C2C of {min(rates)} MB/s")
+    return Hop(link=LinkKind.C2C, nominal_gb_s=sum(rates) / 1000)
+
+
+def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
+    """Return a GPU's PCIe link with its rate after line encoding, before packet overhead.
+
+    The speed is the highest the GPU and its slot can negotiate, because an idle link may be throttled; the width is
+    the present one, because a link that trained narrow stays narrow.
+
+    Parameters
+    ----------
+    pci
+        To another GPU: what of the PCIe tree is between the two.
+
+    Notes
+    -----
+    Lane rate x width / 8 bits, times the encoding of the PCI Express Base Specification: 8b/10b up to 5 GT/s,
+    128b/130b from 8 to 32 GT/s, 242 of 256 bytes of a flit at 64 GT/s.
+    """
+    links = [link for link in (gpu.nvml and gpu.nvml.link, gpu.pci and gpu.pci.link) if link]
+    speed = next((link.max_speed_gt_s for link in links if link.max_speed_gt_s), None)
+    width = next((width for link in links if (width := link.width or link.max_width)), None)
+    if speed is None or width is None:
+        return Hop(link=LinkKind.PCIE, pci=pci, reason="neither NVML nor sysfs reports the PCIe link's speed and width")
+    efficiency = 8 / 10 if speed <= 5 else 128 / 130 if speed <= 32 else 242 / 256
+    return Hop(link=LinkKind.PCIE, pci=pci, nominal_gb_s=speed * width * efficiency / 8)

@@ -1,4 +1,4 @@
-"""Which of the EGM platforms a node is, in one line, or why it is none."""
+"""Which EGM platform a machine is, and whether its GPUs' C2C and EGM are in order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,131 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.machine import Gpu, Machine
-from egmctl.topology.health import egm, multi_node
-from egmctl.wording import gpu_name
+from egmctl.model.machine import Driver, Gpu, Machine, Reason
+from egmctl.topology.access import obstacle, without_nvml
+from egmctl.units import gpu_name
+
+
+class C2c(StrEnum):
+    """The state of a GPU's NVLink-C2C."""
+
+    UP = "up"
+    DOWN = "down"
+    """The part has it, no link is active."""
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+def c2c(machine: Machine, gpu: Gpu) -> C2c:
+    """Return the state of a GPU's NVLink-C2C.
+
+    Without an answer from NVML, x86-64 still means there is none: the GPUs that have NVLink-C2C are those on one
+    package or board with an Arm CPU. So does a name of the RTX line, whose parts are cards on PCIe.
+    """
+    nvml = gpu.nvml
+    states = [link.active for link in (nvml.c2c_links if nvml else None) or () if link.active is not None]
+    if any(states) or (nvml is not None and nvml.c2c_enabled):
+        return C2c.UP
+    if states:
+        return C2c.DOWN
+    if nvml is not None and (nvml.c2c_enabled is False or _reason(gpu, "c2c_enabled") is Reason.NOT_SUPPORTED):
+        return C2c.ABSENT
+    if machine.host is not None and machine.host.architecture == "x86_64":
+        return C2c.ABSENT
+    if nvml is None and "RTX" in (gpu.name or ""):
+        return C2c.ABSENT
+    return C2c.UNKNOWN
+
+
+def multi_node(machine: Machine, gpu: Gpu) -> bool:
+    """Say whether a GPU is in a multi-node NVLink domain.
+
+    Its fabric has a cluster UUID then. HGX H100 boards show one too (https://github.com/meta-pytorch/torchcomms,
+    issue 1315), so it also takes NVLink-C2C, or a slot in a rack that the platform names.
+    """
+    nvml = gpu.nvml
+    if nvml is None or nvml.fabric is None or not nvml.fabric.has_cluster:
+        return False
+    return c2c(machine, gpu) is not C2c.ABSENT or bool(nvml.platform and nvml.platform.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Egm:
+    """Whether a GPU has EGM."""
+
+    able: bool | None
+    cause: str = ""
+    """Why not, or why that is unknown."""
+
+
+def egm(machine: Machine, gpu: Gpu) -> Egm:
+    """Return whether a GPU has EGM.
+
+    The driver sets the capability bit only if C2C is up, the firmware has set EGM memory aside (ACPI
+    ``nvidia,egm-*``) and the routes could be programmed; so the bit is the answer wherever C2C is up.
+    """
+    state = c2c(machine, gpu)
+    if state is C2c.ABSENT:
+        return Egm(False, "no NVLink-C2C")
+    if state is C2c.DOWN:
+        return Egm(False, "NVLink-C2C is down")
+    stopped = obstacle(machine, gpu)
+    if stopped is not None:
+        return Egm(None, stopped.cause)
+    if gpu.nvml is None:
+        return Egm(None, without_nvml(machine, "it"))
+    bit = gpu.nvml.egm_capable
+    if bit is False:
+        return Egm(False, "the EGM capability bit is clear")
+    if bit is None:
+        reason = _reason(gpu, "capabilities")
+        if reason is Reason.DRIVER_TOO_OLD:
+            return Egm(None, "NVML is too old for nvmlDeviceGetCapabilities")
+        return Egm(None, f"nvmlDeviceGetCapabilities did not answer ({reason.value if reason else 'no reason given'})")
+    if state is C2c.UNKNOWN:
+        return Egm(None, "NVML does not report the state of NVLink-C2C")
+    return Egm(True)
+
+
+def _reason(gpu: Gpu, name: str) -> Reason | None:
+    unread = gpu.nvml.unread.get(name) if gpu.nvml else None
+    return unread.reason if unread else None
+
+
+class MemoryMode(StrEnum):
+    """How the memory of coherent GPUs is managed."""
+
+    NUMA = "numa"
+    """Each GPU's memory is a NUMA node of the kernel: the driver's default."""
+    CDMM = "cdmm"
+    """Coherent Driver-based Memory Management: it is no node, the driver alone manages it."""
+    UNKNOWN = "unknown"
+
+
+PARAMETERS = ("CoherentGPUMemoryMode", "EnableUserNUMAManagement")
+"""The module parameters that decide, as ``/proc/driver/nvidia/params`` names them."""
+
+
+def memory_mode(machine: Machine) -> MemoryMode:
+    """Return how the driver was told to manage coherent memory.
+
+    ``CoherentGPUMemoryMode=driver`` turns CDMM on, from driver 580.65.06 on; ``EnableUserNUMAManagement=0`` does so by
+    itself, in older drivers too (open-gpu-kernel-modules 595.45.04, ``os-registry.c``). Where the parameters cannot be
+    read (a container may hide them), a GPU whose memory is a NUMA node still tells.
+    """
+    parameters = (machine.driver or Driver()).module_parameters
+    if parameters is None:
+        with_node = any(own_node(gpu) is not None for gpu in machine.gpus or ())
+        return MemoryMode.NUMA if with_node else MemoryMode.UNKNOWN
+    values = {name: parameters.get(name, "").strip('"') for name in PARAMETERS}
+    by_driver = values["CoherentGPUMemoryMode"] == "driver" or values["EnableUserNUMAManagement"] == "0"
+    return MemoryMode.CDMM if by_driver else MemoryMode.NUMA
+
+
+def own_node(gpu: Gpu) -> int | None:
+    """Return the NUMA node of a GPU's own memory, ``None`` where it is none or not known."""
+    candidates = (gpu.nvml.numa_node if gpu.nvml else None, gpu.proc.numa_node if gpu.proc else None)
+    return next((node for node in candidates if node is not None and node >= 0), None)
 
 
 class PlatformKind(StrEnum):

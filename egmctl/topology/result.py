@@ -13,11 +13,9 @@ from egmctl.errors import ExitCode
 from egmctl.model.machine import Gpu, Machine, NumaKind, NumaNode, Pair, Unread
 from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.topology.access import Block, obstacle
-from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import Link
-from egmctl.topology.memory_mode import own_node
-from egmctl.topology.missing import Missing, missing
-from egmctl.topology.platform import PlatformKind
+from egmctl.topology.notes import Missing, missing
+from egmctl.topology.platform import C2c, PlatformKind, c2c, egm, own_node
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine, NumaKind
 from egmctl.model.route import Hop, LinkKind, at_most_gb_s, symbol_of
-from egmctl.topology import rates
+from egmctl.topology import links as rates
 from egmctl.topology.access import Block, Obstacle, obstacle
-from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import cpu_node_ids, gpu_link
+from egmctl.topology.platform import C2c, c2c, egm
 from egmctl.units import parse_kernel_list
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 from egmctl.model.machine import Gpu, Machine, Nic
-from egmctl.topology.links import Link, cpu_node_ids, gpu_link, gpu_nic_link, nic_link
+from egmctl.topology.links import Link, P2pMatrix, cpu_node_ids, gpu_link, gpu_nic_link, matrices, nic_link
 from egmctl.topology.notes import Note, notes
-from egmctl.topology.p2p import P2pMatrix, matrices
 from egmctl.topology.platform import PlatformVerdict, platform
 from egmctl.topology.routes import HostRoute, route
 

@@ -13,9 +13,8 @@ from egmctl.model.finding import Finding
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.verdict import Grade, Yardstick
-from egmctl.verdict.causes import causes
-from egmctl.verdict.classes import is_lost
-from egmctl.verdict.explain import Shortfalls, explained_by, shortfalls
+from egmctl.verdict.explain import Shortfalls, causes, explained_by, shortfalls
+from egmctl.verdict.yardsticks import is_lost
 
 
 def bringup(

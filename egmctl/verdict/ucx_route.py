@@ -74,9 +74,8 @@ def _has(machine: Machine, bus_id: str | None) -> bool:
 
 
 def _findings(machine: Machine) -> Iterator[str]:
-    from egmctl.doctor.registry import CHECKS
-    from egmctl.doctor.runner import diagnose
-    from egmctl.doctor.scope import Scope
+    from egmctl.doctor.check import Scope
+    from egmctl.doctor.runner import CHECKS, diagnose
     from egmctl.model.finding import Guard, Status
 
     checks = [check for check in CHECKS if check.id.startswith(_CHECKS) and Guard.RDMA in check.guards]

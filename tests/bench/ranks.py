@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from egmctl.bench.processes.exchange import Abandoned, ParentExchange
+from egmctl.bench.processes.collective import Abandoned, ParentExchange
 from egmctl.bench.processes.protocol import Event, Request
 from egmctl.driver import breadcrumb
 from egmctl.launch import Channel

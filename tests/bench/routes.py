@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from egmctl.model.memory import MemoryKind
-from egmctl.model.route import Egm, Hop, LinkClass, LinkKind, Route
+from egmctl.model.route import Egm, Hop, LinkClass, LinkKind, MemoryKind, Route
 
 C2C = Hop(link=LinkKind.C2C, nominal_gb_s=450.0)
 PCIE = Hop(link=LinkKind.PCIE, nominal_gb_s=63.0)

@@ -9,19 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.model.evidence import Evidence, GpuEvidence
-from egmctl.model.measurement import Flow, Measurement, RunReport, Status, Task
+from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.measurement import Evidence, Flow, GpuEvidence, Measurement, RunReport, Status, Task
 from egmctl.model.verdict import Grade
-from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.report.document import Tone
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import answer
-from egmctl.report.views.bench_cells import Brand, Frame
+from egmctl.report.views.bench_classes import Brand, Frame
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.report.runs import run as every_case
 from tests.report.texts import matrices_text
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual

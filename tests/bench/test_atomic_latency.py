@@ -10,7 +10,7 @@ import pytest
 from egmctl.bench.cases.latency import CASES, FLAG_BYTES, LOADS
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES
-from egmctl.gpu.atomics import COUNTERS_BYTES
+from egmctl.gpu.chase import COUNTERS_BYTES
 from egmctl.model.measurement import Engine
 from tests.bench.test_latency import SETTINGS, Bench, bench, shown
 from tests.doctor.machines import shipped

@@ -17,10 +17,10 @@ from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, checked, fitted,
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import FABRIC, SUITES, select_cases
 from egmctl.errors import UsageError
+from egmctl.model.finding import WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import MemoryKind, Settings
-from egmctl.model.waiver import WaiverKind
 from egmctl.units import GIB, MIB
 from tests.doctor.machines import shipped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.busy import IDLE_MEMORY_BYTES, in_use
+from egmctl.bench.plan.flows import IDLE_MEMORY_BYTES, in_use
 from egmctl.bench.plan.make import make_plan
 from egmctl.model.machine import Gpu, GpuProcess, Machine
 from egmctl.model.measurement import Settings

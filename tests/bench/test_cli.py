@@ -11,8 +11,7 @@ import typer
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.registry import CASES
-from egmctl.bench.suites import SUITES, select_cases
+from egmctl.bench.suites import CASES, SUITES, select_cases
 from egmctl.cli.app import app
 from egmctl.cli.fabric import FabricRun
 from egmctl.errors import NothingToDo, UsageError

@@ -12,12 +12,11 @@ from egmctl.bench.engines import cpu
 from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
-from egmctl.model.evidence import Placement
-from egmctl.model.measurement import Settings, Status, Task
-from egmctl.model.waiver import WaiverKind
+from egmctl.model.finding import WaiverKind
+from egmctl.model.measurement import Placement, Settings, Status, Task
 from egmctl.report.route_words import route_words
 from egmctl.units import MIB
-from egmctl.verdict.classes import not_judged
+from egmctl.verdict.yardsticks import not_judged
 from tests.bench.test_cpu import Memory, StubRig, here
 from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from egmctl.bench.conclusion import of_latency
 from egmctl.bench.plan.make import make_plan
+from egmctl.bench.results import of_latency
 from egmctl.model.measurement import Measurement, Sample, Settings, Status
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped

@@ -8,7 +8,7 @@ from egmctl.bench.case import Case
 from egmctl.bench.plan.cost import CaseCost, job_cost, plan_bytes, plan_seconds
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import modelled
-from egmctl.bench.registry import FABRIC_CASES
+from egmctl.bench.suites import FABRIC_CASES
 from egmctl.model.measurement import Pattern, Settings
 from tests.conftest import RunEgmctl
 from tests.fake.machines import with_imex_channel

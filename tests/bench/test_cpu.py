@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from egmctl.bench.engines import cpu
-from egmctl.bench.processes.stopwatch import Stopwatch
-from egmctl.facts.cpus import THREADS_LIMIT, NoCpus, cpus_of
+from egmctl.bench.processes.context import Stopwatch
+from egmctl.facts.host import THREADS_LIMIT, NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, words_of
 from egmctl.model.measurement import Settings, Status, Verification
-from egmctl.model.memory import MemoryKind
-from egmctl.model.route import Route
+from egmctl.model.route import MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
 from tests.facts.sysroot import Tree
 

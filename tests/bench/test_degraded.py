@@ -15,9 +15,8 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
 from egmctl.facts import replay
 from egmctl.gpu.counters import Traffic
-from egmctl.model.evidence import Verdict
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings, Status
+from egmctl.model.measurement import Settings, Status, Verdict
 from egmctl.model.route import Egm, LinkKind
 from egmctl.report.route_words import route_words
 from egmctl.report.views.bench_answer import answer

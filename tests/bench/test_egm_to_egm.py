@@ -9,7 +9,7 @@ import pytest
 
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import RunReport
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from tests.bench.test_run import Bench, bench
 from tests.bench.test_run_failures import STAYS

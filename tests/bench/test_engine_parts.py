@@ -11,7 +11,7 @@ import pytest
 from egmctl.bench.case import End
 from egmctl.bench.engines import engine_for
 from egmctl.bench.engines.transfer import TransferEngine
-from egmctl.bench.registry import CASES, FABRIC_CASES
+from egmctl.bench.suites import CASES, FABRIC_CASES
 from egmctl.model.measurement import Engine, MemoryKind, Quantity
 from tests.conftest import ROOT
 

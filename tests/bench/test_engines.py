@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from egmctl.bench.case import Processes
-from egmctl.bench.registry import CASES
+from egmctl.bench.suites import CASES
 from egmctl.model.measurement import Engine, MemoryKind, Quantity, Verification
 from tests.bench.test_run import FEW, Bench, bench
 

@@ -13,9 +13,8 @@ from egmctl.bench.evidence import LinkCounters, Watch
 from egmctl.bench.evidence import route as route_of
 from egmctl.gpu.counters import State, Traffic
 from egmctl.gpu.telemetry import Telemetry
-from egmctl.model.evidence import Verdict
-from egmctl.model.memory import MemoryKind
-from egmctl.model.route import Carrier, Egm, Hop, LinkKind, Route
+from egmctl.model.measurement import Verdict
+from egmctl.model.route import Carrier, Egm, Hop, LinkKind, MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
 from tests.bench.routes import C2C, PCIE, PHB, SMP, nv, over, to_host
 

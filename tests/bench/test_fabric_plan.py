@@ -12,16 +12,15 @@ from egmctl.bench.fabric_run import alone
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import RankLayout, modelled
-from egmctl.bench.registry import FABRIC_CASES
+from egmctl.bench.suites import FABRIC_CASES
 from egmctl.errors import NothingToDo
+from egmctl.model.finding import WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import HandleKind, Settings, Status, Task, finish
-from egmctl.model.memory import MemoryKind
-from egmctl.model.route import Egm
-from egmctl.model.waiver import WaiverKind
+from egmctl.model.route import Egm, MemoryKind
 from egmctl.report.route_words import route_words
-from egmctl.verdict.against_link import against_link
 from egmctl.verdict.explain import with_causes
+from egmctl.verdict.yardsticks import against_link
 from tests.bench.reports import report
 from tests.doctor.machines import patched
 from tests.fake.machines import with_imex_channel

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from egmctl.bench.buffers import Buffer, Lifetimes, assign, buffers_of, peaks
 from egmctl.bench.case import End
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.make import make_plan
-from egmctl.bench.plan.sweep import sweep_sizes, top_that_fits
+from egmctl.bench.plan.make import make_plan, sweep_sizes, top_that_fits
 from egmctl.bench.plan.task import copies_for
-from egmctl.bench.registry import CASES
-from egmctl.bench.suites import select_cases
+from egmctl.bench.suites import CASES, select_cases
 from egmctl.errors import UsageError
 from egmctl.model.measurement import MemoryKind, Pattern, Settings, Task
 from egmctl.units import GIB, MIB

@@ -6,8 +6,8 @@ import pytest
 
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import modelled
-from egmctl.bench.registry import FABRIC_CASES
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
+from egmctl.bench.suites import FABRIC_CASES
 from egmctl.model.measurement import Quantity, RunReport, Sample, Settings, Status, finish
 from tests.fake.machines import with_imex_channel
 from tests.fake.node import load

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from egmctl.gpu.clock import ImpossibleTime, possible_ms
+from egmctl.gpu.context import ImpossibleTime, possible_ms
 from tests.bench.test_run import FEW, Bench, bench
 
 pytest_plugins = ["tests.fake.plugin"]

@@ -17,10 +17,9 @@ import pytest
 
 from egmctl.bench.case import Case, Footprint
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.processes.group import WORKER, Group, start_rank
-from egmctl.bench.processes.pool import WorkerPool, start_group
+from egmctl.bench.processes.group import WORKER, Group, WorkerPool, start_group, start_rank
 from egmctl.bench.processes.protocol import ENVIRONMENT
-from egmctl.bench.registry import CASES
+from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import supervise
 from egmctl.errors import ExitCode
 from egmctl.launch import spawn

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
 from egmctl.bench.suites import select_cases
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Settings, Stage, Status, finish
 from egmctl.report.document import Matrix, columns
-from egmctl.report.views.bench_cells import Frame
-from egmctl.report.views.bench_host_kinds import side_by_side
-from egmctl.report.views.bench_ipc import beside, life_cycles
-from egmctl.report.views.bench_notes import exceptions
+from egmctl.report.views.bench_answer import exceptions
+from egmctl.report.views.bench_classes import Frame
+from egmctl.report.views.bench_tables import beside, life_cycles, side_by_side
 from tests.bench.reports import report
 from tests.doctor.machines import shipped
 

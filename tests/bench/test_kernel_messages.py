@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from egmctl.bench.supervisor import supervise
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
-from egmctl.facts.kernel_log import EVENTS_LIMIT, event
-from egmctl.facts.kernel_watch import KernelLogWatch
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event
 from egmctl.facts.redact import part_redactor, redact_run
 from egmctl.facts.root import Root
 from egmctl.journal.write import Journal
@@ -27,12 +25,12 @@ from egmctl.model.kernel_log import KernelLog, KernelMessages
 from egmctl.model.measurement import RunReport, Task
 from egmctl.model.record import Reason, Unread
 from egmctl.model.verdict import Grade
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.saved import load_journal
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.bench.test_supervisor import MACHINE, ROOT, TARGET, plan
 from tests.verdict.runs import H2D, H200, WRITE, run
 

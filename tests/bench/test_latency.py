@@ -16,7 +16,7 @@ from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCK
 from egmctl.bench.engines.chase import WARM_UP_LOADS
 from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
 from egmctl.bench.suites import select_cases
 from egmctl.gpu import chase
 from egmctl.model.machine import Machine

@@ -8,11 +8,10 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
 from egmctl.model.measurement import MemoryKind, Settings, Task
 from egmctl.model.route import Egm
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.units import MIB
-from egmctl.verdict.against_link import against_link
-from egmctl.verdict.classes import class_of
+from egmctl.verdict.yardsticks import against_link, class_of
 from tests.bench.test_run import FEW, Bench, bench
 from tests.bench.test_run_failures import STAYS
 from tests.doctor.machines import shipped

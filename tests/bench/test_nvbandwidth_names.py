@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from egmctl.bench.case import End
-from egmctl.bench.registry import CASES
+from egmctl.bench.suites import CASES
 from egmctl.model.measurement import ChaseOrder, Engine, MemoryKind, Pattern, Quantity
 
 CE, SM = Engine.COPY_ENGINE, Engine.SM_COPY

@@ -14,21 +14,19 @@ from typing import Any, cast
 import pytest
 
 from egmctl.bench.evidence import route as route_evidence
+from egmctl.bench.plan.budget import MANAGED_SHARE
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.plan.pages import MANAGED_SHARE
 from egmctl.bench.processes.context import _registered
 from egmctl.bench.suites import select_cases
-from egmctl.facts import pages as facts
-from egmctl.gpu import numa
+from egmctl.facts import host as facts
+from egmctl.gpu import host_memory as numa
 from egmctl.gpu.counters import Traffic
-from egmctl.gpu.host_memory import Pages, SystemMemory
-from egmctl.gpu.numa import Node
-from egmctl.model.evidence import Verdict
+from egmctl.gpu.host_memory import Node, Pages, SystemMemory
+from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import MemoryKind, Settings
+from egmctl.model.measurement import MemoryKind, Settings, Verdict
 from egmctl.model.route import Egm, Route
-from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.topology.routes import route
 from egmctl.units import GIB, MIB
 from tests.bench.test_run import FEW, Bench, bench

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from egmctl.bench.plan import Plan
+from egmctl.bench.plan.flows import parse_pairs
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.plan.pairs import parse_pairs
 from egmctl.bench.suites import select_cases
 from egmctl.errors import UsageError
 from egmctl.model.measurement import Settings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.plan.patterns import expand
+from egmctl.bench.plan.flows import expand
 from egmctl.model.measurement import Pattern
 
 SEVERAL = [pattern for pattern in Pattern if pattern not in (Pattern.LOCAL, Pattern.ONE_NODE)]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import placement
-from egmctl.facts.placement import STEP_BYTES, Before, page_nodes
-from egmctl.model.evidence import Placement
+from egmctl.facts import host as placement
+from egmctl.facts.host import STEP_BYTES, Before, page_nodes
+from egmctl.model.measurement import Placement
 from egmctl.units import MIB
 
 SIZE = 8 * MIB

@@ -15,8 +15,7 @@ from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, fitted, memory_of
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.paths import cuda_visible
-from egmctl.bench.registry import CASES
-from egmctl.bench.suites import SUITES, select_cases
+from egmctl.bench.suites import CASES, SUITES, select_cases
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine, Process, Reason, Unread
 from egmctl.model.measurement import Flow, MemoryKind, Settings

@@ -10,11 +10,10 @@ import pytest
 
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.registry import CASES
-from egmctl.bench.suites import SUITES
+from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.report.route_words import route_words
 from tests.bench.test_run import FEW, Bench, Run, bench

@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 
 from egmctl.bench.case import Case, Processes
-from egmctl.bench.in_process import set_beside
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.ranks import node_flows
-from egmctl.bench.registry import CASES
-from egmctl.bench.statistics import summarize
-from egmctl.bench.suites import select_cases
+from egmctl.bench.results import summarize
+from egmctl.bench.suites import CASES, select_cases
+from egmctl.bench.supervisor import set_beside
 from egmctl.model.machine import DeviceNode, Machine
 from egmctl.model.measurement import HandleKind, Pattern, Quantity, Settings, Status, Task, finish
-from egmctl.model.rank import Rank
+from egmctl.model.ucx import Rank
 from egmctl.units import MIB
 from tests.doctor.machines import shipped
 

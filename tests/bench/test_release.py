@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egmctl.gpu.release import ReleaseStack
+from egmctl.gpu.context import ReleaseStack
 
 
 class Given:

@@ -13,8 +13,8 @@ import pytest
 
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.registry import CASES, FABRIC_CASES
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
+from egmctl.bench.suites import CASES, FABRIC_CASES
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.measurement import (

@@ -15,21 +15,19 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from egmctl.comparison import compare
-from egmctl.comparison.spread import default_spread
+from egmctl.comparison.paths import default_spread
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.command import Command
 from egmctl.model.measurement import RunReport
-from egmctl.model.memory import HOST_MEMORY, MemoryKind
 from egmctl.model.profile import Reference, Unit
-from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
+from egmctl.model.route import HOST_MEMORY, Carrier, Egm, Hop, LinkClass, LinkKind, MemoryKind, Route
 from egmctl.model.ucx import UcxRoute
-from egmctl.report.formats import Format
-from egmctl.report.kinds import BENCH
+from egmctl.report.kinds import BENCH, Format
 from egmctl.report.rendering import render
 from egmctl.report.route_words import route_words
 from egmctl.saved import Saved
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
 from tests.saved.documents import measured_report
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import pytest
 
-from egmctl.bench.registry import CASES
+from egmctl.bench.suites import CASES
 from egmctl.gpu.program import KERNELS
 from egmctl.model.machine import Machine
 from tests.bench.four import OPTIONS

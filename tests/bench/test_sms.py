@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from egmctl.bench.cases.sms import BLOCKS, CASES
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
 from egmctl.report.document import Chart, Matrix, Section
-from egmctl.report.render.plot import HEIGHT, plot
+from egmctl.report.render.figures import HEIGHT, plot
 from egmctl.report.views.bench import bench_document
-from egmctl.report.views.bench_sms import ENOUGH, enough
+from egmctl.report.views.bench_latency import ENOUGH, enough
 from egmctl.units import MIB
-from egmctl.verdict.classes import not_judged
 from egmctl.verdict.judge import judge
+from egmctl.verdict.yardsticks import not_judged
 from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped
 from tests.report.pages import elements, words

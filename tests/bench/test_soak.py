@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.soak import SAMPLES_KEPT, Soak
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import SAMPLES_KEPT, Soak, summarize
 from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, finish
-from egmctl.report.views.bench_soak import soak_lines
+from egmctl.report.views.bench import soak_lines
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped
 
@@ -54,7 +53,7 @@ def test_all_samples_count_and_the_summary_is_of_all() -> None:
 
 def test_the_time_of_the_worst_sample_is_that_of_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 2.0, 3.0])
-    monkeypatch.setattr("egmctl.bench.soak.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("egmctl.bench.results.time.monotonic", lambda: next(now))
     assert after(measured(100), measured(97), measured(99)).slowest_at_s == 2.0
 
 
@@ -95,7 +94,7 @@ def test_samples_are_bounded_and_the_slowest_is_kept() -> None:
 
 def test_the_time_is_up_when_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 3.0, 7.0])
-    monkeypatch.setattr("egmctl.bench.soak.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("egmctl.bench.results.time.monotonic", lambda: next(now))
     soak = Soak(6)
     assert soak.part_over == 0.5
     assert soak.over

@@ -8,12 +8,11 @@ from dataclasses import fields
 
 import pytest
 
-from egmctl.bench.processes.stopwatch import Stopwatch
-from egmctl.bench.spent import Spent
+from egmctl.bench.processes.context import Stopwatch
+from egmctl.bench.supervisor import Spent
 from egmctl.model.codec import from_json
-from egmctl.model.measurement import RunReport
-from egmctl.model.timing import Phase, PhaseSeconds, RunSeconds
-from egmctl.report.views.bench_notes import where_time_went
+from egmctl.model.measurement import Phase, PhaseSeconds, RunReport, RunSeconds
+from egmctl.report.views.bench_answer import where_time_went
 from tests.bench.test_run import FEW, Bench, bench
 
 pytest_plugins = ["tests.fake.plugin"]
@@ -27,7 +26,7 @@ PHASES = [field.name for field in fields(PhaseSeconds)]
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the time that the stopwatch reads, which a test moves on."""
     at = [100.0]
-    monkeypatch.setattr("egmctl.bench.processes.stopwatch.time.perf_counter", lambda: at[0])
+    monkeypatch.setattr("egmctl.bench.processes.context.time.perf_counter", lambda: at[0])
     return at
 
 

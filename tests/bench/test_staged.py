@@ -14,10 +14,9 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, MemoryKind, Pattern, Settings, Status, finish
 from egmctl.model.route import LinkKind
 from egmctl.report.route_words import route_words
-from egmctl.report.views.bench_rates import rates
-from egmctl.report.views.bench_warnings import staged_lines
-from egmctl.verdict.against_link import against_link
-from egmctl.verdict.classes import class_of
+from egmctl.report.views.bench import rates
+from egmctl.report.views.bench_answer import staged_lines
+from egmctl.verdict.yardsticks import against_link, class_of
 from tests.bench.reports import report
 from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped

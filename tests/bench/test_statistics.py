@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.statistics import UNSTABLE_CV, bandwidth_gb_s, is_unstable, summarize
+from egmctl.bench.results import UNSTABLE_CV, bandwidth_gb_s, is_unstable, summarize
 
 VALUES = st.lists(st.floats(1e-3, 1e5), min_size=1, max_size=50)
 

@@ -12,12 +12,12 @@ import pytest
 from egmctl.bench import supervisor
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.processes import pool
-from egmctl.bench.registry import CASES
+from egmctl.bench.processes import group as pool
+from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
+from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.measurement import RunReport, Settings, Status, Task
-from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.signals import stopping
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped, with_gpu_denied

@@ -8,14 +8,26 @@ from dataclasses import replace
 import pytest
 
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.registry import CASES
-from egmctl.bench.statistics import summarize
-from egmctl.model.evidence import Evidence, GpuEvidence, LinkEvidence, Placement, Verdict
-from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
+from egmctl.bench.results import summarize
+from egmctl.bench.suites import CASES
+from egmctl.model.measurement import (
+    Evidence,
+    GpuEvidence,
+    LinkEvidence,
+    Measurement,
+    Placement,
+    Quantity,
+    RunReport,
+    Sample,
+    Settings,
+    Status,
+    Task,
+    Verdict,
+    finish,
+)
 from egmctl.model.route import LinkKind
 from egmctl.report.render.text import WIDTH
-from egmctl.report.views.bench_notes import how
-from egmctl.report.views.bench_warnings import route_line, warnings
+from egmctl.report.views.bench_answer import how, route_line, warnings
 from tests.bench.reports import report
 from tests.doctor.machines import shipped
 from tests.report.texts import matrices_text, text_of

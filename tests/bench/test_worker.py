@@ -11,9 +11,8 @@ from egmctl.bench.engines import engine_for, transfer, transfer_step
 from egmctl.bench.evidence import LinkCounters
 from egmctl.bench.outcomes import EXPIRED_LIMIT
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.processes.context import AllocatedBuffer
-from egmctl.bench.processes.exchange import LocalExchange
-from egmctl.bench.processes.stopwatch import Stopwatch
+from egmctl.bench.processes.collective import LocalExchange
+from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gating, Timing
 from egmctl.model.measurement import Measurement, Settings, Status, Verification

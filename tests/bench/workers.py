@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from egmctl.bench.processes.protocol import Event, OrderedStep, Preparation, Request
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
 from egmctl.driver import breadcrumb
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from egmctl.facts import record
+from egmctl.facts import replay as record
 from egmctl.model.gpu import FAKE, GpuProcess
 from egmctl.units import MIB
 from tests.conftest import ROOT, RunEgmctl

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.facts import record
+from egmctl.facts import replay as record
 from egmctl.facts.process import ENVIRONMENT_KEYS
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped

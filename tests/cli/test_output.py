@@ -14,8 +14,7 @@ from rich.text import Text
 
 from egmctl.cli.output import Color, check_output, choose_format, colored, emit
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.report.formats import Format
-from egmctl.report.kinds import BENCH
+from egmctl.report.kinds import BENCH, Format
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.in_process import run
 

@@ -11,8 +11,7 @@ import pytest
 
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Cgroup, Machine, Process
-from egmctl.report.formats import Format
-from egmctl.report.kinds import BENCH, DOCTOR, TOPO
+from egmctl.report.kinds import BENCH, DOCTOR, TOPO, Format
 from tests.bench.four import OPTIONS
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode, load

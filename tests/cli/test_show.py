@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import record
-from egmctl.report.formats import Format
-from egmctl.report.kinds import CHECKS, HISTORY, MACHINES, MATCH, PROFILES
+from egmctl.facts import replay as record
+from egmctl.report.kinds import CHECKS, HISTORY, MACHINES, MATCH, PROFILES, Format
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.in_process import run
 from tests.saved.documents import bench_document, machine_of, measured_report

@@ -110,7 +110,7 @@ def test_a_command_loads_neither_the_checks_nor_the_other_kinds_of_results(argum
     modules = imported(*arguments)
     assert "egmctl.report.exports.json" in modules, "it has answered"
     others = {"fleet", "bringup", "comparison", "listing"}
-    assert modules.isdisjoint({"egmctl.doctor.registry", "egmctl.saved", *(f"egmctl.model.{each}" for each in others)})
+    assert modules.isdisjoint({"egmctl.doctor.runner", "egmctl.saved", *(f"egmctl.model.{each}" for each in others)})
 
 
 @pytest.mark.long

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import record, replay
+from egmctl.facts import replay
+from egmctl.facts import replay as record
 from egmctl.model.machine import OriginKind
 from tests.conftest import RunEgmctl
 from tests.topology.builders import hgx

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
 from egmctl.model.command import Command
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.saved import Saved
 from tests.saved.documents import measured_report
 
 REAL_SPREAD = 0.001
-"""Repeats of one path on an idle H200 node differ by about a thousandth (egmctl/bench/statistics.py)."""
+"""Repeats of one path on an idle H200 node differ by about a thousandth (egmctl/bench/results.py)."""
 
 Change = Callable[[Measurement], Measurement]
 

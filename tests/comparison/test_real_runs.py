@@ -17,11 +17,11 @@ import jsonschema
 import pytest
 
 from egmctl.comparison import compare
-from egmctl.comparison.spread import known_spread
+from egmctl.comparison.paths import known_spread
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.measurement import Measurement, RunReport, Summary
 from egmctl.saved import Saved, load
-from egmctl.verdict.load import load_all
+from egmctl.verdict.profiles import load_all
 from tests.conftest import ROOT
 from tests.report.texts import text_of
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
 from egmctl.comparison import compare
-from egmctl.comparison.spread import TRUSTED_RUNS, Spread, default_spread, known_spread
+from egmctl.comparison.paths import TRUSTED_RUNS, Spread, default_spread, known_spread
 from egmctl.errors import ExitCode, UsageError
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome, PathDifference
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Stage, Status
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
-from egmctl.verdict.load import load_all
+from egmctl.verdict.profiles import load_all
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
 from tests.report.texts import text_of
 from tests.verdict.runs import run as run_of

@@ -18,7 +18,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
 from egmctl.model.machine import Gpu, Machine, Reason, Unread
 from egmctl.report.exports.csv import compare_csv
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.saved import Saved
 from tests.doctor.machines import shipped

@@ -8,9 +8,8 @@ import re
 import jsonschema
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import anchor, diagnose
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, anchor, diagnose
 from egmctl.facts import replay
 from egmctl.report.exports.json import doctor_json
 from tests.conftest import ROOT

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from egmctl.bench.registry import CASES
+from egmctl.bench.suites import CASES
 from tests.conftest import ROOT, RunEgmctl
 
 PAGE = (ROOT / "docs/egmctl.1").read_text()

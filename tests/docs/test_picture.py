@@ -10,18 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
-from egmctl.facts import record
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.facts import replay as record
 from egmctl.model.measurement import RunReport
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.saved import load
-from egmctl.verdict import load as profiles
+from egmctl.verdict import profiles
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
-from egmctl.verdict.match import choose
+from egmctl.verdict.profiles import choose
 from tests.comparison.test_real_runs import unpacked
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import shipped

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import record
+from egmctl.facts import replay as record
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.scenes import scenes
 

@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import Scope
-from egmctl.report import formats, kinds
+from egmctl.doctor.check import Scope
+from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.report import kinds
+from egmctl.report import kinds as formats
 from egmctl.report.exports.bringup import bringup_prom
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.verdict.bringup import bringup
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import shipped

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import EVERYTHING, Check, Scope, failed, passed, skipped, unknown, warned
 from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Machine

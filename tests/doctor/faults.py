@@ -17,9 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from egmctl.doctor.check import EVERYTHING, Expectation, Scope
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.probes import plan
-from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
 from egmctl.facts.kernel_log import event
 from egmctl.model.codec import field_types
 from egmctl.model.finding import Guard

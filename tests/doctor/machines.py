@@ -6,9 +6,8 @@ import dataclasses
 import functools
 from typing import Any, TypeVar, cast
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts import replay
 from egmctl.model.finding import Finding
 from egmctl.model.machine import (

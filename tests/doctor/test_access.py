@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
+from egmctl.doctor.check import EVERYTHING, Expectation, Scope
 from egmctl.model.finding import Confidence, Finding, Status
 from egmctl.model.machine import (
     Cgroup,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS, KINDS, NOT_ASKED
 from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING, Scope
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine, Outcome, Probe, ProbeKind
 from tests.conftest import RunEgmctl

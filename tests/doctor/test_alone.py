@@ -7,9 +7,8 @@ from functools import partial
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import Scope
+from egmctl.doctor.check import Scope
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.finding import TOLD, Finding, Status
 from egmctl.model.machine import Machine, Reason, Unread
 from tests.doctor.faults import ONLY_TOLD, Fault, faults, healthy, weak_switch

@@ -30,7 +30,7 @@ def spawn(target: str, uid: int, arguments: dict[str, Any] | None = None, **plac
     return launch.spawn(
         f"tests.doctor.hooks:{target}",
         arguments or {},
-        before="egmctl.facts.beside:enter",
+        before="egmctl.facts.inside:enter",
         before_arguments=place,
         environment={"PYTHONPATH": str(ROOT)},
         sealed=True,

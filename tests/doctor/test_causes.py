@@ -8,13 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from egmctl.doctor.cause_conditions import alike
-from egmctl.doctor.cause_rules import RULES
-from egmctl.doctor.causes import explained
+from egmctl.doctor.causes import RULES, alike, explained
+from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import KINDS
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import event
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Guard, Status, on_gpus

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
-from egmctl.topology.memory_mode import MemoryMode, memory_mode
+from egmctl.topology.platform import MemoryMode, memory_mode
 from egmctl.topology.routes import owners
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, run, run_one, shipped, with_card, with_gpu_denied

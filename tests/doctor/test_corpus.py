@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import record
+from egmctl.facts import replay as record
 from egmctl.model.machine import OriginKind
 from tests.doctor.scenes import CORPUS, RECORDED, named, scenes
 from tests.doctor.sick import SICK

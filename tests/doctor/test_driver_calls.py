@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from egmctl.doctor.check import Check
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import _findings
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING, Check
+from egmctl.doctor.runner import CHECKS, _findings
 from egmctl.facts import gpus, replay
 from egmctl.facts.collect import collect
 from egmctl.model.codec import JsonValue

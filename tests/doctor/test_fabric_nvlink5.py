@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine, Nic, NicPort
-from egmctl.verdict.causes import causes
+from egmctl.verdict.explain import causes
 from tests.doctor.faults import healthy, hgx_b200, without_umad
 from tests.doctor.machines import patched, run_one, shipped
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.doctor.check import Check
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING, Check
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts import replay
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Status

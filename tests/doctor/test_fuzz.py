@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from egmctl import launch
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import Expectation, Scope
+from egmctl.doctor.check import Expectation, Scope
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ChildFailed, UsageError
-from egmctl.facts import record, replay
+from egmctl.facts import replay
+from egmctl.facts import replay as record
 from egmctl.facts.collect import collect
 from egmctl.facts.root import SYSROOT_VARIABLE
 from egmctl.model.machine import SECTION_VERSIONS, Machine

@@ -6,14 +6,13 @@ import dataclasses
 
 import pytest
 
-from egmctl.doctor.messages import MESSAGES
-from egmctl.doctor.scope import EVERYTHING, Scope
-from egmctl.doctor.xids import XIDS, remedy
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.kernel_faults import MESSAGES, XIDS, remedy
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Finding, Status
+from egmctl.model.host import Bridge
 from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine, OriginKind, Reason, SectionStatus, Unread
-from egmctl.model.system import Bridge
 from egmctl.report.views.doctor import title
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, run, run_one, shipped

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from egmctl.doctor.checks.nvlink import MAX_EFFECTIVE_BER
-from egmctl.facts.nvml_links import ber
+from egmctl.facts.nvml import ber
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine, Reason, Unread
 from egmctl.topology.links import active_nvlinks

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from egmctl import launch
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
 from egmctl.facts import gpus, replay
 from egmctl.facts.collect import collect

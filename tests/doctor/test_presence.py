@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.doctor.scope import Expectation, Scope
+from egmctl.doctor.check import Expectation, Scope
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine, Reason, Unread
 from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied

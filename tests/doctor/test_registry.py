@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from egmctl.doctor import checks, registry
+from egmctl.doctor import checks
+from egmctl.doctor import runner as registry
 from egmctl.doctor.check import Check
-from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import CHECKS
 from egmctl.errors import UsageError
 from egmctl.model.finding import Guard
 from egmctl.model.machine import SECTION_VERSIONS

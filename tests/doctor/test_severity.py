@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.scope import EVERYTHING, Expectation, Scope
+from egmctl.doctor.check import EVERYTHING, Expectation, Scope
+from egmctl.doctor.runner import CHECKS
 from egmctl.model.finding import Guard, Status
 from egmctl.model.machine import (
     DeviceNode,

@@ -24,10 +24,8 @@ from typing import Any
 
 import pytest
 
-from egmctl.doctor.check import Check
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import _findings
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING, Check
+from egmctl.doctor.runner import CHECKS, _findings
 from egmctl.facts import replay
 from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.machine import Machine, Reason, Unread

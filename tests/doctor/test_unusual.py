@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Guard, Status
 from egmctl.model.machine import Machine, Reason, Unread

@@ -9,10 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.doctor.check import failed, passed
-from egmctl.doctor.registry import CHECKS, check_list
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.doctor.check import EVERYTHING, Scope, failed, passed
+from egmctl.doctor.runner import CHECKS, check_list, diagnose
 from egmctl.errors import ExitCode
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
@@ -21,8 +19,7 @@ from egmctl.report.exports.json import doctor_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
 from egmctl.report.exports.prometheus import doctor_prom
-from egmctl.report.formats import Format
-from egmctl.report.kinds import DOCTOR
+from egmctl.report.kinds import DOCTOR, Format
 from egmctl.report.render.text import text
 from egmctl.report.rendering import render
 from egmctl.report.views.doctor import checks_document, doctor_document, verdict

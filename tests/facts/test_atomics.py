@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from egmctl.driver import cuda as driver
-from egmctl.driver.reading import Reading
+from egmctl.driver.ids import Reading
 from egmctl.facts import cuda
 from egmctl.model.machine import Reason
 from tests.conftest import RunEgmctl

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts.cgroup import memory_left
+from egmctl.facts.inside import memory_left
 from egmctl.facts.root import Root
 
 V2 = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"

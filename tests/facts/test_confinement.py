@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import confinement, system_calls
-from egmctl.facts.cgroup import device_cgroup
+from egmctl.facts.inside import device_cgroup
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.codec import from_json
 from egmctl.model.machine import Confinement, Reason

@@ -14,7 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egmctl.facts import driver_files, host, nics, nodes, pci, process
+from egmctl.facts import gpus as driver_files
+from egmctl.facts import gpus as pci
+from egmctl.facts import host, process
+from egmctl.facts import system as nics
+from egmctl.facts import system as nodes
 from egmctl.facts.root import READ_LIMIT, Reasons, Root, Unreadable
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import HugePages, Machine, NumaKind, NvSwitch, Origin, OriginKind, Reason

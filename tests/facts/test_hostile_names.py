@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts.beside import _is_of_cgroups
-from egmctl.facts.cgroup import cgroups
-from egmctl.facts.mounts import mount_points
+from egmctl.facts.inside import _is_of_cgroups, cgroups, mount_points
 from egmctl.facts.process import _mount_signs
 from egmctl.facts.root import Root
 from tests.facts.sysroot import Tree

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from egmctl.api.doctor import Doctor
 from egmctl.facts import kernel_log as module
-from egmctl.facts.kernel_log import EVENTS_LIMIT, event, kernel_log
-from egmctl.facts.kernel_watch import KernelLogWatch
+from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event, kernel_log
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine

@@ -13,9 +13,9 @@ import pytest
 
 from egmctl import launch
 from egmctl.errors import ChildFailed
-from egmctl.facts import inside, other_root, system_calls
-from egmctl.facts.other_root import OtherRoot, Overrides
-from egmctl.facts.root import Unreadable
+from egmctl.facts import inside, system_calls
+from egmctl.facts import root as other_root
+from egmctl.facts.root import OtherRoot, Overrides, Unreadable
 from egmctl.model.machine import Reason
 from tests.facts.sysroot import Tree
 

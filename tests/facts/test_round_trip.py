@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import driver_files, replay
+from egmctl.facts import gpus as driver_files
+from egmctl.facts import replay
 from egmctl.facts.collect import collect
 from egmctl.facts.root import SYSROOT_VARIABLE, Root
 from egmctl.model.machine import Bridge, Imex, Machine, PcieLink

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import services
+from egmctl.facts import system as services
 from egmctl.facts.root import Root
 from egmctl.facts.system import system
 from egmctl.model.machine import Imex, Reason, System, Unread

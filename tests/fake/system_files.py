@@ -9,8 +9,8 @@ import gzip
 import struct
 from typing import TYPE_CHECKING
 
-from egmctl.facts import services
-from egmctl.facts.pci import DEVICES
+from egmctl.facts import system as services
+from egmctl.facts.gpus import DEVICES
 from egmctl.model.machine import Bridge, Imex, System
 
 if TYPE_CHECKING:

@@ -16,11 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.errors import UsageError
-from egmctl.fleet.folder import Folder, new_folder, old_folder
-from egmctl.fleet.folding import groups
-from egmctl.fleet.judge import Ended, judge
+from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
+from egmctl.fleet.judge import Ended, judge, read_output, remote_line
 from egmctl.fleet.nodes import select_nodes
-from egmctl.fleet.remote import read_output, remote_line
 from egmctl.fleet.run import ERRORS_KEPT, Launch, _Fleet
 from egmctl.fleet.session import old_session
 from egmctl.model.command import Command

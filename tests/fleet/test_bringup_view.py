@@ -9,13 +9,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from egmctl.fleet.folding import groups, lines_of
+from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
 from egmctl.nodesets import fold
-from egmctl.report.formats import Format
-from egmctl.report.kinds import BRINGUP, FLEET
+from egmctl.report.kinds import BRINGUP, FLEET, Format
 from egmctl.report.rendering import render
 from egmctl.saved import load, viewed
 from egmctl.verdict.bringup import bringup

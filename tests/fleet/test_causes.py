@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.fleet.folding import lines_of
+from egmctl.fleet.folder import lines_of
 from egmctl.model.fleet import GroupLine
 from egmctl.model.machine import Machine
 from egmctl.verdict.explain import with_causes

@@ -18,7 +18,7 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, NodeGroup, Reach, counts
 from egmctl.report.exports.json import plain_json
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.report.views.fleet import CAUSES_SHOWN
 from tests.conftest import ROOT, RunEgmctl

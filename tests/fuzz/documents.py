@@ -14,24 +14,22 @@ from typing import Any
 from egmctl import saved
 from egmctl.comparison import compare
 from egmctl.data import profiles_dir
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import UsageError
-from egmctl.facts import record
+from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
 from egmctl.journal.write import Journal
 from egmctl.model.bringup import Bringup
-from egmctl.model.cause import RunCause
 from egmctl.model.codec import to_json
-from egmctl.model.finding import Finding, Status
+from egmctl.model.finding import Finding, RunCause, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import bringup_json, doctor_json, plain_json, topo_json
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.fleet.test_views import REPORT
 from tests.journal.lines import stamped
 from tests.mutation import mutated

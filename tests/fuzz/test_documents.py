@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.fuzz.documents import KINDS, judged_run, original, readers, spoiled
 from tests.in_process import run
 

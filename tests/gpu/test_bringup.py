@@ -12,8 +12,7 @@ import pytest
 
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
-from egmctl.verdict.load import load
-from egmctl.verdict.match import match_profile
+from egmctl.verdict.profiles import load, match_profile
 from tests.doctor.cgroups import denying_v2
 from tests.gpu.node import minor, started
 from tests.gpu.traffic import pushing

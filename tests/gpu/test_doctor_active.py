@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.checks.active import CHECKS
 from egmctl.doctor.probes import Part, share
 from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
 from egmctl.model.finding import Status
 from egmctl.model.machine import Gpu, Machine, Origin, OriginKind, Outcome, Probe, ProbeKind
 from tests.conftest import ROOT, RunEgmctl

@@ -93,7 +93,7 @@ from egmctl.driver.cuda import initialise, call
 from egmctl.gpu.memory import DeviceMemory
 from egmctl.gpu.pattern import KernelPattern, Region, pattern_words
 from egmctl.gpu.program import Kernels
-from egmctl.gpu.results import Results
+from egmctl.gpu.chase import Results
 from egmctl.gpu.timing import Stream
 import numpy as np
 initialise()

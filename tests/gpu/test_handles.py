@@ -17,7 +17,7 @@ from egmctl.facts.collect import collect
 from egmctl.facts.host import node_memory_free
 from egmctl.facts.root import Root
 from egmctl.model.measurement import Engine, HandleKind, Measurement, Status, Verification, exit_code
-from egmctl.model.rank import Rank
+from egmctl.model.ucx import Rank
 from tests.conftest import ROOT
 from tests.doctor.cgroups import denying_v2
 from tests.gpu.test_doctor_active import imex_channel

@@ -19,10 +19,9 @@ import pytest
 from egmctl import launch
 from egmctl.bench.case import Case
 from egmctl.bench.plan.make import SECTIONS, make_plan
-from egmctl.bench.processes.group import WORKER, Group, start_rank
-from egmctl.bench.processes.pool import start_group
+from egmctl.bench.processes.group import WORKER, Group, start_group, start_rank
 from egmctl.bench.processes.protocol import ENVIRONMENT
-from egmctl.bench.registry import CASES
+from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import supervise
 from egmctl.errors import ExitCode
 from egmctl.facts.collect import collect

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts.kernel_watch import KernelLogWatch
+from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.root import Root
 from egmctl.model.kernel_log import EventKind
 from tests.conftest import ROOT, RunEgmctl, command_environment

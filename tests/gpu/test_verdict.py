@@ -12,9 +12,7 @@ import pytest
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
 from egmctl.model.profile import Profile
-from egmctl.verdict.load import load
-from egmctl.verdict.match import match_profile
-from egmctl.verdict.write import dump
+from egmctl.verdict.profiles import dump, load, match_profile
 from tests.conftest import RunEgmctl
 from tests.gpu.traffic import pushing
 

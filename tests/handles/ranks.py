@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.bench.engines import engine_for, life_cycle
+from egmctl.bench.processes.collective import Abandoned, ParentExchange
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.processes.exchange import Abandoned, ParentExchange
 from egmctl.bench.processes.group import Group, start_rank
 from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Preparation, Request
 from egmctl.bench.processes.worker import start_driver
@@ -35,7 +35,7 @@ from egmctl.model.measurement import (
     Settings,
     Task,
 )
-from egmctl.model.rank import Rank
+from egmctl.model.ucx import Rank
 from tests.bench.routes import nv, over
 
 TARGET = "tests.handles.ranks:run"

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.engines import socket_message
-from egmctl.bench.engines.ping_pong import APART_BYTES
-from egmctl.bench.engines.round_trips import WARM_UP_LAPS
-from egmctl.bench.engines.socket_message import Messages
+from egmctl.bench.engines import round_trips as socket_message
+from egmctl.bench.engines.round_trips import APART_BYTES, WARM_UP_LAPS, Messages
+from egmctl.bench.processes.collective import ResourceScope
 from egmctl.bench.processes.group import GroupFailed
-from egmctl.bench.processes.resources import ResourceScope
 from egmctl.gpu.chase import FLAG_BYTES
 from egmctl.model.measurement import Engine, Status, Task
 from tests.fake.machines import nvl4

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from egmctl.driver import breadcrumb
-from egmctl.launch import libc
+from egmctl.launch import channel as libc
 from tests.launch.start import run, spawn
 
 pytestmark = pytest.mark.processes

@@ -9,8 +9,7 @@ import pytest
 from egmctl import __version__
 from egmctl.errors import UsageError
 from egmctl.model.codec import to_json
-from egmctl.mpi.refusal import Refusal
-from egmctl.mpi.told import read_told
+from egmctl.mpi.world import Refusal, read_told
 
 GOOD = Refusal(rank=0, host="a", why="no GPU", usage=False)
 SAID = json.dumps(to_json(GOOD)).encode()

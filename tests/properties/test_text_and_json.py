@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from egmctl.facts import record
+from egmctl.facts import replay as record
 from tests.docs.test_schemas import check
 from tests.doctor.scenes import scenes
 from tests.in_process import run

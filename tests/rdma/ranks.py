@@ -7,21 +7,21 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from egmctl.bench.engines import ucx_side
+from egmctl.bench.engines import ucx as ucx_side
 from egmctl.bench.engines.ucx import UCX
+from egmctl.bench.processes.collective import ParentExchange
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.processes.exchange import ParentExchange
 from egmctl.bench.processes.group import Group, start_rank
 from egmctl.bench.processes.protocol import Event, NodeAccess, Preparation, Request
 from egmctl.bench.processes.worker import start_driver
-from egmctl.gpu import ucx, ucx_rma
+from egmctl.gpu import ucx
+from egmctl.gpu import ucx as ucx_rma
 from egmctl.gpu.telemetry import Telemetry
-from egmctl.gpu.ucx import Link
-from egmctl.gpu.ucx_rma import RegisteredMemory
+from egmctl.gpu.ucx import Link, RegisteredMemory
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Settings, Task
-from egmctl.model.rank import Rank
+from egmctl.model.ucx import Rank
 
 TARGET = "tests.rdma.ranks:run"
 SETTINGS = Settings(size_bytes=1 << 20, copies=None, samples=2, timeout_s=60)

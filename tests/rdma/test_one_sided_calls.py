@@ -11,13 +11,12 @@ import pytest
 
 from egmctl.bench.buffers import Window
 from egmctl.bench.cases import rdma
-from egmctl.bench.engines import ucx_side
-from egmctl.bench.engines.ucx_side import Side
+from egmctl.bench.engines import ucx as ucx_side
+from egmctl.bench.engines.ucx import Side
 from egmctl.bench.plan.make import make_plan
 from egmctl.errors import DriverCallError
-from egmctl.gpu import ucx_rma
-from egmctl.gpu.ucx import Link
-from egmctl.gpu.ucx_rma import RegisteredMemory, RemoteMemory
+from egmctl.gpu import ucx as ucx_rma
+from egmctl.gpu.ucx import Link, RegisteredMemory, RemoteMemory
 from tests.doctor.machines import shipped
 from tests.rdma.ranks import SETTINGS
 

@@ -15,8 +15,8 @@ from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.suites import select_cases
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import Engine, MemoryKind, Settings
-from egmctl.model.rank import Rank
 from egmctl.model.route import Egm
+from egmctl.model.ucx import Rank
 from tests.conftest import RunEgmctl
 from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode

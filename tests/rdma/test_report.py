@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.ucx_report import parse, path_of
+from egmctl.bench.evidence import parse, path_of
 from egmctl.gpu import ucx
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from egmctl import data, documents
 from egmctl.errors import UsageError
-from egmctl.facts import record, replay
+from egmctl.facts import replay
+from egmctl.facts import replay as record
 from egmctl.facts.cuda import ATTRIBUTES
-from egmctl.facts.not_stated import leave_out
+from egmctl.facts.replay import leave_out
 from egmctl.model.machine import (
     MACHINE_SCHEMA,
     Gpu,

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from egmctl.data import machines_dir
-from egmctl.facts import record, replay
+from egmctl.facts import replay
+from egmctl.facts import replay as record
 from egmctl.facts.collect import collect
 from egmctl.model.machine import SECTION_VERSIONS, Machine
 from tests.random_machines import machines

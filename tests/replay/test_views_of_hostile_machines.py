@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from egmctl.errors import UsageError
-from egmctl.facts import record, replay
+from egmctl.facts import replay
+from egmctl.facts import replay as record
 from egmctl.model.machine import Machine
 from egmctl.report.kinds import TOPO
 from egmctl.report.rendering import render

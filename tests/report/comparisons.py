@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from egmctl.comparison import compare
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import Scope
+from egmctl.doctor.check import Scope
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis

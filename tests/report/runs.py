@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.registry import CASES
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
+from egmctl.bench.suites import CASES
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
 from egmctl.model.verdict import (

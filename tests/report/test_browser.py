@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import Scope
-from egmctl.report.formats import Format
+from egmctl.doctor.check import Scope
+from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.doctor.machines import shipped

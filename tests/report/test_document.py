@@ -13,6 +13,7 @@ from egmctl.report.document import (
     Align,
     Better,
     Block,
+    Box,
     Bullets,
     Cell,
     Chart,
@@ -24,10 +25,14 @@ from egmctl.report.document import (
     Entry,
     Hint,
     KeyValues,
+    Label,
     Level,
+    Line,
+    Look,
     Matrix,
     Paragraph,
     Point,
+    Scene,
     Section,
     Series,
     Span,
@@ -39,7 +44,6 @@ from egmctl.report.document import (
 from egmctl.report.render.html import html
 from egmctl.report.render.markdown import markdown
 from egmctl.report.render.text import NARROWEST, WIDEST, text
-from egmctl.report.scene import Box, Label, Line, Look, Scene
 
 HOSTILE = ["a\x1b[31mb", "<script>alert(1)</script>", "x|y", "@someone #1", "[link](http://x)", "\u202eabc", "`code`"]
 WORD = st.one_of(st.text("abcdefgh", min_size=1, max_size=9), st.sampled_from(HOSTILE))

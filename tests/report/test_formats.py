@@ -11,24 +11,22 @@ from pkgutil import resolve_name
 import pytest
 from rich.text import Text
 
-from egmctl.doctor.registry import CHECKS, check_list
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import Scope
+from egmctl.doctor.check import Scope
+from egmctl.doctor.runner import CHECKS, check_list, diagnose
 from egmctl.model.listing import History, KeptRun
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.profile import Matched, MatchResult, ProfileFile, ProfileList
-from egmctl.report import formats, kinds
+from egmctl.report import kinds
+from egmctl.report import kinds as formats
 from egmctl.report.document import Better, Matrix, Tone
-from egmctl.report.formats import Format
-from egmctl.report.render.heat import BOUNDS, best, legend, step
+from egmctl.report.kinds import Format
+from egmctl.report.render.figures import BOUNDS, best, legend, step
 from egmctl.report.render.text import STYLES
 from egmctl.report.rendering import render, rendered
-from egmctl.report.views.machines import machine_list
-from egmctl.report.views.profile import match_document
+from egmctl.report.views.lists import machine_list, match_document
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.bringup import bringup
-from egmctl.verdict.load import load_all
-from egmctl.verdict.match import match_profile
+from egmctl.verdict.profiles import load_all, match_profile
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
 from tests.fleet.test_views import REPORT as RACK

@@ -19,8 +19,7 @@ from egmctl import saved
 from egmctl.comparison import compare
 from egmctl.model.codec import field_types, to_json
 from egmctl.model.machine import Spelling
-from egmctl.report.formats import Format
-from egmctl.report.kinds import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO
+from egmctl.report.kinds import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Format
 from egmctl.report.rendering import render
 from tests.conftest import RunEgmctl
 from tests.fuzz.documents import original

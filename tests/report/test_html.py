@@ -13,14 +13,13 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import Scope
+from egmctl.doctor.check import Scope
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.gpu import FAKE
 from egmctl.model.measurement import Status
 from egmctl.report.document import Better, Cell, Matrix, Series
-from egmctl.report.formats import Format
-from egmctl.report.render.matrix import matrix_html
+from egmctl.report.kinds import Format
+from egmctl.report.render.html import matrix_html
 from egmctl.report.render.page import style
 from egmctl.report.rendering import render
 from egmctl.topology.topology import topology

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import Scope
-from egmctl.report.formats import Format
-from egmctl.report.render.gfm import block, code, escaped, table
+from egmctl.doctor.check import Scope
+from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.report.kinds import Format
+from egmctl.report.render.markdown import code, code_block, escaped, table
 from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from egmctl.units import printable
@@ -52,7 +51,7 @@ def test_a_cell_of_a_table_holds_its_text_and_is_one_cell(text: str) -> None:
 def test_code_is_shown_as_it_is(text: str) -> None:
     told = printable(text)
     assert shown(code(told)) == told.strip()
-    assert shown(block(told)) == told.strip()
+    assert shown(code_block(told)) == told.strip()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from tests.conftest import ROOT, RunEgmctl
 from tests.report.runs import run

@@ -8,13 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.report.document import Chart, Point
-from egmctl.report.formats import Format
-from egmctl.report.render.figures import diagram
-from egmctl.report.render.plot import HEIGHT, WIDTH, plot, ticks
+from egmctl.report.document import Chart, Label, Line, Look, Point
+from egmctl.report.kinds import Format
+from egmctl.report.render.figures import HEIGHT, WIDTH, diagram, plot, ticks
 from egmctl.report.rendering import render
-from egmctl.report.scene import Label, Line, Look
-from egmctl.report.views.bench_rates import rates
+from egmctl.report.views.bench import rates
 from egmctl.report.views.node_scene import Rates, node_scene
 from egmctl.topology.topology import Topology, topology
 from tests.doctor.machines import shipped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egmctl.model.measurement import RunReport
 from egmctl.report.document import Chart, Document, Matrix
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.render.text import WIDTH, text
 from egmctl.report.rendering import render
 from egmctl.report.views.bench_tables import families

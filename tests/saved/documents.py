@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.measurement import RunReport, Sample, Settings, Status, finish

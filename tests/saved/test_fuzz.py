@@ -13,14 +13,13 @@ import pytest
 from egmctl import saved
 from egmctl.cli.app import run
 from egmctl.comparison import compare
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import UsageError
 from egmctl.model.codec import to_json
 from egmctl.model.command import Command
 from egmctl.report.exports.json import doctor_json
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.saved import Saved
 from tests.doctor.machines import shipped

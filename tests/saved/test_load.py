@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from egmctl import saved
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.documents import FILE_LIMIT
 from egmctl.errors import ERROR_SCHEMA, NothingToDo, UsageError
-from egmctl.facts import record, replay
+from egmctl.facts import replay
+from egmctl.facts import replay as record
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.command import Command
@@ -28,7 +28,7 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import doctor_json, dump, envelope, plain_json
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.topology.result import TopoResult
 from egmctl.verdict.judge import judge

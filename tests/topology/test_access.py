@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from egmctl.bench.plan.paths import gpu_waiver
-from egmctl.doctor.access import loss
-from egmctl.doctor.situation import usable
+from egmctl.doctor.situation import loss, usable
 from egmctl.model.machine import LibraryFailure, Machine, Reason, Unread
 from egmctl.topology.access import Block, Step, classify, node_obstacle, obstacle
 from egmctl.topology.routes import RouteKind, route

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egmctl.model.machine import DeviceNode, Driver, Gpu, Machine, OriginKind, Reason, Unread
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
-from egmctl.topology.missing import missing
+from egmctl.topology.notes import missing
 from egmctl.topology.topology import topology
 from tests.topology import builders
 from tests.topology.builders import gpu, hgx, nic, out_of_sight

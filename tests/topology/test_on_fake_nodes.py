@@ -10,7 +10,7 @@ import pytest
 from egmctl.facts import replay
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl

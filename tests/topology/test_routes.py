@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from egmctl.model.machine import Gpu, GpuProc, Machine, NumaKind, PcieLink, Reason, Unread
 from egmctl.model.route import LinkKind
-from egmctl.topology import rates
+from egmctl.topology import links as rates
 from egmctl.topology.access import Block
 from egmctl.topology.links import cpu_node_ids
 from egmctl.topology.routes import HostRoute, RouteKind, route

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from egmctl.model.machine import Driver, Machine, OriginKind, Process, Reason, Unread
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.doctor.machines import shipped, with_gpu_denied

@@ -11,23 +11,20 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from egmctl.doctor.check import failed, warned
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.doctor.check import EVERYTHING, Scope, failed, warned
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.bringup import Answer, Bringup, GapKind
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, RunReport, Status, Task
-from egmctl.report.formats import Format
-from egmctl.report.kinds import BRINGUP
+from egmctl.report.kinds import BRINGUP, Format
 from egmctl.report.rendering import render
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.conftest import ROOT
 from tests.doctor.builders import check, diagnosis
 from tests.doctor.machines import patched, shipped, with_gpu_denied

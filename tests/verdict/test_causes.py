@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.doctor.cause_rules import RULES
-from egmctl.doctor.causes import explained
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.causes import RULES, explained
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.finding import TOLD, Finding, Place, PlaceKind, Status, on_gpus, on_pairs
-from egmctl.verdict.causes import RootCause, causes
+from egmctl.verdict.explain import RootCause, causes
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
 

@@ -15,8 +15,7 @@ import pytest
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import Profile, Reference, Signature, Unit
-from egmctl.verdict.load import load
-from egmctl.verdict.write import dump
+from egmctl.verdict.profiles import dump, load
 from tests.conftest import ROOT, RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode

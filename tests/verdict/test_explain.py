@@ -8,24 +8,33 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.bringup import Answer
-from egmctl.model.cause import RunCause
-from egmctl.model.evidence import Evidence, GpuEvidence, LinkEvidence, Verdict
+from egmctl.model.finding import RunCause
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import GpuProcess, LibraryFailure, Machine
-from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport, Status, Task
+from egmctl.model.measurement import (
+    Evidence,
+    Flow,
+    GpuEvidence,
+    HandleKind,
+    HostLoad,
+    LinkEvidence,
+    Measurement,
+    RunReport,
+    Status,
+    Task,
+    Verdict,
+)
 from egmctl.model.route import LinkKind
-from egmctl.model.timing import HostLoad
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
-from egmctl.report.views.bench_warnings import seen
+from egmctl.report.views.bench_answer import seen
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.doctor.faults import FAULTS, faults, healthy, weak_switch
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.mutation import mutated

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from egmctl.errors import ExitCode
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.evidence import Evidence, GpuEvidence
-from egmctl.model.measurement import Flow, RunReport, Status, Task
+from egmctl.model.measurement import Evidence, Flow, GpuEvidence, RunReport, Status, Task
 from egmctl.model.profile import Profile
 from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardstick
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.bench.routes import PCIE, SMP, nv, over, to_host
 from tests.doctor.machines import shipped
 from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status

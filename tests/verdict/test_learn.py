@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.model.evidence import Evidence, GpuEvidence
-from egmctl.model.measurement import Measurement, Status
+from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, Status
 from egmctl.model.profile import Profile, Reference
 from egmctl.model.verdict import Grade
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
-from egmctl.verdict.learn import Run, learn
-from egmctl.verdict.match import match_profile
+from egmctl.verdict.profiles import Run, learn, match_profile
 from tests.doctor.machines import shipped
 from tests.verdict.runs import H2D, H200, LATENCY, READ, RING, USUAL, WRITE, run, with_status
 

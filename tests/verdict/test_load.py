@@ -15,8 +15,7 @@ from egmctl import toml
 from egmctl.data import profiles_dir
 from egmctl.errors import UsageError
 from egmctl.model.profile import PROFILE_SCHEMA, LinkFacts, Profile, Reference, Signature, Source, SourceKind, Unit
-from egmctl.verdict.load import FILE_LIMIT, folders, load, load_all, parse
-from egmctl.verdict.write import dump
+from egmctl.verdict.profiles import FILE_LIMIT, dump, folders, load, load_all, parse
 from tests.conftest import ROOT
 
 SHIPPED = sorted(profiles_dir().glob("*.toml"))
@@ -59,7 +58,7 @@ source = "us"
 @pytest.fixture(autouse=True)
 def _no_profiles_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr("egmctl.verdict.load.SYSTEM_FOLDER", tmp_path / "etc")
+    monkeypatch.setattr("egmctl.verdict.profiles.SYSTEM_FOLDER", tmp_path / "etc")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

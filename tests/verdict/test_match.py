@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from egmctl.model.machine import Gpu, Machine
-from egmctl.verdict.load import load_all
-from egmctl.verdict.match import choose, match_profile
+from egmctl.verdict.profiles import choose, load_all, match_profile
 from tests.doctor.machines import shipped, with_gpu_denied
 
 PROFILES = [profile for profile, _ in load_all()]

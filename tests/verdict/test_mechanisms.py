@@ -7,20 +7,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
-from egmctl.model.finding import NODE, Finding, Place, PlaceKind, Status
+from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Gpu, Machine, NvLink
 from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport
 from egmctl.model.measurement import Status as Outcome
-from egmctl.model.memory import MemoryKind
-from egmctl.model.route import Carrier, Hop, LinkKind, Route
-from egmctl.model.waiver import OF_GPUS, Waiver, WaiverKind
-from egmctl.verdict import seen
-from egmctl.verdict.causes import RootCause
-from egmctl.verdict.explain import Shortfalls, explained_by
-from egmctl.verdict.mechanisms import Symptom, mechanisms
+from egmctl.model.route import Carrier, Hop, LinkKind, MemoryKind, Route
+from egmctl.verdict import explain as seen
+from egmctl.verdict.explain import RootCause, Shortfalls, Symptom, explained_by, mechanisms
 from tests.doctor.machines import patched, shipped
 from tests.doctor.machines import run as run_check
 from tests.verdict.runs import H2D, H200, WRITE, run

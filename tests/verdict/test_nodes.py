@@ -8,14 +8,12 @@ import pytest
 
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import RankLayout, modelled
-from egmctl.bench.registry import FABRIC_CASES
+from egmctl.bench.suites import FABRIC_CASES
 from egmctl.facts.redact import redact
-from egmctl.model.evidence import Evidence, GpuEvidence
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish
+from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Settings, Status, finish
 from egmctl.report.views.causes import cause_words
-from egmctl.verdict.explain import with_causes
-from egmctl.verdict.seen import during
+from egmctl.verdict.explain import during, with_causes
 from tests.bench.reports import report
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched

@@ -10,14 +10,12 @@ import pytest
 from egmctl.bench.evidence import gpus_of, route
 from egmctl.gpu.counters import Traffic
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.evidence import Evidence, GpuEvidence
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Status
 from egmctl.model.verdict import OwnerUnknown
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.topology.routes import owners as possible_owners
-from egmctl.verdict.judge import judge
-from egmctl.verdict.owners import owners
+from egmctl.verdict.judge import judge, owners
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.model.verdict import Direction, Grade
-from egmctl.verdict.peers import BANDWIDTH, LATENCY, Fit, PeerCell, Tolerance, fit
+from egmctl.verdict.yardsticks import BANDWIDTH, LATENCY, Fit, PeerCell, Tolerance, fit
 
 EGRESS, INGRESS = Direction.EGRESS, Direction.INGRESS
 

@@ -11,7 +11,7 @@ from egmctl.model.measurement import Flow, RunReport, Task
 from egmctl.model.profile import Profile
 from egmctl.report.render.text import WIDTH
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.golden import compare
 from tests.report.texts import text_of
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual

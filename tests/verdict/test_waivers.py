@@ -9,20 +9,19 @@ import pytest
 
 from egmctl.api.bench import Bench
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.registry import CASES
-from egmctl.bench.statistics import summarize
+from egmctl.bench.results import summarize
+from egmctl.bench.suites import CASES
 from egmctl.errors import ExitCode
-from egmctl.model.finding import Evidence
+from egmctl.model.finding import Evidence, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import GpuProcess, LibraryFailure, Machine, NumaKind
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish, waived
-from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.report.exports.plan_json import plan_report
 from egmctl.report.views.bench_answer import answer
 from egmctl.units import MIB
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
-from egmctl.verdict.load import load
+from egmctl.verdict.profiles import load
 from tests.bench.reports import report
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from egmctl.facts.not_stated import null_by_default
+from egmctl.facts.replay import null_by_default
 from egmctl.facts.system_calls import PROBES
 from egmctl.model.machine import (
     SECTION_VERSIONS,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from egmctl.bench.case import Case, End, Footprint
 from egmctl.model.measurement import Chase, ChaseOrder, Engine, MemoryKind, Pattern, Quantity
-from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.route import HOST_MEMORY
 from egmctl.units import GIB, MIB, format_size
 
 LOADS = 40_000

@@ -24,15 +24,15 @@ def engine_for(engine: Engine) -> BenchEngine:
     """Return what an engine is made of; its file is imported when it is first asked for."""
     match engine:
         case Engine.COPY_ENGINE:
-            from egmctl.bench.engines.copy_engine import COPY_ENGINE
+            from egmctl.bench.engines.copies import COPY_ENGINE
 
             return COPY_ENGINE
         case Engine.SM_COPY:
-            from egmctl.bench.engines.copy_kernel import COPY_KERNEL
+            from egmctl.bench.engines.copies import COPY_KERNEL
 
             return COPY_KERNEL
         case Engine.BULK:
-            from egmctl.bench.engines.bulk import BULK
+            from egmctl.bench.engines.copies import BULK
 
             return BULK
         case Engine.ATOMIC:
@@ -40,15 +40,15 @@ def engine_for(engine: Engine) -> BenchEngine:
 
             return ATOMIC
         case Engine.ATOMIC_LATENCY:
-            from egmctl.bench.engines.atomic_latency import ATOMIC_LATENCY
+            from egmctl.bench.engines.atomic import ATOMIC_LATENCY
 
             return ATOMIC_LATENCY
         case Engine.SM_READ:
-            from egmctl.bench.engines.read_kernel import READ_KERNEL
+            from egmctl.bench.engines.copies import READ_KERNEL
 
             return READ_KERNEL
         case Engine.SM_WRITE:
-            from egmctl.bench.engines.write_kernel import WRITE_KERNEL
+            from egmctl.bench.engines.copies import WRITE_KERNEL
 
             return WRITE_KERNEL
         case Engine.CPU:
@@ -56,7 +56,7 @@ def engine_for(engine: Engine) -> BenchEngine:
 
             return CPU
         case Engine.CPU_CHASE:
-            from egmctl.bench.engines.cpu_chase import CPU_CHASE
+            from egmctl.bench.engines.cpu import CPU_CHASE
 
             return CPU_CHASE
         case Engine.CHASE:
@@ -64,15 +64,15 @@ def engine_for(engine: Engine) -> BenchEngine:
 
             return CHASE
         case Engine.PING_PONG:
-            from egmctl.bench.engines.ping_pong import PING_PONG
+            from egmctl.bench.engines.round_trips import PING_PONG
 
             return PING_PONG
         case Engine.EVENT:
-            from egmctl.bench.engines.event import EVENT
+            from egmctl.bench.engines.round_trips import EVENT
 
             return EVENT
         case Engine.SOCKET:
-            from egmctl.bench.engines.socket_message import SOCKET
+            from egmctl.bench.engines.round_trips import SOCKET
 
             return SOCKET
         case Engine.LIFE_CYCLE:

@@ -12,28 +12,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers, assign
-from egmctl.bench.conclusion import chain_error, of_latency
 from egmctl.bench.engines.base import BenchEngine
-from egmctl.bench.processes import evidence
-from egmctl.bench.processes.collective import CollectiveStep
-from egmctl.bench.processes.exchange import Item
-from egmctl.bench.processes.resources import ResourceScope, resource_scopes
-from egmctl.bench.processes.sharing import open_buffers
-from egmctl.bench.statistics import summarize
+from egmctl.bench.processes import collective as evidence
+from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, open_buffers, resource_scopes
+from egmctl.bench.results import chain_error, of_latency, summarize
 from egmctl.gpu.chase import Chain, Reader, Walk
-from egmctl.gpu.clock import ms_since, possible_ms
+from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.model.measurement import (
     Chase,
     ChaseOrder,
     Flow,
     Measurement,
     Pattern,
+    Phase,
     Sample,
     Settings,
     Task,
     Verification,
 )
-from egmctl.model.timing import Phase
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext

@@ -1,4 +1,4 @@
-"""How CPU threads of a NUMA node are measured: they read or write host memory, and what they saw is summed."""
+"""Threads of a CPU: their bandwidth on memory, and the latency of a pointer chase."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from dataclasses import dataclass, replace
 
 from egmctl.bench.buffers import assign
 from egmctl.bench.engines.base import BenchEngine
+from egmctl.bench.engines.chase import WARM_UP_LOADS
 from egmctl.bench.outcomes import failure
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.statistics import bandwidth_gb_s, summarize
+from egmctl.bench.results import bandwidth_gb_s, chain_error, of_latency, summarize
 from egmctl.errors import DriverCallError
-from egmctl.facts.cpus import NoCpus, cpus_of
-from egmctl.gpu.cpu_threads import CpuThreads, words_of
+from egmctl.facts.host import NoCpus, cpus_of
+from egmctl.gpu.cpu_threads import CpuThreads, CpuWalk, words_of
 from egmctl.gpu.memory import Memory
+from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import (
     Endpoint,
     Measurement,
     MemoryKind,
     Mismatch,
+    Phase,
     Placement,
     Sample,
     Settings,
@@ -29,8 +32,6 @@ from egmctl.model.measurement import (
     finish,
     waived,
 )
-from egmctl.model.timing import Phase
-from egmctl.model.waiver import WaiverKind
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
@@ -172,4 +173,59 @@ def _difference(memory: Memory, word: int, sample: int) -> Mismatch:
         first_offset_bytes=8 * first,
         expected=f"{word:#018x}",
         found=f"{int(words[first]):#018x}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuChase(BenchEngine):
+    """Tasks are measured one after the other, by one thread on the first CPU of the node."""
+
+    @property
+    def verification(self) -> Verification:
+        return Verification.WALK_EVERY_SAMPLE
+
+    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+        return one_by_one(measure_chase, worker, tasks, settings)
+
+
+CPU_CHASE = CpuChase(
+    caption="pointer chase by a CPU", counted="", needs_kernels=False, writes_source=True, timed_by_host=True
+)
+
+
+def measure_chase(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
+    """Measure one task: its one flow is from memory to a CPU.
+
+    Raises
+    ------
+    DriverCallError
+        If the memory cannot be had.
+    """
+    flow, chase = task.flows[0], task.chase
+    ((buffers,),) = assign([task])
+    if chase is None or buffers.source is None:
+        raise ValueError(f"{task.case} does not say how a latency is measured, or of which memory")
+    try:
+        cpu = cpus_of(flow.destination.numa_node or 0)[0]
+        seed = worker.new_seed()
+        walk = CpuWalk(worker.destination(buffers.source), chase.stride_bytes, seed, cpu)
+    except (NoCpus, OSError) as why:
+        return waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(why))
+    try:
+        placements = worker.placements((buffers.source,))
+        if (outcome := misplaced(task, flow.source, placements)) is not None:
+            return outcome
+        samples: list[Sample] = []
+        wrong: str | None = None
+        for number in range(settings.samples):
+            walk.walk(WARM_UP_LOADS)
+            elapsed_ms, at = walk.walk(chase.loads)
+            wrong = wrong or chain_error(number, at)
+            latency_ns = elapsed_ms * 1e6 / chase.loads
+            samples.append(Sample(latency_ns=latency_ns, elapsed_ms=elapsed_ms, wall_ms=elapsed_ms))
+    finally:
+        walk.close()
+    verification = Verification.WALK_EVERY_SAMPLE
+    return of_latency(
+        task, samples, wrong, verification=verification, seeds=(seed,), concurrent=1, placements=placements
     )

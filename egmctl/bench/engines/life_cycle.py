@@ -12,14 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from egmctl.bench.conclusion import mismatch_of
 from egmctl.bench.engines.base import BenchEngine
-from egmctl.bench.processes.collective import CollectiveStep, close_all
+from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all, resource_scopes
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.processes.exchange import Item
-from egmctl.bench.processes.resources import ResourceScope, resource_scopes
-from egmctl.bench.statistics import summarize
-from egmctl.gpu.clock import ms_since
+from egmctl.bench.results import mismatch_of, summarize
+from egmctl.gpu.context import ms_since
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
@@ -28,6 +25,7 @@ from egmctl.model.measurement import (
     Flow,
     HandleKind,
     Measurement,
+    Phase,
     Settings,
     Stage,
     Status,
@@ -35,7 +33,6 @@ from egmctl.model.measurement import (
     Verification,
     finish,
 )
-from egmctl.model.timing import Phase
 
 LIVES = 20
 """Timed lives of each task: enough for percentiles."""

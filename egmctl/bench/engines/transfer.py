@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Protocol
 from egmctl.bench.buffers import Window
 from egmctl.bench.case import End
 from egmctl.bench.engines.base import BenchEngine
-from egmctl.gpu.clock import ms_since
+from egmctl.gpu.context import ms_since
 from egmctl.gpu.pattern import VECTOR_BYTES, Check, Difference, Region, poison
 from egmctl.gpu.timing import FlowParts, Stream
 from egmctl.model.measurement import Measurement, Settings, Task, Verification
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
+    from egmctl.gpu.chase import Result
     from egmctl.gpu.memory import BufferMemory
     from egmctl.gpu.program import Kernels
-    from egmctl.gpu.results import Result
 
 THREADS = 512
 BLOCKS = 2

@@ -16,28 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Window, assign, window
 from egmctl.bench.case import End
-from egmctl.bench.conclusion import bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.bench.engines import transfers
 from egmctl.bench.engines.transfer import Destination, Mover, Source
 from egmctl.bench.evidence import Watch
 from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
-from egmctl.bench.processes import evidence
-from egmctl.bench.processes.collective import CollectiveStep
-from egmctl.bench.processes.exchange import Item
-from egmctl.bench.processes.sharing import OpenBuffers, open_buffers
+from egmctl.bench.processes import collective as evidence
+from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers
+from egmctl.bench.results import bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.gpu.pattern import Check, Difference
 from egmctl.gpu.timing import Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import (
-    BufferCost,
-    Measurement,
-    Mismatch,
-    Placement,
-    Sample,
-    Settings,
-    Task,
-)
-from egmctl.model.timing import Phase
+from egmctl.model.measurement import BufferCost, Measurement, Mismatch, Phase, Placement, Sample, Settings, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from egmctl.bench.buffers import Peak, peaks
 from egmctl.bench.plan.schedule import Step
+from egmctl.model.finding import Waiver
 from egmctl.model.measurement import BenchGpu, Settings, Task
-from egmctl.model.rank import Rank
-from egmctl.model.waiver import Waiver
+from egmctl.model.ucx import Rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

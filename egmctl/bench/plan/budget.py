@@ -1,8 +1,4 @@
-"""How much memory a run may take: at most a share of what is free, so that no host is driven out of memory. Pure.
-
-A size that the user chose is kept, and refused where it does not fit. One that nobody chose gives way (:func:`fitted`).
-Huge pages are reserved for who asks for them: all that are free may be taken, and nothing becomes smaller for them.
-"""
+"""Memory that a plan may take, huge pages included, and buffer sizes that fit into it."""
 
 from __future__ import annotations
 
@@ -10,17 +6,55 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, peaks
-from egmctl.bench.plan.huge_pages import largest_pool, pool_bytes, pools_of
+from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
 from egmctl.bench.plan.schedule import Step
 from egmctl.errors import UsageError
-from egmctl.model.machine import Machine
+from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.host import HugePages
+from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, MemoryKind, Settings, Task
-from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.units import MIB, format_size
 
 if TYPE_CHECKING:
     from egmctl.bench.plan import Plan, PlannedTask
+
+
+def pools_of(machine: Machine, node: int | None) -> tuple[HugePages, ...] | None:
+    """Return the pools of huge pages of a NUMA node; ``None`` where nobody knows them.
+
+    Parameters
+    ----------
+    node
+        ``None``: of the host, where those of no node are known: else each node's count, which is where they are taken.
+    """
+    if machine.host is None:
+        return None
+    of_nodes = {one.id: one.huge_pages for one in machine.host.numa_nodes or () if one.huge_pages is not None}
+    if node is not None:
+        return of_nodes.get(node)
+    return None if of_nodes else machine.host.huge_pages
+
+
+def huge_page_sizes(machine: Machine) -> dict[int, int]:
+    """Return the size of the huge pages that memory of each NUMA node is counted in, where it is known."""
+    nodes = [node.id for node in (machine.host.numa_nodes if machine.host else None) or ()]
+    pools = {node: largest_pool(pools_of(machine, node) or pools_of(machine, None)) for node in nodes}
+    return {node: pool.page_size_bytes for node, pool in pools.items() if pool is not None}
+
+
+def largest_pool(pools: Sequence[HugePages] | None) -> HugePages | None:
+    """Return the pool with the most bytes free; ``None`` where nobody knows of any.
+
+    A buffer is made of the smallest pages of which there are enough (:func:`egmctl.facts.host.huge_page_bytes`), so
+    what fits into this pool alone can be had.
+    """
+    return max(pools or (), key=pool_bytes, default=None)
+
+
+def pool_bytes(pool: HugePages) -> int:
+    """Return how much is free in a pool of huge pages, 0 where it was not read."""
+    return pool.page_size_bytes * (pool.free or 0)
+
 
 LEAST_BYTES = ROTATED_BELOW_BYTES
 """The smallest size that is chosen: buffers of smaller ones hold several slots and take no less memory."""
@@ -100,7 +134,7 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
     """Return a plan that fits, for a size that nobody chose.
 
     Buffers become smaller, down to a quarter of the usual size, for which profiles still hold
-    (:data:`egmctl.verdict.learn.SMALLER`). Then latencies and messages whose own size has no room are waived, then
+    (:data:`egmctl.verdict.profiles.SMALLER`). Then latencies and messages whose own size has no room are waived, then
     buffers become as small as :data:`LEAST_BYTES`, and at last what does not fit even so is waived. So are, in buffers
     of any size, tasks for which there are no huge pages beside those of others.
 
@@ -334,3 +368,52 @@ def _name(peak: Peak) -> str:
 def _takes(peak: Peak, free: int, share: int) -> str:
     part = "half" if share == 50 else f"{share} %"
     return f"takes {format_size(peak.bytes)} on {_name(peak)}, more than {part} of the {format_size(free)} free there"
+
+
+MANAGED_SHARE = 16
+"""Managed memory is at most this part of what is free on any GPU that reaches it. A program that asks for more than a
+GPU has was seen to hang it; what is measured here stays on the host, and needs none of it."""
+
+
+def pages_waiver(machine: Machine, task: Task, gpus: Sequence[Gpu]) -> Waiver | None:
+    """Say why memory of a task's kind cannot be had in its size; ``None`` if it can, or nobody knows."""
+    needed: dict[MemoryKind, int] = {}
+    on_huge_pages: dict[int, int] = {}
+    for buffer in buffers_of([task]):
+        end = buffer.end
+        needed[end.memory] = needed.get(end.memory, 0) + buffer.size_bytes
+        if end.memory is MemoryKind.HUGETLB and end.numa_node is not None:
+            on_huge_pages[end.numa_node] = on_huge_pages.get(end.numa_node, 0) + buffer.size_bytes
+    for node, asked in on_huge_pages.items():
+        if (waiver := _huge(machine, node, asked)) is not None:
+            return waiver
+    if MemoryKind.THP in needed and machine.host is not None and machine.host.transparent_huge_pages == "never":
+        reason = "transparent huge pages are off: /sys/kernel/mm/transparent_hugepage/enabled is never"
+        return Waiver(kind=WaiverKind.NO_PAGES, reason=reason)
+    if (size := needed.get(MemoryKind.MANAGED)) is not None:
+        return next((why for gpu in gpus if (why := _managed(machine, gpu, size))), None)
+    return None
+
+
+def _huge(machine: Machine, node: int, size_bytes: int) -> Waiver | None:
+    there, pools = f" on NUMA{node}", pools_of(machine, node)
+    if pools is None:
+        there, pools = "", pools_of(machine, None)
+    known = [(pool.page_size_bytes, pool.free) for pool in pools or () if pool.free is not None]
+    if pools is None or any(pool_bytes(pool) >= size_bytes for pool in pools):
+        return None
+    told = ", ".join(f"{free} of {format_size(page)}" for page, free in known) or "none"
+    reason = (
+        f"too few huge pages are free{there} for {format_size(size_bytes)}: {told} (HugePages_Free, vm.nr_hugepages)"
+    )
+    return Waiver(kind=WaiverKind.NO_PAGES, reason=reason)
+
+
+def _managed(machine: Machine, gpu: Gpu, size_bytes: int) -> Waiver | None:
+    end = Endpoint(memory=MemoryKind.DEVICE, label=f"GPU{gpu.index}", bus_id=gpu.bus_id)
+    free = free_bytes(machine, Peak(end, size_bytes))
+    if free is None or size_bytes <= free // MANAGED_SHARE:
+        return None
+    share = f"1/{MANAGED_SHARE} of the {format_size(free)} free on GPU{gpu.index}"
+    reason = f"{format_size(size_bytes)} of managed memory are more than {share}"
+    return Waiver(kind=WaiverKind.NO_ROOM, reason=reason, gpus=(gpu.bus_id,))

@@ -1,7 +1,4 @@
-"""How long a plan will take, how many bytes it moves and holds: for ``--dry-run`` and for the time left. Pure.
-
-Nothing is judged by it: the rates are the nominal ones of the links, and the costs were seen on HGX H200.
-"""
+"""The order of a plan's steps, and what they cost: seconds and bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.schedule import Step
 from egmctl.bench.plan.task import flows_on_a_link, shortened
 from egmctl.model.measurement import Engine, Pattern, Quantity, Task
-from egmctl.model.memory import HOST_MEMORY
+from egmctl.model.route import HOST_MEMORY
 from egmctl.units import GB, GIB
 
 START_S = 1.6

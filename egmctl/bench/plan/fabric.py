@@ -9,9 +9,8 @@ from itertools import combinations
 from egmctl.bench.case import Case, End
 from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import too_large
-from egmctl.bench.plan.busy import busy_waiver, in_use
+from egmctl.bench.plan.flows import busy_waiver, expand, in_use
 from egmctl.bench.plan.paths import Path, host_path, joined, path_across
-from egmctl.bench.plan.patterns import expand
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.ranks import (
     RankFlow,
@@ -21,19 +20,18 @@ from egmctl.bench.plan.ranks import (
     local_path,
     own_memory,
     shared_memory,
+    ucx_path,
     untried,
 )
 from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
 from egmctl.bench.plan.task import Candidate, planned_task
-from egmctl.bench.plan.ucx import ucx_path
 from egmctl.errors import NothingToDo
+from egmctl.model.finding import Waiver
 from egmctl.model.machine import Gpu
 from egmctl.model.measurement import BenchGpu, Flow, HandleKind, Pattern, Settings
-from egmctl.model.memory import HOST_MEMORY
-from egmctl.model.rank import Rank
-from egmctl.model.route import Egm
+from egmctl.model.route import HOST_MEMORY, Egm
 from egmctl.model.task import UCX_ENGINES
-from egmctl.model.waiver import Waiver
+from egmctl.model.ucx import Rank
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
 """What is measured of every pair; the other patterns are of all ranks."""

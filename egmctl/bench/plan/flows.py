@@ -1,18 +1,159 @@
-"""From a case to the ends of its flows, for some GPUs and NUMA nodes: pure."""
+"""Who meets whom: the flows of each pattern, and the pairs that the user names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import NamedTuple
 
-from egmctl.bench.case import Case, End
-from egmctl.bench.plan.patterns import expand
+from egmctl.bench.case import Case
+from egmctl.bench.case import End as CaseEnd
+from egmctl.errors import UsageError
+from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu
-from egmctl.model.measurement import Endpoint, Engine, MemoryKind, Pattern
-from egmctl.model.memory import HOST_MEMORY
-from egmctl.model.rank import Rank
+from egmctl.model.measurement import Endpoint, Engine, Flow, MemoryKind, Pattern, Task
+from egmctl.model.route import HOST_MEMORY
 from egmctl.model.task import CPU_ENGINES
+from egmctl.model.ucx import Rank
+from egmctl.units import GIB, format_size, printable
+
+FlowEnds = tuple[int, int]
+"""The two ends of a flow: where bytes come from and go to or, of a pair, who issues the work and with whom."""
+
+
+def expand(
+    pattern: Pattern,
+    count: int,
+    *,
+    meetings: Iterable[FlowEnds] | None = None,
+    ones: Iterable[int] | None = None,
+    one_way: bool = False,
+) -> Iterator[tuple[FlowEnds, ...]]:
+    """Yield the flows of each task of a pattern; of none where it needs two and there is one.
+
+    Parameters
+    ----------
+    count
+        How many take part.
+    meetings
+        The pairs that are measured, both ways one after the other; by default all, in the order of who issues the work.
+    ones
+        Of patterns from or to one: the ones; by default all.
+    one_way
+        Of each pair one direction is enough: a round trip is the same from either end.
+    """
+    if pattern is Pattern.LOCAL:
+        yield from (((one, one),) for one in range(count))
+        return
+    if count < 2:
+        return
+    everyone = range(count)
+    match pattern:
+        case Pattern.BOTH_DIRECTIONS:
+            met = combinations(everyone, 2) if meetings is None else meetings
+            yield from (((one, other), (other, one)) for one, other in met)
+        case Pattern.RING:
+            yield tuple((one, (one + 1) % count) for one in everyone)
+        case Pattern.BISECT:
+            yield tuple((one, (one + count // 2) % count) for one in everyone)
+        case Pattern.ALL_PAIRS:
+            yield tuple(permutations(everyone, 2))
+        case Pattern.ONE_TO_ALL:
+            for one in everyone if ones is None else ones:
+                yield tuple((one, other) for other in everyone if other != one)
+        case Pattern.ALL_TO_ONE:
+            for one in everyone if ones is None else ones:
+                yield tuple((other, one) for other in everyone if other != one)
+        case _ if meetings is not None:
+            for one, other in meetings:
+                yield ((one, other),)
+                yield ((other, one),)
+        case _:
+            # What loads a path is a flow of its own.
+            flows = 2 if pattern is Pattern.LOADED else 1
+            chosen = combinations(everyone, 2) if one_way else permutations(everyone, 2)
+            yield from ((pair,) * flows for pair in chosen)
+
+
+_END = re.compile(r"(?P<kind>GPU|NUMA)?(?P<number>[0-9]{1,4})", re.ASCII | re.IGNORECASE)
+_SINGLE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL, Pattern.LOADED)
+"""Patterns of one path; the others are of all GPUs together."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a path: a GPU, or the memory or the CPUs of a NUMA node."""
+
+    bus_id: str | None
+    numa_node: int | None
+
+    def is_at(self, end: Endpoint) -> bool:
+        """Say whether an end of a flow is this one."""
+        if self.bus_id is not None:
+            return end.bus_id == self.bus_id
+        return (end.bus_id, end.numa_node) == (None, self.numa_node)
+
+
+Pair = tuple[End, End]
+"""Where the bytes come from and where they go to."""
+
+
+def parse_pairs(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> tuple[Pair, ...]:
+    """Return the paths that ``0:1,GPU1:NUMA0`` names, each in the direction in which the bytes move.
+
+    Raises
+    ------
+    UsageError
+        For a path that is none, or of a GPU or a NUMA node that is not chosen.
+    """
+    return tuple(_pair(part.strip(), gpus, nodes) for part in text.split(","))
+
+
+def picked(task: Task, pairs: Sequence[Pair]) -> bool:
+    """Say whether a task measures one of the paths, and nothing else."""
+    flows = task.flows if task.pattern is not Pattern.LOADED else task.flows[:1]
+    return task.pattern in _SINGLE and any(
+        all(_is_of(flow, pair) for flow in flows) for pair in _both_ways(task, pairs)
+    )
+
+
+def _both_ways(task: Task, pairs: Sequence[Pair]) -> list[tuple[Pair, ...]]:
+    """Return for each pair the directions that its flows may have."""
+    if task.pattern is Pattern.BOTH_DIRECTIONS:
+        return [(pair, pair[::-1]) for pair in pairs]
+    return [(pair,) for pair in pairs]
+
+
+def _is_of(flow: Flow, ways: Sequence[Pair]) -> bool:
+    return any(source.is_at(flow.source) and destination.is_at(flow.destination) for source, destination in ways)
+
+
+def _pair(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Pair:
+    ends = text.split(":")
+    if len(ends) != 2:
+        raise UsageError(f"--pair {printable(text[:100])!r}: expected two ends such as 0:1 or GPU0:NUMA1")
+    return _end(ends[0], text, gpus, nodes), _end(ends[1], text, gpus, nodes)
+
+
+def _end(text: str, pair: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> End:
+    found = _END.fullmatch(text.strip())
+    what = f"--pair {printable(pair[:100])!r}"
+    if found is None:
+        raise UsageError(f"{what}: {printable(text[:100])!r} is neither a GPU (0, GPU0) nor a NUMA node (NUMA0)")
+    number = int(found["number"])
+    if (found["kind"] or "GPU").upper() == "NUMA":
+        if number not in nodes:
+            known = ", ".join(map(str, nodes)) or "none"
+            raise UsageError(f"{what}: NUMA node {number} is not among those measured: {known}")
+        return End(None, number)
+    gpu = next((gpu for gpu in gpus if gpu.index == number), None)
+    if gpu is None:
+        known = ", ".join(f"GPU{gpu.index}" for gpu in gpus)
+        raise UsageError(f"{what}: GPU{number} is not among those measured: {known}")
+    return End(gpu.bus_id, None)
+
 
 Place = Gpu | int
 """A GPU, or the number of a NUMA node."""
@@ -103,7 +244,7 @@ def numa_node_of(gpu: Gpu) -> int | None:
 
 def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:
     # Single paths are in the order of the GPUs that issue the work.
-    pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is End.DESTINATION
+    pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is CaseEnd.DESTINATION
     for flows in expand(case.pattern, len(gpus)):
         yield tuple(Ends(gpus[other], gpus[one]) if pulled else Ends(gpus[one], gpus[other]) for one, other in flows)
 
@@ -115,7 +256,7 @@ def initiator(case: Case, ends: Ends) -> Gpu | None:
     gpus = [place for place in (ends.by, ends.source, ends.destination) if isinstance(place, Gpu)]
     if len(gpus) < 2:
         return gpus[0] if gpus else None
-    return gpus[0] if case.initiator is End.SOURCE else gpus[1]
+    return gpus[0] if case.initiator is CaseEnd.SOURCE else gpus[1]
 
 
 def endpoint(memory: MemoryKind, place: Place, allocated_by: Gpu | None = None) -> Endpoint:
@@ -150,3 +291,54 @@ def own_end(memory: MemoryKind, rank: Rank) -> Endpoint:
     # Both ranks may have memory of one NUMA node: the label says whose it is.
     label = f"{rank.label}:NUMA{rank.numa_node}"
     return Endpoint(memory=memory, label=label, numa_node=rank.numa_node, rank=rank.number)
+
+
+IDLE_MEMORY_BYTES = GIB
+"""More memory than this in use, with no process to be seen, is another container's. The driver itself was seen to hold
+some 600 MiB on H200. Where a GPU's memory is a NUMA node, the operating system puts its own pages there too."""
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Who uses a GPU."""
+
+    gpu: Gpu
+    pids: tuple[int, ...] = ()
+    """Of the processes that NVML lists; none where only their memory is seen."""
+    used_bytes: int = 0
+    """Memory in use, where nobody that is seen has it."""
+
+    def __str__(self) -> str:
+        label = f"GPU{self.gpu.index}"
+        if self.pids:
+            return f"{label} is in use by process {listed(self.pids)}"
+        return f"{format_size(self.used_bytes)} of {label} are in use, by no process that is visible from here"
+
+
+def in_use(gpu: Gpu) -> Use | None:
+    """Return who uses a GPU; ``None`` if nobody that NVML shows."""
+    if gpu.nvml is None:
+        return None
+    if processes := gpu.nvml.processes:
+        # NVML's name of a process is its command line, which is its owner's.
+        return Use(gpu, tuple(process.pid for process in processes))
+    used = gpu.nvml.memory_used_bytes or 0
+    return Use(gpu, used_bytes=used) if used > IDLE_MEMORY_BYTES and gpu.nvml.numa_node is None else None
+
+
+def busy_waiver(gpu: Gpu) -> Waiver | None:
+    """Say that others use a GPU, and how it is measured all the same; ``None`` if nobody does."""
+    use = in_use(gpu)
+    if use is None:
+        return None
+    return Waiver(
+        kind=WaiverKind.GPU_BUSY, reason=f"{use}; 'egmctl bench --allow-busy' measures it anyway", gpus=(gpu.bus_id,)
+    )
+
+
+def listed(pids: tuple[int, ...]) -> str:
+    """Return the numbers of processes for people, the first ones of many."""
+    more = f" and {len(pids) - _SHOWN} more" if len(pids) > _SHOWN else ""
+    return ", ".join(map(str, pids[:_SHOWN])) + more

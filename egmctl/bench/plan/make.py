@@ -1,4 +1,4 @@
-"""From the facts of a node to what will be measured on it, and why the rest will not: pure."""
+"""From cases and a machine to a plan: tasks, what keeps each from being run, and the sizes of a sweep."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from dataclasses import replace
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engines import engine_for
-from egmctl.bench.in_process import counterparts
 from egmctl.bench.plan import Plan, PlannedTask
-from egmctl.bench.plan.budget import has_room, too_large
-from egmctl.bench.plan.busy import busy_waiver, in_use
-from egmctl.bench.plan.flows import Ends, endpoint, initiator, tasks_of
-from egmctl.bench.plan.huge_pages import huge_page_sizes
-from egmctl.bench.plan.pages import pages_waiver
-from egmctl.bench.plan.pairs import Pair, picked
+from egmctl.bench.plan.budget import (
+    LEAST_BYTES,
+    check_memory,
+    has_room,
+    huge_page_sizes,
+    memory_of,
+    pages_waiver,
+    too_large,
+)
+from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, in_use, initiator, picked, tasks_of
 from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
 from egmctl.bench.plan.ranks import flow_of, handle_waiver, local_path, node_flows, ranks_of
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
 from egmctl.bench.plan.task import Candidate, atomics_waiver, blocks_waiver, capability_waiver, planned_task
-from egmctl.bench.registry import CASES
+from egmctl.bench.suites import CASES
+from egmctl.bench.supervisor import counterparts
 from egmctl.errors import UsageError
+from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Settings
-from egmctl.model.memory import MemoryKind
-from egmctl.model.rank import Rank
-from egmctl.model.route import Egm
+from egmctl.model.route import Egm, MemoryKind
 from egmctl.model.task import UCX_ENGINES
-from egmctl.model.waiver import Waiver, WaiverKind
+from egmctl.model.ucx import Rank
 from egmctl.topology.access import without_nvml
 from egmctl.topology.routes import owners
+from egmctl.units import GIB, KIB
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """The facts a plan needs."""
@@ -297,3 +301,52 @@ def _staging(case: Case) -> Staging:
 
 def _gpus(flow: Flow) -> tuple[str, ...]:
     return tuple(dict.fromkeys(end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None))
+
+
+FIRST_BYTES = 4 * KIB
+LAST_BYTES = 8 * GIB
+"""Where nobody says otherwise: host memory takes half a second a GiB to come by."""
+
+
+def sweep_sizes(top_bytes: int) -> tuple[int, ...]:
+    """Return sizes from :data:`FIRST_BYTES` in steps of 4, and the top itself.
+
+    Raises
+    ------
+    UsageError
+        If the top is below the first.
+    """
+    if top_bytes < FIRST_BYTES:
+        raise UsageError(f"--size {top_bytes}: a sweep begins at {FIRST_BYTES} bytes")
+    sizes = []
+    size = FIRST_BYTES
+    while size < top_bytes:
+        sizes.append(size)
+        size *= 4
+    return (*sizes, top_bytes)
+
+
+def top_that_fits(
+    machine: Machine,
+    gpus: Sequence[Gpu],
+    numa_nodes: Sequence[int],
+    cases: Sequence[Case],
+    settings: Settings,
+    *,
+    no_ucx: str = "",
+) -> int:
+    """Return the largest power of two, at most :data:`LAST_BYTES`, whose buffers fit (parameters: see ``make_plan``).
+
+    Not less than :data:`egmctl.bench.plan.budget.LEAST_BYTES`, whether or not that fits: buffers of less take as much.
+    """
+    top = LAST_BYTES
+    while True:
+        try:
+            plan = make_plan(machine, gpus, numa_nodes, cases, settings, (top,), no_ucx=no_ucx)
+            check_memory(plan, memory_of(machine))
+        except UsageError:
+            if top <= LEAST_BYTES:
+                return top
+            top //= 2
+        else:
+            return top

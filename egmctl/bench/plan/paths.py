@@ -7,14 +7,25 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from egmctl.bench.plan.flows import Place, numa_node_of
+from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.memory import HOST_MEMORY, HOST_NAMES, NUMA_MEMORY, POOLS, MemoryKind
-from egmctl.model.route import Carrier, Egm, Hop, LinkClass, LinkKind, Route
-from egmctl.model.waiver import Waiver, WaiverKind
-from egmctl.topology import rates
+from egmctl.model.route import (
+    HOST_MEMORY,
+    HOST_NAMES,
+    NUMA_MEMORY,
+    POOLS,
+    Carrier,
+    Egm,
+    Hop,
+    LinkClass,
+    LinkKind,
+    MemoryKind,
+    Route,
+)
+from egmctl.topology import links as rates
 from egmctl.topology.access import Block, Step, classify, without_nvml
-from egmctl.topology.health import C2c, c2c, egm
 from egmctl.topology.links import active_nvlinks, gpu_link
+from egmctl.topology.platform import C2c, c2c, egm
 from egmctl.topology.routes import SMP, RouteKind, across, route
 
 _NEEDS_ATTRIBUTE = {

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
 from egmctl.errors import NothingToDo, UsageError
+from egmctl.model.finding import Waiver
 from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.measurement import Endpoint
-from egmctl.model.rank import Rank, node_names
-from egmctl.model.waiver import Waiver
-from egmctl.mpi.refusal import Refusal
+from egmctl.model.ucx import Rank, node_names
+from egmctl.mpi.world import Refusal
 from egmctl.topology.links import cpu_node_ids
 from egmctl.units import printable
 

@@ -1,8 +1,4 @@
-"""From a case of several processes to the flows of its tasks, for ranks of one node or of many: pure.
-
-A rank works one GPU. Each flow has a rank that issues the work, on memory of its own and on memory that another rank
-has made; how the two reach each other on their machine is asked of the caller.
-"""
+"""Flows between the processes of a measurement by several, on one node or on many."""
 
 from __future__ import annotations
 
@@ -11,18 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.plan.flows import Place, own_end
+from egmctl.bench.plan.flows import Place, expand, own_end
 from egmctl.bench.plan.paths import Path, nowhere, path_between
-from egmctl.bench.plan.patterns import expand
-from egmctl.bench.plan.ucx import ucx_flow, ucx_path
 from egmctl.driver.signatures import cause_of
+from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind
-from egmctl.model.memory import HOST_MEMORY
-from egmctl.model.rank import Rank
-from egmctl.model.route import Carrier, Route
+from egmctl.model.route import HOST_MEMORY, Carrier, Egm, Route
 from egmctl.model.task import UCX_ENGINES
-from egmctl.model.waiver import Waiver, WaiverKind
+from egmctl.model.ucx import Rank
 
 _NEEDS_ATTRIBUTE = {
     HandleKind.POSIX_FD: "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
@@ -214,3 +207,52 @@ def _owner(ranks: Sequence[Rank], place: int, node: int) -> Rank:
     """Return the next rank whose nearest node it is, or the next one."""
     others = [*ranks[place + 1 :], *ranks[:place]]
     return next((rank for rank in others if rank.numa_node == node), others[0])
+
+
+RATE_GB_S = 1.0
+"""To plan with: TCP within a node reaches about half of it, CUDA IPC two hundred times as much."""
+
+
+def ucx_path(case: Case, issuer: Rank, issuers: Machine, other: Rank, others: Machine) -> Path:
+    """Return why nothing can be sent, if that is known, and whether an end is EGM.
+
+    Parameters
+    ----------
+    issuer, other
+        The rank that issues the work (the receiver of a get, else the sender), and the one at the other end.
+    issuers, others
+        The machines that the two are on.
+    """
+    if case.initiator is End.DESTINATION:
+        issuer, issuers, other, others = other, others, issuer, issuers
+    memory, egm, why = None, None, ""
+    for rank, machine, kind in ((issuer, issuers, case.source), (other, others, case.destination)):
+        if kind not in HOST_MEMORY:
+            continue
+        if rank.numa_node is None:
+            waiver = nowhere(kind, rank.label).waiver
+            return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=waiver)
+        gpu = machine.gpu(rank.bus_id)
+        own = path_between(machine, (kind, MemoryKind.DEVICE), (rank.numa_node, gpu), gpu)
+        if own.waiver is not None:
+            return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=own.waiver)
+        if memory is None or _ORDER.index(own.route.egm) < _ORDER.index(egm):
+            memory, egm, why = kind, own.route.egm, own.route.egm_reason
+    return Path(route=Route(carrier=Carrier.UCX, memory=memory, egm=egm, egm_reason=why), rate_gb_s=RATE_GB_S)
+
+
+_ORDER = (Egm.YES, Egm.NO, Egm.UNKNOWN, None)
+"""Of two ends the one that comes first here tells of the flow."""
+
+
+def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:
+    """Return messages as results name them: each end is memory of its own rank, of which one issues the work."""
+    source, destination = (issuer, other) if case.initiator is End.SOURCE else (other, issuer)
+    return Flow(
+        source=own_end(case.source, source),
+        destination=own_end(case.destination, destination),
+        initiator=issuer.bus_id,
+        initiator_label=issuer.label,
+        initiator_rank=issuer.number,
+        route=path.route,
+    )

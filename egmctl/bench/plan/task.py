@@ -9,9 +9,9 @@ from egmctl.bench.case import ALL_SMS, Case, Footprint
 from egmctl.bench.engines import engine_for
 from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.paths import Path
+from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Engine, Flow, MemoryKind, Pattern, Quantity, Settings, Task
-from egmctl.model.waiver import Waiver, WaiverKind
 from egmctl.units import GB, MIB
 
 COPIES_LIMIT = 128

@@ -1,27 +1,133 @@
-"""What all ranks do together for the tasks of a step: each its part, and then all hear how each has fared.
-
-A driver call that fails in one rank so ends the task in all of them, at the same place, and nobody waits for another.
-"""
+"""What the ranks of a measurement agree on: every command ends the same way in all of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from egmctl.bench.buffers import Buffer, FlowBuffers
+from egmctl.bench.case import End
+from egmctl.bench.evidence import Watch, gpus_of, route
 from egmctl.bench.outcomes import FAILURES, GateExpired, failure
-from egmctl.bench.processes.exchange import Item
+from egmctl.bench.processes.protocol import Event, Request
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
-from egmctl.gpu.clock import ImpossibleTime
+from egmctl.facts.host import page_sizes
+from egmctl.gpu.context import ImpossibleTime, ReleaseStack
+from egmctl.gpu.counters import Traffic
+from egmctl.gpu.handles import ImportedMemory
 from egmctl.gpu.program import NoKernels
-from egmctl.model.measurement import Endpoint, Flow, Measurement, Status, Task, finish, waived
-from egmctl.model.waiver import WaiverKind
+from egmctl.launch import Channel
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.finding import WaiverKind
+from egmctl.model.measurement import (
+    BufferCost,
+    Endpoint,
+    Evidence,
+    Flow,
+    GpuEvidence,
+    Measurement,
+    Status,
+    Task,
+    finish,
+    waived,
+)
+from egmctl.model.ucx import Rank
 
 if TYPE_CHECKING:
-    from egmctl.bench.processes.context import WorkerContext
+    from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What one rank has given."""
+
+    data: Any
+    """JSON data."""
+    fds: tuple[int, ...] = ()
+    """File descriptors of this process now, which closes them. Across nodes there are none."""
+
+
+class Exchange(Protocol):
+    """The other ranks. Every rank makes the same calls in the same order; each call is a barrier."""
+
+    @property
+    def rank(self) -> int:
+        """This process' number, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def all_gather(self, data: Any, fds: Sequence[int] = ()) -> list[Item]:
+        """Give something to all; return what each has given, by rank, this one included.
+
+        Raises
+        ------
+        Abandoned
+            Another rank has died or hangs, or the time for the step is over: let go of everything.
+        """
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+
+
+class LocalExchange:
+    """The exchange of the one process that works all GPUs."""
+
+    rank = 0
+    size = 1
+
+    def all_gather(self, data: Any, fds: Sequence[int] = ()) -> list[Item]:
+        return [Item(data, tuple(fds))]
+
+    def barrier(self) -> None:
+        """Nobody is waited for."""
+
+
+class ParentExchange:
+    """The exchange of one process of several, over the channel to the parent.
+
+    Parameters
+    ----------
+    rank, size
+        Of this process, and of all.
+    """
+
+    def __init__(self, parent: Channel, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._parent = parent
+        self._calls = 0
+
+    def all_gather(self, data: Any, fds: Sequence[int] = ()) -> list[Item]:
+        """Give something to all; return what each has given, by rank, this one included."""
+        return self._join("all_gather", data, fds)
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self._join("barrier", None, ())
+
+    def _join(self, call: str, data: Any, fds: Sequence[int]) -> list[Item]:
+        # The number tells a rank that is one call behind: it would be given what is not its own.
+        self._calls += 1
+        self._parent.send({"event": Event.EXCHANGE, "call": f"{call}, call {self._calls}", "data": data}, fds)
+        message, given = self._parent.receive()
+        if message["do"] == Request.ABANDON:
+            for fd in given:
+                os.close(fd)
+            raise Abandoned(message["why"])
+        rest = iter(given)
+        return [Item(item["data"], tuple(next(rest) for _ in range(item["fds"]))) for item in message["items"]]
+
+
+class Abandoned(Exception):
+    """What the ranks were doing together is over, through no fault of this one."""
+
 
 _OPENING = ("cuIpcOpenMemHandle", "cuIpcOpenEventHandle", "cuMemImportFromShareableHandle")
 _OPENING_POOL = ("cuMemPoolImportFromShareableHandle", "cuMemPoolImportPointer")
@@ -195,3 +301,249 @@ def _error(described: dict[str, Any]) -> Exception:
     if "measured_by" in described:
         return ImpossibleTime(described["message"], described["measured_by"])
     return GateExpired() if described["kind"] == GateExpired.__name__ else NoKernels(described["message"])
+
+
+@dataclass
+class OpenBuffers:
+    """The buffers of a step, as one process has them."""
+
+    seeds: dict[tuple[int, int, End], int] = field(default_factory=dict)
+    """Of each buffer, by the places of its task and its flow and by its end."""
+    made: list[tuple[int, Buffer, AllocatedBuffer]] = field(default_factory=list)
+    """Those that this process has made for the step, each with the place of the first task that uses it."""
+
+    def made_for(self, place: int, held: AllocatedBuffer) -> bool:
+        """Say whether a buffer was made for a task."""
+        return any(at == place and one is held for at, _, one in self.made)
+
+    def costs(self, place: int) -> list[BufferCost]:
+        """Return what the buffers cost that a task was the first to use."""
+        return [_cost_of(buffer, held) for at, buffer, held in self.made if at == place]
+
+
+def open_buffers(
+    collective: CollectiveStep,
+    worker: WorkerContext,
+    assigned: Sequence[Sequence[FlowBuffers]],
+    *,
+    before: Callable[[int], None],
+) -> OpenBuffers:
+    """Have all processes make what they own of the tasks' buffers, and open those of others that they issue work on.
+
+    What a process has open already stays open. A buffer that its owner has created again has another seed.
+
+    Parameters
+    ----------
+    before
+        Called with the place of each task before its buffers are made.
+    """
+    found = OpenBuffers()
+
+    def offer(place: int) -> Item:
+        with ReleaseStack() as undo:
+            # What was prepared for the buffers of a task that cannot be made.
+            undo.callback(worker.disconnect_unused)
+            before(place)
+            made = make(place)
+            undo.pop_all()
+        return made
+
+    def make(place: int) -> Item:
+        offers: list[dict[str, Any]] = []
+        fds: list[int] = []
+        for end in _ends(collective.tasks[place], assigned[place]):
+            if not collective.owns(end.endpoint):
+                continue
+            known = worker.has(end.buffer)
+            held = worker.held(end.buffer)
+            if not known:
+                found.made.append((place, end.buffer, held))
+            offers.append({"flow": end.number, "end": end.end, "seed": held.seed})
+            if end.endpoint.handle is not None:
+                description, given = held.memory.offer()  # type: ignore[attr-defined]  # made by WorkerContext with a handle
+                offers[-1] |= {"offer": description, "fds": len(given)}
+                fds += given
+        return Item(offers, tuple(fds))
+
+    gathered = collective.do(offer)
+    offers: dict[tuple[int, int, End], tuple[dict[str, Any], list[int]]] = {}
+    for place, items in enumerate(gathered):
+        for item in items:
+            rest = iter(item.fds)
+            for one in item.data or ():
+                key = place, one["flow"], End(one["end"])
+                found.seeds[key] = one["seed"]
+                if "offer" in one:
+                    offers[key] = one["offer"], [next(rest) for _ in range(one["fds"])]
+
+    def open_others(place: int) -> None:
+        for end in _ends(collective.tasks[place], assigned[place]):
+            key = place, end.number, end.end
+            if not collective.issues(end.flow) or collective.owns(end.endpoint):
+                continue
+            if worker.has(end.buffer) and worker.held(end.buffer).seed == found.seeds[key]:
+                continue
+            worker.release(end.buffer)
+            context = worker.stream(end.flow.initiator or "").context
+            worker.adopt(end.buffer, ImportedMemory(context, *offers[key]), found.seeds[key])
+
+    try:
+        if collective.exchange.size > 1:
+            collective.do(open_others)
+    finally:
+        close_all(gathered)
+    return found
+
+
+def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
+    """Let go of buffers, of those of others first and in all ranks; return what went wrong with the first one."""
+    problem = None
+    for own in (False, True):
+        chosen = (buffer for buffer in buffers if ((buffer.end.rank or 0) == worker.exchange.rank) is own)
+        failed = worker.release_all(chosen)
+        problem = problem or failed
+        worker.exchange.barrier()
+    return problem
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """One end of a flow that is memory."""
+
+    number: int
+    flow: Flow
+    end: End
+    endpoint: Endpoint
+    buffer: Buffer
+
+
+def _ends(task: Task, assigned: Sequence[FlowBuffers]) -> Iterator[_End]:
+    for number, (flow, buffers) in enumerate(zip(task.flows, assigned, strict=True)):
+        if buffers.source is not None:
+            yield _End(number, flow, End.SOURCE, flow.source, buffers.source)
+        if buffers.destination is not None:
+            yield _End(number, flow, End.DESTINATION, flow.destination, buffers.destination)
+
+
+def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
+    memory = held.memory
+    pages = page_sizes(memory.address, memory.size_bytes) if memory.own_pages else None
+    return BufferCost(
+        label=buffer.end.label,
+        memory=buffer.end.memory,
+        size_bytes=memory.size_bytes,
+        allocate_ms=memory.allocate_ms,
+        first_touch_ms=held.first_touch_ms if memory.touch_ms is None else memory.touch_ms,
+        granularity_bytes=memory.granularity.minimum if memory.granularity else None,
+        recommended_granularity_bytes=memory.granularity.recommended if memory.granularity else None,
+        page_bytes=pages.page_bytes if pages else None,
+        huge_bytes=pages.huge_bytes if pages else None,
+    )
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class ResourceScope:
+    """What a rank holds for one task, in the order in which it was taken."""
+
+    own: list[_Closable] = field(default_factory=list)
+    opened: list[_Closable] = field(default_factory=list)
+    """Made by another rank."""
+
+    def close(self) -> None:
+        """Close what others have made, the latest first, whatever fails; raise the first failure."""
+        _close(self.opened)
+
+    def free(self) -> None:
+        """Give back what this rank has made, likewise."""
+        _close(self.own)
+
+
+@contextmanager
+def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]:
+    """Hold something for each task; at the end all ranks close what is others', then all give their own back.
+
+    What fails then is an outcome of the task that had none yet.
+    """
+    held = [ResourceScope() for _ in collective.tasks]
+    try:
+        yield held
+        _everywhere(collective, [one.close for one in held])
+        _everywhere(collective, [one.free for one in held])
+    except BaseException:
+        # The others are gone, or this process is at its end: there is nobody to agree with.
+        for one in held:
+            for work in (one.close, one.free):
+                with suppress(*FAILURES):
+                    work()
+        raise
+
+
+def _everywhere(collective: CollectiveStep, works: Sequence[Callable[[], None]]) -> None:
+    """Do something for each task, those that have ended included, and wait until all ranks have."""
+    failed: dict[int, Exception] = {}
+    for place, work in enumerate(works):
+        try:
+            work()
+        except FAILURES as error:
+            failed[place] = error
+
+    def tell(place: int) -> None:
+        if place in failed:
+            raise failed[place]
+
+    collective.do(tell)
+
+
+def _close(held: list[_Closable]) -> None:
+    problem: Exception | None = None
+    while held:
+        try:
+            held.pop().close()
+        except FAILURES as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+
+
+def told(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
+    """Return what this process has seen of its GPUs, as JSON data."""
+    return {
+        "gpus": [to_json(gpu) for gpu in watch.seen(worker.gpus)],
+        "traffic": {bus_id: [dict(of.sent_bytes), dict(of.received_bytes)] for bus_id, of in watch.traffic.items()},
+        "unread": watch.unread,
+    }
+
+
+def gathered(
+    task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item], key: str | None = None
+) -> Evidence:
+    """Return what ranks have told (:func:`told`; under a key, if there is one) of the GPUs of a task.
+
+    The route is confirmed by link counters on one node only: GPUs of several nodes may have the same bus id.
+    """
+    parts = [item.data[key] if key else item.data for item in items]
+    gpus = [
+        replace(gpu, label=ranks[number].label) if ranks else gpu
+        for number, part in enumerate(parts)
+        if number in (task.ranks or (0,))
+        for gpu in _of(task, [from_json(GpuEvidence, gpu) for gpu in part["gpus"]])
+    ]
+    traffic = {bus_id: Traffic(*rises) for part in parts for bus_id, rises in part["traffic"].items()}
+    one_node = len({rank.host for rank in ranks}) <= 1
+    return Evidence(
+        gpus=tuple(gpus),
+        route=route(task, samples, traffic) if one_node else None,
+        unread=next((part["unread"] for part in parts if part["unread"]), None),
+    )
+
+
+def _of(task: Task, seen: Sequence[GpuEvidence]) -> list[GpuEvidence]:
+    """Return those of a task in the order of its flows; a process of several has one GPU, of one task at a time."""
+    if len(seen) == 1:
+        return list(seen)
+    by_bus_id = {gpu.bus_id: gpu for gpu in seen}
+    return [by_bus_id[bus_id] for bus_id in gpus_of([task]) if bus_id in by_bus_id]

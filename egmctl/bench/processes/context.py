@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol, TypeVar
 
 from egmctl.bench.buffers import Buffer
 from egmctl.bench.evidence import LinkCounters
-from egmctl.bench.processes.exchange import Exchange
+from egmctl.bench.processes.collective import Exchange
 from egmctl.bench.processes.protocol import Preparation
-from egmctl.bench.processes.stopwatch import Stopwatch
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
-from egmctl.facts.pages import NoPages, huge_page_bytes
-from egmctl.facts.placement import Before
-from egmctl.gpu.context import Context
+from egmctl.facts.host import Before, NoPages, huge_page_bytes
+from egmctl.gpu.chase import Results
+from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.counters import GpuCounters
-from egmctl.gpu.default_pool import DefaultPool, DefaultPoolMemory
 from egmctl.gpu.handles import SharedMemory
 from egmctl.gpu.host_memory import (
+    DefaultPool,
+    DefaultPoolMemory,
     HostNumaPoolMemory,
     ManagedMemory,
+    Node,
     Pages,
     PinnedMemory,
     RegisteredMemory,
@@ -37,14 +41,11 @@ from egmctl.gpu.memory import (
     on_host,
     on_node,
 )
-from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import Pattern
 from egmctl.gpu.program import Kernels, NoKernels
-from egmctl.gpu.release import ReleaseStack
-from egmctl.gpu.results import Results
 from egmctl.gpu.timing import Gate, KernelGate, NoGate, Stream
-from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Placement
-from egmctl.model.memory import HOST_NAMES
+from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Phase, PhaseSeconds, Placement
+from egmctl.model.route import HOST_NAMES
 from egmctl.units import format_size
 
 
@@ -357,3 +358,41 @@ def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Contex
         return RegisteredMemory(node, size_bytes, context, pages)
     except OSError as error:
         raise NoPages(f"{format_size(size_bytes)} of {HOST_NAMES[memory]} memory: {error.strerror}") from error
+
+
+class Stopwatch:
+    """Counts the seconds of phases; within one phase another may lie, and its seconds are its own."""
+
+    def __init__(self) -> None:
+        self._spent: defaultdict[Phase, float] = defaultdict(float)
+        self._under_way: list[Phase] = []
+        self._since = 0.0
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Count what a ``with`` block takes, also one that fails."""
+        self._count()
+        self._under_way.append(phase)
+        try:
+            yield
+        finally:
+            self._count()
+            self._under_way.pop()
+
+    def take(self) -> PhaseSeconds:
+        """Return what was spent since the last time."""
+        self._count()
+        spent, self._spent = self._spent, defaultdict(float)
+        return PhaseSeconds(
+            set_up_s=spent[Phase.SET_UP],
+            warm_up_s=spent[Phase.WARM_UP],
+            measuring_s=spent[Phase.MEASURING],
+            verifying_s=spent[Phase.VERIFYING],
+            tear_down_s=spent[Phase.TEAR_DOWN],
+        )
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        if self._under_way:
+            self._spent[self._under_way[-1]] += now - self._since
+        self._since = now

@@ -1,10 +1,4 @@
-"""The processes of a measurement by several, as the command holds them: started, asked, heard, and ended cleanly.
-
-A step of a group is a series of rounds. In each, every rank sends one message: what it gives to an exchange, or that it
-is through with the step; for a process that has died or hangs one is made, that it failed. The messages of all ranks
-are joined and every command comes to the same conclusion from them: hand them on, end the step, or release the ranks
-that wait for one that will never come (docs/decisions/0004-words-of-ranks.md).
-"""
+"""The processes that measure, as their owner sees them: one worker, one process for each GPU, or the ranks of a job."""
 
 from __future__ import annotations
 
@@ -14,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from types import TracebackType
 from typing import Any, Protocol
 
 from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Request
@@ -281,3 +276,79 @@ def _send(child: Child, message: Message, fds: Sequence[int] = (), timeout_s: fl
     # One that is gone or does not read is noticed, with what became of it, when its next message is waited for.
     with contextlib.suppress(ChannelClosed, TimeoutError):
         child.channel.send(message, fds, timeout_s=timeout_s)
+
+
+class WorkerPool(Protocol):
+    """Processes that do what the command requests, together, and are ended by a ``with`` block."""
+
+    def ask(
+        self, request: Message, timeout_s: float, on_event: Callable[[Message], None] | None = None
+    ) -> list[Message]:
+        """Have a request carried out; hand on what is measured meanwhile, and return the last message of each process.
+
+        Raises
+        ------
+        ChildFailed
+            A process died, hung or raised: the pool is of no more use.
+        """
+
+    def __enter__(self) -> WorkerPool:
+        """Return itself."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the processes."""
+
+
+class SingleWorker:
+    """The one process of most cases, which works all GPUs.
+
+    Parameters
+    ----------
+    child
+        Started already; the worker ends it.
+    """
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def ask(
+        self, request: Message, timeout_s: float, on_event: Callable[[Message], None] | None = None
+    ) -> list[Message]:
+        """Have a request carried out: see :class:`WorkerPool`."""
+        # A worker that is gone is noticed, with what became of it, when its answer is waited for.
+        with contextlib.suppress(ChannelClosed):
+            self._child.channel.send(request)
+        while (message := self._child.receive(timeout_s)[0])["event"] == Event.MEASURED:
+            if on_event is not None:
+                on_event(message)
+        return [message]
+
+    def __enter__(self) -> SingleWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.close()
+
+
+def start_worker(target: str = WORKER) -> Child:
+    """Start a worker's process, which initialises CUDA while its caller finds out what to ask; close it if nothing.
+
+    Parameters
+    ----------
+    target
+        As :func:`egmctl.launch.spawn` takes it; another one only in tests.
+    """
+    return spawn(target, {}, environment=ENVIRONMENT)
+
+
+def start_group(size: int, target: str = WORKER) -> Group:
+    """Start the processes of ``size`` ranks, all on this node."""
+    with contextlib.ExitStack() as undo:
+        children = {}
+        for number in range(size):
+            children[number] = start_rank(number, size, target)
+            undo.callback(children[number].close)
+        undo.pop_all()
+        return Group(children)

@@ -13,7 +13,7 @@ from egmctl.bench.buffers import Buffer
 from egmctl.compat import StrEnum
 from egmctl.model.machine import BusId
 from egmctl.model.measurement import Settings, Task
-from egmctl.model.rank import Rank
+from egmctl.model.ucx import Rank
 
 ENVIRONMENT = {
     # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.plan.paths).
@@ -51,7 +51,7 @@ class Event(StrEnum):
     OVER = "over"
     """All tasks of the step are; ``broken``: a context is beyond use after an error, and the rest needs a new
     process; ``problem``: which GPU NVML has lost, or why a buffer could not be given back, or null; ``spent``: what the
-    time of the step went to (:class:`egmctl.model.timing.PhaseSeconds`)."""
+    time of the step went to (:class:`egmctl.model.measurement.PhaseSeconds`)."""
     DONE = "done"
     """Everything is released."""
     EXCHANGE = "exchange"

@@ -1,8 +1,8 @@
 """A process that works GPUs: it sets them up once, measures one step after the other, and reports each as it is over.
 
 There is one that works all GPUs, or there are several, ranks, which work one each and reach one another through the
-processes that started them (:mod:`egmctl.bench.processes.exchange`). All do the same steps; the first one reports them.
-A process can be killed at any time: the driver then releases what it held.
+processes that started them (:mod:`egmctl.bench.processes.collective`). All do the same steps; the first one reports
+them. A process can be killed at any time: the driver then releases what it held.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.engines import engine_for
+from egmctl.bench.processes.collective import Abandoned, Exchange, LocalExchange, ParentExchange, release
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.processes.exchange import Abandoned, Exchange, LocalExchange, ParentExchange
 from egmctl.bench.processes.protocol import Event, NodeAccess, OrderedStep, Preparation, Request
-from egmctl.bench.processes.sharing import release
 from egmctl.driver.cuda import initialise
 from egmctl.gpu import program
 from egmctl.gpu.context import architectures
@@ -25,8 +24,7 @@ from egmctl.gpu.counters import NoCounters
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Measurement, Settings, Status, Task
-from egmctl.model.timing import Phase
+from egmctl.model.measurement import Measurement, Phase, Settings, Status, Task
 
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from egmctl.doctor.check import Check, Judge, failed, passed, skipped, unknown
-from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import coherent, coherent_gpus, in_domain
-from egmctl.doctor.versions import numbers
+from egmctl.doctor.check import Check, Judge, Scope, failed, passed, skipped, unknown
+from egmctl.doctor.situation import coherent, coherent_gpus, in_domain, numbers
 from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus, on_pairs
 from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, Outcome, Probe, ProbeKind

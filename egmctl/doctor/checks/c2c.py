@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, gap, passed, skipped, unknown, warned
-from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import (
-    NO_COHERENT_GPU,
-    NO_GPU,
-    NOT_COHERENT,
-    by_value,
-    coherent,
-    coherent_gpus,
-    usable,
-)
+from egmctl.doctor.check import Check, Scope, failed, gap, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_COHERENT_GPU, NO_GPU, NOT_COHERENT, by_value, coherent, coherent_gpus, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.route import LinkKind
-from egmctl.topology.health import C2c, c2c
-from egmctl.topology.rates import without_speed
-from egmctl.units import format_kernel_list
-from egmctl.wording import several
+from egmctl.topology.links import without_speed
+from egmctl.topology.platform import C2c, c2c
+from egmctl.units import format_kernel_list, several
 
 
 def _c2c(machine: Machine, scope: Scope) -> Iterator[Finding]:

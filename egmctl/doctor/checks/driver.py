@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.scope import Scope
+from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
 from egmctl.doctor.situation import services_hidden
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Machine, Process, System

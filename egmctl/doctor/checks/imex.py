@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.compat import StrEnum
-from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown, warned
-from egmctl.doctor.scope import Scope
+from egmctl.doctor.check import Check, Scope, failed, noted, passed, skipped, unknown, warned
 from egmctl.doctor.situation import NO_GPU, in_domain, services_hidden, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, Reason, System

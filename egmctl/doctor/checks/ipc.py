@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, passed, unknown, warned
-from egmctl.doctor.scope import Scope
+from egmctl.doctor.check import Check, Scope, failed, passed, unknown, warned
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Confinement, Machine, System
 from egmctl.model.process import INITIAL_NAMESPACES

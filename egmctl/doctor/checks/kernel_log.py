@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.kernel_faults import KernelFault, kernel_faults
-from egmctl.doctor.scope import Scope
-from egmctl.doctor.xids import Blame, meaning
+from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults, meaning
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, Status
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine, OriginKind, Reason
-from egmctl.wording import several
+from egmctl.units import several
 
 ALL = tuple(Guard)
 _SHOWN = 3

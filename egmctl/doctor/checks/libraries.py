@@ -1,16 +1,17 @@
-"""Do NVML and CUDA answer at all? Without them nothing is known of any GPU, whatever the files say."""
+"""Do the driver's libraries work, and do variables of the environment hide GPUs or turn paths off?"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown
-from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import in_container
+from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.situation import in_container, loss
 from egmctl.driver.signatures import cause_of
-from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Driver, Gpu, LibraryFailure, Machine, Reason
-from egmctl.topology.access import cuda_failure, nvml_failure
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.machine import Confinement, Driver, Gpu, LibraryFailure, Machine, Process, Reason
+from egmctl.topology.access import Block, cuda_failure, nvml_failure
+from egmctl.units import format_size, several
 
 _LOG = "dmesg | grep -iE 'NVRM|Xid'"
 _SICK = Remedy(
@@ -117,6 +118,197 @@ def _remedy(machine: Machine, library: str, failure: LibraryFailure) -> Remedy:
     return _BY_NAME.get(failure.name or "", _SICK)
 
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SHOWN = (
+    VISIBLE,
+    "CUDA_DEVICE_ORDER",
+    "GPU_DEVICE_ORDINAL",
+    "NVIDIA_VISIBLE_DEVICES",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+    "SLURM_GPU_BIND",
+    "SLURM_GPUS_PER_TASK",
+)
+
+_HARMFUL = {
+    "CUDA_LAUNCH_BLOCKING": ("1", "every launch waits for the one before, so nothing overlaps"),
+    "CUDA_INJECTION64_PATH": (None, "a tool is loaded into every CUDA process"),
+    "NCCL_P2P_DISABLE": ("1", "NCCL uses neither NVLink nor PCIe between GPUs"),
+    "NCCL_SHM_DISABLE": ("1", "NCCL goes over the network within a node where it has no P2P"),
+    "NCCL_CUMEM_ENABLE": ("0", "NCCL allocates without cuMem: no fabric handles, no multi-node NVLink"),
+    "NCCL_CUMEM_HOST_ENABLE": ("0", "NCCL's host buffers are not HOST_NUMA memory"),
+    "NCCL_MNNVL_ENABLE": ("0", "NCCL does not use NVLink between nodes"),
+}
+"""Variable: the value that does harm (``None``: any) and the harm. CUDA C++ Programming Guide, "CUDA Environment
+Variables"; NCCL user guide, "Environment Variables"."""
+
+
+def _visible_devices(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    process = machine.process or Process()
+    if process.environment is None:
+        yield unknown("the environment of that process could not be read")
+        return
+    environment = process.environment
+    evidence = tuple(
+        Evidence(source="environment", value=f"{name}={environment[name]}") for name in _SHOWN if name in environment
+    )
+    text = environment.get(VISIBLE)
+    if text is None:
+        yield passed(f"{VISIBLE} is not set: CUDA shows every accessible GPU", evidence=evidence)
+        return
+    usable = [gpu for gpu in machine.gpus or () if loss(machine, gpu) in (None, Block.UNKNOWN)]
+    wrong = _first_wrong(text, usable)
+    if wrong is not None and usable:
+        position, entry, why = wrong
+        yield warned(
+            f"{VISIBLE}: entry {position} {why}; CUDA ignores it and everything after it",
+            Remedy(
+                text="Name GPUs by UUIDs, or by numbers from 0 among those that this process may open.",
+                command=f"unset {VISIBLE}",
+            ),
+            evidence=evidence,
+            cause=f"{several(len(usable), 'GPU')} can be used from here"
+            + ("; numbers count those only, not the node's" if len(usable) < len(machine.gpus or ()) else ""),
+            confidence=Confidence.HIGH if entry else Confidence.MEDIUM,
+        )
+        return
+    yield passed(
+        f"{VISIBLE} chooses {len([part for part in text.split(',') if part.strip()])} of {len(usable)} usable GPUs",
+        evidence=evidence,
+        note="use this to choose GPUs where EGM matters: hidden GPUs stay accessible, so their memory can be imported "
+        "and EGM routed through them (measured on H200: every kind of import works with the owner hidden)",
+    )
+
+
+def _first_wrong(text: str, usable: list[Gpu]) -> tuple[int, str, str] | None:
+    """Return the first entry that names no usable GPU, with its position from 1 and why; ``None`` if there is none."""
+    seen: set[str] = set()
+    for position, part in enumerate((part.strip() for part in text.split(",")), start=1):
+        if re.fullmatch("[0-9]{1,9}", part, re.ASCII):
+            if int(part) >= len(usable):
+                return position, part, f"is {int(part)}, the last GPU is {len(usable) - 1}"
+        elif part.startswith("GPU-"):
+            known = [gpu.uuid for gpu in usable]
+            if None not in known and sum(uuid.startswith(part) for uuid in known if uuid) != 1:
+                return position, part, "is the UUID of none, or the start of several"
+        elif part.startswith("MIG-"):
+            continue
+        elif text.strip() not in ("", "-1", "NoDevFiles"):
+            return position, part, "is neither a number nor a UUID"
+        if part in seen:
+            return position, part, "is listed twice, so CUDA shows no GPU"
+        seen.add(part)
+    return None
+
+
+def _bad_environment(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    process = machine.process or Process()
+    if process.environment is None:
+        yield unknown("the environment of that process could not be read")
+        return
+    harmful = {
+        name: harm
+        for name, (value, harm) in _HARMFUL.items()
+        if name in process.environment and value in (None, process.environment[name])
+    }
+    for name, harm in harmful.items():
+        # The path of a tool stays out of the output.
+        value = process.environment[name] if _HARMFUL[name][0] is not None else "(set)"
+        yield warned(
+            f"{name} is set: {harm}",
+            Remedy(text="Unset it, unless it is intended.", command=f"unset {name}"),
+            evidence=(Evidence(source="environment", value=f"{name}={value}"),),
+        )
+    if not harmful:
+        yield passed("no environment variable slows down or disables CUDA or NCCL")
+
+
+_LIMITS = {
+    "nofile": ("open files are limited to {}", "-n", "--ulimit nofile=65536", "LimitNOFILE=", 64, 32),
+    "nproc": ("processes of this user are limited to {}", "-u", "--ulimit nproc=65536", "LimitNPROC=", 64, 16),
+    "pids": ("the cgroup allows {} more processes and threads", "", "--pids-limit=-1", "TasksMax=", 16, 4),
+}
+"""By limit: what it limits, its letter of ulimit, how docker and systemd set it, and how many CUDA needs: at least, and
+for each GPU more. Chosen: on two H200 48 descriptors were too few and 32 processes enough."""
+
+
+def _limits(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    confinement = machine.confinement or Confinement()
+    if confinement.limits is None:
+        yield unknown("the limits were not read")
+        return
+    values = {**confinement.limits, "pids": confinement.pids_left}
+    # Root's processes are not counted (setrlimit(2), RLIMIT_NPROC).
+    exempt = {"nproc"} if confinement.capable("SYS_ADMIN") or confinement.capable("SYS_RESOURCE") else set[str]()
+    evidence = tuple(
+        Evidence(source=source, value="not read" if value is None else "unlimited" if value < 0 else str(value))
+        for source, value in (
+            ("RLIMIT_NOFILE", values.get("nofile")),
+            ("RLIMIT_NPROC", values.get("nproc")),
+            ("pids.max - pids.current", values.get("pids")),
+            ("RLIMIT_AS", values.get("as")),
+        )
+    )
+    low = False
+    for name, (words, letter, docker, unit, least, each) in _LIMITS.items():
+        value, needed = values.get(name), least + each * len(machine.gpus or ())
+        if value is not None and 0 <= value < needed and name not in exempt:
+            low = True
+            by = f"ulimit {letter}, docker run {docker}" if letter else f"pids.max, docker run {docker}"
+            yield warned(
+                f"{words.format(value)}, too few for CUDA on {several(len(machine.gpus or ()), 'GPU')}",
+                Remedy(
+                    text=f"Raise the limit to {needed} or more ({by}, or {unit} of the systemd unit).",
+                    command=f"ulimit {letter} {max(needed, 1024)}" if letter else None,
+                ),
+                evidence=evidence,
+            )
+    space = values.get("as")
+    memory = sum((gpu.nvml and gpu.nvml.memory_total_bytes) or 0 for gpu in machine.gpus or ())
+    if space is not None and 0 <= space < memory:
+        low = True
+        yield warned(
+            f"the address space is limited to {format_size(space)}, less than the memory of the GPUs",
+            Remedy(text="Lift the limit: CUDA reserves addresses for all memory.", command="ulimit -v unlimited"),
+            evidence=evidence,
+        )
+    if not low:
+        if any(values.get(name) is None for name in (*_LIMITS, "as")):
+            yield unknown("a limit of descriptors, processes or address space was not read", evidence=evidence)
+        else:
+            yield passed("descriptors, processes and address space are enough for CUDA", evidence=evidence)
+
+
+def _container(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    signs = process.container_signs or ()
+    words = []
+    if confinement.uid_map is not None and confinement.uid_map != ((0, 0, 2**32 - 1),):
+        words.append("user namespace")
+    if confinement.seccomp == "filter":
+        words.append("a system call filter")
+    privileged = bool(signs) and confinement.seccomp == "none" and confinement.capable("SYS_ADMIN")
+    evidence = (
+        *(Evidence(source="signs of a container", value=sign) for sign in signs),
+        *(
+            Evidence(source=name, value=value)
+            for name, value in (
+                ("/proc/self/status Seccomp", confinement.seccomp),
+                (
+                    "/proc/self/status CapEff",
+                    None if confinement.capabilities is None else f"{confinement.capabilities:#x}",
+                ),
+            )
+            if value is not None
+        ),
+    )
+    if not signs and not words:
+        yield passed("this process is not in a container", evidence=evidence)
+        return
+    kind = "a privileged container" if privileged else "a container" if signs else "no container"
+    yield passed(f"this process is in {kind}" + (f", with {' and '.join(words)}" if words else ""), evidence=evidence)
+
+
 CHECKS = (
     Check(
         id="drv.libraries",
@@ -131,5 +323,53 @@ CHECKS = (
         fix="The finding names the call. A denied device node (dev.control-nodes), libraries of another version "
         "(drv.versions) and a driver that is not loaded (dev.driver-binding) are reported there; otherwise read the "
         "kernel log.",
+    ),
+    Check(
+        id="env.visible-devices",
+        title="CUDA_VISIBLE_DEVICES names existing GPUs",
+        guards=(Guard.EGM, Guard.P2P, Guard.IPC),
+        sections=("process",),
+        judge=_visible_devices,
+        why="CUDA_VISIBLE_DEVICES chooses GPUs and keeps EGM routes: the others are hidden from CUDA but stay "
+        "accessible. Its numbers count the GPUs that the process may open, so under a device cgroup they are not the "
+        "node's; the list ends at the first entry that names no GPU.",
+        read="The environment of this process, or of --pid P as it was at its start. Its numbers are in CUDA's "
+        "order, which CUDA_DEVICE_ORDER=PCI_BUS_ID makes that of nvidia-smi.",
+        fix="Use UUIDs (nvidia-smi -L), or numbers from 0 with CUDA_DEVICE_ORDER=PCI_BUS_ID.",
+    ),
+    Check(
+        id="env.bad-cuda-env",
+        title="no environment variable slows down or disables CUDA or NCCL",
+        guards=(Guard.PERF, Guard.P2P, Guard.FABRIC),
+        sections=("process",),
+        judge=_bad_environment,
+        why="Debugging variables are left behind in profiles and job scripts, and then disable NVLink, fabric handles "
+        "or overlapping launches for every later run.",
+        read="A fixed list of CUDA and NCCL variables; no other is read, and paths are not shown.",
+        fix="Unset them where they are set: job script, container image, /etc/environment.",
+    ),
+    Check(
+        id="env.limits",
+        title="descriptors, processes and address space are enough for CUDA",
+        guards=tuple(Guard),
+        sections=("confinement", "gpus"),
+        judge=_limits,
+        why="CUDA opens descriptors for each GPU, starts threads, and reserves addresses for the memory of all GPUs. "
+        "Where a limit is in the way its calls fail with errors that do not say so, or the process crashes.",
+        read="/proc/self/limits, and pids.max and pids.current of the process' cgroups. The numbers that CUDA needs "
+        "are estimates: a low limit is a warning until something fails.",
+        fix="ulimit, docker --ulimit and --pids-limit, or the limits of the unit that starts the jobs.",
+    ),
+    Check(
+        id="ns.container",
+        title="the container of this process (information)",
+        guards=(Guard.IPC,),
+        sections=("process",),
+        judge=_container,
+        why="Namespaces and filters decide what can be shared between processes and which system calls work; ipc.* "
+        "and numa.* judge what follows from them.",
+        read="Files and variables that container runtimes set, /proc/self/mountinfo, /proc/self/uid_map, Seccomp "
+        "and CapEff in /proc/self/status.",
+        fix="Nothing to fix: this check informs. Other checks say what the container lacks.",
     ),
 )

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import (
-    NO_COHERENT_GPU,
-    NO_GPU,
-    by_value,
-    coherent,
-    coherent_gpus,
-    in_container,
-    usable,
-)
+from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_COHERENT_GPU, NO_GPU, by_value, coherent, coherent_gpus, in_container, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
 from egmctl.model.machine import Confinement, Driver, Host, Machine, NumaKind, System
-from egmctl.topology.memory_mode import PARAMETERS, MemoryMode, memory_mode, own_node
+from egmctl.topology.platform import PARAMETERS, MemoryMode, memory_mode, own_node
 from egmctl.units import format_size, parse_kernel_list
 
 CALLS = ("get_mempolicy", "mbind", "set_mempolicy")

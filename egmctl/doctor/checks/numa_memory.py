@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, noted, passed, skipped, unknown, warned
-from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import coherent, coherent_gpus
-from egmctl.doctor.versions import numbers
+from egmctl.doctor.check import Check, Scope, failed, noted, passed, skipped, unknown, warned
+from egmctl.doctor.situation import coherent, coherent_gpus, numbers
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
 from egmctl.model.machine import Driver, Gpu, Host, Machine, NumaKind, NumaNode, Reason
-from egmctl.topology.memory_mode import MemoryMode, memory_mode, own_node
+from egmctl.topology.platform import MemoryMode, memory_mode, own_node
 from egmctl.units import format_size, parse_kernel_list
 
 SMALL, FULL, SCARCE = 0.75, 0.02, 0.25

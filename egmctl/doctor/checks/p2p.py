@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.refusals import P2pRefusal, refusal
-from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import usable
+from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.situation import P2pRefusal, refusal, usable
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_pairs
 from egmctl.model.machine import Gpu, Machine, Pair, Reason
 

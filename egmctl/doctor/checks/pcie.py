@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.scope import Scope
+from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
 from egmctl.doctor.situation import coherent, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
 from egmctl.model.machine import Bridge, Gpu, Machine, PcieLink, PciFunction, Reason, System

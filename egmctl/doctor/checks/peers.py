@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.scope import Scope
+from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Machine, Outcome, Peer, PeerPort, PeerProbe
-from egmctl.units import printable
-from egmctl.wording import counted, several, shortened
+from egmctl.units import counted, printable, several, shortened
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"
 _NO_DOMAIN = "the GPUs are in no multi-node NVLink domain"

@@ -1,17 +1,116 @@
-"""GPUDirect RDMA: the way from NIC to GPU memory, device nodes, and where NICs sit."""
+"""GPUDirect RDMA: network ports, kernel modules, and memory that a network card can reach."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, failed, passed, skipped, unknown, warned
-from egmctl.doctor.scope import Scope
-from egmctl.doctor.situation import in_container
-from egmctl.doctor.versions import dotted, kernel
-from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Driver, Gpu, Machine, System
+from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.checks.numa import mode_evidence
+from egmctl.doctor.situation import NOT_COHERENT, coherent, dotted, in_container, kernel, numbers
+from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
+from egmctl.model.machine import Driver, Gpu, Machine, Nic, NicPort, System
 from egmctl.model.route import LinkClass
 from egmctl.topology.links import gpu_nic_link
+from egmctl.topology.platform import MemoryMode, memory_mode
+
+
+def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if nothing := no_nics(machine, scope):
+        yield nothing
+        return
+    nics = machine.nics or ()
+    told = [(nic, port) for nic in nics for port in nic.ports if port.state is not None]
+    if not told:
+        yield unknown("the ports' states were not read", place=on_nics(nic.name for nic in nics))
+        return
+    unread = [nic.name for nic in nics for port in nic.ports if port.state is None]
+    unread += [nic.name for nic, port in told if port.state == "ACTIVE" and port.rate_gbit_s is None]
+    if unread:
+        yield unknown("the state or rate of a port was not read", place=on_nics(dict.fromkeys(unread)))
+    expected = _expected(scope)
+    active = [(nic, port) for nic, port in told if port.state == "ACTIVE"]
+    unused: list[str] = []
+    for nic, port in told:
+        name = f"{nic.name}/{port.number}"
+        evidence = (_port_evidence(nic, port),)
+        if port.state == "ACTIVE":
+            continue
+        if (nic.name, port.number) in expected:
+            yield failed(
+                f"port {port.number} is {port.state}, and was active when the machine of --expect was recorded",
+                CABLE,
+                place=on_nics([nic.name]),
+                evidence=evidence,
+            )
+        elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
+            yield warned(
+                f"port {port.number} has a link and is {port.state}: no subnet manager has configured it",
+                Remedy(text="Check the subnet manager of that fabric.", command="sminfo", needs_root=True),
+                place=on_nics([nic.name]),
+                evidence=evidence,
+            )
+        elif active and scope.asked_purpose(Guard.RDMA):
+            yield warned(f"port {port.number} is {port.state}", CABLE, place=on_nics([nic.name]), evidence=evidence)
+        else:
+            unused.append(name)
+    if not active:
+        tell = failed if scope.asked_purpose(Guard.RDMA) else warned
+        yield tell(
+            "no port is active",
+            CABLE,
+            place=on_nics(nic.name for nic, _ in told),
+            evidence=tuple(_port_evidence(nic, port) for nic, port in told),
+        )
+    else:
+        slow = list(_slow(active))
+        for nic, port, usual in slow:
+            yield warned(
+                f"port {port.number} runs at {port.rate_gbit_s:g} Gbit/s, the others at {usual:g}",
+                CABLE,
+                place=on_nics([nic.name]),
+                evidence=(_port_evidence(nic, port),),
+            )
+        slow_names = {nic.name for nic, _, _ in slow}
+        good = dict.fromkeys(nic.name for nic, _ in active if nic.name not in (*slow_names, *unread))
+        if good:
+            note = f"not active: {', '.join(unused)}; --for rdma or --expect makes that a finding" if unused else ""
+            yield passed("ports are active", place=on_nics(good), note=note)
+
+
+CABLE = Remedy(text="Check the cable, the switch port and the port's configuration.", command="ibstat")
+
+
+def _expected(scope: Scope) -> set[tuple[str, int]]:
+    reference = scope.expectation.reference if scope.expectation else None
+    nics = (reference.nics if reference else None) or ()
+    return {(nic.name, port.number) for nic in nics for port in nic.ports if port.state == "ACTIVE"}
+
+
+def _slow(active: list[tuple[Nic, NicPort]]) -> Iterator[tuple[Nic, NicPort, float]]:
+    """Find ports slower than most active ports of NICs of the same kind and link layer."""
+    rates: dict[object, Counter[float]] = {}
+    for nic, port in active:
+        if port.rate_gbit_s is not None:
+            rates.setdefault(_kind(nic, port), Counter())[port.rate_gbit_s] += 1
+    for nic, port in active:
+        found = rates.get(_kind(nic, port))
+        if port.rate_gbit_s is None or found is None:
+            continue
+        usual, count = max(found.items(), key=lambda item: (item[1], item[0]))
+        if port.rate_gbit_s < usual and count > 1:
+            yield nic, port, usual
+
+
+def _kind(nic: Nic, port: NicPort) -> object:
+    return nic.pci.device_id if nic.pci else None, nic.board_id, port.link_layer
+
+
+def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
+    rate = "" if port.rate_gbit_s is None else f", {port.rate_gbit_s:g} Gbit/s"
+    words = f"{port.state or '?'}, {port.physical_state or '?'}, {port.link_layer or '?'}{rate}"
+    return Evidence(source=f"/sys/class/infiniband/{nic.name}/ports/{port.number}", value=words)
+
 
 NO_NIC = "no InfiniBand or RoCE device"
 CLASSES = (LinkClass.PIX, LinkClass.PXB, LinkClass.PHB, LinkClass.NODE, LinkClass.SYS)
@@ -173,7 +272,130 @@ def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
     )
 
 
+PCIE_MAPPING_DRIVER = (570, 86, 15)
+"""The first with CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE (https://github.com/ofiwg/libfabric/issues/10967)."""
+CDMM_DMABUF_KERNEL = (6, 18)
+"""On older kernels the driver takes the pages that nvidia_uvm made (open-gpu-kernel-modules, nv-dmabuf.c)."""
+CDMM_GDRDRV = (2, 5, 1)
+"""The first gdrdrv that supports CDMM (GDRCopy, CHANGELOG.md: "Support the CDMM mode")."""
+
+
+def _coherent_dmabuf(machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if nothing := no_nics(machine, scope):
+        yield nothing
+        return
+    if not coherent(machine):
+        yield skipped(NOT_COHERENT)
+        return
+    driver = machine.driver or Driver()
+    version, release = numbers(driver.driver_version or driver.module_version), kernel(machine)
+    evidence = (
+        Evidence(source="driver", value=dotted(version)),
+        Evidence(source="kernel", value=dotted(release)),
+        *mode_evidence(machine),
+    )
+    if version is None:
+        yield unknown("the driver's version was not read", evidence=evidence)
+    elif version < PCIE_MAPPING_DRIVER:
+        yield warned(
+            "this driver has no dma-buf mapping of GPU memory over PCIe, which NICs on PCIe need",
+            Remedy(text="Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", needs_root=True, needs_reboot=True),
+            evidence=evidence,
+            cause="CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE came with them "
+            "(https://github.com/ofiwg/libfabric/issues/10967)",
+        )
+    elif release is None or release < CDMM_DMABUF_KERNEL:
+        yield _by_pages(machine, release is None, evidence)
+    else:
+        yield passed("dma-buf of GPU memory can be mapped over PCIe", evidence=evidence)
+
+
+def _by_pages(machine: Machine, unread_kernel: bool, evidence: tuple[Evidence, ...]) -> Finding:
+    """Judge a kernel on which dma-buf needs pages: those of the kernel in NUMA mode, nvidia_uvm's under CDMM."""
+    mode, modules = memory_mode(machine), (machine.driver or Driver()).modules
+    if mode is MemoryMode.NUMA:
+        return passed("dma-buf of GPU memory can be mapped over PCIe", evidence=evidence)
+    if mode is MemoryMode.UNKNOWN:
+        return unknown(
+            "whether GPU memory has the pages that dma-buf needs: the driver's parameters were not read",
+            evidence=evidence,
+        )
+    if unread_kernel:
+        return unknown("whether this kernel can make dma-bufs under CDMM: its version was not read", evidence=evidence)
+    if modules is None:
+        return unknown("whether nvidia_uvm is loaded, whose pages dma-buf needs under CDMM", evidence=evidence)
+    evidence = (*evidence, Evidence(source="/sys/module", value=" ".join(modules) or "none of NVIDIA's"))
+    if "nvidia_uvm" not in modules:
+        return warned(
+            "under CDMM, dma-buf of GPU memory needs nvidia_uvm's pages or Linux 6.18, and nvidia_uvm is not loaded",
+            Remedy(text="Load nvidia_uvm at boot, or boot Linux 6.18.", command="modprobe nvidia_uvm", needs_root=True),
+            evidence=evidence,
+            cause="open-gpu-kernel-modules 595.45.04, nv-dmabuf.c: 'Failed to get a reference on dev_pagemap in "
+            "CDMM(driver) mode'; read in the source, not tried",
+        )
+    return passed(
+        "dma-buf of GPU memory can be mapped over PCIe",
+        evidence=evidence,
+        note="under CDMM and before Linux 6.18 this goes by nvidia_uvm's pages (read in the driver's source, not "
+        "measured)",
+    )
+
+
+def _gdrcopy(machine: Machine, _scope: Scope) -> Iterator[Finding]:
+    if not coherent(machine):
+        yield skipped(NOT_COHERENT)
+        return
+    mode = memory_mode(machine)
+    evidence = mode_evidence(machine)
+    if mode is MemoryMode.UNKNOWN:
+        yield unknown("how the GPUs' memory is managed: the driver's parameters were not read", evidence=evidence)
+        return
+    if mode is MemoryMode.NUMA:
+        yield passed("CPUs load and store GPU memory as a NUMA node, without GDRCopy", evidence=evidence)
+        return
+    versions = (machine.system or System()).module_versions
+    if versions is None:
+        yield unknown("whether gdrdrv is loaded is unknown: /sys/module was not read", evidence=evidence)
+        return
+    loaded = versions.get("gdrdrv")
+    evidence = (*evidence, Evidence(source="/sys/module/gdrdrv/version", value=_shown(loaded)))
+    version = numbers(loaded)
+    if loaded is None:
+        yield passed(
+            "gdrdrv is not loaded",
+            evidence=evidence,
+            note="under CDMM a CPU cannot load or store GPU memory without GDRCopy: gdrdrv 2.5.1 or newer, or GDRCopy "
+            "2.6 on a CUDA 13.3 driver, which needs no module",
+        )
+    elif version is None:
+        yield unknown("the version of gdrdrv is unknown: the module does not report it", evidence=evidence)
+    elif version < CDMM_GDRDRV:
+        yield warned(
+            f"gdrdrv {loaded} does not support CDMM: GDRCopy cannot map GPU memory",
+            Remedy(text="Install gdrdrv 2.5.1 or newer and reload it.", needs_root=True),
+            evidence=evidence,
+            cause="GDRCopy, CHANGELOG.md: 2.5.1 is the first to 'Support the CDMM mode'",
+        )
+    else:
+        yield passed(f"gdrdrv {loaded} supports CDMM", evidence=evidence)
+
+
+def _shown(loaded: str | None) -> str:
+    return "not loaded" if loaded is None else loaded or "no version"
+
+
 CHECKS = (
+    Check(
+        id="rdma.ports",
+        title="NIC ports are active",
+        guards=(Guard.RDMA,),
+        sections=("nics",),
+        judge=_ports,
+        why="A rank whose NIC is down or slow holds up all others. An unplugged port is no fault.",
+        read="state, phys_state, rate and link_layer of each port in sysfs. Ports that are not active are findings "
+        "with --for rdma, and failures where a recorded machine given with --expect had them active.",
+        fix="Cable, switch port, subnet manager, in this order.",
+    ),
     Check(
         id="rdma.gdr-path",
         title="NICs can reach GPU memory",
@@ -218,5 +440,31 @@ CHECKS = (
         read="access(2) of the nodes that the kernel has devices for: EPERM is the cgroup, EACCES mode bits, ENOENT "
         "not passed in.",
         fix="docker run --device=/dev/infiniband; the RDMA device plugin in Kubernetes.",
+    ),
+    Check(
+        id="rdma.coherent-dmabuf",
+        title="dma-buf works for coherent GPU memory",
+        guards=(Guard.RDMA,),
+        sections=("gpus", "nics", "driver", "host"),
+        judge=_coherent_dmabuf,
+        why="On Grace a NIC on PCIe needs its mapping over PCIe, which CUDA 12.8 and driver 570.86.15 brought "
+        "(https://github.com/ofiwg/libfabric/issues/10967). Under CDMM a kernel before 6.18 needs nvidia_uvm's pages "
+        "for it (open-gpu-kernel-modules, nv-dmabuf.c).",
+        read="Versions of driver and kernel, CoherentGPUMemoryMode, EnableUserNUMAManagement, and whether nvidia_uvm "
+        "is loaded. Nothing is exported: the driver's source is the rule, not a trial.",
+        fix="Update the driver; under CDMM load nvidia_uvm or update the kernel.",
+    ),
+    Check(
+        id="rdma.gdrcopy",
+        title="GDRCopy supports the GPUs' memory mode",
+        guards=(Guard.RDMA, Guard.PERF),
+        sections=("gpus", "driver", "system"),
+        judge=_gdrcopy,
+        why="Under CDMM GPU memory is no NUMA node, and a CPU reaches it through GDRCopy only "
+        "(https://github.com/NVIDIA/TensorRT-LLM/pull/9166). Its kernel module supports that mode from 2.5.1 on "
+        "(GDRCopy, CHANGELOG.md).",
+        read="The driver's module parameters, and the version in /sys/module/gdrdrv. GDRCopy 2.6 with a CUDA 13.3 "
+        "driver works without the module, which cannot be seen from here.",
+        fix="Install gdrdrv 2.5.1 or newer.",
     ),
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from egmctl.model.bringup import Answer, Bringup, JoinedCause
 from egmctl.report.document import plain
-from egmctl.report.exports.bench_prom import bench_prom
 from egmctl.report.exports.junit import Suite, bench_suite, doctor_suite, document
 from egmctl.report.exports.nagios import performance, plugin_line, sentence
-from egmctl.report.exports.prometheus import doctor_prom, gauge
+from egmctl.report.exports.prometheus import bench_prom, doctor_prom, gauge
 from egmctl.report.views.bringup import cause_words, root_of, verdict
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Remedy, Status
 from egmctl.units import printable
-from egmctl.verdict.causes import causes
+from egmctl.verdict.explain import causes
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 

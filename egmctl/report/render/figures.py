@@ -1,17 +1,198 @@
-"""Pictures as SVG: a scene, the curves of a chart, a matrix as a heat map, and several of them in one file."""
+"""Figures of a page: curves, drawings and the shades of a heat map."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from egmctl.report.document import Cell, Chart, Matrix, Tone, columns
-from egmctl.report.render.heat import best, step_of
-from egmctl.report.render.markup import arrows, element
-from egmctl.report.render.plot import plot
-from egmctl.report.scene import Anchor, Box, Label, Line, Scene
+from egmctl.report.document import Anchor, Better, Box, Cell, Chart, Label, Line, Matrix, Point, Scene, Tone, columns
+from egmctl.report.render.page import arrows, element
+from egmctl.units import format_size
 
-_CELL, _ROW, _LABEL, _LINE = 84.0, 30.0, 84.0, 18.0
+BOUNDS = (0.40, 0.65, 0.80, 0.90, 0.95, 0.97, 0.99)
+"""Shares of the best at which a step ends. They lie closer near the best: cells that are alike within one per cent, as
+those of a healthy switch are, look alike, and what is some per cent behind is seen."""
+
+DRAWN_CELLS = 72 * 72
+"""Larger matrices are not drawn: 72 are the GPUs of the largest NVLink domain of one rack."""
+
+
+def best(matrix: Matrix) -> dict[str, float]:
+    """Return the best number of each kind of a matrix; nothing where it is not to be shaded."""
+    found: dict[str, float] = {}
+    better = max if matrix.better is Better.HIGH else min
+    for cell in (cell for series in columns(matrix) for cell in series.cells):
+        if matrix.better is not None and cell.value:
+            found[cell.kind] = better(found.get(cell.kind, cell.value), cell.value)
+    return found
+
+
+def step_of(cell: Cell, best_of: Mapping[str, float], better: Better | None) -> int | None:
+    """Return the step of a cell, ``None`` where it has no shade."""
+    if better is None or not cell.value or cell.kind not in best_of:
+        return None
+    return step(cell.value, best_of[cell.kind], better)
+
+
+def step(value: float, of: float, better: Better) -> int:
+    """Return the step of a number, 7 for the best and what equals it within one per cent."""
+    share = value / of if better is Better.HIGH else of / value if value > 0 else 1
+    return bisect_right(BOUNDS, share)
+
+
+def legend(better: Better) -> list[tuple[int, str]]:
+    """Return each step with the words that explain it, the best first."""
+    if better is Better.HIGH:
+        ends = [f"{100 * bound:.0f}" for bound in reversed(BOUNDS)]
+        between = [f"{low} to {high} %" for high, low in pairwise(ends)]
+        words = (f"{ends[0]} % of the most and above", *between, f"below {ends[-1]} %")
+    else:
+        ends = [f"{100 / bound - 100:.0f}" for bound in reversed(BOUNDS)]
+        between = [f"{low} to {high} % longer" for low, high in pairwise(ends)]
+        words = (f"the least, and up to {ends[0]} % longer", *between, f"more than {ends[-1]} % longer")
+    return list(zip(range(len(BOUNDS), -1, -1), words, strict=True))
+
+
+def cells_of(matrix: Matrix) -> int:
+    """Return the number of a matrix' cells."""
+    return len(matrix.rows) * sum(map(len, matrix.groups))
+
+
+WIDTH, HEIGHT = 720, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 150, 26, 46
+_STYLES = 4
+_LINE = 15
+"""Pixels between two names."""
+
+Scale = Callable[[float], float]
+
+
+def plot(what: Chart) -> Element:
+    """Return the drawing; what it shows is in the table beside it, so that nothing is in the drawing alone."""
+    points = [point for _, curve in what.curves for point in curve]
+    y_ticks = ticks(max([point.high for point in points] + [limit for _, limit in what.limits]))
+    xs = sorted({point.x for point in points})
+    logarithm = what.sizes or what.logarithmic
+    x_ticks = _powers(xs) if logarithm else ticks(max(xs))
+    x = _scale(x_ticks[0], x_ticks[-1], _LEFT, WIDTH - _RIGHT, logarithm=logarithm)
+    y = _scale(0, y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
+    names = [f"{name}: {_told(what, curve)}" for name, curve in what.curves if curve]
+    names += [f"{name}: {limit:.1f} {what.y}" for name, limit in what.limits]
+    return element(
+        "svg",
+        element("title", what.caption),
+        element("desc", "; ".join(names)),
+        element("text", arrows(what.caption), x=float(_LEFT), y=float(_TOP - 12), class_="strong")
+        if what.titled
+        else None,
+        list(_axes(what, x_ticks, y_ticks, x, y)),
+        [
+            element("line", x1=float(_LEFT), x2=float(WIDTH - _RIGHT), y1=y(limit), y2=y(limit), class_="limit")
+            for _, limit in what.limits
+        ],
+        [_curve(number, curve, x, y) for number, (_, curve) in enumerate(what.curves)],
+        list(_names(what, x, y)),
+        class_="figure plot",
+        role="img",
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        width=WIDTH,
+        height=HEIGHT,
+    )
+
+
+def ticks(top: float) -> list[float]:
+    """Return round numbers from 0 to ``top`` or just above it, in steps of 1, 2 or 5 times a power of ten."""
+    if not top > 0:
+        return [0.0, 1.0]
+    power = 10 ** math.floor(math.log10(top / 4))
+    width = next(power * factor for factor in (1, 2, 5, 10) if top / (power * factor) <= 5)
+    return [width * place for place in range(math.ceil(top / width - 1e-9) + 1)]
+
+
+def _powers(sizes: Sequence[float]) -> list[float]:
+    """Return the powers of 16 (or of 4, of few sizes) from the smallest size to the largest, and those two."""
+    first, last = sizes[0], max(sizes[-1], 2 * sizes[0])
+    factor = 4 if last / first <= 4**6 else 16
+    found = [first * factor**place for place in range(1 + int(math.log(last / first, factor) + 1e-9))]
+    return found if found[-1] == last else [*found, last]
+
+
+def _scale(low: float, high: float, start: float, end: float, *, logarithm: bool = False) -> Scale:
+    if logarithm:
+        return lambda value: start + (end - start) * math.log(value / low) / math.log(high / low)
+    return lambda value: start + (end - start) * (value - low) / (high - low)
+
+
+def _axes(what: Chart, x_ticks: Sequence[float], y_ticks: Sequence[float], x: Scale, y: Scale) -> Iterator[Element]:
+    left, right, bottom = float(_LEFT), float(WIDTH - _RIGHT), float(HEIGHT - _BOTTOM)
+    for tick in y_ticks:
+        yield element("line", x1=left, x2=right, y1=y(tick), y2=y(tick), class_="guide")
+        yield element("text", f"{tick:g}", x=left - 8, y=y(tick) + 4, class_="dim end")
+    previous = -math.inf
+    for tick in x_ticks:
+        yield element("line", x1=x(tick), x2=x(tick), y1=bottom, y2=bottom + 5, class_="axis")
+        if x(tick) - previous >= 48:
+            shown = format_size(round(tick)) if what.sizes else f"{tick:g}"
+            yield element("text", shown, x=x(tick), y=bottom + 19, class_="dim middle")
+            previous = x(tick)
+    yield element("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis")
+    yield element("text", what.y, x=left - 8, y=float(_TOP - 12), class_="dim end")
+    yield element("text", what.x, x=(left + right) / 2, y=float(HEIGHT - 8), class_="dim middle")
+
+
+def _curve(number: int, curve: Sequence[Point], x: Scale, y: Scale) -> Element:
+    style = number % _STYLES
+    there = " ".join(f"{x(p.x):.1f},{y(p.high):.1f}" for p in curve)
+    back = " ".join(f"{x(p.x):.1f},{y(p.low):.1f}" for p in reversed(curve))
+    path = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in curve)
+    return element(
+        "g",
+        element("polygon", points=f"{there} {back}", class_=f"band fill-{style}"),
+        element("polyline", points=path, class_=f"curve curve-{style}"),
+        [_mark(style, x(p.x), y(p.y)) for p in curve],
+    )
+
+
+def _mark(style: int, x: float, y: float) -> Element:
+    corners = {
+        1: ((-4, -4), (4, -4), (4, 4), (-4, 4)),
+        2: ((0, -5), (5, 4), (-5, 4)),
+        3: ((0, -5.5), (5.5, 0), (0, 5.5), (-5.5, 0)),
+    }
+    if style not in corners:
+        return element("circle", cx=x, cy=y, r=4, class_=f"mark fill-{style}")
+    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners[style])
+    return element("polygon", points=points, class_=f"mark fill-{style}")
+
+
+def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
+    """Yield the names at the ends of their curves, moved down where two would meet."""
+    ends = sorted(
+        [
+            *(
+                (y(curve[-1].y), x(curve[-1].x), name, f"fill-{number % _STYLES}")
+                for number, (name, curve) in enumerate(what.curves)
+                if curve
+            ),
+            *((y(limit), float(WIDTH - _RIGHT), name, "dim") for name, limit in what.limits),
+        ]
+    )
+    lowest = -math.inf
+    for at, end, name, look in ends:
+        lowest = max(at, lowest + _LINE)
+        yield element("text", name, x=end + 10, y=lowest + 4, class_=look)
+
+
+def _told(what: Chart, curve: Sequence[Point]) -> str:
+    first, last = (format_size(round(p.x)) if what.sizes else f"{p.x:.1f}" for p in (curve[0], curve[-1]))
+    unit = what.y
+    return f"{curve[0].y:.1f} {unit} at {first}, {curve[-1].y:.1f} {unit} at {last}"
+
+
+_CELL, _ROW, _LABEL, _FIGURES_LINE = 84.0, 30.0, 84.0, 18.0
 _STRONG, _DIM = 8.8, 7.2
 """Pixels that a letter takes at most, on the average."""
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "dim"}
@@ -64,10 +245,12 @@ def heat_map(matrix: Matrix) -> Element:
     words = list(_caption(matrix))
     series, best_of = columns(matrix), best(matrix)
     depth = max((len(one.header) for one in series), default=1)
-    top = len(words) * _LINE + 6
-    body = top + depth * _LINE
+    top = len(words) * _FIGURES_LINE + 6
+    body = top + depth * _FIGURES_LINE
     parts = [
-        element("text", text, x=_LABEL + (place + 0.5) * _CELL, y=top + (row + 0.7) * _LINE, class_="dim middle")
+        element(
+            "text", text, x=_LABEL + (place + 0.5) * _CELL, y=top + (row + 0.7) * _FIGURES_LINE, class_="dim middle"
+        )
         for place, one in enumerate(series)
         for row, text in enumerate(one.header, depth - len(one.header))
     ]
@@ -78,7 +261,7 @@ def heat_map(matrix: Matrix) -> Element:
             parts += _cell(one.cells[place], matrix, best_of, _LABEL + number * _CELL, y)
     height = body + len(matrix.rows) * _ROW
     for after in matrix.after:
-        height += _LINE
+        height += _FIGURES_LINE
         parts.append(element("text", after, x=_LABEL, y=height - 2, class_="dim"))
     told = max((len(text) for text in (matrix.names, *matrix.notes)), default=0)
     return element(
@@ -110,4 +293,7 @@ def _caption(matrix: Matrix) -> Sequence[Element]:
         (arrows(matrix.caption), "strong"),
         *((text, "dim") for text in (matrix.names, *map(arrows, matrix.notes)) if text),
     ]
-    return [element("text", text, x=0, y=place * _LINE - 4, class_=look) for place, (text, look) in enumerate(words, 1)]
+    return [
+        element("text", text, x=0, y=place * _FIGURES_LINE - 4, class_=look)
+        for place, (text, look) in enumerate(words, 1)
+    ]

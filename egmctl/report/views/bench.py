@@ -1,19 +1,25 @@
-"""What ``egmctl bench`` says: the answer, the worst paths, a row for each class of paths; then every number.
-
-The first screen is the answer; the matrices, what they were judged by and how they were measured come with ``-v`` and
-on the page.
-"""
+"""A soak as text: of each case the worst sample of all its paths and when it was. JSON has it of each path."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
-from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
-from egmctl.model.rank import node_names
-from egmctl.model.verdict import BAD_GRADES, ClassVerdict, Grade, Judgement, Yardstick, worst_grade
+from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status
+from egmctl.model.ucx import node_names
+from egmctl.model.verdict import (
+    BAD_GRADES,
+    ClassVerdict,
+    Grade,
+    Judgement,
+    MemoryOwner,
+    OwnerUnknown,
+    Yardstick,
+    worst_grade,
+)
 from egmctl.report.document import (
     Block,
     Bullets,
@@ -23,35 +29,193 @@ from egmctl.report.document import (
     Hint,
     KeyValues,
     Level,
+    Matrix,
     Paragraph,
     Section,
     Span,
     Tone,
 )
-from egmctl.report.views.bench_answer import answer, was_run
-from egmctl.report.views.bench_cells import GRADE_TONES, STATUS_TONES, Frame
-from egmctl.report.views.bench_classes import class_tables, number
-from egmctl.report.views.bench_judged import judged_sections
-from egmctl.report.views.bench_kernel import grave, kernel_line, logged
-from egmctl.report.views.bench_notes import exceptions, how, tally, where_time_went
-from egmctl.report.views.bench_owners import owner_lines, unexpected_owners
-from egmctl.report.views.bench_rates import rates
-from egmctl.report.views.bench_sms import by_sms
-from egmctl.report.views.bench_soak import soak_lines, worst_paths
+from egmctl.report.views.bench_answer import (
+    answer,
+    exceptions,
+    grave,
+    how,
+    kernel_line,
+    logged,
+    route_line,
+    seen,
+    staged_lines,
+    tally,
+    warnings,
+    was_run,
+    where_time_went,
+)
+from egmctl.report.views.bench_classes import (
+    GRADE_TONES,
+    STATUS_TONES,
+    Frame,
+    class_tables,
+    columns_of,
+    judged_sections,
+    number,
+)
+from egmctl.report.views.bench_latency import by_sms
 from egmctl.report.views.bench_tables import families
-from egmctl.report.views.bench_warnings import route_line, seen, staged_lines, warnings
 from egmctl.report.views.causes import cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.node_scene import node_scene
 from egmctl.report.views.topo import gpu_matrix
 from egmctl.topology.topology import Topology, topology
-from egmctl.verdict.classes import unit_of
-from egmctl.wording import counted, gpu_name, several, shortened
+from egmctl.units import counted, gpu_name, listed, printable, several, shortened
+from egmctl.verdict.yardsticks import unit_of
+
+_WORST = 8
+"""Rows of the table."""
+_FEW = 3
+"""Flows whose ends fit beside a case's name."""
+
+
+def soak_lines(report: RunReport) -> Iterator[str]:
+    """Yield a sentence for each case that was measured again and again."""
+    if report.settings.duration_s is None:
+        return
+    measured = [m for m in report.measurements if m.slowest_at_s is not None]
+    for case in dict.fromkeys(m.case for m in measured):
+        those = [m for m in measured if m.case == case]
+        worst = min(those, key=_worst)
+        value = worst.latency_ns.max if worst.latency_ns else worst.bandwidth_gb_s.min if worst.bandwidth_gb_s else 0
+        unit = "ns" if worst.latency_ns else "GB/s"
+        yield (
+            f"{case}: {min(m.attempts for m in those)} passes or more, the worst sample {value:.2f} {unit} after "
+            f"{worst.slowest_at_s or 0:.0f} s, {worst.path}"
+        )
+
+
+def _worst(measurement: Measurement) -> float:
+    """Return the worst sample against the path's own median, the smaller the worse."""
+    if (latency := measurement.latency_ns) is not None:
+        return latency.median / latency.max
+    bandwidth = measurement.bandwidth_gb_s
+    return bandwidth.min / bandwidth.median if bandwidth is not None else 1
+
+
+def worst_paths(report: RunReport) -> Matrix | None:
+    """Return the paths of a soak whose worst sample was farthest from their median, and when it was taken."""
+    found = [
+        (m, m.bandwidth_gb_s.min / m.bandwidth_gb_s.median)
+        for m in report.measurements
+        if m.slowest_at_s is not None and m.bandwidth_gb_s is not None
+    ]
+    if not found:
+        return None
+    worst = sorted(found, key=lambda pair: pair[1])[:_WORST]
+    rows = [(m, m.bandwidth_gb_s, m.slowest_at_s or 0) for m, _ in worst if m.bandwidth_gb_s is not None]
+    columns = {
+        "median": [f"{summary.median:.2f}" for _, summary, _ in rows],
+        "min": [f"{summary.min:.2f}" for _, summary, _ in rows],
+        "at": [f"{at_s:.0f} s" for _, _, at_s in rows],
+    }
+    return Matrix(
+        caption=f"Worst of {report.wall_s:.0f} s (GB/s)",
+        rows=tuple(f"{m.case} {m.path if len(m.flows) < _FEW else ''}".rstrip() for m, _, _ in rows),
+        groups=columns_of(columns),
+    )
+
+
+_HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED)
+"""The first of these that was measured stands for its link."""
+
+
+def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, ...]]:
+    """Return the GB/s of single copies by copy engines, by the labels of source and destination, and the cases.
+
+    Of several cases with the same ends, such as pushed and pulled copies, the first one counts.
+    """
+    found: dict[tuple[str, str], float] = {}
+    cases: dict[str, None] = {}
+    for m in sorted(filter(_plain, report.measurements), key=_rank):
+        flow = m.flows[0]
+        ends = flow.source.label, flow.destination.label
+        if ends not in found and m.bandwidth_gb_s is not None:
+            found[ends] = m.bandwidth_gb_s.median
+            cases[m.case] = None
+    return found, tuple(cases)
+
+
+def _plain(m: Measurement) -> bool:
+    alone = m.pattern is Pattern.PAIR and len(m.flows) == 1 and m.streams == 1
+    own = not m.flows[0].through_gpu and all(
+        end.handle is None and end.allocated_by is None for flow in m.flows for end in (flow.source, flow.destination)
+    )
+    measured = m.quantity is Quantity.BANDWIDTH and m.measured
+    direct = not any(flow.route.staged for flow in m.flows)
+    return alone and own and direct and measured and m.engine is Engine.COPY_ENGINE
+
+
+def _rank(m: Measurement) -> tuple[int, int]:
+    """Order by kind of host memory, and sizes from the largest."""
+    flow = m.flows[0]
+    kind = next((end.memory for end in (flow.source, flow.destination) if end.bus_id is None), MemoryKind.HOST_NUMA)
+    return (_HOST.index(kind) if kind in _HOST else len(_HOST)), -m.size_bytes
+
+
+_CASES = 2
+"""Cases that are named."""
+_WHY = {
+    OwnerUnknown.NO_COUNTERS: "no counters show which link carried the bytes",
+    OwnerUnknown.TOO_FEW: "the reads that were measured leave several GPUs",
+    OwnerUnknown.OWN_LINK_EACH: "each GPU read it over its own NVLink-C2C, as memory that belongs to none",
+    OwnerUnknown.CONTRADICTORY: "the link counters of its reads contradict each other",
+}
+
+
+def owner_lines(report: RunReport) -> Iterator[str]:
+    """Yield a sentence for each NUMA node: the owner of what was allocated under each GPU, or why it is not known."""
+    cases: dict[str, list[str]] = {}
+    found = report.verdict.owners if report.verdict is not None else ()
+    for (case, node), those in groupby(sorted(found, key=_of_case), key=_of_case):
+        for sentence in _sentences(report, tuple(those)):
+            cases.setdefault(f"NUMA{node}: {sentence}", []).append(case)
+    yield from (f"{sentence} ({shortened(names, _CASES)})" for sentence, names in cases.items())
+
+
+def _of_case(one: MemoryOwner) -> tuple[str, int]:
+    return one.case, one.numa_node
+
+
+def _sentences(report: RunReport, those: Sequence[MemoryOwner]) -> Iterator[str]:
+    known = [f"under {one.allocated_by_label}: {one.owner_label}" for one in those if one.owner is not None]
+    if known:
+        yield f"owner by the link counters of memory allocated {', '.join(known)}"
+    unknown: dict[str, list[str]] = {}
+    for one in those:
+        if one.owner is None:
+            unknown.setdefault(_why(report, one), []).append(one.allocated_by_label)
+    yield from (f"owner unknown of memory allocated under {listed(names)}: {why}" for why, names in unknown.items())
+
+
+def unexpected_owners(report: RunReport) -> Iterator[str]:
+    """Yield a sentence for each EGM memory that does not belong to the GPU under which it was allocated."""
+    found = report.verdict.owners if report.verdict is not None else ()
+    other = [one for one in found if one.owner is not None and one.owner != one.allocated_by]
+    yield from dict.fromkeys(
+        f"EGM memory of NUMA{one.numa_node} allocated under {one.allocated_by_label} belongs to {one.owner_label}, by "
+        "the link counters: its NVLink-C2C carries the bytes"
+        for one in other
+    )
+
+
+def _why(report: RunReport, one: MemoryOwner) -> str:
+    if one.unknown is not None and one.unknown is not OwnerUnknown.NOT_EGM:
+        return _WHY[one.unknown]
+    flow = report.measurements[one.measurements[0]].flows[0]
+    return f"not EGM ({printable(flow.route.egm_reason)})"
+
 
 _NODES_DRAWN = 4
 _MANY = 8
 """Paths with the same reason that are named with -v."""
-_WORST = 5
+_BENCH_WORST = 5
 """Paths that are named."""
 _REASONS = 4
 """Reasons for what failed or was skipped that are told without -v."""
@@ -206,7 +370,7 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
             slower = 1 / share if measurement.quantity is Quantity.LATENCY and share else share
             found.append((slower, grade, measurement, classes[judged.measurement], first))
     found.sort(key=lambda item: (list(Grade).index(item[1]), item[0]))
-    for _, grade, measurement, of, judgement in found[:_WORST]:
+    for _, grade, measurement, of, judgement in found[:_BENCH_WORST]:
         unit = unit_of(measurement)
         against = ""
         if judgement.expected:
@@ -219,8 +383,8 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
             title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(of.case, Tone.DIM)),
             level=Level.SUMMARY,
         )
-    if len(found) > _WORST:
-        yield Hint(words=f"and {len(found) - _WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
+    if len(found) > _BENCH_WORST:
+        yield Hint(words=f"and {len(found) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
 def _broken(report: RunReport) -> Iterator[Section]:

@@ -1,23 +1,163 @@
-"""The path classes of a run: a row each with how many paths it has, their median, the worst, and what is expected.
-
-Many classes do not fit a screen: then those that are not well and those of the quick suite are shown, the others with
-``-v``.
-"""
+"""The path classes of a run: what each reaches, what was expected, and which paths are worse than their peers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
-from egmctl.bench.registry import CASES
-from egmctl.bench.suites import SUITES
-from egmctl.model.measurement import Measurement, Quantity, RunReport
-from egmctl.model.verdict import BAD_GRADES, ClassVerdict, Grade
-from egmctl.report.document import Cell, Hint, Level, Matrix, Series, Tone
-from egmctl.report.views.bench_cells import GRADE_MARKS, GRADE_TONES
-from egmctl.units import format_size
-from egmctl.verdict.classes import class_of, names
+from egmctl.bench.suites import CASES, SUITES
+from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
+from egmctl.model.verdict import (
+    BAD_GRADES,
+    ClassVerdict,
+    Culprit,
+    Direction,
+    Grade,
+    Judged,
+    RunVerdict,
+    Yardstick,
+    worst_grade,
+)
+from egmctl.report.document import (
+    EMPTY,
+    Bullets,
+    Cell,
+    Hint,
+    Level,
+    Matrix,
+    Paragraph,
+    Section,
+    Series,
+    Span,
+    Tone,
+    Words,
+)
+from egmctl.units import format_size, shortened
+from egmctl.verdict.yardsticks import class_of, names
+
+GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
+GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
+OUTLIER = "<"
+"""Behind its peers, which nothing else has something against."""
+UNSTABLE = "*"
+STATUS_TONES = {Status.OK: Tone.PLAIN, Status.UNSTABLE: Tone.WARN, Status.WAIVED: Tone.DIM}
+
+
+@dataclass(frozen=True, slots=True)
+class Brand:
+    """What the verdict has against a measurement."""
+
+    tone: Tone
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What all matrices of a run share."""
+
+    order: Sequence[str] = ()
+    """The labels of the ends, as rows and columns are ordered."""
+    brands: Mapping[int, Brand] = field(default_factory=dict)
+    """By a measurement's ``id``."""
+
+    @classmethod
+    def of(cls, report: RunReport) -> Frame:
+        """Return the frame of a run."""
+        judged = report.verdict.judged if report.verdict is not None else ()
+        found = {id(report.measurements[one.measurement]): _brand(one) for one in judged}
+        order = [
+            *(f"{kind}{node}" for kind in ("NUMA", "CPU") for node in report.numa_nodes),
+            *(gpu.label for gpu in report.gpus),
+            *(f"{rank.label}:NUMA{rank.numa_node}" for rank in report.ranks),
+        ]
+        return cls(order, {key: brand for key, brand in found.items() if brand is not None})
+
+    def bandwidth(self, measurement: Measurement, flow: int | None = None) -> Cell:
+        """Return the cell of one flow, or of all of them together: no number to set against those of single flows."""
+        summary = measurement.bandwidth_gb_s if flow is None else None
+        if flow is not None and measurement.measured:
+            summary = measurement.flows_gb_s[flow]
+        value = summary.median if summary is not None and measurement.measured else None
+        # A flow is not branded where the sum failed that it is a part of.
+        own = flow is None or len(measurement.flows) == 1
+        link = measurement.flows[flow].route.symbol if flow is not None else ""
+        return self.number(
+            measurement, value, digits=2, kind=link, compared=flow is not None or len(measurement.flows) == 1, own=own
+        )
+
+    def number(
+        self,
+        measurement: Measurement,
+        value: float | None,
+        *,
+        digits: int,
+        kind: str = "",
+        compared: bool = True,
+        own: bool = True,
+    ) -> Cell:
+        """Return the cell of a number, or of the status of what has none.
+
+        Parameters
+        ----------
+        compared
+            It is set against the others of its matrix of the same kind.
+        own
+            The measurement has this number alone.
+        """
+        tone = tone_of(measurement)
+        if value is None:
+            return Cell(text=measurement.status.value, tone=tone)
+        mark = UNSTABLE if measurement.status is Status.UNSTABLE else ""
+        brand = self.brands.get(id(measurement)) if own else None
+        if brand is not None:
+            tone, mark = brand.tone, brand.mark
+        return Cell(text=f"{value:.{digits}f}", tone=tone, mark=mark, value=value if compared else None, kind=kind)
+
+    def square(
+        self, cells: Mapping[tuple[str, str], Cell], totals: Mapping[str, Cell] | None = None
+    ) -> tuple[tuple[str, ...], tuple[tuple[Series, ...], ...]]:
+        """Lay out cells by row and column in the order of their labels, and beside each row its sum.
+
+        Returns
+        -------
+        tuple
+            The rows and the groups of a :class:`egmctl.report.document.Matrix`.
+        """
+        places = {label: place for place, label in enumerate(self.order)}
+        rows, columns = (
+            sorted(dict.fromkeys(labels), key=lambda label: places.get(label, len(places)))
+            for labels in ((row for row, _ in cells), (column for _, column in cells))
+        )
+        groups = [
+            (Series(header=(column,), cells=tuple(cells.get((row, column), EMPTY) for row in rows)),)
+            for column in columns
+        ]
+        if totals:
+            groups.append((Series(header=("sum",), cells=tuple(totals.get(row, EMPTY) for row in rows)),))
+        return tuple(rows), tuple(groups)
+
+
+def tone_of(measurement: Measurement) -> Tone:
+    """Return what a measurement's status means."""
+    return STATUS_TONES.get(measurement.status, Tone.BAD)
+
+
+def columns_of(columns: Mapping[str, Sequence[str]]) -> tuple[tuple[Series, ...], ...]:
+    """Return columns of words by their headings."""
+    return tuple(
+        (Series(header=(name,), cells=tuple(Cell(text=text) for text in texts)),) for name, texts in columns.items()
+    )
+
+
+def _brand(judged: Judged) -> Brand | None:
+    bad = [one for one in judged.judgements if one.grade in GRADE_TONES]
+    if not bad:
+        return None
+    gravest = worst_grade(one.grade for one in bad)
+    outlier = all(one.yardstick is Yardstick.PEERS for one in bad)
+    return Brand(GRADE_TONES[gravest], OUTLIER if outlier else GRADE_MARKS[gravest])
+
 
 _SCREEN = 18
 """Path classes that are told without -v: with the answer, their links and notes they fill some 40 lines."""
@@ -151,3 +291,114 @@ def _cells(measurements: Sequence[Measurement], verdict: ClassVerdict | None) ->
 def number(value: float | None) -> str:
     """Return a bandwidth or a latency as tables and sentences show it."""
     return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
+
+
+_WORDS = {Grade.FAIL: "FAIL", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "-"}
+_SIDES = {Direction.EGRESS: " egress", Direction.INGRESS: " ingress", None: ""}
+_SHOWN = 3
+_LEGEND = (
+    "worst of the class's paths; expected by the profile; then the judgement by the profile, by the link (links x rate "
+    "x payload) and by its peers (the same between other GPUs); -: nothing to judge by."
+)
+
+
+def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[Section]:
+    """Yield the table of the classes, what stands out, and where the references come from."""
+    judged = [one for one in verdict.classes if {one.by_profile, one.by_link, one.by_peers} != {Grade.NO_REFERENCE}]
+    if judged:
+        body = (Paragraph(words=_LEGEND, tone=Tone.DIM), _table(judged))
+        yield Section(title="Measured vs expected", body=body, level=Level.VERBOSE)
+    for title, lines in (
+        ("Outliers", _culprits(verdict.culprits)),
+        ("Failures", _faults(report, verdict)),
+        ("References", _references(verdict)),
+    ):
+        if items := tuple(lines):
+            yield Section(title=title, body=(Bullets(items=items),), level=Level.VERBOSE)
+
+
+def _table(classes: Sequence[ClassVerdict]) -> Matrix:
+    return by_link(
+        [
+            (
+                f"{one.case} {format_size(one.size_bytes)}" if one.size_bytes else one.case,
+                one.link,
+                (
+                    Cell(text=number(one.worst)),
+                    Cell(text=number(one.expected)),
+                    *(
+                        Cell(text=_WORDS[grade], tone=GRADE_TONES.get(grade, Tone.PLAIN))
+                        for grade in (one.by_profile, one.by_link, one.by_peers)
+                    ),
+                ),
+            )
+            for one in classes
+        ],
+        heads=("worst", "expect", "profile", "link", "peers"),
+        caption="Path classes (GB/s; latencies in ns)",
+    )
+
+
+def _grade(grade: Grade) -> Span:
+    return Span(_WORDS[grade], GRADE_TONES.get(grade, Tone.PLAIN))
+
+
+def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
+    """Say of each GPU or pair once what is out of line, with all classes that show it."""
+    merged: dict[tuple[str, Direction | None], list[Culprit]] = {}
+    for culprit in culprits:
+        merged.setdefault((culprit.label, culprit.direction), []).append(culprit)
+    for (label, direction), those in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
+        first = those[0]
+        cases = _shortened([one.path_class for one in those])
+        yield _grade(first.grade), f" {label}{_SIDES[direction]}: {first.reason}, in {cases}"
+
+
+def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
+    """Say of each class that is not well why, with the paths."""
+    for warning in verdict.warnings:
+        yield Span("warn", Tone.WARN), f" {warning}"
+    judged = {one.measurement: one for one in verdict.judged}
+    for one in verdict.classes:
+        for yardstick in Yardstick:
+            bad = [
+                (number, judgement)
+                for number in one.measurements
+                if number in judged
+                for judgement in judged[number].judgements
+                if judgement.yardstick is yardstick and judgement.grade in BAD_GRADES
+            ]
+            if not bad or (yardstick is Yardstick.PEERS and _explained(verdict, one)):
+                continue
+            bad.sort(key=lambda pair: pair[1].grade is not Grade.FAIL)
+            paths = _shortened([report.measurements[number].path for number, _ in bad[1:]])
+            more = f"; also {paths}" if paths else ""
+            yield _grade(bad[0][1].grade), f" {one.path_class}: {bad[0][1].reason}{more}"
+        if one.grade is Grade.FAIL and Grade.FAIL not in (one.by_profile, one.by_link, one.by_peers):
+            yield Span("FAIL", Tone.BAD), f" {one.path_class}: {one.reason}"
+
+
+def _explained(verdict: RunVerdict, one: ClassVerdict) -> bool:
+    return any(culprit.path_class == one.path_class for culprit in verdict.culprits)
+
+
+def _references(verdict: RunVerdict) -> Iterator[str]:
+    """Say where the expected values come from, and why there are none."""
+    yield f"{f'profile {verdict.profile}' if verdict.profile else 'none'}: {verdict.profile_reason}"
+    sources: dict[str, list[str]] = {}
+    for one in verdict.classes:
+        if one.source is not None:
+            sources.setdefault(one.source, []).append(one.path_class)
+    for source, classes in sources.items():
+        which = "" if len(sources) == 1 else f" ({_shortened(classes)})"
+        yield f"{source}{which}"
+    lacking: dict[str, list[str]] = {}
+    for one in verdict.classes:
+        if verdict.profile is not None and one.by_profile is Grade.NO_REFERENCE:
+            lacking.setdefault(one.reason, []).append(one.path_class)
+    for reason, classes in lacking.items():
+        yield f"no reference for {_shortened(classes)}: {reason}"
+
+
+def _shortened(items: Sequence[str]) -> str:
+    return shortened(items, _SHOWN)

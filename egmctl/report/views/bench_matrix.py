@@ -9,9 +9,8 @@ from egmctl.bench.engines import engine_for
 from egmctl.model.measurement import Endpoint, Flow, Measurement, MemoryKind, Pattern, Status
 from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Series
 from egmctl.report.route_words import route_words
-from egmctl.report.views.bench_cells import Frame
-from egmctl.units import format_size
-from egmctl.wording import several
+from egmctl.report.views.bench_classes import Frame
+from egmctl.units import format_size, several
 
 _MEMORY = {
     MemoryKind.HOST_NUMA: "NUMA",

@@ -25,8 +25,7 @@ from egmctl.report.document import (
     Table,
     Tone,
 )
-from egmctl.units import format_size, natural
-from egmctl.wording import several
+from egmctl.units import format_size, natural, several
 
 
 def cases_document(plan: Plan, cases: Sequence[Case]) -> Document:

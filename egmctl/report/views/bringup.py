@@ -24,7 +24,7 @@ from egmctl.report.document import (
     Words,
     plain,
 )
-from egmctl.report.views import bench_warnings
+from egmctl.report.views import bench_answer as bench_warnings
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
 from egmctl.report.views.causes import CAUSES, PATHS, SEE_DOCTOR
@@ -34,7 +34,7 @@ from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.report.views.topo import topo_document
 from egmctl.topology.platform import platform
 from egmctl.topology.topology import topology
-from egmctl.wording import several, shortened
+from egmctl.units import several, shortened
 
 
 def bringup_document(bringup: Bringup) -> Document:

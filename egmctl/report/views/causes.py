@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.model.cause import RunCause
+from egmctl.model.finding import RunCause
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
 from egmctl.report.document import Command, Entry, Hint, KeyValues, Level, Span, Tone, Words
 from egmctl.report.views.doctor import TONES, remedy_words, title
-from egmctl.wording import several, shortened
+from egmctl.units import several, shortened
 
 CAUSES = 3
 """Causes that are told without -v."""

@@ -29,8 +29,7 @@ from egmctl.report.document import (
 )
 from egmctl.report.views.doctor import remedy_words
 from egmctl.report.views.doctor import title as found_words
-from egmctl.units import format_size, natural
-from egmctl.wording import listed, several, shortened
+from egmctl.units import format_size, listed, natural, several, shortened
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
 _THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "finding"}

@@ -30,8 +30,8 @@ from egmctl.report.document import (
     Words,
 )
 from egmctl.report.views.machine import banners, machine_section, subject
-from egmctl.verdict.causes import RootCause, causes
-from egmctl.wording import several, shortened
+from egmctl.units import several, shortened
+from egmctl.verdict.explain import RootCause, causes
 
 TONES = {
     Status.FAIL: Tone.BAD,

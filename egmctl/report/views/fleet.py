@@ -28,8 +28,7 @@ from egmctl.report.document import (
     Verdict,
 )
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document
-from egmctl.units import natural
-from egmctl.wording import several
+from egmctl.units import natural, several
 
 CAUSES_SHOWN = 12
 """Causes that are told without -v: one missing GPU fails dozens of measurements."""

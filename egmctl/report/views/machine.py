@@ -9,8 +9,7 @@ from dataclasses import replace
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report.document import Block, Column, KeyValues, Level, Section, Table
-from egmctl.units import format_kernel_list, format_size, printable
-from egmctl.wording import counted, gpu_name
+from egmctl.units import counted, format_kernel_list, format_size, gpu_name, printable
 
 
 def banners(origin: Origin) -> tuple[str, ...]:

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.doctor.registry import CHECKS
-from egmctl.doctor.runner import diagnose
-from egmctl.doctor.scope import EVERYTHING
-from egmctl.facts.cgroup import pids_left
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.confinement import confinement
+from egmctl.facts.inside import pids_left
 from egmctl.facts.root import Root, Unreadable
 from egmctl.model.finding import Status
 from egmctl.model.machine import LibraryFailure, Machine, Outcome, Reason, Unread
 from egmctl.model.measurement import Status as Ended
-from egmctl.report.formats import Format
+from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.units import GIB
 from egmctl.verdict.bringup import bringup

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import services
+from egmctl.facts import system as services
 from egmctl.facts.root import Root
 from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import Imex, Machine

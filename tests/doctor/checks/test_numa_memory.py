@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.doctor.scope import EVERYTHING, Scope
+from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.facts.host import NODES, host
 from egmctl.facts.root import Root
 from egmctl.model.finding import Guard, Status

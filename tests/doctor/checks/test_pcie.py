@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts.pci import DEVICES
+from egmctl.facts.gpus import DEVICES
 from egmctl.facts.root import Root
 from egmctl.facts.system import system
 from egmctl.model.finding import Finding, Status

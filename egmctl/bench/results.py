@@ -1,0 +1,304 @@
+"""From samples to a result: statistics, what a task's outcome is, and results of repeated measurements joined."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from egmctl.bench.buffers import window
+from egmctl.gpu.pattern import WORD_BYTES, Difference
+from egmctl.model.measurement import BROKEN, Measurement, Mismatch, Sample, Status, Summary, Task, finish
+from egmctl.units import GB, several
+
+UNSTABLE_CV = 0.03
+"""Above this coefficient of variation a measurement is called unstable. Chosen, not derived: repeats of one path on an
+idle H200 node differ by about a thousandth."""
+
+PERCENTILE_SAMPLES = 20
+"""From so many samples on there are percentiles: a twentieth of fewer is less than one sample."""
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Return median, extremes, coefficient of variation and, of enough values, percentiles of at least one value."""
+    enough = len(values) >= PERCENTILE_SAMPLES
+    mean = statistics.fmean(values)
+    return Summary(
+        median=statistics.median(values),
+        min=min(values),
+        max=max(values),
+        cv=statistics.stdev(values) / mean if len(values) > 1 and mean else None,
+        p05=percentile(values, 5) if enough else None,
+        p95=percentile(values, 95) if enough else None,
+    )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the value below which ``percent`` of at least one value lie, interpolated between two of them."""
+    ordered = sorted(values)
+    place = percent / 100 * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def is_unstable(summary: Summary) -> bool:
+    """Say whether the samples differ too much for the median to be quoted without a warning."""
+    return summary.cv is not None and summary.cv > UNSTABLE_CV
+
+
+def judged(summary: Summary, wrong: str | None = None, remark: str | None = None) -> tuple[Status, str | None]:
+    """Return the status of samples and its reason: that data was wrong outweighs that the samples differ too much.
+
+    Parameters
+    ----------
+    wrong
+        What was wrong, as a sentence.
+    remark
+        The reason of samples that are plainly ``ok``.
+    """
+    if wrong is not None:
+        return Status.CORRUPT, wrong
+    if is_unstable(summary):
+        return Status.UNSTABLE, f"the samples vary by {100 * (summary.cv or 0):.1f} % (CV)"
+    return Status.OK, remark
+
+
+def bandwidth_gb_s(size_bytes: int, elapsed_ms: float) -> float:
+    """Return bytes by time in GB/s (1e9 bytes a second); the milliseconds keep their fraction."""
+    return size_bytes / (elapsed_ms / 1e3) / GB
+
+
+def of_bandwidth(
+    task: Task, samples: Sequence[Sample], mismatch: Mismatch | None, remark: str | None = None, **more: Any
+) -> Measurement:
+    """Return the measurement that samples of a bandwidth make.
+
+    Parameters
+    ----------
+    remark
+        The reason of one that is plainly ``ok``.
+    more
+        Further fields of it.
+    """
+    summary = summarize([sample.bandwidth_gb_s or 0 for sample in samples])
+    status, reason = judged(summary, describe(mismatch, task) if mismatch is not None else None, remark)
+    return finish(
+        task,
+        status,
+        reason=reason,
+        samples=tuple(samples),
+        bandwidth_gb_s=summary,
+        flows_gb_s=tuple(
+            summarize([sample.flows_gb_s[place] for sample in samples]) for place in range(len(task.flows))
+        ),
+        mismatch=mismatch,
+        **more,
+    )
+
+
+def of_latency(
+    task: Task,
+    samples: Sequence[Sample],
+    wrong: str | None = None,
+    remark: str | None = None,
+    *,
+    discarded: int = 0,
+    **more: Any,
+) -> Measurement:
+    """Return the measurement that samples of a latency make.
+
+    Parameters
+    ----------
+    wrong
+        What was read that should not be there, as a sentence.
+    remark
+        The reason of one that is plainly ``ok``.
+    discarded
+        How many samples are missing because one side timed out waiting for its peer.
+    more
+        Further fields of it.
+    """
+    if not samples:
+        return finish(task, Status.FAILED, reason="timed out waiting for the peer in every sample")
+    if discarded:
+        remark = f"{several(discarded, 'sample')} discarded: timed out waiting for the peer"
+    latency = summarize([sample.latency_ns or 0 for sample in samples])
+    status, reason = judged(latency, wrong, remark)
+    return finish(task, status, reason=reason, samples=tuple(samples), latency_ns=latency, **more)
+
+
+def bandwidth_sample(task: Task, elapsed_ms: float, flows_ms: Sequence[float], wall_ms: float) -> Sample:
+    """Return a sample by the time that all flows took and each of them."""
+    size_bytes = task.copies * task.size_bytes
+    return Sample(
+        bandwidth_gb_s=bandwidth_gb_s(len(task.flows) * size_bytes, elapsed_ms),
+        flows_gb_s=tuple(bandwidth_gb_s(size_bytes, flow_ms) for flow_ms in flows_ms),
+        elapsed_ms=elapsed_ms,
+        wall_ms=wall_ms,
+    )
+
+
+def round_trips(laps_ns: Sequence[float], wall_ms: float) -> Sample:
+    """Return the sample that timed round trips make."""
+    return Sample(
+        latency_ns=statistics.fmean(laps_ns),
+        p50_ns=statistics.median(laps_ns),
+        p99_ns=statistics.quantiles(laps_ns, n=100)[98],
+        elapsed_ms=sum(laps_ns) / 1e6,
+        wall_ms=wall_ms,
+    )
+
+
+def mismatch_of(difference: Difference, sample: int, flow: int) -> Mismatch:
+    """Return a difference as results show it."""
+    return Mismatch(
+        sample=sample,
+        flow=flow,
+        words=difference.words,
+        first_offset_bytes=difference.first_offset_bytes,
+        expected=f"{difference.expected:#018x}",
+        found=f"{difference.found:#018x}",
+    )
+
+
+def describe(mismatch: Mismatch, task: Task) -> str:
+    """Say in one sentence where data was corrupt."""
+    where = f"sample {mismatch.sample}"
+    if len(task.flows) > 1:
+        where += f", {task.flows[mismatch.flow].path}"
+    if mismatch.words == 0:
+        return f"{where}: the check's result is {mismatch.found}, not {mismatch.expected}; no wrong word was located"
+    looked_at = window(task.size_bytes, task.copies, mismatch.sample).size_bytes // WORD_BYTES
+    return (
+        f"{where}: {mismatch.words} of {looked_at} words differ, the first at offset "
+        f"{mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}"
+    )
+
+
+def chain_error(sample: int, offset: int | None) -> str | None:
+    """Say in one sentence that a walk ended where its chain does not lead; ``None`` if it did not."""
+    if offset is None:
+        return None
+    return f"sample {sample}: the pointer chase ended at the wrong offset {offset}"
+
+
+_STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
+"""Which of two outcomes of the same task counts: corrupt data does, whatever else was seen."""
+
+
+def of_both(before: Measurement | None, now: Measurement) -> Measurement:
+    """Return what counts of a task after it was measured, once more where there is a result from before."""
+    if before is not None and before.status in BROKEN:
+        # Measured again, alone or because others were unstable: what broke once is broken.
+        kept = now if now.graver_than(before) else before
+        return replace(kept, attempts=before.attempts + 1)
+    if before is not None and before.status is Status.UNSTABLE and now.status in _STEADINESS:
+        better = min(before, now, key=lambda m: _STEADINESS[m.status])
+        return replace(better, attempts=before.attempts + 1)
+    return now
+
+
+def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, float | None]:
+    """Return what counts of a task that was measured among others and then alone, and how much the two differ.
+
+    That it breaks alone counts. The difference is a part of the median alone, ``None`` where one of them has no figure.
+    """
+    if proof.graver_than(among):
+        return proof, None
+    summary, alone = among.timed, proof.timed
+    found = replace(among, alone=alone.median if alone else None)
+    if not summary or not alone:
+        return found, None
+    # What lies between the samples does not differ from them: a latency depends on the SM by a percent or two.
+    return found, max(summary.min / alone.median - 1, 1 - summary.max / alone.median, 0)
+
+
+SAMPLES_KEPT = 10_000
+"""Of each task; the summaries are of those, and the worst is among them."""
+
+
+class Soak:
+    """The time that a soak has, and what becomes of a task that was measured before.
+
+    Parameters
+    ----------
+    duration_s
+        From now on.
+    """
+
+    def __init__(self, duration_s: float) -> None:
+        self._started = time.monotonic()
+        self._duration_s = duration_s
+        self._worst: dict[str, float] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self.part_over >= 1
+
+    @property
+    def part_over(self) -> float:
+        """How much of the time is over, 0 to 1."""
+        return min(1.0, (time.monotonic() - self._started) / self._duration_s)
+
+    def merge(self, before: Measurement | None, now: Measurement) -> Measurement:
+        """Return what is known of a task after one more pass.
+
+        A pass that went wrong stays: what comes after it is not taken for a cure.
+        """
+        at_s = time.monotonic() - self._started
+        if before is None:
+            return replace(now, slowest_at_s=at_s if now.samples else None)
+        attempts = before.attempts + 1
+        if before.status not in (Status.OK, Status.UNSTABLE) and not now.graver_than(before):
+            return replace(before, attempts=attempts)
+        if now.status not in (Status.OK, Status.UNSTABLE):
+            return replace(
+                before,
+                status=now.status,
+                reason=now.reason,
+                last_call=now.last_call,
+                known_cause=now.known_cause,
+                mismatch=now.mismatch,
+                attempts=attempts,
+                slowest_at_s=at_s,
+            )
+        slowest_at_s = at_s if _worst(now) < _worst(before) else before.slowest_at_s
+        samples = _bounded((*before.samples, *now.samples))
+        merged = replace(
+            now,
+            samples=samples,
+            attempts=attempts,
+            slowest_at_s=slowest_at_s,
+            bandwidth_gb_s=_summary([sample.bandwidth_gb_s for sample in samples]),
+            latency_ns=_summary([sample.latency_ns for sample in samples]),
+            flows_gb_s=tuple(
+                summarize([sample.flows_gb_s[place] for sample in samples]) for place in range(len(now.flows_gb_s))
+            ),
+            costs=before.costs or now.costs,
+        )
+        status, reason = (Status.OK, None) if merged.timed is None else judged(merged.timed)
+        return replace(merged, status=status, reason=reason)
+
+
+def _worst(measurement: Measurement) -> float:
+    """Return the worst of the samples as a number that is the smaller the worse."""
+    if measurement.latency_ns is not None:
+        return -measurement.latency_ns.max
+    return measurement.bandwidth_gb_s.min if measurement.bandwidth_gb_s is not None else 0
+
+
+def _bounded(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """Drop every second sample of too many, but not the slowest."""
+    if len(samples) <= SAMPLES_KEPT:
+        return samples
+    slowest = max(samples, key=lambda sample: sample.elapsed_ms)
+    return tuple(sample for place, sample in enumerate(samples) if place % 2 or sample is slowest)
+
+
+def _summary(values: list[float | None]) -> Summary | None:
+    known = [value for value in values if value is not None]
+    return summarize(known) if known else None

@@ -1,0 +1,595 @@
+"""Profiles: read from TOML, matched to a machine, learnt from runs, and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from statistics import median, stdev
+from typing import Any, NoReturn
+
+from egmctl import toml
+from egmctl.data import profiles_dir
+from egmctl.documents import short
+from egmctl.errors import UsageError
+from egmctl.files import read_bounded
+from egmctl.model.codec import DecodeError, field_types, from_json, to_json
+from egmctl.model.machine import Gpu, Machine
+from egmctl.model.measurement import Measurement, Pattern, RunReport, Status
+from egmctl.model.profile import (
+    PROFILE_SCHEMA,
+    Match,
+    MatchPoint,
+    Profile,
+    Reference,
+    Signature,
+    Source,
+    SourceKind,
+    Unit,
+)
+from egmctl.model.route import LinkClass
+from egmctl.topology.links import gpu_link
+from egmctl.topology.platform import C2c, c2c, platform
+from egmctl.units import counted, gpu_name, printable, several
+from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, class_of, not_judged, unit_of, value_of
+
+
+def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | None, str]:
+    """Return the first profile that fits, and why it does; or none, and why none does."""
+    for profile in profiles:
+        if (match := match_profile(machine, profile)).fits:
+            return profile, match.reason
+    if not machine.gpus:
+        return None, "there is no GPU"
+    found = counted(map(gpu_kind, machine.gpus))
+    near = [m for p in profiles if (m := match_profile(machine, p)).points[0].fits]
+    why = "".join(f"; {match.profile} does not match: {match.reason}" for match in near)
+    return None, f"no profile matches {found}{why}"
+
+
+def match_profile(machine: Machine, profile: Profile) -> Match:
+    """Ask of a machine everything that the profile's signature states."""
+    signature, gpus = profile.match, machine.gpus or ()
+    points = [
+        _all("GPU name", [gpu.name for gpu in gpus], signature.gpu_names),
+        _all("PCI device id", [pci_id(gpu) for gpu in gpus], signature.device_ids),
+        _count(len(gpus), signature),
+        _nvlinks(gpus, signature),
+        _link(machine, gpus, signature),
+        _c2c(machine, gpus, signature),
+        _domain(machine, signature),
+    ]
+    return Match(profile=profile.name, points=tuple(point for point in points if point is not None))
+
+
+def _all(what: str, found: Sequence[str | None], expected: Sequence[str]) -> MatchPoint:
+    known = [one for one in found if one is not None]
+    words = ", ".join(dict.fromkeys(known or ["unknown" if found else "no GPU"]))
+    fits = bool(known) and all(one in expected for one in known)
+    return _point(what, fits, words, " or ".join(expected))
+
+
+def _count(found: int, signature: Signature) -> MatchPoint:
+    least, most = signature.least_gpus, signature.most_gpus
+    expected = str(most) if least == most else f"{least} to {most}"
+    return _point("GPUs", least <= found <= most, str(found), expected)
+
+
+def _nvlinks(gpus: Sequence[Gpu], signature: Signature) -> MatchPoint | None:
+    if signature.nvlinks is None:
+        return None
+    listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    counts = {nvml.nvlink_count for nvml in listed}
+    found = sorted("unknown" if count is None else str(count) for count in counts)
+    words = ", ".join(found) or ("unknown" if gpus else "no GPU")
+    return _point("NVLinks per GPU", counts == {signature.nvlinks}, words, str(signature.nvlinks))
+
+
+def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> MatchPoint | None:
+    """Compare the best link between two GPUs: one whose links are down is still of its kind, and no faster."""
+    if signature.link is None or len(gpus) < 2:
+        return None
+    links = [gpu_link(machine, one, other) for one, other in combinations(gpus, 2)]
+    joined = [link.nvlinks or 0 for link in links if link.kind is LinkClass.NVLINK]
+    if not joined:
+        return _point("link", True, f"{links[0].symbol} (no NVLink is up)", signature.link)
+    most = signature.nvlinks_between or 0
+    return _point("link", max(joined) <= most, f"NV{max(joined)}", signature.link)
+
+
+def _c2c(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> MatchPoint:
+    states = {c2c(machine, gpu) for gpu in gpus}
+    found = states - {C2c.UNKNOWN} or states
+    expected = "NVLink-C2C" if signature.c2c else "no NVLink-C2C"
+    fits = found <= ({C2c.UP, C2c.DOWN} if signature.c2c else {C2c.ABSENT})
+    reason = expected if fits else f"NVLink-C2C {', '.join(sorted(found))}, expected {expected}"
+    return MatchPoint(what="C2C", fits=fits, reason=reason)
+
+
+def _domain(machine: Machine, signature: Signature) -> MatchPoint | None:
+    if signature.nvlink_domain is None:
+        return None
+    found = platform(machine).clique_id is not None
+    words = {True: "a multi-node NVLink domain", False: "no multi-node NVLink domain"}
+    fits = found is signature.nvlink_domain
+    reason = words[found] if fits else f"{words[found]}, expected {words[signature.nvlink_domain]}"
+    return MatchPoint(what="NVLink domain", fits=fits, reason=reason)
+
+
+def _point(what: str, fits: bool, found: str, expected: str) -> MatchPoint:
+    reason = f"{what} {found}" if fits else f"{what} {found}, not {expected}"
+    return MatchPoint(what=what, fits=fits, reason=reason)
+
+
+def gpu_kind(gpu: Gpu) -> str:
+    """Return what a GPU is, in words: its name and its PCI id."""
+    return f"{gpu_name(gpu.name)} ({pci_id(gpu) or 'PCI id unknown'})"
+
+
+def pci_id(gpu: Gpu) -> str | None:
+    """Return vendor and device, ``10de:2335``; ``None`` where they were not read."""
+    return None if gpu.pci is None else gpu.pci.pci_id
+
+
+"""The keys of schema 1 in its text, in which the line of a fault is looked for."""
+FILE_LIMIT = 1 << 20
+"""Bytes of the largest file that is read; ``hgx-h200.toml`` has some 20 KiB."""
+
+SYSTEM_FOLDER = Path("/etc/egmctl/profiles")
+
+
+def folders() -> tuple[Path, ...]:
+    """Return where profiles are looked for, the first one first: the user's, the system's, those that ship.
+
+    The user's is that of the XDG Base Directory Specification: ``$XDG_CONFIG_HOME/egmctl/profiles``, and
+    ``~/.config/egmctl/profiles`` where the variable is not set or not absolute.
+    """
+    stated = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    user = stated if stated.is_absolute() else Path(os.path.expanduser("~/.config"))
+    return user / "egmctl" / "profiles", SYSTEM_FOLDER, profiles_dir()
+
+
+def load_all(on_broken: Callable[[UsageError], None] | None = None) -> tuple[tuple[Profile, Path], ...]:
+    """Return every profile and its file, in the order in which they are asked; of two of one name the first.
+
+    Parameters
+    ----------
+    on_broken
+        Told of a broken one, which is passed over then: for what was measured already and must not be lost.
+
+    Raises
+    ------
+    UsageError
+        For a broken one, without ``on_broken``: what it says must not be passed over in silence.
+    """
+    found: dict[str, tuple[Profile, Path]] = {}
+    for folder in folders():
+        for path in sorted(folder.glob("*.toml")):
+            if path.stem in found:
+                continue
+            try:
+                found[path.stem] = read(path), path
+            except UsageError as error:
+                if on_broken is None:
+                    raise
+                on_broken(error)
+    return tuple(found.values())
+
+
+def load(name_or_path: str) -> Profile:
+    """Return one profile by its name, or from a file.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or it is broken.
+    """
+    return read(find(name_or_path))
+
+
+def find(name_or_path: str) -> Path:
+    """Return the file of a profile.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
+    if os.sep in name_or_path or name_or_path.endswith(".toml"):
+        return Path(name_or_path)
+    for folder in folders():
+        path = folder / f"{name_or_path}.toml"
+        # A name may be longer than any file's.
+        if os.path.isfile(path):
+            return path
+    names = ", ".join(dict.fromkeys(path.stem for folder in folders() for path in sorted(folder.glob("*.toml"))))
+    raise UsageError(
+        f"there is no profile {short(printable(name_or_path))!r}; there are {names}, or give a file NAME.toml"
+    )
+
+
+def read(path: Path) -> Profile:
+    """Return the profile that a file holds.
+
+    Raises
+    ------
+    UsageError
+        Naming file, line and key.
+    """
+    try:
+        content = read_bounded(path, FILE_LIMIT)
+        text = content.decode()
+    except OSError as error:
+        raise UsageError(f"profile {printable(str(path))} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        _refuse(path, content[: error.start].count(b"\n") + 1, "not UTF-8 text")
+    if len(content) > FILE_LIMIT:
+        _refuse(path, 1, f"larger than {FILE_LIMIT} bytes, which no profile is")
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> Profile:
+    """Return the profile that a text spells.
+
+    Parameters
+    ----------
+    path
+        The file that the text is of: its stem is the profile's name.
+
+    Raises
+    ------
+    UsageError
+        As :func:`read`.
+    """
+    try:
+        document = toml.loads(text)
+    except (toml.TOMLDecodeError, RecursionError, ValueError) as error:
+        at = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
+        line = int(at[1]) if at and at[1] else text.count("\n") + 1
+        _refuse(path, line, f"not TOML: {str(error)[: at.start()] if at else type(error).__name__}")
+    if document.get("schema") != PROFILE_SCHEMA:
+        _refuse_key(path, text, "schema", f"expected {PROFILE_SCHEMA!r}, found {document.get('schema')!r}")
+    for place in _unknown(Profile, document, ""):
+        _refuse_key(path, text, place, "there is no such key")
+    try:
+        profile = from_json(Profile, document)
+    except DecodeError as error:
+        place, _, what = str(error).partition(": ")
+        _refuse_key(path, text, place if what else "", what or place)
+    if profile.name != path.stem:
+        _refuse_key(path, text, "name", f"expected {path.stem!r}, the file's name, found {profile.name!r}")
+    for place, what in _faults(profile):
+        _refuse_key(path, text, place, what)
+    return profile
+
+
+def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Yield the place and the sentence of each thing that the types do not say."""
+    cited = [("match.source", profile.match.source)]
+    cited += [(f"links[{i}].source", link.source) for i, link in enumerate(profile.links)]
+    seen: set[tuple[str, str, int | None]] = set()
+    for i, reference in enumerate(profile.references):
+        cited.append((f"references[{i}].source", reference.source))
+        if reference.bounds_source is not None:
+            cited.append((f"references[{i}].bounds_source", reference.bounds_source))
+        path = reference.case, reference.link, reference.flows
+        if path in seen:
+            yield f"references[{i}].case", f"{reference.case} over {reference.link} is there already"
+        seen.add(path)
+        values = (reference.fail, reference.warn, reference.typical)
+        if not any(values):
+            yield f"references[{i}].case", "it has neither a typical value nor a bound"
+        for key, value in zip(("fail", "warn", "typical"), values, strict=True):
+            if value is not None and not value > 0:
+                yield f"references[{i}].{key}", "expected a number above 0"
+        sign = 1 if reference.unit is Unit.GB_S else -1
+        order = [sign * value for value in values if value is not None]
+        if order != sorted(order):
+            better = "fail <= warn <= typical" if sign > 0 else "typical <= warn <= fail"
+            yield f"references[{i}].case", f"the bounds have to be {better}"
+    for place, source in cited:
+        if source not in profile.sources:
+            known = ", ".join(profile.sources) or "none"
+            yield place, f"{source!r} is none of the sources: {known}"
+
+
+def _unknown(kind: Any, data: Any, where: str) -> Iterator[str]:
+    """Yield the place of each key that the type does not have: a misspelt one would do nothing, silently."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType, typing.Annotated):
+        yield from _unknown(arguments[0], data, where)
+    elif origin is tuple and isinstance(data, list):
+        for i, item in enumerate(data):
+            yield from _unknown(arguments[0], item, f"{where}[{i}]")
+    elif origin is Mapping and isinstance(data, dict):
+        for key, item in data.items():
+            yield from _unknown(arguments[1], item, f"{where}.{key}")
+    elif dataclasses.is_dataclass(kind) and isinstance(data, dict):
+        fields = field_types(typing.cast(type, kind))
+        for key, item in data.items():
+            place = f"{where}.{key}" if where else key
+            if key in fields:
+                yield from _unknown(fields[key], item, place)
+            else:
+                yield place
+
+
+def _refuse_key(path: Path, text: str, place: str, what: str) -> NoReturn:
+    _refuse(path, line_of(text, place), f"{place}: {what}" if place else what)
+
+
+def _refuse(path: Path, line: int, what: str) -> NoReturn:
+    raise UsageError(f"profile {printable(str(path))}, line {line}: {short(printable(what))}")
+
+
+def line_of(text: str, place: str) -> int:
+    """Return the line, from 1, of a place such as ``references[2].warn``: of its table where the key is not there."""
+    table, _, key = place.rpartition(".")
+    if not table:
+        table = key
+    name, _, number = table.partition("[")
+    nth = int(number.rstrip("]")) if number else 0
+    key = key.partition("[")[0]
+    inside, count, found = table == key, -1, 1
+    for line, content in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$", content):
+            count += header[1] == name
+            inside = header[1] == name and count == nth
+            found = line if inside else found
+        elif inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", content):
+            return line
+    return found
+
+
+SPREADS_WARN, LEAST_WARN = 1.5, 0.025
+"""Warns at so many times the largest deviation from the typical value that any run showed over the same link, and not
+before so much of the value."""
+SPREADS_FAIL, LEAST_FAIL = 2.5, 0.05
+"""Fails at so much. One NVLink of 18 carries 5.6 %."""
+LATENCY_WARN, LATENCY_FAIL = 0.1, 0.25
+"""In place of the least, for latencies: where GPU and SM sit makes several per cent, and no two machines are alike."""
+RULE = (
+    f"warns at {SPREADS_WARN:g}x and fails at {SPREADS_FAIL:g}x the largest deviation seen over the same link, but not "
+    f"below {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % (latencies {100 * LATENCY_WARN:g} and "
+    f"{100 * LATENCY_FAIL:g} %)"
+)
+
+SMALLER = 4
+"""A reference is good for buffers down to this part of those that it was learnt with: on HGX H200 a quarter of 512 MiB
+costs a copy engine over NVLink 1 % (docs/profiles.md)."""
+
+_COUNTED_FLOWS = (
+    Pattern.RING,
+    Pattern.BISECT,
+    Pattern.ALL_PAIRS,
+    Pattern.ONE_NODE,
+    Pattern.OWN_NODE,
+    Pattern.OWN_NODE_BOTH,
+    Pattern.ONE_TO_ALL,
+    Pattern.ALL_TO_ONE,
+)
+"""What these reach together depends on how many GPUs take part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run to learn from."""
+
+    report: RunReport
+    machine: Machine
+    node: str
+    """What tells its node from others."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What all runs say of one class."""
+
+    unit: Unit
+    by_path: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """The medians of each path of each node, one for each run."""
+    size_bytes: int = 0
+    """The largest that was seen in a sweep."""
+    least_bytes: int | None = None
+    """The smallest buffers that were learnt from."""
+
+    @property
+    def typical(self) -> float:
+        """The middle of all paths and runs."""
+        return median(value for runs in self.by_path.values() for value in runs)
+
+    @property
+    def off(self) -> float:
+        """How far the worst path of any run was from that, as a part of it."""
+        values = [value for runs in self.by_path.values() for value in runs]
+        worst = max(values) if self.unit is Unit.NS else min(values)
+        return abs(worst / self.typical - 1)
+
+    @property
+    def run_to_run(self) -> float | None:
+        """Standard deviation of one path from run to run, as a part of its middle: of the worst path."""
+        repeated = [runs for runs in self.by_path.values() if len(runs) > 1]
+        return max((stdev(runs) / median(runs) for runs in repeated), default=None)
+
+
+def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
+    """Return a profile of what the runs measured.
+
+    Only what is ``ok`` is learnt from: corrupt data and samples that differ too much are no measure of anything; nor
+    what was measured on GPUs that other processes used meanwhile. A sweep is learnt from at its largest size.
+
+    Parameters
+    ----------
+    runs
+        At least one.
+    name
+        Of the profile.
+    date
+        Of today, for people.
+
+    Raises
+    ------
+    UsageError
+        If the machines are not of one kind, or nothing was measured.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        if _kind(run.machine) != _kind(first.machine):
+            raise UsageError(
+                "the runs are of machines that differ: "
+                f"{first.node} has {_kind(first.machine)}, {run.node} has {_kind(run.machine)}"
+            )
+    seen: dict[tuple[str, str, int | None], _Seen] = {}
+    for run in runs:
+        for measurement in run.report.measurements:
+            _add(seen, run, measurement)
+    if not seen:
+        raise UsageError("the runs hold nothing to learn from: no measurement is ok, large enough and from idle GPUs")
+    nodes = len({run.node for run in runs})
+    base = f"{several(len(runs), 'run')} on {several(nodes, 'machine')}"
+    source = Source(kind=SourceKind.MEASURED, text=f"by egmctl, {base}, learnt {date}", machines=nodes, runs=len(runs))
+    return Profile(
+        schema=PROFILE_SCHEMA,
+        name=name,
+        title=f"{_kind(first.machine)}, learnt from {base}",
+        match=_signature([run.machine for run in runs]),
+        sources={"runs": source, "bounds": Source(kind=SourceKind.RULE, text=RULE)},
+        references=tuple(_references(seen)),
+    )
+
+
+def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: Measurement) -> None:
+    value = value_of(measurement)
+    if value is None or measurement.status is not Status.OK or not_judged(measurement) or _is_beside(measurement):
+        return
+    one = class_of(measurement)
+    flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
+    found = seen.setdefault((one.case, one.link, flows), _Seen(unit_of(measurement)))
+    if _is_swept(run.report, measurement):
+        if measurement.size_bytes < found.size_bytes:
+            return
+        if measurement.size_bytes > found.size_bytes:
+            found.by_path.clear()
+            found.least_bytes = None
+            found.size_bytes = measurement.size_bytes
+    found.least_bytes = min(found.least_bytes or measurement.size_bytes, measurement.size_bytes)
+    found.by_path.setdefault((run.node, measurement.path), []).append(value)
+
+
+def _is_beside(measurement: Measurement) -> bool:
+    """Say whether other processes used the GPUs meanwhile."""
+    return measurement.evidence is not None and any(gpu.other_processes for gpu in measurement.evidence.gpus)
+
+
+def _references(seen: Mapping[tuple[str, str, int | None], _Seen]) -> Iterator[Reference]:
+    """Yield a reference for each class; how far runs are apart is of the link, whichever case showed it."""
+    off: dict[tuple[str, Unit], float] = {}
+    run_to_run: dict[tuple[str, Unit], float] = {}
+    for (_, link, _), one in seen.items():
+        off[link, one.unit] = max(off.get((link, one.unit), 0), one.off)
+        if one.run_to_run is not None:
+            run_to_run[link, one.unit] = max(run_to_run.get((link, one.unit), 0), one.run_to_run)
+    for (case, link, flows), one in seen.items():
+        latency = one.unit is Unit.NS
+        warn = max(SPREADS_WARN * off[link, one.unit], LATENCY_WARN if latency else LEAST_WARN)
+        fail = max(SPREADS_FAIL * off[link, one.unit], LATENCY_FAIL if latency else LEAST_FAIL)
+        sign = 1 if latency else -1
+        yield Reference(
+            case=case,
+            link=link,
+            unit=one.unit,
+            typical=_round(one.typical),
+            warn=_round(one.typical * max(0.01, 1 + sign * warn)),
+            fail=_round(one.typical * max(0.01, 1 + sign * fail)),
+            flows=flows,
+            least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (one.least_bytes or 0) // SMALLER),
+            run_to_run=_round(run_to_run[link, one.unit]) if (link, one.unit) in run_to_run else None,
+            source="runs",
+            bounds_source="bounds",
+        )
+
+
+def _signature(machines: Sequence[Machine]) -> Signature:
+    gpus = [gpu for machine in machines for gpu in machine.gpus or ()]
+    nvlinks = {gpu.nvml.nvlink_count if gpu.nvml else None for gpu in gpus}
+    joined = [
+        link.nvlinks or 0
+        for machine in machines
+        for one, other in combinations(machine.gpus or (), 2)
+        if (link := gpu_link(machine, one, other)).kind is LinkClass.NVLINK
+    ]
+    return Signature(
+        gpu_names=tuple(dict.fromkeys(gpu.name for gpu in gpus if gpu.name)),
+        device_ids=tuple(dict.fromkeys(found for gpu in gpus if (found := pci_id(gpu)))),
+        most_gpus=max(len(machine.gpus or ()) for machine in machines),
+        nvlinks=nvlinks.pop() if len(nvlinks) == 1 else None,
+        link=f"NV{max(joined)}" if joined else None,
+        c2c=any(c2c(machine, gpu) in (C2c.UP, C2c.DOWN) for machine in machines for gpu in machine.gpus or ()),
+        nvlink_domain=platform(machines[0]).clique_id is not None,
+        source="runs",
+    )
+
+
+def _kind(machine: Machine) -> str:
+    """Name what has to be the same in all machines of a profile."""
+    return ", ".join(sorted(set(map(gpu_kind, machine.gpus or ())))) or "no GPU"
+
+
+def _is_swept(report: RunReport, measurement: Measurement) -> bool:
+    return any(m.case == measurement.case and m.size_bytes != measurement.size_bytes for m in report.measurements)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def dump(profile: Profile) -> str:
+    """Return the file's text; without keys that say nothing."""
+    document: dict[str, Any] = to_json(profile)
+    return "\n".join(_table(document, "")).strip("\n") + "\n"
+
+
+def _table(table: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield a table's own keys, then those of its tables: TOML has a key belong to the last header above it."""
+    for key, value in table.items():
+        if value not in (None, []) and not _is_table(value):
+            yield f"{_key(key)} = {_value(value)}"
+    for key, value in table.items():
+        place = f"{name}.{_key(key)}" if name else _key(key)
+        if isinstance(value, dict):
+            if any(not isinstance(item, dict) for item in value.values()):
+                yield f"\n[{place}]"
+            yield from _table(value, place)
+        elif _is_table(value):
+            for item in value:
+                yield f"\n[[{place}]]"
+                yield from _table(item, place)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return key if bare else _string(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, str):
+        return _string(value)
+    return json.dumps(value)
+
+
+def _string(text: str) -> str:
+    """Return a basic string: JSON's escapes are TOML's, but for the delete character and pairs of surrogates."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

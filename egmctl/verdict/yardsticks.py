@@ -1,0 +1,523 @@
+"""Three yardsticks for a measurement: the profile of its machine, the rate of its link, and its peers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, median_high
+
+from egmctl.bench.engines import engine_for
+from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport, Status
+from egmctl.model.profile import Profile, Reference, Unit
+from egmctl.model.route import HOST_MEMORY, MemoryKind
+from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
+from egmctl.units import MIB, format_size
+
+JUDGED_FROM_BYTES = 64 * MIB
+"""Bandwidths of smaller buffers say what it costs to begin a copy, and are not judged. On HGX H200 copies of 64 MiB
+reach 98 % of what copies of 512 MiB do (docs/profiles.md)."""
+
+
+def is_lost(measurement: Measurement) -> bool:
+    """Say whether a measurement ended for no cause that is known: the command ends with 4 then."""
+    unexplained = measurement.status is Status.FAILED and not measurement.known_cause
+    return unexplained or measurement.status in (Status.CRASHED, Status.TIMED_OUT)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PathClass:
+    """Case, links and size: what may be compared."""
+
+    case: str
+    link: str
+    """The symbol of the route."""
+    size_bytes: int
+
+
+SEVERAL = "several routes at once"
+"""In place of a symbol, of flows that take different routes at the same time."""
+
+
+def class_of(measurement: Measurement) -> PathClass:
+    """Return the class of a measurement; flows that take different ways at once have a class of their own."""
+    return PathClass(measurement.case, _one(flow.route.symbol for flow in measurement.flows), measurement.size_bytes)
+
+
+def kind_of(measurement: Measurement) -> str:
+    """Return the links of a measurement without the number of NVLinks: ``NV`` of ``NV18`` and of ``NV16``."""
+    return _one(flow.route.kind for flow in measurement.flows)
+
+
+def _one(symbols: Iterable[str]) -> str:
+    found = set(symbols)
+    return found.pop() if len(found) == 1 else SEVERAL
+
+
+def several_sizes(classes: Iterable[PathClass]) -> frozenset[PathClass]:
+    """Return the classes of cases that were measured at several sizes."""
+    sizes: dict[tuple[str, str], set[int]] = {}
+    known = tuple(classes)
+    for one in known:
+        sizes.setdefault((one.case, one.link), set()).add(one.size_bytes)
+    return frozenset(one for one in known if len(sizes[one.case, one.link]) > 1)
+
+
+def names(classes: Iterable[PathClass]) -> dict[PathClass, str]:
+    """Return what each class is called: with its size only where a case was measured at several."""
+    known = tuple(classes)
+    sized = several_sizes(known)
+    return {
+        one: f"{one.case} over {one.link}{f', {format_size(one.size_bytes)}' if one in sized else ''}" for one in known
+    }
+
+
+def unit_of(measurement: Measurement) -> Unit:
+    """Return the unit of a measurement's number."""
+    return Unit.NS if measurement.quantity is Quantity.LATENCY else Unit.GB_S
+
+
+def value_of(measurement: Measurement) -> float | None:
+    """Return the median of a latency, or of the bandwidth of all flows together; ``None`` where there is none."""
+    summary = measurement.headline
+    return summary.median if summary is not None and summary.median > 0 else None
+
+
+def is_degraded(measurement: Measurement) -> bool:
+    """Say whether an EGM route was blocked and another one was tried."""
+    return any(flow.route.degraded for flow in measurement.flows)
+
+
+def not_judged(measurement: Measurement) -> str | None:
+    """Say why a number is not judged; ``None`` if it is."""
+    if is_degraded(measurement):
+        return "its EGM route is blocked: what is left has no reference"
+    if measurement.blocks is not None:
+        return "one of a series by the number of SMs: few need not fill a link"
+    if any(MemoryKind.GPU_NUMA in (flow.source.memory, flow.destination.memory) for flow in measurement.flows):
+        return "CPU threads are a lower bound"
+    if measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes < JUDGED_FROM_BYTES:
+        return f"buffers of less than {format_size(JUDGED_FROM_BYTES)} are not judged"
+    return None
+
+
+def is_by_host(measurement: Measurement) -> bool:
+    """Say whether it is a round trip of messages between processes: where the host runs these is in the number.
+
+    On eight idle H200 round trips by event were 24.7 to 38.6 us from pair to pair (docs/hardware-notes.md).
+    """
+    return measurement.quantity is Quantity.LATENCY and engine_for(measurement.engine).timed_by_host
+
+
+LEAST_GPUS = 4
+"""With fewer GPUs nobody can say which of two that differ is the odd one."""
+
+BANDWIDTH_WARN, BANDWIDTH_FAIL = 0.05, 0.15
+"""How far below its siblings is a warning, a fault. Chosen: healthy pairs of one node are 0.1 % apart on HGX H200
+(docs/hardware-notes.md) and up to 3.5 % below their median in published matrices of HGX H100 (docs/profiles.md); one of
+18 links that is missing costs 5.6 %."""
+HOST_WARN, HOST_FAIL = 0.2, 0.4
+"""The same between GPUs and host memory, which share more than their own links: root complexes, memory, and on virtual
+machines neighbours. Chosen: of 28 runs on HGX H200 a single GPU was up to 15 % below the others (docs/profiles.md); a
+PCIe link that trained at half its width or rate loses half."""
+LATENCY_WARN, LATENCY_FAIL = 0.15, 0.5
+"""How far above, for latencies. Chosen: on HGX H200 they are up to 6 % apart, by the place of GPU and SM."""
+
+_MOST_OF = 0.75
+"""So many of a GPU's cells must be weak to call it the GPU: otherwise they are pairs."""
+_ROUNDS = 20
+_SETTLED = 1e-9
+
+End = str | None
+"""A GPU, or ``None`` where that end of a path is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCell:
+    """One value of a class."""
+
+    measurement: int
+    source: End
+    destination: End
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far off is how bad, as parts of what the siblings reach."""
+
+    warn: float
+    fail: float
+    latency: bool
+
+    def grade(self, ratio: float) -> Grade:
+        """Grade what a cell reaches by what its siblings do: of a bandwidth below 1, of a latency above."""
+        off = ratio - 1 if self.latency else 1 - ratio
+        return Grade.FAIL if off > self.fail else Grade.WARN if off > self.warn else Grade.PASS
+
+    def bound(self, typical: float, off: float) -> float:
+        """Return the value that is as far off."""
+        return typical * (1 + off) if self.latency else typical * (1 - off)
+
+
+BANDWIDTH = Tolerance(BANDWIDTH_WARN, BANDWIDTH_FAIL, latency=False)
+HOST = Tolerance(HOST_WARN, HOST_FAIL, latency=False)
+LATENCY = Tolerance(LATENCY_WARN, LATENCY_FAIL, latency=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A GPU in one direction, or a pair."""
+
+    gpus: tuple[str, ...]
+    direction: Direction | None
+    ratio: float
+    """What it reaches by what its siblings do; a GPU's is that of all its cells in the direction."""
+    grade: Grade
+    cells: tuple[PeerCell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One class taken apart."""
+
+    typical: float | None
+    """What its members reach that are not out of line; ``None`` where there are too few."""
+    outliers: tuple[Outlier, ...] = ()
+    """GPUs first, then pairs; the worst first."""
+
+
+def fit(cells: Sequence[PeerCell], tolerance: Tolerance) -> Fit:
+    """Find what is out of line among cells of one class.
+
+    Parameters
+    ----------
+    cells
+        Values above 0, each of its own pair of ends.
+    """
+    if len({end for cell in cells for end in (cell.source, cell.destination) if end is not None}) < LEAST_GPUS:
+        return Fit(None)
+    sign = -1 if tolerance.latency else 1
+    good = {cell: sign * math.log(cell.value) for cell in cells}
+    pairs = all(cell.source is not None and cell.destination not in (None, cell.source) for cell in cells)
+    rows, columns = _polish(good) if pairs else ({}, {})
+    usual = _usual(good, rows, columns)
+    weak = {cell for cell in cells if tolerance.grade(math.exp(sign * (good[cell] - usual))) is not Grade.PASS}
+    named: dict[tuple[str, Direction], float] = {}
+    for effects, direction in ((rows, Direction.EGRESS), (columns, Direction.INGRESS)):
+        base = median_high(effects.values()) if effects else 0.0
+        for gpu, effect in effects.items():
+            its = [cell for cell in cells if _end(cell, direction) == gpu]
+            off = tolerance.grade(math.exp(sign * (effect - base))) is not Grade.PASS
+            if off and len(its) > 1 and len(weak.intersection(its)) >= _MOST_OF * len(its):
+                named[gpu, direction] = effect - base
+    found = [
+        _outlier((gpu,), direction, sign * effect, [c for c in cells if _end(c, direction) == gpu], tolerance)
+        for (gpu, direction), effect in named.items()
+    ]
+    for cell in cells:
+        explained = usual + sum(
+            named.get((gpu, direction), 0.0)
+            for gpu, direction in ((cell.source, Direction.EGRESS), (cell.destination, Direction.INGRESS))
+            if gpu is not None
+        )
+        rest = good[cell] - explained
+        if tolerance.grade(math.exp(sign * rest)) is not Grade.PASS:
+            gpus = tuple(dict.fromkeys(end for end in (cell.source, cell.destination) if end is not None))
+            found.append(_outlier(gpus, _direction(cell), sign * (good[cell] - usual), [cell], tolerance))
+    found.sort(key=lambda one: (len(one.gpus), -abs(math.log(one.ratio))))
+    return Fit(math.exp(sign * usual), tuple(found))
+
+
+def _polish(good: Mapping[PeerCell, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the effect of each source and of each destination."""
+    rows = dict.fromkeys((str(cell.source) for cell in good), 0.0)
+    columns = dict.fromkeys((str(cell.destination) for cell in good), 0.0)
+    rest = dict(good)
+    for _ in range(_ROUNDS):
+        moved = 0.0
+        for effects, direction in ((rows, Direction.EGRESS), (columns, Direction.INGRESS)):
+            for gpu in effects:
+                its = [cell for cell in rest if _end(cell, direction) == gpu]
+                step = median(rest[cell] for cell in its)
+                effects[gpu] += step
+                moved = max(moved, abs(step))
+                for cell in its:
+                    rest[cell] -= step
+        if moved < _SETTLED:
+            break
+    return rows, columns
+
+
+def _usual(good: Mapping[PeerCell, float], rows: Mapping[str, float], columns: Mapping[str, float]) -> float:
+    """Return what a path between two ordinary GPUs reaches.
+
+    Of an even number the better of the two in the middle: nothing is faster than its link, so where half are slow,
+    those are the odd ones.
+    """
+    if rows:
+        return median_high(rows.values()) + median_high(columns.values())
+    return median_high(good.values())
+
+
+def _outlier(
+    gpus: tuple[str, ...], direction: Direction | None, effect: float, cells: Iterable[PeerCell], tolerance: Tolerance
+) -> Outlier:
+    ratio = math.exp(effect)
+    return Outlier(gpus, direction, ratio, tolerance.grade(ratio), tuple(cells))
+
+
+def _end(cell: PeerCell, direction: Direction) -> End:
+    return cell.source if direction is Direction.EGRESS else cell.destination
+
+
+def _direction(cell: PeerCell) -> Direction | None:
+    """Return a single cell's direction: of a pair, and of a GPU's own memory, there is none."""
+    if cell.source is not None and cell.destination is not None:
+        return None
+    return Direction.EGRESS if cell.source is not None else Direction.INGRESS
+
+
+def against_profile(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
+    """Judge by the profile's reference for the case, the link and the number of flows."""
+    if profile is None:
+        return _none(value, "no profile matches this machine")
+    reference, why = reference_for(measurement, profile)
+    if reference is None:
+        return _none(value, why)
+    sign = 1 if reference.unit is Unit.GB_S else -1
+    beyond = "below" if sign > 0 else "above"
+    grade, against = Grade.PASS, ""
+    for word, bound in ((Grade.FAIL, reference.fail), (Grade.WARN, reference.warn)):
+        if bound is not None and sign * value < sign * bound:
+            grade, against = word, f", {beyond} {bound:.4g}"
+            break
+    unit = reference.unit
+    link = class_of(measurement).link
+    usual = "" if reference.typical is None else f"; typical is {reference.typical:.4g}"
+    over = "" if link == reference.link else f", over {link}, not {reference.link}"
+    return Judgement(
+        yardstick=Yardstick.PROFILE,
+        grade=grade,
+        reason=f"{measurement.path}: {value:.4g} {unit}{against}{usual}{over}",
+        value=value,
+        expected=reference.typical,
+        warn=reference.warn,
+        fail=reference.fail,
+        source=cite(profile, reference),
+    )
+
+
+def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference | None, str]:
+    """Return the reference that a measurement is to be held against, or why there is none.
+
+    A pair of GPUs is held against the link that its platform has between GPUs even where it took another one: fewer
+    NVLinks, or none, is what is to be found. Host memory that is farther away is another path.
+    """
+    of_case = [r for r in profile.references if r.case == measurement.case and r.unit is unit_of(measurement)]
+    if not of_case:
+        return None, f"{profile.name} does not have this case"
+    link = class_of(measurement).link
+    flow = measurement.flows[0]
+    between_gpus = None not in (flow.source.bus_id, flow.destination.bus_id)
+    kind = kind_of(measurement)
+    over_link = [r for r in of_case if between_gpus or r.kind == kind]
+    if not over_link:
+        return None, f"{profile.name} does not have this case over {link}"
+    count = len(measurement.flows)
+    fitting = [r for r in over_link if r.flows in (None, count)]
+    if not fitting:
+        return None, f"{profile.name} has it for {over_link[0].flows} flows, not {count}"
+    reference = fitting[0]
+    if measurement.size_bytes < reference.least_bytes:
+        return None, f"{profile.name} has it for buffers of {format_size(reference.least_bytes)} or more"
+    return reference, ""
+
+
+def cite(profile: Profile, reference: Reference) -> str:
+    """Return where a reference's numbers come from, and how sure they are."""
+    source = profile.sources[reference.source]
+    said = f"{source.kind}: {source.text}"
+    if reference.bounds_source is None or (reference.warn is None and reference.fail is None):
+        return said
+    bounds = profile.sources[reference.bounds_source]
+    return f"{said}; bounds, {bounds.kind}: {bounds.text}"
+
+
+def _none(value: float, why: str) -> Judgement:
+    return Judgement(yardstick=Yardstick.PROFILE, grade=Grade.NO_REFERENCE, reason=why, value=value)
+
+
+WARN_BELOW, FAIL_BELOW = 0.5, 0.25
+"""Parts of the link's payload rate. Chosen: of the healthy paths in docs/profiles.md the least is 55 % (kernels reading
+host memory over PCIe on H100); a quarter is what a link of two PCIe generations less, or of a quarter of the lanes,
+carries."""
+MORE_THAN_IT_CARRIES = 1.01
+"""Above this the bytes cannot all have crossed the link: they came from a cache, or took another way."""
+
+_ONE_WAY = (Pattern.PAIR, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+"""All bytes of these cross one GPU's link in one direction."""
+
+
+def against_link(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
+    """Judge by the link's nominal rate, as the driver reports it or, where it does not, the profile."""
+    if measurement.quantity is not Quantity.BANDWIDTH:
+        return _against_link_none(value, "a link's rate does not bound a latency")
+    if measurement.pattern not in _ONE_WAY:
+        return _against_link_none(value, "its flows do not share one link in one direction")
+    route = measurement.flows[0].route
+    if measurement.flows[0].through_gpu and route.across_nodes:
+        return _against_link_none(value, "its bytes go through a GPU from link to link: what that reaches is not known")
+    if measurement.flows[0].through_gpu:
+        return _against_link_none(value, "its bytes cross the GPU's link in both directions")
+    if any(flow.route.staged for flow in measurement.flows):
+        return _against_link_none(value, "staged through host memory: what that reaches of its links is not known")
+    link = route.first_link
+    if link is None:
+        return _against_link_none(value, "it crosses no known link")
+    limit, source = route.at_most_gb_s, "nominal: the links and their rate as the driver reports them"
+    facts = next((facts for facts in (profile.links if profile else ()) if facts.link == link), None)
+    if limit is None and facts is not None and profile is not None and len(route.hops) == 1:
+        limit, source = facts.gb_s, f"{profile.sources[facts.source].kind}: {profile.sources[facts.source].text}"
+    if limit is None:
+        return _against_link_none(value, "the link's rate is not known")
+    part = value / limit
+    grade = Grade.FAIL if part < FAIL_BELOW else Grade.WARN if part < WARN_BELOW else Grade.PASS
+    reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of its link's {limit:.4g} GB/s"
+    if part > MORE_THAN_IT_CARRIES:
+        grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed the link"
+    return Judgement(
+        yardstick=Yardstick.LINK,
+        grade=grade,
+        reason=reason,
+        value=value,
+        expected=limit,
+        warn=WARN_BELOW * limit,
+        fail=FAIL_BELOW * limit,
+        source=source,
+    )
+
+
+def _against_link_none(value: float, why: str) -> Judgement:
+    return Judgement(yardstick=Yardstick.LINK, grade=Grade.NO_REFERENCE, reason=why, value=value)
+
+
+_SOURCE = "this run: the same class between its other GPUs"
+_OF_GPUS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+_ORDER = (Grade.FAIL, Grade.WARN, Grade.PASS)
+
+
+def against_peers(
+    report: RunReport, path_class: str, values: Mapping[int, float]
+) -> tuple[dict[int, Judgement], tuple[Culprit, ...]]:
+    """Judge the measurements of one class by each other.
+
+    Parameters
+    ----------
+    path_class
+        What the class is called.
+    values
+        Of each of its measurements, by its place in the report.
+
+    Returns
+    -------
+    tuple
+        A judgement for each, and who is out of line.
+    """
+    measurements = [report.measurements[number] for number in values]
+    tolerance = _tolerance(measurements[0]) if measurements else BANDWIDTH
+    groups: dict[tuple[bool, bool], list[PeerCell]] = {}
+    if not any(not_judged(one) or is_by_host(one) for one in measurements):
+        for number, value in values.items():
+            for cell in _cells(number, report.measurements[number], value):
+                groups.setdefault((cell.source is None, cell.destination is None), []).append(cell)
+    bus_ids = {
+        end.label: end.bus_id for m in measurements for flow in m.flows for end in (flow.source, flow.destination)
+    }
+    found: dict[int, Judgement] = {}
+    culprits: list[Culprit] = []
+    for cells in groups.values():
+        fitted = fit(cells, tolerance)
+        if fitted.typical is None:
+            continue
+        for cell in cells:
+            judgement = _judgement(cell, values[cell.measurement], report.measurements, fitted.typical, tolerance)
+            before = found.get(cell.measurement)
+            if before is None or _ORDER.index(judgement.grade) < _ORDER.index(before.grade):
+                found[cell.measurement] = judgement
+        culprits += [_culprit(outlier, fitted, path_class, bus_ids, tolerance) for outlier in fitted.outliers]
+    return {
+        number: found.get(number) or _against_peers_none(value, report.measurements[number])
+        for number, value in values.items()
+    }, tuple(culprits)
+
+
+def _tolerance(measurement: Measurement) -> Tolerance:
+    if measurement.quantity is Quantity.LATENCY:
+        return LATENCY
+    ends = (measurement.flows[0].source, measurement.flows[0].destination)
+    return HOST if any(end.memory in HOST_MEMORY for end in ends) else BANDWIDTH
+
+
+def _cells(number: int, measurement: Measurement, value: float) -> Iterator[PeerCell]:
+    """Yield what a measurement says of single GPUs or pairs; nothing where all work at the same time."""
+    flow = measurement.flows[0]
+    if measurement.pattern is Pattern.ONE_TO_ALL:
+        yield PeerCell(number, _gpu(flow.source), None, value)
+    elif measurement.pattern is Pattern.ALL_TO_ONE:
+        yield PeerCell(number, None, _gpu(flow.destination), value)
+    elif measurement.pattern is Pattern.BOTH_DIRECTIONS and measurement.flows_gb_s:
+        for one, summary in zip(measurement.flows, measurement.flows_gb_s, strict=True):
+            if summary.median > 0:
+                yield PeerCell(number, _gpu(one.source), _gpu(one.destination), summary.median)
+    elif measurement.pattern in (Pattern.PAIR, Pattern.LOCAL) and len(measurement.flows) == 1:
+        yield PeerCell(number, _gpu(flow.source), _gpu(flow.destination), value)
+
+
+def _gpu(end: Endpoint) -> str | None:
+    """Return what tells a GPU from the others of a run: bus ids are those of one node."""
+    return end.label if end.bus_id is not None else None
+
+
+def _judgement(
+    cell: PeerCell, value: float, measurements: tuple[Measurement, ...], typical: float, tolerance: Tolerance
+) -> Judgement:
+    ratio = cell.value / typical
+    return Judgement(
+        yardstick=Yardstick.PEERS,
+        grade=tolerance.grade(ratio),
+        reason=f"{measurements[cell.measurement].path}: {100 * ratio:.0f} % of its peers' {typical:.4g}",
+        value=value,
+        expected=typical,
+        warn=tolerance.bound(typical, tolerance.warn),
+        fail=tolerance.bound(typical, tolerance.fail),
+        source=_SOURCE,
+    )
+
+
+def _against_peers_none(value: float, measurement: Measurement) -> Judgement:
+    few = measurement.pattern in _OF_GPUS
+    why = f"no peers: fewer than {LEAST_GPUS} GPUs" if few else "no peers: several GPUs at the same time"
+    if is_by_host(measurement):
+        why = "no peers: a round trip by message depends on where the host runs the processes"
+    return Judgement(yardstick=Yardstick.PEERS, grade=Grade.NO_REFERENCE, reason=why, value=value)
+
+
+def _culprit(
+    outlier: Outlier, fitted: Fit, path_class: str, bus_ids: Mapping[str, str | None], tolerance: Tolerance
+) -> Culprit:
+    side = {Direction.EGRESS: "traffic from it", Direction.INGRESS: "traffic to it", None: "it"}
+    takes = "takes" if tolerance.latency else "reaches"
+    reason = (
+        f"{side[outlier.direction] if len(outlier.gpus) == 1 else 'this pair alone'} {takes} "
+        f"{100 * outlier.ratio:.0f} % of its peers' {fitted.typical:.4g}"
+    )
+    return Culprit(
+        path_class=path_class,
+        gpus=tuple(bus_id for gpu in outlier.gpus if (bus_id := bus_ids[gpu])),
+        label=" -> ".join(outlier.gpus),
+        direction=outlier.direction,
+        ratio=outlier.ratio,
+        grade=outlier.grade,
+        reason=reason,
+    )
