@@ -99,21 +99,3 @@ def _described(error: Exception) -> dict[str, Any]:
     if isinstance(error, EgmctlError):
         own = {"code": error.code, "exit_code": error.exit_code, "details": vars(error)}
     return {"kind": type(error).__name__, "message": str(error), "own": own}
-
-
-def main() -> None:
-    """Load the package, and serve the target named on the command line."""
-    if sys.version_info < (3, 11):
-        # This folder, which -P keeps away in later versions.
-        del sys.path[0]
-    usual, sys.path[:] = sys.path[:], [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
-    import egmctl  # noqa: F401
-
-    sys.path[:] = usual
-
-    target, *numbers = sys.argv[1:]
-    serve(target, *map(int, numbers))
-
-
-if __name__ == "__main__":
-    main()
