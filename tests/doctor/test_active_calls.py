@@ -20,18 +20,13 @@ pytestmark = pytest.mark.needs("cc")
 
 ERRORS = (999, 46)
 """CUDA_ERROR_UNKNOWN and CUDA_ERROR_DEVICE_UNAVAILABLE."""
-WITHOUT_RESULT = [
-    "cuGetErrorName",
-    "cuGetErrorString",
-    "cuGetProcAddress",
-    "cuDriverGetVersion",
-    "cuStreamDestroy",
-    "cuEventDestroy",
-    "cuDeviceGetName",
-    "cuDeviceGetUuid",
-    "cuDeviceTotalMem",
-    "cuDeviceGetHostAtomicCapabilities",
-]
+WITHOUT_RESULT = frozenset(
+    (
+        *("cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuDriverGetVersion"),
+        *("cuStreamDestroy", "cuEventDestroy"),
+        *("cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceTotalMem", "cuDeviceGetHostAtomicCapabilities"),
+    )
+)
 """Calls that name errors or give back what the end of the process gives back too, and facts that no probe is about:
 ``test_driver_calls.py`` judges those."""
 
