@@ -41,6 +41,7 @@ from egmctl.verdict.yardsticks import (
     class_of,
     is_degraded,
     names,
+    no_reference,
     not_judged,
     reference_for,
     several_sizes,
@@ -197,29 +198,13 @@ def judge(
     )
 
 
-def _judged(
-    number: int,
-    measurement: Measurement,
-    value: float,
-    profile: Profile | None,
-    peers: Judgement,
-) -> Judged:
+def _judged(number: int, measurement: Measurement, value: float, profile: Profile | None, peers: Judgement) -> Judged:
     if (why_not := not_judged(measurement)) is not None:
-        return Judged(
-            measurement=number,
-            judgements=tuple(
-                Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=why_not, value=value)
-                for yardstick in Yardstick
-            ),
-        )
-    return Judged(
-        measurement=number,
-        judgements=(
-            against_profile(measurement, value, profile),
-            against_link(measurement, value, profile),
-            peers,
-        ),
-    )
+        nothing = tuple(no_reference(yardstick, value, why_not) for yardstick in Yardstick)
+        return Judged(measurement=number, judgements=nothing)
+    by_profile = against_profile(measurement, value, profile)
+    by_link = against_link(measurement, value, profile)
+    return Judged(measurement=number, judgements=(by_profile, by_link, peers))
 
 
 def _class_verdict(
