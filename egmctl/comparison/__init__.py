@@ -177,14 +177,14 @@ def _swapped(machines: Sequence[Machine], of_nodes: bool) -> tuple[str, ...]:
 
 def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...]:
     """Say how the runs were measured differently."""
-    told = []
+    notes = []
     for field in fields(Settings):
         values = [_word(getattr(run.settings, field.name)) for run in runs]
         if len(set(values)) > 1:
             by_value = {value: fold(n for n, v in zip(names, values, strict=True) if v == value) for value in values}
             each = ", ".join(f"{value} in {nodes}" for value, nodes in by_value.items())
-            told.append(f"settings differ: {_SETTINGS.get(field.name, field.name.replace('_', ' '))} {each}")
-    return tuple(told)
+            notes.append(f"settings differ: {_SETTINGS.get(field.name, field.name.replace('_', ' '))} {each}")
+    return tuple(notes)
 
 
 _SETTINGS = {"allow_busy": "--allow-busy", "serial": "--serial", "memory_percent": "--memory"}

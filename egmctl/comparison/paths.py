@@ -118,7 +118,7 @@ def _sized(runs: Sequence[RunReport]) -> set[str]:
             sizes.setdefault(measurement.case, set()).add(measurement.size_bytes)
             if measurement.quantity is not Quantity.BANDWIDTH or measurement.size_bytes < JUDGED_FROM_BYTES:
                 sized.add(measurement.case)
-        sized |= {case for case, those in sizes.items() if len(those) > 1}
+        sized |= {case for case, of_case in sizes.items() if len(of_case) > 1}
     return sized
 
 
@@ -247,7 +247,7 @@ def spread_of(saved: Sequence[Saved], warn: Callable[[str], None]) -> SpreadOf:
         Told in a sentence of each profile that is broken: the comparison goes on without it.
     """
     known = load_all(lambda error: warn(f"{error}; continuing without it"))
-    return known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
+    return known_spread([machine for file in saved for machine in file.machines], [profile for profile, _ in known])
 
 
 def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> SpreadOf:

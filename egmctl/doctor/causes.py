@@ -213,10 +213,8 @@ def ran_short(machine: Machine, _cause: Finding, effect: Finding) -> bool:
     """Say whether the effect failed as it does where descriptors, processes or addresses run out."""
     if effect.check == "drv.libraries":
         failures = [failure for failure in (nvml_failure(machine), cuda_failure(machine)) if failure is not None]
-        failures = [
-            one for one in failures if _is_about(effect, one) or (one.call is None and one.how == "not-started")
-        ]
-        return bool(failures) and all(one.how != "timed-out" and one.number in _SHORT for one in failures)
+        ours = [f for f in failures if _is_about(effect, f) or (f.call is None and f.how == "not-started")]
+        return bool(ours) and all(failure.how != "timed-out" and failure.number in _SHORT for failure in ours)
     bad = _probes(machine, effect.check, Outcome.ERROR, Outcome.CRASHED, Outcome.CORRUPT)
     return bool(bad) and all(probe.outcome is not Outcome.CORRUPT and probe.error_number in _SHORT for probe in bad)
 

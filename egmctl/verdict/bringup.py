@@ -72,7 +72,7 @@ def _by_doctor(
             frozenset() if run is None else explained_by(cause, run, short),
             short,
         )
-        findings = tuple(places[id(one)] for one in (finding, *cause.explains))
+        findings = tuple(places[id(member)] for member in (finding, *cause.explains))
         yield replace(joined, findings=findings, under_load=under_load)
 
 
@@ -140,9 +140,9 @@ def _gaps_of_run(run: RunReport, joined: Sequence[JoinedCause]) -> Iterator[Gap]
 def _without_reference(run: RunReport) -> list[int]:
     """Return the measurements whose profile does not say how fast they should be."""
     return [
-        one.measurement
-        for one in (run.verdict.judged if run.verdict is not None else ())
-        for judgement in one.judgements
+        judged.measurement
+        for judged in (run.verdict.judged if run.verdict is not None else ())
+        for judgement in judged.judgements
         if judgement.yardstick is Yardstick.PROFILE and judgement.grade is Grade.NO_REFERENCE
     ]
 

@@ -140,9 +140,9 @@ def run_causes(
 ) -> tuple[RunCause, ...]:
     """Return the causes of shortfalls, the gravest first; of equally grave ones those that explain most."""
     scope = Scope(gpus=tuple(asked) or None, numa=None if numa is None else tuple(numa))
-    explanations = [one for node in nodes(report, machine) for one in _on_node(report, short, node, scope)]
+    explanations = [cause for node in nodes(report, machine) for cause in _on_node(report, short, node, scope)]
     slow = frozenset(number for number in short.slow if Symptom.SLOW in _symptoms(report, short, number))
-    throttled = {n for one in explanations if one.finding.check == "gpu.throttle" for n in one.numbers}
+    throttled = {n for cause in explanations if cause.finding.check == "gpu.throttle" for n in cause.numbers}
     for seen in during(report):
         numbers = seen.measurements & slow
         numbers = numbers - throttled if seen.finding.check == THROTTLED else numbers
@@ -351,7 +351,7 @@ def nodes(report: RunReport, machine: Machine | None = None) -> tuple[RunNode, .
     if len(names) != len(machines):
         return ()
     by_host = {host: frozenset(rank.number for rank in report.ranks if rank.host == host) for host in names}
-    return tuple(RunNode(one, name, by_host[host]) for one, (host, name) in zip(machines, names.items(), strict=True))
+    return tuple(RunNode(m, name, by_host[host]) for m, (host, name) in zip(machines, names.items(), strict=True))
 
 
 # --- which paths a fault is on ---------------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ errors_on_the_way = on_nvlink(
 def lost_nvlink(flow: Flow, node: RunNode) -> bool:
     """Say whether NVLink joined two GPUs, of which one has none left: another path is what remains then."""
     links = [gpu.nvml.nvlinks for gpu in _gpus(flow, node) if gpu.nvml is not None and gpu.nvml.nvlinks]
-    return any(not any(link.active for link in those) for those in links) and joined_by_nvlink(flow, node)
+    return any(not any(link.active for link in of_gpu) for of_gpu in links) and joined_by_nvlink(flow, node)
 
 
 def _joined(flow: Flow, node: RunNode) -> list[tuple[Gpu, Gpu]] | None:
@@ -531,7 +531,7 @@ def leads_through(place: Place, flow: Flow, node: RunNode) -> bool:
 def far_memory(flow: Flow, node: RunNode) -> bool:
     """Say whether an end is host memory of a NUMA node that is not a GPU's own."""
     own = [gpu.host_numa_id for gpu in _gpus(flow, node) if gpu.host_numa_id is not None]
-    return any(one != numa for one in own for numa in _numa_nodes(flow))
+    return any(node_id != numa for node_id in own for numa in _numa_nodes(flow))
 
 
 def _numa_nodes(flow: Flow) -> set[int]:
@@ -711,17 +711,17 @@ def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding
             advice = "Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus."
             return _left_out(HIDDEN, gpus, words, Remedy(text=advice))
         case _:
-            why = dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus)
+            reasons = dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus)
             advice = "See what stops them with 'egmctl doctor --active'."
-            return _left_out(UNUSABLE, gpus, "; ".join(why), Remedy(text=advice))
+            return _left_out(UNUSABLE, gpus, "; ".join(reasons), Remedy(text=advice))
 
 
 def _busy(gpus: Sequence[Gpu]) -> Finding:
     """Return the finding on GPUs that others use: who they are, and what to do."""
     uses = [use for gpu in gpus if (use := in_use(gpu)) is not None]
     pids = tuple(sorted({pid for use in uses for pid in use.pids}))
-    told = [f"in use by process {listed(pids)}"] if pids else []
-    words = "; ".join([*told, *(str(use) for use in uses if not use.pids)]) or "in use by others"
+    by_processes = [f"in use by process {listed(pids)}"] if pids else []
+    words = "; ".join([*by_processes, *(str(use) for use in uses if not use.pids)]) or "in use by others"
     command = f"ps -o pid,user,etime,args -p {','.join(map(str, pids))}" if pids else "nvidia-smi"
     text = "Wait until they are idle (the command below shows who uses them)"
     remedy = Remedy(text=f"{text}, or measure beside them with 'egmctl bench --allow-busy'.", command=command)
@@ -748,11 +748,11 @@ def during(report: RunReport) -> Iterator[Seen]:
     for check, sign in _SIGNS.items():
         yield from _on_gpus(report, check, sign)
     if (busy := _host_busy(report.host_load)) is not None:
-        of_host = frozenset(n for n, one in enumerate(report.measurements) if all(map(host_memory, one.flows)))
+        of_host = frozenset(n for n, m in enumerate(report.measurements) if all(map(host_memory, m.flows)))
         yield Seen(busy, of_host)
     stray: dict[str, set[int]] = defaultdict(set)
-    for number, one in enumerate(report.measurements):
-        route = one.evidence.route if one.evidence is not None else None
+    for number, measurement in enumerate(report.measurements):
+        route = measurement.evidence.route if measurement.evidence is not None else None
         if route is not None and route.verdict is Verdict.REFUTED:
             stray[route.link].add(number)
     for link, numbers in stray.items():
@@ -799,8 +799,8 @@ def words(check: str, gpu: GpuEvidence) -> str | None:
     check
         :data:`OTHERS` or :data:`THROTTLED`.
     """
-    found = _SIGNS[check](gpu)
-    return None if found is None else found[0]
+    sign = _SIGNS[check](gpu)
+    return None if sign is None else sign[0]
 
 
 def _others(gpu: GpuEvidence) -> tuple[str, Remedy] | None:
@@ -828,21 +828,18 @@ _SIGNS: dict[str, _Sign] = {OTHERS: _others, THROTTLED: _slowed}
 
 def _on_gpus(report: RunReport, check: str, sign: _Sign) -> Iterator[Seen]:
     """Yield what was seen of GPUs, those with the same sign together."""
-    # By their labels: nodes of one run have GPUs of the same bus ids.
-    ids: dict[str, dict[str, str]] = defaultdict(dict)
-    numbers: dict[str, set[int]] = defaultdict(set)
-    remedies: dict[str, Remedy] = {}
-    for number, one in enumerate(report.measurements):
-        for gpu in one.evidence.gpus if one.evidence is not None else ():
-            if (found := sign(gpu)) is not None:
-                words, remedies[found[0]] = found
-                ids[words][gpu.label] = gpu.bus_id
-                numbers[words].add(number)
-    for words, gpus in ids.items():
-        numbered = [label.removeprefix("GPU") for label in gpus]
-        label = ", ".join(gpus)
+    showing: dict[str, list[tuple[int, GpuEvidence, Remedy]]] = defaultdict(list)
+    for number, measurement in enumerate(report.measurements):
+        for gpu in measurement.evidence.gpus if measurement.evidence is not None else ():
+            if (shown := sign(gpu)) is not None:
+                showing[shown[0]].append((number, gpu, shown[1]))
+    for sentence, cases in showing.items():
+        # By their labels: nodes of one run have GPUs of the same bus ids.
+        labels = dict.fromkeys(gpu.label for _, gpu, _ in cases)
+        numbered = [label.removeprefix("GPU") for label in labels]
+        label = ", ".join(labels)
         if all(map(str.isdecimal, numbered)):
             label = f"GPU{format_kernel_list(set(map(int, numbered)))}"
-        place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpus.values())), label=label)
-        finding = Finding(check=check, status=Status.WARN, summary=words, place=place, remedy=remedies[words])
-        yield Seen(finding, frozenset(numbers[words]))
+        place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpu.bus_id for _, gpu, _ in cases)), label=label)
+        finding = Finding(check=check, status=Status.WARN, summary=sentence, place=place, remedy=cases[-1][2])
+        yield Seen(finding, frozenset(number for number, _, _ in cases))
